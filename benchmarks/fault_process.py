@@ -14,6 +14,7 @@ import json
 import mmap
 import os
 import random
+import runpy
 import select
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from typing import Any
 from rl8x.cli.errors import LOST_ROWS
 
 RECORD_BYTES = 8 << 20
+_MODULES = {"rl8x.cli.main", *(f"benchmarks.{name}" for name in ("faults", "cuda_checks", "limits", "peers.rl8x"))}
 _EXECUTED = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 
 
@@ -162,24 +164,34 @@ def _end_as_python(function: Callable[[], Any]) -> None:
             traceback.print_exc()
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except OSError:
+            code = 120  # Python's own for this
     finally:
         os._exit(code)
 
 
 class ForkedPython(subprocess.Popen):  # type: ignore[type-arg]
-    """A `Popen` that forks where `python -c CODE` is asked for: MLflow's process has MLflow at once, not after 3 s."""
+    """A `Popen` that forks where a Python is asked for that imports rl8x: MLflow's process has MLflow at once.
+
+    It sees to `python -c CODE` and `python -m MODULE`; a Python of its own would take seconds for the imports.
+    """
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
         given = _EXECUTED.bind(self, args, *rest).arguments
         words = [args] if isinstance(args, str) else list(args)
-        if len(words) < 3 or words[0] != sys.executable or words[1] != "-c" or "rl8x" not in words[2]:
+        forks = len(words) > 2 and words[0] == sys.executable
+        if not forks or not ((words[1] == "-c" and "rl8x" in words[2]) or (words[1] == "-m" and words[2] in _MODULES)):
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         self.pid = os.fork()
         if not self.pid:
             _become(words, given)
+        if (group := given.get("process_group", -1)) is not None and group >= 0:
+            with contextlib.suppress(OSError):  # it has done so, and may have ended
+                os.setpgid(self.pid, group)  # for who signals the group before it gets to do so
         self._child_created = True
         names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(given[name] for name in names))  # type: ignore[attr-defined]
@@ -196,9 +208,12 @@ def _become(words: Sequence[str], given: dict[str, Any]) -> None:
             if given[name] != -1:
                 os.dup2(given[name], number)
         kept = {0, 1, 2, *given["pass_fds"]}
-        for descriptor in set(range(256)) - kept:
+        # The numbers stay taken: what is inherited and thrown away later closes them, and not a file of this process.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in set(range(256)) - kept - {nothing}:
             with contextlib.suppress(OSError):
-                os.close(descriptor)
+                os.fstat(descriptor)
+                os.dup2(nothing, descriptor)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
@@ -210,6 +225,9 @@ def _become(words: Sequence[str], given: dict[str, Any]) -> None:
         if given["cwd"] is not None:
             os.chdir(given["cwd"])
         sys.argv = ["-c", *words[3:]]
+        if words[1] == "-m":
+            sys.modules.pop(words[2], None)  # it is run anew, under another name
+            _end_as_python(lambda: runpy.run_module(words[2], run_name="__main__", alter_sys=True))
         _end_as_python(lambda: exec(words[2], {"__name__": "__main__"}))
     finally:
         os._exit(1)

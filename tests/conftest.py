@@ -1,18 +1,26 @@
 """What every test needs: MLflow without telemetry and the user's settings, on a database copied from a template."""
 
 import atexit
+import functools
 import gc
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import hypothesis
 import pytest
+from benchmarks.fault_process import ForkedPython
 
 from rl8x.tracking.store import MLflowStore, source_tags
 
+# Where it is set, as in images of containers, each process would translate all of rl8x and of its tests anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A machine that is busy is no fault of what is tested.
 hypothesis.settings.register_profile("rl8x", deadline=None)
 hypothesis.settings.load_profile("rl8x")
@@ -27,6 +35,12 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["RL8X_CACHE_DIR"], ignore_errors=True)
 for _name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
     os.environ.pop(_name, None)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected out of each search for garbage, such as that of a refusal for want of memory."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -70,15 +84,30 @@ def give_headers():
 
 @pytest.fixture(scope="session", autouse=True)
 def compilers_have_headers(give_headers):
-    """Give each compiler's process precompiled headers to begin with; each would make them, as programs are built."""
+    """Give each compiler's process precompiled headers to begin with; each would make them, as programs are built.
+
+    It is a fork of this process, which then imports what compiles once for all of them; one that shall be a Python of
+    its own is given back `Compiler._start.__wrapped__`.
+    """
     from rl8x.execution.compiler import Compiler
 
     start = Compiler._start
 
+    @functools.wraps(start)
     def start_with_headers(compiler: Compiler) -> None:
+        import torch
+
+        import rl8x.execution.lowering  # noqa: F401, what its process imports
+
         compiler.artifacts.make_folder()
         give_headers(compiler.artifacts.folder)
-        start(compiler)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # OpenMP's threads are not forked
+        try:
+            with mock.patch.object(subprocess, "Popen", ForkedPython):
+                start(compiler)
+        finally:
+            torch.set_num_threads(threads)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Compiler, "_start", start_with_headers)

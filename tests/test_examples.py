@@ -86,6 +86,15 @@ def test_own_model_is_trained() -> None:
     assert load("own_model").main(max_steps=20) > 40
 
 
+def test_own_algorithm_learns_and_has_a_metric_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    stats = load("own_algorithm").main(max_steps=12)
+    assert stats["eval/returns/mean"] > 100  # at random 22
+    assert stats["monitors/penalty"] > 0
+    assert stats["losses/policy"] != stats["monitors/penalty"]
+    assert "monitors/clip_frac" not in stats
+    assert "expected above 400" in capsys.readouterr().out
+
+
 def test_sets_learns_a_shorter_way() -> None:
     assert load("sets").main(max_steps=6) < 2.2  # at random 2.47
 

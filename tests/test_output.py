@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from benchmarks.fault_process import ForkedPython
 from tests.trainers.test_progress import ROW, make
 
 from rl8x import keys
@@ -43,12 +44,13 @@ def terminal_gone():
 )
 def test_a_command_trains_to_its_end_and_says_so_by_its_exit_code(tmp_path, begin, broken, progress):
     command = [*begin, sys.executable, "-m", "rl8x.cli.main", *TRAIN, "--max-steps", "2", "--progress", progress]
+    start = subprocess.Popen if begin else ForkedPython  # each Python of its own takes seconds to import torch
     descriptor = broken()
     try:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         streams = {"stdin": subprocess.DEVNULL, "stdout": descriptor, "stderr": descriptor}
         command.append(f"checkpoints.directory={tmp_path / 'job'}")
-        code = subprocess.run(command, env=environment, cwd=tmp_path, timeout=120, check=False, **streams).returncode
+        code = start(command, env=environment, cwd=tmp_path, **streams).wait(timeout=120)
     finally:
         os.close(descriptor)
     assert code == 0

@@ -26,18 +26,21 @@ def test_a_stranger_comes_from_an_empty_folder_to_policies_that_are_compared_and
 ) -> None:
     folder = mlruns.parent
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])  # where `python weather.py` finds `room`
+    path = list(sys.path)
     printed, followed = "", []
     for language, title, code in all_blocks(PAGE):
         if title is not None:
             (folder / title).write_text(code)
         if language == "python" and title != "room.py":
+            monkeypatch.setattr(sys, "path", [*path, str(folder)])  # where `python weather.py` finds `room`
             exec(compile(code, str(title), "exec"), {"__name__": "__main__"})
         elif language == "bash":
             for program, command, *words in commands_of(code):
                 assert program == "rl8x"
                 assert command in COMMANDS
                 if command in FOLLOWED:
+                    sys.modules.pop("room", None)  # a command is a process of its own, which finds `room` by itself
+                    monkeypatch.setattr(sys, "path", list(path))
                     assert main([command, *words]) == 0
                     followed.append(command)
         elif language == "text":

@@ -157,7 +157,7 @@ def export_policy(
     if missing:
         raise ImportError(f"the format {chosen} needs {', '.join(missing)}: pip install 'rl8x[export]'.")
     # Weights of their own: those of a policy in training are views of one vector, maybe on another device.
-    policy = copy.deepcopy(policy).cpu().requires_grad_(False)
+    policy = copy.deepcopy(policy).cpu().requires_grad_(False).eval()
     policy.autocast = contextlib.nullcontext
     program = DecisionProgram(policy, sampled)
     content, run = _WRITERS[chosen](program)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
 import gymnasium.spaces as spaces
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl8x.distributions import Distribution, make_distribution
+from rl8x.distributions.validation import check_distribution
 from rl8x.functional import RunningMoments
 from rl8x.keys import ACTION_MASK
 from rl8x.models import BUILTIN, Model, State, make_model
 from rl8x.models.registry import config_with_critic_obs
-from rl8x.models.validation import check_model
+from rl8x.models.validation import TrainingEffects, check_model
 from rl8x.names import resolved_arguments
 from rl8x.obs_moments import make_obs_moments, moments_of_part, normalize_obs, update_obs_moments
 from rl8x.portable import Portable, to_rows
@@ -69,8 +70,21 @@ class Prediction(NamedTuple):
     mask: Any
 
 
+@contextlib.contextmanager
+def training_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module into training mode, and then into evaluation mode, in which policies are but while they learn."""
+    module.train()
+    try:
+        yield
+    finally:
+        module.eval()
+
+
 class Policy(Portable):
     """Map observations to actions and values.
+
+    It is made in evaluation mode, in which everything acts: collecting, evaluations, films, exports. Algorithms put the
+    model into training mode for the losses that they train it by (`training_mode`).
 
     Args:
         observation_space: Space of one copy's observation.
@@ -89,6 +103,8 @@ class Policy(Portable):
     Attributes:
         autocast: Makes the context in which the model runs; set where it runs in another precision.
         masked: Whether observations carry an action mask.
+        has_modes: Whether training mode may differ from evaluation mode: built-in models have neither dropout nor
+            anything else for which it does.
         inputs_space: Space of what `model_inputs` gives: all but the action mask.
         clips: Whether `env_actions` may change actions; where not, it need not be called.
         obs_moments: The observation normaliser, by the part of an observation; None without one.
@@ -139,6 +155,8 @@ class Policy(Portable):
         self.unseen = tuple(name for name in _names(self.inputs_space) if name in {*self.hidden, *critic_obs})
         self.obs_moments = make_obs_moments(self.inputs_space) if normalize_observations else None
         self.value_moments = RunningMoments() if normalize_values else None
+        self.has_modes = type(self.model) not in BUILTIN.values()
+        self.eval()
 
     @property
     def form(self) -> tuple[type[Portable], dict[str, Any]]:
@@ -163,21 +181,30 @@ class Policy(Portable):
         """The device of the weights."""
         return next(self.parameters()).device
 
-    def check_model(self, seq_len: int = 1) -> None:
-        """Try a model that is not built-in on an observation of the space, in two copies.
+    def check_model(self, seq_len: int = 1) -> TrainingEffects:
+        """Try a distribution and a model that are not built-in on an observation of the space, in two copies.
 
         Args:
             seq_len: Steps of the sequences that it is trained on.
 
+        Returns:
+            What it does in training mode beside giving outputs.
+
         Raises:
-            ValueError: If its outputs have other shapes or types than a model's.
+            ValueError: If they fail, or give what has another shape or type than it must, or the model draws random
+                numbers or changes buffers in evaluation mode.
         """
-        if type(self.model) not in BUILTIN.values():
+        if not type(self.distribution).__module__.startswith("rl8x."):
+            action = copy.deepcopy(self.action_space)
+            action.seed(0)
+            check_distribution(self.distribution, to_rows(action, action.sample(), self.device)[0], self.device)
+        if self.has_modes:
             space = copy.deepcopy(self.observation_space)
             space.seed(0)
             obs, _ = self.model_inputs(to_rows(space, space.sample(), self.device)[0])
             obs = tree_map(lambda part: part.expand(seq_len, 2, *part.shape[1:]), self._seen(obs))
-            check_model(self.model, obs, torch.zeros((seq_len, 2), dtype=torch.bool, device=self.device))
+            return check_model(self.model, obs, torch.zeros((seq_len, 2), dtype=torch.bool, device=self.device))
+        return TrainingEffects()
 
     def initial_state(self, num_envs: int) -> State:
         """Return the model's initial state; empty when feedforward.

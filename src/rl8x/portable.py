@@ -279,6 +279,7 @@ class Portable(nn.Module):
             with torch.random.fork_rng(devices=[]):
                 policy: Self = made_of(*spaces, **arguments)
             policy.load_state_dict(tensors)
+            policy.eval()  # what a class of one's own has added, too
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(

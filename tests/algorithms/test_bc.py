@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from tests.algorithms.off_policy.test_offline import dataset
+from tests.plain import PlainLearner
 
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import BCConfig
@@ -54,6 +55,32 @@ def test_the_loss_is_the_mean_of_the_actions_negative_log_probabilities(kind):
     numbers, _ = algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
     assert np.std(expected) > 0.05
     assert numbers["losses/bc"].item() == pytest.approx(-np.mean(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("env_class", [CartPole, Pendulum])
+def test_two_hundred_updates_are_those_of_the_loss_written_plainly(env_class, monkeypatch):
+    data = dataset(env_class)
+    algorithm = build(data, lr=3e-3, max_grad_norm=0.5, updates_per_step=20)
+    plain, drawn, sample = PlainLearner(algorithm.policy, 3e-3, 0.5), [], algorithm.replay.sample
+    monkeypatch.setattr(algorithm.replay, "sample", lambda *given: drawn.append(sample(*given)) or drawn[-1])
+    before = {name: weight.detach().clone() for name, weight in algorithm.policy.named_parameters()}
+    for _ in range(10):
+        algorithm.step()
+    rows = data.transitions
+    for batch in torch.cat(drawn):
+        features, actions = plain.features(rows["obs"][batch]), rows["actions"][batch]
+        if env_class is CartPole:  # -log of the softmax at the action
+            picked = features.gather(1, actions[:, None])[:, 0]
+            losses = features.exp().sum(1).log() - picked
+        else:  # -log of the normal density
+            log_std = plain.weights["distribution.log_std"]
+            errors = (actions.double() - features) / log_std.exp()
+            losses = (errors.square() / 2 + log_std + math.log(2 * math.pi) / 2).sum(1)
+        plain.descend(losses.mean())
+    assert len(torch.cat(drawn)) == 200
+    moved = max((weight - before[name]).abs().max().item() for name, weight in algorithm.policy.named_parameters())
+    assert moved > 0.1
+    assert plain.furthest(algorithm.policy) < 1e-3
 
 
 def clones(policy, obs, actions, env):

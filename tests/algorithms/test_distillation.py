@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import shutil
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tests.plain import PlainLearner
 from tests.probes import Probe, Remember, traced_only
 
 from rl8x import MemoryTracker, NullTracker, Trainer, distill, load_algorithm
@@ -22,6 +22,7 @@ from rl8x.cli.main import main
 from rl8x.config import RunConfig
 from rl8x.distributions import make_distribution
 from rl8x.envs import AlgoTrading, CartPole, Parameter, Pendulum
+from rl8x.models import BUILTIN
 from rl8x.policy import Policy
 from rl8x.randomization import Choice, Uniform
 from rl8x.trees import unflatten_tree
@@ -77,6 +78,49 @@ def train(algorithm, steps, **collect):
         algorithm.collect(**collect)
         row = algorithm.step()
     return dict(row)
+
+
+# -- a second formulation
+
+
+@pytest.mark.parametrize(
+    ("loss", "env"), [("kl", CartPole), ("nll", CartPole), ("kl", Pendulum), ("nll", Pendulum), ("mse", Pendulum)]
+)
+def test_a_hundred_updates_are_those_of_the_loss_written_plainly(loss, env):
+    teacher = random_policy(env(1), model_config={"hidden_sizes": []})
+    options = {"loss": loss, "lr": 3e-3, "max_grad_norm": 0.5, "num_sgd_iters": 5, "sgd_minibatch_size": None}
+    algorithm = config(teacher=teacher, execution="eager", **options).build(env)
+    plain = PlainLearner(algorithm.policy, 3e-3, 0.5)
+    before = {name: weight.detach().clone() for name, weight in plain.weights.items()}
+    head = [weight.detach().double() for weight in (teacher.model.policy_head.weight, teacher.model.policy_head.bias)]
+    for _ in range(20):
+        algorithm.collect()
+        obs = algorithm.rollout["obs"][:-1].double()
+        algorithm.step()
+        taught = obs @ head[0].T + head[1]
+        for _ in range(5):
+            features = plain.features(obs)
+            if env is CartPole:
+                ours, theirs = (each - each.exp().sum(-1, keepdim=True).log() for each in (features, taught))
+                if loss == "kl":
+                    losses = (theirs.exp() * (theirs - ours)).sum(-1)
+                else:
+                    losses = -ours.gather(-1, taught.argmax(-1, keepdim=True))[..., 0]
+            else:
+                best, ours, theirs = taught.clamp(-2, 2), plain.weights["distribution.log_std"], 0.0
+                if loss == "kl":
+                    theirs = teacher.distribution.log_std.detach().double()
+                    spread = ((2 * theirs).exp() + (taught - features).square()) / (2 * (2 * ours).exp())
+                    losses = (ours - theirs + spread - 0.5).sum(-1)
+                elif loss == "nll":
+                    errors = (best - features) / ours.exp()
+                    losses = (errors.square() / 2 + ours + np.log(2 * np.pi) / 2).sum(-1)
+                else:
+                    losses = (best - features).square().mean(-1)
+            plain.descend(losses.mean())
+    moved = max((weight - before[name]).abs().max().item() for name, weight in plain.weights.items())
+    assert moved > 0.1
+    assert plain.furthest(algorithm.policy) < 1e-3
 
 
 # -- labels
@@ -366,11 +410,41 @@ def test_a_teacher_is_the_same_however_it_is_given(runs):
     assert torch.equal(described.policy.model.policy_head.weight, loaded.policy.model.policy_head.weight)
     with pytest.raises(CheckpointError, match=r"is a policy alone, without the rest of its run: Policy\.load reads it"):
         Trainer.resume(file)
-    # A model whose arguments nobody knows is taken as it is, and has no form in a file.
-    policy = copy.deepcopy(trainer.algorithm.policy)
-    policy.arguments["model"] = {}
-    assert Teacher.of(policy)["sha256"] == found[0]["sha256"]
-    assert isinstance(Teacher.of(policy)["model"], torch.nn.Module)
+
+
+def test_a_teacher_whose_making_nobody_knows_is_copied_as_it_is():
+    class Doubled(Policy):
+        def model_inputs(self, obs):
+            obs, mask = super().model_inputs(obs)
+            return {name: 2 * part for name, part in obs.items()}, mask
+
+    given, spaces_of = knowing_teacher(), HiddenSide(1, observe_parameters="all")
+    policy = Policy(spaces_of.single_observation_space, spaces_of.single_action_space, model=given.model)
+    own = Doubled(spaces_of.single_observation_space, spaces_of.single_action_space, model_config={"hidden_sizes": []})
+    obs = {name: torch.ones(1, *part.shape) for name, part in spaces_of.single_observation_space.spaces.items()}
+    for each in (policy, own):
+        teacher = Teacher.of(each)
+        assert isinstance(teacher["model"], torch.nn.Module)  # which has no form in a file
+        assert teacher.policy.model is not each.model
+        params = [one.respond(obs, {}, torch.ones(1, dtype=torch.bool))[0] for one in (teacher.policy, each)]
+        assert torch.equal(*(part[0] for part in params))
+    policy.model.kept = (number for number in range(3))
+    with pytest.raises(TypeError, match=r"this Policy cannot be copied .*generator.*: give `teacher` a run, or a pol"):
+        Teacher.of(policy)
+
+
+def test_a_fault_of_the_teachers_own_model_is_not_hidden():
+    class Odd(BUILTIN["mlp"]):
+        made = 0
+
+        def __init__(self, observation_space, num_features):
+            super().__init__(observation_space, num_features, hidden_sizes=[4])
+            Odd.made += 1
+            if Odd.made > 1:
+                raise OSError("its table is gone")
+
+    with pytest.raises(OSError, match="its table is gone"):
+        Teacher.of(Policy(Remember(1).single_observation_space, Remember(1).single_action_space, model=Odd))
 
 
 def test_a_description_alone_asks_for_its_weights(runs):
@@ -401,6 +475,25 @@ def test_the_student_alone_acts_where_the_parameters_are_not_shown(runs):
         state, theirs, starts = mine.state, other.state, torch.zeros(3, dtype=torch.bool)
         obs, both = env.step(mine.actions)[0], shown.step(other.actions)[0]
     assert isinstance(student, Student)
+
+
+def test_a_student_that_came_as_an_instance_leaves_as_it_is(tmp_path):
+    def of_sides_with(sizes):
+        space = spaces.Dict(obs=HiddenSide.single_observation_space)
+        return of_sides(model=BUILTIN["mlp"](space, 2, hidden_sizes=sizes), model_config={})
+
+    for sizes in ([5], [256, 256]):  # and those of the class's default
+        algorithm = of_sides_with(sizes)
+        train(algorithm, 1, env_config=SIDES)
+        policy, student = algorithm.student_policy(), algorithm.policy
+        assert policy.observation_space == spaces.Dict(obs=HiddenSide.single_observation_space)
+        obs = {"obs": torch.linspace(-1, 1, 4)[:, None]}
+        starts = torch.ones(4, dtype=torch.bool)
+        seen = obs | {"parameters": torch.zeros(4, 1)}
+        assert torch.equal(policy.respond(obs, {}, starts)[0][0], student.respond(seen, {}, starts)[0][0])
+        ours, theirs = policy.model.policy_head.weight, student.model.policy_head.weight
+        assert ours.data_ptr() != theirs.data_ptr()
+        policy.decide({"obs": np.zeros(1, np.float32)})
 
 
 def test_run_files_and_the_command_line_name_the_teachers_run(runs, tmp_path, monkeypatch, capsys):

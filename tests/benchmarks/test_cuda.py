@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,13 +12,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.fault_process import ForkedPython  # noqa: E402
+
 from benchmarks import cuda, cuda_checks, report  # noqa: E402
 from rl8x._version import __version__  # noqa: E402
 
 SIZES = {"num_envs": 8, "horizon": 8}
 
 
-def test_the_script_checks_measures_and_writes_what_the_report_reads(tmp_path):
+def test_the_script_checks_measures_and_writes_what_the_report_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", ForkedPython)  # four processes, each of which would import torch
     out = tmp_path / "cuda.json"
     words = ["--device", "cpu", "--quick", "--works", "small", "--modes", "eager", "--precisions", "fp32"]
     assert cuda.main([*words, "--threads", "1", "--out", str(out)]) == 0

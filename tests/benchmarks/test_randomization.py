@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from benchmarks import randomization
 
@@ -14,6 +13,8 @@ DOCUMENT = json.loads(randomization.DEFAULT_OUT.read_text())
 
 
 def test_a_difference_has_welchs_interval():
+    from scipy import stats  # a second for each worker that collects this file
+
     ours, theirs = [3.0, 4.5, 2.0, 6.0, 5.5], [1.0, 1.5, 0.5]
     ahead, half = randomization.difference(ours, theirs)
     found = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.probes import ActionMatches
 
-from rl8x import MLflowTracker, PPOConfig, Trainer
+from rl8x import MLflowTracker, NullTracker, PPOConfig, Trainer
 from rl8x.checkpoint import Checkpoints, listed
 from rl8x.cli.main import main
 from rl8x.policy import Policy
@@ -57,6 +57,31 @@ def test_one_checkpoint_is_exported_by_its_path(trainer, capsys):
     assert capsys.readouterr().out.startswith(f"{first.name} -> first.safetensors\n")
     now, then = trainer.algorithm.policy.state_dict(), Policy.load("first.safetensors").state_dict()
     assert any(not np.array_equal(now[name], then[name]) for name in now)
+
+
+def test_the_best_of_a_run_that_went_back_is_not_of_what_it_left_behind(tmp_path, capsys):
+    def scored(scores):
+        def score(trainer, row):
+            return {"score": scores[trainer.state["algorithm/steps"]]}
+
+        score.metric_names = ["score"]
+        return score
+
+    config = PPOConfig(num_envs=8, horizon=8, device="cpu", seed=0, execution="eager")
+    checkpoints = Checkpoints(tmp_path / "run", best="score", every_steps=1, keep=9)
+    trainer = Trainer(
+        config.build(ActionMatches), tracker=NullTracker(), checkpoints=checkpoints, callbacks=[scored([0, 1, 3, 5, 9])]
+    )
+    trainer.run(max_steps=4, progress="none")
+    start, *_, left = listed(tmp_path / "run")
+    second = listed(tmp_path / "run")[2]
+    again = Trainer.resume(second, callbacks=[scored([0, 0, 0, 2, 1])])
+    again.run(max_steps=4, progress="none")
+    assert again.checkpoints.best_path == second
+    assert len({path.name for path in (start, second, left, *listed(tmp_path / "run"))}) == 7
+    for run in (tmp_path / "run", left):
+        assert main(["export", str(run), "--checkpoint", "best", "--output", str(tmp_path / "best.safetensors")]) == 0
+        assert capsys.readouterr().out.startswith(f"{second.name} -> ")
 
 
 def test_mistakes_are_told_in_a_line(trainer, tmp_path, capsys):

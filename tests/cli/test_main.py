@@ -31,14 +31,24 @@ def test_a_command_imports_neither_mlflow_nor_what_compiles(tmp_path):
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-def test_what_a_command_imports_is_not_looked_through_for_garbage():
+def test_what_a_command_imports_is_not_looked_through_for_garbage_and_has_no_tracking():
     code = (
-        "import gc\nfrom rl8x.cli.main import main\nbefore = gc.get_stats()[2]['collections']\n"
+        "import gc, sys\nfrom rl8x.cli.main import main\nbefore = gc.get_stats()[2]['collections']\n"
         "assert main(['train', '--help']) == 0\n"
         "assert gc.get_stats()[2]['collections'] == before\n"
-        "assert gc.isenabled() and gc.get_freeze_count() > 100_000"
+        "assert gc.isenabled() and gc.get_freeze_count() > 100_000\n"
+        "assert 'rl8x.cli.train' in sys.modules and 'rl8x.tracking' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_an_output_that_cannot_be_written_is_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rl8x", "train", "--help"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert done.stderr == "rl8x: error: the output could not be written: No space left on device\n"
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from rl8x.cli.main import main
 from rl8x.envs import CartPole
 from rl8x.rollouts.playing import play_episodes
 
+DATA = ["--no-tracking", "--device", "cpu", "--progress", "none", "--max-steps", "1"]
 SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu", "--progress", "none"]
 
 
@@ -160,3 +161,52 @@ def test_what_cannot_be_played_is_one_line(here, capsys):
 def test_weights_are_those_of_the_checkpoint(here):
     one, two = policy(here / "runs"), policy(here / "runs")
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+class Noting(CartPole):
+    """Notes whether the copies that were made are closed."""
+
+    open = 0
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        Noting.open += 1
+
+    def close_extras(self, **kwargs):
+        Noting.open -= 1
+
+
+@pytest.mark.parametrize("words", [["play"], ["play", "--output", "a.gif"], ["collect", "--transitions", "20"]])
+@pytest.mark.parametrize("fault", [None, KeyboardInterrupt, RuntimeError, "lenght"])
+def test_environments_are_closed_whatever_happens(here, monkeypatch, words, fault):
+    monkeypatch.setattr("rl8x.cli.acting.env_maker", lambda *_, **__: Noting)
+    monkeypatch.setattr(Noting, "open", 0)
+
+    def broken(*_, **__):
+        raise fault
+
+    if isinstance(fault, type):
+        monkeypatch.setattr(Noting, "advance", broken)
+    words = [words[0], str(here / "runs"), "--env", "Noting", *words[1:]]
+    if fault is RuntimeError:  # a bug
+        with pytest.raises(RuntimeError):
+            main(words)
+    else:
+        words += ["env_config.lenght=1"] if fault == "lenght" else []
+        assert main(words) == {None: 0, KeyboardInterrupt: 130, "lenght": 2}[fault]
+    assert Noting.open == 0
+
+
+@pytest.mark.parametrize("command", [["play", "--episodes", "1"], ["collect", "--transitions", "20"]])
+def test_a_run_that_learned_from_data_acts_where_it_evaluated(here, capsys, command):
+    name, *words = command
+    options = ["--algorithm", "bc", "--dataset", "data", "--batch-size", "4", "--updates-per-step", "1", *DATA]
+    assert main(["collect", str(here / "runs"), "--transitions", "20", "--output", "data"]) == 0
+    config = ["eval_env_config={length: 0.3}", "--steps-per-eval", "1", "--num-eval-envs", "1"]
+    for run, evaluated in (("with", ["--eval-env", "CartPole", *config]), ("without", [])):
+        assert main(["train", *options, *evaluated, f"checkpoints.directory={run}"]) == 0
+    capsys.readouterr()
+    assert main([name, "with", *words]) == 0
+    assert "env_config  length = 0.3, as in the run's evaluations" in capsys.readouterr().out
+    assert main([name, "without", *words]) == 2
+    assert "without does not say in which environment: give it by --env" in capsys.readouterr().err

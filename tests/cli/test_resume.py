@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from benchmarks.fault_process import ForkedPython
 
 from rl8x.checkpoint import listed, read
 from rl8x.cli.main import main
@@ -120,7 +121,9 @@ def test_signals_give_the_exit_code_and_auto_goes_on(tmp_path, begin, numbers, c
         f"checkpoints.directory={folder}",
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, cwd=tmp_path)
+    # Without a shell a fork, which has imported torch.
+    start = subprocess.Popen if begin else ForkedPython
+    process = start(command, env=environment, stderr=subprocess.PIPE, cwd=tmp_path)
     with contextlib.ExitStack() as stack:
         stack.callback(process.kill)
         while not listed(folder) and process.poll() is None:

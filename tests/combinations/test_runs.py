@@ -23,6 +23,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from tests.combinations.cases import ALGORITHMS, DEVICE, WITH_A_REPLAY, Case, cases
+from tests.combinations.everything import everything
 from tests.combinations.ledger import Horizon, check_rows_of_dataset, check_rows_of_replay
 from tests.probes import traced_only
 from tests.trainers.test_resume import Killed, killed_at
@@ -175,24 +176,6 @@ def learned(trainer: Trainer) -> torch.Tensor:
     """All that was learned, and what draws batches, as one vector, float64; NaN is 9."""
     _, tensors = encode(trainer.algorithm.learned_state())
     return torch.cat([tensor.flatten().cpu().to(torch.float64) for tensor in tensors.values()]).nan_to_num(9.0)
-
-
-def everything(trainer: Trainer) -> dict[str, object]:
-    """All that the next step depends on, by its place, tensors as their bytes; but for times, and names of segments."""
-    found: dict[str, object] = {}
-
-    def note(place: str, part: object) -> None:
-        if isinstance(part, dict):
-            for name, each in part.items():
-                if not name.startswith(("profiling/", "memory/", "segments")):
-                    note(f"{place}.{name}", each)
-        elif isinstance(part, torch.Tensor):
-            found[place] = (part.dtype, part.shape, part.detach().cpu().numpy().tobytes())
-        else:
-            found[place] = repr(part)
-
-    note("", trainer.state_dict())
-    return found
 
 
 def same(left: object, right: object) -> bool:

@@ -8,7 +8,10 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from tests.probes import noise_of
 
+from rl8x import PPOConfig
+from rl8x.algorithms import TD3Config
 from rl8x.distributions import NoisyDeterministic
+from rl8x.envs import Pendulum
 
 SPACE = Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
 ONE = Box(-1.0, 1.0, (1,))
@@ -75,6 +78,18 @@ def test_what_is_sampled_has_the_logp_of_what_is_stored_even_far_from_the_bounds
     assert torch.equal(logp, distribution.logp(params, actions))
     assert bool(logp.isfinite().all())
     assert bool(distribution.entropy(params).isfinite().all())
+
+
+def test_only_td3_trains_with_spreads_that_differ_between_copies():
+    """In a minibatch another copy's spread would be taken for a row's, so that old and new log-probabilities differ."""
+    given = {"distribution": NoisyDeterministic, "device": "cpu", "num_envs": 4, "horizon": 4, "execution": "eager"}
+    spread = {"noise_std": 0.5, "noise_std_min": 0.1}
+    with pytest.raises(ValueError, match=r"PPO needs .* NoisyDeterministic has another one for each copy .* use TD3"):
+        PPOConfig(**given, distribution_config=spread).build(Pendulum)
+    algorithm = PPOConfig(**given, distribution_config={"noise_std": 0.5}).build(Pendulum)
+    algorithm.collect()
+    assert abs(algorithm.step()["monitors/kl_div"]) < 1e-2
+    assert TD3Config(device="cpu", num_envs=4, exploration_noise_min=0.01).build(Pendulum).policy.distribution.by_copy
 
 
 def test_what_does_not_fit_is_refused():

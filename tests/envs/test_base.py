@@ -272,6 +272,24 @@ def test_a_snapshot_of_another_size_is_refused():
         CartPole(2).load_state_dict(env.state_dict())
 
 
+def test_a_snapshot_of_another_state_is_refused_with_what_differs():
+    class Changed(CartPole):
+        """CartPole whose author gave it another part of the state."""
+
+        def initial_state(self, parameters, noise):
+            return super().initial_state(parameters, noise) | {"tired": torch.zeros(self.num_envs)}
+
+    before, after = CartPole(2, seed=0), Changed(2, seed=0)
+    before.reset()
+    after.reset()
+    after.load_state_dict(after.state_dict())
+    shapes = r"{'state/physics': \[2, 4\]}", r"{'state/physics': \[2, 4\], 'state/tired': \[2\]}"
+    with pytest.raises(ValueError, match=r"Changed: .* the saved state is {}, .* makes {}\. ".format(*shapes)):
+        after.load_state_dict(before.state_dict())
+    with pytest.raises(ValueError, match=r"CartPole: .* the saved state is {}, .* makes {}\. ".format(*shapes[::-1])):
+        before.load_state_dict(after.state_dict())
+
+
 def test_config_takes_effect_at_the_next_reset_and_stays():
     env = CartPole(2, seed=0)
     env.reset()

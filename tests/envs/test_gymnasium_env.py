@@ -331,6 +331,8 @@ def test_an_unknown_id_names_the_nearest():
         GymnasiumEnv("CartPole-v9", 2)
     with pytest.raises(ValueError, match="'not an id' is registered"):
         GymnasiumEnv("not an id", 2)
+    with pytest.raises(ValueError, match=r"'Maze-v0' is registered.* One that a module of yours .* 'module:Maze-v0'"):
+        GymnasiumEnv("Maze-v0", 2)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 import psutil
 import pytest
 import torch
+from benchmarks.fault_process import ForkedPython
 from tests.probes import described
 
 from rl8x.execution import compiled, compiler_process
@@ -21,9 +23,11 @@ from rl8x.execution.programs import ProgramError
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """A compiler on a cache of its own, whose process these tests share: it takes seconds to begin."""
+def shared(tmp_path_factory, give_headers):
+    """A compiler on a cache of its own, whose process these tests share: a Python of its own, as users have it."""
     made = Compiler(Artifacts(tmp_path_factory.mktemp("cache")))
+    give_headers(made.artifacts.folder)
+    made._start = functools.partial(Compiler._start.__wrapped__, made)
     yield made
     made.stop()
 
@@ -131,6 +135,7 @@ def test_arguments_of_another_dtype_are_another_program(own):
 
 def test_what_cannot_be_compiled_says_why_in_one_line_and_is_asked_for_once(mortal, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
+    mortal._start = functools.partial(Compiler._start.__wrapped__, mortal)  # this process knows its compiler by now
     program = Affine(2.0, 10.0).program()
     messages = []
     for _ in range(2):
@@ -231,11 +236,12 @@ def link_programs(source, folder):
 def test_a_run_with_a_warm_cache_has_the_same_bits_and_loads_no_compiler(tmp_path, give_headers):
     give_headers(tmp_path)
     link_programs(Artifacts().folder, tmp_path)
-    environment = os.environ | {"RL8X_CACHE_DIR": str(tmp_path)}
-    found = [
-        subprocess.run([sys.executable, "-c", RUN], env=environment, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    ]
+    options = {"env": os.environ | {"RL8X_CACHE_DIR": str(tmp_path)}, "stdout": subprocess.PIPE, "text": True}
+    found = []
+    for start in (ForkedPython, subprocess.Popen):  # the first has imported, by which compiling begins
+        with start([sys.executable, "-c", RUN], **options) as process:
+            found.append(process.communicate()[0])
+        assert process.returncode == 0
     link_programs(tmp_path, Artifacts().folder)  # other tests need them
     cold, warm = (line.split(maxsplit=1) for line in found)
     assert warm[0] == cold[0]

@@ -3,12 +3,12 @@ from __future__ import annotations
 import copy
 import math
 import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
+from benchmarks.fault_process import ForkedPython
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,8 +150,10 @@ def test_a_compiled_update_counts_too(shape):
 RANK = """
 import os, sys
 import torch, torch.distributed as dist
+from rl8x import distributed
 from rl8x.functional import RunningMoments
 
+distributed._PRESENT = distributed._of_torchrun()  # a fork has what the process that was forked found
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
 rows = torch.load(f"{folder}/rows.pt", weights_only=True)
@@ -177,7 +179,7 @@ def test_ranks_learn_from_all_ranks_rows(tmp_path):
     }
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # as torchrun says it; the group is made elsewhere
     ranks = [
-        subprocess.Popen(
+        ForkedPython(
             [sys.executable, "-c", RANK, str(rank), str(tmp_path)],
             env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )

@@ -20,7 +20,7 @@ class Net(Model):
 
     def forward(self, obs, state, starts):
         hidden = self.hidden(obs)
-        hidden = nn.functional.dropout(self.norm(hidden.flatten(0, 1)), 0.1).view_as(hidden)
+        hidden = nn.functional.dropout(self.norm(hidden.flatten(0, 1)), 0.1, self.training).view_as(hidden)
         return self.policy(hidden), self.value(hidden).squeeze(-1), state
 
 
@@ -87,6 +87,7 @@ def test_a_model_that_gives_something_else_is_refused_before_training(model, say
             config(model=model, **CONFIG).build(CartPole)
 
 
+@pytest.mark.filterwarnings("ignore:Counts gives other outputs in training mode")
 def test_a_state_that_gets_lost_is_refused():
     PPOConfig(model=Counts, **CONFIG).build(CartPole)
     with pytest.raises(ValueError, match=r"a state like the one before, {'seen': \[2\]}; got {}."):
@@ -119,6 +120,7 @@ def test_what_it_is_tried_on_is_an_observation_of_the_space():
     algorithm.step()
 
 
+@pytest.mark.filterwarnings("ignore:Net gives other outputs in training mode")
 def test_trying_a_model_leaves_no_trace():
     torch.manual_seed(3)
     algorithm, again = PPOConfig(model=Net, **CONFIG).build(CartPole), torch.get_rng_state()

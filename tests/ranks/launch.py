@@ -18,6 +18,8 @@ import threading
 import traceback
 from pathlib import Path
 
+from benchmarks.fault_process import ForkedPython
+
 ROOT = Path(__file__).parent.parent.parent
 # torchrun, after imports.
 _FORKING = """
@@ -51,7 +53,8 @@ def torchrun(arguments, *, num_ranks=2, options=(), folder, forks=None, **variab
     if forks is not None:
         begins = ["-c", _FORKING.format(also=forks), "--start-method=fork", "--run-path"]
     command = [sys.executable, *begins, "--standalone", f"--nproc-per-node={num_ranks}"]
-    return subprocess.Popen(
+    start = subprocess.Popen if forks is None else ForkedPython
+    return start(
         [*command, *options, *map(str, arguments)],
         cwd=folder,
         env=environment(**variables),

@@ -7,6 +7,7 @@ import warnings
 from unittest import mock
 
 import torch
+from tests.combinations.everything import everything
 from tests.ranks import problems
 from tests.ranks.problems import COPIES, SEED
 
@@ -306,11 +307,14 @@ def resumed(folder):
             {key: value for key, value in each.items() if not key.startswith(("profiling/", "memory/"))}
             for each in (trainer.train_step.row, dict(row))
         ]
+        one, other = everything(trainer), everything(again)
         found[name] = {
             "digests": [problems.digest(each.algorithm) for each in (trainer, again)],
             "own": [_own(each) for each in (trainer, again)],
             "rows": timeless,
             "states": [dict(each.state) for each in (trainer, again)],
+            "differ": [place for place in one.keys() | other.keys() if one.get(place) != other.get(place)],
+            "places": len(one),
             "null": isinstance(trainer.tracker, NullTracker),
         }
     return found

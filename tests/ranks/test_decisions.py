@@ -97,6 +97,8 @@ def test_a_resumed_run_of_two_ranks_has_the_same_bits(found, name):
         for what in ("digests", "own", "rows", "states"):
             straight, resumed = rank[what]
             assert straight == resumed, what
+        assert rank["differ"] == []
+        assert rank["places"] > 40
     assert ranks[0]["digests"] == ranks[1]["digests"]
     assert ranks[0]["own"] != ranks[1]["own"]
     assert [rank["null"] for rank in ranks] == [False, True]

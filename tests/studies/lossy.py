@@ -8,6 +8,10 @@ import time
 from pathlib import Path
 
 
+def begin(driver):
+    """Begin a worker in place of `rl8x.studies.jobs.begin_worker`, for which each would import torch."""
+
+
 def work(job):
     """Leave a mark; the job that is told to kills its process at its first times."""
     marks = Path(job["folder"])

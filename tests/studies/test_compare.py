@@ -58,6 +58,16 @@ def test_a_row_for_each_run_with_what_differs_and_last_and_best_values(store):
     assert made.clock == "transitions of training"
 
 
+def test_the_best_of_a_thinned_run_is_that_of_all_its_rows(store):
+    run_id = store.create_run(RunSpec("1", "poles", None, "long", 1))
+    shown = [Point("eval/returns/mean", value, 1 + at, at) for at, value in ((10, 3.0), (30, 5.0))]
+    store.log_points(run_id, [*shown, Point("best/eval/returns/mean", 9.0, 99, 40)])
+    store.log_points(run_id, [Point("best_step/eval/returns/mean", 20.0, 99, 40)])
+    names = ("eval/returns/mean", "best/eval/returns/mean", "best_step/eval/returns/mean")
+    assert compare(["long"]).frame.loc[0, [*names]].tolist() == [5.0, 9.0, 20.0]
+    assert compare(["long"], minimize=True).frame.loc[0, [*names]].tolist() == [5.0, 3.0, 10.0]
+
+
 def test_what_differs_is_found_once_however_many_runs_there_are(monkeypatch):
     asked, differing = [], module.differing
     monkeypatch.setattr(module, "differing", lambda runs: asked.append(len(runs)) or differing(runs))

@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from tests.studies.lossy import work
+from tests.studies.lossy import begin, work
 
 from rl8x.studies import Study, table
 from rl8x.studies.jobs import check_backend, do_jobs, end_with, threads_of
@@ -17,10 +17,17 @@ from rl8x.studies.jobs import check_backend, do_jobs, end_with, threads_of
 HERE = {"num_jobs": 2, "backend": "processes", "address": None}
 
 
+@pytest.fixture
+def light_workers(monkeypatch):
+    """Let workers import only what the jobs here need; `test_workers_end_with_a_killed_driver` has real ones."""
+    monkeypatch.setattr("rl8x.studies.jobs.begin_worker", begin)
+
+
 def jobs_of(folder, *deaths):
     return [{"key": f"job{index}", "folder": str(folder), "dies": dies} for index, dies in enumerate(deaths)]
 
 
+@pytest.mark.usefixtures("light_workers")
 def test_a_lost_worker_is_said_in_one_line_and_its_job_is_done_again(tmp_path):
     said = []
     done = list(do_jobs(jobs_of(tmp_path, 0, 1, 0), work, say=said.append, **HERE))
@@ -32,6 +39,7 @@ def test_a_lost_worker_is_said_in_one_line_and_its_job_is_done_again(tmp_path):
     assert "\n" not in said[0]
 
 
+@pytest.mark.usefixtures("light_workers")
 def test_a_job_whose_worker_is_lost_again_and_again_fails_alone(tmp_path):
     """It takes the other's worker with it each time, before that is through."""
     said = []

@@ -247,6 +247,20 @@ def test_curves_show_marginal_means_and_bands(table):
     assert (bar.get_x(), bar.get_x() + bar.get_width()) == pytest.approx((0.3, 1.0))
 
 
+@pytest.mark.parametrize("level", [0.5, 0.95])
+def test_bands_have_the_level_that_their_caption_says(table, level):
+    made = {each.name: each for each in make_report(table, SUPPORTS, level=level).drawings}
+    drawn = np.random.default_rng((0, 0)).integers(0, 3, (2000, 3))
+    of_training = table[table["training"] == "uniform"]
+    for name, by in (("curve-length", "test.length"), ("training", "env_steps")):
+        rows = of_training if by == "env_steps" else of(table, "uniform")
+        of_seeds = rows.groupby(["seed", by])["returns"].mean().unstack().to_numpy()
+        low, high = np.quantile(of_seeds[drawn].mean(axis=1), [0.5 - level / 2, 0.5 + level / 2], axis=0)
+        band = drawing.drawn(made[name], LIGHT, titled=False).axes[0].collections[1].get_paths()[0].get_extents()
+        assert (band.ymin, band.ymax) == pytest.approx((low.min(), high.max()))
+        assert f"Bands are {level:.0%} intervals" in made[name].caption
+
+
 def test_figures_fit_the_number_of_test_parameters(table):
     one = make_report(evaluations(grid={"length": np.linspace(0.1, 2, 6)}), SUPPORTS)
     assert [each.name for each in one.drawings] == ["intervals", "curve-length", "profiles"]

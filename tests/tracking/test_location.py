@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.fault_process import ForkedPython
 
 from rl8x.tracking import TrackingError, secrets
 from rl8x.tracking.location import locate, make_mlruns, user_tracking_uri, with_password
@@ -42,8 +43,8 @@ mlflow.set_tracking_uri("http://set:1")
 os.environ["MLFLOW_TRACKING_URI"] = "http://environment:2"
 print(locate().uri)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "http://set:1\n"
+    process = ForkedPython([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)  # which has MLflow
+    assert process.communicate()[0] == "http://set:1\n"
 
 
 def test_sqlite_becomes_absolute(tmp_path):

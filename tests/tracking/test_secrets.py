@@ -1,6 +1,5 @@
 import json
 import logging
-import subprocess
 import sys
 from urllib.parse import quote, quote_plus
 
@@ -177,8 +176,3 @@ def test_the_cause_of_an_error():
     assert secrets.showable(telling) is None
     plain.__cause__ = telling
     assert secrets.showable(plain) is None
-
-
-def test_a_command_that_tracks_nothing_does_not_load_it():
-    code = "import sys, rl8x.cli.main, rl8x.cli.train; print('rl8x.tracking' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

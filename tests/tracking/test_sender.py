@@ -164,6 +164,14 @@ def test_params_many_big_and_changed(spool, store):
     assert store.run["tags"] == {"rl8x.param_change.p2": "two"}
 
 
+def test_the_tag_of_a_changed_param_has_its_present_value(spool, store):
+    for lr, now in (("0.1", {}), ("0.2", "0.2"), ("0.2", "0.2"), ("0.1", "0.1"), ("0.1", "0.1"), ("0.3", "0.3")):
+        spool.append({"op": "params", "params": {"lr": lr, "gamma": "0.99"}})
+        send(spool, store)
+        assert store.run["params"] == {"lr": "0.1", "gamma": "0.99"}
+        assert store.run["tags"] == (now and {"rl8x.param_change.lr": now})
+
+
 def test_artifacts_are_copies_of_that_moment(spool, store, tmp_path):
     source = tmp_path / "policy.txt"
     source.write_text("first")

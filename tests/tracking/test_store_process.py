@@ -39,6 +39,15 @@ def store(mlruns):
     store.close()
 
 
+@pytest.fixture
+def forks():
+    """Let processes be forks of this one also where they are begun later, or another one in their place."""
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+
+    with mock.patch.object(subprocess, "Popen", ForkedPython):
+        yield
+
+
 def history(client, run_id, name):
     return [(point.step, point.value, point.timestamp) for point in client.get_metric_history(run_id, name)]
 
@@ -95,6 +104,7 @@ def test_errors_are_those_of_the_store(store):
         store.params("0000")
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_store_that_is_away_still_tells_where_the_run_comes_from(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "study.py")])
     store = StoreProcess(Location("http://127.0.0.1:9"), request_timeout_s=1)
@@ -111,6 +121,7 @@ def wait_for(condition, timeout_s=20.0):
     assert condition()
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_process_that_was_killed_is_replaced(store):
     run_id = store.create_run(SPEC)
     killed = store._process
@@ -148,6 +159,7 @@ def test_one_that_is_started_early_imports_mlflow_and_touches_nothing(early, tmp
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("forks")
 def test_the_first_run_takes_the_one_that_was_started_early_with_the_environment_of_now(early, monkeypatch, tmp_path):
     monkeypatch.setenv("MLFLOW_RUN_CONTEXT", '{"given": "later"}')
     store = StoreProcess(locate())
@@ -159,6 +171,7 @@ def test_the_first_run_takes_the_one_that_was_started_early_with_the_environment
     store.close()
 
 
+@pytest.mark.usefixtures("forks")
 def test_one_that_was_started_early_and_killed_is_replaced(early):
     early.popen.kill()
     wait_for(lambda: early.gone)

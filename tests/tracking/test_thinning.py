@@ -102,6 +102,25 @@ def test_an_evaluation_at_the_same_step_stays_with_its_row(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("had_end", [False, True])
+def test_the_rows_of_the_last_step_stay_where_only_the_end_of_a_run_comes_again(tmp_path, had_end):
+    thinning = Thinning(tmp_path / "rows.jsonl")
+    thinning.begin(repeats=False)
+    for step in range(150):
+        thinning.take(step, step, {"x": float(step)})
+    thinning.take(149, 149, {"eval/y": 2.0})
+    if had_end:
+        thinning.take(149, 150, {"final/x": 149.0})
+    thinning.close()
+    again = Thinning(tmp_path / "rows.jsonl")
+    again.begin(repeats=True)
+    assert again.take(149, 160, {"final/x": 149.0}) == {"final/x": 149.0}
+    assert [step for step, _, points in again.rest() if "x" in points][-1] == 149
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) == 152
+    assert [row["metrics"] for row in rows[-3:]] == [{"x": 149.0}, {"eval/y": 2.0}, {"final/x": 149.0}]
+
+
 def test_important_metrics_have_room_though_they_come_late(tmp_path, caplog):
     thinning = Thinning(tmp_path / "rows.jsonl", max_keys=30)
     thinning.begin(repeats=False)

@@ -6,7 +6,7 @@ import torch
 from gymnasium.spaces import Box
 from tests.probes import ActionMatches
 
-from rl8x import MemoryTracker, MLflowTracker, PPOConfig, Trainer
+from rl8x import Confirmed, HitsUpperBound, MemoryTracker, MLflowTracker, PPOConfig, Trainer
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.models import Model
 from rl8x.policy import Policy
@@ -64,8 +64,32 @@ def test_a_run_ends_with_its_last_and_best_policy_as_models(mlflow_client):
         assert not torch.equal(weights["model.actor.0.weight"], found["last"][0].state_dict()["model.actor.0.weight"])
 
 
+def test_the_best_model_has_the_evaluation_of_a_condition_that_made_it_the_best(tmp_path):
+    config = PPOConfig(**CONFIG, model_config={"hidden_sizes": [8]})
+    tracker, checkpoints = MemoryTracker(), Checkpoints(tmp_path, best=METRIC)
+    trainer = Trainer(config.build(ActionMatches), tracker=tracker, checkpoints=checkpoints, log_models=True)
+    asked = Confirmed(HitsUpperBound("episodes/returns/mean", -1.0), by=HitsUpperBound(METRIC, 2.0))
+    trainer.run(max_steps=4, stop_conditions=[asked], progress="none")
+    history = dict(tracker.history(METRIC))
+    best = max(history, key=lambda step: (history[step], -step))
+    about = tracker.models["best"]
+    assert (about["step"], about["metrics"][METRIC]) == (best, history[best])
+
+
 def checkpoints_of(trainer):
     return trainer.checkpoints.directory
+
+
+def test_a_model_has_an_evaluation_from_before_it_at_the_step_of_that(mlflow_client):
+    config = PPOConfig(**CONFIG, model_config={"hidden_sizes": [8]})
+    trainer = Trainer(config.build(ActionMatches), tracker=patient(), checkpoints=False, log_models=True)
+    trainer.run(max_steps=3, steps_per_eval=2, progress="none")
+    (evaluation,) = mlflow_client.get_metric_history(trainer.tracker.run_id, METRIC)
+    assert evaluation.step == 2 * 64
+    (model,) = mlflow_client.search_logged_models([mlflow_client.get_run(trainer.tracker.run_id).info.experiment_id])
+    found = {each.key: (each.step, each.value) for each in model.metrics}
+    assert found[METRIC] == (2 * 64, evaluation.value)
+    assert found["returns/mean"][0] == 3 * 64
 
 
 def test_without_being_asked_nothing_is_logged(mlflow_client):

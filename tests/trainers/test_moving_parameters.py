@@ -99,6 +99,34 @@ def test_a_killed_run_goes_on_to_the_same_bits(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["adaptive", "learnable"])
+def test_what_has_moved_is_there_again_where_a_config_comes_back_after_a_resume(name, tmp_path):
+    def begun(**options):
+        trainer = make(horizons_per_env_reset=1, trainer=options)
+        for config, steps in ((CONFIGS[name], 5), ({"length": 0.5}, 2)):
+            run(trainer, config, max_steps=steps, steps_per_eval=None)
+        return trainer
+
+    def states(trainer):
+        groups = trainer.algorithm.env._known_groups
+        return {key: {part: tensor.tolist() for part, tensor in group.state.items()} for key, group in groups.items()}
+
+    whole = begun()
+    left = states(whole)
+    run(whole, CONFIGS[name], max_steps=3, steps_per_eval=None)
+    begun(checkpoints=tmp_path)
+    for resumes in range(2):  # a second one, of a process that never had the config
+        again = Trainer.resume(tmp_path, tracker=NullTracker())
+        if not resumes:
+            again.save()
+    again.run(env_config=CONFIGS[name], max_steps=3, progress="none")
+    assert states(again) == states(whole) != left
+    assert all(
+        a.equal(b)
+        for a, b in zip(again.algorithm.policy.parameters(), whole.algorithm.policy.parameters(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", ["adaptive", "learnable"])
 def test_evaluations_change_nothing_in_training(name):
     with_them, without = MemoryTracker(), MemoryTracker()
     run(make(with_them), CONFIGS[name], steps_per_eval=1)
@@ -127,6 +155,19 @@ def test_a_function_that_is_not_given_again_is_one_line(tmp_path):
     with pytest.raises(CheckpointError, match=message):
         trainer.run(max_steps=2, progress="none")
     assert trainer.run(env_config=curriculum, max_steps=2, progress="none")[keys.STEPS] == 2
+
+
+def test_values_that_follow_a_function_are_what_the_params_say():
+    tracker = MemoryTracker()
+    trainer = make(tracker, horizons_per_env_reset=1)
+    trainer.step(env_config={"length": 0.7})
+    trainer.step(env_config=curriculum)
+    trainer.step()  # goes on under what the function gave last
+    assert trainer.params["env_config"] == f"function {__name__}.curriculum"
+    trainer.step(env_config={"length": 0.7, "gravity": 5.0})
+    assert trainer.algorithm.env.carry["parameters"]["gravity"].unique().tolist() == [5.0]
+    assert (tracker.params["env_config.length"], tracker.params["env_config.gravity"]) == (0.7, 5.0)
+    assert "env_config" not in trainer.params
 
 
 def test_a_function_s_mistakes_show_before_the_first_step():

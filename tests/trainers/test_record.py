@@ -19,6 +19,7 @@ from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
 from rl8x.tracking.database import ensure_database
 from rl8x.tracking.location import locate
+from rl8x.tracking.runs import shown_path
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
 from rl8x.trainers import Trainer
@@ -101,8 +102,10 @@ def test_interrupted_and_failed_runs_say_how_to_go_on(mlruns, mlflow_client, cap
         name = mlflow_client.get_run(trainer.tracker.run_id).info.run_name
         assert lines[0] == begin
         saved = 2 if error is SystemExit else 0
-        assert lines[2] == f"to go on from step {saved}: rl8x resume {name}"
-        assert main([*command(lines[2]), "--progress", "none"]) == 0
+        folder = shown_path(trainer.checkpoints.directory)
+        assert lines[2] == f"to go on from step {saved}: Trainer.resume({folder!r}, callbacks=[...]).run()"
+        with pytest.warns(RuntimeWarning, match=f"the run had callbacks, {callback.__name__}, which no file can hold"):
+            assert main(["resume", name, "--progress", "none"]) == 0
         assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3, 4]
         capfd.readouterr()
 
@@ -130,12 +133,15 @@ def test_rows_that_an_outage_kept_back_are_counted_and_the_command_sends_them(
                 raise StoreDownError("no answer")
             return super()._ask(name)
 
-    def waits(trainer, stats):
-        if stats[keys.STEPS] == 2:
-            assert trainer.tracker.flush(20)
-
     monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Goes)
-    trainer = make(trainer={"tracker": tracker(spool_dir=spool_dir), "callbacks": [waits], "num_eval_envs": 2})
+    trainer = make(trainer={"tracker": tracker(spool_dir=spool_dir), "num_eval_envs": 2})
+    collect = trainer.algorithm.collect
+
+    def waits(**options):
+        assert trainer.state[keys.STEPS] != 2 or trainer.tracker.flush(20)
+        return collect(**options)
+
+    monkeypatch.setattr(trainer.algorithm, "collect", waits)
     trainer.run(max_steps=4, steps_per_eval=4, progress="lines")
     lines = told(capfd)
     run_id = trainer.tracker.run_id
@@ -229,11 +235,13 @@ def test_what_the_disk_refused_is_said_to_be_lost(mlruns, monkeypatch):
 
 
 def test_what_a_checkpoint_cannot_say_is_asked_for_in_a_script(mlruns):
-    trainer = make(CartPole(4), trainer={"tracker": LinesTracker(), "checkpoints": "saved", "eval_env": CartPole(2)})
-    run(trainer, stop_conditions=[lambda stats: stats[keys.STEPS] == 2])
+    given = {"tracker": LinesTracker(), "eval_env": CartPole(2), "callbacks": [fails_at_2]}
+    trainer = make(CartPole(4), trainer={**given, "checkpoints": "saved"})
+    run(trainer, stop_conditions=[lambda stats: stats[keys.STEPS] == 1])
     assert trainer.ending == [
         f"run {trainer.tracker.run_id} is in lines.txt",
-        "to train on: Trainer.resume('saved', algorithm=..., tracker=..., eval_env=...).run(stop_conditions=[...])",
+        "to train on: Trainer.resume('saved', algorithm=..., tracker=..., eval_env=..., callbacks=[...])"
+        ".run(stop_conditions=[...])",
     ]
 
 

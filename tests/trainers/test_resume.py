@@ -320,6 +320,25 @@ def test_who_goes_back_to_an_older_checkpoint_has_the_best_of_then(tmp_path):
     assert [path.name.split("-", 1)[1] for path in listed(tmp_path)] == ["step-2", "step-5"]
 
 
+def test_callbacks_that_are_not_given_again_are_told_of_once(tmp_path):
+    def counts(trainer, stats):
+        return {"mine/steps": stats[keys.STEPS]}
+
+    counts.metric_names = ["mine/steps"]
+    first = make(trainer={"checkpoints": tmp_path, "callbacks": [counts]})
+    run(first, max_steps=1, stop_conditions=[HitsUpperBound("mine/steps", 9)])
+    lost = r"the run had callbacks, \S*counts, which no file can hold"
+    with pytest.warns(RuntimeWarning, match=lost), pytest.raises(ValueError, match="'mine/steps'"):
+        run(Trainer.resume(tmp_path, tracker=NullTracker()), max_steps=2)
+    resumed = Trainer.resume(tmp_path, tracker=NullTracker(), callbacks=[counts])
+    assert run(resumed, max_steps=2)["mine/steps"] == 2
+    without = Trainer.resume(tmp_path, tracker=NullTracker())
+    with pytest.warns(RuntimeWarning, match=lost):
+        run(without, max_steps=3, stop_conditions=[])
+    run(without, max_steps=1)
+    run(Trainer.resume(tmp_path, tracker=NullTracker()), max_steps=5)
+
+
 def test_overrides_are_recorded(tmp_path):
     first = make(trainer={"checkpoints": tmp_path})
     run(first, max_steps=2)
@@ -730,6 +749,14 @@ def test_a_simulator_that_cannot_be_saved_starts_new_episodes(tmp_path):
     trainer = Trainer.resume(tmp_path, tracker=NullTracker())
     assert run(trainer, max_steps=3)[keys.STEPS] == 3
     assert trainer.state[keys.ENV_STEPS] == 3 * 32
+
+
+def test_that_a_simulator_begins_anew_is_told_once_whose_evaluations_always_do(tmp_path):
+    env = functools.partial(GymnasiumEnv, "CartPole-v1")
+    run(make(env, trainer={"checkpoints": tmp_path}), max_steps=1, steps_per_eval=1)
+    with pytest.warns(RuntimeWarning, match="all copies start new episodes") as told:
+        Trainer.resume(tmp_path, tracker=NullTracker())
+    assert len(told) == 1
 
 
 @pytest.mark.usefixtures("default_signals")

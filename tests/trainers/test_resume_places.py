@@ -1,5 +1,6 @@
 """Which store a resumed run goes on in, after its folder was moved or copied, or where only its checkpoint names it."""
 
+import os
 import shutil
 
 import pytest
@@ -99,6 +100,31 @@ def test_a_run_file_that_names_the_store_is_word_enough(mlruns, tmp_path, capsys
     capsys.readouterr()
     assert main(["train", "CartPole", *SMALL, *words]) == 2
     assert "which you have not" in capsys.readouterr().err
+    assert not (tmp_path / "third.db").exists()
+
+
+def test_a_run_in_another_store_is_found_by_its_name_there(mlruns, tmp_path, capsys):
+    other, third = "sqlite:///other.db", "sqlite:///third.db"
+    words = ["--tracking-uri", other, "--run-name", "mine", "checkpoints.directory=job", "--max-steps", "1"]
+    mlruns.rename(tmp_path / "first")
+    shutil.copy(tmp_path / "first" / "mlflow.db", tmp_path / "other.db")
+    assert main(["train", "CartPole", *SMALL, *words]) == 0
+    for words, told in (
+        (["mine"], "mlruns/mlflow.db does not exist"),
+        (["mine", "--lr", "1e-4"], "To look in another store set MLFLOW_TRACKING_URI; the path of its checkpoints"),
+        (["mien", "--tracking-uri", other], "other.db; did you mean mine"),
+        (["mine", "--tracking-uri", third], "third.db does not exist"),
+        (["mine", "--tracking-uri", "sqlit:///x"], "unknown scheme 'sqlit'"),
+    ):
+        capsys.readouterr()
+        assert main(["resume", *words]) == 2, words
+        error = capsys.readouterr().err
+        assert told in error
+        assert error.count("\n") == 1
+    words = ["mine", "--tracking-uri", other, "--lr", "1e-4", "--max-steps", "3", "--progress", "none"]
+    assert main(["resume", *words]) == 0
+    assert steps_in(tmp_path / "other.db") == [[1, 2, 3]]
+    assert "MLFLOW_TRACKING_URI" not in os.environ
     assert not (tmp_path / "third.db").exists()
 
 

@@ -34,6 +34,39 @@ def test_an_evaluation_before_the_run_counts_as_its_first():
     assert stats["eval/returns/mean"] == before
 
 
+def test_an_evaluation_before_a_step_is_fresh_in_its_row_and_of_an_earlier_policy(tmp_path):
+    def started(**options):
+        trainer = make(**options)
+        trainer.eval()
+        return trainer
+
+    trainer = started()
+    rows = [trainer.step() for _ in range(2)]
+    assert ["eval/returns/mean" in row.fresh for row in rows] == [True, False]
+    trainer = started(checkpoints=Checkpoints(tmp_path, best="eval/returns/mean"))
+    trainer.save()
+    for each in (trainer, Trainer.resume(tmp_path, tracker=MemoryTracker())):
+        plateau = Plateau("eval/returns/mean", patience=1, rtol=1e9)
+        each.run(steps_per_eval=3, stop_conditions=[plateau], max_steps=5, progress="none")
+        assert each.state[keys.STEPS] == 3  # that before the run, and that after its third step
+        assert each.checkpoints.best["steps"] == 3  # no checkpoint has the policy that was evaluated first
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("counting_first", [False, True])
+def test_what_confirmations_measure_counts_for_the_other_conditions(joined, counting_first):
+    never = Confirmed(HitsUpperBound(keys.STEPS, 2), by=HitsUpperBound("eval/returns/mean", 1e9))
+    conditions = [never, Plateau("eval/returns/mean", patience=2, rtol=1e9)]
+    if counting_first:
+        conditions.reverse()
+    trainer = make()
+    conditions = [conditions[0] | conditions[1]] if joined else conditions
+    stats = trainer.run(stop_conditions=conditions, max_steps=9, progress="none")
+    # Of three evaluations, after steps 2, 3 and 4, two compare with the one before.
+    assert stats[keys.STEPS] == 4
+    assert [value for _, value in trainer.tracker.history("eval/returns/mean")][2:] == [stats["eval/returns/mean"]]
+
+
 def test_an_evaluation_in_a_loop_of_ones_own_is_counted_once_in_the_row_of_its_step():
     trainer = make()
     counted, sometimes = Plateau("eval/returns/mean", patience=2, rtol=1e9), StopsIncreasing("eval/returns/mean", 99)
@@ -73,6 +106,11 @@ def test_an_evaluation_under_another_name_or_in_a_run_joins_no_earlier_row():
     assert stats == before
 
 
+def test_a_best_metric_that_no_row_has_is_refused_with_the_nearest(tmp_path):
+    with pytest.raises(ValueError, match=r"got 'eval/return/mean'\. Did you mean 'eval/returns/mean'\?"):
+        make(checkpoints=Checkpoints(tmp_path, best="eval/return/mean"))
+
+
 def test_what_confirms_the_end_is_tracked_at_the_present_step_and_saved_as_the_best(tmp_path):
     trainer = make(checkpoints=Checkpoints(tmp_path, every_steps=100, best="eval/returns/mean"))
     confirmed = Confirmed(HitsUpperBound(keys.STEPS, 3), by=SOLVED)
@@ -83,6 +121,18 @@ def test_what_confirms_the_end_is_tracked_at_the_present_step_and_saved_as_the_b
     last = read(listed(tmp_path)[-1])
     assert last.metadata["counters"][keys.STEPS] == 3
     assert last.state["best"] == {"metric": "eval/returns/mean", "mode": "max", "value": value, "steps": 3}
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_conditions_count_the_evaluations_that_another_asks_for(place):
+    trainer = make()
+    conditions = [Confirmed(HitsUpperBound(keys.STEPS, 2), evaluations=2, by=HitsUpperBound("eval/returns/mean", 1e6))]
+    conditions.insert(place, Plateau("eval/returns/mean", patience=2, rtol=1e9))
+    stats = trainer.run(stop_conditions=conditions, max_steps=9, progress="none")
+    # Of steps 2, 3 and 4 there is an evaluation, as the first of two does not confirm: two compare with one before.
+    assert [step for step, _ in trainer.tracker.history("eval/returns/mean")] == [64, 96, 128]
+    assert stats[keys.STEPS] == 4
+    assert stats.stop_reason.startswith("Plateau")
 
 
 def test_a_best_by_evaluations_that_nobody_makes_is_warned_of(tmp_path, recwarn):

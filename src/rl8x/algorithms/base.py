@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import warnings
@@ -14,10 +15,12 @@ from torch import nn
 
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import check_names, check_options, option, replaced_by_schedules, resolve_device
-from rl8x.algorithms.seeds import draw_seed, part_seed
+from rl8x.algorithms.seeds import draw_seed, part_seed, seeded
+from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.env_config import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
+from rl8x.models.validation import TrainingEffects
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Stats
 from rl8x.schedules import Schedule
@@ -186,8 +189,12 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     of_rank: ClassVar[tuple[str, ...]] = ()
     """The parts of `learned_state` that differ between ranks, such as generators; the others are the same on all."""
 
+    trains_by_copy: ClassVar[bool] = False
+    """Whether updates do without the spread of action distributions, so that it may differ between copies."""
+
     policy: Policy
     state_reset_every: int = 0
+    _model_draws = False
 
     def __init_subclass__(cls, *, config: type[AlgorithmConfig] | None = None, **options: Any) -> None:
         """Register this class as the one that a config builds."""
@@ -244,6 +251,52 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     def _generator(self, part: str) -> torch.Generator:
         """Return a source of random numbers for a part of the run, on the device, seeded by the run's seed."""
         return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
+
+    # -- models that are of another kind while they are trained
+
+    def check_model(self, seq_len: int = 1) -> TrainingEffects:
+        """Try the policy; one whose model draws or writes in training mode is trained eagerly, on one thread.
+
+        Args:
+            seq_len: Steps of the sequences that it is trained on.
+
+        Returns:
+            What the model does in training mode beside giving outputs.
+
+        Raises:
+            ValueError: As `Policy.check_model` does, or if such a model is to be compiled, or changes its buffers on
+                several ranks, or losses cannot know the action distribution of a minibatch.
+        """
+        distribution = self.policy.distribution
+        if distribution.by_copy and not self.trains_by_copy:
+            raise ValueError(
+                f"{type(self).__name__} needs the distributions of actions in minibatches, and this "
+                f"{type(distribution).__name__} has another one for each copy of the environment: leave "
+                "`noise_std_min` out of `distribution_config`, or use TD3."
+            )
+        effects = self.policy.check_model(seq_len)
+        self._model_draws = effects.draws
+        if not any(effects):
+            return effects
+        name, execution = type(self.policy.model).__name__, self.execution
+        does = "draws random numbers (dropout)" if effects.draws else "changes its buffers (batch normalisation)"
+        if not execution.falls_back and execution.mode != "eager":
+            raise ValueError(
+                f"{name} {does} in training mode, which compiled programs cannot: use execution='eager' or 'auto'."
+            )
+        if effects.writes and ranks().size > 1:
+            raise ValueError(
+                f"{name} {does} in training mode, and each of the {ranks().size} ranks would have its own: use layers "
+                "that keep nothing, such as nn.LayerNorm, or one rank."
+            )
+        execution.fall_back()
+        return effects
+
+    def model_draws(self) -> contextlib.AbstractContextManager[None]:
+        """Have what the model draws from torch's own generators in a step follow from the run's seed and the step."""
+        if not self._model_draws:
+            return contextlib.nullcontext()
+        return seeded(part_seed(self.seed, f"model {self.counters[keys.STEPS]}"), self.device)
 
     # -- saving
 

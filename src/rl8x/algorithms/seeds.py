@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
+import torch
 
 from rl8x.distributed import ranks
 
@@ -37,3 +40,16 @@ def part_seed(seed: int, part: str, rank: int | None = None) -> int:
         entropy = [seed, 2, rank, *part.encode()]
     words = np.random.SeedSequence(entropy).generate_state(len(_PARTS), dtype=np.uint64) >> np.uint64(1)
     return int(words[_PARTS.index(part) if part in _PARTS and isinstance(entropy, int) else 0])
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Have torch's own generators begin at a seed, and be afterwards what they were before.
+
+    Args:
+        seed: In [0, 2^63).
+        device: Whose generator it is, beside the CPU's.
+    """
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

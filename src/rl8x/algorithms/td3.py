@@ -121,6 +121,7 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
     """The update of TD3, for rows of a replay or of a data set."""
 
     update_metrics: ClassVar[tuple[str, ...]] = (*CRITIC_METRICS, "losses/policy", "monitors/policy_grad_norm")
+    trains_by_copy = True
 
     def check_spaces(self) -> None:
         """Refuse actions that are not numbers between bounds."""

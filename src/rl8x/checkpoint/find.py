@@ -63,7 +63,10 @@ def _folder_of_run(run: str) -> Path:
     try:
         stored_run = find_run(run)
     except TrackingError as error:
-        raise CheckpointError(f"{error}; and no folder of checkpoints in {root} is of this name") from None
+        raise CheckpointError(
+            f"{error}; and no folder of checkpoints in {root} is of this name. To look in another store set "
+            "MLFLOW_TRACKING_URI; the path of its checkpoints finds any run"
+        ) from None
     # The checkpoints of a short run were written before it had an ID, so ask the run for them.
     tagged = Path(stored_run.data.tags.get(CHECKPOINTS_TAG, "none"))
     for folder, metadata in _runs(root):

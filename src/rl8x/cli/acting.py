@@ -23,13 +23,15 @@ class Acting(NamedTuple):
     Attributes:
         algorithm: That of the run, with the weights that it learned.
         maker: What makes the environment.
-        trained_config: The `env_config` of the training's next reset, of what moves where it stood; empty in another
-            environment than the training's.
+        trained_config: The `env_config` of the training's next reset, of what moves where it stood; of a run that
+            learned from data what it evaluated under; empty in another environment than the run's.
+        source: Whose `env_config` that is, in words: "as in the training".
     """
 
     algorithm: GenericAlgorithmBase[Any]
     maker: Callable[..., Env]
     trained_config: Mapping[str, Any]
+    source: str = "as in the training"
 
 
 def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting:
@@ -37,7 +39,7 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
 
     Args:
         run: The run's name or ID, the path of its checkpoints, or of one.
-        env: The environment; None is the training's.
+        env: The environment; None is the training's, or where there is none the one that the run evaluated in.
         auto: Take the newest good checkpoint where the one that is meant is damaged.
         trust: Whether modules that the checkpoint names may be imported.
 
@@ -53,10 +55,16 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
     algorithm = build_algorithm(checkpoint.metadata["build"], {}, trust=trust, only_acts=True)
     state = checkpoint.state["trainer"]["algorithm"]
     algorithm.load_learned_state(state)
-    maker = algorithm.env_factory if env is None else env_maker(env, trust=True)
-    if maker is None:
+    if env is not None:
+        return Acting(algorithm, env_maker(env, trust=True), {})
+    if algorithm.env_factory is not None:
+        return Acting(algorithm, algorithm.env_factory, _trained_config(state))
+    evaluated_in = checkpoint.metadata["trainer"].get("eval_env")
+    if algorithm.env is not None or not isinstance(evaluated_in, str) or evaluated_in in ("auto", "given"):
         raise UserError(f"{run} does not say in which environment: give it by --env, as in --env CartPole.")
-    return Acting(algorithm, maker, _trained_config(state) if env is None else {})
+    options = (checkpoint.state["run"] or {}).get("options", {})
+    config = options.get("eval_env_config") or {}
+    return Acting(algorithm, env_maker(evaluated_in, trust=trust), config, "as in the run's evaluations")
 
 
 def _trained_config(state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tempfile
 from collections.abc import Mapping
@@ -70,7 +71,9 @@ class Recording(NamedTuple):
     "--epsilon", type=FiniteRange(0.0, 1.0), default=0.0, help="Share of random actions. [default: 0; 0 to 1]"
 )
 @click.option("--deterministic", is_flag=True, help="Take the most likely actions rather than samples.")
-@click.option("--env", "env", metavar="ENV", help="Act in this environment. [default: the one that was trained in]")
+@click.option(
+    "--env", "env", metavar="ENV", help="Act in this environment. [default: where the run trained, or evaluated]"
+)
 @click.option(
     "--num-envs", type=click.IntRange(min=1), default=8, help="Copies of the environment. Each ends in a cut episode."
 )
@@ -102,22 +105,21 @@ def collect(
     with users_mistakes():
         count = _whole(transitions)
         target = _new_target(f"{Path(run).name}-{count}" if output is None else None, output, file_format)
-        algorithm, maker, trained_config = load_acting(run, env, auto=auto, trust=trust)
-        environment = maker(min(how.pop("num_envs"), count), device=algorithm.device, seed=how["seed"])
-        check_spaces(environment, algorithm.policy)
-        config = environment.plain_config(
-            asked_config(trained_config, overrides, environment.num_envs), copies="--num-envs"
-        )
-        how["epsilon"] = 1.0 if is_random else how["epsilon"]
-        if isinstance(target, Path):
-            _make_parent(target)
-        reset_every = algorithm.state_reset_every
-        recorded = record(algorithm.policy, environment, count, state_reset_every=reset_every, env_config=config, **how)
+        algorithm, maker, trained_config, source = load_acting(run, env, auto=auto, trust=trust)
+        how |= {"epsilon": 1.0 if is_random else how["epsilon"], "state_reset_every": algorithm.state_reset_every}
+        made = maker(min(how.pop("num_envs"), count), device=algorithm.device, seed=how["seed"])
+        with contextlib.closing(made) as environment:
+            check_spaces(environment, algorithm.policy)
+            asked = asked_config(trained_config, overrides, environment.num_envs)
+            config = environment.plain_config(asked, copies="--num-envs")
+            if isinstance(target, Path):
+                _make_parent(target)
+            recorded = record(algorithm.policy, environment, count, env_config=config, **how)
         if isinstance(target, Path):
             recorded.dataset.save(target)
         else:
             write_minari(target, recorded.dataset, algorithm_name=type(algorithm).__name__)
-    say(f"env_config  {in_words(config)}" + ("" if overrides or env is not None else ", as in the training"))
+    say(f"env_config  {in_words(config)}" + ("" if overrides or env is not None else f", {source}"))
     mean = f", mean return {recorded.returns.mean():.4g}" if len(recorded.returns) else ""
     say(f"wrote       {target}: {recorded.dataset.size:,} transitions, {len(recorded.returns):,} whole episodes{mean}")
     return 0

@@ -24,7 +24,7 @@ from rl8x.output import counted, described, say, table
 # What the extras of the package are for.
 FEATURES: Final = {
     "video": "films of episodes",
-    "export": "policies as ONNX and safetensors",
+    "export": "policies as ONNX programs",
     "studies": "searches, and studies on a cluster",
     "mujoco": "Gymnasium's MuJoCo tasks",
     "envpool": "EnvPool's tasks",

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from rl8x import keys
 from rl8x.cli.errors import UserError, users_mistakes
+from rl8x.cli.options import find_modules_here
 from rl8x.output import say
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ def export(
     if not Path(output).absolute().parent.is_dir():
         raise UserError(f"there is no folder {Path(output).parent} to write {Path(output).name} to: make it first.")
     with users_mistakes():
+        find_modules_here(trust)
         checkpoint = find_checkpoint(run, which)
         # Of the run's own device there may be none here.
         algorithm = build_algorithm(checkpoint.metadata["build"], {"device": "cpu"}, trust=trust, only_acts=True)
@@ -99,13 +102,18 @@ def find_checkpoint(run: str, which: str | None) -> Checkpoint:
     checkpoint = find(run)
     if which != "best":
         return checkpoint
-    best = [path for path in listed(checkpoint.path.parent) if describe(path).get("is_best")]
+    paths = listed(checkpoint.path.parent)
+    described = {path: describe(path) for path in paths}
+    best = {about["counters"][keys.STEPS]: path for path, about in described.items() if about.get("is_best")}
     if not best:
         raise CheckpointError(
             f"no checkpoint in {checkpoint.path.parent} is the best of a metric: train with a metric to save by, such "
             "as checkpoints={'best': 'eval/returns/mean'}, or export the last"
         )
-    return read(best[-1])
+    # A run that has gone back to an older checkpoint has left behind what came after that.
+    newest = checkpoint if checkpoint.path.name == paths[-1].name else read(paths[-1])
+    known = newest.state["best"]
+    return read(best.get(known and known["steps"], [*best.values()][-1]))
 
 
 def log_to_run(checkpoint: Checkpoint, policy: Policy, about: dict[str, Any], tracking_uri: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import re
@@ -158,6 +159,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.Abort:
         say("rl8x: interrupted", err=True)
         return 130
+    except OSError as error:  # of an output that `rl8x envs > FILE` fills; of a pipe that is closed click takes care
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        report(f"the output could not be written: {error.strerror}", debug=debug)
+        return 2
     return code if isinstance(code, int) else 0
 
 

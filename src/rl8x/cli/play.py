@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,7 @@ _EPISODES: Final = 10  # without a film
 )
 @click.option("--copies", type=click.IntRange(min=1), metavar="N", help="Copies side by side, where nothing else says.")
 @click.option("--sample", is_flag=True, help="Sample actions rather than take the most likely ones.")
-@click.option("--env", metavar="ENV", help="Play in this environment. [default: the one that was trained in]")
+@click.option("--env", metavar="ENV", help="Play in this environment. [default: where the run trained, or evaluated]")
 @click.option(
     "--max-steps",
     type=click.IntRange(min=1),
@@ -100,19 +101,19 @@ def play(
         acting = load_acting(run, env, auto=auto, trust=trust)
         how |= {"deterministic": not sample, "state_reset_every": acting.algorithm.state_reset_every}
         if out is not None:
-            environment = make_filmed(acting.maker, number, device=acting.algorithm.device, seed=how["seed"])
-            config = _config(acting, environment, words, crossed)
             columns = len(axes[0][1]) if len(axes) > 1 else None
             options: Any = {"episodes": episodes or 1, "columns": columns, "fps": fps, **how}
-            shown = film(acting.algorithm.policy, environment, Path(out).suffix, env_config=config, **options)
-            environment.close()
+            made = make_filmed(acting.maker, number, device=acting.algorithm.device, seed=how["seed"])
+            with contextlib.closing(made) as environment:
+                config = _config(acting, environment, words, crossed)
+                shown = film(acting.algorithm.policy, environment, Path(out).suffix, env_config=config, **options)
             returns, lengths, finished = (array.T for array in (shown.returns, shown.lengths, shown.finished))
             shown.save(out)
         else:
             config, returns, lengths, finished = _play(acting, words, crossed, number, episodes or _EPISODES, how)
     same = {name: value for name, value in config.items() if not isinstance(value, list)}
     asked = words or grid or env is not None
-    say(f"env_config  {in_words(same if number > 1 else config)}" + ("" if asked else ", as in the training"))
+    say(f"env_config  {in_words(same if number > 1 else config)}" + ("" if asked else f", {acting.source}"))
     say(_report(config, returns, lengths, finished))
     if out is not None:
         say(f"wrote       {out}: {shown.num_frames:,} frames, {len(shown.data) / 1e6:.2g} MB")
@@ -164,10 +165,9 @@ def _play(
     acting: Acting, words: Sequence[str], crossed: Mapping[str, list[Any]], copies: int, episodes: int, how: Any
 ) -> tuple[dict[str, Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Play all episodes at once; returns config, returns, lengths and whether they ended, `[copies, episodes]`."""
-    env = acting.maker(copies * episodes, device=acting.algorithm.device, seed=how["seed"])
-    config = _config(acting, env, words, crossed, episodes)
-    last = deque(play_episodes(acting.algorithm.policy, env, env_config=config, **how), maxlen=1).pop()
-    env.close()
+    with contextlib.closing(acting.maker(copies * episodes, device=acting.algorithm.device, seed=how["seed"])) as env:
+        config = _config(acting, env, words, crossed, episodes)
+        last = deque(play_episodes(acting.algorithm.policy, env, env_config=config, **how), maxlen=1).pop()
     config = {name: value[::episodes] if isinstance(value, list) else value for name, value in config.items()}
     played = (array.reshape(copies, episodes) for array in (last.returns, last.lengths, ~last.running))
     return (config, *played)  # type: ignore[return-value]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,6 +52,7 @@ An algorithm of your own is a subclass of rl8x.algorithms.AlgorithmConfig, whose
 _OWN_FORM: Final = ("env", "algorithm_config", "stop_conditions", "seed")
 # What their messages explain: what was asked for is not to be had on this machine, or with these ranks.
 _IMPOSSIBLE: Final = (ProgramError, RankError)
+_URI: Final = "MLFLOW_TRACKING_URI"
 
 
 class _TrainCommand(RunCommand):
@@ -110,9 +113,27 @@ class _ResumeCommand(AlgorithmCommand):
             raise UserError(f"name the run first: rl8x resume RUN {run} ...")
         from rl8x.checkpoint import find
 
-        name = find(run, auto=parameters.get("auto", False)).metadata.get("build", {}).get("config_class")
+        with _as_users_store(parameters.get("tracking_uri")):
+            name = find(run, auto=parameters.get("auto", False)).metadata.get("build", {}).get("config_class")
         find_modules_here(trust)
         return None if name is None else algorithm_config_class(str(name), trust)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command with the store that was typed as the user's."""
+        with _as_users_store(ctx.params.pop("tracking_uri")):
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _as_users_store(tracking_uri: str | None) -> Iterator[None]:
+    """Let a tracking URI be the user's, as `MLFLOW_TRACKING_URI` makes it; None changes nothing."""
+    before = os.environ.get(_URI)
+    os.environ |= {} if tracking_uri is None else {_URI: tracking_uri}
+    try:
+        yield
+    finally:
+        os.environ.pop(_URI, None)
+        os.environ |= {} if before is None else {_URI: before}
 
 
 @click.command("resume", cls=_ResumeCommand)
@@ -122,6 +143,7 @@ class _ResumeCommand(AlgorithmCommand):
 @click.option("--max-steps", type=click.IntRange(min=1), help="End after so many steps, those before among them.")
 @click.option("--steps-per-eval", type=click.IntRange(min=1), help="Evaluate after every so many steps from here on.")
 @click.option("--stop", multiple=True, metavar="CONDITION", help="Stop conditions instead of the run's own.")
+@click.option("--tracking-uri", metavar="URI", help="The store that has the run. Default: as in training.")
 @click.option(
     "--progress", type=click.Choice(["auto", "bar", "lines", "none"]), default="auto", help="What is shown meanwhile."
 )

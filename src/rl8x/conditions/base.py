@@ -39,6 +39,9 @@ class Condition(ABC):
     condition_arguments: ClassVar[tuple[str, ...]] = ()
     """The constructor's arguments that are conditions themselves, for run files; its first argument is first."""
 
+    evaluates: ClassVar[bool] = False
+    """Whether judging a row may evaluate: it is then judged before others, which see what it has measured."""
+
     @abstractmethod
     def judge(self, stats: Stats) -> Verdict:
         """Take in one row.
@@ -277,7 +280,7 @@ class _Composed(Condition):
 
     def judge(self, stats: Stats) -> Verdict:
         """Judge every part, then join the verdicts."""
-        verdicts = [condition.judge(stats) for condition in self.conditions]
+        verdicts = [condition.judge(stats) for condition in in_turn(self.conditions)]
         if self.decisive in verdicts:
             return self.decisive
         return None if None in verdicts else not self.decisive
@@ -379,6 +382,15 @@ def parts(condition: Condition) -> Iterable[Condition]:
     yield condition
     for child in condition.children:
         yield from parts(child)
+
+
+def in_turn(conditions: Iterable[Condition]) -> list[Condition]:
+    """Return conditions in the order in which a row is shown to them: those first that may evaluate.
+
+    Args:
+        conditions: The conditions.
+    """
+    return sorted(conditions, key=lambda condition: not any(part.evaluates for part in parts(condition)))
 
 
 def unknown_metric(name: str, condition: str, known: list[str]) -> str:

@@ -29,7 +29,7 @@ class Confirmed(Condition):
 
     Train statistics are noisy and lag behind the policy. Whenever `condition` is met, the trainer evaluates; only if
     every one of `evaluations` evaluations confirms it is this condition met. Where the trainer cannot evaluate now,
-    the next row in which `condition` is met asks again.
+    the next row in which `condition` is met asks again. What was measured joins the row, for the other conditions too.
 
     Args:
         condition: The condition on the rows, usually on train metrics.
@@ -47,6 +47,7 @@ class Confirmed(Condition):
     """
 
     condition_arguments = ("condition", "by")
+    evaluates = True
 
     def __init__(self, condition: ConditionLike, evaluations: int = 1, by: ConditionLike | None = None) -> None:
         self.condition = as_condition(condition)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rl8x import algorithms
-from rl8x.algorithms import AlgorithmConfig
+from rl8x.algorithms import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.config.files import shortened
-from rl8x.importing import Trust, import_named, is_dotted
+from rl8x.importing import Trust, dotted_path, import_named, is_dotted
 from rl8x.names import did_you_mean
 
 
@@ -31,8 +33,34 @@ def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
         return builtin
     if not is_dotted(name):
         listed = f"{', '.join(known)}.{did_you_mean(name, known)}"
-        raise ValueError(f"no built-in algorithm {shortened(name)}; there are {listed}")
+        raise ValueError(
+            f"no built-in algorithm {shortened(name)}; there are {listed} One of your own is named by its config "
+            "class, such as my_module.MyConfig."
+        )
     cls = import_named(name, trust=trust)
     if not isinstance(cls, type) or not issubclass(cls, AlgorithmConfig):
-        raise ValueError(f"`algorithm` must name a subclass of rl8x.algorithms.AlgorithmConfig; got {name!r}.")
+        raise ValueError(
+            f"`algorithm` must name a subclass of rl8x.algorithms.AlgorithmConfig; got {name!r}{_config_hint(cls)}."
+        )
     return cls
+
+
+def _config_hint(named: object) -> str:
+    """Return which config classes build what was named, if it is an algorithm's class."""
+    if not isinstance(named, type) or not issubclass(named, GenericAlgorithmBase):
+        return ""
+    configs = dict.fromkeys(_below(AlgorithmConfig))
+    paths = [dotted_path(cls) for cls in configs if cls.algorithm is named and not _is_preset(cls)]
+    listed = " or ".join(path for path in paths if path is not None)
+    return f", which is an algorithm. Name its config: {listed}" if listed else ", an algorithm that no config builds"
+
+
+def _below(cls: type[AlgorithmConfig]) -> Iterator[type[AlgorithmConfig]]:
+    for each in cls.__subclasses__():
+        yield each
+        yield from _below(each)
+
+
+def _is_preset(cls: type[AlgorithmConfig]) -> bool:
+    """Whether a config builds what its base class does."""
+    return any(getattr(base, "algorithm", None) is cls.algorithm for base in cls.__bases__)

@@ -30,6 +30,8 @@ class Distribution(nn.Module):
     Attributes:
         num_features: Width of the features that it is made from.
         num_noise: Random numbers that one sample needs.
+        by_copy: Whether the first axis of features has to be that of the environment's copies, which differ; in
+            minibatches it is another.
         default_for: Kinds of action space for which the distribution is the default; built-in ones only.
     """
 
@@ -40,6 +42,7 @@ class Distribution(nn.Module):
 
     num_features: int
     num_noise: int
+    by_copy: bool = False
 
     def __init__(self, space: gymnasium.Space[Any]) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ class NoisyDeterministic(Normal):
         space: The `Box` space, with finite bounds.
         noise_std: The standard deviation sigma, as a share of half the range of an action, > 0.
         noise_std_min: Where copies have standard deviations of their own, the smallest; `noise_std` is then the
-            largest.
+            largest. Only TD3, whose losses need no log-probabilities, can train with it.
 
     Raises:
         TypeError: If the space is no `Box` of floating-point numbers.
@@ -68,6 +68,7 @@ class NoisyDeterministic(Normal):
                 f"got {noise_std!r} and {noise_std_min!r}."
             )
         self.noise_std, self.noise_std_min = float(noise_std), float(least)
+        self.by_copy = self.noise_std_min < self.noise_std
         self.register_buffer("action_middle", ((low + high) / 2).float(), persistent=False)
         self.register_buffer("action_half_range", ((high - low) / 2).float(), persistent=False)
 

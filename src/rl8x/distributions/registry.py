@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -44,7 +45,15 @@ def make_distribution(
         )
     config = dict(config or {})
     check_arguments(spec, config, "distribution_config", num_positional=1)
-    return spec(action_space, **config)
+    made = spec(action_space, **config)
+    for name in ("num_features", "num_noise"):
+        number = getattr(made, name, None)
+        if not isinstance(number, numbers.Integral) or number < 0:
+            raise ValueError(
+                f"{spec.__name__}.{name} must be a whole number, at least 0, set by the class or its __init__; got "
+                f"{number!r}."
+            )
+    return made
 
 
 def _default_name(action_space: gymnasium.Space[Any]) -> str:

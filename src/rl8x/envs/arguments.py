@@ -10,7 +10,9 @@ import gymnasium.spaces as spaces
 import torch
 from torch import Tensor
 
+from rl8x.envs.steps import State
 from rl8x.spaces import describe_space, named_parts
+from rl8x.trees import flatten_tree
 
 
 def whole_number(number: Any, owner: str, name: str) -> int:
@@ -103,3 +105,19 @@ def _check_elements(actions: Tensor, space: spaces.Discrete | spaces.MultiDiscre
     wrong = ~((actions >= first) & (actions < first + number))
     if wrong.any():
         raise ValueError(f"{owner} must be elements of {describe_space(space)}; got {actions[wrong][0].item()}.")
+
+
+def check_restored(name: str, saved: State, made: State) -> None:
+    """Refuse a saved state that has other parts or shapes than the one that `initial_state` makes.
+
+    Raises:
+        ValueError: If it does: the environment's class was changed since.
+    """
+    before, now = (
+        {path: list(part.shape) for path, part in flatten_tree("state", state).items()} for state in (saved, made)
+    )
+    if before != now:
+        raise ValueError(
+            f"{name}: the class was changed since: the saved state is {before}, what `initial_state` makes {now}. "
+            "Begin a new run, or bring the former class back."
+        )

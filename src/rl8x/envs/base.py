@@ -21,7 +21,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from rl8x.envs.arguments import check_declared, check_time_limit, taken_actions, whole_number
+from rl8x.envs.arguments import check_declared, check_restored, check_time_limit, taken_actions, whole_number
 from rl8x.envs.dynamics import Dynamics
 from rl8x.envs.env_config import EnvConfig
 from rl8x.envs.moving import MovesParameters
@@ -60,16 +60,8 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
 
     not_traced: ClassVar[tuple[str, ...]] = (
-        *(
-            "carry",
-            "generator",
-            "metadata",
-            "render_mode",
-            "_next_config",
-            "_known_groups",
-            "_last_resolved",
-            "shared_seed",
-        ),
+        *("carry", "generator", "metadata", "render_mode", "shared_seed"),
+        *("_next_config", "_known_groups", "_saved_groups", "_last_resolved"),
     )
     """Attributes that `restart` and `advance` do not read; by all others a compiled program is told from another."""
 
@@ -109,7 +101,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._no_noise = torch.empty(self.num_envs, 0, device=self.device)
-        self._known_groups = {}
+        self._known_groups, self._saved_groups = {}, {}
         self._config = self._resolve({})
         self._next_config = None
         self.offer_pictures()
@@ -347,7 +339,8 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
             state_dict: A snapshot; its tensors are copied.
 
         Raises:
-            ValueError: If it was taken from another number of copies or from another kind of device.
+            ValueError: If it was taken from another number of copies, from another kind of device, or with another
+                state than `initial_state` makes.
         """
         name, carry, kind = type(self).__name__, state_dict["carry"], state_dict["generator_device"]
         if carry is not None and len(carry["elapsed"]) != self.num_envs:
@@ -363,6 +356,10 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
         self.load_moving_state(state_dict)
         if carry is not None:
             carry = tree_map(lambda tensor: tensor.to(self.device, copy=True), carry)
+            if type(self).initial_state is not Env.initial_state:
+                noise = torch.zeros(self.num_envs, self.noise_width, device=self.device)
+                own = self._columns(noise, self.step_noise, self.reset_noise)
+                check_restored(name, carry["state"], self.initial_state(self.starting_parameters(noise), own))
             carry["parameters"] = {**self._config.fixed, **carry["parameters"]}
         self.carry = carry
         self.generator.set_state(state_dict["generator"].cpu())

@@ -39,6 +39,7 @@ class MovesParameters:
     carry: Carry | None
     generator: torch.Generator
     _known_groups: dict[str, ParameterGroup]
+    _saved_groups: dict[str, Any]
     _last_resolved: tuple[object, ResolvedConfig] | None = None
     _no_noise: Tensor
     _config: ResolvedConfig
@@ -119,6 +120,8 @@ class MovesParameters:
         for group in resolved.groups:
             known = self._known_groups.setdefault(group.key, group)
             known.allocate_state(self.generator.device)
+            if group.key in self._saved_groups:
+                known.load_state_dict(self._saved_groups.pop(group.key))
             known.update_from_config(group)
             groups.append(known)
         return ResolvedConfig(resolved.given, resolved.fixed, resolved.drawn, tuple(groups), resolved.steered)
@@ -322,13 +325,13 @@ class MovesParameters:
     # ---- saving
 
     def moving_state(self) -> dict[str, Any]:
-        """Return the state of the moving parameters for a snapshot; empty where nothing moves."""
-        if not self._in_use:
+        """Return the state of all parameters that move, or have moved, for a snapshot; empty where there are none."""
+        if not (self._known_groups or self._saved_groups):
             return {}
         following = self._next_config
         return {
             "steered": [self._config.steered, following is not None and following.steered],
-            "moving": {key: group.state_dict() for key, group in self._in_use.items()},
+            "moving": {**self._saved_groups, **{key: each.state_dict() for key, each in self._known_groups.items()}},
             "present": self.present_config(),
         }
 
@@ -338,9 +341,13 @@ class MovesParameters:
         Args:
             state: The other environment's `state_dict`.
         """
-        for key, group in self._in_use.items():
-            if key in state.get("moving", {}):
-                group.load_state_dict(state["moving"][key])
+        self._load_groups(state.get("moving", {}))
+
+    def _load_groups(self, moving: Mapping[str, Any]) -> None:
+        """Restore the state of groups by key; that of one which no configuration has had here waits for it."""
+        for key in self._known_groups.keys() & moving.keys():
+            self._known_groups[key].load_state_dict(moving[key])
+        self._saved_groups = {key: saved for key, saved in moving.items() if key not in self._known_groups}
 
     def load_moving_state(self, state: Mapping[str, Any]) -> None:
         """Restore the configurations of a snapshot, and the state of their moving parameters.
@@ -350,11 +357,10 @@ class MovesParameters:
         """
         steered, following_steered = state.get("steered", (False, False))
         following = state["next_config"]
+        self._load_groups(state.get("moving", {}))
         self._config, self._next_config = self._with_known_groups(self._resolve(state["config"], steered=steered)), None
         if following is not None:
             self._next_config = self._with_known_groups(self._resolve(following, steered=following_steered))
-        for key, group in self._in_use.items():
-            group.load_state_dict(state["moving"][key])
 
 
 def _constants(config: EnvConfig) -> tuple[tuple[str, object], ...] | None:

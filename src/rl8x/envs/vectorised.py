@@ -165,7 +165,8 @@ def _from_id(
         if name.rpartition(":")[-1] in gymnasium.registry:  # it has no vectorised form
             raise ValueError(f"{name!r} cannot be made with vectorization={vectorization!r}: {error}") from error
         hint = did_you_mean(name, gymnasium.registry, most=3, cutoff=0.5, show=str)
-        raise ValueError(f"no Gymnasium environment {name!r} is registered.{hint}") from error
+        own = "" if ":" in name else f" One that a module of yours registers is written 'module:{name}'."
+        raise ValueError(f"no Gymnasium environment {name!r} is registered.{hint}{own}") from error
 
 
 def _keywords_of(name: str, vectorization: str) -> list[str]:

@@ -164,6 +164,20 @@ class Execution:
         self.mode = self.target = "eager"
         self.prepares, self.threads.eager, self.due, self.fell_back = False, True, math.inf, True
 
+    def give_up(self, error: ProgramError) -> None:
+        """Run eagerly from now on, with a warning, because programs cannot be had.
+
+        Args:
+            error: Why.
+
+        Raises:
+            RuntimeError: The error that was given, unless the mode is `auto`.
+        """
+        if not self.falls_back:
+            raise error
+        self.fall_back()
+        warnings.warn(f"{error} Running eagerly.", RuntimeWarning, stacklevel=4)
+
     @staticmethod
     def announce(say: Callable[[str], None]) -> None:
         """Have it said where a run waits for the compiler.
@@ -327,7 +341,7 @@ class _Guarded:
         try:
             return self.made(*tensors)
         except ProgramError as error:
-            self._fall_back(error)
+            self.execution.give_up(error)
             return self.function(*tensors)
 
     def prepare(self, *tensors: Tensor) -> None:
@@ -336,10 +350,4 @@ class _Guarded:
             try:
                 self.made.prepare(*tensors)
             except ProgramError as error:
-                self._fall_back(error)
-
-    def _fall_back(self, error: ProgramError) -> None:
-        if not self.execution.falls_back:
-            raise error
-        self.execution.fall_back()
-        warnings.warn(f"{error} Running eagerly.", RuntimeWarning, stacklevel=3)
+                self.execution.give_up(error)

@@ -6,10 +6,11 @@ whose compiled programs are wrong. What happens where one is gone is said at eac
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -93,6 +94,23 @@ def _missing(name: str) -> RuntimeError:
 def has_loaded_compiler() -> bool:
     """Whether torch's compiler has been imported. Under another name it never has: then no trace collects garbage."""
     return "torch._dynamo" in sys.modules
+
+
+@contextlib.contextmanager
+def one_fake_mode() -> Iterator[None]:
+    """Have make_fx describe all tensors of a trace, `[*]` each, by one fake mode.
+
+    For each tensor it makes one of its own, which looks through the whole call stack: half of what a trace takes.
+    Without these names it does so.
+    """
+    try:
+        guards = importlib.import_module("torch._guards")
+        mode = importlib.import_module("torch._subclasses.fake_tensor").FakeTensorMode(allow_fallback_kernels=True)
+        context = guards.tracing(guards.TracingContext(mode))
+    except (ModuleNotFoundError, AttributeError, TypeError):
+        context = contextlib.nullcontext()
+    with context:
+        yield
 
 
 def is_observed() -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rl8x.execution.private import has_loaded_compiler
+from rl8x.execution.private import has_loaded_compiler, one_fake_mode
 from rl8x.importing import importing_much
 
 
@@ -101,7 +101,7 @@ def trace(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) 
 
     copies = [tensor.detach().clone() for tensor in tensors]
     # The first one loads torch's compiler, a second that a run without tracing need not pay.
-    with contextlib.nullcontext() if has_loaded_compiler() else importing_much():
+    with contextlib.nullcontext() if has_loaded_compiler() else importing_much(), one_fake_mode():
         graph: torch.fx.GraphModule = make_fx(lambda *given: function(*given))(*copies)  # it counts a method's `self`
     return Trace(graph, _lift(graph))
 

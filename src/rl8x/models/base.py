@@ -17,8 +17,9 @@ class Model(nn.Module):
     """A network from observations to the features of an action distribution and to values.
 
     A model of your own is a subclass with `__init__(self, observation_space, num_features, **model_config)` that calls
-    this one's, and `forward`. `build` runs it once on an observation of the space, and says what of its
-    results does not fit. With `precision="bf16"` its matmuls are bfloat16, but for layers of kind `Head`.
+    this one's, and `forward`. `build` runs it on an observation of the space, and says what of its results does not
+    fit. It acts in evaluation mode, and is in training mode for the losses that train it. With `precision="bf16"` its
+    matmuls are bfloat16, but for layers of kind `Head`.
 
     Args:
         observation_space: Space of one copy's observation.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,25 +12,69 @@ from rl8x.output import described
 from rl8x.trees import flatten_tree
 
 
-def check_model(model: Model, obs: Any, starts: Tensor) -> None:
-    """Run a model once, and compare what it gives with what it must.
+class TrainingEffects(NamedTuple):
+    """What a model in training mode does beside what it returns.
 
-    Neither its buffers nor torch's generators change.
+    Attributes:
+        draws: Whether it draws from torch's own generators, as dropout does.
+        writes: Whether it changes its buffers, as batch normalisation does.
+    """
+
+    draws: bool = False
+    writes: bool = False
+
+
+def check_model(model: Model, obs: Any, starts: Tensor) -> TrainingEffects:
+    """Run a model once in evaluation mode and once in training mode, and compare what it gives with what it must.
+
+    Neither its buffers nor torch's generators change. It is left in evaluation mode.
 
     Args:
         model: The model.
         obs: Observations, `[T, B, *obs]` or a dict of such.
         starts: Where an observation begins an episode, `[T, B]`, bool.
 
+    Returns:
+        What it does in training mode beside that.
+
     Raises:
-        ValueError: If `initial_state` or `forward` fails or gives something else.
+        ValueError: If `initial_state` or `forward` fails or gives something else, or it draws random numbers or changes
+            buffers in evaluation mode.
     """
+    name = type(model).__name__
+    state = model.initial_state(starts.shape[1])
+    if state and not model.recurrent:
+        raise ValueError(f"{name}.initial_state gives a state: write `recurrent = True` in the class {name}.")
+    model.eval()
+    given, acting = _tried(model, obs, state, starts)
+    _check_result(model, given, state, starts)
+    for does, what, how in (
+        (acting.draws, "draws random numbers", "draw"),
+        (acting.writes, "changes its buffers", "change them"),
+    ):
+        if does:
+            raise ValueError(
+                f"{name}.forward {what} in evaluation mode too, so that evaluations, played episodes and exports could "
+                f"not be repeated: {how} only where `self.training` is true, as nn.Dropout and nn.BatchNorm1d do."
+            )
+    model.train()
+    given, effects = _tried(model, obs, state, starts)
+    _check_result(model, given, state, starts)
+    model.eval()
+    return effects
+
+
+@torch.no_grad()
+def _tried(model: Model, obs: Any, state: State, starts: Tensor) -> tuple[Any, TrainingEffects]:
+    """Run a model, and put back what it changes; return what it gives, and what it changed."""
     name, kept = type(model).__name__, [buffer.clone() for buffer in model.buffers()]
-    devices = [starts.device] if starts.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        state = model.initial_state(starts.shape[1])
-        if state and not model.recurrent:
-            raise ValueError(f"{name}.initial_state gives a state: write `recurrent = True` in the class {name}.")
+    on_cuda = starts.device.type == "cuda"
+
+    def drawn() -> Tensor:
+        return torch.cuda.get_rng_state(starts.device) if on_cuda else torch.get_rng_state()
+
+    with torch.random.fork_rng(devices=[starts.device] if on_cuda else []):
+        before = drawn()
         try:
             given: Any = model(obs, state, starts)
         except Exception as error:
@@ -39,8 +83,16 @@ def check_model(model: Model, obs: Any, starts: Tensor) -> None:
                 f"{name}.forward raised {described(error)}. It gets observations [T, B, *obs], here {shapes}, the "
                 "state before and `starts` [T, B]."
             ) from error
-        for buffer, before in zip(model.buffers(), kept, strict=True):
-            buffer.copy_(before)
+        draws, writes = not torch.equal(drawn(), before), False
+    for buffer, value in zip(model.buffers(), kept, strict=True):
+        writes = writes or not torch.equal(buffer.nan_to_num(), value.nan_to_num())
+        buffer.copy_(value)
+    return given, TrainingEffects(draws, writes)
+
+
+def _check_result(model: Model, given: Any, state: State, starts: Tensor) -> None:
+    """Compare what a model gives with what it must."""
+    name = type(model).__name__
     if not isinstance(given, tuple) or len(given) != 3:
         returned = f"{len(given)} values" if isinstance(given, tuple) else f"a {type(given).__name__}"
         raise ValueError(f"{name}.forward must return features, values and the state after; got {returned}.")

@@ -103,9 +103,13 @@ class Scheduled(MovingDistribution):
         distributions = [distribution for _, distribution in points]
         shapes = {(type(drawn), len(drawn.values) if hasattr(drawn, "values") else 0) for drawn in distributions}
         if len(shapes) > 1:
+            narrow = {"uniform": "Uniform(x, x)", "log_uniform": "LogUniform(x, x)", "normal": "Normal(x, 0)"}
+            kinds = {kind.kind for kind, _ in shapes}
+            forms = [narrow[kind] for kind in sorted(kinds & narrow.keys())] if PerCopy.kind in kinds else []
             raise ValueError(
                 "Scheduled: the distributions of `points` must be of one kind, with as many values in each; got "
                 f"{', '.join(map(repr, distributions))}."
+                + (f" Among these, write a number x as {' or '.join(forms)}." if forms else "")
             )
         object.__setattr__(self, "points", points)
 

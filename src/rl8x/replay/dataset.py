@@ -26,10 +26,12 @@ from rl8x.replay.dataset_files import (
     SPACES,
     is_hdf5,
     load_minari,
+    read_episode_returns,
     read_folder,
     read_hdf5,
     read_spaces,
     transitions_of,
+    write_episode_returns,
     write_spaces,
 )
 from rl8x.replay.dataset_rows import check_gaps, checked, with_next
@@ -88,10 +90,10 @@ class Dataset:
         ):
             if space is not None and any(is_part(each, name) for each in rows):
                 rows |= as_elements(name, space, rows)
-        self.episode_returns = _episode_returns(rows)
-        if any(is_part(name, keys.NEXT_OBS) for name in rows):
+        if has_next := any(is_part(name, keys.NEXT_OBS) for name in rows):
             check_gaps(rows, gaps)
-        else:
+        self.episode_returns = _episode_returns(rows)
+        if not has_next:
             rows = with_next(keys.OBS, rows)
         self.transitions = rows
         self.size = len(rows[keys.REWARDS])
@@ -146,7 +148,10 @@ class Dataset:
         """
         place = Path(path)
         if (place / "meta.json").is_file():
-            return cls(read_folder(place), device, **(read_spaces(place) | options))
+            dataset = cls(read_folder(place), device, **(read_spaces(place) | options))
+            returns = read_episode_returns(place)
+            dataset.episode_returns = dataset.episode_returns if returns is None else returns
+            return dataset
         if is_hdf5(place):
             return cls(read_hdf5(place), device, **options)
         if place.exists() or "/" not in str(path) or place.is_absolute():
@@ -206,6 +211,7 @@ class Dataset:
         try:
             self.as_tensordict().memmap(str(beside))
             write_spaces(beside, {name: getattr(self, name) for name in SPACES})
+            write_episode_returns(beside, self.episode_returns)
             beside.rename(path)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
@@ -335,11 +341,6 @@ class Dataset:
         return self._columns.views(gathered)
 
     # -- statistics
-
-    @functools.cached_property
-    def reward_moments(self) -> Moments:
-        """Count, mean and variance of the rewards, 0-d float64."""
-        return moments(self.transitions[keys.REWARDS])
 
     @functools.cached_property
     def obs_moments(self) -> dict[str, Moments]:

@@ -79,6 +79,25 @@ def read_spaces(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{file} does not say the spaces of a data set: {error!r}.") from None
 
 
+_EPISODES_FILE: Final = "episodes.json"
+
+
+def write_episode_returns(folder: Path, returns: Tensor) -> None:
+    """Write the returns of episodes, `[episodes]`, to a data set's folder: its rows may lack the ends of some."""
+    (folder / _EPISODES_FILE).write_text(json.dumps(returns.tolist()))
+
+
+def read_episode_returns(folder: Path) -> Tensor | None:
+    """Return the returns of episodes that a data set's folder says, `[episodes]`; None where it does not."""
+    file = folder / _EPISODES_FILE
+    if not file.is_file():
+        return None
+    try:
+        return torch.tensor([float(each) for each in json.loads(file.read_text())])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file} does not say the returns of episodes: {error!r}.") from None
+
+
 def is_hdf5(path: Path) -> bool:
     """Whether there is a file with the name of one in the layout of D4RL, which says nothing of its spaces."""
     return path.is_file() and path.suffix in (".hdf5", ".h5")

@@ -33,6 +33,7 @@ class Rollout:
         self.state_every = state_every
         self.tensors: dict[str, Tensor] = {}
         self.states: State = {}
+        self._metrics: list[str] = []
         self._slots: dict[tuple[str, ...], list[tuple[Tensor, ...]]] = {}
         self._views: dict[str, tuple[Tensor, ...]] = {}
 
@@ -49,7 +50,9 @@ class Rollout:
         for name, value in named.items():
             if name not in self.tensors:
                 # A metric that some steps do not have is NaN there.
-                empty = math.nan if name.startswith(f"{keys.METRICS}/") else 0.0
+                is_metric = name.startswith(f"{keys.METRICS}/")
+                self._metrics += [name] * is_metric
+                empty = math.nan if is_metric else 0.0
                 self.tensors[name] = value.new_full((self.horizon + 1, *value.shape), empty)
                 self._views[name] = self.tensors[name].unbind(0)
 
@@ -57,6 +60,9 @@ class Rollout:
         """Copy one step of some keys, each `[num_envs, ...]`, into slot t, and the policy's state before it."""
         self.allocate(named)
         copy_each([self._views[name][t] for name in named], list(named.values()))
+        for name in self._metrics if t < self.horizon else ():
+            if name not in named:  # else it would have what it had in the horizon before
+                self._views[name][t].fill_(math.nan)
         if state:
             self.write_state(t, state)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.envs.base import Carry
 from rl8x.execution.compiled import CompiledProgram
-from rl8x.execution.programs import TreeProgram, trees_allclose
+from rl8x.execution.programs import ProgramError, TreeProgram, trees_allclose
 from rl8x.output import message_of
 from rl8x.policy import Act
 from rl8x.rollouts.buffer import Rollout
@@ -212,8 +212,19 @@ class CompiledStepper(Stepper):
                 self.execution.remember(_PURE, self.made_of)
         except Exception as error:
             self.compiles_env = False
-            self._warn(error)
+            if isinstance(error, ProgramError) and not self._traces_policy(cursor, policy_noise):
+                self.execution.give_up(error)
+            else:
+                self._warn(error)
         return self.compiles_env
+
+    def _traces_policy(self, cursor: Cursor, policy_noise: Tensor | None) -> bool:
+        """Whether the policy can be traced by itself: else it is not the environment that nothing can be made of."""
+        try:
+            TreeProgram(self._act, functools.partial(CompiledProgram, compiles=False))(cursor, policy_noise)
+        except ProgramError:
+            return False
+        return True
 
     def _warn(self, error: Exception) -> None:
         lines = message_of(error).strip().splitlines()

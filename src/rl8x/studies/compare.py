@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 PAGE: Final = "compare.html"
 _CURVE: Final = ("steps", "mean", "low", "high")
+# Of these a run has `best/NAME` of all its rows; in a study's training `best/returns/mean` is of evaluations.
+_WITH_BEST: Final = (*keys.EVALUATED_RETURNS, keys.TRAINED_RETURNS[0])
 
 
 class Track(NamedTuple):
@@ -104,7 +106,11 @@ class Comparison:
         if track is None:
             return dict.fromkeys(names, math.nan)
         best = int(track.values.argmin() if self.minimize else track.values.argmax())
-        return dict(zip(names, map(float, (track.values[-1], track.values[best], track.steps[best])), strict=True))
+        value, step = float(track.values[best]), float(track.steps[best])
+        own = run.metrics.get(names[1], math.nan)
+        if metric in _WITH_BEST and not self.minimize and own > value:  # a point that was left out where many are
+            value, step = own, run.metrics.get(names[2], math.nan)
+        return dict(zip(names, (float(track.values[-1]), value, step), strict=True))
 
     @property
     def grouped(self) -> pandas.DataFrame:

@@ -102,6 +102,8 @@ def curves(
     axis: Axis,
     units: dict[str, str],
     theme: Theme,
+    *,
+    level: float = 0.95,
 ) -> Figure:
     """Draw the mean return over one parameter with its interval over seeds, and below it what was trained on."""
     figure = new_figure(7.2, 4.2 + 0.16 * len(groups))
@@ -115,7 +117,7 @@ def curves(
     for group, colour in zip(groups, colours, strict=True):
         means = along(group.scores, axis)
         there = ~np.isnan(means[0])
-        estimate = statistics.bootstrap(lambda scores: scores.mean(axis=-2), means[:, there])
+        estimate = statistics.bootstrap(lambda scores: scores.mean(axis=-2), means[:, there], level=level)
         curve = Curve(axis.values[there], *estimate)
         draw_line(panel, curve, group.label, colour, theme, marker=int(there.sum()) <= 25)
     _scale(panel, axis)
@@ -217,7 +219,7 @@ def profile(group: Group, thresholds: statistics.Array, summary: Summary) -> sta
     )
 
 
-def progress(evaluations: Evaluations, rows: Sequence[int], theme: Theme) -> Figure:
+def progress(evaluations: Evaluations, rows: Sequence[int], theme: Theme, *, level: float = 0.95) -> Figure:
     """Draw the mean return against the transitions or updates of training: over all cells, inside, and outside."""
     points, clock = evaluations.points, clock_of(evaluations.points)
     parts = {"all cells": points, "inside": points[points[INSIDE]], "outside": points[~points[INSIDE].astype(bool)]}
@@ -230,7 +232,7 @@ def progress(evaluations: Evaluations, rows: Sequence[int], theme: Theme) -> Fig
         for line, row in enumerate(rows):
             own = part[part["group"] == row]
             if len(own):
-                curve = statistics.mean_curve(training_curves(own, clock))
+                curve = statistics.mean_curve(training_curves(own, clock), level=level)
                 draw_line(panel, curve, evaluations.groups[row].label, line, theme, marker=len(curve.steps) <= 12)
         panel.set_title(name)
         panel.grid(True, alpha=0.6)

@@ -262,7 +262,7 @@ def _drawings(
                 f"curve-{plain_name(axis.name)}",
                 f"Return over {axis.name}",
                 f"Mean return of the last policies.{marginal}{binned} {band} Bars below are what was trained on.{some}",
-                partial(figures.curves, groups, colours, supports, axis, units),
+                partial(figures.curves, groups, colours, supports, axis, units, level=summary.level),
             )
         )
     drawings.append(
@@ -277,7 +277,7 @@ def _drawings(
         caption = (
             f"Evaluations at several points of training. {band} A seed that has stopped keeps its last value.{some}"
         )
-        draw = partial(figures.progress, evaluations, rows)
+        draw = partial(figures.progress, evaluations, rows, level=summary.level)
         drawings.append(Drawing("training", "Generalisation in the course of training", caption, draw))
     return drawings
 

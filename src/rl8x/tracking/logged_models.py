@@ -46,7 +46,7 @@ def log_model(client: Any, run: Any, path: Path, about: Mapping[str, Any]) -> st
             _save(Path(folder) / "model", model, run_id, path, about)
             client.log_model_artifacts(model.model_id, str(Path(folder) / "model"))
         points = [
-            Metric(name, value, _logged_at(client, run_id, name, value, about), about["step"], model_id=model.model_id)
+            Metric(name, value, *_logged_at(client, run_id, name, value, about), model_id=model.model_id)
             for name, value in ((legal_name(name), value) for name, value in about["metrics"].items())
         ]
         client.log_batch(run_id, metrics=points)
@@ -59,12 +59,15 @@ def log_model(client: Any, run: Any, path: Path, about: Mapping[str, Any]) -> st
     return str(model.model_id)
 
 
-def _logged_at(client: Any, run_id: str, name: str, value: float, about: Mapping[str, Any]) -> int:
-    """Return when the run logged a value, so that linking it to a model adds no second point to the run's chart."""
-    for point in client.get_metric_history(run_id, name):
-        if (point.step, point.value) == (about["step"], value):
-            return int(point.timestamp)
-    return int(about["time"])
+def _logged_at(client: Any, run_id: str, name: str, value: float, about: Mapping[str, Any]) -> tuple[int, int]:
+    """Return time and step of a value in the run, so that linking it to a model adds no point to the run's chart.
+
+    The last evaluation may have been some steps before the model.
+    """
+    history = client.get_metric_history(run_id, name)
+    points = [(point.step, point.timestamp) for point in history if point.value == value]
+    step, time_ms = max((at for at in points if at[0] <= about["step"]), default=(about["step"], about["time"]))
+    return int(time_ms), int(step)
 
 
 def _save(folder: Path, model: Any, run_id: str, path: Path, about: Mapping[str, Any]) -> None:

@@ -269,6 +269,7 @@ class Sender:
 
     def _apply_params(self, op: Op) -> None:
         present = self.store.params(self.run.id)
+        tags = self.store.tags(self.run.id) if present.keys() & op["params"].keys() else {}
         new, changed, texts = {}, {}, []
         for name, param in op["params"].items():
             value, file = fitted(name, str(param))
@@ -276,8 +277,9 @@ class Sender:
                 texts.append({"op": "text", "to": file, "text": str(param)})
             if name not in present:
                 new[name] = value
-            elif present[name] != value:  # MLflow raises on a changed value; a resumed run may well have one
-                changed[legal_name(PARAM_CHANGE_TAG + name)] = value
+            # MLflow raises on a changed value; a resumed run may well have one, or be back at the first one.
+            elif tags.get(tag := legal_name(PARAM_CHANGE_TAG + name), present[name]) != value:
+                changed[tag] = value
         self._send_parts(
             list(new),
             MAX_PARAMS,

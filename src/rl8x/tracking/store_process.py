@@ -267,7 +267,8 @@ def _start(database: Path | None) -> subprocess.Popen[bytes]:
     # It finds the same packages, and nothing of the working directory that this process would not have found.
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(
-        [sys.executable, "-c", f"from rl8x.tracking.store_server import main; main({words})"],
+        # MLflow writes paths as text: in UTF-8, whatever the locale.
+        [sys.executable, "-X", "utf8", "-c", f"from rl8x.tracking.store_server import main; main({words})"],
         bufsize=0,  # nothing that a fork would copy and write twice
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

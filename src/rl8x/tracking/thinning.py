@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -84,8 +84,12 @@ class Thinning:
             self._read_back(None)
         self._goes_back = repeats
 
-    def _read_back(self, before: int | None) -> None:
-        """Count the rows that are there, and cut off those from the step `before` on, and what is torn."""
+    def _read_back(self, again: tuple[int, Collection[str]] | None) -> None:
+        """Count the rows that are there, and cut off what is torn, and those from the one on that comes `again`.
+
+        That is the first of its step, given here beside its metrics, with some of these. A run that had ended has
+        others of that step, which do not come again.
+        """
         assert self._file is not None
         self._counts.clear()
         self._keys.clear()
@@ -93,7 +97,7 @@ class Thinning:
         self._file.seek(0)
         for line in self._file:
             row = _parsed(line)
-            if row is None or (before is not None and row["step"] >= before):
+            if row is None or (again is not None and _is_from(row, *again)):
                 break
             end += len(line)
             self._count(row)
@@ -138,7 +142,7 @@ class Thinning:
         """
         assert self._file is not None
         if self._goes_back:
-            self._read_back(step)
+            self._read_back((step, row.keys()))
             self._goes_back = False
         kept = {"step": step, "time": time, "metrics": dict(row)}
         try:
@@ -202,6 +206,11 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) and row.keys() >= {"step", "time", "metrics"} else None
+
+
+def _is_from(row: Mapping[str, Any], step: int, names: Collection[str]) -> bool:
+    """Whether a row is of a later step, or of this one with some of these metrics."""
+    return bool(row["step"] > step or (row["step"] == step and any(name in row["metrics"] for name in names)))
 
 
 def is_sent_at_once(place: int) -> bool:

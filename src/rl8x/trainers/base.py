@@ -18,6 +18,7 @@ from rl8x.checkpoint.ranks import RANKS, num_ranks, of_rank
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.env_config import AnyEnvConfig
+from rl8x.names import did_you_mean
 from rl8x.output import described
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.trainers.callbacks import Callback, check_callbacks, declared_by
@@ -135,7 +136,8 @@ class TrainerBase(Generic[AlgorithmT]):
         self.checkpoints = self.record.checkpoints
         best = self.checkpoints.best_metric
         if best is not None and best not in self.metric_names:
-            raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {best!r}.")
+            near = did_you_mean(best, self.metric_names)
+            raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {best!r}.{near}")
         self.train_step = TrainStep(algorithm, self.record, on_non_finite)
         self.origin: Origin | None = None
         self.saved_run: Mapping[str, Any] | None = None
@@ -179,7 +181,7 @@ class TrainerBase(Generic[AlgorithmT]):
         """Evaluate the present policy and track the metrics under `eval/`.
 
         What `step()` has just returned takes the metrics in, as fresh: in a loop of one's own a condition that is then
-        asked about that row counts this evaluation, and once.
+        asked about that row counts this evaluation, and once. Before the first step the next row does.
 
         Args:
             env_config: Values for the environment's parameters in this evaluation; None are those under which the run

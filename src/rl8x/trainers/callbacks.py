@@ -19,7 +19,9 @@ def declared_metrics(callback: object) -> tuple[str, ...]:
     """Return the metrics that a callback declares in its attribute `metric_names`; none without one."""
     names: Any = getattr(callback, "metric_names", ())
     if isinstance(names, str) or not isinstance(names, Iterable):
-        raise TypeError(f"`metric_names` of the callback {_name(callback)} must be a list of names; got {names!r}.")
+        raise TypeError(
+            f"`metric_names` of the callback {callback_name(callback)} must be a list of names; got {names!r}."
+        )
     return tuple(names)
 
 
@@ -41,13 +43,15 @@ def check_callbacks(callbacks: Sequence[Callback], known: Collection[str]) -> No
             raise TypeError(f"A callback is called with the trainer and a row of statistics; got {callback!r}.")
         for name in declared_metrics(callback):
             if not isinstance(name, str) or not name.strip("/") or legal_name(name) != name:
-                raise ValueError(f"The callback {_name(callback)} declares {name!r}, which is no name of a metric.")
+                raise ValueError(
+                    f"The callback {callback_name(callback)} declares {name!r}, which is no name of a metric."
+                )
             if name in taken:
                 raise ValueError(
-                    f"The callback {_name(callback)} declares {name!r}, which is a metric of {taken[name]}. "
+                    f"The callback {callback_name(callback)} declares {name!r}, which is a metric of {taken[name]}. "
                     "Give it another name."
                 )
-            taken[name] = f"the callback {_name(callback)}"
+            taken[name] = f"the callback {callback_name(callback)}"
 
 
 def returned_metrics(
@@ -65,23 +69,27 @@ def returned_metrics(
         new = [name for name in new if not str(name).startswith((keys.EVAL_PREFIX, "profiling/"))]
         if new:
             warnings.warn(
-                f"the callback {_name(callback)} returned {new[0]!r}, which is not tracked: it declares no metrics. "
-                f"Write {_name(callback)}.metric_names = {new!r}.",
+                f"the callback {callback_name(callback)} returned {new[0]!r}, which is not tracked: it declares no "
+                f"metrics. Write {callback_name(callback)}.metric_names = {new!r}.",
                 RuntimeWarning,
                 stacklevel=5,
             )
         return {}
     if not isinstance(returned, Mapping):
-        raise TypeError(f"The callback {_name(callback)} must return its metrics by name, or None; got {returned!r}.")
+        raise TypeError(
+            f"The callback {callback_name(callback)} must return its metrics by name, or None; got {returned!r}."
+        )
     for name in returned:
         if name not in declared and name not in evaluated:
             near = difflib.get_close_matches(str(name), declared, n=3, cutoff=0.0)
             raise ValueError(
-                f"The callback {_name(callback)} returned {name!r}, which its `metric_names` do not have. "
+                f"The callback {callback_name(callback)} returned {name!r}, which its `metric_names` do not have. "
                 f"Nearest: {', '.join(near)}."
             )
     return {name: metric_value(name, value) for name, value in returned.items()}
 
 
-def _name(callback: object) -> str:
-    return getattr(callback, "__qualname__", None) or type(callback).__name__
+def callback_name(callback: object) -> str:
+    """Return what messages call a callback: its own name, or that of its class."""
+    name: str = getattr(callback, "__qualname__", None) or type(callback).__name__
+    return name.rpartition("<locals>.")[-1]

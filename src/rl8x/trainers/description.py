@@ -275,8 +275,9 @@ class GoingOn:
             "algorithm": self.run_file is None and bool(self.build["problems"]),
             "tracker": kind_of(self.tracker) not in REMADE,
             "eval_env": self.options["eval_env"] == "given",
+            "callbacks": self.run is not None and bool(self.run.callbacks),
         }
-        return [f"{name}=..." for name in parts or missing if missing[name]]
+        return [f"{name}=[...]" if name == "callbacks" else f"{name}=..." for name in parts or missing if missing[name]]
 
 
 # -- the run file

@@ -116,7 +116,9 @@ class EpisodeEvaluator:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
-        self.env.load_state_dict(state["env"])
+        with warnings.catch_warnings():  # each evaluation begins new episodes in any case
+            warnings.filterwarnings("ignore", ".*state cannot be saved")
+            self.env.load_state_dict(state["env"])
         self.generator.set_state(state["generator"].cpu())
 
 

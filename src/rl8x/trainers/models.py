@@ -57,7 +57,8 @@ def policy_at(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any]) -> t
     except (KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{checkpoint.path} does not have the policy under `policy` ({error!r:.100})") from None
     best = checkpoint.state["best"]
-    metrics = model_metrics(saved["row"], None if best is None else best["metric"])
+    # A condition may have evaluated after the row was made.
+    metrics = model_metrics({**saved["row"], **saved["eval_row"]}, None if best is None else best["metric"])
     return policy, {"step": checkpoint.metadata["counters"][algorithm.clock], "metrics": metrics}
 
 

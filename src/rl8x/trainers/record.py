@@ -250,9 +250,12 @@ class Record:
         env = self.algorithm.env
         if callable(env_config):
             self._steered_by = function_name(function_form(env_config))
-        elif env is not None and env.config != self._config:
-            self._config = env.config
-            self.update_params()
+        elif env is not None:
+            goes_on_without = self._steered_by is not None and not env.is_steered
+            self._steered_by = None if goes_on_without else self._steered_by
+            if goes_on_without or env.config != self._config:
+                self._config = env.config
+                self.update_params()
 
     def update_params(self) -> None:
         """Log those params that are new or others by now."""

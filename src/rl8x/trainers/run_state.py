@@ -23,7 +23,7 @@ from rl8x.conditions import (
     parts,
     to_spec,
 )
-from rl8x.conditions.base import FromCallable
+from rl8x.conditions.base import FromCallable, in_turn
 from rl8x.envs.env_config import function_name
 from rl8x.importing import import_named
 from rl8x.names import did_you_mean
@@ -41,8 +41,10 @@ class RunState:
         options: `OPTIONS` and `stop_conditions` as `run()` takes them; `...` is None, or what `saved` has.
         saved: `state_dict()` of a run to go on with; None begins one.
         trust: Whether conditions that `saved` names may import any module.
+        callbacks: Names of the trainer's callbacks, which no file can hold.
 
     Attributes:
+        callbacks: The names given.
         options: The options given, or else those of `saved`.
         plain: The same with both configurations in plain JSON form, once it has started.
         conditions: The stop conditions.
@@ -56,7 +58,14 @@ class RunState:
         CheckpointError: If a condition or the `env_config` of `saved` has no form in a file.
     """
 
-    def __init__(self, options: Mapping[str, Any], saved: Mapping[str, Any] | None, *, trust: bool) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        saved: Mapping[str, Any] | None,
+        *,
+        trust: bool,
+        callbacks: Sequence[str] = (),
+    ) -> None:
         before: Mapping[str, Any] = {} if saved is None else saved["options"]
         self.options = {name: before.get(name) if options[name] is ... else options[name] for name in OPTIONS}
         lost = function_name(self.options["env_config"])
@@ -67,6 +76,7 @@ class RunState:
             )
         self.plain = dict(self.options)
         self.conditions = _conditions(options["stop_conditions"], saved, trust)
+        self.callbacks = tuple(callbacks)
         self.steps = 0
         self.met: list[Condition] = []
         self.last: TrainStats | None = None
@@ -100,6 +110,7 @@ class RunState:
             ValueError: At a condition that could never be met: on a metric that no row will have, or of evaluations
                 where none will be made, or a `Confirmed` that the trainer's evaluations cannot decide.
         """
+        self._warn_of_lost_callbacks()
         check_names(self.conditions, known)
         for condition in self.conditions:
             condition.bind(trainer)
@@ -111,6 +122,17 @@ class RunState:
                 _check_evaluated(condition, condition.awaited_names - self._measured)
         if self._saved is not None:
             self._go_on(self._saved)
+
+    def _warn_of_lost_callbacks(self) -> None:
+        """Warn where the run had callbacks, and has none after the resume."""
+        had: Sequence[str] = () if self._saved is None else self._saved.get("callbacks", ())
+        if had and not self.callbacks:
+            warnings.warn(
+                f"the run had callbacks, {', '.join(had)}, which no file can hold: it goes on without them and their "
+                "metrics. Trainer.resume(..., callbacks=[...]) gives them again.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
     def check_followed(
         self, followed: Mapping[str, str], known: Collection[str], evaluated: Collection[str], *, calls_back: bool
@@ -216,6 +238,7 @@ class RunState:
             "options": self.plain,
             "steps": self.steps,
             "conditions": conditions,
+            "callbacks": list(self.callbacks),
             "row": None if last is None else dict(last),
             "stop_reason": None if last is None else last.stop_reason,
         }
@@ -260,7 +283,8 @@ class RunState:
     def judge(self, stats: TrainStats, evaluated: Collection[str]) -> None:
         """Set a row's `stop_reason` where a condition is met or `max_steps` reached; `evaluated` has been measured."""
         # Every condition sees every row: one that counts must not miss any because another was met.
-        self.met = [condition for condition in self.conditions if condition(stats)]
+        met = {id(condition) for condition in in_turn(self.conditions) if condition(stats)}
+        self.met = [condition for condition in self.conditions if id(condition) in met]
         if self.options["steps_per_eval"] is None:
             self._check_callables(evaluated)
         reasons = [condition.reason(stats) for condition in self.met]
@@ -316,8 +340,12 @@ def _conditions(
 
 def _evaluates(conditions: Sequence[Condition]) -> bool:
     """Whether a condition evaluates by itself, before there has been an evaluation."""
-    confirmed = [part for condition in conditions for part in parts(condition) if isinstance(part, Confirmed)]
+    confirmed = [part for condition in conditions for part in _confirmed_in(condition)]
     return any(not _of_evaluations(part.awaited_names) for part in confirmed)
+
+
+def _confirmed_in(condition: Condition) -> list[Confirmed]:
+    return [part for part in parts(condition) if isinstance(part, Confirmed)]
 
 
 def _check_evaluated(condition: Condition, names: Iterable[str]) -> None:

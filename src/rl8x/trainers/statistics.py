@@ -19,16 +19,25 @@ class TrainStats(dict[str, float]):
 
     Args:
         values: The metrics by name.
-        fresh: See below; None is all of them.
+        fresh: What this step measured; None is all of them.
+        earlier: What an evaluation measured that no row before has shown.
 
     Attributes:
-        fresh: Names that this step or an evaluation right after it measured; the others are older evaluations'.
+        fresh: Names that this step or an evaluation right after it measured, and `earlier`; the others are older
+            evaluations'.
+        earlier: Those of `fresh` that were measured before the step, by the policy of then.
         stop_reason: Why `run()` stopped; None while it goes on.
     """
 
-    def __init__(self, values: Mapping[str, float], fresh: frozenset[str] | None = None) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, float],
+        fresh: frozenset[str] | None = None,
+        earlier: frozenset[str] = frozenset(),
+    ) -> None:
         super().__init__(values)
-        self.fresh = frozenset(values) if fresh is None else fresh
+        self.earlier = frozenset() if fresh is None else earlier - fresh
+        self.fresh = frozenset(values) if fresh is None else fresh | earlier
         self.stop_reason: str | None = None
 
     def add(self, values: Mapping[str, float]) -> None:
@@ -39,6 +48,7 @@ class TrainStats(dict[str, float]):
         """
         self.update(values)
         self.fresh |= values.keys()
+        self.earlier -= values.keys()
 
 
 class EvalStats(dict[str, float]):

@@ -33,6 +33,7 @@ class TrainStep:
         row: The latest row with all that joined it; empty before the first step.
         eval_row: The latest of the run's own evaluations, under `eval/`; empty before the first.
         open_row: The row that a single `step()` returned last: an evaluation before the next step joins it.
+        unseen: Metrics of an evaluation that no row has shown yet.
         in_run: Whether a `run()` makes the steps.
         calls_back: Whether a callback is being called.
     """
@@ -41,6 +42,7 @@ class TrainStep:
         self.row: dict[str, float] = {}
         self.eval_row: dict[str, float] = {}
         self.open_row: TrainStats | None = None
+        self.unseen: frozenset[str] = frozenset()
         self.in_run = self.calls_back = False
         self._algorithm = algorithm
         self._record = record
@@ -122,7 +124,9 @@ class TrainStep:
         """
         if is_of_run:
             self.eval_row = own
-            if self.open_row is not None:
+            if self.open_row is None:
+                self.unseen = frozenset(own)
+            else:
                 self.open_row.add(own)
         self._record.log(tracked, trains=False)
         self._evaluated |= tracked
@@ -137,7 +141,8 @@ class TrainStep:
         Returns:
             The row, with the latest evaluation and the callbacks' metrics.
         """
-        stats = TrainStats({**self.eval_row, **row}, frozenset(row))
+        stats = TrainStats({**self.eval_row, **row}, frozenset(row), earlier=self.unseen)
+        self.unseen = frozenset()
         for callback in trainer.callbacks:
             evaluation = self.eval_row
             returned = self._call(callback, trainer, stats)
@@ -145,6 +150,7 @@ class TrainStep:
             if new:
                 self._record.log(new)
             stats.add((self.eval_row if self.eval_row is not evaluation else {}) | returned)
+        self.unseen = frozenset()
         self.row = dict(stats)
         return stats
 
@@ -162,6 +168,7 @@ class TrainStep:
         return {
             "eval_row": dict(self.eval_row),
             "row": dict(self.row),
+            "unseen": sorted(self.unseen),
             "compiled_since": self._algorithm.execution.compiled_since,
             "non_finite_in_a_row": self._guard.in_a_row,
         }
@@ -170,5 +177,6 @@ class TrainStep:
         """Go on from where `state_dict` was taken."""
         self.eval_row = dict(state["eval_row"])
         self.row = dict(state.get("row", {}))
+        self.unseen = frozenset(state.get("unseen", ()))
         self._algorithm.execution.compiled_since = state.get("compiled_since")
         self._guard.in_a_row = state.get("non_finite_in_a_row", 0)

@@ -25,7 +25,7 @@ from rl8x.tracking.protocol import Status
 from rl8x.tracking.runs import shown_path
 from rl8x.tracking.secrets import hide, logger
 from rl8x.trainers.base import AlgorithmT, TrainerBase
-from rl8x.trainers.callbacks import declared_by
+from rl8x.trainers.callbacks import callback_name, declared_by
 from rl8x.trainers.films import film_policy, log_film, make_film_env
 from rl8x.trainers.models import BEST, LAST, check_models, log_policy, model_metrics, policy_at
 from rl8x.trainers.plotting import plot_run
@@ -181,10 +181,9 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
 
     def _judge(self, run: RunState, stats: TrainStats) -> None:
         """Ask the conditions, one of which may evaluate: the row takes that in, and the best goes by it too."""
-        evaluation = self.train_step.eval_row
-        run.judge(stats, evaluation)
-        if self.train_step.eval_row is not evaluation:
-            stats.add(self.train_step.eval_row)
+        self.train_step.open_row = stats
+        run.judge(stats, self.train_step.eval_row)
+        self.train_step.open_row = None
 
     @contextlib.contextmanager
     def _tracked(self, run: RunState, reporter: ProgressReporter, signals: SignalGuard) -> Iterator[None]:
@@ -217,7 +216,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
     ) -> signal.Signals | None:
         """Save where that is due; returns the signal that asks for an end, on all ranks the same."""
         steps = self.algorithm.counters[keys.STEPS]
-        is_best = self.checkpoints.improved(stats, stats.fresh, steps)
+        is_best = self.checkpoints.improved(stats, stats.fresh - stats.earlier, steps)
         asked, run.asked_to_save = run.asked_to_save, False
         stop, saves = agree(stats, signals, is_best or asked or self.checkpoints.due(steps))
         if stats.stop_reason is not None:
@@ -259,7 +258,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
     def _checked_run(self, options: Mapping[str, Any]) -> RunState:
         """Return the run that is asked for, once all of it is known to be legal."""
         saved = self.saved_run
-        run = RunState(options, saved, trust=self.origin is not None and self.origin.trust)
+        names = list(map(callback_name, self.callbacks))
+        run = RunState(options, saved, trust=self.origin is not None and self.origin.trust, callbacks=names)
         env_config, eval_config = run.options["env_config"], run.options["eval_env_config"]
         steps = 0 if saved is None else int(saved["steps"])
         self.evaluations.check_run(run.options["steps_per_eval"], eval_config, steps=steps)

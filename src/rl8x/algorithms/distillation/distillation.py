@@ -149,16 +149,17 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         """Return the student as a policy of what it sees: without the parts that are the teacher's alone.
 
         Where the environment has put its own observation into a `Dict` to show the parameters beside it, that is
-        undone, so that the policy acts in the environment as it is without `observe_parameters`. It shares no memory
-        with the student.
+        undone, so that the policy acts in the environment as it is without `observe_parameters`; but a model that came
+        as an instance reads what it was made for. It shares no memory with the student.
         """
         student, own = self.policy, self.env.own_observation_space
         rest = without_parts(self.env.single_observation_space, student.hidden)
         is_wrapped = isinstance(rest, spaces.Dict) and list(rest.spaces) == [keys.OBS] and rest[keys.OBS] == own
+        is_wrapped = is_wrapped and student.model_is_made
         policy = Policy(
             own if is_wrapped else rest,
             student.action_space,
-            model=type(student.model),
+            model=type(student.model) if student.model_is_made else student.model,
             model_config=student.arguments["model"],
             distribution=type(student.distribution),
             distribution_config=student.arguments["distribution"],

@@ -21,6 +21,7 @@ from torch import Tensor
 import rl8x
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.output import described
 from rl8x.policy import Policy
 from rl8x.portable import SUFFIX
 from rl8x.spaces import describe_space, space_from_plain, space_to_plain
@@ -45,7 +46,7 @@ class Teacher(Mapping[str, Any]):
         self._description = dict(description)
         self.has_weights = policy is not None
         self.policy = _built(description) if policy is None else policy
-        self.policy.requires_grad_(False)
+        self.policy.requires_grad_(False).eval()
 
     def __getitem__(self, name: str) -> Any:
         """Return a part of the description."""
@@ -73,7 +74,7 @@ class Teacher(Mapping[str, Any]):
             device: Where it is to live.
 
         Raises:
-            TypeError: If it is none of these.
+            TypeError: If it is none of these, or cannot be copied.
             ValueError: If the file is no policy's.
             rl8x.checkpoint.CheckpointError: If no run is found, or it cannot be built.
         """
@@ -108,12 +109,19 @@ class Teacher(Mapping[str, Any]):
             "normalize_observations": policy.obs_moments is not None,
             "hidden": list(policy.hidden),
         }
-        try:
+        if policy.model_is_made and type(policy).__module__.startswith("rl8x."):
             built = _built(description)
             built.load_state_dict(weights)
-        except Exception:  # of a model that came as an instance nobody knows the arguments
+            return cls(description, built.to(device))
+        # What an instance of a model, or a policy's class of one's own, is made of nobody knows.
+        try:
             built = copy.deepcopy(policy)
-            description["model"] = built.model  # which has no form in a file, as checkpoints then say
+        except Exception as error:  # anything that the user's own objects raise
+            raise TypeError(
+                f"a student learns from a copy of its teacher, and this {type(policy).__name__} cannot be copied "
+                f"({described(error)}): give `teacher` a run, or a policy's file."
+            ) from error
+        description["model"] = built.model  # which has no form in a file, as checkpoints then say
         return cls(description, built.to(device))
 
     def load(self, weights: Mapping[str, Tensor]) -> None:

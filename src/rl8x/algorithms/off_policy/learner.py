@@ -33,7 +33,7 @@ from rl8x.algorithms.off_policy.nets import Net, Nets
 from rl8x.algorithms.off_policy.updates import OffPolicyUpdater, ReplayBatch, Update, UpdateResult, block_size
 from rl8x.algorithms.optimizer import updates_not_finite
 from rl8x.algorithms.optimizer_rules import make_rule
-from rl8x.algorithms.seeds import part_seed
+from rl8x.algorithms.seeds import part_seed, seeded
 from rl8x.envs import Env, validate
 from rl8x.execution.threads import flushed_denormals
 from rl8x.policy import Policy
@@ -183,14 +183,12 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         self.nets.add(name, module, rule, lr=config.schedule("lr")(0), max_grad_norm=config.max_grad_norm)
 
     def _make_networks(self) -> None:
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(part_seed(self.seed, "weights"))
+        with seeded(part_seed(self.seed, "weights"), self.device):
             self.policy = self.make_policy().to(self.device)
             if self.policy.recurrent:
                 name, model = type(self).__name__, type(self.policy.model).__name__
                 raise ValueError(f"{name} trains feedforward models; {model} is recurrent. Use PPO, or another model.")
-            self.policy.check_model()
+            self.check_model()
             self.nets = Nets(self.policy)
             self.make_nets()
 
@@ -205,9 +203,9 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """Make the updates that are due; a row of a step without any has no losses."""
         lr = self.lr_schedule(self.counters[self.clock])
         self.nets.set_lr(lr)
-        self.counters[keys.STEPS] += 1
-        rows = []
-        with self.execution.threads.for_work(self._work), flushed_denormals(self.device):
+        rows, threads = [], self.execution.threads.for_work(self._work)
+        with threads, flushed_denormals(self.device), self.model_draws():
+            self.counters[keys.STEPS] += 1
             self._prepare()
             due = self._take_due()
             for size in [self.block_size] * (due // self.block_size) + [1] * (due % self.block_size):

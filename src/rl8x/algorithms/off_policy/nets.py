@@ -14,6 +14,7 @@ target network is its module under another vector of weights.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
 from rl8x.algorithms.optimizer_rules import Rule
 from rl8x.distributed import mean_over_ranks
 from rl8x.execution.private import Substitution
+from rl8x.policy import Policy, training_mode
 
 Loss = Callable[[Callable[..., Any]], tuple[Tensor, Mapping[str, Tensor]]]
 """Calls a network under the weights that are trained; returns the loss, 0-d, and what else is wanted of it, by name."""
@@ -38,12 +40,14 @@ class Trained(NamedTuple):
         optimizer: Has its weights as one vector, and moves them.
         max_grad_norm: Largest L2 norm of the gradient; None does not clip.
         under: Calls the module under other weights.
+        has_modes: Whether it is trained in training mode, apart from which it is in evaluation mode.
     """
 
     module: nn.Module
     optimizer: FlatOptimizer
     max_grad_norm: float | None
     under: Substitution
+    has_modes: bool
 
 
 class Net:
@@ -82,7 +86,8 @@ class Net:
         """
         assert self.lr is not None, "a target network is not trained"
         optimizer = self.trained.optimizer
-        with torch.enable_grad():
+        mode = training_mode(self.trained.module) if self.trained.has_modes else contextlib.nullcontext()
+        with torch.enable_grad(), mode:
             weights = self.weights.detach().requires_grad_()
             value, measured = loss(functools.partial(self.trained.under, optimizer.split(weights)))
             (gradient,) = torch.autograd.grad(value, weights)
@@ -124,7 +129,9 @@ class Nets:
     def add(self, name: str, module: nn.Module, rule: Rule, *, lr: float, max_grad_norm: float | None = None) -> None:
         """Add a network that is trained; the module's weights become views of one vector."""
         optimizer = FlatOptimizer(module.named_parameters(), rule, lr=lr)
-        self.trained[name] = Trained(module, optimizer, max_grad_norm, Substitution(module, optimizer.names))
+        has_modes = any(isinstance(part, Policy) and part.has_modes for part in module.modules())
+        under = Substitution(module, optimizer.names)
+        self.trained[name] = Trained(module, optimizer, max_grad_norm, under, has_modes)
 
     def add_target(self, name: str, *, of: str) -> None:
         """Add a network that is the one of another name under weights of its own, which are the same at first."""

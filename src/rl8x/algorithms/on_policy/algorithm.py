@@ -24,7 +24,7 @@ from rl8x.algorithms.on_policy.update import Objective, OnPolicyUpdater
 from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.algorithms.optimizer import FlatOptimizer, updates_not_finite
 from rl8x.algorithms.optimizer_rules import make_rule
-from rl8x.algorithms.seeds import part_seed
+from rl8x.algorithms.seeds import part_seed, seeded
 from rl8x.distributed import ranks
 from rl8x.envs import Env, validate
 from rl8x.envs.env_config import AnyEnvConfig
@@ -68,7 +68,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         self.seq_len = config.seq_len or (4 if self.policy.recurrent else 1)
         self.state_reset_every = self._resolve_state_reset()
         self.validate()
-        self.policy.check_model(self.seq_len)
+        effects = self.check_model(self.seq_len)
         spaces = (env.single_observation_space, env.single_action_space)
         need = config.rollout_bytes(*spaces)
         check_training(config.num_envs, config.horizon, self.device, need, policy=self.policy, seq_len=self.seq_len)
@@ -96,6 +96,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
             self.pack,
             self.execution,
             self._generator("minibatches"),
+            in_order=any(effects),
         )
         self.fresh = False
 
@@ -166,9 +167,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
     # -- making
 
     def _make_policy(self) -> Policy:
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(part_seed(self.seed, "weights"))
+        with seeded(part_seed(self.seed, "weights"), self.device):
             policy = self.make_policy()
         return policy.to(self.device)
 
@@ -265,7 +264,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         now = self.counters[self.clock]
         lr = self.lr_schedule(now)
         self.optimizer.lr.fill_(lr)
-        with flushed_denormals(self.device):
+        with flushed_denormals(self.device), self.model_draws():
             rows, applied = self.updater.run(self.coefficient(now))
         self.observe_rollout(self.rollout)
         norms = [name == GRAD_NORM for name in (*self.objective.metrics, GRAD_NORM)]

@@ -20,7 +20,7 @@ from rl8x.execution import Execution, Program
 from rl8x.execution.private import Substitution, add_to_each
 from rl8x.execution.programs import prepare
 from rl8x.execution.threads import Workers
-from rl8x.policy import Policy
+from rl8x.policy import Policy, training_mode
 
 # Transitions whose activations are kept for a backward pass at once, so that memory stays flat; fewer on the CPU, so
 # that they stay in the cache. A chunk costs eager execution a millisecond of its own.
@@ -64,6 +64,7 @@ class OnPolicyUpdater:
         pack: The rollout's sequences.
         execution: How the programs run.
         generator: Draws the order of the data.
+        in_order: Whether the policy's calls depend on those before, as with dropout: then one thread makes them.
 
     Attributes:
         prepared: Whether `prepare` has been called.
@@ -78,6 +79,8 @@ class OnPolicyUpdater:
         pack: SequencePack,
         execution: Execution,
         generator: torch.Generator,
+        *,
+        in_order: bool = False,
     ) -> None:
         self.policy = policy
         self.config = config
@@ -86,6 +89,7 @@ class OnPolicyUpdater:
         self.pack = pack
         self.execution = execution
         self.generator = generator
+        self.in_order = in_order
         self.device = policy.device
         self._under = Substitution(policy, optimizer.names)
         self._scales: dict[int, Tensor] = {}
@@ -147,7 +151,7 @@ class OnPolicyUpdater:
         if self.execution.prepares and not self.prepared:
             with self.execution.ahead():
                 self.prepare(coefficient)
-        with self._workers() as workers:
+        with self._workers() as workers, training_mode(self.policy):
             for _ in range(config.num_sgd_iters):
                 batches = self._batches(workers, self.generator)
                 for row, flag in self._epoch(batches, weight, active, workers):
@@ -159,7 +163,7 @@ class OnPolicyUpdater:
         return torch.cat(rows), torch.cat(flags)
 
     def _workers(self) -> contextlib.AbstractContextManager[Workers]:
-        work = self._minibatch_rows * self.pack.seq_len * len(self.optimizer.weights)
+        work = 0 if self.in_order else self._minibatch_rows * self.pack.seq_len * len(self.optimizer.weights)
         return self.execution.threads.workers_for(work)
 
     def _batches(self, workers: Workers, generator: torch.Generator) -> list[list[Rows]]:
@@ -174,7 +178,7 @@ class OnPolicyUpdater:
         """Start compiling the programs of an update, for each size of chunk, without waiting for them."""
         self.prepared = True
         weight, active = self._first(coefficient)
-        with self._workers() as workers, ranks().alone():
+        with self._workers() as workers, ranks().alone(), training_mode(self.policy):
             batches = self._batches(workers, torch.Generator(self.device))
             if self._is_looped(batches):
                 prepare(self._updates, *self._looped(batches, weight, active))

@@ -24,12 +24,13 @@ from rl8x.algorithms.ppo.losses import KL_DIV, PPO_LOSS_METRICS, TOTAL, ppo_mini
 from rl8x.envs import Env
 from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, running_returns
 from rl8x.functional.statistics import pooled_moments
+from rl8x.models.validation import TrainingEffects
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Slot, actor_critic
 
-# Of what an update returns: the monitors that are measured before its step, between the losses and the gradient's norm.
-_MONITORS: Final = slice(PPO_LOSS_METRICS.index(KL_DIV), len(PPO_LOSS_METRICS))
+# What is measured before an update's step, by the names of metrics; the gradient's norm is not, which stands apart.
+_MONITORS: Final = "monitors/"
 _REFUSED: Final = "monitors/refused_updates"
 
 # Steps in a row with most of the critic's samples silenced before a warning: the first ones are no sign yet.
@@ -80,6 +81,19 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
             normalize_values=config.normalize_values,
         )
 
+    def check_model(self, seq_len: int = 1) -> TrainingEffects:
+        """Try the model, and warn where it is another one while it is trained; see `GenericAlgorithmBase`."""
+        effects = super().check_model(seq_len)
+        if any(effects):
+            warnings.warn(
+                f"{type(self.policy.model).__name__} gives other outputs in training mode (dropout, batch "
+                "normalisation) than in evaluation mode, in which it collects: PPO's ratios and KL divergence take the "
+                "difference for learning. Layers without modes, such as nn.LayerNorm, suit it better.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return effects
+
     @property
     def slot(self) -> Slot:
         """The tensors of a rollout's slot: log-probabilities and values too."""
@@ -121,11 +135,12 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         Losses and the gradient's norm are those of the updates that were applied. What is measured before an update's
         step counts also where that ended the step: leaving it out would hide by how much the limit was exceeded.
         """
+        names = self.objective.metrics
         measured = torch.cat((torch.ones_like(applied[:1]), applied[:-1]))
-        counted = applied.unsqueeze(1).repeat(1, rows.shape[1])
-        counted[:, _MONITORS] = measured.unsqueeze(1)
+        columns = [measured if name.startswith(_MONITORS) else applied for name in names]
+        counted = torch.stack((*columns, applied), dim=1)
         means = torch.where(counted, rows, 0.0).sum(0) / counted.sum(0).clamp(min=1)
-        stats: dict[str, Number] = dict(zip((*PPO_LOSS_METRICS, GRAD_NORM), means, strict=True))
+        stats: dict[str, Number] = dict(zip((*names, GRAD_NORM), means, strict=True))
         if self.config.target_kl_div is not None:
             stats[_REFUSED] = self.config.updates_per_step - applied.sum()
         return stats
@@ -133,7 +148,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     def watch(self, row: Mapping[str, float]) -> None:
         """Warn once where the clipping of the value loss keeps the critic from learning for many steps in a row."""
         config = self.config
-        silenced = row["monitors/vf_clip_frac"] > 0.5
+        silenced = row.get("monitors/vf_clip_frac", 0.0) > 0.5  # a loss of one's own need not have it
         self._silenced_steps = self._silenced_steps + 1 if silenced else 0
         if self._silenced_steps < _SILENCED_STEPS or self._told_silenced:
             return

@@ -1,0 +1,232 @@
+"""Models with layers that differ in training: dropout, and batch normalisation."""
+
+import warnings
+
+import pytest
+import torch
+from tests.algorithms.off_policy.test_offline import dataset
+from torch import nn
+
+from rl8x import NullTracker, PPOConfig, Trainer
+from rl8x.algorithms import BCConfig, DistillationConfig, DQNConfig, IQLConfig
+from rl8x.envs import CartPole
+from rl8x.execution import threads
+from rl8x.export import export_policy
+from rl8x.models import Model
+from rl8x.policy import Policy
+
+CONFIG = {"device": "cpu", "seed": 0, "execution": "eager"}
+ONLINE = {**CONFIG, "num_envs": 8, "horizon": 8}
+# What PPO says of such models.
+pytestmark = pytest.mark.filterwarnings("ignore:.* gives other outputs in training mode")
+
+
+class Dropping(Model):
+    """Notes the modes that it was called in, by whether gradients are wanted."""
+
+    def __init__(self, observation_space, num_features):
+        super().__init__(observation_space, num_features)
+        self.hidden, self.policy, self.value = nn.Linear(4, 8), nn.Linear(8, num_features), nn.Linear(8, 1)
+        self.layer = nn.Dropout(0.3)
+        self.modes = set()
+
+    def forward(self, obs, state, starts):
+        self.modes.add((torch.is_grad_enabled(), self.training))
+        hidden = self.hidden(obs)
+        hidden = self.layer(hidden.flatten(0, 1)).view_as(hidden)
+        return self.policy(hidden), self.value(hidden).squeeze(-1), state
+
+
+class Norming(Dropping):
+    def __init__(self, observation_space, num_features):
+        super().__init__(observation_space, num_features)
+        self.layer = nn.BatchNorm1d(8)
+
+
+class AlwaysDropping(Dropping):
+    def forward(self, obs, state, starts):
+        return super().forward(nn.functional.dropout(obs, 0.1), state, starts)
+
+
+class AlwaysCounting(Dropping):
+    def __init__(self, observation_space, num_features):
+        super().__init__(observation_space, num_features)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, obs, state, starts):
+        self.calls += 1
+        return super().forward(obs, state, starts)
+
+
+def ppo(model=Dropping, **options):
+    return PPOConfig(**{"model": model, "sgd_minibatch_size": 32, **ONLINE, **options}).build(CartPole)
+
+
+def dqn():
+    return DQNConfig(model=Dropping, warmup_steps=8, batch_size=16, updates_per_sample=0.1, **ONLINE).build(CartPole)
+
+
+def offline(config):
+    return config(model=Dropping, batch_size=16, updates_per_step=3, **CONFIG).build(dataset=dataset(CartPole))
+
+
+def distillation():
+    return DistillationConfig(model=Dropping, teacher=ppo(), sgd_minibatch_size=32, **ONLINE).build(CartPole)
+
+
+MAKES = {
+    "ppo": ppo,
+    "dqn": dqn,
+    "bc": lambda: offline(BCConfig),
+    "iql": lambda: offline(IQLConfig),
+    "distillation": distillation,
+}
+
+
+def learn(algorithm, steps=3):
+    for _ in range(steps):
+        algorithm.collect()
+        algorithm.step()
+    return algorithm
+
+
+def weights(algorithm):
+    return torch.cat([weight.detach().flatten().clone() for weight in algorithm.policy.parameters()])
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_it_acts_in_evaluation_mode_and_is_trained_in_training_mode(make):
+    algorithm = make()
+    algorithm.policy.model.modes.clear()
+    learn(algorithm)
+    acted = make is not MAKES["bc"]  # IQL's targets are the policy's values
+    assert algorithm.policy.model.modes == {(True, True)} | ({(False, False)} if acted else set())
+    obs = torch.randn(4)
+    first, again = ([algorithm.policy.decide(obs.numpy()).actions, algorithm.policy.model.training] for _ in range(2))
+    assert first == again
+    assert again[1] is False
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_the_seed_decides_what_is_dropped_and_torchs_own_generator_is_left_alone(make):
+    torch.manual_seed(1)
+    one = weights(learn(make()))
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    algorithm = make()
+    other = weights(learn(algorithm))
+    assert torch.equal(one, other)
+    assert torch.equal(torch.get_rng_state(), before)
+    algorithm.seed += 1
+    assert not torch.equal(weights(learn(algorithm, 1)), weights(learn(make(), 4)))
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_a_resume_drops_what_the_run_would_have_dropped(make):
+    whole = learn(make(), 2)
+    resumed = make()
+    resumed.load_state_dict(whole.state_dict())
+    torch.manual_seed(7)
+    assert torch.equal(weights(learn(whole, 2)), weights(learn(resumed, 2)))
+
+
+def test_threads_do_not_change_what_is_dropped(monkeypatch):
+    monkeypatch.setattr(threads, "_SHARED_WORK_EAGER", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert len({tuple(weights(learn(ppo(sgd_minibatch_size=64), 2)).tolist()) for _ in range(3)}) == 1
+    assert ppo().updater._workers().__enter__().count == 1
+
+
+def test_evaluations_change_neither_buffers_nor_what_training_draws():
+    def trained(evaluates):
+        trainer = Trainer(ppo(Norming, seed=3), tracker=NullTracker(), num_eval_envs=4)
+        for _ in range(3):
+            trainer.step()
+            if evaluates:
+                moments = trainer.algorithm.policy.model.layer.running_mean.clone()
+                trainer.eval()
+                assert torch.equal(trainer.algorithm.policy.model.layer.running_mean, moments)
+                assert moments.any()
+        return weights(trainer.algorithm)
+
+    assert torch.equal(trained(False), trained(True))
+
+
+def test_a_file_and_a_student_act_in_evaluation_mode(tmp_path):
+    algorithm = learn(distillation())
+    for policy in (
+        Policy.load(algorithm.policy.save(tmp_path / "policy"), trust=True),
+        algorithm.student_policy(),
+        algorithm.teacher.policy,
+        Policy(*(algorithm.policy.observation_space, algorithm.policy.action_space), model=Dropping),
+    ):
+        assert not any(module.training for module in policy.modules())
+
+
+class Doubting(Policy):
+    """A policy of one's own with a layer that has modes."""
+
+    def __init__(self, *spaces, **options):
+        super().__init__(*spaces, **options)
+        self.doubt = nn.Dropout(0.5)
+
+    @property
+    def form(self):
+        return Doubting, super().form[1]
+
+    def model_inputs(self, obs):
+        obs, mask = super().model_inputs(obs)
+        return self.doubt(obs), mask
+
+
+def test_what_leaves_a_training_loop_of_ones_own_acts_in_evaluation_mode(tmp_path):
+    env = CartPole(1)
+    policy = Doubting(env.single_observation_space, env.single_action_space).train()
+    found = export_policy(policy, tmp_path / "policy.pt2")
+    assert found.difference < 1e-5
+    assert policy.training
+    assert not Policy.load(policy.save(tmp_path / "policy.safetensors"), trust=True).doubt.training
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (AlwaysDropping, r"AlwaysDropping.forward draws random numbers in evaluation mode too.*`self.training`"),
+        (AlwaysCounting, r"AlwaysCounting.forward changes its buffers in evaluation mode too.*`self.training`"),
+    ],
+)
+def test_a_model_that_cannot_act_without_either_is_refused(model, says):
+    for make in (lambda: ppo(model), lambda: DQNConfig(model=model, **ONLINE).build(CartPole)):
+        with pytest.raises(ValueError, match=says):
+            make()
+
+
+@pytest.mark.parametrize(("model", "does"), [(Dropping, "draws random numbers"), (Norming, "changes its buffers")])
+def test_it_is_not_compiled(model, does):
+    with pytest.raises(
+        ValueError, match=rf"{model.__name__} {does} \(.*compiled programs cannot: use execution='eager'"
+    ):
+        ppo(model, execution="compile")
+    auto = ppo(model, execution="auto")
+    auto.execution.plan(1.0, 1e9)
+    assert [auto.execution.target, auto.params["execution"]] == ["eager", "eager"]
+
+
+def test_batch_normalisation_is_refused_where_ranks_would_each_have_their_own(monkeypatch):
+    from rl8x.algorithms import base
+
+    two = type("Two", (), {"size": 2, "rank": 0})()
+    algorithms = ppo(Norming), ppo()
+    monkeypatch.setattr(base, "ranks", lambda: two)
+    with pytest.raises(ValueError, match=r"Norming changes its buffers .* each of the 2 ranks .* nn.LayerNorm, or one"):
+        algorithms[0].check_model()
+    algorithms[1].check_model()
+
+
+@pytest.mark.filterwarnings("default")
+def test_ppo_says_that_its_ratios_see_the_difference():
+    with pytest.warns(RuntimeWarning, match="Dropping gives other outputs in training mode.*ratios"):
+        ppo()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        offline(BCConfig)
