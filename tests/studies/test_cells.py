@@ -45,6 +45,14 @@ def test_a_sample_is_drawn_from_its_distributions_and_repeats():
     assert (other["length"] != cells["length"]).any()
 
 
+@pytest.mark.parametrize("test", [{}, [0.5], None])
+def test_a_test_without_parameters_is_told_what_to_give(test):
+    with pytest.raises(
+        ValueError, match=r"`test` must give values to one parameter .*; got (\{\}|\[0.5\]|None)\. `rl8x envs"
+    ):
+        make_cells(test, None, 0)
+
+
 @pytest.mark.parametrize(
     ("test", "count", "message"),
     [
