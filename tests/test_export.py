@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.export import policy_of
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 from tests.probes import ActionMatches
 
 from rl8x import export
@@ -100,6 +100,19 @@ def test_a_pt2_is_called_with_torch_alone_and_says_what_it_takes(tmp_path):
     expected = policy.act(obs, {}, torch.ones(500, dtype=torch.bool), noise).actions
     assert torch.equal(found, expected)
     assert not np.array_equal(found.numpy(), policy.decide(obs).actions)  # some explore
+
+
+def test_what_a_program_says_of_itself_is_json_in_every_language(tmp_path):
+    def refuses(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    space = Dict({"speed": Box(-np.inf, np.inf, (2,), np.float32), "x": Box(-1.0, np.inf, (1,), np.float32)})
+    policy = Policy(space, STEER, model_config={"hidden_sizes": [8]})
+    path, texts = export_policy(policy, tmp_path / "policy.pt2").path, {"rl8x.json": ""}
+    torch.export.load(path, extra_files=texts)
+    about = json.loads(texts["rl8x.json"], parse_constant=refuses)
+    bounds = {key: (part["low"], part["high"]) for key, part in about["observation_space"]["parts"]}
+    assert bounds == {"speed": (None, None), "x": (-1.0, None)}
 
 
 def test_a_critics_part_is_no_input(tmp_path):

@@ -27,10 +27,18 @@ def sync_folder(path: Path) -> None:
 
 
 def replace_synced(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Replace a file by another one, of `mode`: after a power cut it is there as it was before or as it is now."""
+    """Replace a file by another one, of `mode`: after a power cut it is there as it was before or as it is now.
+
+    What the disk refuses leaves nothing behind.
+    """
     beside = path.with_name(path.name + ".new")
-    write_synced(beside, data, mode=mode)
-    os.replace(beside, path)
+    try:
+        write_synced(beside, data, mode=mode)
+        os.replace(beside, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
     sync_folder(path.parent)
 
 

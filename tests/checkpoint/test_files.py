@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -535,6 +536,16 @@ def test_an_algorithm_is_built_again_from_json():
     assert changes(build, again) == {"gamma": (0.95, 0.5)}
     with pytest.raises(ValueError, match="gamma"):
         build_algorithm(build, {"gama": 0.5})
+
+
+@pytest.mark.parametrize("only_acts", [False, True])
+def test_what_has_no_effect_on_learning_is_told_to_those_who_learn(only_acts):
+    with pytest.warns(RuntimeWarning, match="`lr=0.5` has no effect"):
+        build = describe_algorithm(config(lr=0.5, lr_schedule=[[0, 1e-3]]).build(CartPole))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        build_algorithm(build, {}, only_acts=only_acts)
+    assert len(told) == (not only_acts)
 
 
 def test_a_drawn_seed_is_kept():

@@ -44,6 +44,7 @@ DOCUMENTED_WARNINGS = (
     "a Gymnasium simulator's state cannot be saved",
     "evaluation episodes had not ended",
     "not finite at step",
+    "the run had callbacks",
 )
 
 

@@ -157,6 +157,7 @@ def test_where_the_folder_cannot_be_written_there_is_one_for_the_process(tmp_pat
         monkeypatch.setattr(os, "access", lambda path, _: path.name != "read-only" and path.is_dir())
         artifacts.make_folder()
         assert artifacts.folder != folder
+        assert artifacts.unwritable == folder
         artifacts.note("a", {"x": 1})
         assert artifacts.noted("a") == {"x": 1}
 
@@ -165,6 +166,7 @@ def test_a_new_folder_is_for_nobody_else(tmp_path):
     artifacts = Artifacts(tmp_path / "new")
     artifacts.make_folder()
     assert artifacts.folder.stat().st_mode & 0o777 == 0o700
+    assert artifacts.unwritable is None
 
 
 def test_the_folder_is_the_users_own_unless_another_is_named(monkeypatch, tmp_path):

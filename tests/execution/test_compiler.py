@@ -87,6 +87,19 @@ def run(program):
     return scaled.tolist(), after.item(), total.item()
 
 
+def test_a_cache_that_cannot_be_written_to_is_told_of(own, monkeypatch, tmp_path):
+    said = []
+    monkeypatch.setattr(own, "say", said.append)
+    monkeypatch.setattr(own.artifacts, "unwritable", tmp_path)
+    monkeypatch.setattr(own, "request", lambda program: own._requested.add(program) or program)
+    monkeypatch.setattr(own, "_wait", own._requested.clear)
+    own.library("key")
+    assert said == [
+        f"waiting for the compiler; each run like this one will, since {tmp_path} cannot be written to: set "
+        "RL8X_CACHE_DIR to another folder"
+    ]
+
+
 def test_programs_are_compiled_once_and_found_by_other_processes_without_tracing(own, found_only):
     said = []
     own.say = said.append

@@ -45,10 +45,17 @@ def test_a_sample_is_drawn_from_its_distributions_and_repeats():
     assert (other["length"] != cells["length"]).any()
 
 
+@pytest.mark.parametrize("test", [{}, [0.5], None])
+def test_a_test_without_parameters_is_told_what_to_give(test):
+    with pytest.raises(
+        ValueError, match=r"`test` must give values to one parameter .*; got (\{\}|\[0.5\]|None)\. `rl8x envs"
+    ):
+        make_cells(test, None, 0)
+
+
 @pytest.mark.parametrize(
     ("test", "count", "message"),
     [
-        ({}, None, "must be a mapping"),
         ({"length": []}, None, r"test\['length'\] has no values"),
         ({"length": {"linspace": [0, 1, 0]}}, None, "no cell"),
         ({"length": {"linspace": [1, 0, 3]}}, None, "low < high"),

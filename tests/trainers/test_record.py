@@ -14,6 +14,7 @@ from tests.trainers.test_resume import LinesTracker, make, run
 from tests.trainers.test_signals import sends
 
 from rl8x import keys
+from rl8x.checkpoint import Checkpoints, files
 from rl8x.cli.main import main
 from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
@@ -243,6 +244,26 @@ def test_what_a_checkpoint_cannot_say_is_asked_for_in_a_script(mlruns):
         "to train on: Trainer.resume('saved', algorithm=..., tracker=..., eval_env=..., callbacks=[...])"
         ".run(stop_conditions=[...])",
     ]
+
+
+def test_a_run_whose_end_the_disk_refused_goes_on_from_what_was_saved(tmp_path, monkeypatch, caplog):
+    write = files.write
+
+    def refuses(directory, steps, *arguments):
+        if steps == 3:
+            raise OSError(28, "No space left on device")
+        return write(directory, steps, *arguments)
+
+    monkeypatch.setattr(files, "write", refuses)
+    options = Checkpoints(tmp_path, every_steps=2)
+    trainer = make(trainer={"tracker": NullTracker(), "checkpoints": options})
+    run(trainer, max_steps=3)
+    assert "no checkpoint at step 3" in caplog.text
+    assert trainer.ending == [f"to go on from step 2: rl8x resume {tmp_path}"]
+    monkeypatch.undo()
+    again = Trainer.resume(tmp_path)
+    assert run(again)[keys.STEPS] == 3
+    assert again.ending == [f"to train on: rl8x resume {tmp_path} --max-steps N, N above 3"]
 
 
 def test_where_nothing_is_kept_there_is_nothing_to_say():

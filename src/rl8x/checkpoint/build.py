@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import warnings
@@ -174,7 +173,10 @@ def build_algorithm(
     check_names(overrides, config_class)
     _check_known(values, config_class)
     config = config_class(**{**values, **restored_options(config_class, overrides, trust=True)})
-    with nothing_is_gathered() if only_acts else contextlib.nullcontext():
+    if not only_acts:
+        return config.build(env, **kwargs)
+    with nothing_is_gathered(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* has no effect: ", RuntimeWarning)  # on learning
         return config.build(env, **kwargs)
 
 

@@ -57,7 +57,12 @@ class Artifacts:
 
     Args:
         folder: Where they are; None takes `RL8X_CACHE_DIR` or this user's cache folder.
+
+    Attributes:
+        unwritable: The folder that was meant, where it cannot be written to, so that nothing outlives the process.
     """
+
+    unwritable: Path | None = None
 
     def __init__(self, folder: Path | None = None) -> None:
         given = os.environ.get(FOLDER_VARIABLE)
@@ -68,7 +73,7 @@ class Artifacts:
         with contextlib.suppress(OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(self.folder, os.W_OK | os.X_OK):
-            self.folder = Path(tempfile.mkdtemp(prefix="rl8x-cache-"))
+            self.unwritable, self.folder = self.folder, Path(tempfile.mkdtemp(prefix="rl8x-cache-"))
             atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
 
     def beside(self, kind: str) -> Path:

@@ -99,7 +99,11 @@ class Compiler:
         """
         key = self.request(program)
         if key in self._requested:
-            self.say("waiting for the compiler; later runs like this one find what it makes in the cache")
+            lost, keeps = self.artifacts.unwritable, "later runs like this one find what it makes in the cache"
+            none = (
+                f"each run like this one will, since {lost} cannot be written to: set RL8X_CACHE_DIR to another folder"
+            )
+            self.say(f"waiting for the compiler; {keeps if lost is None else none}")
         while key in self._requested:
             self._wait()
         if key in self._failed:

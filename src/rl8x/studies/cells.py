@@ -45,7 +45,10 @@ def make_cells(test: Mapping[str, Any], num_cells: int | None, seed: int) -> Cel
         ValueError: If a value is of neither kind, both kinds are mixed, there is no cell, or there are too many.
     """
     if not isinstance(test, Mapping) or not test:
-        raise ValueError(f"`test` must be a mapping from parameters to values; got {test!r}.")
+        raise ValueError(
+            "`test` must give values to one parameter of the environment at least, as in {length: [0.25, 0.5]}; got "
+            f"{test!r}. `rl8x envs NAME` lists the parameters; `parameters` in `env_kwargs` names a simulator's."
+        )
     values = {name: _values(name, value) for name, value in test.items()}
     drawn = [name for name, value in values.items() if isinstance(value, ParameterDistribution)]
     lists = [name for name, value in values.items() if not isinstance(value, ParameterDistribution) and len(value) > 1]

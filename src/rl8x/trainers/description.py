@@ -171,6 +171,7 @@ class GoingOn:
         run: The last `run()`; None where there was none.
         tracker: What keeps it.
         directory: The folder of its checkpoints; None where it has none.
+        steps: Steps of the trainer.
         steered: Whether a function gave its `env_config`, which no file holds.
         plays: Whether it has an environment to be watched in.
     """
@@ -181,6 +182,7 @@ class GoingOn:
     run: RunState | None
     tracker: Tracker
     directory: Path | None
+    steps: int
     steered: bool
     plays: bool
 
@@ -196,9 +198,10 @@ class GoingOn:
             return lines
         if status == "KILLED" and is_interactive():
             lines.append("to go on in this session: call run() of this trainer again")
-        finished, word = status == "FINISHED", None if where is None else where.resume_word
+        word, step = None if where is None else where.resume_word, saved[-1].name.rpartition("-")[2]
+        finished = status == "FINISHED" and int(step) == self.steps  # else the disk did not take the end
         limit = self.run.limit_reached if finished else None
-        purpose = "to train on" if finished else f"to go on from step {saved[-1].name.split('-')[-1]}"
+        purpose = "to train on" if finished else f"to go on from step {step}"
         call = self._call(shown_path(directory.absolute()), word, finished=finished)
         lines.append(f"{purpose}: {call}" + ("" if limit is None else f", N above {max(limit, self.run.steps)}"))
         return lines

@@ -345,6 +345,7 @@ class Record:
             run=self.run,
             tracker=self.tracker,
             directory=self.checkpoints.directory,
+            steps=self.algorithm.counters[keys.STEPS],
             steered=self._steered_by is not None,
             plays=self.algorithm.env is not None or self._eval_env is not None,
         )
