@@ -319,10 +319,10 @@ def test_the_bound_must_be_reached_in_time_and_at_the_end() -> None:
 
 def test_when_the_bound_was_first_reached_is_measured() -> None:
     config = learning.TASKS["cartpole-dqn"].config | {"warmup_steps": 128, "execution": "eager"}
-    shorter = {"transitions": 1280, "steps_per_eval": 2, "episodes": 4, "config": config}
+    shorter = {"transitions": 640, "steps_per_eval": 2, "episodes": 4, "config": config}
     task = dataclasses.replace(learning.TASKS["cartpole-dqn"], **shorter, bound=5.0, first_within=256)
     row = learning.measure("cartpole-dqn", task, 0)
-    assert (row["first_at"], row["passed"], row["updates"]) == (256, True, 1152)
+    assert (row["first_at"], row["passed"], row["updates"]) == (256, True, 512)
     row = learning.measure("cartpole-dqn", dataclasses.replace(task, bound=501.0), 0)
     assert (row["first_at"], row["passed"]) == (None, False)
 

@@ -338,7 +338,7 @@ class FewLegal(Probe):
 
 
 def test_a_learned_temperature_keeps_an_entropy_that_the_mask_leaves_possible():
-    algorithm = learned(FewLegal, alpha=None, target_entropy_frac=0.9, steps=120)
+    algorithm = learned(FewLegal, alpha=None, target_entropy_frac=0.9, steps=40)
     algorithm.collect()
     row = algorithm.step()
     assert row["monitors/entropy"] == pytest.approx(0.9 * math.log(2), abs=0.05)

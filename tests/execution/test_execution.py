@@ -17,6 +17,7 @@ from rl8x.execution.captured import CapturedLoop, CapturedProgram
 from rl8x.execution.compiled import CompiledLoop, CompiledProgram
 from rl8x.execution.compiler import Compiler
 from rl8x.execution.loops import Loop
+from rl8x.execution.private import one_fake_mode
 from rl8x.execution.programs import ProgramError
 from rl8x.execution.threads import Workers
 from rl8x.randomization import Uniform
@@ -33,7 +34,8 @@ def record_once(function):
     """
     for _ in range(3):
         function()
-    record = make_fx(function)()
+    with one_fake_mode():
+        record = make_fx(function)()
     results = [result.clone() for result in record()]
 
     def replay():
