@@ -186,15 +186,36 @@ class ForkedPython(subprocess.Popen):  # type: ignore[type-arg]
         if not forks or not ((words[1] == "-c" and "rl8x" in words[2]) or (words[1] == "-m" and words[2] in _MODULES)):
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
-        self.pid = os.fork()
-        if not self.pid:
-            _become(words, given)
+        self.pid = forked(lambda: _become(words, given))
         if (group := given.get("process_group", -1)) is not None and group >= 0:
             with contextlib.suppress(OSError):  # it has done so, and may have ended
                 os.setpgid(self.pid, group)  # for who signals the group before it gets to do so
         self._child_created = True
         names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(given[name] for name in names))  # type: ignore[attr-defined]
+
+
+def forked(do: Callable[[], object]) -> int:
+    """Fork a process that does something and ends; returns its ID.
+
+    A thread forks that has computed nothing. OpenMP's threads are not forked with the one that they work for, which in
+    the new process would wait for them forever.
+    """
+    found: list[int] = []
+
+    def fork() -> None:
+        pid = os.fork()
+        if not pid:
+            try:
+                do()
+            finally:
+                os._exit(1)
+        found.append(pid)
+
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+    return found[0]
 
 
 def _become(words: Sequence[str], given: dict[str, Any]) -> None:

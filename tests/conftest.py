@@ -95,19 +95,12 @@ def compilers_have_headers(give_headers):
 
     @functools.wraps(start)
     def start_with_headers(compiler: Compiler) -> None:
-        import torch
-
         import rl8x.execution.lowering  # noqa: F401, what its process imports
 
         compiler.artifacts.make_folder()
         give_headers(compiler.artifacts.folder)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # OpenMP's threads are not forked
-        try:
-            with mock.patch.object(subprocess, "Popen", ForkedPython):
-                start(compiler)
-        finally:
-            torch.set_num_threads(threads)
+        with mock.patch.object(subprocess, "Popen", ForkedPython):
+            start(compiler)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Compiler, "_start", start_with_headers)

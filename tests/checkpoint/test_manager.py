@@ -95,6 +95,7 @@ def times_logged(client):
 EIGHT_STEPS = {32 * step: 1 for step in range(1, 9)}
 
 
+@pytest.mark.filterwarnings("ignore:the run had callbacks")
 def test_a_run_that_is_copied_while_it_runs_stays_its_own_process_s(mlruns, client, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("rl8x.checkpoint.manager._BUSY_WAIT_S", 0.1)
     process = trains("is_copied")
