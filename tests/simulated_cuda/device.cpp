@@ -36,7 +36,14 @@ void wait_for(const char* what) {
 
 // -- memory, the current device, generators
 
-const Device DEVICE(kCUDA, 0);
+int from_environment(const char* name, int otherwise) {
+  const char* text = getenv(name);
+  return text ? atoi(text) : otherwise;
+}
+
+// Of torchrun's ranks each has one of its own.
+const DeviceIndex COUNT = from_environment("LOCAL_WORLD_SIZE", 1);
+const Device DEVICE(kCUDA, from_environment("LOCAL_RANK", 0));
 
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
@@ -61,7 +68,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(Device device) const override { return getStream(device); }
   c10::Stream getNewStream(Device device, int) const override { return getStream(device); }
   c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
-  DeviceIndex deviceCount() const noexcept override { return 1; }
+  DeviceIndex deviceCount() const noexcept override { return COUNT; }
   void record(void**, const c10::Stream&, const DeviceIndex, const c10::EventFlag) const override {}
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
@@ -106,10 +113,10 @@ struct CUDAHooks final : CUDAHooksInterface {  // torch looks for this name
   }
   Generator getNewGenerator(DeviceIndex) const override { return new_generator(); }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
-  DeviceIndex deviceCount() const override { return 1; }
-  DeviceIndex current_device() const override { return 0; }
-  DeviceIndex getCurrentDevice() const override { return 0; }
-  int getNumGPUs() const override { return 1; }
+  DeviceIndex deviceCount() const override { return COUNT; }
+  DeviceIndex current_device() const override { return DEVICE.index(); }
+  DeviceIndex getCurrentDevice() const override { return DEVICE.index(); }
+  int getNumGPUs() const override { return COUNT; }
   Device getDeviceFromPtr(void*) const override { return DEVICE; }
   Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(kCPU); }
   void deviceSynchronize(DeviceIndex) const override { wait_for("synchronize"); }

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 SOURCE = Path(__file__).with_name("device.cpp")
 
@@ -92,8 +95,8 @@ def believe() -> None:
     generator = torch.Generator("cuda")
     answers = {
         "is_available": True,
-        "device_count": 1,
-        "current_device": 0,
+        "device_count": int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+        "current_device": int(os.environ.get("LOCAL_RANK", 0)),
         "is_initialized": True,
         "is_bf16_supported": True,
         "mem_get_info": (16 << 30, 16 << 30),
@@ -102,7 +105,7 @@ def believe() -> None:
         "get_device_capability": (9, 0),
         "_is_in_bad_fork": False,
         **dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), 0),
-        **dict.fromkeys(("_lazy_init", "synchronize", "empty_cache", "reset_peak_memory_stats")),
+        **dict.fromkeys(("_lazy_init", "set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")),
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
@@ -110,3 +113,27 @@ def believe() -> None:
     torch.cuda.get_rng_state = lambda *_: generator.get_state()
     torch.cuda.set_rng_state = lambda state, *_: generator.set_state(state)
     torch.cuda.manual_seed = torch.cuda.manual_seed_all = generator.manual_seed
+
+
+def join_by_gloo() -> None:
+    """Have ranks on the device exchange its tensors by gloo, in the place of NCCL."""
+    dist: Any = torch.distributed
+    begin = dist.init_process_group
+    dist.init_process_group = lambda backend, *rest, device_id=None, **more: begin(
+        backend.removesuffix(",cuda:nccl").removeprefix("cpu:"), *rest, **more
+    )
+    for name in ("all_reduce", "broadcast", "all_gather"):
+        setattr(dist, name, _on_the_host(getattr(dist, name)))
+
+
+def _on_the_host(collective):
+    """Return a collective of tensors of the host as one of tensors anywhere."""
+
+    def call(*arguments):
+        copies = tree_map(lambda part: part.cpu() if isinstance(part, torch.Tensor) else part, arguments)
+        collective(*copies)
+        for part, copied in zip(tree_leaves(arguments), tree_leaves(copies), strict=True):
+            if isinstance(part, torch.Tensor) and part is not copied:
+                part.copy_(copied)
+
+    return call

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from tests.simulated_cuda.device import Device
+from tests.simulated_cuda.device import Device, join_by_gloo
 
 from rl8x.algorithms import DQNConfig, IQLConfig, PPOConfig, PQNConfig, SACConfig
 from rl8x.checkpoint.tree import encode
@@ -137,11 +138,12 @@ def main() -> None:
     """Do all runs."""
     torch.set_num_threads(1)
     device = Device(Path(sys.argv[1]))
+    if "RANK" in os.environ:
+        join_by_gloo()
     captured.capture_cuda = device.capture
     warnings.simplefilter("error", RuntimeWarning)
-    print(json.dumps(refusals(device)), flush=True)
-    for name in sys.argv[2:] or RUNS:
-        print(json.dumps(run(name, device)), flush=True)
+    for name in sys.argv[2:]:
+        print(json.dumps(refusals(device) if name == "refusals" else run(name, device)), flush=True)
 
 
 if __name__ == "__main__":

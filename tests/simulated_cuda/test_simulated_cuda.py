@@ -18,17 +18,30 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++, which builds the device")
 
 
+ON_RANKS = ["ppo, moving physics, normalised", "dqn"]
+
+
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
-    """What came out of each run, by its name; and what was printed, for those of which nothing did."""
-    library = tmp_path_factory.mktemp("device") / "device.so"
-    build(library)
+def library(tmp_path_factory):
+    path = tmp_path_factory.mktemp("device") / "device.so"
+    build(path)
+    return path
+
+
+def rows_of(library, names, *before):
+    """Return the rows that runs print, and what else they say."""
     # Loaded before torch is, which asks once for a GPU.
-    environment = os.environ | {"LD_PRELOAD": str(library), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    command = [sys.executable, "-m", "tests.simulated_cuda.runs", str(library)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    return {row["run"]: row for row in rows}, done.stderr[-3000:]
+    options = {"LD_PRELOAD": str(library), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", *before, "tests.simulated_cuda.runs", str(library), *names]
+    done = subprocess.run(command, env=os.environ | options, capture_output=True, text=True, timeout=300)
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def seen(library):
+    """What came out of each run, by its name; and what was printed, for those of which nothing did."""
+    rows, errors = rows_of(library, ["refusals", *RUNS])
+    return {row["run"]: row for row in rows}, errors
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -54,3 +67,11 @@ def test_what_a_gpu_refuses_is_refused(seen):
         "called a synchronizing CUDA operation",
     ], errors
     assert rows["refusals"]["waits"] == 2
+
+
+def test_runs_of_two_ranks_on_devices_are_those_on_cpus(library):
+    """Captured in parts between the sums over ranks, which gloo does in the place of NCCL."""
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+    rows, errors = rows_of(library, ON_RANKS, *torchrun)
+    assert sorted(row["run"] for row in rows) == sorted(2 * ON_RANKS), errors
+    assert all(row["mode"] == "graph" and row["apart"] < 1e-6 and row["restored"] for row in rows), rows
