@@ -1,4 +1,4 @@
-"""Probe environments: tiny tasks whose values and best actions are known exactly.
+"""Probe environments: tiny tasks whose values and best actions are known exactly; and programs that are recorded.
 
 Source of the idea: Jones 2021, "Debugging reinforcement learning systems"; used by rejax in its tests.
 """
@@ -10,9 +10,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x.envs import Env
 from rl8x.execution.compiled import CompiledProgram
+from rl8x.execution.private import one_fake_mode
 from rl8x.execution.traces import describe_program, trace
 
 ONE = Box(-1.0, 1.0, (1,), dtype=np.float32)
@@ -185,3 +187,22 @@ def traced_only(monkeypatch):
     """Run traced graphs as they are: what compiled programs compute, without the seconds that compiling takes."""
     monkeypatch.setattr(CompiledProgram, "_compile", lambda self, tensors: self._interpret(tensors))
     monkeypatch.setattr(CompiledProgram, "prepare", lambda self, *tensors: None)
+
+
+def record_once(function):
+    """Stand in for CUDA's capture: the kernels are recorded once and replayed, with their memory, without the host.
+
+    As with a CUDA graph, nothing of Python runs in a replay, arguments are read where they lay at the capture, and
+    results are always in the same place.
+    """
+    for _ in range(3):
+        function()
+    with one_fake_mode():
+        record = make_fx(function)()
+    results = [result.clone() for result in record()]
+
+    def replay():
+        for place, result in zip(results, record(), strict=True):
+            place.copy_(result)
+
+    return replay, results

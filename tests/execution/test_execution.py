@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 import torch
+from tests.probes import record_once
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
@@ -17,32 +17,12 @@ from rl8x.execution.captured import CapturedLoop, CapturedProgram
 from rl8x.execution.compiled import CompiledLoop, CompiledProgram
 from rl8x.execution.compiler import Compiler
 from rl8x.execution.loops import Loop
-from rl8x.execution.private import one_fake_mode
 from rl8x.execution.programs import ProgramError
 from rl8x.execution.threads import Workers
 from rl8x.randomization import Uniform
 from rl8x.rollouts.statistics import Stats
 
 CPU = torch.device("cpu")
-
-
-def record_once(function):
-    """Stand in for CUDA's capture: the kernels are recorded once and replayed, with their memory, without the host.
-
-    As with a CUDA graph, nothing of Python runs in a replay, arguments are read where they lay at the capture, and
-    results are always in the same place.
-    """
-    for _ in range(3):
-        function()
-    with one_fake_mode():
-        record = make_fx(function)()
-    results = [result.clone() for result in record()]
-
-    def replay():
-        for place, result in zip(results, record(), strict=True):
-            place.copy_(result)
-
-    return replay, results
 
 
 @pytest.fixture
