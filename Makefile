@@ -9,9 +9,9 @@ demo: $(STAMP)
 	$(BIN)/rl8x train -f examples/demo.yaml
 
 # In the order of their names: xdist's own would leave what takes longest, files of few tests, to one worker at the end.
-# Two workers more than cores, for those that wait.
+# One worker more than cores, for those that wait.
 test: check
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=30
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=30
 
 # The tests, or those in TESTS, with another torch such as TORCH=2.14.1, in an environment of its own.
 TORCH_BIN = .venv-torch-$(TORCH)/bin

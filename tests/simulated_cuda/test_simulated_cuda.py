@@ -32,6 +32,7 @@ def rows_of(library, names, *before):
     """Return the rows that runs print, and what else they say."""
     # Loaded before torch is, which asks once for a GPU.
     options = {"LD_PRELOAD": str(library), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    options |= {"RL8X_RANK_TIMEOUT_S": "150"}  # for machines that are busy
     command = [sys.executable, "-m", *before, "tests.simulated_cuda.runs", str(library), *names]
     done = subprocess.run(command, env=os.environ | options, capture_output=True, text=True, timeout=300)
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr[-3000:]
