@@ -99,7 +99,7 @@ def test_names_that_are_taken_or_no_names_are_refused():
     with pytest.raises(ValueError, match=r"declares 'score/mine', which is a metric of the callback Score"):
         make(Score(), declaring(["score/mine"]))
     for name in ("", "a%", 3):
-        with pytest.raises(ValueError, match="no name of a metric"):
+        with pytest.raises(ValueError, match="not a legal name of a metric"):
             make(declaring([name]))
     with pytest.raises(TypeError, match="must be a list of names; got 'score'"):
         make(declaring("score"))

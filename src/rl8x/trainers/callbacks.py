@@ -16,7 +16,7 @@ Callback = Callable[[Any, TrainStats], Mapping[str, float] | None]
 
 
 def declared_metrics(callback: object) -> tuple[str, ...]:
-    """Return the metrics that a callback declares in its attribute `metric_names`; none without one."""
+    """Return the metrics that a callback declares in its attribute `metric_names`, if it has one."""
     names: Any = getattr(callback, "metric_names", ())
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise TypeError(
@@ -31,9 +31,9 @@ def declared_by(callbacks: Iterable[Callback]) -> set[str]:
 
 
 def check_callbacks(callbacks: Sequence[Callback], known: Collection[str]) -> None:
-    """Refuse callbacks that cannot be called, and names that they declare where MLflow or the trainer has no place.
+    """Refuse callbacks that cannot be called, and declared names that MLflow refuses or that are taken.
 
-    Of the trainer's metrics (`known`) they may measure `eval/*`, which `trainer.eval()` in a callback does.
+    Of the trainer's metrics (`known`) callbacks may declare `eval/*`, which a `trainer.eval()` in them measures.
     """
     if not isinstance(callbacks, Iterable):
         raise TypeError(f"`callbacks` must be a list of callbacks; got {callbacks!r}.")
@@ -44,7 +44,7 @@ def check_callbacks(callbacks: Sequence[Callback], known: Collection[str]) -> No
         for name in declared_metrics(callback):
             if not isinstance(name, str) or not name.strip("/") or legal_name(name) != name:
                 raise ValueError(
-                    f"The callback {callback_name(callback)} declares {name!r}, which is no name of a metric."
+                    f"The callback {callback_name(callback)} declares {name!r}, which is not a legal name of a metric."
                 )
             if name in taken:
                 raise ValueError(
@@ -57,10 +57,10 @@ def check_callbacks(callbacks: Sequence[Callback], known: Collection[str]) -> No
 def returned_metrics(
     callback: Callback, returned: object, evaluated: Collection[str], row: Collection[str] = ()
 ) -> dict[str, float]:
-    """Check what a callback returned, and return it as numbers; what one returns that declares nothing means nothing.
+    """Check what a callback returned, and return it as numbers; a callback without declared metrics returns none.
 
-    The metrics of evaluations that it made (`evaluated`) need not be declared. A name that is none of them and not in
-    the row either was meant as a metric, of which a warning tells.
+    Metrics of evaluations that it made (`evaluated`) need not be declared. If a callback that declares nothing returns
+    a name that is neither one of these nor in the row, it was meant as a metric, and a warning says how to declare it.
     """
     declared = declared_metrics(callback)
     if not declared or returned is None:
@@ -90,6 +90,6 @@ def returned_metrics(
 
 
 def callback_name(callback: object) -> str:
-    """Return what messages call a callback: its own name, or that of its class."""
+    """Return the name of a callback in messages: its own, or that of its class."""
     name: str = getattr(callback, "__qualname__", None) or type(callback).__name__
     return name.rpartition("<locals>.")[-1]

@@ -1,7 +1,7 @@
-"""Handling of numbers that are not finite: name them, and stop, skip the update, or go back to the last good weights.
+"""Handling of non-finite numbers: diagnose them, and stop, skip the update, or restore the last good weights.
 
-An algorithm counts the values that are not finite among a step's statistics, under `finite/` and the quantity's name;
-the counts come to the host with everything else. Only where one is not 0 are the tensors themselves searched.
+A step's statistics include counts of non-finite values, under `finite/` and the quantity's name, which come to the host
+with everything else. The tensors themselves are searched only if a count is not 0.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ OnNonFinite = Literal["stop", "skip", "rollback"]
 CHOICES: Final = ("stop", "skip", "rollback")
 PREFIX: Final = "finite/"
 TAG: Final = "rl8x.non_finite"
-# Causes before effects; among those that were gathered the earliest in the horizon comes first.
+# Causes before effects; of the gathered quantities the one that is earliest in the horizon comes first.
 QUANTITIES: Final[tuple[str, ...]] = ("observations", "actions", "rewards", "losses", "gradients", "parameters")
 GATHERED: Final[tuple[str, ...]] = ("observations", "actions", "rewards")
-# Skipping for ever would hide that nothing is learned any more.
+# Skipping for ever would hide that nothing is learned anymore.
 MAX_IN_A_ROW: Final = 10
 
 
@@ -36,7 +36,7 @@ class NonFiniteError(ArithmeticError):
     """A quantity was not finite.
 
     Args:
-        message: Which, where and when.
+        message: Which quantity, where and when.
         diagnosis: The quantities and places, as plain data; see `rl8x.trainers.non_finite.diagnose`.
     """
 
@@ -52,12 +52,12 @@ def take_counts(row: dict[str, float]) -> dict[str, float]:
 
 
 def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) -> dict[str, Any]:
-    """Search the last experience and the weights for what is not finite, of which there are `counts` by quantity.
+    """Search the last experience and the weights for the non-finite values that `counts` has, by quantity.
 
     Returns:
-        Plain data: the `quantity` that came first, the `environments` and the `slot` of the horizon where it did,
-        whether it is `final` (in the last observation of an episode that was truncated in this slot), the counters, and
-        which parameters and gradients are affected.
+        Plain data: the `quantity` that was non-finite first, the `environments` and the `slot` of the horizon where,
+        whether it was in the `final` observation of an episode that was truncated in this slot, the counters, and the
+        names of non-finite parameters and gradients.
     """
     places = algorithm.locate_non_finite()
     quantity = min(counts, key=lambda name: _order(name, places.get(name)))
@@ -109,9 +109,9 @@ def message(diagnosis: Mapping[str, Any]) -> str:
 
 
 class Decision(NamedTuple):
-    """The diagnosis of quantities that are not finite, as plain data, and the action that follows.
+    """What to do about non-finite quantities, and their diagnosis as plain data.
 
-    `"stop"` ends the run, `"skip"` goes back to the weights before the step, `"rollback"` to the last checkpoint's.
+    `"stop"` ends the run, `"skip"` restores the weights before the step, `"rollback"` those of the last checkpoint.
     """
 
     action: OnNonFinite
@@ -119,10 +119,10 @@ class Decision(NamedTuple):
 
 
 class Guard:
-    """Decides by the trainer's `on_non_finite` what follows from a step's counts, and does it.
+    """Applies the trainer's `on_non_finite` to the counts of each step.
 
     Attributes:
-        in_a_row: How many steps in a row, up to the last, had numbers that are not finite.
+        in_a_row: Number of consecutive steps, up to the last, with non-finite numbers.
     """
 
     def __init__(self, mode: OnNonFinite) -> None:
@@ -133,12 +133,12 @@ class Guard:
         self.in_a_row = 0
 
     def before_step(self, algorithm: GenericAlgorithmBase[Any]) -> None:
-        """Keep what has been learned so far, where a step may be taken back."""
+        """Keep a copy of what has been learned so far, if a step may be undone."""
         if self._mode != "stop":
             self._before = clone(algorithm.learned_state())
 
     def judge(self, algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) -> Decision | None:
-        """Decide what follows from a step's counts, none of them 0; None where all quantities are finite."""
+        """Return the decision on a step's counts, none of them 0; None if there are no counts."""
         if not counts:
             self.in_a_row = 0
             return None
@@ -155,13 +155,13 @@ class Guard:
         tracker: Tracker,
         checkpoints: CheckpointManager,
     ) -> None:
-        """Stop with the diagnosis, or go back to earlier weights and warn.
+        """Stop with the diagnosis, or restore earlier weights and warn.
 
         Args:
             decision: What `judge` returned.
-            algorithm: What took the step.
+            algorithm: The algorithm that made the step.
             tracker: Gets the diagnosis, as a tag and as artifacts.
-            checkpoints: Has the weights that `"rollback"` goes back to; without a good one that is before the step.
+            checkpoints: Has the weights that `"rollback"` restores; if none is good, those before the step are.
 
         Raises:
             NonFiniteError: If the decision is to stop.
@@ -189,9 +189,9 @@ class Guard:
     def _take_back(
         self, algorithm: GenericAlgorithmBase[Any], decision: Decision, saved: Mapping[str, Any] | None
     ) -> None:
-        """Go back to `saved` weights, or to those before the step.
+        """Restore `saved` weights, or those before the step.
 
-        Counters go on, and experience too unless it was not finite itself.
+        Counters stay, and so does the experience unless it was not finite itself.
         """
         if saved is None:
             algorithm.load_learned_state(self._before)

@@ -1,4 +1,4 @@
-"""Rows of statistics, which `step()`, `eval()` and `run()` return; the timer of their parts; what a run has come to."""
+"""The rows that `step()`, `eval()` and `run()` return, the timer of a step, and the summary of a run's returns."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ MAX_POINTS: Final = 512
 
 
 class TrainStats(dict[str, float]):
-    """One row of metrics by name, with the latest evaluation's beside the step's own.
+    """One row of metrics by name: the step's own, and those of the latest evaluation.
 
     Args:
         values: The metrics by name.
-        fresh: What this step measured; None is all of them.
-        earlier: What an evaluation measured that no row before has shown.
+        fresh: Names that this step measured; None is all of them.
+        earlier: Names that an evaluation before the step measured, and that are in no row yet.
 
     Attributes:
-        fresh: Names that this step or an evaluation right after it measured, and `earlier`; the others are older
-            evaluations'.
-        earlier: Those of `fresh` that were measured before the step, by the policy of then.
+        fresh: Names that were measured by this step or by an evaluation right after it, and `earlier`. The others come
+            from older evaluations.
+        earlier: Those of `fresh` that were measured before the step, with the policy before it.
         stop_reason: Why `run()` stopped; None while it goes on.
     """
 
@@ -41,7 +41,7 @@ class TrainStats(dict[str, float]):
         self.stop_reason: str | None = None
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Take in what was measured after the row.
+        """Add what was measured after the step.
 
         Args:
             values: Metrics by name.
@@ -52,13 +52,13 @@ class TrainStats(dict[str, float]):
 
 
 class EvalStats(dict[str, float]):
-    """The metrics of one evaluation, under `eval/`, or `eval/<name>/` where it was given a name."""
+    """The metrics of one evaluation, under `eval/`, or under `eval/<name>/` if it has a name."""
 
 
 class Timer:
-    """Measures a block; on CUDA by events, because the host returns long before the device is done.
+    """Measures the duration of a block; on CUDA by events, because the host runs ahead of the device.
 
-    `elapsed_ms` may be read once the device has been waited for anyway: after the step's one host copy.
+    Reading `elapsed_ms` waits for the device, so it is read after the step's one copy to the host, which waits anyway.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -79,7 +79,7 @@ class Timer:
 
     @property
     def elapsed_ms(self) -> float:
-        """Milliseconds between entering and leaving the block, on the device's clock where it has one."""
+        """Milliseconds between entering and leaving the block, on CUDA by the device's clock."""
         if self._events:
             self._events[1].synchronize()
             return float(self._events[0].elapsed_time(self._events[1]))
@@ -120,7 +120,7 @@ class Course:
         return self._points if self._points[-1:] == [end] else [*self._points, end]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all of it as plain data."""
+        """Return the course as plain data."""
         return {name.removeprefix("_"): value for name, value in vars(self).items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -130,17 +130,17 @@ class Course:
 
 
 class Results:
-    """The courses of a run's mean returns, of evaluations and of training, as far as it has come.
+    """The courses of a run's mean returns so far, of evaluations and of training.
 
-    What is kept goes by metric. Of evaluations and of training each there is the first that was measured of
-    `keys.EVALUATED_RETURNS` and `keys.TRAINED_RETURNS`, since sums over horizons say little where whole episodes do.
+    Of `keys.EVALUATED_RETURNS` and `keys.TRAINED_RETURNS` each, the first metric that was measured is shown: returns of
+    whole episodes say more than sums over horizons.
     """
 
     def __init__(self) -> None:
         self._courses: dict[str, Course] = {}
 
     def take(self, row: Mapping[str, float], step: int) -> None:
-        """Take what a row has of them; what is not finite is no result."""
+        """Take the returns in a row, if they are finite."""
         for name in (*keys.EVALUATED_RETURNS, *keys.TRAINED_RETURNS):
             value = row.get(name, math.nan)
             if math.isfinite(value):
@@ -159,7 +159,7 @@ class Results:
 
     @property
     def headline(self) -> tuple[str, Course] | None:
-        """The metric that a run is judged by, and its course; None where no return was measured."""
+        """The metric that a run is judged by, and its course; None if no return was measured."""
         return next(self._shown(), None)
 
     @property

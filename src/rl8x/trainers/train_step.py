@@ -1,4 +1,4 @@
-"""One step of a trainer: collect, learn, track the row of metrics, act on what is not finite, call back."""
+"""One step of a trainer: collect, learn, track the row of metrics, handle non-finite numbers, call the callbacks."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from rl8x.trainers.statistics import Timer, TrainStats
 
 
 class TrainStep:
-    """Makes the steps of a trainer one after another, and keeps the latest row and the latest evaluation.
+    """Makes a trainer's steps, and keeps the latest row and the latest evaluation.
 
     Args:
-        algorithm: What is trained.
-        record: What tracks the rows.
-        on_non_finite: What happens where numbers are not finite, see `Trainer`.
+        algorithm: The algorithm that is trained.
+        record: Tracks the rows.
+        on_non_finite: What to do if numbers are not finite, see `Trainer`.
 
     Attributes:
-        row: The latest row with all that joined it; empty before the first step.
+        row: The latest row, with the metrics that joined it later; empty before the first step.
         eval_row: The latest of the run's own evaluations, under `eval/`; empty before the first.
-        open_row: The row that a single `step()` returned last: an evaluation before the next step joins it.
-        unseen: Metrics of an evaluation that no row has shown yet.
-        in_run: Whether a `run()` makes the steps.
+        open_row: The row that the last single `step()` returned: an evaluation before the next step joins it.
+        unseen: Metrics of an evaluation that are in no row yet.
+        in_run: Whether a `run()` is in progress.
         calls_back: Whether a callback is being called.
     """
 
@@ -52,16 +52,16 @@ class TrainStep:
 
     @property
     def is_in_progress(self) -> bool:
-        """Whether no other step can be made now."""
+        """Whether a run or a callback is in progress, so that no other may begin."""
         return self.in_run or self.calls_back
 
     @property
     def known(self) -> dict[str, float]:
-        """The numbers that an `env_config` may go by: metrics of the latest row and evaluation, and the counters."""
+        """What an `env_config` may depend on: metrics of the latest row and evaluation, and the counters."""
         return {**self.row, **self.eval_row, **self._algorithm.counters}
 
     def make_row(self, env_config: AnyEnvConfig | None) -> dict[str, float]:
-        """Collect, learn, and track the row; then act on what was not finite.
+        """Collect, learn, and track the row; then handle non-finite numbers.
 
         Args:
             env_config: Values for the environment's parameters; None changes nothing.
@@ -70,7 +70,7 @@ class TrainStep:
             The row, the same on all ranks.
 
         Raises:
-            NonFiniteError: If numbers are not finite, and `on_non_finite` says stop.
+            NonFiniteError: If numbers are not finite, and `on_non_finite` is "stop".
         """
         algorithm, counters, device = self._algorithm, self._algorithm.counters, self._algorithm.device
         transitions, begin, self.open_row = counters[keys.ENV_STEPS], time.perf_counter(), None
@@ -103,7 +103,7 @@ class TrainStep:
         return row
 
     def _profile(self, collecting: Timer, learning: Timer, env_steps_per_s: float) -> dict[str, float]:
-        """Return times, the rate and the memory of this rank, once the step's numbers are on the host."""
+        """Return the times, the rate and the memory of this rank, after the step's numbers came to the host."""
         measured = {"profiling/collect_ms": collecting.elapsed_ms, "profiling/step_ms": learning.elapsed_ms}
         if self._algorithm.env is not None:
             measured["profiling/env_steps_per_s"] = env_steps_per_s
@@ -118,9 +118,9 @@ class TrainStep:
         """Track an evaluation; the run's own joins the rows from now on.
 
         Args:
-            own: Its metrics, as the caller of `eval()` gets them.
-            tracked: The same under the names that are tracked, and how long it took.
-            is_of_run: Whether it is what the run evaluates, rather than under another name or `env_config`.
+            own: Its metrics, as `eval()` returns them.
+            tracked: The same under the names that are tracked, and its duration.
+            is_of_run: Whether it is the run's own evaluation, without another name or `env_config`.
         """
         if is_of_run:
             self.eval_row = own
@@ -136,7 +136,7 @@ class TrainStep:
 
         Args:
             row: What `make_row` returned, with what was measured since.
-            trainer: What has the `callbacks`, each of which is called with it.
+            trainer: Has the `callbacks`, and is passed to each of them.
 
         Returns:
             The row, with the latest evaluation and the callbacks' metrics.
@@ -155,7 +155,7 @@ class TrainStep:
         return stats
 
     def _call(self, callback: Callback, trainer: Any, stats: TrainStats) -> dict[str, float]:
-        """Return what a callback measures of a row, as the first rank has it."""
+        """Call a callback with a row; return the metrics that it measured on rank 0."""
         self._evaluated, self.calls_back = {}, True
         try:
             returned = returned_metrics(callback, callback(trainer, stats), self._evaluated, stats)
@@ -164,7 +164,7 @@ class TrainStep:
         return dict(ranks().first("what a callback measured", returned))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next step depends on, but for the algorithm's own state."""
+        """Return what the next step depends on, except for the algorithm's own state."""
         return {
             "eval_row": dict(self.eval_row),
             "row": dict(self.row),

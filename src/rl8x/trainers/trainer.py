@@ -1,4 +1,4 @@
-"""The trainer: a loop around an algorithm, of which it does not know how it learns."""
+"""The trainer: collects, learns, evaluates, tracks and saves until a condition stops it, with any algorithm."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _log = logger(__name__)
 
 
 class GenericTrainerBase(TrainerBase[AlgorithmT]):
-    """Drives an algorithm: `step()`, `eval()`, and `run()` until a condition stops it; arguments are `TrainerBase`'s.
+    """Trains an algorithm with `step()`, `eval()`, and `run()`, which stops on a condition; see `TrainerBase`.
 
-    Of the trainer's own state it changes `stop_reason`, `ending` and, once a run has begun, `origin` and `saved_run`.
-    What a run has come to is in its `RunState`.
+    The progress of a run is kept in its `RunState`. Of the attributes, `run()` sets `stop_reason` and `ending`, and
+    clears `origin` and `saved_run` once the run has begun.
     """
 
     def run(
@@ -60,47 +60,47 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         max_steps: int | EllipsisType | None = ...,
         progress: Progress = "auto",
     ) -> TrainStats:
-        """Step until a condition says stop, evaluating now and then.
+        """Step until a stop condition is met, with evaluations at regular intervals.
 
-        After `resume()` the first `run()` goes on with the interrupted one. What is not given, or given as `...`, is
-        then as it was; otherwise it is None.
+        After `resume()`, the first `run()` continues the interrupted one: options that are not given, or are `...`,
+        keep their values. Otherwise options that are not given are None.
 
-        Where torchrun has started a job again (`--max-restarts`), the run goes on from the job's last checkpoint.
+        After torchrun has restarted a job (`--max-restarts`), the run continues from the job's last checkpoint.
 
-        SIGINT, SIGTERM and SIGHUP end the run after the step in progress: it is saved, its status becomes KILLED, and
-        KeyboardInterrupt or SystemExit(128 + n) is raised; a second SIGINT ends at once. SIGUSR1 only saves.
+        SIGINT, SIGTERM and SIGHUP end the run after the current step: the run is saved, its status becomes KILLED, and
+        KeyboardInterrupt or SystemExit(128 + n) is raised. A second SIGINT ends it at once. SIGUSR1 only saves.
 
         Args:
             env_config: Values for the environment's parameters, applied at each reset; None changes nothing. Or a
-                function that is called before each collect with the trainer's `known`, counters and latest metrics by
-                name, and returns such values: each copy's next episode is played under them. It has no form in a
-                file, and is given again after a resume.
-            eval_env_config: The same for evaluations, with as many values as they have copies where it has one for
-                each. None evaluates under the training's; of its values for each copy, evaluations with another number
-                of copies take evenly spaced ones.
-            steps_per_eval: An evaluation after every so many steps; None is never. Where the training environment is
-                used, it must be a multiple of `horizons_per_env_reset`.
-            evals_per_film: After every so many evaluations an episode is filmed, under what evaluations play under, and
-                kept as the artifact `films/step-....gif`; None is never.
-            stop_conditions: The run stops when any of these is met. Without one it goes on until interrupted.
-            max_steps: The run stops after so many steps, those before a resume among them; None sets no limit.
+                function that returns such values: it is called before each collect with the trainer's `known`, counters
+                and latest metrics by name, and each copy's next episode is played under the values. A function is not
+                saved, and must be given again after a resume.
+            eval_env_config: The same for evaluations; a list has one value for each evaluation copy. None evaluates
+                under the training's values; from a list of them, evaluations with another number of copies take evenly
+                spaced ones.
+            steps_per_eval: Steps between evaluations; None never evaluates. If evaluations use the training
+                environment, it must be a multiple of `horizons_per_env_reset`.
+            evals_per_film: Evaluations between films. A film shows an episode under the evaluation's `env_config`, and
+                is kept as the artifact `films/step-....gif`; None makes no films.
+            stop_conditions: The run stops when any of these is met. Without one it runs until interrupted.
+            max_steps: The run stops after this many steps, including those before a resume; None sets no limit.
             progress: `"auto"` (a bar on a terminal and in a notebook, lines elsewhere), `"bar"`, `"lines"` or `"none"`.
 
         Returns:
             The last row, with `stop_reason` set.
 
         Raises:
-            TypeError: If a condition is none.
+            TypeError: If a stop condition is not a condition.
             ValueError: If an option is not legal, before the first step.
-            NonFiniteError: If numbers are not finite and `on_non_finite` says stop.
-            RuntimeError: Within another `run()` of this trainer.
-            CheckpointError: If another process is at the run, or has gone on with it.
-            TrackingError: If runs cannot be kept where the tracker should.
+            NonFiniteError: If numbers are not finite and `on_non_finite` is "stop".
+            RuntimeError: If called within another `run()` of this trainer.
+            CheckpointError: If another process is training the run, or has continued it.
+            TrackingError: If the tracker cannot store runs.
             KeyboardInterrupt: After SIGINT, once the run is saved.
             SystemExit: After SIGTERM and SIGHUP, once the run is saved.
         """
         if self.train_step.is_in_progress:
-            raise RuntimeError("this trainer is in a run() already: one at a time, and none in its callbacks.")
+            raise RuntimeError("this trainer is in a run() already: one at a time, and not from its callbacks.")
         options = {
             "env_config": env_config,
             "eval_env_config": eval_env_config,
@@ -143,7 +143,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             self.checkpoints.end()  # only now: a lock that was left marks a run that was killed before its end
 
     def _prepare(self, run: RunState, progress: Progress) -> ProgressReporter:
-        """Take over what a run is made of, before it begins; returns what shows how far it has come."""
+        """Configure the trainer's parts for a run, before it begins; return its progress reporter."""
         algorithm = self.algorithm
         config = algorithm.config
         collected = 0 if algorithm.env is None else config.num_envs * config.horizon * ranks().size
@@ -157,7 +157,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         return reporter
 
     def _begin(self, run: RunState) -> TrainStats | None:
-        """Begin the tracked run and its checkpoints; returns the last row of a run that has come to its end."""
+        """Begin the tracked run and its checkpoints; return the last row if the run had already ended."""
         self.record.open()
         self.record.update_params()
         if run.last is not None:  # killed after its end was saved, before the tracked run knew
@@ -167,27 +167,27 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         if directory is not None:
             self.tracker.set_tags({CHECKPOINTS_TAG: str(directory.absolute())})
         if run.steps == 0:
-            # On the disk before the first row is tracked: whenever the run is killed, there is something to go on from.
+            # A checkpoint before the first tracked row: the run can be resumed whenever it is killed.
             self.record.save(self.state_dict(), run)
             self.checkpoints.wait()
         return None
 
     def _evaluate_where_due(self, run: RunState, row: dict[str, float]) -> None:
-        """Make the evaluation and the film that follow the step, and have the row take in what was measured."""
+        """Evaluate and film if due after this step, and add what was measured to the row."""
         if run.evaluation_is_due:
             row |= self.eval() | self.state
         if run.film_is_due:
             log_film(self.tracker, self.play(), self.state)
 
     def _judge(self, run: RunState, stats: TrainStats) -> None:
-        """Ask the conditions, one of which may evaluate: the row takes that in, and the best goes by it too."""
+        """Ask the conditions. What a condition measures, as `Confirmed` does, joins the row and counts for the best."""
         self.train_step.open_row = stats
         run.judge(stats, self.train_step.eval_row)
         self.train_step.open_row = None
 
     @contextlib.contextmanager
     def _tracked(self, run: RunState, reporter: ProgressReporter, signals: SignalGuard) -> Iterator[None]:
-        """End the tracked run with the right status, whatever happens, and say how to go on."""
+        """End the tracked run with the right status, whatever happens, and report how to continue it."""
         status: Status = "FINISHED"
         try:
             yield
@@ -207,14 +207,14 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                     self._log_models()
                 self.record.close(status, self.stop_reason, self.train_step.eval_row)
             finally:
-                # Of a run that failed before its first step the error says enough.
+                # If the run failed before its first step, the error alone is reported.
                 if status != "FAILED" or run.has_stepped:
                     self.ending = self.record.report(status, self.stop_reason, reporter.say)
 
     def _save_where_due(
         self, run: RunState, stats: TrainStats, signals: SignalGuard, reporter: ProgressReporter
     ) -> signal.Signals | None:
-        """Save where that is due; returns the signal that asks for an end, on all ranks the same."""
+        """Save if due; return the signal that asks the run to end, the same on all ranks."""
         steps = self.algorithm.counters[keys.STEPS]
         is_best = self.checkpoints.improved(stats, stats.fresh - stats.earlier, steps)
         asked, run.asked_to_save = run.asked_to_save, False
@@ -233,7 +233,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         return stop
 
     def _log_models(self) -> None:
-        """Log the last policy, and the best where checkpoints go by a metric; what cannot be is warned of."""
+        """Log the last policy, and the best if there is a `best_metric`; warn if one cannot be logged."""
         path = self.checkpoints.best_path
         try:
             self.log_model(LAST)
@@ -244,10 +244,10 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             _log.warning("rl8x: not all policies are logged as models: %s", error)
 
     def check_run(self, **options: Any) -> None:
-        """Refuse what `run()` would refuse before its first step.
+        """Raise what `run()` would raise before its first step, without running.
 
         Args:
-            options: Those of `run()` but `progress`.
+            options: Those of `run()` except `progress`.
 
         Raises:
             ValueError: If an option is unknown or not legal.
@@ -256,7 +256,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         self._checked_run(dict.fromkeys(RUN_OPTIONS, ...) | options)
 
     def _checked_run(self, options: Mapping[str, Any]) -> RunState:
-        """Return the run that is asked for, once all of it is known to be legal."""
+        """Check all options; return the run that they describe."""
         saved = self.saved_run
         names = list(map(callback_name, self.callbacks))
         run = RunState(options, saved, trust=self.origin is not None and self.origin.trust, callbacks=names)
@@ -265,7 +265,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         self.evaluations.check_run(run.options["steps_per_eval"], eval_config, steps=steps)
         plain_configs = self.evaluations.plain_configs(env_config, eval_config, self.known)
         if run.options["evals_per_film"] is not None:
-            self.make_film_env(1).close()  # what cannot be filmed is told before the first step
+            self.make_film_env(1).close()  # raises before the first step if it cannot be filmed
         run.start(self, plain_configs, known=self.metric_names, measured=declared_by(self.callbacks))
         env, calls_back = self.algorithm.env, bool(self.callbacks)
         followed = followed_in(plain_configs["env_config"] or ({} if env is None else env.next_config))
@@ -285,17 +285,17 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         env_config: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Film:
-        """Film the present policy, in an environment of its own; a notebook shows what is returned.
+        """Film the current policy in a separate environment; notebooks display the returned film.
 
         Args:
-            path: A file to write too, whose ending says the format; None makes a GIF.
-            copies: Copies side by side; None are as many as a list in `env_config` has values, else one.
-            env_config: Values for the environment's parameters; None are those under which the run evaluates.
-            **options: `episodes`, `deterministic`, `seed`, `max_steps`, `fps`, `columns` and `captions`, as
-                `rl8x.video.film` takes them.
+            path: A file to write the film to, in the format of its suffix; None makes a GIF in memory.
+            copies: Copies shown side by side; None takes the length of a list in `env_config`, else one.
+            env_config: Values for the environment's parameters; None takes those that the run evaluates under.
+            **options: `episodes`, `deterministic`, `seed`, `max_steps`, `fps`, `columns` and `captions` of
+                `rl8x.video.film`.
 
         Raises:
-            ValueError: If the environment has no pictures or cannot be made again, or an option is not legal.
+            ValueError: If the environment cannot be rendered or made again, or an option is not legal.
         """
         lists = [len(value) for value in (env_config or {}).values() if isinstance(value, list | tuple)]
         copies = max(lists, default=1) if copies is None else copies
@@ -311,41 +311,41 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         return film
 
     def make_film_env(self, copies: int) -> Env:
-        """Make an environment of its own to film in.
+        """Make a separate environment to film in.
 
         Args:
-            copies: Its copies.
+            copies: Its number of copies.
 
         Raises:
-            ValueError: If the environment has no pictures or cannot be made again.
+            ValueError: If the environment cannot be rendered or made again.
         """
         return make_film_env(self.algorithm, None if self.evaluator is None else self.evaluator.env, copies)
 
     def plot(self, *metrics: str) -> Figure:
-        """Draw what the run has logged so far; a notebook shows the figure.
+        """Plot what the run has logged so far; notebooks display the figure.
 
         Args:
-            metrics: A panel for each; none are the returns of training and evaluations.
+            metrics: One panel each; by default the returns of training and of evaluations.
 
         Returns:
             The figure.
 
         Raises:
-            ValueError: If the tracker keeps no metrics, or has none of these so far.
+            ValueError: If the tracker keeps no metrics, or none of these was logged so far.
         """
         return plot_run(self.tracker, metrics, sorted(self.metric_names), self.algorithm.clock)
 
     def log_model(self, name: str = LAST, *, register: str | None = None, alias: str | None = None) -> None:
-        """Keep the present policy in the tracker as a model, with the latest metrics; of several ranks the first does.
+        """Log the current policy as a model, with the latest metrics; with several ranks, rank 0 does.
 
         Args:
-            name: What the model is called.
-            register: A name in MLflow's model registry of which it becomes a version.
-            alias: What that version is called: with `register="cartpole"` and `alias="champion"` the model is
-                `models:/cartpole@champion` from then on.
+            name: The model's name.
+            register: A name in MLflow's model registry; the model becomes its next version.
+            alias: The version's alias: with `register="cartpole"` and `alias="champion"` the model is then
+                `models:/cartpole@champion`.
 
         Raises:
-            TypeError: If the policy has no form in a file, or the tracker keeps no models.
+            TypeError: If the policy cannot be written to a file, or the tracker keeps no models.
         """
         if not ranks().is_first:
             return
@@ -356,12 +356,12 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         log_policy(self.tracker, algorithm.policy, name=name, register=register, alias=alias, **about)
 
     def save(self) -> Path | None:
-        """Write a checkpoint now and wait until it is on the disk: for loops over `step()`; `run()` saves by itself.
+        """Write a checkpoint and wait until it is on the disk, for loops over `step()`; `run()` saves by itself.
 
-        Within a `run()`, as in a callback, it is written after the step in progress, once the conditions have seen it.
+        Within a `run()`, as in a callback, it is written after the current step, once the conditions have judged it.
 
         Returns:
-            The checkpoint's folder; None where the trainer has no checkpoints or the disk refused, and in a `run()`.
+            The checkpoint's folder; None if the trainer has no checkpoints, if writing failed, and within a `run()`.
         """
         if self.train_step.in_run:
             assert self.record.run is not None
@@ -373,12 +373,12 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         return self.checkpoints.end()
 
     def close(self) -> None:
-        """End the tracked run of a loop over `step()`; `run()` does so itself."""
+        """End the tracked run after a loop over `step()`; `run()` ends its own."""
         self.record.close("FINISHED", self.stop_reason, self.train_step.eval_row)
 
 
 class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
-    """The trainer that users make; arguments and attributes are those of `TrainerBase`.
+    """The trainer for any algorithm; see `TrainerBase` for arguments and attributes.
 
     trainer = Trainer(PPOConfig(num_envs=64).build(CartPole))
     trainer.run(stop_conditions=[HitsUpperBound("eval/returns/mean", 475)])
