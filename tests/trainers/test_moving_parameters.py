@@ -151,7 +151,7 @@ def test_a_function_that_is_not_given_again_is_one_line(tmp_path):
     run(first, curriculum, max_steps=1, steps_per_eval=None)
     assert "env_config=..." in "".join(first.ending)
     trainer = Trainer.resume(tmp_path, tracker=first.tracker)
-    message = r"the run's `env_config` is the function .*curriculum, which has no form in a file: pass it again"
+    message = r"the run's `env_config` is the function .*curriculum, which cannot be saved: pass it again"
     with pytest.raises(CheckpointError, match=message):
         trainer.run(max_steps=2, progress="none")
     assert trainer.run(env_config=curriculum, max_steps=2, progress="none")[keys.STEPS] == 2

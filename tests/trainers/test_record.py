@@ -105,7 +105,7 @@ def test_interrupted_and_failed_runs_say_how_to_go_on(mlruns, mlflow_client, cap
         saved = 2 if error is SystemExit else 0
         folder = shown_path(trainer.checkpoints.directory)
         assert lines[2] == f"to go on from step {saved}: Trainer.resume({folder!r}, callbacks=[...]).run()"
-        with pytest.warns(RuntimeWarning, match=f"the run had callbacks, {callback.__name__}, which no file can hold"):
+        with pytest.warns(RuntimeWarning, match=f"the run had callbacks, {callback.__name__}, which cannot be saved"):
             assert main(["resume", name, "--progress", "none"]) == 0
         assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3, 4]
         capfd.readouterr()

@@ -255,7 +255,7 @@ def test_a_plain_callable_must_be_given_again(tmp_path):
     stop = lambda stats: stats[keys.STEPS] >= 2  # noqa: E731
     run(first, stop_conditions=[stop])
     trainer = Trainer.resume(tmp_path, tracker=first.tracker)
-    with pytest.raises(CheckpointError, match=r"has no form in a file: pass the run's `stop_conditions` again"):
+    with pytest.raises(CheckpointError, match=r"could not be saved: pass the run's `stop_conditions` again"):
         run(trainer)
     assert run(trainer, stop_conditions=[lambda stats: stats[keys.STEPS] >= 4])[keys.STEPS] == 4
 
@@ -327,7 +327,7 @@ def test_callbacks_that_are_not_given_again_are_told_of_once(tmp_path):
     counts.metric_names = ["mine/steps"]
     first = make(trainer={"checkpoints": tmp_path, "callbacks": [counts]})
     run(first, max_steps=1, stop_conditions=[HitsUpperBound("mine/steps", 9)])
-    lost = r"the run had callbacks, \S*counts, which no file can hold"
+    lost = r"the run had callbacks, \S*counts, which cannot be saved"
     with pytest.warns(RuntimeWarning, match=lost), pytest.raises(ValueError, match="'mine/steps'"):
         run(Trainer.resume(tmp_path, tracker=NullTracker()), max_steps=2)
     resumed = Trainer.resume(tmp_path, tracker=NullTracker(), callbacks=[counts])
@@ -458,7 +458,7 @@ def test_a_condition_goes_on_counting_without_saying_what_it_remembers(compose, 
 
 
 class Above(Condition):
-    """Met when a function of the row was above a limit so many times; a function has no form in a file."""
+    """Met when a function of the row was above a limit so many times; a function cannot be saved."""
 
     def __init__(self, function, times=1):
         self.function, self.times, self.count = function, times, 0
@@ -490,7 +490,7 @@ def test_what_has_no_form_in_a_file_is_given_again_and_goes_on_counting(conditio
         run(make(trainer=options), stop_conditions=[before], max_steps=9)
     assert len(listed(tmp_path)) == 3
     second = Trainer.resume(tmp_path, tracker=NullTracker())
-    with pytest.raises(CheckpointError, match="has no form in a file: pass the run's `stop_conditions` again"):
+    with pytest.raises(CheckpointError, match="could not be saved: pass the run's `stop_conditions` again"):
         run(second)
     assert run(second, stop_conditions=[condition()])[keys.STEPS] == 5
     assert " at 0x" not in str(second.params["run.stop_conditions"])  # another in each process, and on each rank

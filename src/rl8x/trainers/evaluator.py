@@ -1,4 +1,4 @@
-"""The evaluator plays whole episodes in an environment of its own, so that their length does not bias returns."""
+"""Evaluation on whole episodes in a separate environment, so that long episodes count as much as short ones."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _MAX_STEPS: Final = 10_000
 
 
 class EpisodeEvaluator:
-    """Plays one episode in each copy of an environment that training never touches.
+    """Plays one episode in each copy of an environment that is not used for training.
 
-    Counting the first episode of each copy, however long it lasts, gives short and long episodes their true weight; to
-    count the episodes that end within some steps would favour the short ones.
+    The first episode of each copy counts, however long it lasts. Counting the episodes that end within a number of
+    steps would be biased towards short ones.
 
     Args:
         env: The evaluation environment; its copies are the episodes of one evaluation.
@@ -58,9 +58,10 @@ class EpisodeEvaluator:
         """Play an episode in every copy and return the statistics.
 
         Args:
-            env_config: What the environment is reset with; None goes on with the one in force.
+            env_config: What the environment is reset with; None keeps the present one.
             deterministic: Whether the policy takes its most likely action rather than a sample.
-            training: The environment that is trained in: what of the configuration moves is drawn as it stands there.
+            training: The training environment, whose current ranges the moving parameters of `env_config` are drawn
+                from.
         """
         if env_config is not None:
             self.env.configure_for_evaluation(env_config, training)
@@ -106,12 +107,12 @@ class EpisodeEvaluator:
             self._warned = True
             warnings.warn(
                 f"{count} of {self.env.num_envs} evaluation episodes had not ended after {_MAX_STEPS} steps; they are "
-                "counted as they stood. Give the evaluation environment a `time_limit`.",
+                "counted with their returns so far. Give the evaluation environment a `time_limit`.",
                 stacklevel=2,
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next evaluation depends on but the weights."""
+        """Return what the next evaluation depends on, except the weights."""
         return {"env": self.env.state_dict(), "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -123,9 +124,9 @@ class EpisodeEvaluator:
 
 
 def _make_env(algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None, seed: int) -> Env | None:
-    """Make an evaluation environment by a factory, or from the instance that is trained on; None where nothing can."""
+    """Make an evaluation environment by a factory or by copying the training's; None if neither is possible."""
     trained, policy = algorithm.env, algorithm.policy
-    # Of the copies that are asked for, or of all that train, each rank plays its share.
+    # Each rank plays its share of the copies that are asked for, or else of the training copies of all ranks.
     share = None if num_eval_envs is None else max(1, ranks().share_of(num_eval_envs))
     eval_env = env_maker(eval_env) if isinstance(eval_env, str) and eval_env != "auto" else eval_env
     factory = eval_env if callable(eval_env) else algorithm.env_factory
@@ -158,16 +159,17 @@ def _make_env(algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs
 def make_evaluator(
     algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None
 ) -> EpisodeEvaluator | None:
-    """Make the evaluator of `eval()`, or None where it plays in the training environment.
+    """Make the evaluator of `eval()`; None if evaluations use the training environment.
 
     Args:
-        algorithm: What is trained.
-        eval_env: The trainer's `eval_env`; `"auto"` is None too where no other environment of episodes can be made.
-        num_eval_envs: Copies of an environment that is made here.
+        algorithm: The algorithm that is trained.
+        eval_env: The trainer's `eval_env`; `"auto"` also uses the training environment if it has no episodes that end,
+            or cannot be made again.
+        num_eval_envs: Copies of the environment that is made here.
 
     Raises:
-        ValueError: If an environment of its own is asked for and cannot be made, or never ends, or is the training's;
-            or `num_eval_envs` is not legal.
+        ValueError: If a separate environment is asked for and cannot be made, or its episodes never end, or it is the
+            training environment; or `num_eval_envs` is not legal.
     """
     if num_eval_envs is not None and (type(num_eval_envs) is not int or num_eval_envs < 1):
         raise ValueError(f"`num_eval_envs` must be a whole number, at least 1, or None; got {num_eval_envs!r}.")

@@ -1,4 +1,4 @@
-"""A trainer's films: its policy at play, in an environment that the training never touches."""
+"""Films of a trainer's policy, in an environment that is not used for training."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rl8x.tracking import Tracker
 from rl8x.video import Film, check_pictures, film, make_filmed
 
 FOLDER = "films"
-"""Where a run's artifacts have its films."""
+"""The folder of films among a run's artifacts."""
 
 
 def make_film_env(algorithm: GenericAlgorithmBase[Any], evaluated: Env | None, copies: int) -> Env:
-    """Make an environment to film in, as the training's was made; else one like that of the evaluations.
+    """Make an environment to film in by the training's factory, or by copying that of evaluations or training.
 
     Args:
-        algorithm: What is trained.
-        evaluated: What evaluations play in; None where there is none.
-        copies: How many copies are wanted; what can only be copied has as many as it has.
+        algorithm: The algorithm that is trained.
+        evaluated: The evaluation environment, or None.
+        copies: Copies to make with a factory; a copied environment has as many as its original.
 
     Raises:
-        ValueError: If none can be made, or it has no pictures.
+        ValueError: If none can be made, or it cannot be rendered.
     """
     if algorithm.env_factory is not None:
         return make_filmed(algorithm.env_factory, copies, device=algorithm.device, seed=algorithm.seed)
@@ -47,13 +47,14 @@ def make_film_env(algorithm: GenericAlgorithmBase[Any], evaluated: Env | None, c
 def film_policy(
     algorithm: GenericAlgorithmBase[Any], env: Env, env_config: Mapping[str, Any], copies: int, **options: Any
 ) -> Film:
-    """Film the present policy.
+    """Film the current policy.
 
     Args:
-        algorithm: What is trained.
+        algorithm: The algorithm that is trained.
         env: An environment that `make_film_env` made.
-        env_config: What to play under, in any form that a reset takes; what moves stands as in the training.
-        copies: How many copies are seen.
+        env_config: Values for the environment's parameters, in any form that a reset takes; moving parameters are drawn
+            from their current ranges in training.
+        copies: Copies that are shown.
         **options: Further options of `rl8x.video.film`.
     """
     config = inherited_config(env_config, copies)

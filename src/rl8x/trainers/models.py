@@ -1,4 +1,4 @@
-"""Policies of a run as models in its tracker: the last one, the best one, or any that is asked for."""
+"""A run's policies as models in its tracker: the last, the best, or the current one on request."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _FILE: Final = "policy.safetensors"
 
 
 def check_models(policy: Policy, tracker: Tracker) -> None:
-    """Refuse to promise models of a policy that cannot be saved, or in a tracker that does not keep any.
+    """Check that a policy can be logged as a model.
 
     Raises:
-        TypeError: If it is so.
+        TypeError: If the policy cannot be saved, or the tracker keeps no models.
         ImportError: If a package is missing.
     """
     if not hasattr(tracker, "log_model"):
@@ -35,7 +35,7 @@ def check_models(policy: Policy, tracker: Tracker) -> None:
 
 
 def log_policy(tracker: Tracker, policy: Policy, **about: Any) -> None:
-    """Give a policy to a tracker as a model; `about` is what `MLflowTracker.log_model` takes beside its description."""
+    """Log a policy as a model; `about` are further arguments of `MLflowTracker.log_model`."""
     from rl8x.tracking.policy_model import describe_model
 
     policy = copy.deepcopy(policy).cpu()
@@ -45,10 +45,10 @@ def log_policy(tracker: Tracker, policy: Policy, **about: Any) -> None:
 
 
 def policy_at(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any]) -> tuple[Policy, dict[str, Any]]:
-    """Return the policy that an algorithm had at a checkpoint, and step and metrics of then, as a tracker takes them.
+    """Return the policy in a checkpoint, and its step and metrics as arguments of `log_policy`.
 
     Raises:
-        CheckpointError: If the checkpoint is of an algorithm that keeps its policy otherwise.
+        CheckpointError: If the checkpoint does not have the policy where built-in algorithms keep it.
     """
     saved = checkpoint.state["trainer"]
     policy = copy.deepcopy(algorithm.policy)
@@ -63,7 +63,7 @@ def policy_at(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any]) -> t
 
 
 def model_metrics(row: Mapping[str, float], best: str | None = None) -> dict[str, float]:
-    """Pick those metrics of a row that say how good a policy is: means of returns and of evaluations, and `best`."""
+    """Return the metrics of a row that say how good a policy is: mean returns, those of evaluations, and `best`."""
     return {
         name: value
         for name, value in row.items()

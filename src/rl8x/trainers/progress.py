@@ -1,4 +1,4 @@
-"""Shows a user how a run goes on: a bar on a terminal and in a notebook, else lines now and then, or nothing."""
+"""Progress of a run: a bar on a terminal and in a notebook, otherwise a line every ten seconds, or nothing."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from rl8x.output import Unfailing, in_notebook, short
 Progress = Literal["auto", "bar", "lines", "none"]
 PROGRESS_CHOICES: Final = ("auto", "bar", "lines", "none")
 _SECONDS_PER_LINE: Final = 10.0
-# What counts first: a terminal of 80 columns cuts the rest off. Steps of the trainer have no rate of their own, since
-# that of the environment says as much.
+# The most important first: a terminal of 80 columns cuts off the rest. The rate is that of environment steps.
 _BAR: Final = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 _COUNT: Final = "{n_fmt} steps [{elapsed}{postfix}]"
 _EPISODE_RETURN, _HORIZON_RETURN = keys.TRAINED_RETURNS
 
 
 class ProgressReporter:
-    """Shows the state of a run; where that cannot be shown, the run goes on without.
+    """Shows the progress of a run; errors in writing it are ignored.
 
     Args:
-        mode: `"auto"` is a bar where standard error is a terminal or a notebook's, and lines elsewhere.
-        total_steps: Steps after which the run ends at the latest; None where nothing says so.
+        mode: `"auto"` is a bar if standard error is a terminal or in a notebook, otherwise lines.
+        total_steps: The largest number of steps that the run can have; None if unbounded.
         clock: The counter that is shown beside the steps.
 
     Raises:
@@ -53,7 +52,7 @@ class ProgressReporter:
         self._episode_return: float | None = None
 
     def update(self, stats: Mapping[str, float], total_steps: int | None = None) -> None:
-        """Show one row, and how far it is to the `total_steps` by which the run ends, as far as is known by now."""
+        """Show one row, and the progress towards `total_steps` as estimated now; None if unbounded."""
         self._episode_return = stats.get(_EPISODE_RETURN, self._episode_return)
         if self._bar is not None:
             self._set_total(total_steps)
@@ -64,29 +63,29 @@ class ProgressReporter:
             self.say(f"step {stats[keys.STEPS]:,.0f}, {describe(stats, self._episode_return, self._clock)}")
 
     def _set_total(self, total_steps: int | None) -> None:
-        if self._bar.total != total_steps and hasattr(self._bar, "container"):  # a notebook's has it a second time
+        if self._bar.total != total_steps and hasattr(self._bar, "container"):  # a notebook's widget
             self._bar.container.children[1].max = total_steps or 1
         self._bar.total, self._bar.bar_format = total_steps, _form(total_steps)
 
     def say(self, message: str) -> None:
-        """Print a message without tearing the bar."""
+        """Print a message above the bar."""
         if self._bar is not None:
             self._bar.write(message, file=self._stream)
         elif self.mode != "none":
             print(f"rl8x: {message}", file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Close the bar, which stays visible."""
         if self._bar is not None:
             self._bar.close()
 
 
 def _bar_class() -> type[tqdm[Any]]:
-    """Return a notebook's own bar where there is one (ipywidgets), else that of a terminal."""
+    """Return the bar of a notebook (needs ipywidgets), or that of a terminal."""
     if not in_notebook():
         return tqdm
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TqdmWarning)  # without ipywidgets the other one does well
+        warnings.simplefilter("ignore", TqdmWarning)  # without ipywidgets it falls back to text
         from tqdm.auto import tqdm as shown
     return shown
 
@@ -96,9 +95,9 @@ def _form(total_steps: int | None) -> str:
 
 
 def describe(stats: Mapping[str, float], episode_return: float | None = None, clock: str = keys.ENV_STEPS) -> str:
-    """Put the metrics that say most about a run in one line, what says most first.
+    """Write the most important metrics of a run in one line.
 
-    Once there is a mean return of episodes, the latest is shown: a horizon's is another quantity.
+    From the first mean return of episodes on, the latest of these is shown rather than the return of the horizon.
     """
     parts = []
     if "profiling/env_steps_per_s" in stats:
@@ -117,5 +116,5 @@ def describe(stats: Mapping[str, float], episode_return: float | None = None, cl
 
 
 def counter_name(counter: str) -> str:
-    """Name a counter as a person does: `env steps`, `updates`."""
+    """Return the short name of a counter, such as `env steps` or `updates`."""
     return "env steps" if counter == keys.ENV_STEPS else counter.rsplit("/", 1)[-1]

@@ -1,4 +1,4 @@
-"""One `run()`: its options and conditions, how far it has come, and what of that a checkpoint keeps."""
+"""The state of one `run()`: its options, its conditions and its progress, and what checkpoints keep of them."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ RUN_OPTIONS: Final = (*OPTIONS, "stop_conditions")
 
 
 class RunState:
-    """The options and conditions of a run, and how far it has come.
+    """The options, conditions and progress of a run.
 
     Args:
-        options: `OPTIONS` and `stop_conditions` as `run()` takes them; `...` is None, or what `saved` has.
-        saved: `state_dict()` of a run to go on with; None begins one.
-        trust: Whether conditions that `saved` names may import any module.
-        callbacks: Names of the trainer's callbacks, which no file can hold.
+        options: `OPTIONS` and `stop_conditions` as `run()` takes them; `...` is the value in `saved`, else None.
+        saved: `state_dict()` of a run to continue; None begins a new one.
+        trust: Whether loading the conditions in `saved` may import any module.
+        callbacks: Names of the trainer's callbacks, which cannot be saved themselves.
 
     Attributes:
         callbacks: The names given.
         options: The options given, or else those of `saved`.
-        plain: The same with both configurations in plain JSON form, once it has started.
+        plain: The same with both configurations as plain JSON data, after `start`.
         conditions: The stop conditions.
-        steps: Steps so far, those before a resume among them.
+        steps: Steps so far, including those before a resume.
         met: The conditions that the last row met.
-        last: The last row, once the run has come to its end.
-        asked_to_save: Whether a callback has asked for a checkpoint after the step in progress.
+        last: The last row, once the run has ended.
+        asked_to_save: Whether a callback has asked for a checkpoint after the current step.
 
     Raises:
         ValueError: If an option is not legal.
-        CheckpointError: If a condition or the `env_config` of `saved` has no form in a file.
+        CheckpointError: If a condition or the `env_config` of `saved` could not be saved.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RunState:
         lost = function_name(self.options["env_config"])
         if lost is not None:
             raise CheckpointError(
-                f"the run's `env_config` is the function {lost}, which has no form in a file: pass it again, as "
+                f"the run's `env_config` is the function {lost}, which cannot be saved: pass it again, as "
                 "run(env_config=...)"
             )
         self.plain = dict(self.options)
@@ -98,17 +98,17 @@ class RunState:
     def start(
         self, trainer: object, plain_configs: Mapping[str, Any], *, known: Collection[str], measured: Collection[str]
     ) -> None:
-        """Start the conditions, or have them go on from where they were saved.
+        """Start the conditions, or restore their saved states.
 
         Args:
-            trainer: What conditions may ask for evaluations.
-            plain_configs: Both configurations in plain JSON form.
+            trainer: Evaluates for conditions that ask for it.
+            plain_configs: Both configurations as plain JSON data.
             known: Every metric that a row may have.
             measured: Metrics that callbacks measure.
 
         Raises:
-            ValueError: At a condition that could never be met: on a metric that no row will have, or of evaluations
-                where none will be made, or a `Confirmed` that the trainer's evaluations cannot decide.
+            ValueError: If a condition could never be met: on a metric that no row will have, or of evaluations in a
+                run without any, or a `Confirmed` that the trainer's evaluations cannot decide.
         """
         self._warn_of_lost_callbacks()
         check_names(self.conditions, known)
@@ -124,11 +124,11 @@ class RunState:
             self._go_on(self._saved)
 
     def _warn_of_lost_callbacks(self) -> None:
-        """Warn where the run had callbacks, and has none after the resume."""
+        """Warn if the run had callbacks, and has none after the resume."""
         had: Sequence[str] = () if self._saved is None else self._saved.get("callbacks", ())
         if had and not self.callbacks:
             warnings.warn(
-                f"the run had callbacks, {', '.join(had)}, which no file can hold: it goes on without them and their "
+                f"the run had callbacks, {', '.join(had)}, which cannot be saved: it continues without them and their "
                 "metrics. Trainer.resume(..., callbacks=[...]) gives them again.",
                 RuntimeWarning,
                 stacklevel=5,
@@ -137,16 +137,16 @@ class RunState:
     def check_followed(
         self, followed: Mapping[str, str], known: Collection[str], evaluated: Collection[str], *, calls_back: bool
     ) -> None:
-        """Refuse an `env_config` that goes by a metric which no row will have, and so would never move.
+        """Refuse an `env_config` whose parameters follow a metric that no row will have, and so would never move.
 
         Args:
-            followed: The metric that each moving parameter of the training goes by.
+            followed: The metric that each moving parameter of the training follows.
             known: Every metric that a row may have.
             evaluated: Metrics that an evaluation has measured already.
-            calls_back: Whether there are callbacks; they may make evaluations, which is not known before.
+            calls_back: Whether there are callbacks, which may make evaluations.
 
         Raises:
-            ValueError: If it is so.
+            ValueError: If a parameter would never move.
         """
         for parameter, metric in followed.items():
             if metric not in known:
@@ -162,10 +162,10 @@ class RunState:
                 )
 
     def check_best(self, best: str | None, *, calls_back: bool) -> None:
-        """Warn where the best policy goes by evaluations that nobody makes.
+        """Warn if the best policy is judged by evaluations, and the run makes none.
 
         Args:
-            best: The metric that the best checkpoint goes by; None where there is none.
+            best: The `best_metric` of the checkpoints, or None.
             calls_back: Whether there are callbacks, which may make evaluations.
         """
         if best is not None and best.startswith(keys.EVAL_PREFIX) and not self.evaluates and not calls_back:
@@ -177,7 +177,7 @@ class RunState:
             )
 
     def _go_on(self, saved: Mapping[str, Any]) -> None:
-        """Take over how far a run had come; a condition that it did not have begins afresh."""
+        """Restore the progress of a saved run; conditions that it did not have begin afresh."""
         self.steps = int(saved["steps"])
         entries = list(saved["conditions"])
         for condition in self.conditions:
@@ -195,34 +195,34 @@ class RunState:
             )
 
     def _asks_for_more(self, saved: Mapping[str, Any]) -> bool:
-        """Whether a run that has come to its end is asked to go on: for more steps, or until something else is met."""
+        """Whether a run that had ended is to continue: for more steps, or until another condition is met."""
         limit, entries = self.options["max_steps"], saved["conditions"]
         if limit is not None and self.steps >= limit:
             return False
         if limit != saved["options"]["max_steps"] or list(map(_named, self.conditions)) != [e["repr"] for e in entries]:
             return True
-        # Plain callables all look alike: ask those that ended the run whether they still would.
+        # Plain callables cannot be compared: ask those that ended the run whether they still would.
         met = [(condition, entry) for condition, entry in zip(self.conditions, entries, strict=True) if entry["met"]]
         return bool(met) and all(entry["spec"] is None and not condition(saved["row"]) for condition, entry in met)
 
-    # -- what is recorded of it
+    # -- params and checkpoints
 
     @property
     def specs(self) -> list[Any]:
-        """Its conditions as plain data; None for those that have no such form."""
+        """Its conditions as plain data; None for those that cannot be saved."""
         return [_spec(condition) for condition in self.conditions]
 
     @property
     def params(self) -> dict[str, Any]:
-        """The options as the tracked run shows them; each value of a configuration has a param of its own."""
+        """The options as params of the tracked run, except the configurations, whose values are params of their own."""
         shown = {f"run.{name}": self.options[name] for name in ("steps_per_eval", "evals_per_film", "max_steps")}
         return {**shown, "run.stop_conditions": [_named(condition) for condition in self.conditions]}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it needs to go on after the present step.
+        """Return what the run needs to continue after the current step.
 
         Raises:
-            TypeError: If a condition remembers what a checkpoint cannot hold.
+            TypeError: If the state of a condition cannot be saved.
         """
         conditions = [
             {
@@ -245,15 +245,18 @@ class RunState:
 
     @property
     def evaluates(self) -> bool:
-        """Whether it evaluates by itself, now and then or where a condition asks."""
+        """Whether the run evaluates by itself, every `steps_per_eval` or because a condition asks for it."""
         return self.options["steps_per_eval"] is not None or _evaluates(self.conditions)
 
     # -- while it runs
 
     def begin(self, counters: Mapping[str, int], bounded: Mapping[str, int]) -> None:
-        """Take note of the counters at which this `run()` begins.
+        """Note the counters at which this `run()` begins.
 
-        A bound on those that are `bounded` gives it a length: the first step adds as much as they say; 0 is not known.
+        Args:
+            counters: The counters.
+            bounded: Counters whose upper bounds limit the number of steps, and what one step is expected to add to
+                each; 0 if unknown.
         """
         self._steps_before, self._counters_before, self._bounded = self.steps, dict(counters), bounded
 
@@ -276,12 +279,17 @@ class RunState:
 
     @property
     def limit_reached(self) -> int | None:
-        """`max_steps`, where the run has come to it."""
+        """`max_steps` if the run has reached it, else None."""
         limit: int | None = self.options["max_steps"]
         return limit if limit is not None and self.steps >= limit else None
 
     def judge(self, stats: TrainStats, evaluated: Collection[str]) -> None:
-        """Set a row's `stop_reason` where a condition is met or `max_steps` reached; `evaluated` has been measured."""
+        """Set a row's `stop_reason` if a condition is met or `max_steps` reached.
+
+        Args:
+            stats: The row.
+            evaluated: Metrics that evaluations have measured so far.
+        """
         # Every condition sees every row: one that counts must not miss any because another was met.
         met = {id(condition) for condition in in_turn(self.conditions) if condition(stats)}
         self.met = [condition for condition in self.conditions if id(condition) in met]
@@ -294,7 +302,7 @@ class RunState:
         self.last = stats if stats.stop_reason is not None else None
 
     def _check_callables(self, evaluated: Collection[str]) -> None:
-        """Refuse plain callables that wait for evaluations which nobody makes: what they read shows at a row only."""
+        """Refuse plain callables that read evaluations in a run without any: only a call shows what they read."""
         if _evaluates(self.conditions):
             return
         for part in (part for condition in self.conditions for part in parts(condition)):
@@ -303,7 +311,7 @@ class RunState:
 
     @property
     def most_steps(self) -> float:
-        """Steps by which the run ends, those before a resume among them; infinite where nothing says so."""
+        """The largest number of steps that the run can have, including those before a resume; infinite if unbounded."""
         limit: int | None = self.options["max_steps"]
         totals: list[float] = [math.inf if limit is None else limit]
         for name, per_step in self._bounded.items():
@@ -311,7 +319,7 @@ class RunState:
         return min(totals)
 
     def total_steps(self, counters: Mapping[str, int]) -> int | None:
-        """Return the steps of this `run()` by which it ends: by `max_steps`, or a bound on a counter at its rate."""
+        """Return the steps of this `run()` by `max_steps`, or by a counter's bound and rate; None if unbounded."""
         steps, limit = self.steps - self._steps_before, self.options["max_steps"]
         totals: list[int] = [] if limit is None else [limit - self._steps_before]
         for name, expected in self._bounded.items():
@@ -332,14 +340,14 @@ def _conditions(
     for entry in () if saved is None else saved["conditions"]:
         if entry["spec"] is None:
             raise CheckpointError(
-                f"the stop condition {entry['repr']} has no form in a file: pass the run's `stop_conditions` again"
+                f"the stop condition {entry['repr']} could not be saved: pass the run's `stop_conditions` again"
             )
         conditions.append(from_spec(entry["spec"], find=find))
     return as_conditions(conditions)
 
 
 def _evaluates(conditions: Sequence[Condition]) -> bool:
-    """Whether a condition evaluates by itself, before there has been an evaluation."""
+    """Whether a condition makes evaluations without waiting for one."""
     confirmed = [part for condition in conditions for part in _confirmed_in(condition)]
     return any(not _of_evaluations(part.awaited_names) for part in confirmed)
 
@@ -361,7 +369,7 @@ def _of_evaluations(names: Iterable[str]) -> list[str]:
 
 
 def _bounds(conditions: Iterable[Condition], name: str) -> list[float]:
-    """List the upper bounds on a metric, each of which ends a run by itself."""
+    """List the upper bounds on a metric that each end the run by themselves."""
     bounds = []
     for condition in conditions:
         if isinstance(condition, Or):
@@ -372,7 +380,7 @@ def _bounds(conditions: Iterable[Condition], name: str) -> list[float]:
 
 
 def _named(condition: Condition) -> str:
-    """Write a condition as a checkpoint has it: what is known by its address alone has another one in each process."""
+    """Return the repr of a condition without addresses in memory, which differ between processes."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(condition))
 
 

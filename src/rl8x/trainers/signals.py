@@ -1,4 +1,4 @@
-"""Signals that end a run or have it saved, taken note of at once and obeyed between two steps."""
+"""Signals that end or save a run: noted when they come, and acted on between two steps."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 
 
 class SignalGuard:
-    """Within the block, SIGINT, SIGTERM and SIGHUP ask for an end, SIGUSR1 for a checkpoint; SIGINT again ends at once.
+    """Notes signals within a block: SIGINT, SIGTERM and SIGHUP end the run, SIGUSR1 saves it.
 
-    Handlers are installed in the main thread only (Python has no others) and put back at the end. A signal that the
-    process ignores, as SIGINT in the background of a shell script or SIGHUP under `nohup`, stays ignored.
+    A second SIGINT raises KeyboardInterrupt at once. Handlers are installed in the main thread only, as Python
+    requires, and restored at the end. A signal that the process ignores stays ignored, such as SIGINT in a background job of a
+    shell script, or SIGHUP under `nohup`.
 
     Attributes:
-        stop: The signal that asked for an end; None while none did.
-        save: Whether a checkpoint was asked for; the one who writes it sets it back.
+        stop: The first signal that asked the run to end, or None.
+        save: Whether a checkpoint was asked for; whoever writes it resets this.
         quiet: Whether nothing is printed when a signal comes.
     """
 
@@ -54,13 +55,13 @@ class SignalGuard:
             raise KeyboardInterrupt
         if self.stop is None:
             self.stop = received
-            # Without a standard error from the beginning, descriptor 2 may be any file that was opened since.
+            # If the process was started without standard error, descriptor 2 may be any file that was opened later.
             if not self.quiet and sys.__stderr__ is not None:
                 # Not print(): the signal may have come in the middle of one.
                 with contextlib.suppress(OSError):
                     os.write(2, f"rl8x: {received.name}: ending after this step; Ctrl-C ends at once\n".encode())
 
     def exception(self) -> BaseException:
-        """Return what ends the process as the signal would have: KeyboardInterrupt, or SystemExit(128 + n)."""
+        """Return the exception with the signal's exit code: KeyboardInterrupt, or SystemExit(128 + n)."""
         assert self.stop is not None
         return KeyboardInterrupt() if self.stop == signal.SIGINT else SystemExit(128 + self.stop)
