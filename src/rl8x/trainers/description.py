@@ -49,10 +49,10 @@ def describe(
     """Describe a run in Markdown.
 
     Args:
-        algorithm: What is trained.
-        run: Until when, how and under what; None in a loop over `step()`.
-        calls: What can be done with the run, and the command or call for each.
-        ending: How it ended; None while it goes on.
+        algorithm: The algorithm that is trained.
+        run: Its options and conditions; None in a loop over `step()`.
+        calls: What can be done with the run, with the command or call for each.
+        ending: How it ended; None while it is running.
     """
     model = f", model {_code(model_name(algorithm))}"
     lines = [f"**{type(algorithm).__name__} on {_code(task_name(algorithm))}**{model}: {_configuration(algorithm)}"]
@@ -65,13 +65,13 @@ def describe(
 
 
 def labels(algorithm: GenericAlgorithmBase[Any]) -> dict[str, str]:
-    """Return tags that tell runs apart in MLflow's list of them."""
+    """Return tags that distinguish runs in MLflow's list."""
     named = {"task": task_name(algorithm), "algorithm": type(algorithm).__name__, "model": model_name(algorithm)}
     return {f"rl8x.{name}": value for name, value in named.items()}
 
 
 def task_name(algorithm: GenericAlgorithmBase[Any]) -> str:
-    """Name what is trained on: a Gymnasium id, the class of an environment, or the data set."""
+    """Return the name of the task: a Gymnasium id, the environment's class, or the data set."""
     if algorithm.env is not None:
         return str(algorithm.env.params.get("id", type(algorithm.env).__name__))
     dataset = getattr(algorithm.config, "dataset", None)
@@ -79,13 +79,13 @@ def task_name(algorithm: GenericAlgorithmBase[Any]) -> str:
 
 
 def model_name(algorithm: GenericAlgorithmBase[Any]) -> str:
-    """Name the policy's model as a config does, by its class where it is none of rl8x's."""
+    """Return the name of the policy's model: as in a config if it is built in, else its class."""
     cls = type(algorithm.policy.model)
     return next((name for name, known in models.BUILTIN.items() if known is cls), cls.__name__)
 
 
 def _configuration(algorithm: GenericAlgorithmBase[Any]) -> str:
-    """Write the size of the run and what was set to something other than its default, as far as there is room."""
+    """Write the size of the run and hyperparameters that are not at their defaults, as many as there is room for."""
     hyperparameters = _hyperparameters(algorithm)
     parts: list[str] = []
     for name, value in hyperparameters.items():
@@ -97,7 +97,7 @@ def _configuration(algorithm: GenericAlgorithmBase[Any]) -> str:
 
 
 def _hyperparameters(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
-    """Return the size of the run, and what was set to something other than its default."""
+    """Return the size of the run, and hyperparameters that are not at their defaults."""
     shown = {}
     fields = {field.name: field for field in dataclasses.fields(algorithm.config)}
     for field in {name: fields[name] for name in (*_ALWAYS, *fields) if name in fields}.values():
@@ -108,7 +108,7 @@ def _hyperparameters(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
 
 
 def _plan(run: RunState) -> str:
-    """Say in Markdown when a run stops, when it is evaluated, and under what it trains and is evaluated."""
+    """Write in Markdown when a run stops and evaluates, and the `env_config` of training and evaluations."""
     ends = [_code(repr(condition)) for condition in run.conditions]
     if run.options["max_steps"] is not None:
         ends.append(_code(f"max_steps={run.options['max_steps']}"))
@@ -134,7 +134,7 @@ def describe_ending(
     evaluation: Mapping[str, float],
     results: Results,
 ) -> str:
-    """Say in Markdown how a run ended, why, what its last evaluation measured, and what was the best."""
+    """Write in Markdown how and why a run ended, its last evaluation, and its best."""
     counters, clock = algorithm.counters, algorithm.clock
     reason = "" if stop_reason is None else f": {_code(stop_reason)}"
     count = f"{counters[clock]:,} {counter_name(clock)}"
@@ -150,30 +150,30 @@ def describe_ending(
 
 
 def _code(value: object) -> str:
-    """Write any text so that Markdown shows it as it is: in a fence of more backticks than it has in a row."""
+    """Write a text as Markdown code, in a fence of more backticks than it has in a row."""
     text = " ".join(hide(str(value)).split()) or " "  # hidden before it is cut, maybe within a password
     text = text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]} ..."
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence} {text} {fence}" if text[0] == "`" or text[-1] == "`" else f"{fence}{text}{fence}"
 
 
-# -- how to go on
+# -- how to continue
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GoingOn:
-    """Knows of a run how it was made and kept, and says how to go on with it.
+    """Says how to continue a run: by which command or call.
 
     Attributes:
         build: How its algorithm was built, as plain data.
         options: The trainer's options as plain data.
         run_file: The run file that made it, if one did.
-        run: The last `run()`; None where there was none.
-        tracker: What keeps it.
-        directory: The folder of its checkpoints; None where it has none.
+        run: The last `run()`, or None.
+        tracker: The run's tracker.
+        directory: The folder of its checkpoints, or None.
         steps: Steps of the trainer.
-        steered: Whether a function gave its `env_config`, which no file holds.
-        plays: Whether it has an environment to be watched in.
+        steered: Whether its `env_config` was a function, which cannot be saved.
+        plays: Whether it has an environment to be filmed in.
     """
 
     build: Mapping[str, Any]
@@ -187,7 +187,7 @@ class GoingOn:
     plays: bool
 
     def lines(self, status: Status) -> list[str]:
-        """Say where the run is, its tracked run too, and how to go on with it; a fact a line."""
+        """Return lines that say where the run and its tracked run are, and how to continue it."""
         where, tracker, directory = self._whereabouts, self.tracker, self.directory
         if where is not None:
             lines = where.lines()
@@ -199,7 +199,7 @@ class GoingOn:
         if status == "KILLED" and is_interactive():
             lines.append("to go on in this session: call run() of this trainer again")
         word, step = None if where is None else where.resume_word, saved[-1].name.rpartition("-")[2]
-        finished = status == "FINISHED" and int(step) == self.steps  # else the disk did not take the end
+        finished = status == "FINISHED" and int(step) == self.steps  # else the last checkpoint could not be written
         limit = self.run.limit_reached if finished else None
         purpose = "to train on" if finished else f"to go on from step {step}"
         call = self._call(shown_path(directory.absolute()), word, finished=finished)
@@ -207,10 +207,10 @@ class GoingOn:
         return lines
 
     def calls(self, *, finished: bool) -> dict[str, str]:
-        """Say what can be done with the run, also where its store is not at hand; nothing where nothing is saved.
+        """Return what can be done with the run, with a command or call for each that also works without its store.
 
         Args:
-            finished: Whether it has come to its end.
+            finished: Whether it has ended.
         """
         if self.directory is None or not (self.run is not None or listed(self.directory)):
             return {}
@@ -225,12 +225,12 @@ class GoingOn:
         return calls
 
     def _call(self, folder: str, word: str | None, *, finished: bool) -> str:
-        """Write what goes on with the run: a command where one can, else a call; capitals stand for what to fill in.
+        """Write the command that continues the run, or a Python call if no command can; capitals are to be filled in.
 
         Args:
             folder: The folder of its checkpoints.
-            word: What finds the run in its store; None where the folder is to be given.
-            finished: Whether it has come to its end, so that it must be told when to stop.
+            word: The run's name or ID in its store; None to write the folder.
+            finished: Whether it has ended, so that it needs another limit or condition.
         """
         limit = self.run.limit_reached if finished and self.run is not None else None
         met = finished and self.run is not None and (bool(self.run.met) or limit is None)
@@ -245,13 +245,13 @@ class GoingOn:
 
     @property
     def _needs_script(self) -> bool:
-        """Whether going on needs what no command line can give."""
+        """Whether continuing needs objects that no command line can name."""
         asks = self.run is not None and None in self.run.specs
         by_hand = bool(self._missing()) or asks or self.steered
         return by_hand or any(name.startswith("__main__.") for name in self._names())
 
     def _command(self, *, in_store: bool) -> str:
-        """Write the command but for the run's name; `--trust` runs code, or uses a store that only the folder names."""
+        """Write the command without the run; `--trust` lets it run code, or use a store that only the folder names."""
         trust = any(map(runs_code, self._names())) or not (in_store or self._is_found)
         return "rl8x resume" + " --trust" * trust
 
@@ -261,19 +261,19 @@ class GoingOn:
 
     @property
     def _is_found(self) -> bool:
-        """Whether a command that is given the folder may use the store without a further word."""
+        """Whether a command with the folder may use the store without `--trust`."""
         where = self._whereabouts
         return where is None or self.directory is None or where.is_found_by(self.directory)
 
     def _names(self) -> list[str]:
-        """List what going on imports by its name."""
+        """List the names that continuing imports."""
         file = (self.run_file or {}) if self.build["problems"] else {}
         parts = [file.get(name) for name in ("env", "env_kwargs", "algorithm", "algorithm_config")]
         conditions = [] if self.run is None else self.run.specs
         return [*names_in(self.build), *texts(parts), *kinds_in(conditions)]
 
     def _missing(self, *parts: str) -> list[str]:
-        """List the arguments of `Trainer.resume` that no checkpoint can give, of all parts or of some."""
+        """List the arguments that `Trainer.resume` needs because no checkpoint has them, of all parts or of some."""
         missing = {
             "algorithm": self.run_file is None and bool(self.build["problems"]),
             "tracker": kind_of(self.tracker) not in REMADE,
@@ -289,9 +289,9 @@ class GoingOn:
 def run_file(
     algorithm: GenericAlgorithmBase[Any], build: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the run file that makes a run again; None where no file can say it.
+    """Return the run file that makes the run again; None if something in it cannot be written to a file.
 
-    The trainer's options and the run's are plain data, with None for a condition that has no such form.
+    The options of the trainer and the run are plain data, with None for a condition that cannot be saved.
     """
     parts = (_env_part(build), _algorithm_part(algorithm, build), _run_part(options))
     if build["problems"] or any(part is None for part in parts):
@@ -340,7 +340,7 @@ def _run_part(options: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> bool:
-    """Whether a value is plain data that names nothing of this process's script."""
+    """Whether a value is plain data without names of this process's script."""
     if isinstance(value, dict):
         return all(_plain(name) and _plain(item) for name, item in value.items())
     if isinstance(value, list):

@@ -319,7 +319,7 @@ class RunState:
         return min(totals)
 
     def total_steps(self, counters: Mapping[str, int]) -> int | None:
-        """Return the steps of this `run()` by `max_steps`, or by a counter's bound and rate; None if unbounded."""
+        """Return the length of this `run()` by `max_steps`, or by a counter's bound and rate; None if unbounded."""
         steps, limit = self.steps - self._steps_before, self.options["max_steps"]
         totals: list[int] = [] if limit is None else [limit - self._steps_before]
         for name, expected in self._bounded.items():

@@ -17,8 +17,8 @@ class SignalGuard:
     """Notes signals within a block: SIGINT, SIGTERM and SIGHUP end the run, SIGUSR1 saves it.
 
     A second SIGINT raises KeyboardInterrupt at once. Handlers are installed in the main thread only, as Python
-    requires, and restored at the end. A signal that the process ignores stays ignored, such as SIGINT in a background job of a
-    shell script, or SIGHUP under `nohup`.
+    requires, and restored at the end. A signal that the process ignores stays ignored, such as SIGINT in a background
+    job of a shell script, or SIGHUP under `nohup`.
 
     Attributes:
         stop: The first signal that asked the run to end, or None.
