@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import shutil
 from collections.abc import Sequence
@@ -14,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from rl8x import drawing, keys
-from rl8x.disk import replace_synced
-from rl8x.drawing import DARK, LIGHT, Curve, Drawing, Theme
+from rl8x.drawing import LIGHT, Curve, Drawing, Theme
 from rl8x.names import did_you_mean
 from rl8x.output import counted
 from rl8x.studies import page, statistics
@@ -212,13 +210,11 @@ class Comparison:
         """The page."""
         first = page.Section("Runs", page.table(self.cells()) + page.paragraphs(self.notes))
         groups = [page.Section("Groups", page.table(self.grouped_cells()))] if self.group_by else []
-        images = [
-            page.image(page.Image(each.title, each.caption, drawing.png(each, LIGHT), drawing.png(each, DARK)))
-            for each in self.drawings
-        ]
         by = f", grouped by {', '.join(self.group_by)}" if self.group_by else ""
         return page.page(
-            "Comparison of runs", f"{counted(len(self.runs), 'run', 'runs')}{by}.", [first, *groups, *images]
+            "Comparison of runs",
+            f"{counted(len(self.runs), 'run', 'runs')}{by}.",
+            [first, *groups, *map(page.image, self.drawings)],
         )
 
     def write(self, folder: str | Path) -> list[Path]:
@@ -232,8 +228,6 @@ class Comparison:
         """
         import pandas
 
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         tables = {"runs.csv": self.frame}
         if self.group_by:
             tables["groups.csv"] = self.grouped
@@ -243,16 +237,9 @@ class Comparison:
             for label, curve in self.curves(metric).items()
         ]
         tables["curves.csv"] = pandas.concat(parts)
-        contents = {PAGE: self.html.encode()}
-        for name, frame in tables.items():
-            text = io.StringIO()
-            frame.to_csv(text, index=False)
-            contents[name] = text.getvalue().encode()
-        contents |= {f"{each.name}.png": drawing.png(each, LIGHT, titled=True) for each in self.drawings}
-        for name, data in contents.items():
-            replace_synced(folder / name, data)
-        self.folder = folder
-        return [folder / name for name in contents]
+        paths = page.write_files(Path(folder), {PAGE: self.html}, tables, self.drawings)
+        self.folder = Path(folder)
+        return paths
 
 
 def compare(

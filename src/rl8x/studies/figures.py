@@ -162,8 +162,9 @@ def _draw_strip(
 
 def intervals(summary: Summary, rows: Sequence[int], theme: Theme) -> Figure:
     """Draw a panel for each statistic: a point and its interval for each group."""
-    names = [name for name in ("mean", "iqm", "cvar_10", "cvar_1", "worst_cell") if name in HEADINGS]
-    figure = new_figure(10.5, 1.1 + 0.42 * len(rows) + 0.12 * sum(_label_lines(summary, row) - 1 for row in rows))
+    names = ("mean", "iqm", "cvar_10", "cvar_1", "worst_cell")
+    labels = [wrapped(summary.rows[row].group.label, 34) for row in rows]
+    figure = new_figure(10.5, 1.1 + 0.42 * len(rows) + 0.12 * sum(label.count("\n") for label in labels))
     panels = figure.subplots(1, len(names), sharey=True)
     for panel, name in zip(panels, names, strict=True):
         for line, row in enumerate(rows):
@@ -178,14 +179,10 @@ def intervals(summary: Summary, rows: Sequence[int], theme: Theme) -> Figure:
         panel.tick_params(axis="y", length=0)
         panel.locator_params(axis="x", nbins=4)
         panel.margins(x=0.12)
-    panels[0].set_yticks(range(len(rows)), [wrapped(summary.rows[row].group.label, 34) for row in rows])
+    panels[0].set_yticks(range(len(rows)), labels)
     panels[0].set_ylim(len(rows) - 0.4, -0.6)
     figure.supxlabel("return", fontsize=10, color=theme.text)
     return figure
-
-
-def _label_lines(summary: Summary, row: int) -> int:
-    return wrapped(summary.rows[row].group.label, 34).count("\n") + 1
 
 
 def profiles(groups: Sequence[Group], colours: Sequence[int], summary: Summary, theme: Theme) -> Figure:

@@ -187,8 +187,3 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError(f"{path} must hold a mapping; got {type(data).__name__}.")
     return data
-
-
-def log_report(run_id: str, files: Sequence[Path], tracking_uri: str | None = None) -> None:
-    """Copy the files of a report to the folder `report` of a run's artifacts."""
-    RunReader(tracking_uri).log_files(run_id, files, "report")
