@@ -42,6 +42,7 @@ from rl8x.disk import replace_synced
 from rl8x.distributions import Distribution
 from rl8x.distributions.composite import Composite
 from rl8x.names import unknown_name
+from rl8x.obs_moments import moments_of_part
 from rl8x.policy import Policy
 from rl8x.portable import zeros
 from rl8x.spaces import leaves, space_to_plain, torch_dtype
@@ -379,8 +380,8 @@ class _Observations:
             return rows
         low, high = (torch.from_numpy(bound).to(rows.dtype) for bound in (leaf.low, leaf.high))
         normal = torch.randn(rows.shape, generator=self.generator).to(rows.dtype)
-        moments = self.policy.moments_of(name)
-        if moments is not None:
+        obs_moments = self.policy.obs_moments
+        if obs_moments is not None and (moments := moments_of_part(obs_moments, name)) is not None:
             return moments.denormalize(normal).clamp(low, high)
         near = (low.abs() < _FAR) & (high.abs() < _FAR)
         return torch.where(near, rows, normal.clamp(low, high))

@@ -20,7 +20,7 @@ from rl8x.models import BUILTIN, Model, State, make_model
 from rl8x.models.registry import config_with_critic_obs
 from rl8x.models.validation import TrainingEffects, check_model
 from rl8x.names import resolved_arguments
-from rl8x.obs_moments import make_obs_moments, moments_of_part, normalize_obs, update_obs_moments
+from rl8x.obs_moments import make_obs_moments, normalize_obs, update_obs_moments
 from rl8x.portable import Portable, to_rows
 from rl8x.spaces import check_mask, critic_only, without_parts
 from rl8x.trees import Tree, tree_map
@@ -152,7 +152,8 @@ class Policy(Portable):
             "distribution": resolved_arguments(type(self.distribution), distribution_config or {}, num_positional=1),
         }
         critic_obs = self.arguments["model"].get("critic_obs", ())
-        self.unseen = tuple(name for name in _names(self.inputs_space) if name in {*self.hidden, *critic_obs})
+        parts = self.inputs_space.spaces if isinstance(self.inputs_space, spaces.Dict) else ()
+        self.unseen = tuple(name for name in parts if name in {*self.hidden, *critic_obs})
         self.obs_moments = make_obs_moments(self.inputs_space) if normalize_observations else None
         self.value_moments = RunningMoments() if normalize_values else None
         self.has_modes = type(self.model) not in BUILTIN.values()
@@ -396,30 +397,13 @@ class Policy(Portable):
             obs = normalize_obs(self.obs_moments, obs)
         return obs, mask
 
-    def moments_of(self, name: str) -> RunningMoments | None:
-        """Return the moments of a part of observations.
-
-        Args:
-            name: Its name by `flatten_tree("", obs)`: `"/velocity"` of a `Dict`, `""` of an observation without parts.
-
-        Returns:
-            Its moments; None where it is not normalised.
-        """
-        return None if self.obs_moments is None else moments_of_part(self.obs_moments, name)
-
 
 def _without_mask(space: gymnasium.Space[Any]) -> tuple[bool, gymnasium.Space[Any]]:
     """Return whether an observation has an action mask, and its space without that mask."""
-    if not isinstance(space, spaces.Dict) or ACTION_MASK not in space.spaces:
-        return False, space
-    rest = {name: part for name, part in space.spaces.items() if name != ACTION_MASK}
-    if not rest:
+    rest = without_parts(space, [ACTION_MASK])
+    if isinstance(rest, spaces.Dict) and rest is not space and not rest.spaces:
         raise ValueError(f"A Dict observation needs a part beside {ACTION_MASK!r} for the model to see.")
-    return True, spaces.Dict(rest)
-
-
-def _names(space: gymnasium.Space[Any]) -> tuple[str, ...]:
-    return tuple(space.spaces) if isinstance(space, spaces.Dict) else ()
+    return rest is not space, rest
 
 
 def _one_step(obs: Any) -> Any:
