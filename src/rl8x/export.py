@@ -147,7 +147,7 @@ def export_policy(
         OSError: If the file cannot be written.
         ValueError: If the format is unknown or not that of the file's suffix, a safetensors file was asked to be
             `sampled`, or an action differs from the policy's by more than 1e-4.
-        TypeError: If it is no policy, or has no form in the format.
+        TypeError: If `policy` is not a `Policy`, or has no form in the format.
     """
     if not isinstance(policy, Policy):
         raise TypeError(f"a Policy is exported, such as an algorithm's `policy`; got {policy!r:.200}.")

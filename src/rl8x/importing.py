@@ -119,7 +119,7 @@ def import_named(path: str, *, trust: Trust = False) -> Any:
 
     Raises:
         UntrustedError: If that would run code that is not trusted.
-        ValueError: If it is no dotted path, or there is no such module or attribute.
+        ValueError: If it is not a dotted path, or there is no such module or attribute.
     """
     if not is_dotted(path):
         shown = repr(path) if len(repr(path)) <= 80 else f"{path!r:.77}..."

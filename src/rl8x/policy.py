@@ -370,7 +370,8 @@ class Policy(Portable):
 
         Args:
             obs: Observations, `[horizon, num_envs, *obs]` or a dict of such.
-            valid: False at masked autoreset steps, which are no experience, `[horizon, num_envs]`, bool; None: all are.
+            valid: False at masked autoreset steps, which are not experience, `[horizon, num_envs]`, bool; None: all
+                steps are experience.
             shared: Whether all ranks have the same observations, which then count once.
 
         Raises:

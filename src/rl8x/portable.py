@@ -255,7 +255,7 @@ class Portable(nn.Module):
 
         Raises:
             OSError: If the file cannot be read.
-            ValueError: If the file is damaged, is no policy's, or is of a newer rl8x.
+            ValueError: If the file is damaged, is not a policy's, or is of a newer rl8x.
         """
         return cls.from_bytes(Path(path).read_bytes(), str(path), trust=trust).to(device)
 
@@ -269,7 +269,7 @@ class Portable(nn.Module):
             trust: As `load` has it.
 
         Raises:
-            ValueError: If the content is damaged, is no policy's, or is of a newer rl8x.
+            ValueError: If the content is damaged, is not a policy's, or is of a newer rl8x.
         """
         description, tensors = _read(content, name)
         try:

@@ -126,7 +126,7 @@ def check_supported(space: object, name: str) -> None:
     """Raise where rl8x cannot work with a space, or what was given in its place.
 
     Raises:
-        ValueError: If it is no space, or one of a kind that has no tensor form.
+        ValueError: If it is not a space, or one of a kind that has no tensor form.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for key, part in named_parts(space):

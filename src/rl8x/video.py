@@ -126,7 +126,7 @@ def film(
         The film, with the returns and lengths of its episodes.
 
     Raises:
-        TypeError: If it is no policy, or no rl8x environment.
+        TypeError: If `policy` is not a `Policy`, or `env` not an rl8x environment.
         ImportError: If imageio is needed and not installed.
         ValueError: If there is no such format, the environment has no pictures or other spaces than the policy, or a
             number is out of its range.

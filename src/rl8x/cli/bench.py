@@ -287,7 +287,7 @@ def _time_iterations(trainer: Trainer, run: RunConfig, seconds: float) -> dict[s
         times.append(time.perf_counter() - begin)
     trainer.close()
     timed, clock = times[1:], algorithm.clock
-    # The mean: a simulator's iterations differ where steps that only reset are no transitions.
+    # The mean: a simulator's iterations differ where steps that only reset are not transitions.
     transitions = round((rows[-1][clock] - rows[0][clock]) / len(timed))
     row = {
         "transitions": transitions,

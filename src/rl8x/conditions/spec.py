@@ -110,8 +110,8 @@ def to_spec(condition: Condition) -> Any:
         condition: The condition, with all that it is composed of.
 
     Raises:
-        ValueError: If it contains what has no such form: a plain callable, a class that is no attribute of a module, or
-            an argument that is no plain data.
+        ValueError: If it contains what has no such form: a plain callable, a class that is not an attribute of a
+            module, or an argument that is not plain data.
     """
     if isinstance(condition, FromCallable):
         raise ValueError(f"a plain callable has no form in a run file: {condition!r}. Write a Condition subclass.")

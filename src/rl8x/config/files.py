@@ -30,7 +30,7 @@ def load_run_file(path: str | Path) -> dict[str, Any]:
         A mapping of None, booleans, numbers, texts, lists and mappings alone.
 
     Raises:
-        ValueError: If it cannot be read, or is no mapping of that kind.
+        ValueError: If it cannot be read, or is not a mapping of that kind.
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
@@ -107,7 +107,7 @@ def _check_plain(value: Any, where: str) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """Read a value from the command line: a YAML number, word, list or mapping in one line; what is no YAML is text.
+    """Read a value from the command line: a YAML number, word, list or mapping in one line; what is not YAML is text.
 
     Args:
         text: What was written.

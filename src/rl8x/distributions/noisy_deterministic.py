@@ -36,7 +36,7 @@ class NoisyDeterministic(Normal):
             largest. Only TD3, whose losses need no log-probabilities, can train with it.
 
     Raises:
-        TypeError: If the space is no `Box` of floating-point numbers.
+        TypeError: If the space is not a `Box` of floating-point numbers.
         ValueError: If a bound is infinite or equals the other, or a standard deviation is out of its range.
 
     Source: Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1; a range of standard deviations: Seo et al. 2025,

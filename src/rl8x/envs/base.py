@@ -45,7 +45,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
     `transition` and `observe`.
 
     Raises:
-        TypeError: If `num_envs`, `time_limit` or `seed` is no whole number, or the subclass declares no spaces.
+        TypeError: If `num_envs`, `time_limit` or `seed` is not a whole number, or the subclass declares no spaces.
         ValueError: If one of them is out of its range, or nothing is there that `observe_parameters` could show.
     """
 
@@ -270,7 +270,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
             The first observation, `[num_envs, ...]`, and an empty info.
 
         Raises:
-            TypeError: If `config` is no mapping, or `seed` no whole number.
+            TypeError: If `config` is not a mapping, or `seed` not a whole number.
             ValueError: As `configure` does.
         """
         self.configure(config)

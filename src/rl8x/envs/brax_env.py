@@ -137,7 +137,7 @@ class BraxEnv(SimulatorEnv):
 
     def _tensor_of(self, array: Any) -> Tensor:
         """Copy an array to a tensor: JAX may use an array's memory again when it is gone on its side."""
-        # Booleans are no part of JAX's DLPack everywhere.
+        # Booleans are not part of JAX's DLPack everywhere.
         tensor: Tensor = torch.utils.dlpack.from_dlpack(array.astype("uint8") if array.dtype == bool else array)
         dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
         return tensor.to(self.device, dtype, copy=True)

@@ -51,7 +51,7 @@ class GymnasiumEnv(SimulatorEnv):
     """Adapter from Gymnasium's vector environments to tensors.
 
     Where it makes the copies itself, they are reset in the step that ends an episode. A vector environment that is
-    given keeps its own mode. In NEXT_STEP mode the step after an episode's end only resets: its row is no experience,
+    given keeps its own mode. In NEXT_STEP mode the step after an episode's end only resets: its row is not experience,
     which `Step.valid` says; such a row has reward 0 and is marked truncated, so that the next row begins an episode.
     In DISABLED mode the adapter resets the copies that ended, in the same step.
 

@@ -66,7 +66,7 @@ class MovesParameters:
             copies: The argument that sets the number of copies, for error messages.
 
         Raises:
-            TypeError: If it is no mapping.
+            TypeError: If it is not a mapping.
             ValueError: As `configure` does.
         """
         return dict(self._resolve(config, called, copies).given)
@@ -79,7 +79,7 @@ class MovesParameters:
                 parameters' units; `{}` for the defaults, None for no change.
 
         Raises:
-            TypeError: If it is no mapping.
+            TypeError: If it is not a mapping.
             ValueError: If a name is unknown or a value out of bounds; the message has the legal names and bounds.
         """
         if config is not None:

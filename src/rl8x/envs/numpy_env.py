@@ -23,7 +23,7 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         env: The environment; seeds, time limit and `env_config` are its own.
 
     Raises:
-        TypeError: If it is no rl8x environment.
+        TypeError: If it is not an rl8x environment.
     """
 
     def __init__(self, env: Env) -> None:

@@ -126,11 +126,7 @@ def shown_space(space: spaces.Space[Any], num_parameters: int, mode: ObservePara
 
 
 def check_mode(mode: object, parameters: Mapping[str, Parameter], owner: str) -> None:
-    """Refuse what is no way to observe parameters, or an environment that has none; `owner` names it.
-
-    Raises:
-        ValueError: Either way.
-    """
+    """Raise `ValueError` for an unknown mode, or an environment without parameters to show; `owner` names it."""
     if mode not in MODES:
         listed = ", ".join(map(repr, MODES))
         raise ValueError(f"{owner}: {_NAME} must be one of {listed}; got {mode!r}.{did_you_mean(mode, MODES)}")

@@ -29,7 +29,7 @@ class Parameter:
         description: Its meaning in a few words.
 
     Raises:
-        TypeError: If the default or a bound is no number.
+        TypeError: If the default or a bound is not a number.
         ValueError: If the default does not lie in the bounds.
     """
 

@@ -57,7 +57,7 @@ class Setter(ABC):
             A number or an array; of several parts a list of such.
 
         Raises:
-            ValueError: If there is no such thing, or it is no number.
+            ValueError: If there is no such thing, or it is not a number.
         """
 
     def write(self, simulator: Any, original: Any, value: Value | None) -> None:

@@ -214,7 +214,7 @@ def setters_of(parameters: Mapping[str, Any], kinds: Sequence[type[Setter]], own
 
     Raises:
         ValueError: If something is none of them.
-        TypeError: If `parameters` is no mapping.
+        TypeError: If `parameters` is not a mapping.
     """
     if not isinstance(parameters, Mapping):
         raise TypeError(f"{owner}: parameters must be a mapping from names to what they set; got {parameters!r}.")

@@ -41,7 +41,7 @@ class Step(NamedTuple):
     episode_lengths: Tensor
     """int64: the episode's steps up to this one, before the reset."""
     valid: Tensor | None = None
-    """bool, false for masked autoreset steps, which are no experience; None where every row is experience."""
+    """bool, false for masked autoreset steps, which are not experience; None where every row is experience."""
     metrics: dict[str, Tensor] = {}  # noqa: RUF012 - `advance` passes its own, this one stays empty
     """Further metrics of the episode up to this step, before the reset, float32; NaN where there is none."""
     sources: dict[str, Tensor] = {}  # noqa: RUF012 - as above

@@ -33,7 +33,7 @@ def validate(env: Env) -> None:
         env: The environment to check.
 
     Raises:
-        TypeError: If it is no rl8x environment, such as a class of such.
+        TypeError: If it is not an rl8x environment, such as the class instead of an instance.
         ValueError: If something does not fit; the message names the function and both shapes or types.
     """
     if not isinstance(env, Env):
@@ -133,7 +133,7 @@ class _Probe:
                 )
 
     def check_state(self, state: Any, function: str, before: Mapping[str, Tensor] | None) -> None:
-        """Raise where a state is no dict of `[num_envs, ...]` tensors, or not like the one before."""
+        """Raise where a state is not a dict of `[num_envs, ...]` tensors, or not like the one before."""
         if not isinstance(state, dict):
             raise self.fault(function, f"must return the state as a dict of tensors; got {type(state).__name__}.")
         for key, value in state.items():
@@ -151,7 +151,7 @@ class _Probe:
     def check_tensor(
         self, value: Any, function: str, what: str, need: tuple[list[int], torch.dtype] | None = None, of: str = ""
     ) -> None:
-        """Raise where a value is no tensor of `num_envs` rows on the device, or not of the form needed."""
+        """Raise where a value is not a tensor of `num_envs` rows on the device, or not of the form needed."""
         if not isinstance(value, Tensor):
             raise self.fault(function, f"must return {what} as a tensor; got {type(value).__name__}.")
         if value.ndim == 0 or value.shape[0] != self.num_envs:

@@ -57,7 +57,7 @@ class Uniform(_Interval):
         high: The largest, at least `low`.
 
     Raises:
-        ValueError: If one is no finite number, or `low` exceeds `high`.
+        ValueError: If one is not a finite number, or `low` exceeds `high`.
     """
 
     kind: ClassVar[str] = "uniform"
@@ -87,7 +87,7 @@ class LogUniform(_Interval):
         high: The largest, at least `low`.
 
     Raises:
-        ValueError: If one is no finite number, or not 0 < `low` <= `high`.
+        ValueError: If one is not a finite number, or not 0 < `low` <= `high`.
     """
 
     kind: ClassVar[str] = "log_uniform"
@@ -296,7 +296,7 @@ class Grid(_Listed):
         values: The values, at least one, and no more than there are copies.
 
     Raises:
-        ValueError: If one is no finite number.
+        ValueError: If one is not a finite number.
     """
 
     kind: ClassVar[str] = "grid"

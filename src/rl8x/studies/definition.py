@@ -349,7 +349,7 @@ class StudyConfig:
             training: One of `trainings()`.
 
         Raises:
-            ValueError: If a varied key leads into something that is no mapping, or two are the same.
+            ValueError: If a varied key leads into something that is not a mapping, or two are the same.
         """
         data: dict[str, Any] = json.loads(json.dumps(self.run))
         algorithm = training.vary.get("algorithm", data.get("algorithm", RunConfig.algorithm))

@@ -50,8 +50,8 @@ def iqm(scores: Array) -> Array:
 def cvar(scores: Array, fraction: float) -> Array:
     """Average each policy's worst `fraction` of the cells, then the policies (conditional value at risk).
 
-    Where `fraction` of the cells is no whole number, the last cell counts by the part of it that belongs; where it is
-    less than one cell, the worst cell alone counts.
+    Where `fraction` of the cells is not a whole number, the last cell has a fractional weight; where it is less than
+    one cell, the worst cell alone counts.
 
     Args:
         scores: `[..., seeds, cells]`.

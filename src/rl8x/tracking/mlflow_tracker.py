@@ -275,7 +275,7 @@ class MLflowTracker:
         A name that MLflow does not take is logged under one that it takes, with a warning.
 
         Raises:
-            TypeError: A value is no number, a name no string, or the step no integer.
+            TypeError: A value is not a number, a name not a string, or the step not an integer.
             ValueError: Two names would become one, or the step does not fit into 64 bits.
         """
         metrics = self._metric_names.legal(metrics)

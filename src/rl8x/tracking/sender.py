@@ -212,7 +212,7 @@ class Sender:
         return new
 
     def _parsed(self, op: Op) -> list[Point]:
-        """Read a row; what is no point in it is set aside."""
+        """Read a row; what is not a point in it is set aside."""
         try:
             step, time, metrics = metric_step(op["s"]), metric_step(op["t"], "time"), dict(op["m"])
         except (KeyError, TypeError, ValueError) as error:
