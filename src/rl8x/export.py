@@ -371,7 +371,7 @@ class _Observations:
             leaf.seed(seed + index)
 
     def __call__(self, num: int) -> Any:
-        """Draw `num` of them, `[num, *obs]` or a dict of such."""
+        """Draw `num` of them, `[num, *obs]` or a dict of them."""
         return unflatten_tree("", {name: self._drawn(name, leaf, num) for name, leaf in self._leaves})
 
     def _drawn(self, name: str, leaf: gymnasium.Space[Any], num: int) -> Tensor:

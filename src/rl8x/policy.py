@@ -30,7 +30,7 @@ class Act(NamedTuple):
     """The actions of one step, with their log-probabilities, the values, and the model's next state.
 
     Attributes:
-        actions: Sampled or most likely actions, `[num_envs, *action]` or a dict of such, before any clipping.
+        actions: Sampled or most likely actions, `[num_envs, *action]` or a dict of them, before any clipping.
         logp: Their log-probabilities in nats, `[num_envs]`; zeros when acting deterministically.
         values: Estimated values of the observations, in units of rewards, `[num_envs]`; zeros when acting
             deterministically.
@@ -189,7 +189,7 @@ class Policy(Portable):
             seq_len: Steps of the sequences that it is trained on.
 
         Returns:
-            What it does in training mode beside giving outputs.
+            Its side effects in training mode.
 
         Raises:
             ValueError: If they fail, or give what has another shape or type than it must, or the model draws random
@@ -236,7 +236,7 @@ class Policy(Portable):
         """Choose an action for each copy.
 
         Args:
-            obs: Observations, `[num_envs, *obs]` or a dict of such.
+            obs: Observations, `[num_envs, *obs]` or a dict of them.
             state: The model's state before them, each `[num_envs, *]`.
             starts: Where an observation begins an episode, `[num_envs]`, bool.
             noise: One slice of `noise()`, `[num_envs, num_noise]`; None acts deterministically, by the distribution's
@@ -259,7 +259,7 @@ class Policy(Portable):
         """Return the features of one observation a copy, and the state after it.
 
         Args:
-            obs: Normalised observations without an action mask, `[num_envs, *obs]` or a dict of such.
+            obs: Normalised observations without an action mask, `[num_envs, *obs]` or a dict of them.
             state: As in `act`.
             starts: As in `act`.
 
@@ -290,8 +290,8 @@ class Policy(Portable):
         """Recompute log-probabilities, values and entropies of stored sequences under the present weights.
 
         Args:
-            obs: Observations, `[seq_len, batch, *obs]` or a dict of such.
-            actions: Stored actions, `[seq_len, batch, *action]` or a dict of such.
+            obs: Observations, `[seq_len, batch, *obs]` or a dict of them.
+            actions: Stored actions, `[seq_len, batch, *action]` or a dict of them.
             state: The stored state before each sequence, each `[batch, *]`.
             starts: Where an observation begins an episode, `[seq_len, batch]`, bool.
 
@@ -324,7 +324,7 @@ class Policy(Portable):
         """Estimate the values of one observation a copy, without the actor's work where that is apart.
 
         Args:
-            obs: Observations, `[num_envs, *obs]` or a dict of such.
+            obs: Observations, `[num_envs, *obs]` or a dict of them.
             state: The model's state before them, each `[num_envs, *]`.
             starts: Where an observation begins an episode, `[num_envs]`, bool.
 
@@ -358,10 +358,10 @@ class Policy(Portable):
         """Clip actions to a bounded `Box` for the environment; those stored stay as sampled.
 
         Args:
-            actions: `[num_envs, *action]`, or a dict of such.
+            actions: `[num_envs, *action]`, or a dict of them.
 
         Returns:
-            The clipped actions, `[num_envs, *action]`, or a dict of such.
+            The clipped actions, `[num_envs, *action]`, or a dict of them.
         """
         return self.distribution.env_actions(actions)
 
@@ -369,7 +369,7 @@ class Policy(Portable):
         """Update the observation normaliser.
 
         Args:
-            obs: Observations, `[horizon, num_envs, *obs]` or a dict of such.
+            obs: Observations, `[horizon, num_envs, *obs]` or a dict of them.
             valid: False at masked autoreset steps, which are not experience, `[horizon, num_envs]`, bool; None: all
                 steps are experience.
             shared: Whether all ranks have the same observations, which then count once.
@@ -384,7 +384,7 @@ class Policy(Portable):
         """Take the action mask out of observations and normalise the rest.
 
         Args:
-            obs: Observations, `[..., *obs]` or a dict of such.
+            obs: Observations, `[..., *obs]` or a dict of them.
 
         Returns:
             Normalised observations, hidden parts included, and True where an action is legal, `[..., num_actions]`,

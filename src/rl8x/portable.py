@@ -79,7 +79,7 @@ class Portable(nn.Module):
         """Take the action mask out of observations and normalise the rest.
 
         Args:
-            obs: Observations, `[..., *obs]` or a dict of such.
+            obs: Observations, `[..., *obs]` or a dict of them.
 
         Returns:
             What the model sees, and True where an action is legal, `[..., num_actions]`, bool; None without a mask.
@@ -90,7 +90,7 @@ class Portable(nn.Module):
         """Return the features of action distributions, and the state after.
 
         Args:
-            obs: Observations as `model_inputs` gives them, `[num_envs, *obs]` or a dict of such.
+            obs: Observations as `model_inputs` gives them, `[num_envs, *obs]` or a dict of them.
             state: As `memory` gives it.
             starts: Where an observation begins an episode, `[num_envs]`, bool.
 
@@ -118,13 +118,13 @@ class Portable(nn.Module):
         """Choose the environment's action for each copy: from `seen_space` and `memory`, what `act` would from all.
 
         Args:
-            obs: Observations, `[num_envs, *obs]` or a dict of such.
+            obs: Observations, `[num_envs, *obs]` or a dict of them.
             state: As `memory` gives it.
             starts: Where an observation begins an episode, `[num_envs]`, bool.
             noise: What sampling needs, `[num_envs, num_noise]`; None decides for the distribution's mode.
 
         Returns:
-            Actions for the environment, `[num_envs, *action]` or a dict of such, and the state after.
+            Actions for the environment, `[num_envs, *action]` or a dict of them, and the state after.
         """
         if self.unseen:
             # The model is made for them, and looks away.
@@ -311,14 +311,14 @@ def _read(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]
 
 
 def zeros(space: gymnasium.Space[Any], num: int, device: torch.device | None = None) -> Any:
-    """Return observations that are 0 everywhere, `[num, *obs]` or a dict of such."""
+    """Return observations that are 0 everywhere, `[num, *obs]` or a dict of them."""
     if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
         return {name: zeros(part, num, device) for name, part in named_parts(space)}
     return torch.zeros(num, *(space.shape or ()), dtype=torch_dtype(space), device=device)
 
 
 def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None = None) -> tuple[Any, bool]:
-    """Return observations as tensors `[num, *obs]`, or a dict of such, and whether there was a leading axis.
+    """Return observations as tensors `[num, *obs]`, or a dict of them, and whether there was a leading axis.
 
     Args:
         space: Space of one observation.
@@ -360,7 +360,7 @@ def to_elements(space: gymnasium.Space[Any], actions: Any, *, batched: bool) -> 
 
     Args:
         space: Space of one action.
-        actions: A tensor, or a dict of such.
+        actions: A tensor, or a dict of them.
         batched: Whether the leading axis stays; without it there is one action.
     """
 

@@ -178,8 +178,8 @@ def only_legal(actions: Any, mask: Any, space: spaces.Space[Any]) -> Any:
     """Put a legal action in place of each one that a mask forbids: the first that it allows, of a bit 0.
 
     Args:
-        actions: `[num, *space.shape]`, or a dict of such.
-        mask: `[num, flags]`, as `check_mask` wants it, or a dict of such for some of the parts.
+        actions: `[num, *space.shape]`, or a dict of them.
+        mask: `[num, flags]`, as `check_mask` wants it, or a dict of them for some of the parts.
         space: The action space; what has no masks (a `Box`) stays as it is.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -223,7 +223,7 @@ def element_of(space: spaces.Space[Any], tree: Any, convert: Callable[[spaces.Sp
 
 
 def where_rows(mask: Tensor, yes: Any, no: Any) -> Any:
-    """Choose rows: those of `yes` where `mask`, `[num]` bool, is true, of `[num, ...]` tensors or dicts of such."""
+    """Choose rows: those of `yes` where `mask`, `[num]` bool, is true, of `[num, ...]` tensors or dicts of them."""
     if isinstance(no, dict):
         return {key: where_rows(mask, yes[key], value) for key, value in no.items()}
     return torch.where(mask.view(-1, *(1,) * (no.ndim - 1)), yes, no)

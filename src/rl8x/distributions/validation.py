@@ -20,7 +20,7 @@ def check_distribution(distribution: Distribution, action: Tree, device: torch.d
 
     Args:
         distribution: The distribution, over the space of `action`.
-        action: One action, `[1, *action]` or a dict of such.
+        action: One action, `[1, *action]` or a dict of them.
         device: Where its tensors live.
 
     Raises:

@@ -71,8 +71,8 @@ def taken_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owne
         name: The actions' name there.
 
     Raises:
-        ValueError: If a tensor is missing, is not `[num_envs, *action]`, or has a number that is not an action. The last
-            is checked on the CPU alone: elsewhere the check would have to wait for the device.
+        ValueError: If a tensor is missing, is not `[num_envs, *action]`, or holds a number that is not an action. The
+            last is checked on the CPU alone: elsewhere the check would have to wait for the device.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = actions if isinstance(actions, dict) else {}

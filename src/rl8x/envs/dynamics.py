@@ -64,7 +64,7 @@ class Dynamics:
             parameters: Values of the parameters, float32 `[num_envs]` each.
 
         Returns:
-            `[num_envs, *single_observation_space.shape]`, or a dict of such.
+            `[num_envs, *single_observation_space.shape]`, or a dict of them.
 
         Raises:
             NotImplementedError: If the subclass does not define it.

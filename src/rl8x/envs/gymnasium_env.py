@@ -191,7 +191,7 @@ class GymnasiumEnv(SimulatorEnv):
 
         Args:
             carry: The carry that `restart` or the last `advance` returned.
-            actions: `[num_envs, *action]`, or a dict of such.
+            actions: `[num_envs, *action]`, or a dict of them.
             noise: `[num_envs, noise_width]` in [0, 1).
 
         Returns:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class MovesParameters:
-    """The part of an environment that has to do with its `env_config`, and with parameters that move.
+    """The part of an environment that handles its `env_config`, and parameters that move.
 
-    A group of such parameters is kept by its key for as long as the environment lives: a configuration that comes into
-    force again goes on where it was, and programs that read its tensors read the right ones.
+    A group of moving parameters is kept under its key for as long as the environment lives: a configuration that comes
+    into force again continues where it was, and programs that read its tensors read the right ones.
     """
 
     gives_sources: ClassVar[bool] = True
@@ -35,7 +35,7 @@ class MovesParameters:
     num_envs: int
     metric_names: tuple[str, ...]
     shared_seed: int = 0
-    """The same on all ranks: of what all draw alike."""
+    """A seed that all ranks share, for what they have to draw alike."""
     carry: Carry | None
     generator: torch.Generator
     _known_groups: dict[str, ParameterGroup]
@@ -184,7 +184,7 @@ class MovesParameters:
             group.update_from_metrics(row)
 
     def steer_config(self, config: EnvConfig) -> None:
-        """Have each copy's next episode played under an `env_config`, those in progress under what they began with.
+        """Play each copy's next episode under an `env_config`; those in progress keep the values that they began with.
 
         Programs are compiled anew where the kind of a parameter's distribution changes, and not where its numbers do.
 

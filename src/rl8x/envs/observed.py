@@ -138,7 +138,7 @@ def check_mode(mode: object, parameters: Mapping[str, Parameter], owner: str) ->
 
 
 def joined(obs: Any, parameters: Tensor) -> Any:
-    """Return an observation `[num_envs, *obs]`, or a dict of such, with parameters `[num_envs, num_parameters]`."""
+    """Return an observation `[num_envs, *obs]`, or a dict of them, with parameters `[num_envs, num_parameters]`."""
     parts = obs if isinstance(obs, dict) else {keys.OBS: obs}
     return {**parts, PARAMETERS: parameters}
 

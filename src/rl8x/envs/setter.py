@@ -54,7 +54,7 @@ class Setter(ABC):
             simulator: The unwrapped simulator.
 
         Returns:
-            A number or an array; of several parts a list of such.
+            A number or an array; of several parts a list of them.
 
         Raises:
             ValueError: If there is no such thing, or it is not a number.

@@ -108,7 +108,7 @@ def config_with_critic_obs(
         model_config: The arguments that were given for the model's class.
 
     Raises:
-        ValueError: If the model is an instance, or of a class that does not know of such parts.
+        ValueError: If the model is an instance, or of a class without such arguments.
     """
     listed = ", ".join(map(repr, names))
     cls = model_class(spec, space) if not isinstance(spec, Model) else None

@@ -13,7 +13,7 @@ from rl8x.trees import flatten_tree
 
 
 class TrainingEffects(NamedTuple):
-    """What a model in training mode does beside what it returns.
+    """The side effects of a model in training mode.
 
     Attributes:
         draws: Whether it draws from torch's own generators, as dropout does.
@@ -31,11 +31,11 @@ def check_model(model: Model, obs: Any, starts: Tensor) -> TrainingEffects:
 
     Args:
         model: The model.
-        obs: Observations, `[T, B, *obs]` or a dict of such.
+        obs: Observations, `[T, B, *obs]` or a dict of them.
         starts: Where an observation begins an episode, `[T, B]`, bool.
 
     Returns:
-        What it does in training mode beside that.
+        Its side effects in training mode.
 
     Raises:
         ValueError: If `initial_state` or `forward` fails or gives something else, or it draws random numbers or changes

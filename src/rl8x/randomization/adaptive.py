@@ -54,7 +54,7 @@ class Adaptive(MovingDistribution):
         group: Parameters with the same text are drawn together.
 
     Raises:
-        ValueError: If an argument is not as told above, or `start` does not lie in `limits`.
+        ValueError: If an argument is not as stated above, or `start` does not lie in `limits`.
 
     Source: Akkaya et al. 2019, arXiv:1910.07113, section 5.2 and algorithm 1.
     """

@@ -66,7 +66,7 @@ class Learnable(MovingDistribution):
         group: Parameters with the same text are drawn together.
 
     Raises:
-        ValueError: If an argument is not as told above.
+        ValueError: If an argument is not as stated above.
 
     Source: Rutherford et al. 2024, arXiv:2408.15099, section 4 and algorithm 1.
     """

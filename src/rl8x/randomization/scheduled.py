@@ -78,7 +78,7 @@ class Scheduled(MovingDistribution):
 
     Raises:
         ValueError: If the points are not in order, not of one kind, or of a kind that cannot move; or another argument
-            is not as told above.
+            is not as stated above.
     """
 
     kind: ClassVar[str] = "scheduled"

@@ -303,7 +303,7 @@ def compare(
 
 
 def _clock_of(run: RunRecord) -> str | None:
-    """Return the counter that a run's steps are, of what learns from data updates; None where it logs none."""
+    """Return the counter that a run's steps count: transitions, else updates; None where it logs neither."""
     return next((name for name in (keys.ENV_STEPS, keys.UPDATES) if run.metrics.get(name, 0) > 0), None)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pandas
 
 Supports = Mapping[str, Mapping[str, tuple[float, float]]]
-"""By training and parameter the ends of what was trained on, equal ones where it was fixed."""
+"""By training and parameter the lowest and highest value that was trained on; equal where it was fixed."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Group:
 
 
 class Counts(NamedTuple):
-    """Counts of what was played for evaluations, and for the training of their policies.
+    """How much was played to evaluate policies, and to train them.
 
     Attributes:
         policies: Policies that were evaluated, those of points of training included.

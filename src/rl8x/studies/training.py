@@ -1,6 +1,6 @@
-"""One training of a study, from its beginning or from where it was killed to its last test; in any process.
+"""One training of a study, begun or resumed, up to its last test; in any process.
 
-What it needs comes as plain data, and what it leaves lies in its folder, so that a lost process loses nothing:
+Its inputs are plain data and its outputs files in its folder, so that a lost process loses nothing:
 
     checkpoints/        of the training
     points/STEPS.json   what was measured in the test cells after so many steps of the trainer
@@ -59,7 +59,7 @@ _SECONDS_PER_NOTE: Final = 1.0
 
 
 def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Train and test one policy, unless that is done; what fails is returned, and raises nothing.
+    """Train and test one policy, unless that is done; a failure is returned, not raised.
 
     Args:
         job: Plain data: `study` (the definition), `training`, `seed`, `vary`, `trial`, `folder`, `threads`, `tracking`
@@ -92,7 +92,7 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """Read what a training came to; None where it is not done."""
+    """Read the result of a training; None where it is not done."""
     with contextlib.suppress(OSError, ValueError):
         result = json.loads((folder / RESULT).read_text())
         return result if isinstance(result, dict) else None
@@ -109,7 +109,7 @@ def read_points(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def read_curve(folder: Path) -> list[tuple[int, float]]:
-    """Read the returns in the course of a training by its algorithm's clock; of what was repeated, the last."""
+    """Read the returns of a training by its algorithm's clock; where a point was repeated, the last one counts."""
     points: dict[int, float] = {}
     with contextlib.suppress(OSError):
         for line in (folder / CURVE).read_text().splitlines():
