@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from rl8x.envs.steps import Observation, Outcome, Parameters, State
@@ -82,3 +84,8 @@ class Dynamics:
             Float32 `[num_envs]` each.
         """
         return {}
+
+
+def wrapped_angle(angle: Tensor) -> Tensor:
+    """Return an angle in rad, `[num_envs]`, in [-pi, pi): float32 loses the digits of one that turns for hours."""
+    return angle - torch.floor((angle + math.pi) * (0.5 / math.pi)) * (2 * math.pi)
