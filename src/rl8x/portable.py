@@ -76,27 +76,11 @@ class Portable(nn.Module):
 
     @abstractmethod
     def model_inputs(self, obs: Any) -> tuple[Any, Any]:
-        """Take the action mask out of observations and normalise the rest.
-
-        Args:
-            obs: Observations, `[..., *obs]` or a dict of them.
-
-        Returns:
-            What the model sees, and True where an action is legal, `[..., num_actions]`, bool; None without a mask.
-        """
+        """Take the action mask out of observations `[..., *obs]` and normalise the rest; see `Policy.model_inputs`."""
 
     @abstractmethod
     def policy_features(self, obs: Tree, state: State, starts: Tensor) -> tuple[Tensor, State]:
-        """Return the features of action distributions, and the state after.
-
-        Args:
-            obs: Observations as `model_inputs` gives them, `[num_envs, *obs]` or a dict of them.
-            state: As `memory` gives it.
-            starts: Where an observation begins an episode, `[num_envs]`, bool.
-
-        Returns:
-            Features `[num_envs, num_features]`, and the state, each `[num_envs, *]`.
-        """
+        """Return features `[num_envs, num_features]` and the state after; see `Policy.policy_features`."""
 
     @property
     def seen_space(self) -> gymnasium.Space[Any]:

@@ -225,7 +225,6 @@ def _drawings(
     """Choose the figures: what fits the number of test parameters."""
     rows = chosen(summary, MAX_LINES)
     groups = [evaluations.groups[row] for row in rows]
-    colours = range(len(rows))
     some = _some(len(rows), len(evaluations.groups))
     band = f"Bands are {summary.level:.0%} intervals over seeds."
     drawings = [
@@ -247,7 +246,7 @@ def _drawings(
                 f"curve-{plain_name(axis.name)}",
                 f"Return over {axis.name}",
                 f"Mean return of the last policies.{marginal}{binned} {band} Bars below are what was trained on.{some}",
-                partial(figures.curves, groups, colours, supports, axis, units, level=summary.level),
+                partial(figures.curves, groups, supports, axis, units, level=summary.level),
             )
         )
     drawings.append(
@@ -255,7 +254,7 @@ def _drawings(
             "profiles",
             "Performance profiles",
             f"Share of seeds and cells with a return above tau; higher is better. {band}{some}",
-            partial(figures.profiles, groups, colours, summary),
+            partial(figures.profiles, groups, summary),
         )
     )
     if not evaluations.points[FINAL].astype(bool).all():
