@@ -1,4 +1,4 @@
-"""Error messages for things that are chosen by name and made with keyword arguments."""
+"""Error messages for things that are chosen by name, or made with keyword arguments."""
 
 from __future__ import annotations
 

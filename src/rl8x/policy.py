@@ -1,4 +1,4 @@
-"""A policy: the model, the action distribution and the observation normaliser, as one thing to run and to save."""
+"""A policy: a model, an action distribution and an observation normaliser in one module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy away from its trainer: kept in a file without pickle, and called with what an environment shows.
+"""The part of a policy that works without a trainer: decisions for observations, and its file, without pickle.
 
 The file is in the format of safetensors: weights and running moments by name, and in the header's metadata, under
 `rl8x`, the JSON that says what the policy is made of. It is read without running code, and makes the policy again

@@ -1,4 +1,4 @@
-"""What rl8x needs to know about Gymnasium's spaces: types, samples, masks, a readable name, and trees of tensors."""
+"""Functions of Gymnasium's spaces: dtypes, masks, readable names, plain data, and trees of tensors."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def check_supported(space: object, name: str) -> None:
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for key, part in named_parts(space):
-            # Tensors of parts are told by their keys, joined by slashes.
+            # Flat names of tensors are made of the keys, joined by slashes.
             if not isinstance(key, str) or "/" in key:
                 raise ValueError(f"{name} must have texts without '/' as keys; got {key!r}. Rename that part.")
             check_supported(part, f"{name}[{key!r}]" if isinstance(space, spaces.Dict) else f"{name}[{key}]")

@@ -113,7 +113,7 @@ def film(
         episodes: How many are played in each copy, at least 1.
         env_config: Values of the environment's parameters; None changes nothing. Their values in each copy are written
             above it.
-        shown: The first so many copies are filmed, at least 1; None is all.
+        shown: How many copies are filmed, the first ones, at least 1; None is all.
         columns: Copies in a row of the picture, at least 1; None finds a number.
         captions: Whether parameters, steps and returns are written above and below.
         max_steps: Where to stop when episodes do not end, at least 1; None is 1,000 steps, 200 where they never do.
@@ -237,7 +237,7 @@ class Camera:
 
     Args:
         env: The environment.
-        shown: The first so many copies are seen; None is all.
+        shown: How many copies are seen, the first ones; None is all.
         columns: Copies in a row; None finds a number.
         captions: Whether parameters, steps and returns are written above and below.
     """
@@ -317,7 +317,7 @@ class Camera:
 
 
 def _columns(copies: int) -> int:
-    """Return how many of so many copies stand in a row: a few in one, more in as many rows as columns."""
+    """Return how many copies stand in a row: up to three in one row, more in as many rows as columns."""
     return copies if copies <= 3 else math.ceil(math.sqrt(copies))
 
 
@@ -327,7 +327,7 @@ def _title(env: Env, parameters: Mapping[str, float], shown: Iterable[str]) -> s
 
 
 def _wrapped(title: str, width: int) -> list[str]:
-    """Break a title at its commas into lines that are not wider than so many pixels, if that can be."""
+    """Break a title at its commas into lines of at most `width` pixels, where that is possible."""
     lines: list[str] = []
     for part in title.split(", ") if title else []:
         longer = f"{lines[-1]}, {part}" if lines else part

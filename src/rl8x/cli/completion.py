@@ -1,4 +1,4 @@
-"""`rl8x completion`, and what the shell is offered, without the seconds that importing torch or MLflow takes."""
+"""`rl8x completion`, and the words that it offers, found without importing torch or MLflow, which takes seconds."""
 
 from __future__ import annotations
 

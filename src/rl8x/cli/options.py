@@ -1,4 +1,4 @@
-"""The common part of `rl8x train`, `bench` and `resume`: options made of config fields, and a run made of those typed.
+"""The common part of `rl8x train`, `bench` and `resume`: options made from config fields, and runs from options.
 
 A hyperparameter is explained once, at its field; its option, range and help come from there, whatever the algorithm.
 """

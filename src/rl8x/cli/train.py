@@ -235,7 +235,7 @@ def resumed(run: RunConfig, source: str, *, trust: bool) -> Trainer | None:
 
 
 def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: str) -> int:
-    """Run a trainer and return the exit code; say why it stopped, where the run is and how to go on with it.
+    """Run a trainer and return the exit code; say why it stopped, where the run is and how to continue it.
 
     What `run` refuses before the first step is a mistake of the user's; what breaks later is a bug. Unless `progress`
     is `"none"` the trainer has said how it ended itself.

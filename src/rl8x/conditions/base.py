@@ -5,7 +5,7 @@ condition then has no verdict, `None`, which is *not met* and stays so under `~`
 nobody has measured. `&` and `|` follow Kleene's three-valued logic.
 
 Rows keep the latest `eval/*` values between evaluations. A row may say in an attribute `fresh`, a set of names, which
-of its `eval/*` metrics were measured anew; without the attribute all were. Conditions that count, like `Plateau`,
+of its `eval/*` metrics were newly measured; without the attribute all were. Conditions that count, like `Plateau`,
 count fresh values only.
 """
 

@@ -60,7 +60,7 @@ class _Bound(_OnMetric):
         return None if value is None else bool(self.holds(value, self.bound))
 
     def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
-        """The same bound on the metric by which an evaluation measures the same; None where there is none."""
+        """The same bound on the metric by which an evaluation measures the same; None if there is none."""
         name = evaluation_name(self.name)
         return None if name is None else type(self)(name, self.bound)
 

@@ -1,4 +1,4 @@
-"""Check a distribution before training: what its functions give, each fault named with both shapes."""
+"""Check the shapes and log-probabilities of a distribution before training."""
 
 from __future__ import annotations
 

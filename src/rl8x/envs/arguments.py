@@ -1,4 +1,4 @@
-"""Checks of what a user gives an environment, each with one line that says what came and what is needed."""
+"""Checks of the arguments that users give to environments."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
         """Start an episode in every copy.
 
         Args:
-            seed: Seeds the environment's generator anew; None goes on with it.
+            seed: Seeds the environment's generator anew; None continues it.
             options: Part of Gymnasium's signature, without a meaning here.
             config: The `env_config` from now on; `{}` for the defaults, None for no change.
 

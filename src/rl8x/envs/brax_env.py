@@ -156,7 +156,7 @@ def _programs(
         def choose(new: Any, old: Any) -> Any:
             shaped = done.reshape(done.shape + (1,) * (old.ndim - 1)) if old.ndim else done.any()
             chosen = jax.numpy.where(shaped, new, old)
-            # As strongly typed as what a reset gives, or the second step would be compiled anew.
+            # As strongly typed as what a reset gives, or the second step would be recompiled.
             return jax.lax.convert_element_type(chosen, chosen.dtype) if chosen.weak_type else chosen
 
         return jax.tree.map(choose, begun, stepped), stepped, stepped.done > 0

@@ -186,7 +186,7 @@ class MovesParameters:
     def steer_config(self, config: EnvConfig) -> None:
         """Play each copy's next episode under an `env_config`; those in progress keep the values that they began with.
 
-        Programs are compiled anew where the kind of a parameter's distribution changes, and not where its numbers do.
+        Programs are recompiled where the kind of a parameter's distribution changes, and not where its numbers do.
 
         Args:
             config: Names of parameters to values in their units, see `Env.configure`.
@@ -274,7 +274,7 @@ class MovesParameters:
 
         Args:
             config: The `env_config` to evaluate under.
-            training: The environment that is trained in, whose state is copied; None where there is none.
+            training: The environment that is trained in, whose state is copied; None if there is none.
         """
         steered = training is not None and training.is_steered
         self._next_config = self._with_known_groups(self._resolve(config, steered=steered))

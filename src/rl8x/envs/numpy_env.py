@@ -41,7 +41,7 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         """Start an episode in every copy.
 
         Args:
-            seed: One seed for all of them; None goes on with the generator.
+            seed: One seed for all of them; None continues its stream.
             options: Part of Gymnasium's signature, without a meaning here.
 
         Returns:

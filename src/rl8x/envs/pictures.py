@@ -1,4 +1,4 @@
-"""Pictures of an environment: what its author draws of one copy becomes what `render` returns of all."""
+"""Pictures of an environment: its author draws one copy, and `render` returns a picture of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CopyParameters = Mapping[str, float]
 
 
 class DrawsItself:
-    """The part of an environment that has its pictures."""
+    """The part of an environment that draws it."""
 
     render_fps: ClassVar[float] = 30.0
     """Steps a second at which a film of it looks natural."""

@@ -1,4 +1,4 @@
-"""Check an environment before training: shapes, types, purity, each fault named with the function that has it."""
+"""Check the shapes, types and purity of an environment's functions before training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check a model before training: what it gives for observations, each fault named with both shapes."""
+"""Check the shapes and side effects of a model before training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mask leaves of a set's elements. A mask is True where an element counts."""
+"""Masked logits and means. A mask is True where an element counts."""
 
 from __future__ import annotations
 

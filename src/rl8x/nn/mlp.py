@@ -1,4 +1,4 @@
-"""Multilayer perceptrons and how their weights begin."""
+"""Multilayer perceptrons and the initialisation of their weights."""
 
 from __future__ import annotations
 

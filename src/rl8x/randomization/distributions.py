@@ -147,7 +147,7 @@ class Normal(ParameterDistribution):
         return min(max(self.mean - reach, low), high), min(max(self.mean + reach, low), high)
 
     def clipped(self, low: float, high: float) -> Normal:
-        """Return the same distribution, clipped to the parameter's bounds where it has none of its own.
+        """Return the same distribution, clipped to the parameter's bounds if it has none of its own.
 
         Args:
             low: The parameter's smallest legal value.

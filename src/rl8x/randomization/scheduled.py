@@ -1,4 +1,4 @@
-"""Distributions whose numbers follow something that the host knows: a counter, a metric, or a function of a user's."""
+"""Distributions whose numbers follow a counter, a metric, or a function of the user's."""
 
 from __future__ import annotations
 

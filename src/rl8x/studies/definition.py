@@ -192,10 +192,10 @@ class StudyConfig:
         return dict(hide_in_data(self.plain))
 
     def changes(self, before: Mapping[str, Any]) -> list[str]:
-        """List what is different from the stored definition of a study, but for what may be.
+        """List the keys in which it differs from a stored definition, except those that may change.
 
         Args:
-            before: The `to_dict()` of then.
+            before: What `to_dict()` returned when the study was begun.
 
         Returns:
             A sentence for each key.
@@ -272,7 +272,7 @@ class StudyConfig:
             raise ValueError(f"{len(self.trainings()):,} trainings; at most {_MAX_TRAININGS:,}. Vary less.")
 
     def check(self) -> None:
-        """Build what the trainings are made of, and refuse parameters and test cells that their environments lack.
+        """Build the trainings' configs and environments, and refuse parameters and test cells that these lack.
 
         Raises:
             ValueError: At the first thing that is not legal.

@@ -1,4 +1,4 @@
-"""A report or comparison as one HTML file: no script, no font, no address; images stand in it, light and dark ones."""
+"""A report or comparison as one HTML file that loads nothing: figures are embedded, for light and dark pages."""
 
 from __future__ import annotations
 

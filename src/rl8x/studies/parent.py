@@ -1,4 +1,4 @@
-"""The run of a whole study, the parent of its trainings' runs: what came out, averaged over seeds."""
+"""The tracked run of a whole study, the parent of its trainings' runs, with results averaged over seeds."""
 
 from __future__ import annotations
 

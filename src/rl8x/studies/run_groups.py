@@ -1,4 +1,4 @@
-"""Runs in groups: a metric that all have, the params in which they differ, and groups by the values of those."""
+"""Runs to be compared: a metric that all have, the params in which they differ, and groups by values of params."""
 
 from __future__ import annotations
 

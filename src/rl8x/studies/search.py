@@ -1,8 +1,8 @@
-"""Hyperparameter search by Optuna: its storage is a file beside the study, and hopeless trials are given up.
+"""Hyperparameter search by Optuna, with its storage in the study's folder; hopeless trials are pruned.
 
 A trial is one set of hyperparameters, trained under the study's configurations and seeds; its value is their mean
-return over the test cells. The median pruner gives up a training which, at a point of testing, is below the median of
-the trials before it at that point.
+return over the test cells. The median pruner ends a training that is, when it is tested, below the median of the
+trials before it at that point.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Study:
     def run(
         self, jobs: int = 1, *, backend: str = "processes", cluster: str | None = None, progress: str | None = None
     ) -> pd.DataFrame:
-        """Do what is not done yet, and return the table of evaluations.
+        """Run all trainings that are not done yet, and return the table of evaluations.
 
         Args:
             jobs: Trainings at the same time on this machine, each with its share of the processors' threads.
@@ -122,7 +122,7 @@ class Study:
             progress: "auto" (lines, and a bar on a terminal), "lines" or "none"; None is the study's own.
 
         Raises:
-            StudyError: If another process is at it, or its definition is not that of the folder.
+            StudyError: If another process runs it, or its folder has another definition.
             ValueError: If something of it is not legal, before anything is trained or written.
             SystemExit: With code 2 in each of several ranks, of which the first says why.
         """
@@ -197,7 +197,7 @@ class Study:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Have the folder to oneself."""
+        """Hold the lock of the study's folder, which is made where it is missing."""
         try:
             parent = self.folder.parent
             check_writable(parent)
@@ -253,7 +253,7 @@ class Study:
     def _train(
         self, trainings: list[Training], parent: ParentRun, key: str, shown: StudyProgress, options: dict[str, Any]
     ) -> None:
-        """Do what of some trainings is not done."""
+        """Run those of some trainings that are not done."""
         by_key = {each.key: each for each in trainings}
         self._trainings = list(({each.key: each for each in self._trainings} | by_key).values())
         left = {name: each for name, each in by_key.items() if read_result(self._folder_of(each)) is None}
@@ -290,7 +290,7 @@ class Study:
         }
 
     def _send_left(self, parent: ParentRun, key: str, shown: StudyProgress) -> bool:
-        """Send what trainings could not, since the store was away at their ends; returns whether it has all of them."""
+        """Send what trainings could not, as the store was down when they ended; return whether it has all of it now."""
         if not isinstance(parent.tracker, MLflowTracker):
             return True
         root = parent.tracker.spool_root

@@ -1,4 +1,4 @@
-"""The values that a study is given, in the one form that it keeps: plain data, listed seeds and points."""
+"""The values of a study's config in the form that it keeps: plain data, listed seeds and points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distinguish an entry that a store does not take from a store that takes nothing now, and find it among many."""
+"""Tell an entry that a store does not take from a store that is down, and find that entry among many."""
 
 from __future__ import annotations
 

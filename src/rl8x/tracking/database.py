@@ -1,4 +1,4 @@
-"""MLflow's sqlite database: made once, whole or not at all, and where the artifacts of its runs go.
+"""MLflow's sqlite database: how it is made, whole or not at all, and where the artifacts of its runs go.
 
 MLflow's migrations make a database in some hundred transactions, each of which waits for the disk: seconds. They are
 run in memory, and what they made is written to the disk at once.

@@ -1,4 +1,4 @@
-"""Keep a run in MLflow, through a spool that outlives the process, and a thread and a process that send it."""
+"""Keep a run in MLflow: rows go to a spool on the disk, which a thread hands to a process that talks to MLflow."""
 
 from __future__ import annotations
 

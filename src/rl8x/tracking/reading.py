@@ -64,7 +64,7 @@ class RunReader:
             return MLflowStore(self._location, request_timeout_s=_TIMEOUT_S).run(run_id)
 
     def run_of_spool(self, spool_id: str) -> RunRecord | None:
-        """Find the run that was made for a spool; None where there is none."""
+        """Find the run that was made for a spool; None if there is none."""
         with self._told():
             runs = self._runs.by_tag(SPOOL_TAG, spool_id) if spool_id.isalnum() else []
         return runs[0] if runs else None

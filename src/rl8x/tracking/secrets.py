@@ -53,7 +53,7 @@ def learn(uri: str) -> None:
 
 
 def recall(shown: str) -> str | None:
-    """Return the last URI learned that `hide_in_uris` writes so; None where there is none."""
+    """Return the last URI learned that `hide_in_uris` writes so; None if there is none."""
     return next((uri for uri in reversed(list(_given)) if hide_in_uris(uri) == shown), None)
 
 

@@ -1,4 +1,4 @@
-"""The files of a spool, read without trust: they may be torn, edited, of another version or make.
+"""The files of a spool, which may be torn, edited, or written by another version or program.
 
 A spool is a folder:
 

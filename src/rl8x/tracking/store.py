@@ -296,7 +296,7 @@ class MLflowStore:
         return [int(point.step) for point in points], [float(point.value) for point in points]
 
     def download(self, run_id: str, name: str, folder: Path) -> Path | None:
-        """Copy an artifact, a file at the top of the run's artifacts, into a folder; None where there is none."""
+        """Copy an artifact, a file at the top of the run's artifacts, into a folder; None if there is none."""
         self._find_artifacts(run_id)
         if name not in {entry.path for entry in self._call(self._client.list_artifacts, run_id)}:
             return None

@@ -1,4 +1,4 @@
-"""Rows that are thinned when they are sent, so that a store's pages stay quick; all of them are kept in a file.
+"""Thins the rows that are sent, so that a store's pages stay quick, and keeps all of them in a file.
 
 A metric's first 128 points are sent as they come, then 64 for each doubling of their number: whoever looks at a run
 that goes on sees it all, if coarsely, and a run of any length stays far below the limit. When the run ends, points are

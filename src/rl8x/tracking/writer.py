@@ -1,4 +1,4 @@
-"""The one thread that sends a spool while training goes on, and ends a run that the user's code has not ended."""
+"""The thread that sends a spool while training goes on, and ends a run that the user's code has not ended."""
 
 from __future__ import annotations
 
