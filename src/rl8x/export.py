@@ -195,7 +195,7 @@ def described(tensors: Tensors) -> dict[str, str]:
 
 
 def _about(program: DecisionProgram) -> str:
-    """Return the JSON that a program carries: what it takes and gives, its spaces, and the kinds of noise in order."""
+    """Return the JSON inside of a program: its inputs and outputs, its spaces, and its kinds of noise in order."""
     example = program.example(1)
     about = {
         "rl8x": __version__,
@@ -209,7 +209,7 @@ def _about(program: DecisionProgram) -> str:
 
 
 def _bounded(data: Any) -> Any:
-    """Return plain data with None for a bound that is infinite, for which JSON has no number."""
+    """Return plain data with None for infinite bounds, which JSON has no numbers for."""
     if isinstance(data, dict):
         return {key: _bounded(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -264,7 +264,7 @@ def _write_onnx(program: DecisionProgram) -> tuple[bytes, Program]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch's exporter from telling its own business: packages that it misses, names that it will change."""
+    """Silence torch's exporter, which reports missing packages and names that it will change."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -346,7 +346,7 @@ def _nearby(policy: Policy, given: tuple[Any, ...], generator: torch.Generator) 
 
 
 def _settle(expected: dict[str, Tensor], found: Tensors, nearby: Tensors) -> None:
-    """Expect those discrete actions of a program that the policy takes nearby."""
+    """Accept those discrete actions of a program that the policy takes for nearby features."""
     for name, part in expected.items():
         if not part.is_floating_point() and name in found and found[name].shape == part.shape:
             expected[name] = torch.where(found[name] == nearby[name], found[name].to(part.dtype), part)
@@ -361,7 +361,7 @@ def _difference(found: Tensor | None, expected: Tensor) -> float:
 
 
 class _Observations:
-    """Observations as the policy may see them: where it normalises them, spread as those that it has seen."""
+    """Draws observations; normalised ones with the mean and spread of those that the policy has seen."""
 
     def __init__(self, policy: Policy, seed: int) -> None:
         self.policy = policy

@@ -321,7 +321,7 @@ class Policy(Portable):
         return Prediction(features, values, mask)
 
     def values(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
-        """Estimate the values of one observation a copy, without the actor's work where that is apart.
+        """Estimate the values of one observation a copy; an actor apart from the critic is not run.
 
         Args:
             obs: Observations, `[num_envs, *obs]` or a dict of them.

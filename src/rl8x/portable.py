@@ -178,7 +178,7 @@ class Portable(nn.Module):
     # -- in a file
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the policy to a file that `load` reads, without pickle; what is there already is replaced.
+        """Write the policy to a file that `load` reads, without pickle; an existing file is replaced.
 
         Args:
             path: The file; `.safetensors` is added where it has no suffix.
@@ -273,7 +273,7 @@ class Portable(nn.Module):
 
 
 def _read(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read what a policy is made of, and its tensors; nothing is imported or called by what the file says."""
+    """Read the description and the tensors of a policy; nothing that the file names is imported or called."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 

@@ -222,7 +222,7 @@ def make_filmed(maker: Callable[..., Env], num_envs: int, **options: Any) -> Env
 
 
 def check_pictures(env: Env) -> None:
-    """Raise `ValueError` where an environment has no pictures, and say what would give it some."""
+    """Raise `ValueError` if an environment cannot be drawn, with what to do about it."""
     name = type(env).__name__
     if env.draws:
         return
@@ -339,7 +339,7 @@ def _wrapped(title: str, width: int) -> list[str]:
 
 
 def _renders(env: Env) -> Iterator[Picture]:
-    """Yield what a simulator renders of each copy; of the first alone where it has no more."""
+    """Yield the frames that a simulator renders, of each copy or of the first alone."""
     try:
         rendered: Any = env.render()
     except gymnasium.error.DependencyNotInstalled as error:

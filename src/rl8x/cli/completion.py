@@ -40,7 +40,7 @@ def environments() -> list[str]:
 
 
 def algorithm_names() -> list[str]:
-    """List the built-in algorithms, by their configs that the package shows; those of all algorithms are none."""
+    """List the built-in algorithms, by the configs that the package exports, without the base classes."""
     names = _listed(_PACKAGE / "algorithms" / "__init__.py")
     bases = ("AlgorithmConfig", "OnlineConfig", "OffPolicyConfig")
     return [name.removesuffix("Config") for name in names if name.endswith("Config") and name not in bases]
@@ -55,7 +55,7 @@ def _listed(path: Path) -> list[str]:
 
 
 def run_names() -> list[str]:
-    """List the runs of the local database that is used here; none where there is no such."""
+    """List the runs in the local database; none if there is no such database."""
     from rl8x.tracking.database_runs import DatabaseRuns
     from rl8x.tracking.location import locate
 

@@ -208,7 +208,7 @@ def make_trainer(
 
 
 def _tracker_to_same_store(run: RunConfig, saved: dict[str, Any]) -> Any:
-    """Make the tracker of a run that the user describes, where it names the store that the checkpoint does."""
+    """Make the tracker of a run that the user describes, if it uses the same store as the checkpoint."""
     from rl8x.tracking.location import locate
 
     if run.tracking_uri is None or not run.tracking or saved.get("tracker") != "MLflowTracker":

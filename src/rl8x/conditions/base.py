@@ -387,7 +387,7 @@ def parts(condition: Condition) -> Iterable[Condition]:
 
 
 def in_turn(conditions: Iterable[Condition]) -> list[Condition]:
-    """Return conditions in the order in which a row is shown to them: those first that may evaluate.
+    """Return conditions in the order in which they judge a row: those that may evaluate first.
 
     Args:
         conditions: The conditions.
@@ -396,7 +396,7 @@ def in_turn(conditions: Iterable[Condition]) -> list[Condition]:
 
 
 def unknown_metric(name: str, condition: str, known: list[str]) -> str:
-    """Say that a condition reads a metric that no row has, and which known ones are near."""
+    """Write the message that a condition reads an unknown metric, with the nearest known ones."""
     # Who wrote `/mean` of an evaluation means another metric of that kind, and not its minimum.
     statistic, evaluated = f"/{name.rsplit('/', 1)[-1]}", name.startswith(keys.EVAL_PREFIX)
     alike = [other for other in known if other.endswith(statistic) and other.startswith(keys.EVAL_PREFIX) == evaluated]

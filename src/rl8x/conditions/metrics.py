@@ -60,7 +60,7 @@ class _Bound(_OnMetric):
         return None if value is None else bool(self.holds(value, self.bound))
 
     def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
-        """The same bound on the metric by which an evaluation measures the same; None if there is none."""
+        """Return the same bound on the evaluation's equivalent of the metric; None if there is none."""
         name = evaluation_name(self.name)
         return None if name is None else type(self)(name, self.bound)
 
@@ -236,7 +236,7 @@ class NonFinite(Condition):
 
     @property
     def metric_names(self) -> set[str]:
-        """The names given; none where all are watched."""
+        """The names given; empty if all are watched."""
         return set(self.names or ())
 
     def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:

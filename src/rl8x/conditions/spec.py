@@ -95,7 +95,7 @@ def _find_class(kind: str, find: Find | None) -> type[Condition]:
 
 
 def kinds_in(specs: object) -> Iterator[str]:
-    """Yield the kinds of which conditions are made that are plain data, and names of arguments among them."""
+    """Yield all keys in conditions that are plain data: kinds, and names of arguments."""
     for name, inner in specs.items() if isinstance(specs, Mapping) else ():
         yield str(name)
         yield from kinds_in(inner)

@@ -262,7 +262,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
         """Start an episode in every copy.
 
         Args:
-            seed: Seeds the environment's generator anew; None continues it.
+            seed: Seeds the environment's generator; None continues its stream.
             options: Part of Gymnasium's signature, without a meaning here.
             config: The `env_config` from now on; `{}` for the defaults, None for no change.
 
@@ -399,6 +399,6 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
 
 
 def _apart(obs: Observation, state: State) -> Any:
-    """Copy what an observation shares with the state, so that a user who changes it cannot change the physics."""
+    """Copy tensors that an observation shares with the state, so that changing them does not change the physics."""
     shared = {value.untyped_storage().data_ptr() for value in state.values()}
     return tree_map(lambda part: part.clone() if part.untyped_storage().data_ptr() in shared else part, obs)

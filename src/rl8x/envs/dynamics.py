@@ -12,7 +12,7 @@ from rl8x.envs.steps import Observation, Outcome, Parameters, State
 
 
 class Dynamics:
-    """The part of an environment that its author writes: how episodes start, what actions lead to, what is observed."""
+    """The part of an environment that its author writes: initial states, transitions and observations."""
 
     default_time_limit: ClassVar[int | None] = None
     """Steps until an episode is truncated; None for never."""

@@ -144,7 +144,7 @@ class GymnasiumEnv(SimulatorEnv):
         }
 
     def _settle(self, copies: PerCopySetting | None) -> Setting | None:
-        """Find where parameters are set: in copies that are environments of their own, or in what steps all of them."""
+        """Find where parameters are set: in each copy's own environment, or in the simulator that steps all copies."""
         if copies is None:
             return None
         inner = self.vector_env.unwrapped

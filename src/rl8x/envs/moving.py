@@ -54,7 +54,7 @@ class MovesParameters:
 
     @property
     def next_config(self) -> dict[str, Any]:
-        """The `env_config` that the next `reset` puts into force where it is given none, in plain JSON form."""
+        """The `env_config` of the next `reset`, unless that is given another, in plain JSON form."""
         return dict((self._next_config or self._config).given)
 
     def plain_config(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> dict[str, Any]:
@@ -127,7 +127,7 @@ class MovesParameters:
         return ResolvedConfig(resolved.given, resolved.fixed, resolved.drawn, tuple(groups), resolved.steered)
 
     def check_moves(self, resolved: ResolvedConfig, owner: str) -> None:
-        """Refuse groups that need to know of each episode under what it was played, where the environment cannot say.
+        """Refuse groups that move with returns, where the environment does not give the sources of episodes.
 
         Args:
             resolved: The configuration.
@@ -144,7 +144,7 @@ class MovesParameters:
                 )
 
     def known_group(self, key: str) -> ParameterGroup | None:
-        """Return a group that some configuration here had, as it stands; None where none had.
+        """Return the group of a key, if any configuration of this environment has had it.
 
         Args:
             key: The group's key.
@@ -325,7 +325,7 @@ class MovesParameters:
     # ---- saving
 
     def moving_state(self) -> dict[str, Any]:
-        """Return the state of all parameters that move, or have moved, for a snapshot; empty where there are none."""
+        """Return the state of all parameters that move or have moved, for a snapshot; empty if there are none."""
         if not (self._known_groups or self._saved_groups):
             return {}
         following = self._next_config

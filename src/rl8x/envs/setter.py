@@ -43,7 +43,7 @@ class Setter(ABC):
 
     @property
     def unset(self) -> float | None:
-        """The value that is set where `env_config` has none; None sets nothing."""
+        """The value that is set if `env_config` has none; None sets nothing."""
         return self.default
 
     @abstractmethod

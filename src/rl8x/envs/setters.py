@@ -161,7 +161,7 @@ class Scale(Setter):
 
 @dataclasses.dataclass(frozen=True)
 class Function(Setter):
-    """A function `(env, value) -> None` that sets several things, such as what is derived from an attribute.
+    """A function `(env, value) -> None` that sets several things, such as an attribute and values derived from it.
 
     It gets the unwrapped environment, and a number; of a simulator of many copies a tensor of one for each,
     `[num_envs]`. It has no plain form: files name no code.

@@ -149,7 +149,7 @@ class RecurrentModel(ActorCritic):
         return outputs[0], outputs[-1], state
 
     def _prepare(self) -> None:
-        """Set what a cell has of its own: further parameters, biases that do not begin at 0."""
+        """Add parameters of the cell, and set biases that do not begin at 0."""
 
     @abstractmethod
     def _weights(self, trunks: slice) -> tuple[Tensor, ...]:

@@ -24,7 +24,7 @@ def make_model(
     num_features: int,
     model_config: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Make a model, or a copy of the instance that was given: what is built twice of one config shares no weights.
+    """Make a model, or copy a given instance, so that algorithms built from one config share no weights.
 
     Args:
         spec: Built-in name, a subclass of `Model`, or an instance, which stays as it is; None: `"cnn"` where there are

@@ -25,7 +25,7 @@ class TrainingEffects(NamedTuple):
 
 
 def check_model(model: Model, obs: Any, starts: Tensor) -> TrainingEffects:
-    """Run a model once in evaluation mode and once in training mode, and compare what it gives with what it must.
+    """Run a model in evaluation mode and in training mode, and check its results.
 
     Neither its buffers nor torch's generators change. It is left in evaluation mode.
 
@@ -66,7 +66,7 @@ def check_model(model: Model, obs: Any, starts: Tensor) -> TrainingEffects:
 
 @torch.no_grad()
 def _tried(model: Model, obs: Any, state: State, starts: Tensor) -> tuple[Any, TrainingEffects]:
-    """Run a model, and put back what it changes; return what it gives, and what it changed."""
+    """Run a model and undo its side effects; return its results and these effects."""
     name, kept = type(model).__name__, [buffer.clone() for buffer in model.buffers()]
     on_cuda = starts.device.type == "cuda"
 
@@ -91,7 +91,7 @@ def _tried(model: Model, obs: Any, state: State, starts: Tensor) -> tuple[Any, T
 
 
 def _check_result(model: Model, given: Any, state: State, starts: Tensor) -> None:
-    """Compare what a model gives with what it must."""
+    """Check the shapes of a model's results."""
     name = type(model).__name__
     if not isinstance(given, tuple) or len(given) != 3:
         returned = f"{len(given)} values" if isinstance(given, tuple) else f"a {type(given).__name__}"

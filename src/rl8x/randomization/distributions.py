@@ -168,7 +168,7 @@ class Normal(ParameterDistribution):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """Mean, std, and the bounds that it is clipped to, which it must have.
+        """Mean, std, `low` and `high`, both of which must be given.
 
         Raises:
             ValueError: If it lacks one.

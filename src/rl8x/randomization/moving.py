@@ -55,7 +55,7 @@ class Episodes(NamedTuple):
         return self.ended & (self.sources != NO_SOURCE) & self.scores.isfinite()
 
     def of_all_ranks(self) -> Episodes:
-        """Return those of every rank, side by side in the order of ranks, where they have sources."""
+        """Return the episodes of all ranks, side by side in the order of ranks."""
         if ranks().size == 1:
             return self
         sources = torch.where(self.ended, self.sources, NO_SOURCE)
@@ -69,7 +69,7 @@ class Episodes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MovingDistribution(ParameterDistribution):
-    """A distribution that moves; `draw` draws from where it begins."""
+    """A distribution that moves; `draw` draws from its initial form."""
 
     moves: ClassVar[bool] = True
 
@@ -177,14 +177,14 @@ class ParameterGroup(ABC):
 
     @abstractmethod
     def present(self) -> dict[str, ParameterDistribution]:
-        """Return what evaluations draw from now, by name, as distributions that stand still; looks at values."""
+        """Return the fixed distributions that evaluations draw from now, by name; copies values to the host."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return where it stands, as tensors of its own."""
         return {"begun": self.begun, **{name: tensor.clone() for name, tensor in self.state.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; tensors stay where they are."""
+        """Load a `state_dict`, in place."""
         self.begun = bool(state["begun"])
         for name, tensor in self.state.items():
             tensor.copy_(state[name])

@@ -230,7 +230,7 @@ class ScheduledGroup(_ByNumbers):
         return self._schedule.at(self.at)
 
     def update_from_metrics(self, row: Mapping[str, float]) -> None:
-        """Move to the row's value of the metric; stay where the row has none that is finite."""
+        """Move to the row's value of the metric, if that is finite."""
         metric = row.get(self._schedule.by)
         if self.is_evaluating or metric is None or not math.isfinite(metric) or metric == self.at:
             return

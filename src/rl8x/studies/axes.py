@@ -116,7 +116,7 @@ def main_pair(axes: Sequence[Axis], groups: Sequence[Group]) -> tuple[Axis, Axis
 
 
 def chosen_axes(evaluations: Evaluations, parameters: Sequence[str] | None) -> tuple[list[Axis], list[str]]:
-    """Make the axes of a report, and say in sentences what is not drawn; `parameters` names those that the user wants.
+    """Make the axes of a report, for `parameters` or all; also return sentences on what is not drawn.
 
     Raises:
         ValueError: If a parameter that was named is not one of several numbers.

@@ -166,7 +166,7 @@ def _times(table: pandas.DataFrame) -> list[str]:
 
 
 def clock_of(points: pandas.DataFrame) -> str:
-    """Return the column by which trainings went on: transitions, or updates where there are none."""
+    """Return the column that counts the progress of training: transitions, or updates if there are no transitions."""
     return UPDATES if UPDATES in points.columns and not points[ENV_STEPS].any() else ENV_STEPS
 
 

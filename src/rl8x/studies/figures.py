@@ -74,7 +74,7 @@ def _scale(panel: Axes, x: Axis, y: Axis | None = None) -> None:
 
 
 def _draw_support(panel: Axes, support: Any, x: Axis, y: Axis) -> None:
-    """Outline what was trained on: a rectangle, a line where one parameter was fixed, a cross where both were."""
+    """Outline what was trained on: a rectangle, a line if one parameter was fixed, a cross if both were."""
     from matplotlib.patches import Rectangle
     from matplotlib.patheffects import Stroke
 

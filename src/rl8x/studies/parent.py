@@ -76,7 +76,7 @@ class ParentRun:
         return []
 
     def _repeats(self) -> bool:
-        """Whether what will be reported is what was, so that points which are there are not sent again.
+        """Whether this report will repeat earlier ones, so that points which the store has are not sent again.
 
         A report on what failed in one before, or on more trials, has the same steps and other values: all its points
         are sent, and are the last of their steps.

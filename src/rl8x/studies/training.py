@@ -320,7 +320,7 @@ class _Work:
 
 
 def _means(measured: Mapping[str, Any]) -> dict[str, float]:
-    """Average the cells, those inside and those outside of the training's support; without either, that is missing."""
+    """Average returns over all cells, and over those inside and outside of the training's support, if there are any."""
     returns, within = np.asarray(measured[table.RETURNS]), np.asarray(measured[table.INSIDE], dtype=bool)
     means = {"test/returns/mean": float(returns.mean()), "test/returns/min": float(returns.min())}
     if within.any():

@@ -66,7 +66,7 @@ def _logs(database: Path) -> list[Path]:
 
 
 def merge_log(database: Path) -> None:
-    """Move what is still in the write-ahead log into a database, so that its file alone is complete where it is copied.
+    """Move the write-ahead log into the database, so that a copy of its file alone is complete.
 
     Where another process is writing, the log stays until that one is done.
     """
@@ -77,7 +77,7 @@ def merge_log(database: Path) -> None:
 
 
 def add_past_points(database: Path, run_id: str, points: Sequence[Point]) -> list[Point]:
-    """Add those of a run's points that are not the newest of their metric; returns the others, which MLflow is to take.
+    """Add the points of a run that are not the newest of their metric; return the others, which are left to MLflow.
 
     MLflow makes several objects of each point: 0.1 ms of a processor, and runs of small steps give thousands a second.
     A point that a newer one follows is a row of one table and of no consequence for anything else that MLflow keeps.

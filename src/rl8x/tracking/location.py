@@ -78,7 +78,7 @@ def sqlite_uri(database: Path) -> str:
 
 
 def mlruns_dir() -> Path:
-    """Return the folder that keeps runs and spools where the user chose no other; absolute, if there is such a path."""
+    """Return the default folder of runs and spools, as an absolute path if there is one."""
     with contextlib.suppress(FileNotFoundError):
         return Path.cwd() / "mlruns"
     return Path("mlruns")  # the working directory was removed: nothing is there, and nothing can be made
@@ -204,7 +204,7 @@ def check_writable(folder: Path) -> None:
 
 
 def with_password(uri: str) -> str:
-    """Put back what was hidden in a URI, from the one that the user set or one that this process had before.
+    """Put the password back into a URI in which it is hidden, if the user set that URI or this process has seen it.
 
     Raises `TrackingError` where neither has it.
     """

@@ -131,6 +131,6 @@ def model_about(
     register: str | None = None,
     alias: str | None = None,
 ) -> dict[str, Any]:
-    """Return what `log_model` takes, from what `describe_model` gave and what the model is to be called."""
+    """Return the `about` of `log_model`, from what `describe_model` returned and the model's name and step."""
     logged = {"key": key, "name": name, "step": step, "time": time.time_ns() // 1_000_000, "metrics": dict(metrics)}
     return {**description, **logged, "register": register, "alias": alias}

@@ -132,7 +132,7 @@ class MLflowTracker:
         return None if self._spool is None else self._spool.folder
 
     def whereabouts(self) -> Whereabouts | None:
-        """Describe where the last run is, what of it has not arrived, and why; None where there was none."""
+        """Describe where the last run is, and what of it has not arrived and why; None before the first run."""
         spool, location = self._spool, self._location
         if spool is None or location is None:
             return None

@@ -92,7 +92,7 @@ def last_change(folder: Path) -> float:
 
 
 def check_run_exists(location: Location, run_id: str) -> None:
-    """Raise `TrackingError` where an sqlite store has no such run, which is quick and does not import mlflow."""
+    """Raise `TrackingError` if an sqlite store does not have the run; quick, as mlflow is not imported."""
     if location.database is not None and not has_run(location, run_id):  # the writer checks stores of other kinds
         raise TrackingError(
             f"there is no run {run_id!r} in {location.shown} (any more): name the store that has it by tracking_uri or "
@@ -130,7 +130,7 @@ class Whereabouts:
 
     @property
     def resume_word(self) -> str | None:
-        """The argument by which `rl8x resume`, started in this folder, finds the run: its name where that is enough.
+        """The argument with which `rl8x resume`, started in this folder, finds the run: its name if that is unique.
 
         Otherwise its ID; None where neither would do: the store is not the default one, or lacks a part of the run.
         """

@@ -53,7 +53,7 @@ def learn(uri: str) -> None:
 
 
 def recall(shown: str) -> str | None:
-    """Return the last URI learned that `hide_in_uris` writes so; None if there is none."""
+    """Return the last learned URI that looks like this without its secrets; None if there is none."""
     return next((uri for uri in reversed(list(_given)) if hide_in_uris(uri) == shown), None)
 
 
@@ -71,7 +71,7 @@ def hide_in_uris(text: str) -> str:
 
 
 def hide_in_data(data: Any) -> Any:
-    """Replace secrets in the texts of plain data that programs read: in URIs, and those that are not everyday words."""
+    """Replace secrets in the strings of data that programs read: those in URIs, and long ones anywhere."""
     return _replaced(data, _known(_STRONG))
 
 

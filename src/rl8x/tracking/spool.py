@@ -103,7 +103,7 @@ class Spool:
         return file
 
     def _take_over_end(self) -> None:
-        """Add what the process before wrote where it had no room for more: how it ended, and what it lost."""
+        """Add the end that the previous process noted in `end.json`, the disk being full: its status and lost rows."""
         ending = spool_files.read_end(self.folder)
         if ending is None:
             return

@@ -163,7 +163,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def check_plain(folder: Path) -> None:
-    """Refuse a spool that has, or is, a link or anything else than plain files, of which none is opened.
+    """Refuse a spool that is a link, or holds anything but plain files; nothing is opened.
 
     It may be somebody else's.
     """

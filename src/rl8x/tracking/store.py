@@ -77,7 +77,7 @@ class MLflowStore:
         return MlflowClient(tracking_uri=self._location.uri)
 
     def _call(self, function: Callable[..., _ReturnT], *args: Any, extra_time_s: int = 0, **kwargs: Any) -> _ReturnT:
-        """Make a call that goes to the database which was there when this store was made, or to none."""
+        """Make a call, unless the database has been replaced since this store was made."""
         self._check_file()
         try:
             return self._tried(function, *args, extra_time_s=extra_time_s, **kwargs)

@@ -85,7 +85,7 @@ class Thinning:
         self._goes_back = repeats
 
     def _read_back(self, again: tuple[int, Collection[str]] | None) -> None:
-        """Count the rows that are there, and cut off what is torn, and those from the one on that comes `again`.
+        """Count the rows in the file; cut off a torn line, and all rows from the one on that comes `again`.
 
         That is the first of its step, given here beside its metrics, with some of these. A run that had ended has
         others of that step, which do not come again.
@@ -219,7 +219,7 @@ def is_sent_at_once(place: int) -> bool:
 
 
 def _added(count: int, max_points: int) -> NDArray[np.bool_]:
-    """Return which of a metric's points are added in the end to those that were sent at once, bool `[count]`."""
+    """Return which points of a metric are sent when the run ends, in addition to those sent at once, bool `[count]`."""
     places = np.arange(count)
     doublings = np.ceil(np.log2(places // _DENSE + 1)).astype(np.int64)
     sent = places % (1 << doublings) == 0
