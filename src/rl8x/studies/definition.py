@@ -17,7 +17,7 @@ from rl8x.algorithms.hyperparameters import check_options, option
 from rl8x.checkpoint.build import restored
 from rl8x.config import RunConfig, apply_overrides, load_run_file
 from rl8x.config.algorithms import algorithm_config_class
-from rl8x.config.files import one_line, shortened
+from rl8x.config.files import one_line, put_at, shortened
 from rl8x.config.run import ALIASES, renamed, under_algorithm
 from rl8x.envs import env_maker
 from rl8x.importing import Trust, texts
@@ -359,15 +359,8 @@ class StudyConfig:
             whole = under_algorithm(name, config_class)
             if set_by.setdefault(whole, name) != name:
                 raise ValueError(f"vary[{name!r}] and vary[{set_by[whole]!r}] are both {whole!r}: keep one.")
-            *path, last = whole.split(".")
-            inner = data
-            for part in path:
-                if inner.get(part) is None:
-                    inner[part] = {}
-                inner = inner[part]
-                if not isinstance(inner, dict):
-                    raise ValueError(f"vary[{name!r}]: {part} is {shortened(inner)}, not a mapping.")
-            inner[last] = copy.deepcopy(value)  # another varied key may lead into it
+            # A copy, as another varied key may lead into the value.
+            put_at(data, whole.split("."), copy.deepcopy(value), f"vary[{name!r}]")
         if self.train[training.training] or data.get("env"):  # a data set has no physics to set
             data["env_config"] = self.train[training.training]
         data["seed"] = training.seed
