@@ -21,7 +21,7 @@ from rl8x.studies.find import find_runs, plain_name
 from rl8x.studies.run_groups import MAX_VALUE, common_metric, differing, grouped_runs, param_name, params_of
 from rl8x.studies.statistics import Array, Estimate
 from rl8x.studies.summary import in_words
-from rl8x.studies.terminal import in_blocks, shortened
+from rl8x.studies.terminal import cut_middle, in_blocks
 from rl8x.tracking.database_runs import Points, RunRecord
 from rl8x.tracking.reading import RunReader
 
@@ -140,7 +140,7 @@ class Comparison:
         rows = [["run", *params, "status", "steps", *heads]]
         for run, (_, row) in zip(self.runs, frame.iterrows(), strict=True):
             own = params_of(run)
-            shown = [shortened(own.get(name, "-"), MAX_VALUE) for name in params]
+            shown = [cut_middle(own.get(name, "-"), MAX_VALUE) for name in params]
             numbers = [_count(row["steps"])]
             for metric in self.metrics:
                 numbers += [_number(row[metric]), _number(row[f"best/{metric}"]), _count(row[f"best_step/{metric}"])]

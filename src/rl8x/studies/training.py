@@ -80,7 +80,7 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
             done = read_result(folder)
             if done is None:
                 _set_threads(job["threads"])
-                done = _Work(job).to_the_end()
+                done = _TrainingJob(job).run_to_end()
             return {"key": job["key"], "result": done}
         finally:
             lock.release()
@@ -156,7 +156,7 @@ def _tracker(job: Mapping[str, Any]) -> Tracker:
     )
 
 
-class _Work:
+class _TrainingJob:
     """The training of one job, and what is measured of it; a callback of its trainer."""
 
     def __init__(self, job: Mapping[str, Any]) -> None:
@@ -176,7 +176,7 @@ class _Work:
         data["checkpoints"] = {**data.get("checkpoints", {}), "directory": str(self.folder / "checkpoints")}
         return RunConfig.from_dict(data, trust=self.job["trust"])
 
-    def to_the_end(self) -> dict[str, Any]:
+    def run_to_end(self) -> dict[str, Any]:
         """Train, test the last policy, log and keep what came out."""
         (self.folder / POINTS).mkdir(exist_ok=True)
         _cut_torn(self.folder / CURVE)
