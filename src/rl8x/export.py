@@ -65,7 +65,7 @@ _NEEDS: Final[dict[Format, tuple[str, ...]]] = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "safetensors": ("safetensors",),
 }
-# A bound beyond which a space's samples are none that an environment shows.
+# Spaces with larger bounds are not sampled uniformly: environments do not show such observations.
 _FAR: Final = 1e6
 
 
@@ -225,7 +225,7 @@ def _noise_kinds(distribution: Distribution) -> list[list[Any]]:
     return [[kinds.get(distribution.draw, type(distribution).__name__), distribution.num_noise]]
 
 
-# -- the formats: what is written, and the program that was read back from it
+# -- the formats: each writer returns the file's content, and the program that was read back from it
 
 
 def _traced(program: DecisionProgram) -> Any:

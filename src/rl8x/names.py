@@ -15,7 +15,7 @@ def did_you_mean(
 
     At most `most` names, as `show` writes them; `cutoff` is that of `difflib.get_close_matches`.
     """
-    lowered = {each.lower(): each for each in reversed(list(legal))}  # of those that are then the same, the first
+    lowered = {each.lower(): each for each in reversed(list(legal))}  # of names that differ by case only, the first
     near = difflib.get_close_matches(str(name).lower(), lowered, n=most, cutoff=cutoff)
     return f" Did you mean {' or '.join(show(lowered[each]) for each in near)}?" if near else ""
 

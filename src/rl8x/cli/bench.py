@@ -43,7 +43,7 @@ from rl8x.trainers import Trainer, TrainStats
 _CACHES: Final = ("RL8X_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _MODES: Final = {"cpu": ["eager", "compile"], "cuda": ["eager", "compile", "graph"]}
 _PRECISIONS: Final = {"cpu": ["fp32", "bf16"], "cuda": ["fp32", "tf32", "bf16"]}
-# What makes the problem that is measured; where the user keeps runs does not
+# Keys of a run that define the problem; where runs are kept is not among them
 _PROBLEM: Final = ("env", "env_kwargs", "env_config", "algorithm", "algorithm_config", "seed", "tracking")
 _COLUMNS: Final = {
     "mode": "{execution}",

@@ -67,7 +67,7 @@ def _resumable() -> list[str]:
     return ["auto", *run_names()]
 
 
-# What a command's first word is, what its others are too, and what an option's value is.
+# The words to offer: as a command's first word, as each of its words, and as an option's value.
 _FIRST: Final[dict[str, Callable[[], Iterable[str]]]] = {
     **dict.fromkeys(("train", "bench", "envs"), environments),
     **dict.fromkeys(("resume", "collect", "export", "play", "report"), run_names),

@@ -300,7 +300,7 @@ class GymnasiumEnv(SimulatorEnv):
             twin = type(self)(source, num_envs or min(self.num_envs, MAX_EVAL_ENVS), seed=seed, **options)
         except Exception:  # whatever a simulator raises of which there can be one only
             return None
-        # A function that returns the same environment each time makes nothing that may be played in beside this.
+        # A function that returns the same environment each time cannot make a second one to play in.
         shared = single_copies(self.vector_env) & single_copies(twin.vector_env)
         return None if shared else twin
 

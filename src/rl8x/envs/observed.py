@@ -143,8 +143,8 @@ def joined(obs: Any, parameters: Tensor) -> Any:
     return {**parts, PARAMETERS: parameters}
 
 
-# What makes an environment, and what leaves it. A class that overrides one of these may call its parent's: the
-# outermost one alone shows.
+# Wrappers of the methods that make an environment and return observations. A class that overrides one of these may
+# call its parent's: only the outermost one adds the parameters.
 
 
 def taking_mode(method: Callable[..., None]) -> Callable[..., None]:

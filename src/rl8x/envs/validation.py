@@ -126,7 +126,7 @@ class _Probe:
     def check_attributes(self, function: str) -> None:
         """Raise where a function changed an attribute: the change would survive neither compilation nor a resume."""
         for key, value in vars(self.env).items():
-            # A new attribute may be a cache that is filled once; what then changes is none.
+            # A new attribute may be a cache that is filled once; it must not change after that.
             if not _same(value, self.attributes.setdefault(key, _snapshot(value))):
                 raise self.fault(
                     function, f"changed self.{key}; what changes from step to step belongs into the state."

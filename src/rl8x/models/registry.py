@@ -120,5 +120,5 @@ def config_with_critic_obs(
         )
     given = model_config.get("critic_obs", ())
     if isinstance(given, str):
-        return dict(model_config)  # which is refused where it is read
+        return dict(model_config)  # the model itself refuses it
     return {"shared": False, **model_config, "critic_obs": [*given, *(name for name in names if name not in given)]}

@@ -207,7 +207,7 @@ class AdaptiveGroup(ParameterGroup):
         self._move(decided & (mean >= options.thresholds[1]), decided & (mean <= options.thresholds[0]))
         state["count"].copy_(count.masked_fill(decided, 0))
         state["total"].copy_(total.masked_fill(decided, 0.0))
-        # A reset takes away what was pending: a round that is not full then goes on.
+        # A reset ends pending episodes without counting them: a round that is not full then stays open.
         state["open"].copy_(decided | (count + pending < options.episodes))
 
     def _move(self, outward: Tensor, inward: Tensor) -> None:

@@ -106,7 +106,7 @@ class Comparison:
         best = int(track.values.argmin() if self.minimize else track.values.argmax())
         value, step = float(track.values[best]), float(track.steps[best])
         own = run.metrics.get(names[1], math.nan)
-        if metric in _WITH_BEST and not self.minimize and own > value:  # a point that was left out where many are
+        if metric in _WITH_BEST and not self.minimize and own > value:  # its point was thinned out
             value, step = own, run.metrics.get(names[2], math.nan)
         return dict(zip(names, (float(track.values[-1]), value, step), strict=True))
 

@@ -51,7 +51,7 @@ PROGRESS: Final = "progress"
 ERROR: Final = "error.txt"
 PRUNED: Final = "pruned"
 TESTED: Final = ("test/returns/mean", "test/returns/min", "test/returns/inside", "test/returns/outside")
-# How long a training waits for a process that has it, which a lost driver may have left.
+# How long a training waits for another process that runs it, such as one that a lost driver left behind.
 _BUSY_WAIT_S: Final = 3600.0
 # Nobody waits at a terminal for one training of many: its rows shall arrive before the next one begins.
 _PATIENCE_S: Final = 600.0
@@ -86,7 +86,7 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
             lock.release()
     except Exception as error:
         with contextlib.suppress(OSError):
-            # Names of files may be in it that no encoding has, which is no reason to end the other trainings.
+            # A traceback may contain file names that cannot be encoded, which must not end the other trainings.
             (folder / ERROR).write_text(hide(traceback.format_exc()), encoding="utf-8", errors="backslashreplace")
         return {"key": job["key"], "error": " ".join(hide(described(error)).split())[:300]}
 

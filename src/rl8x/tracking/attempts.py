@@ -65,7 +65,7 @@ class Attempts:
             if error is not None:
                 given_up.append((part[0], error))
         if given_up:
-            _check(check)  # that it was not the store which went away among these calls
+            _check(check)  # the store may have gone down during these calls
         for item, error in given_up:
             give_up(item, error)
 

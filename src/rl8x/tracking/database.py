@@ -105,7 +105,7 @@ def add_past_points(database: Path, run_id: str, points: Sequence[Point]) -> lis
             past = [point for point in past if point.name in known]
             rows = [(point.name, point.value, point.timestamp, point.step, run_id) for point in past]
             columns = "key, value, timestamp, step, is_nan, run_uuid"
-            # A point that is there is no error; a column that is not known here, and must have a value, is one.
+            # Existing points are skipped; a column that is not known here, and must have a value, is an error.
             insert = f"INSERT INTO metrics ({columns}) VALUES (?, ?, ?, ?, 0, ?) ON CONFLICT DO NOTHING"
             connection.executemany(insert, rows)
     except sqlite3.Error:
@@ -188,7 +188,7 @@ def _migrated() -> bytes | None:
         from sqlalchemy import create_engine
         from sqlalchemy.pool import StaticPool
 
-        # One connection for all that migrate: each would have a memory of its own.
+        # One connection for all steps of the migration: each connection would have an empty database.
         engine = create_engine("sqlite://", poolclass=StaticPool)
         make: Callable[[Any], None] = utils._initialize_tables
         make(engine)
@@ -207,7 +207,7 @@ def _make(database: Path, artifact_root: Path) -> None:
         with closing(connect(":memory:")) as source, closing(connect(database)) as target:
             source.deserialize(tables)
             source.backup(target)
-    make_store = _store_class()  # which adds what a database of its own would have, and checks the tables
+    make_store = _store_class()  # it adds the default experiment, and checks the tables
     uri = sqlite_uri(database)
     make_store(uri, str(artifact_root)).engine.dispose()
     make_store._engine_map.pop(uri, None)  # the file is about to have another name

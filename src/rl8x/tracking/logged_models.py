@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rl8x.tracking.names import legal_name
 
-# By name alone: importing it imports torch, which the process that talks to MLflow does without.
+# By name, as importing it would import torch, which the process that talks to MLflow does not need.
 LOADER: Final = "rl8x.tracking.policy_model"
 KEY_TAG: Final = "rl8x.model_key"
 MODEL_TYPE: Final = "rl8x-policy"

@@ -172,11 +172,11 @@ class MLflowTracker:
         self._metric_names = NameTable("metric")
         begins = resume is None
         if resume is None and self.run_key is not None:
-            resume = HANDLE_PREFIX + self.run_key  # where there is no such spool or run, one is made
+            resume = HANDLE_PREFIX + self.run_key  # a missing spool or run is made
         first = [params_op({**(self.params or {}), **params}), tags_op({**(self.tags or {}), **tags})]
         going_on = resume is not None and not repeats and resume == self.resume_handle
         known = self._sender.known if going_on and self._sender is not None else None
-        # Nothing was logged since the run was resumed: what comes now may be what the process before logged last.
+        # If nothing was logged since the run was resumed, rows may still repeat those of the previous process.
         self._may_repeat = resume is not None and (repeats or (known is None and going_on and self._may_repeat))
         spool, location = self._spool, self._location = self._open(resume, going_on=going_on)
         if resume is not None:

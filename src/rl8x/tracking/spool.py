@@ -309,7 +309,7 @@ class Spool:
             self._write_ack()
 
     def _write_ack(self, *, synced: bool = False) -> None:
-        # Not written, it only means that something is sent twice, which the store does not mind.
+        # If it cannot be written, rows are sent twice, which changes nothing in the store.
         with contextlib.suppress(OSError):
             data = json.dumps(asdict(self.ack)).encode()
             if synced:

@@ -81,7 +81,7 @@ class MLflowStore:
         self._check_file()
         try:
             return self._tried(function, *args, extra_time_s=extra_time_s, **kwargs)
-        finally:  # also where it seems to have worked: a file that was deleted takes rows until it is closed
+        finally:  # also after success: a deleted file takes rows until it is closed
             self._check_file()
 
     def _check_file(self) -> None:

@@ -24,7 +24,7 @@ from rl8x.tracking.secrets import logger
 _log = logger(__name__)
 
 _DENSE: Final = 128
-# What a run is looked at for, and what may be left out where there is no room for all.
+# Metrics that matter most, and those that are left out first if there is no room for all.
 _FIRST: Final = (
     "eval/",
     "test/",
@@ -38,7 +38,7 @@ _FIRST: Final = (
     "env_config/",
 )
 _LAST: Final = ("profiling/", "memory/", "rewards/", "episodes/info/")
-# Keys that are kept free for more important ones, which may come later: an evaluation's come after many rows.
+# By rank, how many keys stay free for more important metrics, which may come later, as evaluations do.
 _KEPT_FREE: Final = (0, 12, 24)
 
 

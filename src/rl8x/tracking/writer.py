@@ -157,7 +157,7 @@ class Writer:
         self.sender.on_arrival = self._arrived
         self._thread = threading.Thread(target=self._run, name="rl8x-tracking", daemon=True)
         for other in list(_working):
-            other.last_call.look()  # an error that ended that run is soon followed by another try
+            other.last_call.look()  # before another error takes the place of the one that ended that run
         if owner is not None:
             _working.add(self)
         self._thread.start()
