@@ -105,7 +105,7 @@ class MovesParameters:
         owner, device = f"{type(self).__name__}: {called}", self._no_noise.device
         options: Any = {"owner": owner, "device": device, "copies": copies, "steered": steered}
         resolved = resolve_config(config, self.parameters, num_envs=self.num_envs, metrics=self.metric_names, **options)
-        self.check_moves(resolved, owner)
+        self._refuse_moves(resolved, owner)
         # Groups have a state, and are not shared.
         self._last_resolved = None if values is None or resolved.groups else ((values, steered), resolved)
         return resolved
@@ -126,30 +126,14 @@ class MovesParameters:
             groups.append(known)
         return ResolvedConfig(resolved.given, resolved.fixed, resolved.drawn, tuple(groups), resolved.steered)
 
-    def check_moves(self, resolved: ResolvedConfig, owner: str) -> None:
-        """Refuse groups that move with returns, where the environment does not give the sources of episodes.
-
-        Args:
-            resolved: The configuration.
-            owner: Its name in error messages.
-
-        Raises:
-            ValueError: If there is such a group.
-        """
+    def _refuse_moves(self, resolved: ResolvedConfig, owner: str) -> None:
+        """Refuse groups that move with returns, where the environment does not give the sources of episodes."""
         for group in () if self.gives_sources else resolved.groups:
             if group.metric is not None:
                 raise ValueError(
                     f"{owner}[{group.names[0]!r}] moves with the returns of episodes, and a simulator does not say "
                     "under which parameters they were played. Use Scheduled, or a distribution that stands still."
                 )
-
-    def known_group(self, key: str) -> ParameterGroup | None:
-        """Return the group of a key, if any configuration of this environment has had it.
-
-        Args:
-            key: The group's key.
-        """
-        return self._known_groups.get(key)
 
     @property
     def is_steered(self) -> bool:
@@ -278,10 +262,10 @@ class MovesParameters:
         """
         steered = training is not None and training.is_steered
         self._next_config = self._with_known_groups(self._resolve(config, steered=steered))
+        trained = {} if training is None else training._known_groups
         for group in self._next_config.groups:
-            trained = None if training is None else training.known_group(group.key)
-            if trained is not None:
-                group.copy_state_from(trained)
+            if group.key in trained:
+                group.load_state_dict(trained[group.key].state_dict())
             group.set_evaluating(True)
 
     # ---- what is known of them

@@ -189,10 +189,6 @@ class ParameterGroup(ABC):
         for name, tensor in self.state.items():
             tensor.copy_(state[name])
 
-    def copy_state_from(self, other: ParameterGroup) -> None:
-        """Copy the state of a group of the same key."""
-        self.load_state_dict(other.state_dict())
-
 
 def make_groups(moving: Mapping[str, ParameterDistribution]) -> tuple[ParameterGroup, ...]:
     """Put the moving distributions of an `env_config` into groups that are drawn together.
