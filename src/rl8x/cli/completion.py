@@ -63,10 +63,6 @@ def run_names() -> list[str]:
     return [] if database is None or not database.exists() else sorted(DatabaseRuns(database).names())
 
 
-def _resumable() -> list[str]:
-    return ["auto", *run_names()]
-
-
 # The words to offer: as a command's first word, as each of its words, and as an option's value.
 _FIRST: Final[dict[str, Callable[[], Iterable[str]]]] = {
     **dict.fromkeys(("train", "bench", "envs"), environments),
@@ -77,7 +73,7 @@ _EACH: Final[dict[str, Callable[[], Iterable[str]]]] = {"compare": run_names}
 _VALUES: Final[dict[str, Callable[[], Iterable[str]]]] = {
     "--algorithm": algorithm_names,
     "--env": environments,
-    "--resume": _resumable,
+    "--resume": lambda: ["auto", *run_names()],
 }
 
 
