@@ -91,9 +91,11 @@ class Export:
 
     def __str__(self) -> str:
         """Say what is in the file and how near it is to the policy; a fact a line."""
-        described = [f"{name} {kind}" for name, kind in (*self.inputs.items(), ("->", ""), *self.outputs.items())]
+        inputs, outputs = (
+            ", ".join(f"{name} {kind}" for name, kind in part.items()) for part in (self.inputs, self.outputs)
+        )
         found = f"largest difference to the policy's actions over 1,000 observations: {self.difference:.1e}"
-        return f"{self.path}\n{', '.join(described).replace(', -> , ', ' -> ')}\n{found}"
+        return f"{self.path}\n{inputs} -> {outputs}\n{found}"
 
 
 class DecisionProgram(nn.Module):

@@ -144,14 +144,13 @@ class Policy(Portable):
         if for_critic:
             model_config = config_with_critic_obs(for_critic, model, model_space, model_config or {})
         self.model = make_model(model, model_space, self.distribution.num_features, model_config)
-        # The arguments of both, defaults too; of a model that came as an instance they are not known.
-        self.arguments = {
-            "model": {}
-            if isinstance(model, Model)
-            else resolved_arguments(type(self.model), model_config or {}, num_positional=2),
-            "distribution": resolved_arguments(type(self.distribution), distribution_config or {}, num_positional=1),
-        }
-        critic_obs = self.arguments["model"].get("critic_obs", ())
+        # Defaults included; those of a model that was given as an instance are not known.
+        model_arguments: dict[str, Any] = {}
+        if self.model_is_made:
+            model_arguments = resolved_arguments(type(self.model), model_config or {}, num_positional=2)
+        own_arguments = resolved_arguments(type(self.distribution), distribution_config or {}, num_positional=1)
+        self.arguments = {"model": model_arguments, "distribution": own_arguments}
+        critic_obs = model_arguments.get("critic_obs", ())
         parts = self.inputs_space.spaces if isinstance(self.inputs_space, spaces.Dict) else ()
         self.unseen = tuple(name for name in parts if name in {*self.hidden, *critic_obs})
         self.obs_moments = make_obs_moments(self.inputs_space) if normalize_observations else None

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from rl8x.algorithms.hyperparameters import check_options, option
 from rl8x.checkpoint.build import restored
@@ -88,6 +88,7 @@ class StudyConfig:
     """
 
     trust: dataclasses.InitVar[Trust] = False
+    trusted: ClassVar[Trust] = False
 
     name: str = option("study", "Name of the study: of its parent run, and of its folder.")
     run: dict[str, Any] = option({}, "What all trainings have in common, by the keys of a run file.")
@@ -130,8 +131,6 @@ class StudyConfig:
         self._check_vary()
         self._check_points()
         self.cells()  # raises where there are none
-
-    trusted = False
 
     # -- reading
 
