@@ -387,11 +387,7 @@ def parts(condition: Condition) -> Iterable[Condition]:
 
 
 def in_turn(conditions: Iterable[Condition]) -> list[Condition]:
-    """Return conditions in the order in which they judge a row: those that may evaluate first.
-
-    Args:
-        conditions: The conditions.
-    """
+    """Return conditions in the order in which they judge a row: those that may evaluate first."""
     return sorted(conditions, key=lambda condition: not any(part.evaluates for part in parts(condition)))
 
 
