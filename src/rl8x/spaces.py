@@ -23,7 +23,7 @@ Nested: TypeAlias = "spaces.Dict | spaces.Tuple[Any]"
 class AsymmetricDict(spaces.Dict):
     """A `Dict` of observations of which a critic alone sees some parts, whatever policy is made for it.
 
-    Its elements are those of a `Dict`, to which it is equal where the parts are.
+    It has the elements of a `Dict`, and is equal to a `Dict` of the same parts.
 
     Args:
         parts: The parts by name.

@@ -154,7 +154,7 @@ def _config_class(parameters: Mapping[str, Any], data: Mapping[str, Any]) -> typ
 def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunConfig:
     """Put a run together from the parameters of a `RunCommand`, and stop conditions in YAML, which replace the file's.
 
-    What the user gave there may import the modules that it names, what stands in a file only where he trusts it.
+    Names on the command line may import their modules, names in a file only with `--trust`.
     """
     options = {
         name: value for name, value in given_options(parameters).items() if name not in ("words", "file", "trust")

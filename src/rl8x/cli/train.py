@@ -181,8 +181,8 @@ def make_trainer(
 ) -> Trainer:
     """Make the trainer of a run from what `rl8x resume` takes.
 
-    `run` builds the algorithm, which must be as it was; None leaves that to the checkpoint, and where that cannot name
-    all to its run file.
+    `run` builds the algorithm, which must be as it was. None builds it from the checkpoint, or from its run file if the
+    checkpoint does not say how.
     """
     from rl8x.checkpoint import CheckpointError, find
     from rl8x.trainers import Trainer

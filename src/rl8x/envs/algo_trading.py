@@ -29,7 +29,7 @@ class AlgoTrading(Env):
 
     Actions, `[num_envs]` int64: 0 holds, 1 buys, 2 sells. Observations: `change` `[num_envs, 1]`, the latest change of
     the price's logarithm in percent; `invested` `[num_envs]`, whether the asset is held; and `action_mask`
-    `[num_envs, 3]`, which allows to buy where nothing is held and to sell where something is. Trend, size and period of
+    `[num_envs, 3]`, which allows buying while nothing is held, else selling. Trend, size and period of
     the cycle are not shown: a policy has to remember changes to infer them. The reward is the change of the portfolio's
     logarithm in percent.
 

@@ -271,8 +271,8 @@ def compare(
         The runs side by side; its text is the table for a terminal.
 
     Raises:
-        ValueError: If a run is not there, the runs have no such metric or none in common, no such param, or `level` is
-            out of its range.
+        ValueError: If a run, metric or param does not exist, the runs have no metric in common, or `level` is out of
+            its range.
 
     Source: intervals are percentiles of a bootstrap: Efron and Tibshirani 1993, chapter 13.
     """

@@ -215,8 +215,8 @@ def mean_curve(
 def align(curves: Sequence[tuple[ArrayLike, ArrayLike]], *, max_points: int = 500) -> tuple[Array, Array]:
     """Put curves on common steps, by lines between their points: steps `[points]` and values `[curves, points]`.
 
-    The steps are those at which some curve has a point, thinned evenly, from where all have begun. A run that has
-    stopped keeps its last value: were it left out, the mean would jump when the good runs are done.
+    The steps are those of all curves' points, from the latest beginning on, thinned evenly. A run that has stopped
+    keeps its last value: were it left out, the mean would jump when the good runs are done.
     """
     cleaned = [_cleaned(*curve) for curve in curves]
     if not cleaned:

@@ -54,9 +54,9 @@ class MLflowTracker:
         thinning: Which rows are sent, and where all are kept, as the artifact of that name; None sends all.
         finish_timeout_s: Seconds that `finish` waits at most until all has arrived; a minute more where the store has
             not answered yet, since MLflow is being imported and the database made.
-        outage_timeout_s: Seconds that `finish` waits for a store that is down. It is down when a request has failed:
-            at once where nothing is there, after `request_timeout_s` where a server is silent, and after 5 s where the
-            process that talks to MLflow has been stopped.
+        outage_timeout_s: Seconds that `finish` waits for a store that is down. It counts as down when a
+            request has failed: at once if nothing listens, after `request_timeout_s` if a server is silent, and after
+            5 s if the process that talks to MLflow has been stopped.
         request_timeout_s: Seconds after which an HTTP request counts as failed.
         interval_s: Seconds between two requests with what was logged in between.
 
