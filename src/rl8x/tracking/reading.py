@@ -200,4 +200,7 @@ def find_run(run: str, tracking_uri: str | None = None) -> Any:
     Raises:
         TrackingError: If there is none, or if several have the name.
     """
+    database = locate(tracking_uri).database
+    if database is not None and not database.exists():
+        raise TrackingError(f"there is no run {run!r}: {database} does not exist")
     return RunReader(tracking_uri).entity(run)
