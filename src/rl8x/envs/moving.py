@@ -135,6 +135,14 @@ class MovesParameters:
                     "under which parameters they were played. Use Scheduled, or a distribution that stands still."
                 )
 
+    def known_group(self, key: str) -> ParameterGroup | None:
+        """Return the group of a key, if any configuration of this environment has had it.
+
+        Args:
+            key: The group's key.
+        """
+        return self._known_groups.get(key)
+
     @property
     def is_steered(self) -> bool:
         """Whether a function set the configuration in force."""
@@ -262,10 +270,10 @@ class MovesParameters:
         """
         steered = training is not None and training.is_steered
         self._next_config = self._with_known_groups(self._resolve(config, steered=steered))
-        trained = {} if training is None else training._known_groups
         for group in self._next_config.groups:
-            if group.key in trained:
-                group.load_state_dict(trained[group.key].state_dict())
+            trained = None if training is None else training.known_group(group.key)
+            if trained is not None:
+                group.load_state_dict(trained.state_dict())
             group.set_evaluating(True)
 
     # ---- what is known of them
