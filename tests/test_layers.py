@@ -43,7 +43,7 @@ LAYERS: list[dict[str, set[str]]] = [
         "obs_moments": set(),
         "policy": {"obs_moments", "portable"},
         "q_values": {"policy", "portable"},
-        "export": {"policy", "portable"},
+        "export": {"obs_moments", "policy", "portable"},
         "replay": set(),
         "rollouts": {"policy"},
         "film_files": set(),

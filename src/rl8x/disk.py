@@ -17,7 +17,7 @@ def write_synced(path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> 
 
 
 def sync_folder(path: Path) -> None:
-    """Have the disk know which files a folder has, where the system can."""
+    """Sync the entries of a folder to the disk, if the system can."""
     with contextlib.suppress(OSError):
         folder = os.open(path, os.O_RDONLY)
         try:
@@ -43,7 +43,7 @@ def replace_synced(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name, or, where that cannot be (another disk), a synced copy of itself.
+    """Hard-link a file, or make a synced copy where that is impossible, as on another disk.
 
     Raises:
         OSError: If there is no such file, or the disk refuses.

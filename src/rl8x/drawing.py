@@ -1,4 +1,4 @@
-"""What all figures have in common: themes, lines with bands, legends, and how they become PNGs.
+"""The common parts of all figures: themes, lines with bands, legends, and PNGs.
 
 Lines have colours that the colour-blind can tell apart (Okabe and Ito 2008, "Color universal design") and a style of
 their own. Matplotlib is imported when the first figure is drawn.
@@ -202,7 +202,7 @@ def draw_curves(panel: Axes, curves: Mapping[str, Curve], clock: str, metric: st
 def draw_panels(
     panels: Sequence[Mapping[str, Curve]], metrics: Sequence[str], clock: str, theme: Theme, *, width: int
 ) -> Figure:
-    """Draw a panel of learning curves for each metric, so many in a row; arguments as `draw_curves` takes them."""
+    """Draw a panel of learning curves for each metric, `width` in a row; arguments as `draw_curves` takes them."""
     columns = min(width, len(panels))
     rows = -(-len(panels) // columns)
     with _style(theme):

@@ -42,6 +42,7 @@ from rl8x.disk import replace_synced
 from rl8x.distributions import Distribution
 from rl8x.distributions.composite import Composite
 from rl8x.names import unknown_name
+from rl8x.obs_moments import moments_of_part
 from rl8x.policy import Policy
 from rl8x.portable import zeros
 from rl8x.spaces import leaves, space_to_plain, torch_dtype
@@ -64,7 +65,7 @@ _NEEDS: Final[dict[Format, tuple[str, ...]]] = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "safetensors": ("safetensors",),
 }
-# A bound beyond which a space's samples are none that an environment shows.
+# Spaces with larger bounds are not sampled uniformly: environments do not show such observations.
 _FAR: Final = 1e6
 
 
@@ -90,9 +91,11 @@ class Export:
 
     def __str__(self) -> str:
         """Say what is in the file and how near it is to the policy; a fact a line."""
-        described = [f"{name} {kind}" for name, kind in (*self.inputs.items(), ("->", ""), *self.outputs.items())]
+        inputs, outputs = (
+            ", ".join(f"{name} {kind}" for name, kind in part.items()) for part in (self.inputs, self.outputs)
+        )
         found = f"largest difference to the policy's actions over 1,000 observations: {self.difference:.1e}"
-        return f"{self.path}\n{', '.join(described).replace(', -> , ', ' -> ')}\n{found}"
+        return f"{self.path}\n{inputs} -> {outputs}\n{found}"
 
 
 class DecisionProgram(nn.Module):
@@ -146,7 +149,7 @@ def export_policy(
         OSError: If the file cannot be written.
         ValueError: If the format is unknown or not that of the file's suffix, a safetensors file was asked to be
             `sampled`, or an action differs from the policy's by more than 1e-4.
-        TypeError: If it is no policy, or has no form in the format.
+        TypeError: If `policy` is not a `Policy`, or has no form in the format.
     """
     if not isinstance(policy, Policy):
         raise TypeError(f"a Policy is exported, such as an algorithm's `policy`; got {policy!r:.200}.")
@@ -194,7 +197,7 @@ def described(tensors: Tensors) -> dict[str, str]:
 
 
 def _about(program: DecisionProgram) -> str:
-    """Return the JSON that a program carries: what it takes and gives, its spaces, and the kinds of noise in order."""
+    """Return the JSON inside of a program: its inputs and outputs, its spaces, and its kinds of noise in order."""
     example = program.example(1)
     about = {
         "rl8x": __version__,
@@ -208,7 +211,7 @@ def _about(program: DecisionProgram) -> str:
 
 
 def _bounded(data: Any) -> Any:
-    """Return plain data with None for a bound that is infinite, for which JSON has no number."""
+    """Return plain data with None for infinite bounds, which JSON has no numbers for."""
     if isinstance(data, dict):
         return {key: _bounded(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -224,7 +227,7 @@ def _noise_kinds(distribution: Distribution) -> list[list[Any]]:
     return [[kinds.get(distribution.draw, type(distribution).__name__), distribution.num_noise]]
 
 
-# -- the formats: what is written, and the program that was read back from it
+# -- the formats: each writer returns the file's content, and the program that was read back from it
 
 
 def _traced(program: DecisionProgram) -> Any:
@@ -263,7 +266,7 @@ def _write_onnx(program: DecisionProgram) -> tuple[bytes, Program]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch's exporter from telling its own business: packages that it misses, names that it will change."""
+    """Silence torch's exporter, which reports missing packages and names that it will change."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -345,7 +348,7 @@ def _nearby(policy: Policy, given: tuple[Any, ...], generator: torch.Generator) 
 
 
 def _settle(expected: dict[str, Tensor], found: Tensors, nearby: Tensors) -> None:
-    """Expect those discrete actions of a program that the policy takes nearby."""
+    """Accept those discrete actions of a program that the policy takes for nearby features."""
     for name, part in expected.items():
         if not part.is_floating_point() and name in found and found[name].shape == part.shape:
             expected[name] = torch.where(found[name] == nearby[name], found[name].to(part.dtype), part)
@@ -360,7 +363,7 @@ def _difference(found: Tensor | None, expected: Tensor) -> float:
 
 
 class _Observations:
-    """Observations as the policy may see them: where it normalises them, spread as those that it has seen."""
+    """Draws observations; normalised ones with the mean and spread of those that the policy has seen."""
 
     def __init__(self, policy: Policy, seed: int) -> None:
         self.policy = policy
@@ -370,7 +373,7 @@ class _Observations:
             leaf.seed(seed + index)
 
     def __call__(self, num: int) -> Any:
-        """Draw `num` of them, `[num, *obs]` or a dict of such."""
+        """Draw `num` of them, `[num, *obs]` or a dict of them."""
         return unflatten_tree("", {name: self._drawn(name, leaf, num) for name, leaf in self._leaves})
 
     def _drawn(self, name: str, leaf: gymnasium.Space[Any], num: int) -> Tensor:
@@ -379,8 +382,8 @@ class _Observations:
             return rows
         low, high = (torch.from_numpy(bound).to(rows.dtype) for bound in (leaf.low, leaf.high))
         normal = torch.randn(rows.shape, generator=self.generator).to(rows.dtype)
-        moments = self.policy.moments_of(name)
-        if moments is not None:
+        obs_moments = self.policy.obs_moments
+        if obs_moments is not None and (moments := moments_of_part(obs_moments, name)) is not None:
             return moments.denormalize(normal).clamp(low, high)
         near = (low.abs() < _FAR) & (high.abs() < _FAR)
         return torch.where(near, rows, normal.clamp(low, high))

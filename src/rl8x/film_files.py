@@ -65,7 +65,7 @@ def in_few_colours(frames: Iterable[Picture]) -> Iterator[Any]:
 
 
 class _Palette:
-    """Colours, and which of them stands for any other: that of the same 32nd of red, green and blue, or the nearest.
+    """Colours, and which of them replaces any other: one with the same 5 bits of red, green and blue, or the nearest.
 
     Args:
         colours: The most frequent first, `[colours, 3]`.

@@ -37,7 +37,7 @@ class UntrustedError(ValueError):
 
 @contextlib.contextmanager
 def importing_much() -> Iterator[None]:
-    """Look for no garbage while something large is imported, and never again in what that made.
+    """Disable garbage collection while something large is imported, and exempt the objects that the import made.
 
     Imports make hundreds of thousands of objects that stay. To look through them again and again takes a fifth of the
     time of importing torch or MLflow, and half a second when Python ends.
@@ -103,7 +103,7 @@ def check_trust(name: str, module: str, trust: Trust) -> None:
 
 
 def check_gymnasium_id(name: str, trust: Trust) -> None:
-    """Refuse a Gymnasium id that names a module that there is not, or whose code is not trusted; see `check_trust`."""
+    """Refuse a Gymnasium id whose module does not exist, or is not trusted; see `check_trust`."""
     module, colon, _ = name.partition(":")
     if colon:
         check_trust(name, module, trust)
@@ -115,11 +115,11 @@ def _trusts(name: str, trust: Trust) -> bool:
 
 
 def import_named(path: str, *, trust: Trust = False) -> Any:
-    """Import what a dotted path names, such as `my_package.my_module.MyEnv`; the caller checks what it is.
+    """Import the object at a dotted path, such as `my_package.my_module.MyEnv`; the caller checks its type.
 
     Raises:
         UntrustedError: If that would run code that is not trusted.
-        ValueError: If it is no dotted path, or there is no such module or attribute.
+        ValueError: If it is not a dotted path, or there is no such module or attribute.
     """
     if not is_dotted(path):
         shown = repr(path) if len(repr(path)) <= 80 else f"{path!r:.77}..."
@@ -143,7 +143,7 @@ def _import_module(name: str, path: str) -> ModuleType:
 
 
 def import_class(path: str, kinds: tuple[type, ...], *, trust: Trust = False) -> Any:
-    """Import what a dotted path names: a subclass of one of some kinds, or where the name is trusted whatever it is.
+    """Import the object at a dotted path: a subclass of one of some kinds, or anything if the name is trusted.
 
     Raises:
         UntrustedError: If it is something else, which a text may not have called, or would run code.
@@ -160,7 +160,7 @@ def import_class(path: str, kinds: tuple[type, ...], *, trust: Trust = False) ->
 
 
 def dotted_path(thing: Any) -> str | None:
-    """Name a class or function by the shortest dotted path under which `import_named` finds it; None where none does.
+    """Return the shortest dotted path by which `import_named` finds a class or function; None if there is none.
 
     The shortest, because packages show there what they mean to keep: `rl8x.PPOConfig`, wherever its file may move.
     """

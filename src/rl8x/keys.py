@@ -71,7 +71,7 @@ def info_metrics(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def parameter_metrics(names: Iterable[str]) -> tuple[str, ...]:
-    """Name what a row says of parameters that are drawn: their values, and of those that move the range drawn from."""
+    """Return the metrics of drawn parameters: of their values, and of the ranges of those that move."""
     return tuple(f"env_config/{name}/{each}" for name in names for each in ("mean", "min", "max", "low", "high"))
 
 

@@ -1,4 +1,4 @@
-"""Error messages for things that are chosen by name and made with keyword arguments."""
+"""Error messages for things that are chosen by name, or made with keyword arguments."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 def did_you_mean(
     name: object, legal: Iterable[str], *, most: int = 1, cutoff: float = 0.6, show: Callable[[str], str] = repr
 ) -> str:
-    """Return " Did you mean 'this'?" with the nearest legal names, small or capital, or nothing where none is near.
+    """Return " Did you mean 'this'?" with the nearest legal names, ignoring case; empty if none is near.
 
     At most `most` names, as `show` writes them; `cutoff` is that of `difflib.get_close_matches`.
     """
-    lowered = {each.lower(): each for each in reversed(list(legal))}  # of those that are then the same, the first
+    lowered = {each.lower(): each for each in reversed(list(legal))}  # of names that differ by case only, the first
     near = difflib.get_close_matches(str(name).lower(), lowered, n=most, cutoff=cutoff)
     return f" Did you mean {' or '.join(show(lowered[each]) for each in near)}?" if near else ""
 
 
 def unknown_name(kind: str, name: object, legal: Collection[str], where: str = "") -> str:
-    """Say that there is no such thing, which ones are near, and which there are."""
+    """Write the message that a name is unknown, with the nearest and all legal names."""
     return f"no {kind} {name!r}{where}.{did_you_mean(name, legal, most=2, cutoff=0.5)} There are {', '.join(legal)}."
 
 
 def resolved_arguments(cls: type, config: Mapping[str, Any], *, num_positional: int) -> dict[str, Any]:
-    """Return the keyword arguments that a class is made with, after those that the caller supplies by position."""
+    """Return the keyword arguments of a class, defaults included, without those that the caller passes by position."""
     parameters = list(inspect.signature(cls).parameters.values())[num_positional:]
     defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
     return defaults | dict(config)

@@ -48,7 +48,7 @@ def normalize_obs(obs_moments: nn.ModuleDict, obs: Any) -> Any:
 
     Args:
         obs_moments: As `make_obs_moments` made them.
-        obs: Observations, `[..., *obs]` or a dict of such, without an action mask.
+        obs: Observations, `[..., *obs]` or a dict of them, without an action mask.
 
     Returns:
         Observations of the same shapes.

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final, TextIO
 
-# A pipe that nobody reads, a terminal that went away: what such a stream has failed to write it will never write.
+# A closed pipe or terminal: a stream that has failed to write will never write again.
 _GONE: Final = (errno.EPIPE, errno.EIO)
 
 

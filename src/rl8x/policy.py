@@ -1,4 +1,4 @@
-"""A policy: the model, the action distribution and the observation normaliser, as one thing to run and to save."""
+"""A policy: a model, an action distribution and an observation normaliser in one module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rl8x.models import BUILTIN, Model, State, make_model
 from rl8x.models.registry import config_with_critic_obs
 from rl8x.models.validation import TrainingEffects, check_model
 from rl8x.names import resolved_arguments
-from rl8x.obs_moments import make_obs_moments, moments_of_part, normalize_obs, update_obs_moments
+from rl8x.obs_moments import make_obs_moments, normalize_obs, update_obs_moments
 from rl8x.portable import Portable, to_rows
 from rl8x.spaces import check_mask, critic_only, without_parts
 from rl8x.trees import Tree, tree_map
@@ -30,7 +30,7 @@ class Act(NamedTuple):
     """The actions of one step, with their log-probabilities, the values, and the model's next state.
 
     Attributes:
-        actions: Sampled or most likely actions, `[num_envs, *action]` or a dict of such, before any clipping.
+        actions: Sampled or most likely actions, `[num_envs, *action]` or a dict of them, before any clipping.
         logp: Their log-probabilities in nats, `[num_envs]`; zeros when acting deterministically.
         values: Estimated values of the observations, in units of rewards, `[num_envs]`; zeros when acting
             deterministically.
@@ -144,15 +144,15 @@ class Policy(Portable):
         if for_critic:
             model_config = config_with_critic_obs(for_critic, model, model_space, model_config or {})
         self.model = make_model(model, model_space, self.distribution.num_features, model_config)
-        # The arguments of both, defaults too; of a model that came as an instance they are not known.
-        self.arguments = {
-            "model": {}
-            if isinstance(model, Model)
-            else resolved_arguments(type(self.model), model_config or {}, num_positional=2),
-            "distribution": resolved_arguments(type(self.distribution), distribution_config or {}, num_positional=1),
-        }
-        critic_obs = self.arguments["model"].get("critic_obs", ())
-        self.unseen = tuple(name for name in _names(self.inputs_space) if name in {*self.hidden, *critic_obs})
+        # Defaults included; those of a model that was given as an instance are not known.
+        model_arguments: dict[str, Any] = {}
+        if self.model_is_made:
+            model_arguments = resolved_arguments(type(self.model), model_config or {}, num_positional=2)
+        own_arguments = resolved_arguments(type(self.distribution), distribution_config or {}, num_positional=1)
+        self.arguments = {"model": model_arguments, "distribution": own_arguments}
+        critic_obs = model_arguments.get("critic_obs", ())
+        parts = self.inputs_space.spaces if isinstance(self.inputs_space, spaces.Dict) else ()
+        self.unseen = tuple(name for name in parts if name in {*self.hidden, *critic_obs})
         self.obs_moments = make_obs_moments(self.inputs_space) if normalize_observations else None
         self.value_moments = RunningMoments() if normalize_values else None
         self.has_modes = type(self.model) not in BUILTIN.values()
@@ -188,7 +188,7 @@ class Policy(Portable):
             seq_len: Steps of the sequences that it is trained on.
 
         Returns:
-            What it does in training mode beside giving outputs.
+            Its side effects in training mode.
 
         Raises:
             ValueError: If they fail, or give what has another shape or type than it must, or the model draws random
@@ -235,7 +235,7 @@ class Policy(Portable):
         """Choose an action for each copy.
 
         Args:
-            obs: Observations, `[num_envs, *obs]` or a dict of such.
+            obs: Observations, `[num_envs, *obs]` or a dict of them.
             state: The model's state before them, each `[num_envs, *]`.
             starts: Where an observation begins an episode, `[num_envs]`, bool.
             noise: One slice of `noise()`, `[num_envs, num_noise]`; None acts deterministically, by the distribution's
@@ -258,7 +258,7 @@ class Policy(Portable):
         """Return the features of one observation a copy, and the state after it.
 
         Args:
-            obs: Normalised observations without an action mask, `[num_envs, *obs]` or a dict of such.
+            obs: Normalised observations without an action mask, `[num_envs, *obs]` or a dict of them.
             state: As in `act`.
             starts: As in `act`.
 
@@ -289,8 +289,8 @@ class Policy(Portable):
         """Recompute log-probabilities, values and entropies of stored sequences under the present weights.
 
         Args:
-            obs: Observations, `[seq_len, batch, *obs]` or a dict of such.
-            actions: Stored actions, `[seq_len, batch, *action]` or a dict of such.
+            obs: Observations, `[seq_len, batch, *obs]` or a dict of them.
+            actions: Stored actions, `[seq_len, batch, *action]` or a dict of them.
             state: The stored state before each sequence, each `[batch, *]`.
             starts: Where an observation begins an episode, `[seq_len, batch]`, bool.
 
@@ -320,10 +320,10 @@ class Policy(Portable):
         return Prediction(features, values, mask)
 
     def values(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
-        """Estimate the values of one observation a copy, without the actor's work where that is apart.
+        """Estimate the values of one observation a copy; an actor apart from the critic is not run.
 
         Args:
-            obs: Observations, `[num_envs, *obs]` or a dict of such.
+            obs: Observations, `[num_envs, *obs]` or a dict of them.
             state: The model's state before them, each `[num_envs, *]`.
             starts: Where an observation begins an episode, `[num_envs]`, bool.
 
@@ -357,10 +357,10 @@ class Policy(Portable):
         """Clip actions to a bounded `Box` for the environment; those stored stay as sampled.
 
         Args:
-            actions: `[num_envs, *action]`, or a dict of such.
+            actions: `[num_envs, *action]`, or a dict of them.
 
         Returns:
-            The clipped actions, `[num_envs, *action]`, or a dict of such.
+            The clipped actions, `[num_envs, *action]`, or a dict of them.
         """
         return self.distribution.env_actions(actions)
 
@@ -368,8 +368,9 @@ class Policy(Portable):
         """Update the observation normaliser.
 
         Args:
-            obs: Observations, `[horizon, num_envs, *obs]` or a dict of such.
-            valid: False at masked autoreset steps, which are no experience, `[horizon, num_envs]`, bool; None: all are.
+            obs: Observations, `[horizon, num_envs, *obs]` or a dict of them.
+            valid: False at masked autoreset steps, which are not experience, `[horizon, num_envs]`, bool; None: all
+                steps are experience.
             shared: Whether all ranks have the same observations, which then count once.
 
         Raises:
@@ -382,7 +383,7 @@ class Policy(Portable):
         """Take the action mask out of observations and normalise the rest.
 
         Args:
-            obs: Observations, `[..., *obs]` or a dict of such.
+            obs: Observations, `[..., *obs]` or a dict of them.
 
         Returns:
             Normalised observations, hidden parts included, and True where an action is legal, `[..., num_actions]`,
@@ -396,30 +397,13 @@ class Policy(Portable):
             obs = normalize_obs(self.obs_moments, obs)
         return obs, mask
 
-    def moments_of(self, name: str) -> RunningMoments | None:
-        """Return the moments of a part of observations.
-
-        Args:
-            name: Its name by `flatten_tree("", obs)`: `"/velocity"` of a `Dict`, `""` of an observation without parts.
-
-        Returns:
-            Its moments; None where it is not normalised.
-        """
-        return None if self.obs_moments is None else moments_of_part(self.obs_moments, name)
-
 
 def _without_mask(space: gymnasium.Space[Any]) -> tuple[bool, gymnasium.Space[Any]]:
     """Return whether an observation has an action mask, and its space without that mask."""
-    if not isinstance(space, spaces.Dict) or ACTION_MASK not in space.spaces:
-        return False, space
-    rest = {name: part for name, part in space.spaces.items() if name != ACTION_MASK}
-    if not rest:
+    rest = without_parts(space, [ACTION_MASK])
+    if isinstance(rest, spaces.Dict) and rest is not space and not rest.spaces:
         raise ValueError(f"A Dict observation needs a part beside {ACTION_MASK!r} for the model to see.")
-    return True, spaces.Dict(rest)
-
-
-def _names(space: gymnasium.Space[Any]) -> tuple[str, ...]:
-    return tuple(space.spaces) if isinstance(space, spaces.Dict) else ()
+    return rest is not space, rest
 
 
 def _one_step(obs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A policy away from its trainer: kept in a file without pickle, and called with what an environment shows.
+"""The part of a policy that works without a trainer: decisions for observations, and its file, without pickle.
 
 The file is in the format of safetensors: weights and running moments by name, and in the header's metadata, under
 `rl8x`, the JSON that says what the policy is made of. It is read without running code, and makes the policy again
@@ -76,27 +76,11 @@ class Portable(nn.Module):
 
     @abstractmethod
     def model_inputs(self, obs: Any) -> tuple[Any, Any]:
-        """Take the action mask out of observations and normalise the rest.
-
-        Args:
-            obs: Observations, `[..., *obs]` or a dict of such.
-
-        Returns:
-            What the model sees, and True where an action is legal, `[..., num_actions]`, bool; None without a mask.
-        """
+        """Take the action mask out of observations `[..., *obs]` and normalise the rest; see `Policy.model_inputs`."""
 
     @abstractmethod
     def policy_features(self, obs: Tree, state: State, starts: Tensor) -> tuple[Tensor, State]:
-        """Return the features of action distributions, and the state after.
-
-        Args:
-            obs: Observations as `model_inputs` gives them, `[num_envs, *obs]` or a dict of such.
-            state: As `memory` gives it.
-            starts: Where an observation begins an episode, `[num_envs]`, bool.
-
-        Returns:
-            Features `[num_envs, num_features]`, and the state, each `[num_envs, *]`.
-        """
+        """Return features `[num_envs, num_features]` and the state after; see `Policy.policy_features`."""
 
     @property
     def seen_space(self) -> gymnasium.Space[Any]:
@@ -118,13 +102,13 @@ class Portable(nn.Module):
         """Choose the environment's action for each copy: from `seen_space` and `memory`, what `act` would from all.
 
         Args:
-            obs: Observations, `[num_envs, *obs]` or a dict of such.
+            obs: Observations, `[num_envs, *obs]` or a dict of them.
             state: As `memory` gives it.
             starts: Where an observation begins an episode, `[num_envs]`, bool.
             noise: What sampling needs, `[num_envs, num_noise]`; None decides for the distribution's mode.
 
         Returns:
-            Actions for the environment, `[num_envs, *action]` or a dict of such, and the state after.
+            Actions for the environment, `[num_envs, *action]` or a dict of them, and the state after.
         """
         if self.unseen:
             # The model is made for them, and looks away.
@@ -194,7 +178,7 @@ class Portable(nn.Module):
     # -- in a file
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the policy to a file that `load` reads, without pickle; what is there already is replaced.
+        """Write the policy to a file that `load` reads, without pickle; an existing file is replaced.
 
         Args:
             path: The file; `.safetensors` is added where it has no suffix.
@@ -255,7 +239,7 @@ class Portable(nn.Module):
 
         Raises:
             OSError: If the file cannot be read.
-            ValueError: If the file is damaged, is no policy's, or is of a newer rl8x.
+            ValueError: If the file is damaged, is not a policy's, or is of a newer rl8x.
         """
         return cls.from_bytes(Path(path).read_bytes(), str(path), trust=trust).to(device)
 
@@ -269,7 +253,7 @@ class Portable(nn.Module):
             trust: As `load` has it.
 
         Raises:
-            ValueError: If the content is damaged, is no policy's, or is of a newer rl8x.
+            ValueError: If the content is damaged, is not a policy's, or is of a newer rl8x.
         """
         description, tensors = _read(content, name)
         try:
@@ -289,7 +273,7 @@ class Portable(nn.Module):
 
 
 def _read(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read what a policy is made of, and its tensors; nothing is imported or called by what the file says."""
+    """Read the description and the tensors of a policy; nothing that the file names is imported or called."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -311,14 +295,14 @@ def _read(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]
 
 
 def zeros(space: gymnasium.Space[Any], num: int, device: torch.device | None = None) -> Any:
-    """Return observations that are 0 everywhere, `[num, *obs]` or a dict of such."""
+    """Return observations that are 0 everywhere, `[num, *obs]` or a dict of them."""
     if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
         return {name: zeros(part, num, device) for name, part in named_parts(space)}
     return torch.zeros(num, *(space.shape or ()), dtype=torch_dtype(space), device=device)
 
 
 def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None = None) -> tuple[Any, bool]:
-    """Return observations as tensors `[num, *obs]`, or a dict of such, and whether there was a leading axis.
+    """Return observations as tensors `[num, *obs]`, or a dict of them, and whether there was a leading axis.
 
     Args:
         space: Space of one observation.
@@ -360,7 +344,7 @@ def to_elements(space: gymnasium.Space[Any], actions: Any, *, batched: bool) -> 
 
     Args:
         space: Space of one action.
-        actions: A tensor, or a dict of such.
+        actions: A tensor, or a dict of them.
         batched: Whether the leading axis stays; without it there is one action.
     """
 

@@ -63,7 +63,7 @@ class Schedule:
         raise TypeError(f"`{name}` must be a number or a list of (transitions, value) pairs; got {spec!r}.")
 
     def __call__(self, clock: float) -> float:
-        """Return the value at an algorithm's clock: after so many transitions (of all copies together), or updates."""
+        """Return the value at an algorithm's clock, which counts transitions (of all copies together) or updates."""
         after = bisect_right(self.points, clock, key=lambda point: point[0])
         if after == 0:
             return self.points[0][1]

@@ -1,4 +1,4 @@
-"""What rl8x needs to know about Gymnasium's spaces: types, samples, masks, a readable name, and trees of tensors."""
+"""Functions of Gymnasium's spaces: dtypes, masks, readable names, plain data, and trees of tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Nested: TypeAlias = "spaces.Dict | spaces.Tuple[Any]"
 class AsymmetricDict(spaces.Dict):
     """A `Dict` of observations of which a critic alone sees some parts, whatever policy is made for it.
 
-    Its elements are those of a `Dict`, to which it is equal where the parts are.
+    It has the elements of a `Dict`, and is equal to a `Dict` of the same parts.
 
     Args:
         parts: The parts by name.
@@ -48,12 +48,12 @@ class AsymmetricDict(spaces.Dict):
 
 
 def critic_only(space: spaces.Space[Any]) -> tuple[str, ...]:
-    """Return the names of the parts of an observation that only a critic sees; for most spaces there are none."""
+    """Return the names of the parts of an observation that only a critic sees; empty for most spaces."""
     return space.critic_only if isinstance(space, AsymmetricDict) else ()
 
 
 def without_parts(space: spaces.Space[Any], names: Collection[str]) -> spaces.Space[Any]:
-    """Return a `Dict` without some of its parts, and any space itself where it has none of them."""
+    """Return a `Dict` without some of its parts; a space that has none of them is returned as it is."""
     if not isinstance(space, spaces.Dict) or not any(name in space.spaces for name in names):
         return space
     return spaces.Dict({name: part for name, part in space.spaces.items() if name not in names})
@@ -67,7 +67,7 @@ def named_parts(space: Nested) -> list[tuple[str, spaces.Space[Any]]]:
 
 
 def leaves(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], spaces.Space[Any]]]:
-    """Return the parts that have no parts themselves, with the keys that lead to them; of a plain space itself, ()."""
+    """Return the innermost parts of a space with their paths of keys; a space without parts has the path ()."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return [(path, space)]
     return [leaf for key, part in named_parts(space) for leaf in leaves(part, (*path, key))]
@@ -123,14 +123,14 @@ def describe_space(space: object) -> str:
 
 
 def check_supported(space: object, name: str) -> None:
-    """Raise where rl8x cannot work with a space, or what was given in its place.
+    """Raise unless rl8x can work with a space.
 
     Raises:
-        ValueError: If it is no space, or one of a kind that has no tensor form.
+        ValueError: If it is not a space, or one of a kind that has no tensor form.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for key, part in named_parts(space):
-            # Tensors of parts are told by their keys, joined by slashes.
+            # Flat names of tensors are made of the keys, joined by slashes.
             if not isinstance(key, str) or "/" in key:
                 raise ValueError(f"{name} must have texts without '/' as keys; got {key!r}. Rename that part.")
             check_supported(part, f"{name}[{key!r}]" if isinstance(space, spaces.Dict) else f"{name}[{key}]")
@@ -144,7 +144,7 @@ def check_supported(space: object, name: str) -> None:
 
 
 def check_mask(mask: spaces.Space[Any], actions: spaces.Space[Any], name: str) -> None:
-    """Raise where an action mask is not laid out like the actions that it allows.
+    """Raise unless an action mask fits the action space.
 
     One flag for each action of a `Discrete`, for those of each choice of a `MultiDiscrete` one after the other, for
     each bit of a `MultiBinary`; a `Dict` or `Tuple` has masks for some of its parts.
@@ -175,11 +175,11 @@ def check_mask(mask: spaces.Space[Any], actions: spaces.Space[Any], name: str) -
 
 
 def only_legal(actions: Any, mask: Any, space: spaces.Space[Any]) -> Any:
-    """Put a legal action in place of each one that a mask forbids: the first that it allows, of a bit 0.
+    """Replace actions that a mask forbids by the first legal one; forbidden bits by 0.
 
     Args:
-        actions: `[num, *space.shape]`, or a dict of such.
-        mask: `[num, flags]`, as `check_mask` wants it, or a dict of such for some of the parts.
+        actions: `[num, *space.shape]`, or a dict of them.
+        mask: `[num, flags]`, as `check_mask` wants it, or a dict of them for some of the parts.
         space: The action space; what has no masks (a `Box`) stays as it is.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -223,14 +223,14 @@ def element_of(space: spaces.Space[Any], tree: Any, convert: Callable[[spaces.Sp
 
 
 def where_rows(mask: Tensor, yes: Any, no: Any) -> Any:
-    """Choose rows: those of `yes` where `mask`, `[num]` bool, is true, of `[num, ...]` tensors or dicts of such."""
+    """Choose rows: those of `yes` where `mask`, `[num]` bool, is true, of `[num, ...]` tensors or dicts of them."""
     if isinstance(no, dict):
         return {key: where_rows(mask, yes[key], value) for key, value in no.items()}
     return torch.where(mask.view(-1, *(1,) * (no.ndim - 1)), yes, no)
 
 
 def from_zero(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return a leaf of a space with the same choices, counted from 0; what has none to count stays as it is."""
+    """Return a `Discrete` or `MultiDiscrete` space with choices counted from 0; any other is returned as it is."""
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n))
     return spaces.MultiDiscrete(space.nvec) if isinstance(space, spaces.MultiDiscrete) else space
@@ -301,7 +301,7 @@ def _plain_bound(bound: Any) -> Any:
 
 
 def as_elements(name: str, space: spaces.Space[Any], rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return rows `[rows, ...]`, by flat names that begin with `name`, in the dtypes that elements of a space have.
+    """Return rows `[rows, ...]`, by flat names that begin with `name`, in the dtypes of a space's elements.
 
     Numbers of actions and the like are int64, whatever type they were recorded in: they become indices.
 
@@ -323,7 +323,7 @@ def as_elements(name: str, space: spaces.Space[Any], rows: Mapping[str, Tensor])
 
 
 def _whole_numbers(part: str, leaf: spaces.Space[Any], tensor: Tensor) -> Tensor:
-    """Return numbers `[rows, *leaf.shape]` in the dtype that they are used in, and refuse what is not in the space."""
+    """Return whole numbers `[rows, *leaf.shape]` in their dtype for use; refuse those that are not in the space."""
     if isinstance(leaf, spaces.Box):
         if tensor.dtype == torch_dtype(leaf):
             return tensor

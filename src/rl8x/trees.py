@@ -29,7 +29,7 @@ def flatten_tree(name: str, tree: Any) -> dict[str, Tensor]:
 
 
 def unflatten_tree(name: str, flat: Mapping[str, Tensor]) -> Any:
-    """Return the tree of tensors, of any shapes, from which `flatten_tree` made the names that begin with `name`."""
+    """Invert `flatten_tree`: return the tree of tensors, of any shapes, whose flat names begin with `name`."""
     if name in flat:
         return flat[name]
     tree: dict[str, Any] = {}
@@ -45,7 +45,7 @@ def unflatten_tree(name: str, flat: Mapping[str, Tensor]) -> Any:
 
 
 def is_part(name: str, *trees: str) -> bool:
-    """Whether a flat name is that of one of some trees, or of a part of it."""
+    """Whether a flat name belongs to one of some trees."""
     return name.split("/", 1)[0] in trees
 
 

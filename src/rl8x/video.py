@@ -113,7 +113,7 @@ def film(
         episodes: How many are played in each copy, at least 1.
         env_config: Values of the environment's parameters; None changes nothing. Their values in each copy are written
             above it.
-        shown: The first so many copies are filmed, at least 1; None is all.
+        shown: How many copies are filmed, the first ones, at least 1; None is all.
         columns: Copies in a row of the picture, at least 1; None finds a number.
         captions: Whether parameters, steps and returns are written above and below.
         max_steps: Where to stop when episodes do not end, at least 1; None is 1,000 steps, 200 where they never do.
@@ -126,7 +126,7 @@ def film(
         The film, with the returns and lengths of its episodes.
 
     Raises:
-        TypeError: If it is no policy, or no rl8x environment.
+        TypeError: If `policy` is not a `Policy`, or `env` not an rl8x environment.
         ImportError: If imageio is needed and not installed.
         ValueError: If there is no such format, the environment has no pictures or other spaces than the policy, or a
             number is out of its range.
@@ -222,7 +222,7 @@ def make_filmed(maker: Callable[..., Env], num_envs: int, **options: Any) -> Env
 
 
 def check_pictures(env: Env) -> None:
-    """Raise `ValueError` where an environment has no pictures, and say what would give it some."""
+    """Raise `ValueError` if an environment cannot be drawn, with what to do about it."""
     name = type(env).__name__
     if env.draws:
         return
@@ -237,7 +237,7 @@ class Camera:
 
     Args:
         env: The environment.
-        shown: The first so many copies are seen; None is all.
+        shown: How many copies are seen, the first ones; None is all.
         columns: Copies in a row; None finds a number.
         captions: Whether parameters, steps and returns are written above and below.
     """
@@ -317,7 +317,7 @@ class Camera:
 
 
 def _columns(copies: int) -> int:
-    """Return how many of so many copies stand in a row: a few in one, more in as many rows as columns."""
+    """Return how many copies stand in a row: up to three in one row, more in as many rows as columns."""
     return copies if copies <= 3 else math.ceil(math.sqrt(copies))
 
 
@@ -327,7 +327,7 @@ def _title(env: Env, parameters: Mapping[str, float], shown: Iterable[str]) -> s
 
 
 def _wrapped(title: str, width: int) -> list[str]:
-    """Break a title at its commas into lines that are not wider than so many pixels, if that can be."""
+    """Break a title at its commas into lines of at most `width` pixels, where that is possible."""
     lines: list[str] = []
     for part in title.split(", ") if title else []:
         longer = f"{lines[-1]}, {part}" if lines else part
@@ -339,7 +339,7 @@ def _wrapped(title: str, width: int) -> list[str]:
 
 
 def _renders(env: Env) -> Iterator[Picture]:
-    """Yield what a simulator renders of each copy; of the first alone where it has no more."""
+    """Yield the frames that a simulator renders, of each copy or of the first alone."""
     try:
         rendered: Any = env.render()
     except gymnasium.error.DependencyNotInstalled as error:

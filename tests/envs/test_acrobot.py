@@ -6,7 +6,8 @@ import gymnasium
 import numpy as np
 import torch
 
-from rl8x.envs.acrobot import Acrobot, wrapped
+from rl8x.envs.acrobot import Acrobot
+from rl8x.envs.dynamics import wrapped_angle
 
 from .parity import NUM_STATES, check_parity, check_time_limit
 
@@ -93,7 +94,7 @@ def test_time_limit_equals_gymnasiums():
 
 def test_wrapped_keeps_the_direction():
     angles = torch.linspace(-20, 20, 401)
-    turned = wrapped(angles)
+    turned = wrapped_angle(angles)
     assert float(turned.min()) >= -math.pi - 1e-5
     assert float(turned.max()) <= math.pi + 1e-5
     torch.testing.assert_close(turned.sin(), angles.sin(), atol=1e-5, rtol=0)

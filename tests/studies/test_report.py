@@ -234,7 +234,7 @@ def test_heat_maps_show_the_frame_on_one_scale_with_the_supports(table):
 def test_curves_show_marginal_means_and_bands(table):
     evaluated = read_evaluations(table)
     length = axes.chosen_axes(evaluated, ["length"])[0][0]
-    figure = figures.curves(evaluated.groups, range(2), SUPPORTS, length, {}, LIGHT)
+    figure = figures.curves(evaluated.groups, SUPPORTS, length, {}, LIGHT)
     panel, strip = figure.axes
     for line, training in zip(panel.lines[:2], ("fixed", "uniform"), strict=True):
         expected = of(table, training).groupby("test.length")["returns"].mean()

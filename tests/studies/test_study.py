@@ -85,9 +85,9 @@ def run_with_trouble(study, monkeypatch):
                 raise StoreDownError("away")
             return super()._ask(name)
 
-    whole, conclude = work._Work.to_the_end, work._Work._conclude
+    whole, conclude = work._TrainingJob.run_to_end, work._TrainingJob._conclude
 
-    def to_the_end(self):
+    def run_to_end(self):
         if self.job["seed"] == 1 and self.job["vary"] == {"lr": 1e-2}:
             raise RuntimeError("no luck")
         return whole(self)
@@ -104,8 +104,8 @@ def run_with_trouble(study, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Away)
         patch.setattr(work, "_PATIENCE_S", 10.0)
-        patch.setattr(work._Work, "to_the_end", to_the_end)
-        patch.setattr(work._Work, "_conclude", without_store)
+        patch.setattr(work._TrainingJob, "run_to_end", run_to_end)
+        patch.setattr(work._TrainingJob, "_conclude", without_store)
         frame = study.run()
     folder = study.folder / Training("wide", {"lr": 1e-2}, 1).key
     return {"failed": study.failed, "frame": frame, "trace": (folder / "error.txt").read_text(), "left": left}
@@ -357,7 +357,7 @@ def test_a_job_that_fails_raises_nothing_whatever_its_error_says(here, monkeypat
     def fail(job):
         raise OSError(2, "No such file", "caf\udce9.csv")  # a name in Latin-1, as Python has it
 
-    monkeypatch.setattr(work, "_Work", fail)
+    monkeypatch.setattr(work, "_TrainingJob", fail)
     (here / "study").mkdir()
     job = {"key": "a", "folder": str(here / "study" / "a"), "threads": None}
     done = work.run_job(job)
@@ -524,7 +524,7 @@ def test_a_study_that_is_killed_anywhere_goes_on(here):
     options |= {"checkpoints": {"every_steps": 3}, "name": "killed"}
     whole = make(**{**options, "name": "whole"}).run()
     for owner, name, when, number in (
-        (work._Work, "__call__", "before", 4),  # after a checkpoint, before the last step's row was seen
+        (work._TrainingJob, "__call__", "before", 4),  # after a checkpoint, before the last step's row was seen
         (work, "replace_synced", "after", 1),  # measured, and not done: point 2 lies there
         (work, "replace_synced", "before", 3),  # all is done but to say so
         (module, "replace_synced", "before", 1),  # in the second training's end: the study's table

@@ -30,7 +30,7 @@ def test_find_run_without_a_store(tmp_path, monkeypatch):
     with pytest.raises(TrackingError, match=r"mlflow\.db does not exist"):
         find_run("x")
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(TrackingError, match="cannot look for run"):
+    with pytest.raises(TrackingError, match="cannot read runs"):
         find_run("x", "http://127.0.0.1:9")
 
 

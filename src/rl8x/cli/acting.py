@@ -1,4 +1,4 @@
-"""The common part of `rl8x collect` and `play`: the policy of a run in an environment, under the physics asked for."""
+"""The common part of `rl8x collect` and `play`: load a run's policy, and the environment that it is to act in."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
 
     Args:
         run: The run's name or ID, the path of its checkpoints, or of one.
-        env: The environment; None is the training's, or where there is none the one that the run evaluated in.
+        env: The environment; None is the training's, or if there is none the one that the run evaluated in.
         auto: Take the newest good checkpoint where the one that is meant is damaged.
         trust: Whether modules that the checkpoint names may be imported.
 
@@ -80,7 +80,7 @@ def check_spaces(env: Env, policy: Policy) -> None:
 
 
 def asked_config(trained: Mapping[str, Any], overrides: Sequence[str], num_envs: int) -> dict[str, Any]:
-    """Return what to act under: the training's config, fitted to so many copies, with what was typed."""
+    """Return the `env_config` to act under: the training's, for a number of copies, changed by what was typed."""
     config = apply_overrides({"env_config": inherited_config(trained, num_envs)}, overrides)
     if other := [name for name in config if name != "env_config"]:
         raise UserError(f"only env_config.NAME=VALUE may follow RUN; got {other[0]}={config[other[0]]!r}.")

@@ -43,7 +43,7 @@ from rl8x.trainers import Trainer, TrainStats
 _CACHES: Final = ("RL8X_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _MODES: Final = {"cpu": ["eager", "compile"], "cuda": ["eager", "compile", "graph"]}
 _PRECISIONS: Final = {"cpu": ["fp32", "bf16"], "cuda": ["fp32", "tf32", "bf16"]}
-# What makes the problem that is measured; where the user keeps runs does not
+# Keys of a run that define the problem; where runs are kept is not among them
 _PROBLEM: Final = ("env", "env_kwargs", "env_config", "algorithm", "algorithm_config", "seed", "tracking")
 _COLUMNS: Final = {
     "mode": "{execution}",
@@ -287,7 +287,7 @@ def _time_iterations(trainer: Trainer, run: RunConfig, seconds: float) -> dict[s
         times.append(time.perf_counter() - begin)
     trainer.close()
     timed, clock = times[1:], algorithm.clock
-    # The mean: a simulator's iterations differ where steps that only reset are no transitions.
+    # The mean: a simulator's iterations differ where steps that only reset are not transitions.
     transitions = round((rows[-1][clock] - rows[0][clock]) / len(timed))
     row = {
         "transitions": transitions,

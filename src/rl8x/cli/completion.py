@@ -1,4 +1,4 @@
-"""`rl8x completion`, and what the shell is offered, without the seconds that importing torch or MLflow takes."""
+"""`rl8x completion`, and the words that it offers, found without importing torch or MLflow, which takes seconds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def environments() -> list[str]:
 
 
 def algorithm_names() -> list[str]:
-    """List the built-in algorithms, by their configs that the package shows; those of all algorithms are none."""
+    """List the built-in algorithms, by the configs that the package exports, without the base classes."""
     names = _listed(_PACKAGE / "algorithms" / "__init__.py")
     bases = ("AlgorithmConfig", "OnlineConfig", "OffPolicyConfig")
     return [name.removesuffix("Config") for name in names if name.endswith("Config") and name not in bases]
@@ -55,7 +55,7 @@ def _listed(path: Path) -> list[str]:
 
 
 def run_names() -> list[str]:
-    """List the runs of the local database that is used here; none where there is no such."""
+    """List the runs in the local database; none if there is no such database."""
     from rl8x.tracking.database_runs import DatabaseRuns
     from rl8x.tracking.location import locate
 
@@ -63,11 +63,7 @@ def run_names() -> list[str]:
     return [] if database is None or not database.exists() else sorted(DatabaseRuns(database).names())
 
 
-def _resumable() -> list[str]:
-    return ["auto", *run_names()]
-
-
-# What a command's first word is, what its others are too, and what an option's value is.
+# The words to offer: as a command's first word, as each of its words, and as an option's value.
 _FIRST: Final[dict[str, Callable[[], Iterable[str]]]] = {
     **dict.fromkeys(("train", "bench", "envs"), environments),
     **dict.fromkeys(("resume", "collect", "export", "play", "report"), run_names),
@@ -77,7 +73,7 @@ _EACH: Final[dict[str, Callable[[], Iterable[str]]]] = {"compare": run_names}
 _VALUES: Final[dict[str, Callable[[], Iterable[str]]]] = {
     "--algorithm": algorithm_names,
     "--env": environments,
-    "--resume": _resumable,
+    "--resume": lambda: ["auto", *run_names()],
 }
 
 

@@ -106,7 +106,7 @@ def _told(lines: Callable[[], list[str]]) -> list[str]:
 
 
 def _hidden(text: str) -> str:
-    """Take secrets out of a text; where what finds them cannot be imported, neither could what has some."""
+    """Take secrets out of a text. If `hide` cannot be imported, neither can the code whose texts hold secrets."""
     try:
         from rl8x.tracking.secrets import hide
     except Exception:  # numpy is broken
@@ -118,7 +118,7 @@ def _hidden(text: str) -> str:
 
 
 def _requirements() -> dict[str, list[Any]]:
-    """Return what the package needs, by extra; "" is what it always needs. Empty where that is not known.
+    """Return the requirements of the package by extra, with "" for those without one; empty if they are not known.
 
     A source tree that is on the path without being installed has no metadata.
     """
@@ -281,7 +281,7 @@ def _cache() -> list[str]:
 
 
 def _tracking(broken: list[str]) -> list[str]:
-    """Say where runs go from here, and what waits to be sent; a store that cannot be used is appended to `broken`."""
+    """Say where runs are kept, and how many wait to be sent; append a store that cannot be used to `broken`."""
     from rl8x.tracking import MLflowTracker, TrackingError
     from rl8x.tracking.location import locate, mlruns_dir
     from rl8x.tracking.spool_files import OPS

@@ -1,4 +1,4 @@
-"""`rl8x envs`: what there is to train on."""
+"""`rl8x envs`: list environments, or describe one."""
 
 from __future__ import annotations
 

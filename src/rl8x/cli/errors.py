@@ -16,7 +16,7 @@ import click
 
 from rl8x.output import say
 
-LOST_ROWS = 3  # exit code of a run that was trained, but of which not all is in the store or on the disk
+LOST_ROWS = 3  # exit code of a run that was trained, but lost rows on its way to the store or the disk
 _PACKAGE = str(Path(__file__).parent.parent)
 
 
@@ -43,7 +43,7 @@ def is_users_mistake(error: BaseException) -> bool:
     Refusals are raised on purpose, by rl8x itself: what comes out of torch or out of a user's own environment needs its
     traceback to be understood. An `ImportError` of ours says what to install.
     """
-    # An import that fails by itself has a name; ours says what to install.
+    # Python sets the `name` of a failed import; our own errors, which say what to install, have none.
     missing = type(error) is ImportError and error.name is None
     if not (missing or isinstance(error, ValueError | TypeError)):
         return False

@@ -110,7 +110,7 @@ def find_checkpoint(run: str, which: str | None) -> Checkpoint:
             f"no checkpoint in {checkpoint.path.parent} is the best of a metric: train with a metric to save by, such "
             "as checkpoints={'best': 'eval/returns/mean'}, or export the last"
         )
-    # A run that has gone back to an older checkpoint has left behind what came after that.
+    # After a rollback to an older checkpoint, later ones that were best do not belong to the run any more.
     newest = checkpoint if checkpoint.path.name == paths[-1].name else read(paths[-1])
     known = newest.state["best"]
     return read(best.get(known and known["steps"], [*best.values()][-1]))

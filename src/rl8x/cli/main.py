@@ -26,7 +26,7 @@ from rl8x.importing import importing_much
 from rl8x.names import did_you_mean
 from rl8x.output import say
 
-# Command -> its module, where a variable of its name holds it, and what --help says without importing that.
+# Command -> the module with a variable of its name, and its help, which needs no import.
 COMMANDS: Final = {
     "train": ("rl8x.cli.train", "Train a policy, from a run file or by options."),
     "resume": ("rl8x.cli.train", "Go on with a run from its last checkpoint."),
@@ -120,7 +120,7 @@ def _early_tracking(words: Sequence[str]) -> Iterator[None]:
     from rl8x.tracking.store_process import end_unused, start_early
 
     is_elsewhere = any(re.match(r"(--tracking-uri|tracking_uri)\b", word) for word in words)
-    with contextlib.suppress(TrackingError):  # which is said where the run is made
+    with contextlib.suppress(TrackingError):  # the run will report it
         start_early(None if is_elsewhere else locate().database)
     try:
         yield
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.Abort:
         say("rl8x: interrupted", err=True)
         return 130
-    except OSError as error:  # of an output that `rl8x envs > FILE` fills; of a pipe that is closed click takes care
+    except OSError as error:  # a full disk, as of `rl8x envs > FILE`; click handles closed pipes
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
         report(f"the output could not be written: {error.strerror}", debug=debug)

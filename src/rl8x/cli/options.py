@@ -1,4 +1,4 @@
-"""The common part of `rl8x train`, `bench` and `resume`: options made of config fields, and a run made of those typed.
+"""The common part of `rl8x train`, `bench` and `resume`: options made from config fields, and runs from options.
 
 A hyperparameter is explained once, at its field; its option, range and help come from there, whatever the algorithm.
 """
@@ -71,7 +71,7 @@ class AlgorithmCommand(click.Command, ABC):
         parser = self.make_parser(ctx)
         parser.ignore_unknown_options = True
         values, _, _ = parser.parse_args(list(args))
-        # Only what was typed: click has a value of its own for what is missing.
+        # Only what was typed: for missing parameters click has a sentinel.
         typed = {name: value for name, value in values.items() if isinstance(value, str | bool | tuple | list)}
         help_option = self.get_help_option(ctx)
         with users_mistakes():
@@ -110,7 +110,7 @@ class RunCommand(AlgorithmCommand):
     """A command that takes a run: from a run file, KEY=VALUE and options."""
 
     run_fields: Sequence[str] = ()  # fields of `RunConfig` that are options
-    display: Sequence[str] = ()  # those of them that have a group of their own
+    display: Sequence[str] = ()  # those of them that help lists in a group of their own
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -154,7 +154,7 @@ def _config_class(parameters: Mapping[str, Any], data: Mapping[str, Any]) -> typ
 def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunConfig:
     """Put a run together from the parameters of a `RunCommand`, and stop conditions in YAML, which replace the file's.
 
-    What the user gave there may import the modules that it names, what stands in a file only where he trusts it.
+    Names on the command line may import their modules, names in a file only with `--trust`.
     """
     options = {
         name: value for name, value in given_options(parameters).items() if name not in ("words", "file", "trust")
@@ -223,7 +223,7 @@ class FieldType(click.ParamType[Any]):
         return _NONE if read is None else read
 
 
-# A None that was given, next to click's own for an option that was not.
+# Stands for a None that was given; click's own None is an option that was not.
 _NONE: Final = object()
 
 

@@ -1,4 +1,4 @@
-"""`rl8x play`: what the policy of a checkpoint does, as a film or as returns."""
+"""`rl8x play`: play episodes with the policy of a checkpoint, as a film or for their returns."""
 
 from __future__ import annotations
 

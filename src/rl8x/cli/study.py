@@ -120,7 +120,7 @@ def _list(config: Any) -> None:
 
 
 def _summarize(study: Any, frame: Any) -> None:
-    """Print what came out, what failed, and what to do next."""
+    """Print results, failures, and what to do next."""
     if not frame.empty:
         say(table(_rows(frame)))
     for label, error in study.failed.items():

@@ -181,8 +181,8 @@ def make_trainer(
 ) -> Trainer:
     """Make the trainer of a run from what `rl8x resume` takes.
 
-    `run` builds the algorithm, which must be as it was; None leaves that to the checkpoint, and where that cannot name
-    all to its run file.
+    `run` builds the algorithm, which must be as it was. None builds it from the checkpoint, or from its run file if the
+    checkpoint does not say how.
     """
     from rl8x.checkpoint import CheckpointError, find
     from rl8x.trainers import Trainer
@@ -208,7 +208,7 @@ def make_trainer(
 
 
 def _tracker_to_same_store(run: RunConfig, saved: dict[str, Any]) -> Any:
-    """Make the tracker of a run that the user describes, where it names the store that the checkpoint does."""
+    """Make the tracker of a run that the user describes, if it uses the same store as the checkpoint."""
     from rl8x.tracking.location import locate
 
     if run.tracking_uri is None or not run.tracking or saved.get("tracker") != "MLflowTracker":
@@ -235,7 +235,7 @@ def resumed(run: RunConfig, source: str, *, trust: bool) -> Trainer | None:
 
 
 def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: str) -> int:
-    """Run a trainer and return the exit code; say why it stopped, where the run is and how to go on with it.
+    """Run a trainer and return the exit code; say why it stopped, where the run is and how to continue it.
 
     What `run` refuses before the first step is a mistake of the user's; what breaks later is a bug. Unless `progress`
     is `"none"` the trainer has said how it ended itself.

@@ -5,7 +5,7 @@ condition then has no verdict, `None`, which is *not met* and stays so under `~`
 nobody has measured. `&` and `|` follow Kleene's three-valued logic.
 
 Rows keep the latest `eval/*` values between evaluations. A row may say in an attribute `fresh`, a set of names, which
-of its `eval/*` metrics were measured anew; without the attribute all were. Conditions that count, like `Plateau`,
+of its `eval/*` metrics were newly measured; without the attribute all were. Conditions that count, like `Plateau`,
 count fresh values only.
 """
 
@@ -24,8 +24,10 @@ Stats = Mapping[str, float]
 Verdict = bool | None
 ConditionLike = Any  # a Condition, or any callable on the statistics
 EvaluationName = Callable[[str], str | None]
-"""From a metric of a training row to the one by which an evaluation measures the same; the metric itself where it is
-none of what is collected, None where an evaluation measures nothing of the kind."""
+"""Maps a metric of a training row to the metric of an evaluation that measures the same.
+
+A metric that does not come from collecting, such as a loss, is mapped to itself, and one that evaluations have no
+equivalent of to None."""
 
 
 class Condition(ABC):
@@ -82,7 +84,7 @@ class Condition(ABC):
 
     @property
     def awaited_names(self) -> set[str]:
-        """The metrics that others must measure: all that it reads, but what it has measured itself."""
+        """The metrics that it reads and does not measure itself."""
         if not self.children:
             return self.metric_names
         return {name for child in self.children for name in child.awaited_names}
@@ -96,16 +98,16 @@ class Condition(ABC):
         """Take the trainer whose rows it will see.
 
         Args:
-            trainer: The trainer; of another's conditions it may be anything that they know how to ask.
+            trainer: The trainer; conditions of your own may expect any object.
         """
         for child in self.children:
             child.bind(trainer)
 
     def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
-        """The same condition on `eval/*` metrics, or None where one evaluation cannot decide it.
+        """Return the same condition on `eval/*` metrics, or None where one evaluation cannot decide it.
 
         Args:
-            evaluation_name: From a metric of a training row to the one by which an evaluation measures the same; see
+            evaluation_name: Maps a metric of a training row to that of an evaluation; see
                 `rl8x.conditions.base.EvaluationName`.
         """
         return None
@@ -385,16 +387,12 @@ def parts(condition: Condition) -> Iterable[Condition]:
 
 
 def in_turn(conditions: Iterable[Condition]) -> list[Condition]:
-    """Return conditions in the order in which a row is shown to them: those first that may evaluate.
-
-    Args:
-        conditions: The conditions.
-    """
+    """Return conditions in the order in which they judge a row: those that may evaluate first."""
     return sorted(conditions, key=lambda condition: not any(part.evaluates for part in parts(condition)))
 
 
 def unknown_metric(name: str, condition: str, known: list[str]) -> str:
-    """Say that a condition reads a metric that no row has, and which known ones are near."""
+    """Write the message that a condition reads an unknown metric, with the nearest known ones."""
     # Who wrote `/mean` of an evaluation means another metric of that kind, and not its minimum.
     statistic, evaluated = f"/{name.rsplit('/', 1)[-1]}", name.startswith(keys.EVAL_PREFIX)
     alike = [other for other in known if other.endswith(statistic) and other.startswith(keys.EVAL_PREFIX) == evaluated]

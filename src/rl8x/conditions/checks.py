@@ -1,4 +1,4 @@
-"""Checks of the stop conditions that a user gives: that each is one, occurs once, and reads metrics that rows have."""
+"""Checks of the stop conditions that users give."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Evaluator(Protocol):
         """Evaluate the present policy, log it, and return the fresh `eval/*` metrics; None if it cannot be done now."""
 
     def evaluation_name(self, name: str) -> str | None:
-        """Name the metric of an evaluation that measures what `name` does in a training row; see `EvaluationName`."""
+        """Map a metric of a training row to that of an evaluation; see `EvaluationName`."""
 
 
 class Confirmed(Condition):
@@ -133,7 +133,7 @@ class Confirmed(Condition):
 
 
 def _prefixed(name: str) -> str:
-    """Name what an evaluation may call a metric, before there is a trainer that knows."""
+    """Return the name that an evaluation may have for a metric, as long as there is no trainer to ask."""
     return keys.EVAL_PREFIX + name if name in keys.COLLECT_METRICS or name.startswith(keys.INFO_PREFIX) else name
 
 

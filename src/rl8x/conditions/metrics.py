@@ -60,7 +60,7 @@ class _Bound(_OnMetric):
         return None if value is None else bool(self.holds(value, self.bound))
 
     def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
-        """The same bound on the metric by which an evaluation measures the same; None where there is none."""
+        """Return the same bound on the evaluation's equivalent of the metric; None if there is none."""
         name = evaluation_name(self.name)
         return None if name is None else type(self)(name, self.bound)
 
@@ -73,8 +73,8 @@ class HitsLowerBound(_Bound):
         bound: The bound, in the metric's unit; finite.
 
     Raises:
-        TypeError: If the name is no text.
-        ValueError: If the bound is no finite number.
+        TypeError: If the name is not a string.
+        ValueError: If the bound is not a finite number.
     """
 
     holds = staticmethod(operator.le)
@@ -90,8 +90,8 @@ class HitsUpperBound(_Bound):
         bound: The bound, in the metric's unit; finite.
 
     Raises:
-        TypeError: If the name is no text.
-        ValueError: If the bound is no finite number.
+        TypeError: If the name is not a string.
+        ValueError: If the bound is not a finite number.
     """
 
     holds = staticmethod(operator.ge)
@@ -143,7 +143,7 @@ class Plateau(_Patient):
         rtol: Relative tolerance, at least 0.
 
     Raises:
-        TypeError: If the name is no text.
+        TypeError: If the name is not a string.
         ValueError: If a number is out of its range.
     """
 
@@ -184,8 +184,8 @@ class StopsDecreasing(_StopsImproving):
         patience: How often in a row, at least 1.
 
     Raises:
-        TypeError: If the name is no text.
-        ValueError: If `patience` is no whole number of at least 1.
+        TypeError: If the name is not a string.
+        ValueError: If `patience` is not a whole number of at least 1.
     """
 
     better = staticmethod(operator.lt)
@@ -201,8 +201,8 @@ class StopsIncreasing(_StopsImproving):
         patience: How often in a row, at least 1.
 
     Raises:
-        TypeError: If the name is no text.
-        ValueError: If `patience` is no whole number of at least 1.
+        TypeError: If the name is not a string.
+        ValueError: If `patience` is not a whole number of at least 1.
     """
 
     better = staticmethod(operator.gt)
@@ -215,7 +215,7 @@ class NonFinite(Condition):
         names: The metrics, at least one; None is all of a row.
 
     Raises:
-        TypeError: If a name is no text.
+        TypeError: If a name is not a string.
         ValueError: If there is none.
     """
 
@@ -236,7 +236,7 @@ class NonFinite(Condition):
 
     @property
     def metric_names(self) -> set[str]:
-        """The names given; none where all are watched."""
+        """The names given; empty if all are watched."""
         return set(self.names or ())
 
     def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:

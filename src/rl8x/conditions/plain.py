@@ -1,4 +1,4 @@
-"""Plain data, of which the states of conditions and their form in run files are made."""
+"""Plain data: what states of conditions, and conditions in run files, are made of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def plain(value: Any) -> Any:
         value: Numbers, texts, flags, None, and lists, tuples and dicts of them.
 
     Raises:
-        TypeError: If it is of another kind; it says of which.
+        TypeError: If it is of another kind, which the message names.
     """
     if type(value) in (list, tuple):
         return type(value)(map(plain, value))

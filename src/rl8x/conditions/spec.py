@@ -95,7 +95,7 @@ def _find_class(kind: str, find: Find | None) -> type[Condition]:
 
 
 def kinds_in(specs: object) -> Iterator[str]:
-    """Yield the kinds of which conditions are made that are plain data, and names of arguments among them."""
+    """Yield all keys in conditions that are plain data: kinds, and names of arguments."""
     for name, inner in specs.items() if isinstance(specs, Mapping) else ():
         yield str(name)
         yield from kinds_in(inner)
@@ -110,8 +110,8 @@ def to_spec(condition: Condition) -> Any:
         condition: The condition, with all that it is composed of.
 
     Raises:
-        ValueError: If it contains what has no such form: a plain callable, a class that is no attribute of a module, or
-            an argument that is no plain data.
+        ValueError: If it contains what has no such form: a plain callable, a class that is not an attribute of a
+            module, or an argument that is not plain data.
     """
     if isinstance(condition, FromCallable):
         raise ValueError(f"a plain callable has no form in a run file: {condition!r}. Write a Condition subclass.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ def load_run_file(path: str | Path) -> dict[str, Any]:
         A mapping of None, booleans, numbers, texts, lists and mappings alone.
 
     Raises:
-        ValueError: If it cannot be read, or is no mapping of that kind.
+        ValueError: If it cannot be read, or is not a mapping of that kind.
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
@@ -107,7 +107,7 @@ def _check_plain(value: Any, where: str) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """Read a value from the command line: a YAML number, word, list or mapping in one line; what is no YAML is text.
+    """Read a value from the command line: a YAML number, word, list or mapping in one line; what is not YAML is text.
 
     Args:
         text: What was written.
@@ -146,15 +146,24 @@ def apply_overrides(
         if not equals or not all(names):
             raise ValueError(f"an override is written key=value, as in algorithm_config.lr=3e-4; got {override!r}.")
         names[0] = (aliases or {}).get(names[0], names[0])
-        inner = result
-        for depth, name in enumerate(names[:-1]):
-            if inner.get(name) is None:
-                inner[name] = {}
-            inner = inner[name]
-            if not isinstance(inner, dict):
-                raise ValueError(f"{override!r}: {'.'.join(names[: depth + 1])} is {shortened(inner)}, not a mapping.")
-        inner[names[-1]] = parse_value(text)
+        put_at(result, names, parse_value(text), repr(override))
     return result
+
+
+def put_at(data: dict[str, Any], names: Sequence[str], value: Any, owner: str) -> None:
+    """Put a value at a path of keys into nested mappings, which are made where they are missing.
+
+    Raises:
+        ValueError: If the path leads into something that is not a mapping; the message begins with `owner`.
+    """
+    *path, last = names
+    for depth, name in enumerate(path, 1):
+        if data.get(name) is None:
+            data[name] = {}
+        data = data[name]
+        if not isinstance(data, dict):
+            raise ValueError(f"{owner}: {'.'.join(path[:depth])} is {shortened(data)}, not a mapping.")
+    data[last] = value
 
 
 def one_line(error: object) -> str:

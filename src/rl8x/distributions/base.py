@@ -142,7 +142,7 @@ class Distribution(nn.Module):
         return type(self).env_actions is not Distribution.env_actions
 
     def env_actions(self, actions: Actions) -> Actions:
-        """Return the actions that the environment gets: those sampled, unless there are bounds.
+        """Return the actions for the environment: those sampled, or clipped to bounds.
 
         Args:
             actions: Sampled actions, `[..., *action]`.

@@ -84,7 +84,7 @@ class Categorical(Choices):
         self.start = int(space.start)
 
     def from_features(self, features: Tensor, mask: Tensor | None = None) -> CategoricalParams:
-        """Normalise logits `[..., num_actions]`; illegal actions, where `mask` of the same shape is False, get none.
+        """Normalise logits `[..., num_actions]`; actions where `mask`, of the same shape, is False have probability 0.
 
         Where a row of `mask` allows nothing, every action is as likely as any other.
         """

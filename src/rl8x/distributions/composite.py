@@ -32,7 +32,7 @@ class Composite(Distribution):
             is not the default one, such as `{"steer": {"distribution": "squashed_normal"}}`.
 
     Raises:
-        TypeError: If the space is of another kind, or a part's arguments are no mapping.
+        TypeError: If the space is of another kind, or a part's arguments are not a mapping.
         ValueError: If the space has no parts, there is no part of a name, or as in `make_distribution`.
     """
 

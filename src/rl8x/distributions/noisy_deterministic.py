@@ -11,23 +11,22 @@ from torch import Tensor
 from torch.special import log_ndtr, ndtr
 
 from rl8x.distributions.base import Distribution
-from rl8x.distributions.normal import Normal, NormalParams, normal_logp
-from rl8x.spaces import describe_space
+from rl8x.distributions.normal import NormalParams, Scaled, normal_logp
 
 _HALF_LOG_2PI_E = 0.5 * math.log(2.0 * math.pi * math.e)
 
 
-class NoisyDeterministic(Normal):
+class NoisyDeterministic(Scaled):
     """Features through tanh, scaled to a bounded `Box`, plus normal noise, clipped to the box.
 
         mu = middle + half_range tanh(f),  a = clip(mu + half_range sigma noise, low, high)
 
-    In each dimension all that lies beyond a bound is the bound's probability; between them there is a density. `logp`
-    has the one or the other.
+    In each dimension the bounds have a probability, that of what is clipped to them, and between them there is a
+    density. `logp` is the logarithm of the one at a bound, else of the other.
 
-    Copies may have standard deviations of their own, evenly spread over a range: of n copies number i has
-    `min + (max - min) (i + 1/2) / n`. Then the first axis of features is that of the copies. Without a state to keep,
-    and with every scale at hand at any time, this stands for a draw at each reset.
+    Copies may have standard deviations of their own, evenly spread over a range: copy i of n has
+    `min + (max - min) (i + 1/2) / n`. Then the first axis of features is that of the copies. Unlike standard deviations
+    drawn at each reset, these need no state, and all of them are in use at any time.
 
     Args:
         space: The `Box` space, with finite bounds.
@@ -36,31 +35,21 @@ class NoisyDeterministic(Normal):
             largest. Only TD3, whose losses need no log-probabilities, can train with it.
 
     Raises:
-        TypeError: If the space is no `Box` of floating-point numbers.
+        TypeError: If the space is not a `Box` of floating-point numbers.
         ValueError: If a bound is infinite or equals the other, or a standard deviation is out of its range.
 
     Source: Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1; a range of standard deviations: Seo et al. 2025,
     arXiv:2505.22642, section 3.
     """
 
-    default_for = ()
-
-    action_middle: Tensor
-    action_half_range: Tensor
-
-    kl = Distribution.kl  # that of `Normal` is of what is not clipped
+    kl = Distribution.kl  # `Normal`'s is that of actions that are not clipped
 
     def __init__(
         self, space: gymnasium.Space[Any], *, noise_std: float = 0.1, noise_std_min: float | None = None
     ) -> None:
         super().__init__(space, std="state")
         self.num_features = self.num_noise
-        low, high = self.action_low.double(), self.action_high.double()
-        if not bool((low.isfinite() & high.isfinite() & (low < high)).all()):
-            raise ValueError(
-                f"NoisyDeterministic needs a Box with finite bounds, low < high; got {describe_space(space)}. "
-                "Use Normal."
-            )
+        self._scale_to(self.action_low.double(), self.action_high.double())
         least = noise_std if noise_std_min is None else noise_std_min
         if not 0.0 < least <= noise_std < math.inf:
             raise ValueError(
@@ -69,8 +58,6 @@ class NoisyDeterministic(Normal):
             )
         self.noise_std, self.noise_std_min = float(noise_std), float(least)
         self.by_copy = self.noise_std_min < self.noise_std
-        self.register_buffer("action_middle", ((low + high) / 2).float(), persistent=False)
-        self.register_buffer("action_half_range", ((high - low) / 2).float(), persistent=False)
 
     def from_features(self, features: Tensor, mask: None = None) -> NormalParams:
         """Make means in the box, and logarithms of standard deviations, from features `[..., num_features]`."""
@@ -87,8 +74,7 @@ class NoisyDeterministic(Normal):
         Returns:
             `[..., *action]`, in the box.
         """
-        squashed = torch.addcmul(self.action_middle, self.action_half_range, self._shaped(features).tanh())
-        return self.env_actions(squashed)
+        return self._squashed(self._shaped(features))
 
     def sample(self, params: NormalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draw actions `[..., *action]` from standard normal numbers `[..., num_noise]`, with `logp`, `[...]`."""

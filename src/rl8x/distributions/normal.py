@@ -144,6 +144,29 @@ class Normal(Distribution):
         return each.flatten(each.dim() - len(self.action_shape)).sum(-1) if self.action_shape else each
 
 
+class Scaled(Normal):
+    """Normal distributions in a bounded `Box`, in which tanh of a number is a place between the bounds."""
+
+    default_for = ()
+
+    action_middle: Tensor
+    action_half_range: Tensor
+
+    def _scale_to(self, low: Tensor, high: Tensor) -> None:
+        """Take the bounds of the box, float64 `[*action]`, which must be finite."""
+        if not bool((low.isfinite() & high.isfinite() & (low < high)).all()):
+            raise ValueError(
+                f"{type(self).__name__} needs a Box with finite bounds, low < high; got {describe_space(self.space)}. "
+                "Use Normal."
+            )
+        self.register_buffer("action_middle", ((low + high) / 2).float(), persistent=False)
+        self.register_buffer("action_half_range", ((high - low) / 2).float(), persistent=False)
+
+    def _squashed(self, u: Tensor) -> Tensor:
+        """Return `middle + half_range * tanh(u)`, `[..., *action]`, within the bounds whatever is rounded."""
+        return self.env_actions(torch.addcmul(self.action_middle, self.action_half_range, u.tanh()))
+
+
 def normal_logp(params: NormalParams, x: Tensor) -> Tensor:
     """Return the log-density of `x` in each dimension; all are `[..., *action]`."""
     z = (x - params.mean) * (-params.log_std).exp()

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rl8x.distributions.normal import HALF_LOG_2PI, Normal, NormalParams, normal_logp
-from rl8x.spaces import describe_space
+from rl8x.distributions.normal import HALF_LOG_2PI, NormalParams, Scaled, normal_logp
 
 _LARGEST_TANH = 1.0 - 2.0**-24
 _NODES = 21
 _REACH = 5.0
 
 
-class SquashedNormal(Normal):
+class SquashedNormal(Scaled):
     """Normal distributions through tanh, scaled to a bounded `Box`; actions float32 `[..., *action]`, inside of it.
 
         u ~ Normal(mean, std),  a = middle + half_range * tanh(u)
@@ -43,10 +42,6 @@ class SquashedNormal(Normal):
     Source: Haarnoja et al. 2018, arXiv:1801.01290, appendix C.
     """
 
-    default_for = ()
-
-    action_middle: Tensor
-    action_half_range: Tensor
     log_scale: Tensor
     nodes: Tensor
     node_weights: Tensor
@@ -62,16 +57,11 @@ class SquashedNormal(Normal):
         super().__init__(space, std=std, initial_std=initial_std, log_std_bounds=log_std_bounds)
         assert isinstance(space, gymnasium.spaces.Box)
         low, high = (torch.as_tensor(bound, dtype=torch.float64) for bound in (space.low, space.high))
-        if not bool((low.isfinite() & high.isfinite() & (low < high)).all()):
-            raise ValueError(
-                f"SquashedNormal needs a Box with finite bounds, low < high; got {describe_space(space)}. Use Normal."
-            )
-        constants = {"action_middle": (low + high) / 2, "action_half_range": (high - low) / 2}
-        constants["nodes"] = torch.linspace(-_REACH, _REACH, _NODES, dtype=torch.float64)
-        weights = torch.exp(-0.5 * constants["nodes"].square())
-        constants["node_weights"] = weights / weights.sum()
-        constants["log_scale"] = constants["action_half_range"].log()
-        for name, value in constants.items():
+        self._scale_to(low, high)
+        nodes = torch.linspace(-_REACH, _REACH, _NODES, dtype=torch.float64)
+        weights = torch.exp(-0.5 * nodes.square())
+        log_scale = ((high - low) / 2).log()
+        for name, value in (("nodes", nodes), ("node_weights", weights / weights.sum()), ("log_scale", log_scale)):
             self.register_buffer(name, value.float(), persistent=False)
 
     def sample(self, params: NormalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,10 +102,6 @@ class SquashedNormal(Normal):
     def _squashed_density(self, logp: Tensor, u: Tensor) -> Tensor:
         """Return the log-density of actions, `[...]`, given that of their u, `[..., *action]` each."""
         return self._summed(logp - log_derivative(u) - self.log_scale)
-
-    def _squashed(self, u: Tensor) -> Tensor:
-        actions = torch.addcmul(self.action_middle, self.action_half_range, u.tanh())
-        return self.env_actions(actions)
 
 
 def log_derivative(u: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Check a distribution before training: what its functions give, each fault named with both shapes."""
+"""Check the shapes and log-probabilities of a distribution before training."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _ROWS = 2
 
 
 def check_distribution(distribution: Distribution, action: Tree, device: torch.device) -> None:
-    """Call each function of a distribution on features of two rows, and compare what it gives with what it must.
+    """Call each function of a distribution on features of two rows, and check the results.
 
     Args:
         distribution: The distribution, over the space of `action`.
-        action: One action, `[1, *action]` or a dict of such.
+        action: One action, `[1, *action]` or a dict of them.
         device: Where its tensors live.
 
     Raises:
@@ -55,7 +55,7 @@ def check_distribution(distribution: Distribution, action: Tree, device: torch.d
 
 
 def _call(name: str, method: str, gets: str, function: Callable[[], Any]) -> Any:
-    """Call a function of the distribution; an exception becomes one that says which it was and what it got."""
+    """Call a function of the distribution; raise errors with its name and arguments."""
     try:
         return function()
     except Exception as error:

@@ -8,7 +8,6 @@ Acrobot-v1), with what does not change within a step computed once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import gymnasium.spaces as spaces
@@ -18,7 +17,8 @@ from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
 from rl8x.envs.canvas import BLUE, FAINT, GREEN, INK, ORANGE, Canvas, Point
-from rl8x.envs.pictures import CopyState
+from rl8x.envs.dynamics import wrapped_angle
+from rl8x.envs.pictures import CopyParameters, CopyState, Past
 
 MAX_SPEED_1 = 4 * math.pi
 MAX_SPEED_2 = 9 * math.pi
@@ -87,11 +87,6 @@ def derivatives(physics: Tensor, torque: Tensor, links: Links) -> Tensor:
     return torch.stack((speed_1, speed_2, acc_1, acc_2), dim=-1)
 
 
-def wrapped(angle: Tensor) -> Tensor:
-    """Return the angle, `[num_envs]`, turned into [-pi, pi)."""
-    return angle - torch.floor((angle + math.pi) * (0.5 / math.pi)) * (2 * math.pi)
-
-
 class Acrobot(Env):
     """Swing the tip one link's length above the upper joint; reward -1 a step until it is there, 500 steps at most.
 
@@ -145,7 +140,7 @@ class Acrobot(Env):
         rate_4 = derivatives(start + dt * rate_3, torque, links)
         end = start + dt / 6 * (rate_1 + 2 * (rate_2 + rate_3) + rate_4)
         theta_1, theta_2, speed_1, speed_2 = end.unbind(-1)
-        theta_1, theta_2 = wrapped(theta_1), wrapped(theta_2)
+        theta_1, theta_2 = wrapped_angle(theta_1), wrapped_angle(theta_2)
         speed_1, speed_2 = speed_1.clamp(-MAX_SPEED_1, MAX_SPEED_1), speed_2.clamp(-MAX_SPEED_2, MAX_SPEED_2)
         arrived = -theta_1.cos() - (theta_1 + theta_2).cos() > 1.0
         physics = torch.stack((theta_1, theta_2, speed_1, speed_2), dim=-1)
@@ -156,9 +151,7 @@ class Acrobot(Env):
         theta_1, theta_2, speed_1, speed_2 = state["physics"].unbind(-1)
         return torch.stack((theta_1.cos(), theta_1.sin(), theta_2.cos(), theta_2.sin(), speed_1, speed_2), dim=-1)
 
-    def draw(
-        self, canvas: Canvas, state: CopyState, parameters: Mapping[str, float], past: Sequence[CopyState]
-    ) -> None:
+    def draw(self, canvas: Canvas, state: CopyState, parameters: CopyParameters, past: Past) -> None:
         """Draw the links, the trail of the tip, and the height to reach, which has a meaning for links of 1 m."""
         length = parameters["link_length_1"]
         unit = max(1.0, (length + 1.0) / 2)

@@ -6,7 +6,6 @@ Source: the example of rl8 1.0, with its price model `y (1 + km) (1 + kc sin(f t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
 from rl8x.envs.canvas import BLUE, FAINT, GREEN, GREY, Canvas
-from rl8x.envs.pictures import CopyState
+from rl8x.envs.pictures import CopyParameters, CopyState, Past
 
 HOLD, BUY, SELL = 0, 1, 2
 PERCENT = 100.0
@@ -30,7 +29,7 @@ class AlgoTrading(Env):
 
     Actions, `[num_envs]` int64: 0 holds, 1 buys, 2 sells. Observations: `change` `[num_envs, 1]`, the latest change of
     the price's logarithm in percent; `invested` `[num_envs]`, whether the asset is held; and `action_mask`
-    `[num_envs, 3]`, which allows to buy where nothing is held and to sell where something is. Trend, size and period of
+    `[num_envs, 3]`, which allows buying while nothing is held, else selling. Trend, size and period of
     the cycle are not shown: a policy has to remember changes to infer them. The reward is the change of the portfolio's
     logarithm in percent.
 
@@ -90,9 +89,7 @@ class AlgoTrading(Env):
             "invested": state["invested"],
         }
 
-    def draw(
-        self, canvas: Canvas, state: CopyState, parameters: Mapping[str, float], past: Sequence[CopyState]
-    ) -> None:
+    def draw(self, canvas: Canvas, state: CopyState, parameters: CopyParameters, past: Past) -> None:
         """Draw the course of the price, green where the asset was held, and that of the portfolio."""
         states = [*past, state][-_SHOWN_STEPS:]
         held = np.array([int(each["invested"]) for each in states])

@@ -1,4 +1,4 @@
-"""Checks of what a user gives an environment, each with one line that says what came and what is needed."""
+"""Checks of the arguments that users give to environments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def whole_number(number: Any, owner: str, name: str) -> int:
         name: The argument's name there.
 
     Raises:
-        TypeError: If it is no whole number.
+        TypeError: If it is not a whole number.
     """
     try:
         return operator.index(number)
@@ -33,14 +33,14 @@ def whole_number(number: Any, owner: str, name: str) -> int:
 
 
 def check_time_limit(limit: Any, owner: str) -> None:
-    """Refuse what is no number of steps.
+    """Refuse a time limit that is not a positive number of steps.
 
     Args:
         limit: Steps until an episode is truncated; None for never.
         owner: The environment's name in error messages.
 
     Raises:
-        TypeError: If it is no whole number.
+        TypeError: If it is not a whole number.
         ValueError: If it is less than 1.
     """
     if limit is not None and whole_number(limit, owner, "time_limit") < 1:
@@ -48,14 +48,7 @@ def check_time_limit(limit: Any, owner: str) -> None:
 
 
 def check_declared(env: Any) -> None:
-    """Refuse an environment that does not say what is observed and done.
-
-    Args:
-        env: The environment, whose attributes are looked at.
-
-    Raises:
-        TypeError: If a space is missing, or is none.
-    """
+    """Raise `TypeError` where an environment lacks a space of observations or actions."""
     for name in ("single_observation_space", "single_action_space"):
         space = getattr(env, name, None)
         if not isinstance(space, gymnasium.Space):
@@ -78,8 +71,8 @@ def taken_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owne
         name: The actions' name there.
 
     Raises:
-        ValueError: If a tensor is not `[num_envs, *action]`, or is missing, or has a number that is no action. That is
-            looked for on the CPU alone: elsewhere it would have to wait for the device.
+        ValueError: If a tensor is missing, is not `[num_envs, *action]`, or holds a number that is not an action. The
+            last is checked on the CPU alone: elsewhere the check would have to wait for the device.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = actions if isinstance(actions, dict) else {}

@@ -45,7 +45,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
     `transition` and `observe`.
 
     Raises:
-        TypeError: If `num_envs`, `time_limit` or `seed` is no whole number, or the subclass declares no spaces.
+        TypeError: If `num_envs`, `time_limit` or `seed` is not a whole number, or the subclass declares no spaces.
         ValueError: If one of them is out of its range, or nothing is there that `observe_parameters` could show.
     """
 
@@ -262,7 +262,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
         """Start an episode in every copy.
 
         Args:
-            seed: Seeds the environment's generator anew; None goes on with it.
+            seed: Seeds the environment's generator; None continues its stream.
             options: Part of Gymnasium's signature, without a meaning here.
             config: The `env_config` from now on; `{}` for the defaults, None for no change.
 
@@ -270,7 +270,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
             The first observation, `[num_envs, ...]`, and an empty info.
 
         Raises:
-            TypeError: If `config` is no mapping, or `seed` no whole number.
+            TypeError: If `config` is not a mapping, or `seed` not a whole number.
             ValueError: As `configure` does.
         """
         self.configure(config)
@@ -399,6 +399,6 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
 
 
 def _apart(obs: Observation, state: State) -> Any:
-    """Copy what an observation shares with the state, so that a user who changes it cannot change the physics."""
+    """Copy tensors that an observation shares with the state, so that changing them does not change the physics."""
     shared = {value.untyped_storage().data_ptr() for value in state.values()}
     return tree_map(lambda part: part.clone() if part.untyped_storage().data_ptr() in shared else part, obs)

@@ -137,7 +137,7 @@ class BraxEnv(SimulatorEnv):
 
     def _tensor_of(self, array: Any) -> Tensor:
         """Copy an array to a tensor: JAX may use an array's memory again when it is gone on its side."""
-        # Booleans are no part of JAX's DLPack everywhere.
+        # Booleans are not part of JAX's DLPack everywhere.
         tensor: Tensor = torch.utils.dlpack.from_dlpack(array.astype("uint8") if array.dtype == bool else array)
         dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
         return tensor.to(self.device, dtype, copy=True)
@@ -156,7 +156,7 @@ def _programs(
         def choose(new: Any, old: Any) -> Any:
             shaped = done.reshape(done.shape + (1,) * (old.ndim - 1)) if old.ndim else done.any()
             chosen = jax.numpy.where(shaped, new, old)
-            # As strongly typed as what a reset gives, or the second step would be compiled anew.
+            # As strongly typed as what a reset gives, or the second step would be recompiled.
             return jax.lax.convert_element_type(chosen, chosen.dtype) if chosen.weak_type else chosen
 
         return jax.tree.map(choose, begun, stepped), stepped, stepped.done > 0

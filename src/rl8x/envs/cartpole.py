@@ -11,7 +11,6 @@ problems"; the equations are those of gymnasium/envs/classic_control/cartpole.py
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -20,7 +19,8 @@ from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
 from rl8x.envs.canvas import BLUE, FAINT, GREY, INK, ORANGE, Canvas
-from rl8x.envs.pictures import CopyState
+from rl8x.envs.dynamics import wrapped_angle
+from rl8x.envs.pictures import CopyParameters, CopyState, Past
 
 X_LIMIT_M = 2.4
 THETA_LIMIT_RAD = 12 * 2 * math.pi / 360
@@ -75,9 +75,7 @@ class _OnCart(Env):
         """Start near the upright rest position, each number of `physics`, `[num_envs, 4]`, uniform in +-0.05."""
         return {"physics": noise * (2 * START_SPREAD) - START_SPREAD}
 
-    def draw(
-        self, canvas: Canvas, state: CopyState, parameters: Mapping[str, float], past: Sequence[CopyState]
-    ) -> None:
+    def draw(self, canvas: Canvas, state: CopyState, parameters: CopyParameters, past: Past) -> None:
         """Draw cart and pole on their track; beyond the track's ends the view goes with the cart."""
         x, _, theta, _ = map(float, state["physics"])
         length = 2 * parameters["length"]
@@ -155,9 +153,7 @@ class CartPoleInfinite(_OnCart):
         """Push to the left (0), not at all (1) or to the right (2) for one step, by actions `[num_envs]`."""
         force = (actions - 1) * parameters["force_mag"]
         physics = cart_pole_dynamics(state["physics"], force, parameters)
-        # A pole that turns for hours would lose the angle's precision: keep theta in [-pi, pi).
-        turns = torch.floor((physics[:, 2] + math.pi) * (0.5 / math.pi))
-        physics[:, 2] -= turns * (2 * math.pi)
+        physics[:, 2] = wrapped_angle(physics[:, 2])
         rewards = -physics.abs().sum(-1)
         return {"physics": physics}, rewards, torch.zeros_like(rewards, dtype=torch.bool)
 

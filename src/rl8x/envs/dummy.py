@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import gymnasium.spaces as spaces
 import numpy as np
 import torch
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
 from rl8x.envs.canvas import BLUE, GREEN, GREY, Canvas
-from rl8x.envs.pictures import CopyState
+from rl8x.envs.pictures import CopyParameters, CopyState, Past
 
 
 class _Dummy(Env):
@@ -45,9 +43,7 @@ class _Dummy(Env):
         position = state["position"] + change
         return {"position": position}, -position.abs(), torch.zeros_like(position, dtype=torch.bool)
 
-    def draw(
-        self, canvas: Canvas, state: CopyState, parameters: Mapping[str, float], past: Sequence[CopyState]
-    ) -> None:
+    def draw(self, canvas: Canvas, state: CopyState, parameters: CopyParameters, past: Past) -> None:
         """Draw the position and its trail on a line, with 0 marked."""
         position = float(state["position"])
         far = 1.1 * max(1.0, parameters["bounds"], abs(position))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from rl8x.envs.steps import Observation, Outcome, Parameters, State
 
 
 class Dynamics:
-    """The part of an environment that its author writes: how episodes start, what actions lead to, what is observed."""
+    """The part of an environment that its author writes: initial states, transitions and observations."""
 
     default_time_limit: ClassVar[int | None] = None
     """Steps until an episode is truncated; None for never."""
@@ -64,7 +66,7 @@ class Dynamics:
             parameters: Values of the parameters, float32 `[num_envs]` each.
 
         Returns:
-            `[num_envs, *single_observation_space.shape]`, or a dict of such.
+            `[num_envs, *single_observation_space.shape]`, or a dict of them.
 
         Raises:
             NotImplementedError: If the subclass does not define it.
@@ -82,3 +84,8 @@ class Dynamics:
             Float32 `[num_envs]` each.
         """
         return {}
+
+
+def wrapped_angle(angle: Tensor) -> Tensor:
+    """Return an angle in rad, `[num_envs]`, in [-pi, pi): float32 loses the digits of one that turns for hours."""
+    return angle - torch.floor((angle + math.pi) * (0.5 / math.pi)) * (2 * math.pi)

@@ -48,7 +48,7 @@ def parsed_value(value: object) -> object:
         A `ParameterDistribution`, or the value as it is: a number, or a number for each copy.
 
     Raises:
-        ValueError: If a mapping is no distribution's plain form.
+        ValueError: If a mapping is not a distribution's plain form.
     """
     return randomization.from_dict(value) if isinstance(value, Mapping) else value
 

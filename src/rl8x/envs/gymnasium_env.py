@@ -51,7 +51,7 @@ class GymnasiumEnv(SimulatorEnv):
     """Adapter from Gymnasium's vector environments to tensors.
 
     Where it makes the copies itself, they are reset in the step that ends an episode. A vector environment that is
-    given keeps its own mode. In NEXT_STEP mode the step after an episode's end only resets: its row is no experience,
+    given keeps its own mode. In NEXT_STEP mode the step after an episode's end only resets: its row is not experience,
     which `Step.valid` says; such a row has reward 0 and is marked truncated, so that the next row begins an episode.
     In DISABLED mode the adapter resets the copies that ended, in the same step.
 
@@ -144,7 +144,7 @@ class GymnasiumEnv(SimulatorEnv):
         }
 
     def _settle(self, copies: PerCopySetting | None) -> Setting | None:
-        """Find where parameters are set: in copies that are environments of their own, or in what steps all of them."""
+        """Find where parameters are set: in each copy's own environment, or in the simulator that steps all copies."""
         if copies is None:
             return None
         inner = self.vector_env.unwrapped
@@ -191,7 +191,7 @@ class GymnasiumEnv(SimulatorEnv):
 
         Args:
             carry: The carry that `restart` or the last `advance` returned.
-            actions: `[num_envs, *action]`, or a dict of such.
+            actions: `[num_envs, *action]`, or a dict of them.
             noise: `[num_envs, noise_width]` in [0, 1).
 
         Returns:
@@ -300,7 +300,7 @@ class GymnasiumEnv(SimulatorEnv):
             twin = type(self)(source, num_envs or min(self.num_envs, MAX_EVAL_ENVS), seed=seed, **options)
         except Exception:  # whatever a simulator raises of which there can be one only
             return None
-        # A function that returns the same environment each time makes nothing that may be played in beside this.
+        # A function that returns the same environment each time cannot make a second one to play in.
         shared = single_copies(self.vector_env) & single_copies(twin.vector_env)
         return None if shared else twin
 

@@ -128,7 +128,7 @@ class MjlabEnv(SimulatorEnv):
         if bool(done.any()):
             parameters = self.redrawn(done, parameters, self.starting_parameters(noise))
             fresh, reset_log = self._reset(done.nonzero().squeeze(1), parameters, None)
-            # Its noise is drawn anew for every copy: those that go on keep what the step gave.
+            # Its noise is redrawn for every copy: those that go on keep what the step gave.
             obs, log = where_rows(done, fresh, obs), log | reset_log
         everyone = torch.ones_like(done)
         info = {**extras, "log": log}

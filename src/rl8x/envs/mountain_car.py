@@ -8,7 +8,6 @@ MountainCarContinuous-v0). Positions and velocities have no unit there; a veloci
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import gymnasium.spaces as spaces
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
 from rl8x.envs.canvas import BLUE, FAINT, GREEN, GREY, INK, Canvas, Point
-from rl8x.envs.pictures import CopyState
+from rl8x.envs.pictures import CopyParameters, CopyState, Past
 
 MIN_POSITION = -1.2
 MAX_POSITION = 0.6
@@ -71,9 +70,7 @@ class _Valley(Env):
         """
         return (state["position"] >= self.goal_position) & (state["velocity"] >= parameters["goal_velocity"])
 
-    def draw(
-        self, canvas: Canvas, state: CopyState, parameters: Mapping[str, float], past: Sequence[CopyState]
-    ) -> None:
+    def draw(self, canvas: Canvas, state: CopyState, parameters: CopyParameters, past: Past) -> None:
         """Draw the valley, the flag and the car."""
         canvas.view((MIN_POSITION - 0.07, MAX_POSITION + 0.07), (0.0, 1.3))
         (left, right), (bottom, _) = canvas.span

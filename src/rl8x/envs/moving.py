@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class MovesParameters:
-    """The part of an environment that has to do with its `env_config`, and with parameters that move.
+    """The part of an environment that handles its `env_config`, and parameters that move.
 
-    A group of such parameters is kept by its key for as long as the environment lives: a configuration that comes into
-    force again goes on where it was, and programs that read its tensors read the right ones.
+    A group of moving parameters is kept under its key for as long as the environment lives: a configuration that comes
+    into force again continues where it was, and programs that read its tensors read the right ones.
     """
 
     gives_sources: ClassVar[bool] = True
@@ -35,7 +35,7 @@ class MovesParameters:
     num_envs: int
     metric_names: tuple[str, ...]
     shared_seed: int = 0
-    """The same on all ranks: of what all draw alike."""
+    """A seed that all ranks share, for what they have to draw alike."""
     carry: Carry | None
     generator: torch.Generator
     _known_groups: dict[str, ParameterGroup]
@@ -54,7 +54,7 @@ class MovesParameters:
 
     @property
     def next_config(self) -> dict[str, Any]:
-        """The `env_config` that the next `reset` puts into force where it is given none, in plain JSON form."""
+        """The `env_config` of the next `reset`, unless that is given another, in plain JSON form."""
         return dict((self._next_config or self._config).given)
 
     def plain_config(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> dict[str, Any]:
@@ -66,7 +66,7 @@ class MovesParameters:
             copies: The argument that sets the number of copies, for error messages.
 
         Raises:
-            TypeError: If it is no mapping.
+            TypeError: If it is not a mapping.
             ValueError: As `configure` does.
         """
         return dict(self._resolve(config, called, copies).given)
@@ -79,7 +79,7 @@ class MovesParameters:
                 parameters' units; `{}` for the defaults, None for no change.
 
         Raises:
-            TypeError: If it is no mapping.
+            TypeError: If it is not a mapping.
             ValueError: If a name is unknown or a value out of bounds; the message has the legal names and bounds.
         """
         if config is not None:
@@ -105,7 +105,7 @@ class MovesParameters:
         owner, device = f"{type(self).__name__}: {called}", self._no_noise.device
         options: Any = {"owner": owner, "device": device, "copies": copies, "steered": steered}
         resolved = resolve_config(config, self.parameters, num_envs=self.num_envs, metrics=self.metric_names, **options)
-        self.check_moves(resolved, owner)
+        self._refuse_moves(resolved, owner)
         # Groups have a state, and are not shared.
         self._last_resolved = None if values is None or resolved.groups else ((values, steered), resolved)
         return resolved
@@ -126,16 +126,8 @@ class MovesParameters:
             groups.append(known)
         return ResolvedConfig(resolved.given, resolved.fixed, resolved.drawn, tuple(groups), resolved.steered)
 
-    def check_moves(self, resolved: ResolvedConfig, owner: str) -> None:
-        """Refuse groups that need to know of each episode under what it was played, where the environment cannot say.
-
-        Args:
-            resolved: The configuration.
-            owner: Its name in error messages.
-
-        Raises:
-            ValueError: If there is such a group.
-        """
+    def _refuse_moves(self, resolved: ResolvedConfig, owner: str) -> None:
+        """Refuse groups that move with returns, where the environment does not give the sources of episodes."""
         for group in () if self.gives_sources else resolved.groups:
             if group.metric is not None:
                 raise ValueError(
@@ -144,7 +136,7 @@ class MovesParameters:
                 )
 
     def known_group(self, key: str) -> ParameterGroup | None:
-        """Return a group that some configuration here had, as it stands; None where none had.
+        """Return the group of a key, if any configuration of this environment has had it.
 
         Args:
             key: The group's key.
@@ -184,9 +176,9 @@ class MovesParameters:
             group.update_from_metrics(row)
 
     def steer_config(self, config: EnvConfig) -> None:
-        """Have each copy's next episode played under an `env_config`, those in progress under what they began with.
+        """Play each copy's next episode under an `env_config`; those in progress keep the values that they began with.
 
-        Programs are compiled anew where the kind of a parameter's distribution changes, and not where its numbers do.
+        Programs are recompiled where the kind of a parameter's distribution changes, and not where its numbers do.
 
         Args:
             config: Names of parameters to values in their units, see `Env.configure`.
@@ -274,14 +266,14 @@ class MovesParameters:
 
         Args:
             config: The `env_config` to evaluate under.
-            training: The environment that is trained in, whose state is copied; None where there is none.
+            training: The environment that is trained in, whose state is copied; None if there is none.
         """
         steered = training is not None and training.is_steered
         self._next_config = self._with_known_groups(self._resolve(config, steered=steered))
         for group in self._next_config.groups:
             trained = None if training is None else training.known_group(group.key)
             if trained is not None:
-                group.copy_state_from(trained)
+                group.load_state_dict(trained.state_dict())
             group.set_evaluating(True)
 
     # ---- what is known of them
@@ -325,7 +317,7 @@ class MovesParameters:
     # ---- saving
 
     def moving_state(self) -> dict[str, Any]:
-        """Return the state of all parameters that move, or have moved, for a snapshot; empty where there are none."""
+        """Return the state of all parameters that move or have moved, for a snapshot; empty if there are none."""
         if not (self._known_groups or self._saved_groups):
             return {}
         following = self._next_config

@@ -81,7 +81,7 @@ def derive_constants(simulator: Any) -> None:
 class ModelField(Setter):
     """A field of a MuJoCo model, of bodies, geoms, joints and so on by their names.
 
-    What MuJoCo derives from masses, inertias and positions is computed anew (`mj_setConst`). The inertia of a body is
+    What MuJoCo derives from masses, inertias and positions is recomputed (`mj_setConst`). The inertia of a body is
     a field of its own: `Scale([ModelField("body_mass", "torso"), ModelField("body_inertia", "torso")])`.
 
     Attributes:

@@ -23,7 +23,7 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         env: The environment; seeds, time limit and `env_config` are its own.
 
     Raises:
-        TypeError: If it is no rl8x environment.
+        TypeError: If it is not an rl8x environment.
     """
 
     def __init__(self, env: Env) -> None:
@@ -41,7 +41,7 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         """Start an episode in every copy.
 
         Args:
-            seed: One seed for all of them; None goes on with the generator.
+            seed: One seed for all of them; None continues its stream.
             options: Part of Gymnasium's signature, without a meaning here.
 
         Returns:

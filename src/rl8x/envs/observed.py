@@ -126,11 +126,7 @@ def shown_space(space: spaces.Space[Any], num_parameters: int, mode: ObservePara
 
 
 def check_mode(mode: object, parameters: Mapping[str, Parameter], owner: str) -> None:
-    """Refuse what is no way to observe parameters, or an environment that has none; `owner` names it.
-
-    Raises:
-        ValueError: Either way.
-    """
+    """Raise `ValueError` for an unknown mode, or an environment without parameters to show; `owner` names it."""
     if mode not in MODES:
         listed = ", ".join(map(repr, MODES))
         raise ValueError(f"{owner}: {_NAME} must be one of {listed}; got {mode!r}.{did_you_mean(mode, MODES)}")
@@ -142,13 +138,13 @@ def check_mode(mode: object, parameters: Mapping[str, Parameter], owner: str) ->
 
 
 def joined(obs: Any, parameters: Tensor) -> Any:
-    """Return an observation `[num_envs, *obs]`, or a dict of such, with parameters `[num_envs, num_parameters]`."""
+    """Return an observation `[num_envs, *obs]`, or a dict of them, with parameters `[num_envs, num_parameters]`."""
     parts = obs if isinstance(obs, dict) else {keys.OBS: obs}
     return {**parts, PARAMETERS: parameters}
 
 
-# What makes an environment, and what leaves it. A class that overrides one of these may call its parent's: the
-# outermost one alone shows.
+# Wrappers of the methods that make an environment and return observations. A class that overrides one of these may
+# call its parent's: only the outermost one adds the parameters.
 
 
 def taking_mode(method: Callable[..., None]) -> Callable[..., None]:

@@ -29,7 +29,7 @@ class Parameter:
         description: Its meaning in a few words.
 
     Raises:
-        TypeError: If the default or a bound is no number.
+        TypeError: If the default or a bound is not a number.
         ValueError: If the default does not lie in the bounds.
     """
 
@@ -79,7 +79,7 @@ class ResolvedConfig:
 
     @property
     def key(self) -> Hashable:
-        """A key of what a program that draws has built in: distributions that stand still, and groups by their keys."""
+        """A key of the constants in a program that draws: distributions that do not move, and the keys of groups."""
         return tuple(self.drawn.items()), tuple(group.key for group in self.groups)
 
     @property
@@ -89,7 +89,7 @@ class ResolvedConfig:
 
     @property
     def shown_names(self) -> set[str]:
-        """The parameters to report; where a function sets the configuration, those that it gave."""
+        """The parameters to report: those that are drawn, or that a function gave."""
         return {*self.given} if self.steered else self.drawn_names
 
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -6,7 +6,6 @@ Source: the equations are those of gymnasium/envs/classic_control/pendulum.py (G
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -15,7 +14,8 @@ from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
 from rl8x.envs.canvas import BLUE, FAINT, GREEN, INK, ORANGE, Canvas
-from rl8x.envs.pictures import CopyState
+from rl8x.envs.dynamics import wrapped_angle
+from rl8x.envs.pictures import CopyParameters, CopyState, Past
 
 MAX_SPEED = 8.0
 MAX_TORQUE = 2.0
@@ -63,9 +63,7 @@ class Pendulum(Env):
         pull = 1.5 * parameters["g"] / length * theta.sin()
         push = 3.0 / (parameters["m"] * length.square()) * torque
         theta_dot = (theta_dot + (pull + push) * dt).clamp(-MAX_SPEED, MAX_SPEED)
-        theta = theta + theta_dot * dt
-        # Kept in [-pi, pi): float32 would lose the angle of a pendulum that has turned often.
-        theta = theta - torch.floor((theta + math.pi) * (0.5 / math.pi)) * (2 * math.pi)
+        theta = wrapped_angle(theta + theta_dot * dt)
         return {"theta": theta, "theta_dot": theta_dot}, rewards, torch.zeros_like(rewards, dtype=torch.bool)
 
     def observe(self, state: State, parameters: Parameters) -> Observation:
@@ -73,9 +71,7 @@ class Pendulum(Env):
         theta = state["theta"]
         return torch.stack((theta.cos(), theta.sin(), state["theta_dot"]), dim=-1)
 
-    def draw(
-        self, canvas: Canvas, state: CopyState, parameters: Mapping[str, float], past: Sequence[CopyState]
-    ) -> None:
+    def draw(self, canvas: Canvas, state: CopyState, parameters: CopyParameters, past: Past) -> None:
         """Draw the rod with its trail, and a mark at the upper rest position."""
         length, mass = parameters["l"], parameters["m"]
         unit = max(1.0, length)

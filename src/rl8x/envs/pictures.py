@@ -1,4 +1,4 @@
-"""Pictures of an environment: what its author draws of one copy becomes what `render` returns of all."""
+"""Pictures of an environment: its author draws one copy, and `render` returns a picture of each."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CopyState = Mapping[str, NDArray[Any]]
 
 Past = Sequence[CopyState]
 """States of one copy, the oldest first."""
-Numbers = Mapping[str, float]
-"""The values of one copy's parameters."""
+CopyParameters = Mapping[str, float]
+"""The values of one copy's parameters, by name."""
 
 
 class DrawsItself:
-    """The part of an environment that has its pictures."""
+    """The part of an environment that draws it."""
 
     render_fps: ClassVar[float] = 30.0
     """Steps a second at which a film of it looks natural."""
@@ -30,9 +30,7 @@ class DrawsItself:
     render_mode: str | None
     metadata: dict[str, Any]
 
-    def draw(
-        self, canvas: Canvas, state: CopyState, parameters: Mapping[str, float], past: Sequence[CopyState]
-    ) -> None:
+    def draw(self, canvas: Canvas, state: CopyState, parameters: CopyParameters, past: Past) -> None:
         """Draw a copy, for films; an environment without it has no pictures.
 
         Args:
@@ -59,11 +57,7 @@ class DrawsItself:
             self.metadata = {**self.metadata, "render_modes": ["rgb_array"], "render_fps": self.render_fps}
 
     def picture(
-        self,
-        state: CopyState,
-        parameters: Numbers,
-        past: Past = (),
-        size: tuple[int, int] = SIZE,
+        self, state: CopyState, parameters: CopyParameters, past: Past = (), size: tuple[int, int] = SIZE
     ) -> Picture:
         """Draw a copy on a canvas.
 

@@ -1,4 +1,4 @@
-"""Finding what makes an environment: the built-in ones by name, Gymnasium's by id, others by dotted path."""
+"""Find environments: the built-in ones by name, Gymnasium's by id, others by dotted path."""
 
 from __future__ import annotations
 

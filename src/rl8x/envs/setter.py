@@ -43,7 +43,7 @@ class Setter(ABC):
 
     @property
     def unset(self) -> float | None:
-        """The value that is set where `env_config` has none; None sets nothing."""
+        """The value that is set if `env_config` has none; None sets nothing."""
         return self.default
 
     @abstractmethod
@@ -54,10 +54,10 @@ class Setter(ABC):
             simulator: The unwrapped simulator.
 
         Returns:
-            A number or an array; of several parts a list of such.
+            A number or an array; of several parts a list of them.
 
         Raises:
-            ValueError: If there is no such thing, or it is no number.
+            ValueError: If there is no such thing, or it is not a number.
         """
 
     def write(self, simulator: Any, original: Any, value: Value | None) -> None:

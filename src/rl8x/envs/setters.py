@@ -161,7 +161,7 @@ class Scale(Setter):
 
 @dataclasses.dataclass(frozen=True)
 class Function(Setter):
-    """A function `(env, value) -> None` that sets several things, such as what is derived from an attribute.
+    """A function `(env, value) -> None` that sets several things, such as an attribute and values derived from it.
 
     It gets the unwrapped environment, and a number; of a simulator of many copies a tensor of one for each,
     `[num_envs]`. It has no plain form: files name no code.
@@ -214,7 +214,7 @@ def setters_of(parameters: Mapping[str, Any], kinds: Sequence[type[Setter]], own
 
     Raises:
         ValueError: If something is none of them.
-        TypeError: If `parameters` is no mapping.
+        TypeError: If `parameters` is not a mapping.
     """
     if not isinstance(parameters, Mapping):
         raise TypeError(f"{owner}: parameters must be a mapping from names to what they set; got {parameters!r}.")

@@ -174,7 +174,7 @@ class PerCopySetting:
         return ParameterWrapper(env, self.setters, self.table)
 
     def adopt(self, vector_env: VectorEnv[Any, Any, Any]) -> None:
-        """Tell each copy which it is, and read what there is; those of this process are wrapped here."""
+        """Give each copy its index, and read the parameters; copies in this process are wrapped here."""
         inner: Any = vector_env.unwrapped
         if isinstance(inner, SyncVectorEnv):
             inner.envs = [self.wrapped(env) for env in inner.envs]

@@ -41,8 +41,8 @@ class Step(NamedTuple):
     episode_lengths: Tensor
     """int64: the episode's steps up to this one, before the reset."""
     valid: Tensor | None = None
-    """bool, false for masked autoreset steps, which are no experience; None where every row is experience."""
+    """bool, false for masked autoreset steps, which are not experience; None where every row is experience."""
     metrics: dict[str, Tensor] = {}  # noqa: RUF012 - `advance` passes its own, this one stays empty
-    """Further metrics of the episode up to this step, before the reset, float32; NaN where there is none."""
+    """Further metrics of the episode up to this step, before the reset, float32; NaN if there is none."""
     sources: dict[str, Tensor] = {}  # noqa: RUF012 - as above
     """The source of the episode's parameters, int64, by the label of each group that moves with returns."""

@@ -1,4 +1,4 @@
-"""Check an environment before training: shapes, types, purity, each fault named with the function that has it."""
+"""Check the shapes, types and purity of an environment's functions before training."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def validate(env: Env) -> None:
         env: The environment to check.
 
     Raises:
-        TypeError: If it is no rl8x environment, such as a class of such.
+        TypeError: If it is not an rl8x environment, such as the class instead of an instance.
         ValueError: If something does not fit; the message names the function and both shapes or types.
     """
     if not isinstance(env, Env):
@@ -85,7 +85,7 @@ class _Probe:
             obs = self.call("observe", state, parameters)
 
     def actions(self, obs: Any) -> Any:
-        """Draw random actions, those that an action mask allows where the observation has one."""
+        """Draw random actions, legal ones if the observation has an action mask."""
         space, seen = self.env.single_action_space, self.env.single_observation_space
         sampled = self.action_space.sample()
         actions: Any = tree_of(sampled, lambda part: torch.as_tensor(part, device=self.env.device))
@@ -104,7 +104,7 @@ class _Probe:
         return ValueError(f"{self.name}.{function} {text}")
 
     def call(self, function: str, *arguments: Any, pure: bool = False) -> Any:
-        """Call one function; check that it changes nothing it was given, and where asked that it repeats itself."""
+        """Call a function; check that it does not change its arguments, and, if `pure`, gives the same again."""
         method: Callable[..., Any] = getattr(self.env, function)
         kept = [tree_map(Tensor.clone, argument) for argument in arguments]
         try:
@@ -126,14 +126,14 @@ class _Probe:
     def check_attributes(self, function: str) -> None:
         """Raise where a function changed an attribute: the change would survive neither compilation nor a resume."""
         for key, value in vars(self.env).items():
-            # A new attribute may be a cache that is filled once; what then changes is none.
+            # A new attribute may be a cache that is filled once; it must not change after that.
             if not _same(value, self.attributes.setdefault(key, _snapshot(value))):
                 raise self.fault(
                     function, f"changed self.{key}; what changes from step to step belongs into the state."
                 )
 
     def check_state(self, state: Any, function: str, before: Mapping[str, Tensor] | None) -> None:
-        """Raise where a state is no dict of `[num_envs, ...]` tensors, or not like the one before."""
+        """Raise unless a state is a dict of `[num_envs, ...]` tensors, like the one before."""
         if not isinstance(state, dict):
             raise self.fault(function, f"must return the state as a dict of tensors; got {type(state).__name__}.")
         for key, value in state.items():
@@ -151,7 +151,7 @@ class _Probe:
     def check_tensor(
         self, value: Any, function: str, what: str, need: tuple[list[int], torch.dtype] | None = None, of: str = ""
     ) -> None:
-        """Raise where a value is no tensor of `num_envs` rows on the device, or not of the form needed."""
+        """Raise unless a value is a tensor of `num_envs` rows on the device, and of the form needed."""
         if not isinstance(value, Tensor):
             raise self.fault(function, f"must return {what} as a tensor; got {type(value).__name__}.")
         if value.ndim == 0 or value.shape[0] != self.num_envs:
@@ -183,7 +183,7 @@ class _Probe:
         return state, terminated
 
     def check_metrics(self, metrics: Any) -> None:
-        """Raise where metrics of a state are not those that the class names."""
+        """Raise unless the metrics of a state are those of `metric_names`."""
         if not isinstance(metrics, dict) or sorted(metrics) != sorted(self.env.metric_names):
             got = sorted(metrics) if isinstance(metrics, dict) else type(metrics).__name__
             raise self.fault("measure", f"must return a dict with {sorted(self.env.metric_names)}; got {got}.")

@@ -1,4 +1,4 @@
-"""Making the vector environments that `GymnasiumEnv` steps: of ids, of functions, or those that were given."""
+"""Make the vector environments that `GymnasiumEnv` steps: from ids, from functions, or from given ones."""
 
 from __future__ import annotations
 

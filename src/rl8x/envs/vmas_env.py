@@ -63,7 +63,7 @@ class VmasEnv(SimulatorEnv):
 
         Raises:
             RuntimeError: If VMAS is not installed.
-            ValueError: If agents differ in their spaces, or `num_envs` is no multiple of their number.
+            ValueError: If agents differ in their spaces, or `num_envs` is not a multiple of their number.
         """
         try:
             from vmas import make_env

@@ -68,7 +68,7 @@ class AttentionModel(ActorCritic):
     The state is `history`, the observations before the present one, `[num_envs, window - 1, width of an observation]`,
     and `length`, how many of them are of the same episode, `[num_envs]`.
 
-    Arguments that are not told here are those of `ActorCritic`.
+    Arguments that are not listed here are those of `ActorCritic`.
 
     Args:
         observation_space: Space of one copy's observation, of any kind that `MLPModel` reads.

@@ -50,7 +50,7 @@ class Model(nn.Module):
         return {}
 
     def actor_state(self, state: State) -> State:
-        """Leave out what `policy_features` can do without, where nothing but actions is wanted; the critic's part.
+        """Return the part of a state that `policy_features` needs for actions alone, without the critic's.
 
         Args:
             state: A whole state, each `[B, *]`.

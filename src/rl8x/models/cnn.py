@@ -18,7 +18,7 @@ from rl8x.spaces import describe_space
 class CNNModel(ActorCritic):
     """Convolutions over each image, then a perceptron; the same for actor and critic unless `shared` is False.
 
-    Arguments that are not told here are those of `ActorCritic`.
+    Arguments that are not listed here are those of `ActorCritic`.
 
     Args:
         observation_space: A `Box` of rank 3 and at least 5 x 5, or a `Dict` or `Tuple` with such among its parts; the

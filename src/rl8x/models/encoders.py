@@ -141,7 +141,7 @@ class ObservationEncoder(nn.Module):
         self.width = sum(self.leaf_widths)
 
     def forward(self, obs: Any) -> Tensor:
-        """Return observations `[T, B, *obs]`, or a dict of such, as vectors, `[T, B, width]`."""
+        """Return observations `[T, B, *obs]`, or a dict of them, as vectors, `[T, B, width]`."""
         encoded = [part(part_at(path, obs)) for path, part in zip(self.paths, self.parts, strict=True)]
         return encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1)
 

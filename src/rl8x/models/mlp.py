@@ -119,7 +119,7 @@ class MLPModel(ActorCritic):
 
     Weights are orthogonal, with gain sqrt(2) in hidden layers; biases are 0.
 
-    Arguments that are not told here are those of `ActorCritic`.
+    Arguments that are not listed here are those of `ActorCritic`.
 
     Args:
         observation_space: Space of one copy's observation: `Box`, `Discrete`, `MultiDiscrete`, `MultiBinary`, or a

@@ -49,7 +49,7 @@ class FlatObservations(nn.Module):
 
 
 def part_at(path: Sequence[str], obs: Any) -> Tensor:
-    """Return the part `[..., *part]` of an observation to which some keys lead; the observation itself by none."""
+    """Return the part `[..., *part]` of an observation at a path of keys; the whole for an empty path."""
     for key in path:
         obs = obs[key]
     part: Tensor = obs
@@ -91,7 +91,7 @@ def _one_hot(index: Tensor, size: int) -> Tensor:
 
 
 def actor_space(space: gymnasium.Space[Any], critic_obs: Sequence[str], shared: bool) -> gymnasium.Space[Any]:
-    """Return the space of what the actor sees: all but the parts `critic_obs` of a `Dict`, which only the critic sees.
+    """Return the space that the actor sees: a `Dict` without its parts `critic_obs`, which only the critic sees.
 
     Raises:
         ValueError: If there is no such part, nothing left, or actor and critic share layers.

@@ -66,7 +66,7 @@ class RecurrentModel(ActorCritic):
     A subclass defines the number of gates of a unit and one step of the state. The state is a dict with one
     `[num_envs, hidden_size]` tensor for each of `state_names`, prefixed `actor_` and `critic_` where they are apart.
 
-    Arguments that are not told here are those of `ActorCritic`.
+    Arguments that are not listed here are those of `ActorCritic`.
 
     Args:
         observation_space: Space of one copy's observation: images, and what `MLPModel` reads.
@@ -149,7 +149,7 @@ class RecurrentModel(ActorCritic):
         return outputs[0], outputs[-1], state
 
     def _prepare(self) -> None:
-        """Set what a cell has of its own: further parameters, biases that do not begin at 0."""
+        """Add parameters of the cell, and set biases that do not begin at 0."""
 
     @abstractmethod
     def _weights(self, trunks: slice) -> tuple[Tensor, ...]:

@@ -24,7 +24,7 @@ def make_model(
     num_features: int,
     model_config: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Make a model, or a copy of the instance that was given: what is built twice of one config shares no weights.
+    """Make a model, or copy a given instance, so that algorithms built from one config share no weights.
 
     Args:
         spec: Built-in name, a subclass of `Model`, or an instance, which stays as it is; None: `"cnn"` where there are
@@ -108,7 +108,7 @@ def config_with_critic_obs(
         model_config: The arguments that were given for the model's class.
 
     Raises:
-        ValueError: If the model is an instance, or of a class that does not know of such parts.
+        ValueError: If the model is an instance, or of a class without such arguments.
     """
     listed = ", ".join(map(repr, names))
     cls = model_class(spec, space) if not isinstance(spec, Model) else None
@@ -120,5 +120,5 @@ def config_with_critic_obs(
         )
     given = model_config.get("critic_obs", ())
     if isinstance(given, str):
-        return dict(model_config)  # which is refused where it is read
+        return dict(model_config)  # the model itself refuses it
     return {"shared": False, **model_config, "critic_obs": [*given, *(name for name in names if name not in given)]}

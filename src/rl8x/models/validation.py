@@ -1,4 +1,4 @@
-"""Check a model before training: what it gives for observations, each fault named with both shapes."""
+"""Check the shapes and side effects of a model before training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl8x.trees import flatten_tree
 
 
 class TrainingEffects(NamedTuple):
-    """What a model in training mode does beside what it returns.
+    """The side effects of a model in training mode.
 
     Attributes:
         draws: Whether it draws from torch's own generators, as dropout does.
@@ -25,17 +25,17 @@ class TrainingEffects(NamedTuple):
 
 
 def check_model(model: Model, obs: Any, starts: Tensor) -> TrainingEffects:
-    """Run a model once in evaluation mode and once in training mode, and compare what it gives with what it must.
+    """Run a model in evaluation mode and in training mode, and check its results.
 
     Neither its buffers nor torch's generators change. It is left in evaluation mode.
 
     Args:
         model: The model.
-        obs: Observations, `[T, B, *obs]` or a dict of such.
+        obs: Observations, `[T, B, *obs]` or a dict of them.
         starts: Where an observation begins an episode, `[T, B]`, bool.
 
     Returns:
-        What it does in training mode beside that.
+        Its side effects in training mode.
 
     Raises:
         ValueError: If `initial_state` or `forward` fails or gives something else, or it draws random numbers or changes
@@ -66,7 +66,7 @@ def check_model(model: Model, obs: Any, starts: Tensor) -> TrainingEffects:
 
 @torch.no_grad()
 def _tried(model: Model, obs: Any, state: State, starts: Tensor) -> tuple[Any, TrainingEffects]:
-    """Run a model, and put back what it changes; return what it gives, and what it changed."""
+    """Run a model and undo its side effects; return its results and these effects."""
     name, kept = type(model).__name__, [buffer.clone() for buffer in model.buffers()]
     on_cuda = starts.device.type == "cuda"
 
@@ -91,7 +91,7 @@ def _tried(model: Model, obs: Any, state: State, starts: Tensor) -> tuple[Any, T
 
 
 def _check_result(model: Model, given: Any, state: State, starts: Tensor) -> None:
-    """Compare what a model gives with what it must."""
+    """Check the shapes of a model's results."""
     name = type(model).__name__
     if not isinstance(given, tuple) or len(given) != 3:
         returned = f"{len(given)} values" if isinstance(given, tuple) else f"a {type(given).__name__}"

@@ -1,4 +1,4 @@
-"""What a mask leaves of a set's elements. A mask is True where an element counts."""
+"""Masked logits and means. A mask is True where an element counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def masked_logits(logits: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_mean(x: Tensor, mask: Tensor, dim: int) -> Tensor:
-    """Return the mean of the elements that count along `dim`; 0 where none does.
+    """Return the mean along `dim` of the elements that count; 0 if there are none.
 
     Args:
         x: `[...]`; the values of masked elements, NaN too, have no influence.

@@ -1,4 +1,4 @@
-"""Multilayer perceptrons and how their weights begin."""
+"""Multilayer perceptrons and the initialisation of their weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rl8x.nn.perceptron import perceptron, plain_layers
 
 HIDDEN_GAIN = math.sqrt(2.0)
 
-# Activations of all layers from which `perceptron` saves more time than its Python takes: what a core's cache holds.
+# From this size of all activations on, that of a core's cache, `perceptron` saves more time than its Python takes.
 MANY_ACTIVATIONS: Final = 2**17
 
 

@@ -54,7 +54,7 @@ class Adaptive(MovingDistribution):
         group: Parameters with the same text are drawn together.
 
     Raises:
-        ValueError: If an argument is not as told above, or `start` does not lie in `limits`.
+        ValueError: If an argument is not as stated above, or `start` does not lie in `limits`.
 
     Source: Akkaya et al. 2019, arXiv:1910.07113, section 5.2 and algorithm 1.
     """
@@ -207,7 +207,7 @@ class AdaptiveGroup(ParameterGroup):
         self._move(decided & (mean >= options.thresholds[1]), decided & (mean <= options.thresholds[0]))
         state["count"].copy_(count.masked_fill(decided, 0))
         state["total"].copy_(total.masked_fill(decided, 0.0))
-        # A reset takes away what was pending: a round that is not full then goes on.
+        # A reset ends pending episodes without counting them: a round that is not full then stays open.
         state["open"].copy_(decided | (count + pending < options.episodes))
 
     def _move(self, outward: Tensor, inward: Tensor) -> None:

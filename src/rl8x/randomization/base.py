@@ -1,4 +1,4 @@
-"""What every distribution of a physical parameter is: a value with an inverse cumulative distribution function."""
+"""The base class of distributions of physical parameters: values with an inverse cumulative distribution function."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ParameterDistribution(ABC):
     @property
     @abstractmethod
     def support(self) -> tuple[float, float]:
-        """The smallest and the largest value that can be drawn; of what moves, wherever it may come to."""
+        """The smallest and the largest value that can be drawn; if the distribution moves, at any time."""
 
     @property
     def numbers(self) -> tuple[float, ...]:

@@ -57,7 +57,7 @@ class Uniform(_Interval):
         high: The largest, at least `low`.
 
     Raises:
-        ValueError: If one is no finite number, or `low` exceeds `high`.
+        ValueError: If one is not a finite number, or `low` exceeds `high`.
     """
 
     kind: ClassVar[str] = "uniform"
@@ -87,7 +87,7 @@ class LogUniform(_Interval):
         high: The largest, at least `low`.
 
     Raises:
-        ValueError: If one is no finite number, or not 0 < `low` <= `high`.
+        ValueError: If one is not a finite number, or not 0 < `low` <= `high`.
     """
 
     kind: ClassVar[str] = "log_uniform"
@@ -147,7 +147,7 @@ class Normal(ParameterDistribution):
         return min(max(self.mean - reach, low), high), min(max(self.mean + reach, low), high)
 
     def clipped(self, low: float, high: float) -> Normal:
-        """Return the same distribution, clipped to the parameter's bounds where it has none of its own.
+        """Return the same distribution, clipped to the parameter's bounds if it has none of its own.
 
         Args:
             low: The parameter's smallest legal value.
@@ -168,7 +168,7 @@ class Normal(ParameterDistribution):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """Mean, std, and the bounds that it is clipped to, which it must have.
+        """Mean, std, `low` and `high`, both of which must be given.
 
         Raises:
             ValueError: If it lacks one.
@@ -296,7 +296,7 @@ class Grid(_Listed):
         values: The values, at least one, and no more than there are copies.
 
     Raises:
-        ValueError: If one is no finite number.
+        ValueError: If one is not a finite number.
     """
 
     kind: ClassVar[str] = "grid"

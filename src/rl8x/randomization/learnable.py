@@ -42,7 +42,7 @@ class Learnable(MovingDistribution):
     which is p (1 - p) on average, from two episodes on; with fewer, a level keeps the score it had, at first 0.
 
     In the paper p is estimated by rollouts of further copies before each phase of training. Here it is estimated from
-    the episodes that are trained on: that costs no transitions, and kept levels are scored anew with the policy as it
+    the episodes that are trained on: that costs no transitions, and kept levels are scored again with the policy as it
     has become. What that could bias is which episodes are counted: an episode counts where it began in the round, and
     the round waits for the last of these, as the first that end would be the short ones. The policy learns meanwhile,
     which rollouts of their own would avoid. The paper draws kept levels uniformly.
@@ -66,7 +66,7 @@ class Learnable(MovingDistribution):
         group: Parameters with the same text are drawn together.
 
     Raises:
-        ValueError: If an argument is not as told above.
+        ValueError: If an argument is not as stated above.
 
     Source: Rutherford et al. 2024, arXiv:2408.15099, section 4 and algorithm 1.
     """

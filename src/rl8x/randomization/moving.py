@@ -1,17 +1,17 @@
-"""Distributions that move while a policy trains: what they have in common.
+"""The base classes of distributions that move while a policy trains.
 
 A moving distribution is an immutable value, as the others are: the form that `env_config` gives it. Its state, which
 moves, is in a `ParameterGroup`: the parameters of one environment that are drawn together, with tensors that a compiled
 or captured program reads at each call. They are changed in place, and only between two horizons, so that no program is
 compiled anew and nothing looks at them on the host.
 
-An algorithm that decides by returns needs to know of each episode that ends under what it was played. So the draw of a
-group also says a `source` of each episode: a whole number, or -1 where its return decides nothing. The environment
-carries it until the episode ends.
+An algorithm that moves by returns needs to know how the parameters of each episode that ends were drawn. So the draw
+of a group also returns a `source` for each episode: a whole number, or -1 where its return decides nothing. The
+environment carries it until the episode ends.
 
-Episodes end sooner where a policy fails, or where it succeeds. To count those that have ended by some moment would
-favour the short ones. So episodes are counted by when they begin: while a round is open, those that begin are counted
-in; it is closed at a horizon's end when they are enough, and decided when the last of them has ended.
+Episodes end sooner where a policy fails, or where it succeeds, so that counting those that have ended by some moment
+would favour short ones. Episodes are therefore counted by when they begin: those that begin while a round is open
+belong to it. It closes at the end of the horizon in which there are enough, and is decided when the last has ended.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Episodes(NamedTuple):
         return self.ended & (self.sources != NO_SOURCE) & self.scores.isfinite()
 
     def of_all_ranks(self) -> Episodes:
-        """Return those of every rank, side by side in the order of ranks, where they have sources."""
+        """Return the episodes of all ranks, side by side in the order of ranks."""
         if ranks().size == 1:
             return self
         sources = torch.where(self.ended, self.sources, NO_SOURCE)
@@ -69,7 +69,7 @@ class Episodes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MovingDistribution(ParameterDistribution):
-    """A distribution that moves; `draw` draws from where it begins."""
+    """A distribution that moves; `draw` draws from its initial form."""
 
     moves: ClassVar[bool] = True
 
@@ -177,21 +177,17 @@ class ParameterGroup(ABC):
 
     @abstractmethod
     def present(self) -> dict[str, ParameterDistribution]:
-        """Return what evaluations draw from now, by name, as distributions that stand still; looks at values."""
+        """Return the fixed distributions that evaluations draw from now, by name; copies values to the host."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return where it stands, as tensors of its own."""
         return {"begun": self.begun, **{name: tensor.clone() for name, tensor in self.state.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; tensors stay where they are."""
+        """Load a `state_dict`, in place."""
         self.begun = bool(state["begun"])
         for name, tensor in self.state.items():
             tensor.copy_(state[name])
-
-    def copy_state_from(self, other: ParameterGroup) -> None:
-        """Copy the state of a group of the same key."""
-        self.load_state_dict(other.state_dict())
 
 
 def make_groups(moving: Mapping[str, ParameterDistribution]) -> tuple[ParameterGroup, ...]:

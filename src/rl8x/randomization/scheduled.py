@@ -1,4 +1,4 @@
-"""Distributions whose numbers follow something that the host knows: a counter, a metric, or a function of a user's."""
+"""Distributions whose numbers follow a counter, a metric, or a function of the user's."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Scheduled(MovingDistribution):
 
     Raises:
         ValueError: If the points are not in order, not of one kind, or of a kind that cannot move; or another argument
-            is not as told above.
+            is not as stated above.
     """
 
     kind: ClassVar[str] = "scheduled"
@@ -230,7 +230,7 @@ class ScheduledGroup(_ByNumbers):
         return self._schedule.at(self.at)
 
     def update_from_metrics(self, row: Mapping[str, float]) -> None:
-        """Move to the row's value of the metric; stay where the row has none that is finite."""
+        """Move to the row's value of the metric, if that is finite."""
         metric = row.get(self._schedule.by)
         if self.is_evaluating or metric is None or not math.isfinite(metric) or metric == self.at:
             return

@@ -59,6 +59,7 @@ def _axis(name: str, column: Array, num_cells: int) -> Axis:
     is_sample = len(values) > _BINS and len(values) > num_cells / 2 and not _is_even(values, logarithmic)
     if len(values) <= _MAX_VALUES and not is_sample:
         return Axis(name, values, _edges(values, logarithmic), index, logarithmic, binned=False)
+    # The median of a sample that is uniform in its logarithm is near the geometric mean of its ends.
     logarithmic = values[0] > 0 and bool(np.median(values) < (values[0] * values[-1]) ** 0.5 * 2 < values[-1] / 4)
     scaled = np.log(values) if logarithmic else values
     edges = np.linspace(scaled[0], scaled[-1], _BINS + 1)
@@ -116,7 +117,7 @@ def main_pair(axes: Sequence[Axis], groups: Sequence[Group]) -> tuple[Axis, Axis
 
 
 def chosen_axes(evaluations: Evaluations, parameters: Sequence[str] | None) -> tuple[list[Axis], list[str]]:
-    """Make the axes of a report, and say in sentences what is not drawn; `parameters` names those that the user wants.
+    """Make the axes of a report, for `parameters` or all; also return sentences on what is not drawn.
 
     Raises:
         ValueError: If a parameter that was named is not one of several numbers.

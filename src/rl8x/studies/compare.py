@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import shutil
 from collections.abc import Sequence
@@ -14,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from rl8x import drawing, keys
-from rl8x.disk import replace_synced
-from rl8x.drawing import DARK, LIGHT, Curve, Drawing, Theme
+from rl8x.drawing import LIGHT, Curve, Drawing, Theme
 from rl8x.names import did_you_mean
 from rl8x.output import counted
 from rl8x.studies import page, statistics
@@ -23,7 +21,7 @@ from rl8x.studies.find import find_runs, plain_name
 from rl8x.studies.run_groups import MAX_VALUE, common_metric, differing, grouped_runs, param_name, params_of
 from rl8x.studies.statistics import Array, Estimate
 from rl8x.studies.summary import in_words
-from rl8x.studies.terminal import in_blocks, shortened
+from rl8x.studies.terminal import cut_middle, in_blocks
 from rl8x.tracking.database_runs import Points, RunRecord
 from rl8x.tracking.reading import RunReader
 
@@ -108,7 +106,7 @@ class Comparison:
         best = int(track.values.argmin() if self.minimize else track.values.argmax())
         value, step = float(track.values[best]), float(track.steps[best])
         own = run.metrics.get(names[1], math.nan)
-        if metric in _WITH_BEST and not self.minimize and own > value:  # a point that was left out where many are
+        if metric in _WITH_BEST and not self.minimize and own > value:  # its point was thinned out
             value, step = own, run.metrics.get(names[2], math.nan)
         return dict(zip(names, (float(track.values[-1]), value, step), strict=True))
 
@@ -142,7 +140,7 @@ class Comparison:
         rows = [["run", *params, "status", "steps", *heads]]
         for run, (_, row) in zip(self.runs, frame.iterrows(), strict=True):
             own = params_of(run)
-            shown = [shortened(own.get(name, "-"), MAX_VALUE) for name in params]
+            shown = [cut_middle(own.get(name, "-"), MAX_VALUE) for name in params]
             numbers = [_count(row["steps"])]
             for metric in self.metrics:
                 numbers += [_number(row[metric]), _number(row[f"best/{metric}"]), _count(row[f"best_step/{metric}"])]
@@ -212,13 +210,11 @@ class Comparison:
         """The page."""
         first = page.Section("Runs", page.table(self.cells()) + page.paragraphs(self.notes))
         groups = [page.Section("Groups", page.table(self.grouped_cells()))] if self.group_by else []
-        images = [
-            page.image(page.Image(each.title, each.caption, drawing.png(each, LIGHT), drawing.png(each, DARK)))
-            for each in self.drawings
-        ]
         by = f", grouped by {', '.join(self.group_by)}" if self.group_by else ""
         return page.page(
-            "Comparison of runs", f"{counted(len(self.runs), 'run', 'runs')}{by}.", [first, *groups, *images]
+            "Comparison of runs",
+            f"{counted(len(self.runs), 'run', 'runs')}{by}.",
+            [first, *groups, *map(page.image, self.drawings)],
         )
 
     def write(self, folder: str | Path) -> list[Path]:
@@ -232,8 +228,6 @@ class Comparison:
         """
         import pandas
 
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         tables = {"runs.csv": self.frame}
         if self.group_by:
             tables["groups.csv"] = self.grouped
@@ -243,16 +237,9 @@ class Comparison:
             for label, curve in self.curves(metric).items()
         ]
         tables["curves.csv"] = pandas.concat(parts)
-        contents = {PAGE: self.html.encode()}
-        for name, frame in tables.items():
-            text = io.StringIO()
-            frame.to_csv(text, index=False)
-            contents[name] = text.getvalue().encode()
-        contents |= {f"{each.name}.png": drawing.png(each, LIGHT, titled=True) for each in self.drawings}
-        for name, data in contents.items():
-            replace_synced(folder / name, data)
-        self.folder = folder
-        return [folder / name for name in contents]
+        paths = page.write_files(Path(folder), {PAGE: self.html}, tables, self.drawings)
+        self.folder = Path(folder)
+        return paths
 
 
 def compare(
@@ -284,8 +271,8 @@ def compare(
         The runs side by side; its text is the table for a terminal.
 
     Raises:
-        ValueError: If a run is not there, the runs have no such metric or none in common, no such param, or `level` is
-            out of its range.
+        ValueError: If a run, metric or param does not exist, the runs have no metric in common, or `level` is out of
+            its range.
 
     Source: intervals are percentiles of a bootstrap: Efron and Tibshirani 1993, chapter 13.
     """
@@ -316,7 +303,7 @@ def compare(
 
 
 def _clock_of(run: RunRecord) -> str | None:
-    """Return the counter that a run's steps are, of what learns from data updates; None where it logs none."""
+    """Return the counter that a run's steps count: transitions, else updates; None where it logs neither."""
     return next((name for name in (keys.ENV_STEPS, keys.UPDATES) if run.metrics.get(name, 0) > 0), None)
 
 

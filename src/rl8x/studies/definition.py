@@ -11,13 +11,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from rl8x.algorithms.hyperparameters import check_options, option
 from rl8x.checkpoint.build import restored
 from rl8x.config import RunConfig, apply_overrides, load_run_file
 from rl8x.config.algorithms import algorithm_config_class
-from rl8x.config.files import one_line, shortened
+from rl8x.config.files import one_line, put_at, shortened
 from rl8x.config.run import ALIASES, renamed, under_algorithm
 from rl8x.envs import env_maker
 from rl8x.importing import Trust, texts
@@ -88,6 +88,7 @@ class StudyConfig:
     """
 
     trust: dataclasses.InitVar[Trust] = False
+    trusted: ClassVar[Trust] = False
 
     name: str = option("study", "Name of the study: of its parent run, and of its folder.")
     run: dict[str, Any] = option({}, "What all trainings have in common, by the keys of a run file.")
@@ -130,8 +131,6 @@ class StudyConfig:
         self._check_vary()
         self._check_points()
         self.cells()  # raises where there are none
-
-    trusted = False
 
     # -- reading
 
@@ -192,10 +191,10 @@ class StudyConfig:
         return dict(hide_in_data(self.plain))
 
     def changes(self, before: Mapping[str, Any]) -> list[str]:
-        """List what is different from the stored definition of a study, but for what may be.
+        """List the keys in which it differs from a stored definition, except those that may change.
 
         Args:
-            before: The `to_dict()` of then.
+            before: What `to_dict()` returned when the study was begun.
 
         Returns:
             A sentence for each key.
@@ -272,7 +271,7 @@ class StudyConfig:
             raise ValueError(f"{len(self.trainings()):,} trainings; at most {_MAX_TRAININGS:,}. Vary less.")
 
     def check(self) -> None:
-        """Build what the trainings are made of, and refuse parameters and test cells that their environments lack.
+        """Build the trainings' configs and environments, and refuse parameters and test cells that these lack.
 
         Raises:
             ValueError: At the first thing that is not legal.
@@ -349,7 +348,7 @@ class StudyConfig:
             training: One of `trainings()`.
 
         Raises:
-            ValueError: If a varied key leads into something that is no mapping, or two are the same.
+            ValueError: If a varied key leads into something that is not a mapping, or two are the same.
         """
         data: dict[str, Any] = json.loads(json.dumps(self.run))
         algorithm = training.vary.get("algorithm", data.get("algorithm", RunConfig.algorithm))
@@ -359,15 +358,8 @@ class StudyConfig:
             whole = under_algorithm(name, config_class)
             if set_by.setdefault(whole, name) != name:
                 raise ValueError(f"vary[{name!r}] and vary[{set_by[whole]!r}] are both {whole!r}: keep one.")
-            *path, last = whole.split(".")
-            inner = data
-            for part in path:
-                if inner.get(part) is None:
-                    inner[part] = {}
-                inner = inner[part]
-                if not isinstance(inner, dict):
-                    raise ValueError(f"vary[{name!r}]: {part} is {shortened(inner)}, not a mapping.")
-            inner[last] = copy.deepcopy(value)  # another varied key may lead into it
+            # A copy, as another varied key may lead into the value.
+            put_at(data, whole.split("."), copy.deepcopy(value), f"vary[{name!r}]")
         if self.train[training.training] or data.get("env"):  # a data set has no physics to set
             data["env_config"] = self.train[training.training]
         data["seed"] = training.seed

@@ -57,7 +57,7 @@ class Measured:
 
 
 class CellEvaluator:
-    """Plays episodes of an algorithm's present policy in every cell; the training notices nothing of it.
+    """Plays episodes of an algorithm's present policy in every cell, without any effect on the training.
 
     Args:
         algorithm: Whose policy acts, deterministically.

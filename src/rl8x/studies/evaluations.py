@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pandas
 
 Supports = Mapping[str, Mapping[str, tuple[float, float]]]
-"""By training and parameter the ends of what was trained on, equal ones where it was fixed."""
+"""By training and parameter the lowest and highest value that was trained on; equal where it was fixed."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Group:
 
 
 class Counts(NamedTuple):
-    """Counts of what was played for evaluations, and for the training of their policies.
+    """How much was played to evaluate policies, and to train them.
 
     Attributes:
         policies: Policies that were evaluated, those of points of training included.
@@ -166,7 +166,7 @@ def _times(table: pandas.DataFrame) -> list[str]:
 
 
 def clock_of(points: pandas.DataFrame) -> str:
-    """Return the column by which trainings went on: transitions, or updates where there are none."""
+    """Return the column that counts the progress of training: transitions, or updates if there are no transitions."""
     return UPDATES if UPDATES in points.columns and not points[ENV_STEPS].any() else ENV_STEPS
 
 

@@ -74,7 +74,7 @@ def _scale(panel: Axes, x: Axis, y: Axis | None = None) -> None:
 
 
 def _draw_support(panel: Axes, support: Any, x: Axis, y: Axis) -> None:
-    """Outline what was trained on: a rectangle, a line where one parameter was fixed, a cross where both were."""
+    """Outline what was trained on: a rectangle, a line if one parameter was fixed, a cross if both were."""
     from matplotlib.patches import Rectangle
     from matplotlib.patheffects import Stroke
 
@@ -96,14 +96,7 @@ def _draw_support(panel: Axes, support: Any, x: Axis, y: Axis) -> None:
 
 
 def curves(
-    groups: Sequence[Group],
-    colours: Sequence[int],
-    supports: Supports,
-    axis: Axis,
-    units: dict[str, str],
-    theme: Theme,
-    *,
-    level: float = 0.95,
+    groups: Sequence[Group], supports: Supports, axis: Axis, units: dict[str, str], theme: Theme, *, level: float = 0.95
 ) -> Figure:
     """Draw the mean return over one parameter with its interval over seeds, and below it what was trained on."""
     figure = new_figure(7.2, 4.2 + 0.16 * len(groups))
@@ -114,12 +107,12 @@ def curves(
         panel, strip = figure.subplots(2, 1, sharex=True, height_ratios=[1, 0.045 * len(trainings) + 0.03])
     else:
         panel, strip = figure.subplots(), None
-    for group, colour in zip(groups, colours, strict=True):
+    for number, group in enumerate(groups):
         means = along(group.scores, axis)
         there = ~np.isnan(means[0])
         estimate = statistics.bootstrap(lambda scores: scores.mean(axis=-2), means[:, there], level=level)
         curve = Curve(axis.values[there], *estimate)
-        draw_line(panel, curve, group.label, colour, theme, marker=int(there.sum()) <= 25)
+        draw_line(panel, curve, group.label, number, theme, marker=int(there.sum()) <= 25)
     _scale(panel, axis)
     panel.set_ylabel("mean return")
     panel.grid(True, alpha=0.6)
@@ -127,18 +120,16 @@ def curves(
     lowest = panel if strip is None else strip
     lowest.set_xlabel(labelled(axis.name, units))
     if strip is not None:
-        _draw_strip(panel, strip, [(each, supports[each][axis.name]) for each in trainings], groups, colours, theme)
+        _draw_strip(panel, strip, [(each, supports[each][axis.name]) for each in trainings], groups, theme)
     draw_legend(figure, panel, len(groups))
     return figure
 
 
-def _draw_strip(
-    panel: Axes, strip: Axes, supports: Sequence[Any], groups: Sequence[Group], colours: Sequence[int], theme: Theme
-) -> None:
+def _draw_strip(panel: Axes, strip: Axes, supports: Sequence[Any], groups: Sequence[Group], theme: Theme) -> None:
     """Draw a bar for each training from the lowest to the highest value that it was trained on."""
     first, last = panel.get_xlim()
     for line, (training, (low, high)) in enumerate(supports):
-        mine = [colour for group, colour in zip(groups, colours, strict=True) if group.training == training]
+        mine = [number for number, group in enumerate(groups) if group.training == training]
         colour = theme.colours[mine[0] % len(theme.colours)] if len(mine) == 1 else theme.text
         if low == high:
             strip.plot(low, line, "D", color=colour, markersize=5.5, clip_on=False)
@@ -162,8 +153,9 @@ def _draw_strip(
 
 def intervals(summary: Summary, rows: Sequence[int], theme: Theme) -> Figure:
     """Draw a panel for each statistic: a point and its interval for each group."""
-    names = [name for name in ("mean", "iqm", "cvar_10", "cvar_1", "worst_cell") if name in HEADINGS]
-    figure = new_figure(10.5, 1.1 + 0.42 * len(rows) + 0.12 * sum(_label_lines(summary, row) - 1 for row in rows))
+    names = ("mean", "iqm", "cvar_10", "cvar_1", "worst_cell")
+    labels = [wrapped(summary.rows[row].group.label, 34) for row in rows]
+    figure = new_figure(10.5, 1.1 + 0.42 * len(rows) + 0.12 * sum(label.count("\n") for label in labels))
     panels = figure.subplots(1, len(names), sharey=True)
     for panel, name in zip(panels, names, strict=True):
         for line, row in enumerate(rows):
@@ -178,26 +170,22 @@ def intervals(summary: Summary, rows: Sequence[int], theme: Theme) -> Figure:
         panel.tick_params(axis="y", length=0)
         panel.locator_params(axis="x", nbins=4)
         panel.margins(x=0.12)
-    panels[0].set_yticks(range(len(rows)), [wrapped(summary.rows[row].group.label, 34) for row in rows])
+    panels[0].set_yticks(range(len(rows)), labels)
     panels[0].set_ylim(len(rows) - 0.4, -0.6)
     figure.supxlabel("return", fontsize=10, color=theme.text)
     return figure
 
 
-def _label_lines(summary: Summary, row: int) -> int:
-    return wrapped(summary.rows[row].group.label, 34).count("\n") + 1
-
-
-def profiles(groups: Sequence[Group], colours: Sequence[int], summary: Summary, theme: Theme) -> Figure:
+def profiles(groups: Sequence[Group], summary: Summary, theme: Theme) -> Figure:
     """Draw performance profiles (Agarwal et al. 2021, section 4.2) with their bands."""
     low = min(float(group.scores.min()) for group in groups)
     high = max(float(group.scores.max()) for group in groups)
     thresholds = np.linspace(low, high, 101)
     figure = new_figure(7.2, 4.4)
     panel = figure.subplots()
-    for group, colour in zip(groups, colours, strict=True):
+    for number, group in enumerate(groups):
         curve = Curve(thresholds, *profile(group, thresholds, summary))
-        draw_line(panel, curve, group.label, colour, theme)
+        draw_line(panel, curve, group.label, number, theme)
     panel.set_xlabel("return, tau")
     panel.set_ylabel("share of seeds and cells with a return above tau")
     panel.set_ylim(-0.02, 1.02)

@@ -1,4 +1,4 @@
-"""The search for a study: in its folder, or its parent run in MLflow with the same files as artifacts."""
+"""Find a study by its folder, or by its parent run in MLflow, which has the same files as artifacts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FoundStudy(NamedTuple):
 
 
 def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | None) -> list[RunRecord]:
-    """Find the runs that are meant, each once: by name, ID, or folder of a study or of checkpoints; parents' children.
+    """Find runs by name, ID, or folder of a study or of checkpoints, each once; a parent stands for its children.
 
     Raises:
         ValueError: If one is not there, or none was named.
@@ -187,8 +187,3 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError(f"{path} must hold a mapping; got {type(data).__name__}.")
     return data
-
-
-def log_report(run_id: str, files: Sequence[Path], tracking_uri: str | None = None) -> None:
-    """Copy the files of a report to the folder `report` of a run's artifacts."""
-    RunReader(tracking_uri).log_files(run_id, files, "report")

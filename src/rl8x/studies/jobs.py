@@ -1,4 +1,4 @@
-"""Doing jobs: one after the other here, in processes of this machine, or on a cluster, by joblib's back ends."""
+"""Run jobs one after the other in this process, in processes of this machine, or on a cluster, by joblib."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOST: Final = frozenset({"BrokenProcessPool", "KilledWorker", "CommClosedError"
 
 
 def check_backend(backend: str, address: str | None) -> None:
-    """Refuse a back end that there is not.
+    """Refuse a back end that does not exist or is not installed.
 
     Raises:
         ValueError: If it is unknown or not installed, or an address is given without a cluster.
@@ -69,10 +69,10 @@ def do_jobs(
     address: str | None,
     say: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
-    """Do jobs and yield what each returns, in the order in which they end.
+    """Run jobs and yield what each returns, in the order in which they end.
 
-    Jobs that were under way in a worker that is lost are done again, by which they go on where they were. After two
-    losses in a row one is done alone: it fails if its worker is lost too, and the others go on.
+    Jobs that were under way in a worker that is lost are run again, and continue where they were. After two losses in a
+    row a job is run alone: it fails if its worker is lost too, and the others continue.
 
     Args:
         jobs: Plain data each, with a `key`.

@@ -1,11 +1,19 @@
-"""A report or comparison as one HTML file: no script, no font, no address; images stand in it, light and dark ones."""
+"""A report or comparison as one HTML file that loads nothing: figures are embedded, for light and dark pages."""
 
 from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from rl8x import drawing
+from rl8x.disk import replace_synced
+from rl8x.drawing import DARK, LIGHT, Drawing
+
+if TYPE_CHECKING:
+    import pandas
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --text: #1f2328; --muted: #5b636d; --line: #d8dde3; --back: #ffffff; --panel: #f6f8fa;
@@ -31,15 +39,6 @@ pre { background: var(--panel); padding: 1rem; overflow-x: auto; border-radius: 
 """
 
 
-class Image(NamedTuple):
-    """A figure of a page: its heading and caption, and a PNG for light and for dark pages."""
-
-    title: str
-    caption: str
-    light: bytes
-    dark: bytes
-
-
 class Section(NamedTuple):
     """A part of a page: a heading and its HTML."""
 
@@ -58,9 +57,9 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
     )
 
 
-def image(figure: Image) -> Section:
-    """Write a figure with its caption."""
-    dark, light = (base64.b64encode(data).decode("ascii") for data in (figure.dark, figure.light))
+def image(figure: Drawing) -> Section:
+    """Write a figure with its caption, drawn for light and for dark pages."""
+    dark, light = (base64.b64encode(drawing.png(figure, theme)).decode("ascii") for theme in (DARK, LIGHT))
     body = (
         f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="data:image/png;base64,{dark}">'
         f'<img src="data:image/png;base64,{light}" alt="{html.escape(figure.title)}"></picture>\n'
@@ -97,3 +96,26 @@ def meanings(named: dict[str, str]) -> str:
 def folded(title: str, text: str) -> str:
     """Write a long text that is opened by a click."""
     return f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(text)}</pre></details>\n"
+
+
+def write_files(
+    folder: Path, pages: Mapping[str, str], tables: Mapping[str, pandas.DataFrame], figures: Sequence[Drawing]
+) -> list[Path]:
+    """Write pages, tables as CSV, and figures as PNGs for a light page into a folder, which is made.
+
+    Args:
+        folder: The folder.
+        pages: HTML by the name of its file.
+        tables: Tables by the names of their files.
+        figures: The figures, whose names their files have.
+
+    Returns:
+        The paths of the files, in this order.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {name: text.encode() for name, text in pages.items()}
+    contents |= {name: table.to_csv(index=False).encode() for name, table in tables.items()}
+    contents |= {f"{each.name}.png": drawing.png(each, LIGHT, titled=True) for each in figures}
+    for name, data in contents.items():
+        replace_synced(folder / name, data)
+    return [folder / name for name in contents]

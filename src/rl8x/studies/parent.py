@@ -1,4 +1,4 @@
-"""The run of a whole study, the parent of its trainings' runs: what came out, averaged over seeds."""
+"""The tracked run of a whole study, the parent of its trainings' runs, with results averaged over seeds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ParentRun:
         key: The run's own key, by which it is found again.
 
     Attributes:
-        run_id: MLflow's ID of it; None where nothing is tracked.
+        tracker: Keeps the run; a `NullTracker` where nothing is tracked.
 
     Raises:
         TrackingError: If the store does not answer, so that no run of a training could name its parent.
@@ -76,7 +76,7 @@ class ParentRun:
         return []
 
     def _repeats(self) -> bool:
-        """Whether what will be reported is what was, so that points which are there are not sent again.
+        """Whether this report will repeat earlier ones, so that points which the store has are not sent again.
 
         A report on what failed in one before, or on more trials, has the same steps and other values: all its points
         are sent, and are the last of their steps.
@@ -88,11 +88,6 @@ class ParentRun:
     def store_uri(self) -> str:
         """The whole address of the store."""
         return locate(self.study.run.get("tracking_uri")).uri
-
-    @property
-    def run_id(self) -> str | None:
-        """MLflow's ID of the run."""
-        return self.tracker.run_id
 
     def log_results(
         self,
@@ -155,7 +150,7 @@ def child_tracking(study: StudyConfig, parent: ParentRun, run_key: str, run_name
         "uri": parent.store_uri,
         "experiment": study.run.get("experiment_name"),
         "spool_dir": str(parent.tracker.spool_root),
-        "parent_run_id": parent.run_id,
+        "parent_run_id": parent.tracker.run_id,
         "run_key": run_key,
         "run_name": run_name,
     }

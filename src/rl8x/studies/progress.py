@@ -1,4 +1,4 @@
-"""The progress of a study for its user: a line for each training that begins and ends, and a bar on a terminal."""
+"""The progress of a study: a line for each training that begins or ends, and a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECONDS_PER_LOOK: Final = 0.5
 
 
 class StudyProgress:
-    """Shows how far a study is; where that cannot be shown, it goes on without.
+    """Shows the progress of a study; where nothing can be shown, the study runs without.
 
     Args:
         mode: "auto" and "bar" have a bar where standard error is a terminal; "lines", "none".
@@ -45,7 +45,7 @@ class StudyProgress:
         self._count = self._total = 0
 
     def begin(self, trainings: Mapping[str, Training], left: Mapping[str, Training]) -> None:
-        """Take over the trainings of a round, by their keys, and those of them that are to be done."""
+        """Begin a round of trainings, given by their keys; `left` are those that are not done yet."""
         with self._guard:
             self._trainings |= dict(trainings)
             self._total += len(trainings)
@@ -67,7 +67,7 @@ class StudyProgress:
     def noting(
         self, work: Callable[[Mapping[str, Any]], dict[str, Any]]
     ) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        """Return what does a job in this process, and says that it begins."""
+        """Wrap a function that runs a job in this process, so that it is announced."""
 
         def noted(job: Mapping[str, Any]) -> dict[str, Any]:
             self._note(job["key"])

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl8x import drawing
-from rl8x.disk import replace_synced
-from rl8x.drawing import DARK, LIGHT, MAX_LINES, Drawing
+from rl8x.drawing import MAX_LINES, Drawing
 from rl8x.output import counted
 from rl8x.studies import figures, page
 from rl8x.studies.axes import Axis, along, chosen_axes, main_pair
 from rl8x.studies.evaluations import Evaluations, Supports, read_evaluations
 from rl8x.studies.figures import MAX_PANELS, chosen
-from rl8x.studies.find import find_study, log_report, parent_run, plain_name
+from rl8x.studies.find import find_study, parent_run, plain_name
 from rl8x.studies.statistics import Over
 from rl8x.studies.summary import (
     HEADINGS,
@@ -32,6 +29,7 @@ from rl8x.studies.summary import (
     to_frame,
 )
 from rl8x.studies.table import FINAL
+from rl8x.tracking.reading import RunReader
 
 if TYPE_CHECKING:
     import pandas
@@ -72,11 +70,6 @@ class Report:
     def __str__(self) -> str:
         return in_terminal(self.summary, shutil.get_terminal_size((120, 24)).columns)
 
-    @cached_property
-    def images(self) -> dict[str, tuple[bytes, bytes]]:
-        """PNGs of the figures by their names, for light and for dark pages."""
-        return {each.name: (drawing.png(each, LIGHT), drawing.png(each, DARK)) for each in self.drawings}
-
     @property
     def html(self) -> str:
         """The page."""
@@ -87,8 +80,7 @@ class Report:
         parts = [
             page.Section("Statistics", page.table(rows) + page.meanings(shown) + page.paragraphs(self.summary.notes))
         ]
-        for each in self.drawings:
-            parts.append(page.image(page.Image(each.title, each.caption, *self.images[each.name])))
+        parts += map(page.image, self.drawings)
         parts.append(page.Section("Where it is worst", page.table(self._worst_cells())))
         if self.definition:
             text = json.dumps(self.definition, indent=2, default=str)
@@ -121,16 +113,9 @@ class Report:
 
     def write(self, folder: str | Path) -> list[Path]:
         """Write the page, the table and the figures, for a light page, into a folder; returns their paths."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        text = io.StringIO()
-        self.frame.to_csv(text, index=False)
-        contents = {PAGE: self.html.encode(), TABLE: text.getvalue().encode()}
-        contents |= {f"{each.name}.png": drawing.png(each, LIGHT, titled=True) for each in self.drawings}
-        for name, data in contents.items():
-            replace_synced(folder / name, data)
-        self.folder = folder
-        return [folder / name for name in contents]
+        paths = page.write_files(Path(folder), {PAGE: self.html}, {TABLE: self.frame}, self.drawings)
+        self.folder = Path(folder)
+        return paths
 
 
 def report(
@@ -180,7 +165,7 @@ def report(
     if log:
         run_id, uri = parent_run(record, tracking_uri)
         if run_id is not None:
-            log_report(run_id, files, uri)
+            RunReader(uri).log_files(run_id, files, "report")
     return report
 
 
@@ -240,7 +225,6 @@ def _drawings(
     """Choose the figures: what fits the number of test parameters."""
     rows = chosen(summary, MAX_LINES)
     groups = [evaluations.groups[row] for row in rows]
-    colours = range(len(rows))
     some = _some(len(rows), len(evaluations.groups))
     band = f"Bands are {summary.level:.0%} intervals over seeds."
     drawings = [
@@ -262,7 +246,7 @@ def _drawings(
                 f"curve-{plain_name(axis.name)}",
                 f"Return over {axis.name}",
                 f"Mean return of the last policies.{marginal}{binned} {band} Bars below are what was trained on.{some}",
-                partial(figures.curves, groups, colours, supports, axis, units, level=summary.level),
+                partial(figures.curves, groups, supports, axis, units, level=summary.level),
             )
         )
     drawings.append(
@@ -270,7 +254,7 @@ def _drawings(
             "profiles",
             "Performance profiles",
             f"Share of seeds and cells with a return above tau; higher is better. {band}{some}",
-            partial(figures.profiles, groups, colours, summary),
+            partial(figures.profiles, groups, summary),
         )
     )
     if not evaluations.points[FINAL].astype(bool).all():

@@ -1,4 +1,4 @@
-"""Runs in groups: a metric that all have, the params in which they differ, and groups by the values of those."""
+"""Runs to be compared: a metric that all have, the params in which they differ, and groups by values of params."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rl8x.names import did_you_mean
-from rl8x.studies.terminal import shortened
+from rl8x.studies.terminal import cut_middle
 from rl8x.tracking.database_runs import RunRecord
 from rl8x.tracking.names import legal_name
 from rl8x.tracking.sender import PARAM_CHANGE_TAG
@@ -78,7 +78,7 @@ def grouped_runs(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list
         return groups
     params = {run.id: params_of(run) for run in runs}
     for run in sorted(runs, key=lambda run: [_order(params[run.id].get(name)) for name in by]):
-        label = ", ".join(f"{name}={shortened(str(params[run.id].get(name)), MAX_VALUE)}" for name in by)
+        label = ", ".join(f"{name}={cut_middle(str(params[run.id].get(name)), MAX_VALUE)}" for name in by)
         groups.setdefault(label, []).append(run)
     return groups
 

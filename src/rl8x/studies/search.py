@@ -1,15 +1,17 @@
-"""Hyperparameter search by Optuna: its storage is a file beside the study, and hopeless trials are given up.
+"""Hyperparameter search by Optuna, with its storage in the study's folder; hopeless trials are pruned.
 
 A trial is one set of hyperparameters, trained under the study's configurations and seeds; its value is their mean
-return over the test cells. The median pruner gives up a training which, at a point of testing, is below the median of
-the trials before it at that point.
+return over the test cells. The median pruner ends a training that is, when it is tested, below the median of the
+trials before it at that point.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -21,16 +23,16 @@ from rl8x.tracking.location import sqlite_uri
 
 DATABASE: Final = "optuna.db"
 _KEY: Final = "rl8x"
+# A median of fewer trials says little.
+_WARM_UP_TRIALS: Final = 4
 
 
 def check_optuna() -> None:
     """Raise `ValueError` where Optuna is not installed."""
-    try:
-        import optuna  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("optuna") is None:
         raise ValueError(
             "`trials` need optuna, which is not installed: pip install 'rl8x[studies]', or list values in `vary`."
-        ) from None
+        )
 
 
 def open_search(folder: Path, study: StudyConfig) -> Any:
@@ -38,29 +40,19 @@ def open_search(folder: Path, study: StudyConfig) -> Any:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    seed = study.test_seed + 7919 * sum(study.seeds)
-    return optuna.create_study(
-        storage=_storage(folder),
+    search = optuna.create_study(
+        storage=optuna.storages.RDBStorage(
+            sqlite_uri(folder / DATABASE), engine_kwargs={"connect_args": {"timeout": 60}}
+        ),
         study_name=study.name,
         direction="maximize",
         load_if_exists=True,
-        sampler=optuna.samplers.TPESampler(seed=seed + _num_trials(folder, study.name)),
         pruner=optuna.pruners.NopPruner(),
     )
-
-
-def _storage(folder: Path) -> Any:
-    import optuna
-
-    return optuna.storages.RDBStorage(sqlite_uri(folder / DATABASE), engine_kwargs={"connect_args": {"timeout": 60}})
-
-
-def _num_trials(folder: Path, name: str) -> int:
-    import optuna
-
-    with contextlib.suppress(KeyError):
-        return len(optuna.load_study(study_name=name, storage=_storage(folder)).trials)
-    return 0
+    # The sampler's random state is not stored: a search that is resumed must not draw its first trials again.
+    seed = study.test_seed + 7919 * sum(study.seeds) + len(search.trials)
+    search.sampler = optuna.samplers.TPESampler(seed=seed)
+    return search
 
 
 def next_trials(search: Any, study: StudyConfig, count: int) -> list[list[Training]]:
@@ -82,7 +74,9 @@ def next_trials(search: Any, study: StudyConfig, count: int) -> list[list[Traini
         return [trainings_of(study, trial.number, json.loads(trial.user_attrs[_KEY])) for trial in begun]
     assert study.trials is not None
     trials = []
-    for _ in range(min(count, study.trials - num_ended(search))):
+    # A trial that failed before its trainings were known does not count.
+    ended = sum(trial.state.is_finished() and _KEY in trial.user_attrs for trial in search.trials)
+    for _ in range(min(count, study.trials - ended)):
         trial = search.ask()
         vary = {name: suggest(trial, name, values) for name, values in study.vary.items()}
         trial.set_user_attr(_KEY, json.dumps(vary))
@@ -104,24 +98,17 @@ def trials_of(search: Any, study: StudyConfig, *, ended: bool = False) -> list[T
     return trainings
 
 
-def num_ended(search: Any) -> int:
-    """Count the trials that have a value, or failed after their trainings were known."""
-    return sum(trial.state.is_finished() and _KEY in trial.user_attrs for trial in search.trials)
-
-
 def tell(search: Any, number: int, values: Sequence[float], *, pruned: bool) -> None:
     """Give a trial the mean of its trainings' values; without any it has failed."""
     from optuna.trial import TrialState
 
     if not values:
         search.tell(number, state=TrialState.FAIL)
-        return
-    mean = sum(values) / len(values)
-    if pruned:
-        # It has no value: the sampler takes it for worse than all that have one.
+    elif pruned:
+        # Told without a value: the sampler ranks it below all trials that have one.
         search.tell(number, state=TrialState.PRUNED)
     else:
-        search.tell(number, mean)
+        search.tell(number, sum(values) / len(values))
 
 
 def should_prune(folder: Path, training: Training, steps: int, value: float) -> bool:
@@ -149,15 +136,6 @@ def should_prune(folder: Path, training: Training, steps: int, value: float) -> 
     return pruned
 
 
-# Trials that are not given up, whatever they are worth: a median of fewer says little.
-_WARM_UP: Final = 4
-
-
 def is_below_median(value: float, others: Sequence[float]) -> bool:
     """Whether a value is below the median of at least four others (Golovin et al. 2017, KDD, section 3.2.2)."""
-    if len(others) < _WARM_UP:
-        return False
-    ordered = sorted(others)
-    half = len(ordered) // 2
-    median = ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-    return value < median
+    return len(others) >= _WARM_UP_TRIALS and value < statistics.median(others)

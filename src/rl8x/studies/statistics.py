@@ -50,8 +50,8 @@ def iqm(scores: Array) -> Array:
 def cvar(scores: Array, fraction: float) -> Array:
     """Average each policy's worst `fraction` of the cells, then the policies (conditional value at risk).
 
-    Where `fraction` of the cells is no whole number, the last cell counts by the part of it that belongs; where it is
-    less than one cell, the worst cell alone counts.
+    Where `fraction` of the cells is not a whole number, the last cell has a fractional weight; where it is less than
+    one cell, the worst cell alone counts.
 
     Args:
         scores: `[..., seeds, cells]`.
@@ -215,8 +215,8 @@ def mean_curve(
 def align(curves: Sequence[tuple[ArrayLike, ArrayLike]], *, max_points: int = 500) -> tuple[Array, Array]:
     """Put curves on common steps, by lines between their points: steps `[points]` and values `[curves, points]`.
 
-    The steps are those at which some curve has a point, thinned evenly, from where all have begun. A run that has
-    stopped keeps its last value: were it left out, the mean would jump when the good runs are done.
+    The steps are those of all curves' points, from the latest beginning on, thinned evenly. A run that has stopped
+    keeps its last value: were it left out, the mean would jump when the good runs are done.
     """
     cleaned = [_cleaned(*curve) for curve in curves]
     if not cleaned:

@@ -113,7 +113,7 @@ class Study:
     def run(
         self, jobs: int = 1, *, backend: str = "processes", cluster: str | None = None, progress: str | None = None
     ) -> pd.DataFrame:
-        """Do what is not done yet, and return the table of evaluations.
+        """Run all trainings that are not done yet, and return the table of evaluations.
 
         Args:
             jobs: Trainings at the same time on this machine, each with its share of the processors' threads.
@@ -122,7 +122,7 @@ class Study:
             progress: "auto" (lines, and a bar on a terminal), "lines" or "none"; None is the study's own.
 
         Raises:
-            StudyError: If another process is at it, or its definition is not that of the folder.
+            StudyError: If another process runs it, or its folder has another definition.
             ValueError: If something of it is not legal, before anything is trained or written.
             SystemExit: With code 2 in each of several ranks, of which the first says why.
         """
@@ -150,7 +150,7 @@ class Study:
                 self.has_arrived = self._send_left(parent, stored["run_key"], shown)
                 frame = self._collect()
                 if not frame.empty:
-                    curves = [(each.group, read_curve(self._folder_of(each))) for each in self._finished()]
+                    curves = [(each.group, read_curve(self._folder_of(each))) for each, _ in self._finished()]
                     files = [self.folder / EVALUATIONS, self.folder / SUPPORTS, self.folder / DEFINITION]
                     parent.log_results(frame, curves, files, failed=list(self.failed))
                 interrupted = False
@@ -197,7 +197,7 @@ class Study:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Have the folder to oneself."""
+        """Hold the lock of the study's folder, which is made where it is missing."""
         try:
             parent = self.folder.parent
             check_writable(parent)
@@ -238,7 +238,8 @@ class Study:
         optuna_study = search.open_search(self.folder, self.config)
         per_trial = len(self.config.train) * len(self.config.seeds)
         # What failed is tried again, though the search has the value of the others of its trial.
-        yield [each for each in search.trials_of(optuna_study, self.config, ended=True) if not self._is_finished(each)]
+        ended = search.trials_of(optuna_study, self.config, ended=True)
+        yield [each for each in ended if read_result(self._folder_of(each)) is None]
         while trials := search.next_trials(optuna_study, self.config, max(1, jobs // per_trial)):
             yield [training for trainings in trials for training in trainings]
             for trainings in trials:
@@ -252,7 +253,7 @@ class Study:
     def _train(
         self, trainings: list[Training], parent: ParentRun, key: str, shown: StudyProgress, options: dict[str, Any]
     ) -> None:
-        """Do what of some trainings is not done."""
+        """Run those of some trainings that are not done."""
         by_key = {each.key: each for each in trainings}
         self._trainings = list(({each.key: each for each in self._trainings} | by_key).values())
         left = {name: each for name, each in by_key.items() if read_result(self._folder_of(each)) is None}
@@ -289,32 +290,30 @@ class Study:
         }
 
     def _send_left(self, parent: ParentRun, key: str, shown: StudyProgress) -> bool:
-        """Send what trainings could not, since the store was away at their ends; returns whether it has all of them."""
+        """Send what trainings could not, as the store was down when they ended; return whether it has all of it now."""
         if not isinstance(parent.tracker, MLflowTracker):
             return True
         root = parent.tracker.spool_root
-        for training in self._finished():
-            folder, spool = self._folder_of(training), root / _run_key(key, training)
+        for training, result in self._finished():
+            spool = root / _run_key(key, training)
             if not spool.is_dir():
                 continue
             report = sync(spool, to=parent.store_uri)
             if spool.is_dir():
                 shown.say(f"{training.label}: its run waits in {spool}; the same command tries again. {report}")
                 return False  # each of the others would wait for the same store
-            result = read_result(folder) or {}
             if not result["run_id"] and report.spools:
                 result["run_id"] = report.spools[0].run_id or ""
-                replace_synced(folder / RESULT, json.dumps(result, indent=1).encode() + b"\n")
+                replace_synced(self._folder_of(training) / RESULT, json.dumps(result, indent=1).encode() + b"\n")
         return True
 
     def _folder_of(self, training: Training) -> Path:
         return self.folder / training.key
 
-    def _is_finished(self, training: Training) -> bool:
-        return read_result(self._folder_of(training)) is not None
-
-    def _finished(self) -> list[Training]:
-        return [each for each in self._trainings if self._is_finished(each)]
+    def _finished(self) -> list[tuple[Training, dict[str, Any]]]:
+        """List the trainings that are done, each with its result."""
+        results = ((each, read_result(self._folder_of(each))) for each in self._trainings)
+        return [(training, result) for training, result in results if result is not None]
 
     # -- what came out
 
@@ -323,11 +322,8 @@ class Study:
         import pandas as pd
 
         cells, frames = self.config.cells(), []
-        for training in self._finished():
-            folder = self._folder_of(training)
-            result = read_result(folder)
-            assert result is not None
-            rows = rows_of(training, cells, read_points(folder), str(result["run_id"]))
+        for training, result in self._finished():
+            rows = rows_of(training, cells, read_points(self._folder_of(training)), str(result["run_id"]))
             frames.append(pd.DataFrame(rows["data"], columns=rows["columns"]))
         frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
         written = {"columns": list(frame.columns), "data": frame.to_numpy(dtype=object).tolist()}
@@ -353,9 +349,7 @@ class Study:
     def supports(self) -> dict[str, Support]:
         """The smallest and largest value of each parameter that each training configuration drew in the end."""
         supports: dict[str, Support] = {}
-        for training in self._finished():
-            result = read_result(self._folder_of(training))
-            assert result is not None
+        for training, result in self._finished():
             hull = supports.setdefault(training.training, {})
             for name, (low, high) in result["support"].items():
                 before = hull.get(name, [low, high])

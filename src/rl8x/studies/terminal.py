@@ -14,7 +14,7 @@ def in_blocks(rows: Sequence[Sequence[str]], width: int) -> str:
     """
     first = min(max(len(row[0]) for row in rows), max(width // 2, 8))
     rest = max(width - first - 2, 8)
-    rows = [[shortened(row[0], first), *(shortened(cell, rest) for cell in row[1:])] for row in rows]
+    rows = [[cut_middle(row[0], first), *(cut_middle(cell, rest) for cell in row[1:])] for row in rows]
     blocks: list[list[int]] = [[]]
     used = first
     for column in range(1, len(rows[0])):
@@ -27,7 +27,7 @@ def in_blocks(rows: Sequence[Sequence[str]], width: int) -> str:
     return "\n\n".join(table([[row[0], *(row[column] for column in block)] for row in rows]) for block in blocks)
 
 
-def shortened(text: str, width: int) -> str:
+def cut_middle(text: str, width: int) -> str:
     """Cut a text in its middle, so that what distinguishes its ends stays."""
     if len(text) <= width:
         return text

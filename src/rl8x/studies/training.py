@@ -1,6 +1,6 @@
-"""One training of a study, from its beginning or from where it was killed to its last test; in any process.
+"""One training of a study, begun or resumed, up to its last test; in any process.
 
-What it needs comes as plain data, and what it leaves lies in its folder, so that a lost process loses nothing:
+Its inputs are plain data and its outputs files in its folder, so that a lost process loses nothing:
 
     checkpoints/        of the training
     points/STEPS.json   what was measured in the test cells after so many steps of the trainer
@@ -51,7 +51,7 @@ PROGRESS: Final = "progress"
 ERROR: Final = "error.txt"
 PRUNED: Final = "pruned"
 TESTED: Final = ("test/returns/mean", "test/returns/min", "test/returns/inside", "test/returns/outside")
-# How long a training waits for a process that has it, which a lost driver may have left.
+# How long a training waits for another process that runs it, such as one that a lost driver left behind.
 _BUSY_WAIT_S: Final = 3600.0
 # Nobody waits at a terminal for one training of many: its rows shall arrive before the next one begins.
 _PATIENCE_S: Final = 600.0
@@ -59,7 +59,7 @@ _SECONDS_PER_NOTE: Final = 1.0
 
 
 def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Train and test one policy, unless that is done; what fails is returned, and raises nothing.
+    """Train and test one policy, unless that is done; a failure is returned, not raised.
 
     Args:
         job: Plain data: `study` (the definition), `training`, `seed`, `vary`, `trial`, `folder`, `threads`, `tracking`
@@ -80,19 +80,19 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
             done = read_result(folder)
             if done is None:
                 _set_threads(job["threads"])
-                done = _Work(job).to_the_end()
+                done = _TrainingJob(job).run_to_end()
             return {"key": job["key"], "result": done}
         finally:
             lock.release()
     except Exception as error:
         with contextlib.suppress(OSError):
-            # Names of files may be in it that no encoding has, which is no reason to end the other trainings.
+            # A traceback may contain file names that cannot be encoded, which must not end the other trainings.
             (folder / ERROR).write_text(hide(traceback.format_exc()), encoding="utf-8", errors="backslashreplace")
         return {"key": job["key"], "error": " ".join(hide(described(error)).split())[:300]}
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """Read what a training came to; None where it is not done."""
+    """Read the result of a training; None where it is not done."""
     with contextlib.suppress(OSError, ValueError):
         result = json.loads((folder / RESULT).read_text())
         return result if isinstance(result, dict) else None
@@ -109,7 +109,7 @@ def read_points(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def read_curve(folder: Path) -> list[tuple[int, float]]:
-    """Read the returns in the course of a training by its algorithm's clock; of what was repeated, the last."""
+    """Read the returns of a training by its algorithm's clock; where a point was repeated, the last one counts."""
     points: dict[int, float] = {}
     with contextlib.suppress(OSError):
         for line in (folder / CURVE).read_text().splitlines():
@@ -156,7 +156,7 @@ def _tracker(job: Mapping[str, Any]) -> Tracker:
     )
 
 
-class _Work:
+class _TrainingJob:
     """The training of one job, and what is measured of it; a callback of its trainer."""
 
     def __init__(self, job: Mapping[str, Any]) -> None:
@@ -176,7 +176,7 @@ class _Work:
         data["checkpoints"] = {**data.get("checkpoints", {}), "directory": str(self.folder / "checkpoints")}
         return RunConfig.from_dict(data, trust=self.job["trust"])
 
-    def to_the_end(self) -> dict[str, Any]:
+    def run_to_end(self) -> dict[str, Any]:
         """Train, test the last policy, log and keep what came out."""
         (self.folder / POINTS).mkdir(exist_ok=True)
         _cut_torn(self.folder / CURVE)
@@ -320,7 +320,7 @@ class _Work:
 
 
 def _means(measured: Mapping[str, Any]) -> dict[str, float]:
-    """Average the cells, those inside and those outside of the training's support; without either, that is missing."""
+    """Average returns over all cells, and over those inside and outside of the training's support, if there are any."""
     returns, within = np.asarray(measured[table.RETURNS]), np.asarray(measured[table.INSIDE], dtype=bool)
     means = {"test/returns/mean": float(returns.mean()), "test/returns/min": float(returns.min())}
     if within.any():

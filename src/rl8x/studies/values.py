@@ -1,4 +1,4 @@
-"""The values that a study is given, in the one form that it keeps: plain data, listed seeds and points."""
+"""The values of a study's config in the form that it keeps: plain data, listed seeds and points."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl8x.importing import CLASS
 
 
 def comparable_text(value: Any) -> str:
-    """Return a text that is the same for values that are the same, such as 1 and 1.0."""
+    """Return a text that is equal for equal values, such as 1 and 1.0."""
     is_whole = isinstance(value, float) and value.is_integer()
     return json.dumps(int(value) if is_whole else value, sort_keys=True)
 

@@ -22,7 +22,7 @@ from rl8x.tracking.protocol import NullTracker as NullTracker
 from rl8x.tracking.protocol import Status as Status
 from rl8x.tracking.protocol import Tracker as Tracker
 from rl8x.tracking.protocol import TrackingError as TrackingError
-from rl8x.tracking.runs import find_run as find_run
+from rl8x.tracking.reading import find_run as find_run
 from rl8x.tracking.spool_sync import SpoolReport as SpoolReport
 from rl8x.tracking.spool_sync import SyncReport as SyncReport
 from rl8x.tracking.spool_sync import sync as sync

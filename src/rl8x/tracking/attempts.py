@@ -1,4 +1,4 @@
-"""Distinguish an entry that a store does not take from a store that takes nothing now, and find it among many."""
+"""Tell an entry that a store does not take from a store that is down, and find that entry among many."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class NotNowError(StoreDownError):
 class Attempts:
     """Makes calls of a store that may fail because of what is sent.
 
-    A call that the store refuses is made with half of the items, and so on, until those that it means have been found.
-    One that fails although the store works otherwise is made again later; after `TRIES` times items are looked for in
-    the same way. One item alone is tried `TRIES` times before it is given up.
+    A refused call is repeated with each half of its items, and so on, until the items at fault are found.
+    A call that fails although the store works otherwise is repeated later; after `TRIES` failures the items at fault
+    are searched for in the same way. A single item is tried `TRIES` times before it is given up.
 
     Attributes:
         failures: How often in a row the entry that is next failed while the store worked.
@@ -65,7 +65,7 @@ class Attempts:
             if error is not None:
                 given_up.append((part[0], error))
         if given_up:
-            _check(check)  # that it was not the store which went away among these calls
+            _check(check)  # the store may have gone down during these calls
         for item, error in given_up:
             give_up(item, error)
 

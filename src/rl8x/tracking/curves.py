@@ -54,12 +54,10 @@ def draw_curves(series: Series, title: str, clock: str) -> bytes | None:
 def _draw(lines: Mapping[str, np.ndarray[Any, Any]], clock: str, theme: Theme) -> Figure:
     figure = drawing.new_figure(8.4, 4.6)
     panel = figure.subplots()
-    for number, (name, points) in enumerate(lines.items()):
-        none = np.full(len(points), np.nan)
-        drawing.draw_line(panel, Curve(points[:, 0], points[:, 1], none, none), name, number, theme)
-    panel.set_xlabel(clock)
-    panel.set_ylabel(next(iter(lines)) if len(lines) == 1 else "return")
-    panel.grid(True, alpha=0.6)
-    drawing.short_ticks(panel)
+    curves = {}
+    for name, points in lines.items():
+        no_band = np.full(len(points), np.nan)
+        curves[name] = Curve(points[:, 0], points[:, 1], no_band, no_band)
+    drawing.draw_curves(panel, curves, clock, next(iter(lines)) if len(lines) == 1 else "return", theme)
     drawing.draw_legend(figure, panel, len(lines))
     return figure

@@ -1,4 +1,4 @@
-"""MLflow's sqlite database: made once, whole or not at all, and where the artifacts of its runs go.
+"""MLflow's sqlite database: how it is made, whole or not at all, and where the artifacts of its runs go.
 
 MLflow's migrations make a database in some hundred transactions, each of which waits for the disk: seconds. They are
 run in memory, and what they made is written to the disk at once.
@@ -66,7 +66,7 @@ def _logs(database: Path) -> list[Path]:
 
 
 def merge_log(database: Path) -> None:
-    """Move what is still in the write-ahead log into a database, so that its file alone is complete where it is copied.
+    """Move the write-ahead log into the database, so that a copy of its file alone is complete.
 
     Where another process is writing, the log stays until that one is done.
     """
@@ -77,7 +77,7 @@ def merge_log(database: Path) -> None:
 
 
 def add_past_points(database: Path, run_id: str, points: Sequence[Point]) -> list[Point]:
-    """Add those of a run's points that are not the newest of their metric; returns the others, which MLflow is to take.
+    """Add the points of a run that are not the newest of their metric; return the others, which are left to MLflow.
 
     MLflow makes several objects of each point: 0.1 ms of a processor, and runs of small steps give thousands a second.
     A point that a newer one follows is a row of one table and of no consequence for anything else that MLflow keeps.
@@ -105,7 +105,7 @@ def add_past_points(database: Path, run_id: str, points: Sequence[Point]) -> lis
             past = [point for point in past if point.name in known]
             rows = [(point.name, point.value, point.timestamp, point.step, run_id) for point in past]
             columns = "key, value, timestamp, step, is_nan, run_uuid"
-            # A point that is there is no error; a column that is not known here, and must have a value, is one.
+            # Existing points are skipped; a column that is not known here, and must have a value, is an error.
             insert = f"INSERT INTO metrics ({columns}) VALUES (?, ?, ?, ?, 0, ?) ON CONFLICT DO NOTHING"
             connection.executemany(insert, rows)
     except sqlite3.Error:
@@ -188,7 +188,7 @@ def _migrated() -> bytes | None:
         from sqlalchemy import create_engine
         from sqlalchemy.pool import StaticPool
 
-        # One connection for all that migrate: each would have a memory of its own.
+        # One connection for all steps of the migration: each connection would have an empty database.
         engine = create_engine("sqlite://", poolclass=StaticPool)
         make: Callable[[Any], None] = utils._initialize_tables
         make(engine)
@@ -207,7 +207,7 @@ def _make(database: Path, artifact_root: Path) -> None:
         with closing(connect(":memory:")) as source, closing(connect(database)) as target:
             source.deserialize(tables)
             source.backup(target)
-    make_store = _store_class()  # which adds what a database of its own would have, and checks the tables
+    make_store = _store_class()  # it adds the default experiment, and checks the tables
     uri = sqlite_uri(database)
     make_store(uri, str(artifact_root)).engine.dispose()
     make_store._engine_map.pop(uri, None)  # the file is about to have another name

@@ -45,14 +45,14 @@ def keep(spool: Path, number: int, source: Path, besides: Collection[Path] = ())
 
 
 def _left_out(folder: str, names: list[str], paths: set[str]) -> list[str]:
-    """List those names in a folder that lead to one of some paths, or back to where the folder is."""
+    """List the names in a folder to leave out: those that lead to one of `paths`, or to a parent of the folder."""
     here = Path(os.path.realpath(folder))
     back = paths | {str(path) for path in (here, *here.parents)}
     return [name for name in names if os.path.realpath(here / name) in back]
 
 
 def _rename_non_utf8(folder: Path) -> None:
-    """Rename what has a name in a folder that is not UTF-8, which no store takes."""
+    """Rename files and folders whose names are not UTF-8, since no store takes them."""
     for parent, folders, files in os.walk(folder, topdown=False):
         for name in (*folders, *files):
             if readable(name) != name:

@@ -78,7 +78,7 @@ def sqlite_uri(database: Path) -> str:
 
 
 def mlruns_dir() -> Path:
-    """Return the folder that keeps runs and spools where the user chose no other; absolute, if there is such a path."""
+    """Return the default folder of runs and spools, as an absolute path if there is one."""
     with contextlib.suppress(FileNotFoundError):
         return Path.cwd() / "mlruns"
     return Path("mlruns")  # the working directory was removed: nothing is there, and nothing can be made
@@ -123,7 +123,7 @@ def locate(tracking_uri: str | None = None) -> Location:
 
 def is_default(location: Location) -> bool:
     """Return whether a command of rl8x that is started in this folder finds a store without its URI."""
-    # In a process that has MLflow the variable may have been set by mlflow.set_tracking_uri(), which the shell has not.
+    # If MLflow is imported, mlflow.set_tracking_uri() may have set the variable, in this process alone.
     uri = None if "mlflow" in sys.modules else os.environ.get("MLFLOW_TRACKING_URI")
     with contextlib.suppress(TrackingError):
         return (locate(uri) if uri else _default_location()).uri == location.uri
@@ -173,7 +173,7 @@ def _sqlite_location(uri: str) -> Location:
     plain_uri = sqlite_uri(database)
     own_uri = plain_uri if driver == "sqlite" else driver + plain_uri[plain_uri.index(":") :]
     absolute = own_uri + (f"?{query}" if query else "")
-    # Beside the database where it follows our own layout; elsewhere MLflow's default stays what users know.
+    # Beside the database in our own layout; elsewhere MLflow's default, which users know.
     root = database.parent / "artifacts" if database.parent.name == "mlruns" else None
     return Location(absolute, database, root)
 
@@ -204,7 +204,7 @@ def check_writable(folder: Path) -> None:
 
 
 def with_password(uri: str) -> str:
-    """Put back what was hidden in a URI, from the one that the user set or one that this process had before.
+    """Put the password back into a URI in which it is hidden, if the user set that URI or this process has seen it.
 
     Raises `TrackingError` where neither has it.
     """

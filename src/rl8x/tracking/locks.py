@@ -1,4 +1,4 @@
-"""A lock on a file that one process holds and that goes with it, however it ends."""
+"""A lock on a file, which is released when the process that holds it ends, however it ends."""
 
 from __future__ import annotations
 

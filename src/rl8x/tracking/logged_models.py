@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rl8x.tracking.names import legal_name
 
-# By name alone: importing it imports torch, which the process that talks to MLflow does without.
+# By name, as importing it would import torch, which the process that talks to MLflow does not need.
 LOADER: Final = "rl8x.tracking.policy_model"
 KEY_TAG: Final = "rl8x.model_key"
 MODEL_TYPE: Final = "rl8x-policy"
@@ -131,6 +131,6 @@ def model_about(
     register: str | None = None,
     alias: str | None = None,
 ) -> dict[str, Any]:
-    """Return what `log_model` takes, from what `describe_model` gave and what the model is to be called."""
+    """Return the `about` of `log_model`, from what `describe_model` returned and the model's name and step."""
     logged = {"key": key, "name": name, "step": step, "time": time.time_ns() // 1_000_000, "metrics": dict(metrics)}
     return {**description, **logged, "register": register, "alias": alias}

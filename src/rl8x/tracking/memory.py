@@ -100,7 +100,7 @@ class MemoryTracker:
 
         Raises:
             RuntimeError: If no run goes on.
-            TypeError: If a value is no number, a name no text, or the step no whole number.
+            TypeError: If a value is not a number, a name not a string, or the step not a whole number.
         """
         if not self._open:
             raise RuntimeError("log_metrics() needs a running run; call start() first")

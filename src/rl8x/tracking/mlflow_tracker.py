@@ -1,4 +1,4 @@
-"""Keep a run in MLflow, through a spool that outlives the process, and a thread and a process that send it."""
+"""Keep a run in MLflow: rows go to a spool on the disk, which a thread hands to a process that talks to MLflow."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class MLflowTracker:
         thinning: Which rows are sent, and where all are kept, as the artifact of that name; None sends all.
         finish_timeout_s: Seconds that `finish` waits at most until all has arrived; a minute more where the store has
             not answered yet, since MLflow is being imported and the database made.
-        outage_timeout_s: Seconds that `finish` waits for a store that is down. It is down when a request has failed:
-            at once where nothing is there, after `request_timeout_s` where a server is silent, and after 5 s where the
-            process that talks to MLflow has been stopped.
+        outage_timeout_s: Seconds that `finish` waits for a store that is down. It counts as down when a
+            request has failed: at once if nothing listens, after `request_timeout_s` if a server is silent, and after
+            5 s if the process that talks to MLflow has been stopped.
         request_timeout_s: Seconds after which an HTTP request counts as failed.
         interval_s: Seconds between two requests with what was logged in between.
 
@@ -132,7 +132,7 @@ class MLflowTracker:
         return None if self._spool is None else self._spool.folder
 
     def whereabouts(self) -> Whereabouts | None:
-        """Describe where the last run is, what of it has not arrived, and why; None where there was none."""
+        """Describe where the last run is, and what of it has not arrived and why; None before the first run."""
         spool, location = self._spool, self._location
         if spool is None or location is None:
             return None
@@ -172,11 +172,11 @@ class MLflowTracker:
         self._metric_names = NameTable("metric")
         begins = resume is None
         if resume is None and self.run_key is not None:
-            resume = HANDLE_PREFIX + self.run_key  # where there is no such spool or run, one is made
+            resume = HANDLE_PREFIX + self.run_key  # a missing spool or run is made
         first = [params_op({**(self.params or {}), **params}), tags_op({**(self.tags or {}), **tags})]
         going_on = resume is not None and not repeats and resume == self.resume_handle
         known = self._sender.known if going_on and self._sender is not None else None
-        # Nothing was logged since the run was resumed: what comes now may be what the process before logged last.
+        # If nothing was logged since the run was resumed, rows may still repeat those of the previous process.
         self._may_repeat = resume is not None and (repeats or (known is None and going_on and self._may_repeat))
         spool, location = self._spool, self._location = self._open(resume, going_on=going_on)
         if resume is not None:
@@ -275,7 +275,7 @@ class MLflowTracker:
         A name that MLflow does not take is logged under one that it takes, with a warning.
 
         Raises:
-            TypeError: A value is no number, a name no string, or the step no integer.
+            TypeError: A value is not a number, a name not a string, or the step not an integer.
             ValueError: Two names would become one, or the step does not fit into 64 bits.
         """
         metrics = self._metric_names.legal(metrics)

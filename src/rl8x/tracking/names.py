@@ -109,7 +109,7 @@ def metric_step(step: object, quantity: str = "step") -> int:
 
 
 def artifact_name(name: str) -> str:
-    """Return an artifact's name as a store has it; `TrackingError` for what is no relative path inside its folder.
+    """Return an artifact's name as a store has it; `TrackingError` for what is not a relative path inside its folder.
 
     What is not UTF-8 in it is written as numbers.
     """

@@ -1,4 +1,4 @@
-"""Make the spool of a run that begins, or find that of one that goes on; and the store that it is for."""
+"""Make the spool of a new run, or find that of a resumed one, and the store that it belongs to."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class WaitingLines:
         self.num_dropped = 0
         self._lines: deque[bytes] = deque()
         self._num_lent = 0
-        self._written: deque[int] = deque()  # offsets after those lent lines that have gone to the disk since
+        self._written: deque[int] = deque()  # offsets after lent lines that were written to the disk meanwhile
 
     def __len__(self) -> int:
         return len(self._lines)

@@ -67,7 +67,7 @@ class PolicyModel:
 
 def _load_pyfunc(path: str) -> PolicyModel:
     """Load a model from its file, as MLflow asks for it, by this name."""
-    # A model of MLflow's may import anything: who loads it has said that he trusts it.
+    # Models of MLflow may import anything: loading one means to trust it.
     return PolicyModel(Policy.load(path, trust=True))
 
 

@@ -54,9 +54,9 @@ class Tracker(Protocol):
             params: Hyperparameters, by name.
             tags: Tags of the run, by name.
             resume: `resume_handle` of the run to go on with.
-            repeats: Whether what follows may repeat what that run has, as after a kill; what it has already is then
-                not logged twice. False where the process that logged it goes on: all that follows is new.
-            keeps_status: Whether that run is over, and only something is added to it: its status stays as it is.
+            repeats: Whether rows may repeat some that the run has, as after a kill; these are then not logged twice.
+                False if the process that logged them continues: all rows are new.
+            keeps_status: Whether the run is over and something is added to it, so that its status stays as it is.
         """
 
     def log_params(self, params: Mapping[str, object]) -> None:

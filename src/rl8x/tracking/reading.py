@@ -50,15 +50,21 @@ class RunReader:
             runs = runs or self._runs.by_name(run)
             if not runs:
                 near = difflib.get_close_matches(run, sorted(self._runs.names()), n=3)
-                hint = f"; did you mean {' or '.join(near)}?" if near else "; `rl8x ui` shows what is there"
+                hint = f"; did you mean {' or '.join(near)}" if near else "; `rl8x ui` shows what is there"
                 raise TrackingError(f"there is no run {run!r} in {self._location.shown}{hint}")
         if len(runs) > 1:
             ids = ", ".join(other.id for other in runs[:5])
             raise TrackingError(f"{len(runs)} runs are called {run!r}; name one by its ID: {ids}")
         return runs[0]
 
+    def entity(self, run: str) -> Any:
+        """Find a run by its ID or name, as MLflow has it, an `mlflow.entities.Run`. Imports mlflow."""
+        run_id = self.run(run).id
+        with self._told():
+            return MLflowStore(self._location, request_timeout_s=_TIMEOUT_S).run(run_id)
+
     def run_of_spool(self, spool_id: str) -> RunRecord | None:
-        """Find the run that was made for a spool; None where there is none."""
+        """Find the run that was made for a spool; None if there is none."""
         with self._told():
             runs = self._runs.by_tag(SPOOL_TAG, spool_id) if spool_id.isalnum() else []
         return runs[0] if runs else None
@@ -182,3 +188,19 @@ def _record(run: Any) -> RunRecord:
     return RunRecord(
         str(info.run_id), name, str(info.status), start, dict(data.params), dict(data.metrics), dict(data.tags)
     )
+
+
+def find_run(run: str, tracking_uri: str | None = None) -> Any:
+    """Find a run, an `mlflow.entities.Run`, by its ID or its name. Imports mlflow.
+
+    Args:
+        run: The ID, or the name.
+        tracking_uri: Where the runs are; None is where a tracker would keep them.
+
+    Raises:
+        TrackingError: If there is none, or if several have the name.
+    """
+    database = locate(tracking_uri).database
+    if database is not None and not database.exists():
+        raise TrackingError(f"there is no run {run!r}: {database} does not exist")
+    return RunReader(tracking_uri).entity(run)

@@ -38,7 +38,7 @@ class Rejected:
 
     @property
     def reason(self) -> str:
-        """Why the first one was not taken; empty where there is none."""
+        """Why the first one was not taken; empty if there is none."""
         return str(self._entries[0]["reason"]) if self._entries else ""
 
     def _read(self) -> list[Op]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib.util
 import os
 import re
@@ -19,8 +18,7 @@ from rl8x.tracking.location import Location, beside, is_default, locate, mlruns_
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import OPS, REJECTED, REMOVED, Unsent, read_ack, read_header
-from rl8x.tracking.store import SPOOL_TAG, MLflowStore
-from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
+from rl8x.tracking.store import SPOOL_TAG
 from rl8x.tracking.store_process import StoreProcess
 
 HANDLE_PREFIX = "spool-"
@@ -94,7 +92,7 @@ def last_change(folder: Path) -> float:
 
 
 def check_run_exists(location: Location, run_id: str) -> None:
-    """Raise `TrackingError` where an sqlite store has no such run, which is quick and does not import mlflow."""
+    """Raise `TrackingError` if an sqlite store does not have the run; quick, as mlflow is not imported."""
     if location.database is not None and not has_run(location, run_id):  # the writer checks stores of other kinds
         raise TrackingError(
             f"there is no run {run_id!r} in {location.shown} (any more): name the store that has it by tracking_uri or "
@@ -112,39 +110,6 @@ def has_run(location: Location, handle: str) -> bool:
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as database:
         return database.execute(query, values).fetchone() is not None
     return False
-
-
-def find_run(run: str, tracking_uri: str | None = None) -> Any:
-    """Find a run, an `mlflow.entities.Run`, by its ID or its name. Imports mlflow.
-
-    Args:
-        run: The ID, or the name.
-        tracking_uri: Where the runs are; None is where a tracker would keep them.
-
-    Raises:
-        TrackingError: If there is none, or if several have the name.
-    """
-    location = locate(tracking_uri)
-    if location.database is not None and not location.database.exists():
-        raise TrackingError(f"there is no run {run!r}: {location.database} does not exist")
-    try:
-        return _found_run(MLflowStore(location), run, location.shown)
-    except (StoreDownError, StoreRefusedError) as error:
-        raise TrackingError(f"cannot look for run {run!r} in {location.shown}: {error}") from error
-
-
-def _found_run(store: MLflowStore, run: str, shown: str) -> Any:
-    runs = store.search_everywhere(f"attributes.run_id = '{run}'") if run.isalnum() else []
-    runs = runs or store.search_by_name(run)
-    if not runs:
-        names = sorted({other.info.run_name for other in store.search_everywhere("") if other.info.run_name})
-        near = difflib.get_close_matches(run, names, n=3)
-        hint = f"; did you mean {' or '.join(near)}" if near else "; `rl8x ui` shows what is there"
-        raise TrackingError(f"there is no run {run!r} in {shown}{hint}")
-    if len(runs) > 1:
-        ids = ", ".join(other.info.run_id for other in runs[:5])
-        raise TrackingError(f"{len(runs)} runs are called {run!r}; name one by its ID: {ids}")
-    return runs[0]
 
 
 class Whereabouts:
@@ -165,7 +130,7 @@ class Whereabouts:
 
     @property
     def resume_word(self) -> str | None:
-        """The argument by which `rl8x resume`, started in this folder, finds the run: its name where that is enough.
+        """The argument with which `rl8x resume`, started in this folder, finds the run: its name if that is unique.
 
         Otherwise its ID; None where neither would do: the store is not the default one, or lacks a part of the run.
         """

@@ -53,7 +53,7 @@ def learn(uri: str) -> None:
 
 
 def recall(shown: str) -> str | None:
-    """Return the last URI learned that `hide_in_uris` writes so; None where there is none."""
+    """Return the last learned URI that looks like this without its secrets; None if there is none."""
     return next((uri for uri in reversed(list(_given)) if hide_in_uris(uri) == shown), None)
 
 
@@ -71,7 +71,7 @@ def hide_in_uris(text: str) -> str:
 
 
 def hide_in_data(data: Any) -> Any:
-    """Replace secrets in the texts of plain data that programs read: in URIs, and those that are no everyday words."""
+    """Replace secrets in the strings of data that programs read: those in URIs, and long ones anywhere."""
     return _replaced(data, _known(_STRONG))
 
 
@@ -142,7 +142,7 @@ def _replaced(data: Any, known: re.Pattern[str]) -> Any:
 def _known(shortest: int) -> re.Pattern[str]:
     """Return a pattern of the secrets that this process knows."""
     here = ""
-    with contextlib.suppress(OSError):  # what stands in its path is no secret, and hidden it would spoil other paths
+    with contextlib.suppress(OSError):  # what stands in its path is not a secret, and hidden it would spoil other paths
         here = os.getcwd()
     return _pattern(frozenset(_secrets()), here, shortest)
 
@@ -164,7 +164,7 @@ def _pattern(secrets: frozenset[tuple[str, str]], here: str, shortest: int) -> r
 
 
 def _secrets() -> Iterator[tuple[str, str]]:
-    """Yield each secret with the rest of its URI: what stands there too, such as a user's name, is no secret."""
+    """Yield each secret with the rest of its URI: what stands there too, such as a user's name, is not a secret."""
     for name, value in os.environ.items():
         if _SECRET_NAME.search(name) and name not in _NOT_SECRETS:
             yield value, ""

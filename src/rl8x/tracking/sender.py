@@ -65,7 +65,7 @@ class Sender:
         self._aside: list[tuple[Op, str]] = []
         self._named: set[str] = set()
         self._handlers: dict[str, Callable[[Op], dict[str, Any] | None]] = {
-            "open": self._pass_header_by,
+            "open": lambda op: None,  # the run that the header describes has been made
             "params": self._apply_params,
             "tags": self._apply_tags,
             "describe": self._apply_describe,
@@ -212,7 +212,7 @@ class Sender:
         return new
 
     def _parsed(self, op: Op) -> list[Point]:
-        """Read a row; what is no point in it is set aside."""
+        """Read a row; what is not a point in it is set aside."""
         try:
             step, time, metrics = metric_step(op["s"]), metric_step(op["t"], "time"), dict(op["m"])
         except (KeyError, TypeError, ValueError) as error:
@@ -257,9 +257,6 @@ class Sender:
         check = self.run.check if op["op"] in ("text", "curves", *_WITH_FILE) else None
         self._attempt(op, lambda: changes.update(handler(op) or {}), check)
         return changes
-
-    def _pass_header_by(self, op: Op) -> None:
-        """Do nothing: the run that the header describes has been made."""
 
     def _rename(self, op: Op) -> None:
         """Give the run the name that was refused when it was made."""

@@ -103,7 +103,7 @@ class Spool:
         return file
 
     def _take_over_end(self) -> None:
-        """Add what the process before wrote where it had no room for more: how it ended, and what it lost."""
+        """Add the end that the previous process noted in `end.json`, the disk being full: its status and lost rows."""
         ending = spool_files.read_end(self.folder)
         if ending is None:
             return
@@ -309,7 +309,7 @@ class Spool:
             self._write_ack()
 
     def _write_ack(self, *, synced: bool = False) -> None:
-        # Not written, it only means that something is sent twice, which the store does not mind.
+        # If it cannot be written, rows are sent twice, which changes nothing in the store.
         with contextlib.suppress(OSError):
             data = json.dumps(asdict(self.ack)).encode()
             if synced:

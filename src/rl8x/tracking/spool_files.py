@@ -1,4 +1,4 @@
-"""The files of a spool, read without trust: they may be torn, edited, of another version or make.
+"""The files of a spool, which may be torn, edited, or written by another version or program.
 
 A spool is a folder:
 
@@ -163,7 +163,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def check_plain(folder: Path) -> None:
-    """Refuse a spool that has, or is, a link or anything else than plain files, of which none is opened.
+    """Refuse a spool that is a link, or holds anything but plain files; nothing is opened.
 
     It may be somebody else's.
     """

@@ -110,8 +110,8 @@ def sync(
         spool_dir: A spool, or a folder of spools; default `mlruns/spool` in the working directory.
         to: Tracking URI of the store to send to; default the one that each run was meant for: the database in the
             spools' own folder, wherever that is now, else the address that the spool names.
-        allow: Whether to send to an address that only a spool names: none that lies beside it, that training would use
-            here, or that `MLFLOW_TRACKING_URI` or `mlflow.set_tracking_uri` say.
+        allow: Whether to send to a store that only a spool names: one that is neither beside the spool nor the one
+            that training would use here.
         connect: Makes the store of a location.
 
     Raises:

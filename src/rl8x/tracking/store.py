@@ -77,11 +77,11 @@ class MLflowStore:
         return MlflowClient(tracking_uri=self._location.uri)
 
     def _call(self, function: Callable[..., _ReturnT], *args: Any, extra_time_s: int = 0, **kwargs: Any) -> _ReturnT:
-        """Make a call that goes to the database which was there when this store was made, or to none."""
+        """Make a call, unless the database has been replaced since this store was made."""
         self._check_file()
         try:
             return self._tried(function, *args, extra_time_s=extra_time_s, **kwargs)
-        finally:  # also where it seems to have worked: a file that was deleted takes rows until it is closed
+        finally:  # also after success: a deleted file takes rows until it is closed
             self._check_file()
 
     def _check_file(self) -> None:
@@ -122,7 +122,8 @@ class MLflowStore:
             return f"{self._location.database} is damaged or no database: move it away, and `rl8x ui` makes a new one"
         return None
 
-    def _run(self, run_id: str) -> Any:
+    def run(self, run_id: str) -> Any:
+        """Read a run, an `mlflow.entities.Run`."""
         return self._call(self._client.get_run, run_id)
 
     def find_runs(self, spec: RunSpec) -> list[str]:
@@ -164,18 +165,18 @@ class MLflowStore:
 
     def check_run(self, run_id: str) -> None:
         """Raise `RunGoneError` unless the run is there and active."""
-        if self._run(run_id).info.lifecycle_stage != "active":
+        if self.run(run_id).info.lifecycle_stage != "active":
             raise RunGoneError(f"run {run_id} is deleted; `mlflow runs restore --run-id {run_id}` brings it back")
 
     def run_name(self, run_id: str) -> tuple[str, bool]:
         """Read a run's name, and whether no other run has it."""
-        name = str(self._run(run_id).info.run_name or "")
+        name = str(self.run(run_id).info.run_name or "")
         can_be_searched = name != "" and "'" not in name
         return name, can_be_searched and len(self.search_everywhere(f"attributes.run_name = '{name}'")) == 1
 
     def status(self, run_id: str) -> tuple[str, int | None]:
         """Read a run's status, and when it ended in milliseconds since 1970, if that is known."""
-        info = self._run(run_id).info
+        info = self.run(run_id).info
         return str(info.status), info.end_time
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
@@ -186,7 +187,7 @@ class MLflowStore:
 
     def params(self, run_id: str) -> dict[str, str]:
         """Read a run's params."""
-        return dict(self._run(run_id).data.params)
+        return dict(self.run(run_id).data.params)
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         """Log at most 100 new params."""
@@ -194,7 +195,7 @@ class MLflowStore:
 
     def tags(self, run_id: str) -> dict[str, str]:
         """Read a run's tags."""
-        return dict(self._run(run_id).data.tags)
+        return dict(self.run(run_id).data.tags)
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set at most 100 tags."""
@@ -222,7 +223,7 @@ class MLflowStore:
             return
         for wait_s in _LOOK_AGAIN_S:
             time.sleep(wait_s)
-            if is_there(self._run(run_id)):
+            if is_there(self.run(run_id)):
                 return
         raise StoreDownError("what was sent was answered as if it had been taken, and is not there")
 
@@ -245,7 +246,7 @@ class MLflowStore:
     def log_model(self, run_id: str, path: str | Path, about: Mapping[str, Any]) -> str:
         """Log a policy's file as a model of a run by `logged_models.log_model`; return the model's ID."""
         self._find_artifacts(run_id)
-        run = self._run(run_id)
+        run = self.run(run_id)
         return self._named(self._call(log_model, self._client, run, Path(path), about, extra_time_s=120))
 
     def log_curves(self, run_id: str, series: Series, title: str, clock: str) -> None:
@@ -259,12 +260,12 @@ class MLflowStore:
 
     def start_time(self, run_id: str) -> int:
         """Read when a run began, in milliseconds since 1970."""
-        return int(self._run(run_id).info.start_time or 0)
+        return int(self.run(run_id).info.start_time or 0)
 
     def _find_artifacts(self, run_id: str) -> None:
         """Check that a run's artifacts go to the store's own folder, and that no folder is made elsewhere."""
         if self._artifacts is not None:
-            uri = str(self._run(run_id).info.artifact_uri)
+            uri = str(self.run(run_id).info.artifact_uri)
             try:
                 self._artifacts.prepare(run_id, uri)
             except (OSError, sqlite3.Error) as error:
@@ -280,7 +281,7 @@ class MLflowStore:
 
     def last_steps(self, run_id: str) -> dict[str, int]:
         """Read the last step of each metric that a run has."""
-        run = self._run(run_id)
+        run = self.run(run_id)
         steps = _last_steps(run)
         return {name: steps.get(name, 2**63) for name in run.data.metrics}
 
@@ -295,7 +296,7 @@ class MLflowStore:
         return [int(point.step) for point in points], [float(point.value) for point in points]
 
     def download(self, run_id: str, name: str, folder: Path) -> Path | None:
-        """Copy an artifact, a file at the top of the run's artifacts, into a folder; None where there is none."""
+        """Copy an artifact, a file at the top of the run's artifacts, into a folder; None if there is none."""
         self._find_artifacts(run_id)
         if name not in {entry.path for entry in self._call(self._client.list_artifacts, run_id)}:
             return None

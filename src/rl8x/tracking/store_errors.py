@@ -1,4 +1,4 @@
-"""The errors of a store: one that does not work now, one that refuses, and a run that is not there."""
+"""The errors of a store: it is down, it refuses a call, or it does not have the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RunGoneError(StoreDownError):
 
 
 class RunMissingError(RunGoneError):
-    """The store has never had the run, or has it no more."""
+    """The store never had the run, or no longer has it."""
 
 
 def in_words(error: BaseException) -> str:

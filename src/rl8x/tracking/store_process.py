@@ -129,7 +129,7 @@ class _Process:
         self._guard = threading.Lock()
         self._trouble = ""
         self._waiting: dict[int, queue.SimpleQueue[list[Any] | StoreDownError]] = {}
-        # A write blocks where the process is stopped: a thread of its own may wait for that, a caller may not.
+        # Writing to a stopped process blocks, which a thread may, but a caller must not.
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         for work in (self._send, self._receive):
             threading.Thread(target=work, name="rl8x-store", daemon=True).start()
@@ -192,7 +192,7 @@ class _Process:
         poll = select.poll()
         poll.register(self._stdout, select.POLLIN)
         parts: list[bytes] = []  # of an answer that has not come whole
-        # Counted in waits that ended without a beat: the clock also runs where this process itself was stopped.
+        # Counted in waits without a beat, not by the clock, which also runs while this process is stopped.
         silent_s = 0
         while True:
             if not poll.poll(1000):

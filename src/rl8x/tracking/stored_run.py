@@ -94,7 +94,7 @@ class StoredRun:
         else:
             self._spool.acknowledge(attempted=True)
             run_id = self._create(spec, set_aside)
-        if may_exist:  # a create that seemed lost may have been answered too late: such runs are empty
+        if may_exist:  # a create that seemed lost may have made an empty run
             for other in self.store.find_runs(spec):
                 if other != run_id and not self.store.last_steps(other):
                     self.store.delete_run(other)

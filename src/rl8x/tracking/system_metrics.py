@@ -1,4 +1,4 @@
-"""Samples of the machine that a run is on, as metrics `system/...`, which MLflow's page shows on a tab of their own.
+"""Samples of processors, memory and GPUs as metrics `system/...`, which MLflow's page shows on a tab of their own.
 
 MLflow's own sampler logs past the spool, so that an outage would lose what it measured and hold up what waits for it.
 Names are those of MLflow where it has the same.

@@ -1,4 +1,4 @@
-"""Rows that are thinned when they are sent, so that a store's pages stay quick; all of them are kept in a file.
+"""Thins the rows that are sent, so that a store's pages stay quick, and keeps all of them in a file.
 
 A metric's first 128 points are sent as they come, then 64 for each doubling of their number: whoever looks at a run
 that goes on sees it all, if coarsely, and a run of any length stays far below the limit. When the run ends, points are
@@ -24,7 +24,7 @@ from rl8x.tracking.secrets import logger
 _log = logger(__name__)
 
 _DENSE: Final = 128
-# What a run is looked at for, and what may be left out where there is no room for all.
+# Metrics that matter most, and those that are left out first if there is no room for all.
 _FIRST: Final = (
     "eval/",
     "test/",
@@ -38,7 +38,7 @@ _FIRST: Final = (
     "env_config/",
 )
 _LAST: Final = ("profiling/", "memory/", "rewards/", "episodes/info/")
-# Keys that are kept free for more important ones, which may come later: an evaluation's come after many rows.
+# By rank, how many keys stay free for more important metrics, which may come later, as evaluations do.
 _KEPT_FREE: Final = (0, 12, 24)
 
 
@@ -85,7 +85,7 @@ class Thinning:
         self._goes_back = repeats
 
     def _read_back(self, again: tuple[int, Collection[str]] | None) -> None:
-        """Count the rows that are there, and cut off what is torn, and those from the one on that comes `again`.
+        """Count the rows in the file; cut off a torn line, and all rows from the one on that comes `again`.
 
         That is the first of its step, given here beside its metrics, with some of these. A run that had ended has
         others of that step, which do not come again.
@@ -219,7 +219,7 @@ def is_sent_at_once(place: int) -> bool:
 
 
 def _added(count: int, max_points: int) -> NDArray[np.bool_]:
-    """Return which of a metric's points are added in the end to those that were sent at once, bool `[count]`."""
+    """Return which points of a metric are sent when the run ends, in addition to those sent at once, bool `[count]`."""
     places = np.arange(count)
     doublings = np.ceil(np.log2(places // _DENSE + 1)).astype(np.int64)
     sent = places % (1 << doublings) == 0

@@ -213,7 +213,7 @@ def _keep_view(store: MLflowStore, experiment_id: str, present: str | None, stat
         return True
     try:
         store.set_experiment_tag(experiment_id, VIEW_TAG, envelope)
-    except (StoreDownError, StoreRefusedError):  # such as a server on which the user may only look
+    except (StoreDownError, StoreRefusedError):  # such as a server with read-only access
         return present is not None
     return True
 

@@ -1,4 +1,4 @@
-"""The one thread that sends a spool while training goes on, and ends a run that the user's code has not ended."""
+"""The thread that sends a spool while training goes on, and ends a run that the user's code has not ended."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Writer:
         self.sender.on_arrival = self._arrived
         self._thread = threading.Thread(target=self._run, name="rl8x-tracking", daemon=True)
         for other in list(_working):
-            other.last_call.look()  # an error that ended that run is soon followed by another try
+            other.last_call.look()  # before another error takes the place of the one that ended that run
         if owner is not None:
             _working.add(self)
         self._thread.start()
@@ -215,7 +215,7 @@ class Writer:
         return self._failures > 0 and time.monotonic() - max(begin, self._answered_at) >= timeout_s
 
     def finish(self, begin: float | None = None) -> None:
-        """Send what is left of a run that has ended, but do not wait long for a store that is away; end the thread."""
+        """Send the rest of a run that has ended, without waiting long for a store that is down, and end the thread."""
         try:
             timeouts = (self.finish_timeout_s, self.outage_timeout_s)
             self.wait(self._all_arrived, *timeouts, first_contact_s=FIRST_CONTACT_S, begin=begin)
@@ -331,7 +331,7 @@ _working: set[Writer] = set()  # those whose run has not been ended, or not arri
 
 
 def _end_at_exit() -> None:
-    """End the runs of a script that did not: all of them together, so that a store which is away is waited for once."""
+    """End all runs that the script left open, together, so that a store which is down is waited for once."""
     begin, now = time.monotonic(), time.time_ns() // 1_000_000
     writers = list(_working)
     for writer in writers:
