@@ -111,3 +111,12 @@ def test_a_factory_that_cannot_be_called_as_factories_are_is_told_how(factory):
     with pytest.raises(TypeError, match=r"is called with the number of copies, `device=` and `seed=`.*GymnasiumEnv"):
         PPOConfig(num_envs=4, device="cpu").build(factory)
     PPOConfig(num_envs=4, device="cpu").build(lambda num_envs, **options: CartPole(num_envs, **options))
+
+
+def test_another_default_dtype_is_refused_in_a_line():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(ValueError, match=r"torch's default dtype is torch\.float64.*call torch\.set_default_dtype"):
+            PPOConfig(num_envs=4, device="cpu").build(CartPole)
+    finally:
+        torch.set_default_dtype(torch.float32)
