@@ -110,7 +110,7 @@ def _wrapped_limit(copy: Any) -> int | None:
     """Return the least limit of the wrappers around a copy, which no spec has where no id made it; None without one."""
     limits = []
     while isinstance(copy, gymnasium.Wrapper):
-        limits += [copy._max_episode_steps] if isinstance(copy, TimeLimit) else []
+        limits += [copy.get_wrapper_attr("_max_episode_steps")] if isinstance(copy, TimeLimit) else []
         copy = copy.env
     return min(limits, default=None)
 
