@@ -81,6 +81,25 @@ def test_experience_that_is_discarded_begins_new_episodes():
     assert algorithm.rollout["starts"][0].all()
 
 
+def test_training_goes_on_in_its_own_physics_where_an_evaluation_was_interrupted(monkeypatch):
+    config = PPOConfig(num_envs=4, horizon=3, seed=1, device="cpu", model_config={"hidden_sizes": [8]})
+    algorithm = dataclasses.replace(config, horizons_per_env_reset=2).build(CartPole)
+    evaluate, calls = algorithm.collector.evaluate, []
+
+    def interrupted(*args, **options):
+        calls.append(evaluate(*args, **options))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return calls[-1]
+
+    monkeypatch.setattr(algorithm.collector, "evaluate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        algorithm.evaluate(env_config={"length": 0.9})
+    algorithm.collect()
+    assert algorithm.env.carry["parameters"]["length"].tolist() == [0.5] * 4
+    assert algorithm.rollout["starts"][0].all()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ManyConfig(PPOConfig, defaults={"num_envs": 16, "model_config": {"hidden_sizes": [8]}, "horizon": 4}):
     """A preset of PPO."""
