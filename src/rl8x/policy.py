@@ -11,6 +11,7 @@ import gymnasium
 import gymnasium.spaces as spaces
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from rl8x.distributions import Distribution, make_distribution
 from rl8x.distributions.validation import check_distribution
@@ -18,7 +19,7 @@ from rl8x.functional import RunningMoments
 from rl8x.keys import ACTION_MASK
 from rl8x.models import BUILTIN, Model, State, make_model
 from rl8x.models.registry import config_with_critic_obs
-from rl8x.models.validation import TrainingEffects, check_model
+from rl8x.models.validation import TrainingEffects, check_model, run_model
 from rl8x.names import resolved_arguments
 from rl8x.obs_moments import make_obs_moments, normalize_obs, update_obs_moments
 from rl8x.portable import Portable, to_rows
@@ -157,6 +158,10 @@ class Policy(Portable):
         self.value_moments = RunningMoments() if normalize_values else None
         self.has_modes = type(self.model) not in BUILTIN.values()
         self.eval()
+        if any(map(is_lazy, self.model.parameters())):  # such layers get their weights when they first read something
+            obs, starts = self._example(1)
+            with torch.no_grad():
+                run_model(self.model, obs, self.model.initial_state(2), starts)
 
     @property
     def form(self) -> tuple[type[Portable], dict[str, Any]]:
@@ -199,12 +204,16 @@ class Policy(Portable):
             action.seed(0)
             check_distribution(self.distribution, to_rows(action, action.sample(), self.device)[0], self.device)
         if self.has_modes:
-            space = copy.deepcopy(self.observation_space)
-            space.seed(0)
-            obs, _ = self.model_inputs(to_rows(space, space.sample(), self.device)[0])
-            obs = tree_map(lambda part: part.expand(seq_len, 2, *part.shape[1:]), self._seen(obs))
-            return check_model(self.model, obs, torch.zeros((seq_len, 2), dtype=torch.bool, device=self.device))
+            return check_model(self.model, *self._example(seq_len))
         return TrainingEffects()
+
+    def _example(self, seq_len: int) -> tuple[Any, Tensor]:
+        """Return an observation of the space as the model sees it, `[seq_len, 2, *obs]`, and starts, all False."""
+        space = copy.deepcopy(self.observation_space)
+        space.seed(0)
+        obs, _ = self.model_inputs(to_rows(space, space.sample(), self.device)[0])
+        obs = tree_map(lambda part: part.expand(seq_len, 2, *part.shape[1:]), self._seen(obs))
+        return obs, torch.zeros((seq_len, 2), dtype=torch.bool, device=self.device)
 
     def initial_state(self, num_envs: int) -> State:
         """Return the model's initial state; empty when feedforward.

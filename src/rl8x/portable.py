@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from rl8x._version import __version__
 from rl8x.disk import replace_synced
 from rl8x.distributions import Distribution
+from rl8x.execution.threads import kept_generators
 from rl8x.importing import NOT_PLAIN, Trust, dotted_path, from_plain, import_class, to_plain
 from rl8x.models import Model, State
 from rl8x.spaces import (
@@ -260,7 +261,7 @@ class Portable(nn.Module):
             made_of = import_class(description["class"], (cls,), trust=trust)
             spaces = [space_from_plain(description[key]) for key in ("observation_space", "action_space")]
             arguments = from_plain(description["arguments"], _KINDS, trust=trust)
-            with torch.random.fork_rng(devices=[]):
+            with kept_generators():
                 policy: Self = made_of(*spaces, **arguments)
             policy.load_state_dict(tensors)
             policy.eval()  # what a class of one's own has added, too

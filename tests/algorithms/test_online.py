@@ -81,6 +81,25 @@ def test_experience_that_is_discarded_begins_new_episodes():
     assert algorithm.rollout["starts"][0].all()
 
 
+def test_training_goes_on_in_its_own_physics_where_an_evaluation_was_interrupted(monkeypatch):
+    config = PPOConfig(num_envs=4, horizon=3, seed=1, device="cpu", model_config={"hidden_sizes": [8]})
+    algorithm = dataclasses.replace(config, horizons_per_env_reset=2).build(CartPole)
+    evaluate, calls = algorithm.collector.evaluate, []
+
+    def interrupted(*args, **options):
+        calls.append(evaluate(*args, **options))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return calls[-1]
+
+    monkeypatch.setattr(algorithm.collector, "evaluate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        algorithm.evaluate(env_config={"length": 0.9})
+    algorithm.collect()
+    assert algorithm.env.carry["parameters"]["length"].tolist() == [0.5] * 4
+    assert algorithm.rollout["starts"][0].all()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ManyConfig(PPOConfig, defaults={"num_envs": 16, "model_config": {"hidden_sizes": [8]}, "horizon": 4}):
     """A preset of PPO."""
@@ -111,3 +130,12 @@ def test_a_factory_that_cannot_be_called_as_factories_are_is_told_how(factory):
     with pytest.raises(TypeError, match=r"is called with the number of copies, `device=` and `seed=`.*GymnasiumEnv"):
         PPOConfig(num_envs=4, device="cpu").build(factory)
     PPOConfig(num_envs=4, device="cpu").build(lambda num_envs, **options: CartPole(num_envs, **options))
+
+
+def test_another_default_dtype_is_refused_in_a_line():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(ValueError, match=r"torch's default dtype is torch\.float64.*call torch\.set_default_dtype"):
+            PPOConfig(num_envs=4, device="cpu").build(CartPole)
+    finally:
+        torch.set_default_dtype(torch.float32)

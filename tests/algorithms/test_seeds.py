@@ -1,6 +1,9 @@
-import numpy as np
+import threading
 
-from rl8x.algorithms.seeds import draw_seed, part_seed
+import numpy as np
+import torch
+
+from rl8x.algorithms.seeds import draw_seed, part_seed, seeded
 
 PARTS = ("env", "weights", "sampling", "minibatches", "eval_env", "eval_sampling")
 
@@ -21,3 +24,21 @@ def test_a_seed_that_is_given_is_kept():
     assert draw_seed(0) == 0
     assert draw_seed(5) == 5
     assert len({draw_seed(None) for _ in range(20)}) == 20
+
+
+def test_threads_draw_none_of_each_others_numbers():
+    def draw(seed):
+        with seeded(seed, torch.device("cpu")):
+            drawn[seed] = torch.stack([torch.rand(()) for _ in range(2000)])
+
+    drawn, expected = {}, {}
+    for seed in range(4):
+        draw(seed)
+    expected, drawn = drawn, {}
+    threads = [threading.Thread(target=draw, args=(seed,)) for seed in expected]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for seed, numbers in expected.items():
+        assert torch.equal(drawn[seed], numbers)

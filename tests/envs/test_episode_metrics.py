@@ -32,6 +32,16 @@ def test_each_reduction_by_hand():
     assert after["sum"].isnan().tolist() == [True, False, True]
 
 
+@pytest.mark.parametrize("reported", [[1.0, math.nan, 3.0], [math.nan, 1.0, 3.0], [1.0, 3.0, math.nan]])
+def test_a_step_in_which_a_metric_is_not_a_number_has_none(reported):
+    metrics = EpisodeMetrics({name: name for name in ("last", "mean", "sum", "max", "min")})
+    accumulators = {}
+    for number in reported:
+        accumulators = metrics.update(accumulators, dict.fromkeys(metrics.names, number), None, ALL)
+    figures = {name: figure.tolist() for name, figure in metrics.values(accumulators).items()}
+    assert figures == {"last": [3] * 3, "mean": [2] * 3, "sum": [4] * 3, "max": [3] * 3, "min": [1] * 3}
+
+
 def test_what_is_told_before_a_reset_counts_not_what_after():
     metrics = EpisodeMetrics(["x", "log/y"])
     final = torch.tensor([False, True, False])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.wrappers import TransformReward
+from gymnasium.wrappers import TimeLimit, TransformReward
 
 from rl8x.envs import CartPole, GymnasiumEnv
 
@@ -238,6 +238,11 @@ def test_time_limits():
     assert GymnasiumEnv("Pendulum-v1", 1, time_limit=None).time_limit is None
     assert GymnasiumEnv(lambda: gymnasium.make("Pendulum-v1"), 1).time_limit == 200
     assert GymnasiumEnv(Toy, 1).time_limit is None
+    assert GymnasiumEnv(lambda: TransformReward(TimeLimit(Toy(), 20), float), 2).time_limit == 20
+    assert GymnasiumEnv(lambda: TimeLimit(gymnasium.make("CartPole-v1"), 700), 1).time_limit == 500  # the first to cut
+    limits = [lambda limit=limit: TimeLimit(Toy(), limit) for limit in (3, 5)]
+    assert GymnasiumEnv(SyncVectorEnv(limits)).time_limit == 5
+    assert GymnasiumEnv(SyncVectorEnv([*limits, Toy])).time_limit is None
     env = GymnasiumEnv(Toy, 1, time_limit=1, seed=0)
     env.reset()
     assert bool(env.step(np.array([0]))[3][0])

@@ -1,7 +1,7 @@
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rl8x.execution.hoisting import COMPUTED, hoist_scalars
+from rl8x.execution.hoisting import COMPUTED, hoist_scalars, keep_copies
 
 
 def clipped(vector, limit, few):
@@ -32,3 +32,23 @@ def test_views_of_memory_and_whole_numbers_are_left_alone():
 
     _, computed = hoisted(function, torch.arange(100.0), torch.tensor(2))
     assert computed == []
+
+
+def test_the_copy_of_an_argument_that_another_becomes_is_memory_of_its_own():
+    def function(now, before, flat, item):
+        kept, own, seen = now.clone(), before.clone(), flat.view(2, 2).clone()
+        now.copy_(item)
+        flat.copy_(item.view(4).clone())
+        before.copy_(kept)
+        item.copy_(seen)
+        before.copy_(own)
+        return [kept]
+
+    record = make_fx(function)(torch.ones(2, 2), torch.ones(2, 2), torch.ones(4), torch.ones(2, 2))
+    keep_copies(record)
+    kept = [node.args[0].name for node in record.graph.nodes if node.target is COMPUTED]
+    # Of `before` nothing has to be kept: what it becomes is what it was.
+    assert kept == ["now_1", "view", "view_1"]
+    given = [torch.full((2, 2), 1.0), torch.full((2, 2), 2.0), torch.full((4,), 3.0), torch.full((2, 2), 4.0)]
+    record(*given)
+    assert [each.mean().item() for each in given] == [4.0, 2.0, 4.0, 3.0]

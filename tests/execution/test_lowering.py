@@ -89,10 +89,12 @@ FUNCTIONS = {"memory": (memory, SMALL), "operators": (operators, (*SMALL, number
 COUNT = 5
 
 
-def step(position, speed, gain, push):
-    """A step of a loop."""
+def step(position, speed, last, gain, push):
+    """A step of a loop, which keeps where it was."""
+    before = position.clone()
     speed.mul_(0.9).add_(push @ gain)
     position.add_(speed)
+    last.copy_(before)
     return [position.t() + 0.0, speed.norm(), position.sum() < 2.0]
 
 
@@ -104,10 +106,10 @@ def programs():
         graph, read = trace(function, tensors)
         made[name] = describe_program(graph, [*tensors, *read]).to_json(), read
     for name, ends in (("loop", False), ("ending loop", True)):
-        state, items = [numbers(2, 3), numbers(2, 3), numbers(4, 3)], numbers(COUNT, 2, 4)
+        state, items = [*[numbers(2, 3)] * 3, numbers(4, 3)], numbers(COUNT, 2, 4)
         graph, read = trace(step, [*state, items[0]])
         assert not read
-        made[name] = describe_program(graph, [*state, items], LoopShape(3, 1, ends)).to_json(), []
+        made[name] = describe_program(graph, [*state, items], LoopShape(4, 1, ends)).to_json(), []
     for text, _ in made.values():
         compiler().request(text)
     return {name: (load(compiler().library(text)), read) for name, (text, read) in made.items()}
@@ -135,9 +137,9 @@ def test_a_program_computes_and_writes_what_its_function_does(programs, name):
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_loop_does_what_one_in_python_does(programs, ends):
     run, _ = programs["ending loop" if ends else "loop"]
-    loop = Loop(step, 2, 1, ends=ends)
+    loop = Loop(step, 3, 1, ends=ends)
     for scale in (0.1, 1.0):
-        mine, its = ([scale * numbers(2, 3), numbers(2, 3), numbers(4, 3)] for _ in range(2))
+        mine, its = ([scale * numbers(2, 3), numbers(2, 3), numbers(2, 3), numbers(4, 3)] for _ in range(2))
         items = scale * numbers(COUNT, 2, 4)
         actual, expected = run(*mine, items), loop(*its, items)
         agree(actual, expected)

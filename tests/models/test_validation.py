@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box, Dict, Discrete
 from torch import nn
 
 from rl8x import PPOConfig
 from rl8x.algorithms import DQNConfig
-from rl8x.envs import CartPole
+from rl8x.envs import CartPole, Env
 from rl8x.models import Model
+from rl8x.policy import Policy
 
 
 class Net(Model):
@@ -127,3 +130,61 @@ def test_trying_a_model_leaves_no_trace():
     torch.manual_seed(3)
     assert torch.equal(again, torch.get_rng_state())
     assert torch.equal(algorithm.policy.model.norm.running_mean, torch.zeros(8))
+
+
+class Lazy(Model):
+    """Layers that learn their widths from what they first read."""
+
+    def __init__(self, observation_space, num_features):
+        super().__init__(observation_space, num_features)
+        self.hidden, self.heads = nn.LazyLinear(8), nn.LazyLinear(num_features + 1)
+
+    def forward(self, obs, state, starts):
+        outputs = self.heads(self.hidden(obs).relu())
+        return outputs[..., 1:], outputs[..., 0], state
+
+
+def weights_of(algorithm):
+    return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
+
+
+@pytest.mark.parametrize("config", [PPOConfig, DQNConfig])
+def test_weights_that_are_made_late_follow_the_seed(config, tmp_path):
+    drawn = {}
+    for seed, before in ((0, 3), (0, 4), (1, 3)):
+        torch.manual_seed(before)
+        drawn[seed, before] = config(model=Lazy, **{**CONFIG, "seed": seed}).build(CartPole)
+    assert torch.equal(weights_of(drawn[0, 3]), weights_of(drawn[0, 4]))
+    assert not torch.equal(weights_of(drawn[0, 3]), weights_of(drawn[1, 3]))
+    path = drawn[0, 3].policy.save(tmp_path / "policy")
+    assert torch.equal(weights_of(drawn[0, 3]), weights_of(SimpleNamespace(policy=Policy.load(path))))
+
+
+class Clock(Env):
+    """Shows a number of milliseconds, of which float32 would leave no digit of the seconds."""
+
+    single_observation_space = Box(0, 2**40, (1,), np.int64)
+    single_action_space = Discrete(3)
+    default_time_limit = 8
+    reset_noise = 1
+
+    def initial_state(self, parameters, noise):
+        return {"now": (noise * 1000).long() + 2**33}
+
+    def transition(self, state, actions, parameters, noise):
+        return {"now": state["now"] + 1}, actions.float(), torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def observe(self, state, parameters):
+        return state["now"]
+
+
+class PerMillisecond(PerFloor):
+    def forward(self, obs, state, starts):
+        rows = self.table(obs[..., 0] % 7)
+        return rows[..., 1:], rows[..., 0], state
+
+
+def test_updates_see_whole_numbers_as_they_were_acted_on():
+    algorithm = PPOConfig(model=PerMillisecond, **{**CONFIG, "num_sgd_iters": 1}).build(Clock)
+    algorithm.collect()
+    assert algorithm.step()["monitors/kl_div"] == pytest.approx(0.0, abs=1e-6)

@@ -1,13 +1,17 @@
 import itertools
 import weakref
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests.probes import traced_only
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
-from rl8x.envs import CartPole, CartPoleInfinite
+from rl8x.envs import CartPole, CartPoleInfinite, GymnasiumEnv
 from rl8x.execution import Execution
 from rl8x.execution.compiled import CompiledProgram
 from rl8x.policy import Policy
@@ -129,3 +133,51 @@ def test_whole_episodes_are_evaluated_by_the_execution_that_trains(mode, monkeyp
     calls.clear()
     evaluator.evaluate({"length": 0.4}, deterministic=True)
     assert bool(calls) == (mode == "compile")
+
+
+class Clock(gymnasium.Env):
+    """Shows the number of the episode and its steps; raises in the step of all copies that `interrupted_at` says."""
+
+    observation_space = spaces.Box(0, 1e6, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+    steps, interrupted_at = 0, 0
+
+    def __init__(self):
+        self.episode = self.time = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.episode, self.time = self.episode + 1, 0
+        return self.seen(), {}
+
+    def step(self, action):
+        Clock.steps += 1
+        if Clock.steps == Clock.interrupted_at:
+            raise KeyboardInterrupt
+        self.time += 1
+        return self.seen(), 1.0, self.time == 7, False, {}
+
+    def seen(self):
+        return np.array([self.episode, self.time], np.float32)
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("what", ["a horizon", "an evaluation"])
+def test_a_simulator_that_was_interrupted_begins_anew(mode, what):
+    Clock.steps, Clock.interrupted_at = 0, 16
+    env = GymnasiumEnv(SyncVectorEnv([Clock] * 2, autoreset_mode=mode))
+    policy = Policy(env.single_observation_space, env.single_action_space, model_config={"hidden_sizes": [8]})
+    collector, rollout = Collector(env, policy, torch.Generator(), Execution("eager", "fp32", CPU)), Rollout(5, 2)
+    collector.fill(rollout)
+    play = (
+        (lambda: collector.fill(rollout)) if what == "a horizon" else lambda: collector.evaluate(5, deterministic=True)
+    )
+    with pytest.raises(KeyboardInterrupt):  # in the third step
+        play()
+    for _ in range(3):
+        collector.fill(rollout)
+        shown, after = rollout[keys.OBS][:5], rollout[keys.OBS][1:]
+        ended = (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:5]
+        lasted = rollout[keys.EPISODE_LENGTHS][:5]
+        assert torch.equal(after[~ended], shown[~ended] + torch.tensor([0.0, 1.0]))
+        counted = rollout.tensors.get(keys.VALID, torch.ones(6, 2, dtype=torch.bool))[:5]
+        assert torch.equal(lasted[counted], shown[..., 1][counted].long() + 1)

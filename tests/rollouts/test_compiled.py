@@ -122,6 +122,51 @@ def test_no_value_is_asked_for_where_all_that_time_limits_cut_terminates(env, mo
     assert (algorithm.rollout[keys.FINAL_VALUES][valid] == 0).all()
 
 
+class Frames(probes.Probe):
+    """Never ends, and remembers what it showed: what was `now` is `before`, by the same tensor."""
+
+    single_observation_space = Box(-100.0, 100.0, (3,), np.float32)
+    first = later = ("now", "before", "shown")
+
+    def initial_state(self, parameters, noise):
+        frames = {"now": noise, "before": noise - 1, "shown": (noise - 2).expand(-1, 2)}
+        return {name: frames[name] for name in self.first}
+
+    def transition(self, state, actions, parameters, noise):
+        frames = {"now": state["now"] + actions.unsqueeze(-1), "before": state["now"]}
+        frames["shown"] = torch.cat((state["before"], state["shown"][:, :1]), 1)
+        frames = {name: frames[name] for name in self.later}
+        return frames, state["shown"][:, 1], torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def observe(self, state, parameters):
+        return torch.cat((state["now"], state["before"], state["shown"][:, :1]), 1)
+
+
+class OldestFirst(Frames):
+    first = later = ("shown", "before", "now")
+
+
+class OtherOrder(Frames):
+    """Names the parts of its state in another order in its steps than at first."""
+
+    first, later = ("before", "now", "shown"), ("now", "shown", "before")
+
+
+@pytest.mark.parametrize("fills", ["whole horizons", "single steps"])
+@pytest.mark.parametrize("env", [Frames, OldestFirst, OtherOrder])
+def test_a_state_that_goes_on_as_another_one_is_what_that_one_was(env, fills, monkeypatch):
+    if fills == "single steps":
+        monkeypatch.setattr("rl8x.rollouts.compiled._WHOLE_BYTES", 0)
+    eager, recorded = (build(env, execution=mode, horizons_per_env_reset=-1) for mode in ("eager", "compile"))
+    for _ in range(2):
+        for algorithm in (eager, recorded):
+            algorithm.collect()
+        for name in (keys.OBS, keys.REWARDS):
+            torch.testing.assert_close(recorded.rollout[name], eager.rollout[name])
+    expected = LoopedHorizon if fills == "whole horizons" else SteppedHorizon
+    assert [type(made) for made in recorded.collector.stepper._horizons.values()] == [expected]
+
+
 def test_the_next_horizon_begins_where_the_last_one_ended():
     algorithm = build(CartPole, execution="compile")
     algorithm.collect()

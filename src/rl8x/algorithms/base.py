@@ -104,13 +104,19 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
 
         Raises:
             TypeError: If no algorithm is declared with `config=` this class, or it takes no environment.
-            ValueError: If config, environment and model do not fit together, or there is too little memory.
+            ValueError: If config, environment and model do not fit together, there is too little memory, or torch's
+                default dtype is not float32.
         """
         algorithm = self.algorithm_class
         if algorithm is None:
             name = type(self).__name__
             raise TypeError(
                 f"{name} has no algorithm: declare one by `class ...(GenericAlgorithmBase, config={name})`."
+            )
+        if torch.get_default_dtype() != torch.float32:
+            raise ValueError(
+                f"torch's default dtype is {torch.get_default_dtype()}, and environments and policies are float32: "
+                "call torch.set_default_dtype(torch.float32) first."
             )
         for given, why in self.without_effect().items():
             warnings.warn(f"`{given}` has no effect: {why}.", RuntimeWarning, stacklevel=3)

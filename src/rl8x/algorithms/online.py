@@ -153,7 +153,11 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         with self.env.evaluating_parameters():
             for _ in range(self.resets.horizons):
                 self.reset_if_due(env_config)
-                row, gates = self.collector.evaluate(self.config.horizon, deterministic=deterministic).counted()
+                try:
+                    row, gates = self.collector.evaluate(self.config.horizon, deterministic=deterministic).counted()
+                except BaseException:  # else training would go on in its episodes, under its configuration
+                    self.discard_experience()
+                    raise
                 rows.append(row)
                 counts.update(gates)
                 self.counters[keys.COLLECTS] += 1

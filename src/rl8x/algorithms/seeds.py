@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from rl8x.distributed import ranks
+from rl8x.execution.threads import kept_generators
 
 # Their seeds are the words of one sequence, in this order. Any other part has a sequence of its own.
 _PARTS: Final = ("env", "weights", "sampling", "minibatches", "eval_env", "eval_sampling")
@@ -50,6 +51,6 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         seed: In [0, 2^63).
         device: Whose generator it is, beside the CPU's.
     """
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with kept_generators(device):
         torch.manual_seed(seed)
         yield

@@ -172,6 +172,8 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
         """
         parameters = carry["parameters"]
         state, rewards, terminated = self.outcome(carry, actions, noise)
+        # In the order that it had: compiled programs know its parts by their places.
+        state = {name: state[name] for name in carry["state"]}
         returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
         sources = carry.get("sources", {})
         carry = carry | {"state": state, "parameters": parameters, "elapsed": elapsed, "returns": returns}

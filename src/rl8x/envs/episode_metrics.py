@@ -155,7 +155,7 @@ def _lookup(info: Mapping[str, Any], name: str, like: Tensor) -> tuple[Tensor, T
     value, mask = _tensor(info[last], like), _tensor(info.get(f"_{last}", True), like)
     if value is None or mask is None:
         return None
-    return value.to(torch.float32), mask.bool()
+    return value.to(torch.float32), mask.bool() & ~value.isnan()
 
 
 def _tensor(value: Any, like: Tensor) -> Tensor | None:

@@ -27,6 +27,7 @@ from rl8x.envs.mjlab_events import Event, Events
 from rl8x.envs.mujoco_model import ModelField
 from rl8x.envs.setters import Scale, setters_of
 from rl8x.envs.simulator import SimulatorEnv
+from rl8x.execution.threads import kept_generators
 from rl8x.names import unknown_name
 from rl8x.spaces import tree_of, where_rows
 
@@ -170,7 +171,7 @@ class MjlabEnv(SimulatorEnv):
         device = torch.device(device)
         cuda = device.type == "cuda"
         read = torch.cuda.get_rng_state if cuda else torch.get_rng_state
-        with torch.random.fork_rng(devices=[device] if cuda else []):
+        with kept_generators(device):
             if self._random_state is not None:
                 torch.cuda.set_rng_state(self._random_state) if cuda else torch.set_rng_state(self._random_state)
             yield

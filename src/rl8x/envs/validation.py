@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env
+from rl8x.execution.threads import kept_generators
 from rl8x.keys import ACTION_MASK
 from rl8x.output import described
 from rl8x.spaces import check_mask, check_supported, named_parts, only_legal, torch_dtype, tree_of, where_rows
@@ -42,8 +43,7 @@ def validate(env: Env) -> None:
     check_supported(env.single_observation_space, f"{name}.single_observation_space")
     check_supported(env.single_action_space, f"{name}.single_action_space")
     if env.capturable:
-        devices = [env.device] if env.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
+        with kept_generators(env.device), torch.no_grad():
             _Probe(env).run()
 
 

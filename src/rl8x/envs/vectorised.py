@@ -97,10 +97,22 @@ def own_kwargs(spec: Any) -> dict[str, Any]:
 
 
 def time_limit_of(vector_env: VectorEnv[Any, Any, Any]) -> int | None:
-    """Return the time limit that the copies have, as far as they say."""
+    """Return the time limit that the copies have, as far as they say; of several the largest."""
     limit = getattr(spec_of(vector_env), "max_episode_steps", None)
+    own_limits = [_wrapped_limit(copy) for copy in getattr(vector_env, "envs", ())]
+    if any(own is not None for own in own_limits):
+        limit = None if None in own_limits else max(own for own in own_limits if own is not None)
     limit = getattr(vector_env.spec, "kwargs", {}).get("max_episode_steps", limit)
     return limit if limit is not None and 0 < limit < sys.maxsize else None
+
+
+def _wrapped_limit(copy: Any) -> int | None:
+    """Return the least limit of the wrappers around a copy, which no spec has where no id made it; None without one."""
+    limits = []
+    while isinstance(copy, gymnasium.Wrapper):
+        limits += [copy.get_wrapper_attr("_max_episode_steps")] if isinstance(copy, TimeLimit) else []
+        copy = copy.env
+    return min(limits, default=None)
 
 
 def autoreset_mode_of(vector_env: Any) -> AutoresetMode:

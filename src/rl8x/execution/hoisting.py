@@ -57,6 +57,35 @@ def _numel(node: torch.fx.Node) -> int:
     return value.numel() if isinstance(value, Tensor) else 0
 
 
+def keep_copies(traced: torch.fx.GraphModule) -> None:
+    """Have a traced graph keep the copy of an argument that another argument becomes after the first has changed.
+
+    Inductor (torch 2.13) takes the copy for the argument itself, and so gives both the new value:
+
+        old = now.clone(); now.copy_(new); before.copy_(old)
+    """
+    lower_computed()
+    graph = traced.graph
+    for written in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        to, copied = written.args[:2]
+        if copied.target is torch.ops.aten.clone.default and _memory_of(copied.args[0]) not in (None, _memory_of(to)):
+            copied.target, copied.kwargs = COMPUTED, {}
+    traced.recompile()
+
+
+def _memory_of(node: torch.fx.Node) -> torch.fx.Node | None:
+    """Return the argument that a node is a view of, or is; None where it has memory of its own."""
+    while isinstance(node.target, _OPERATOR) and (node.target.is_view or _writes_in_place(node.target)):
+        node = node.all_input_nodes[0]
+    return node if node.op == "placeholder" else None
+
+
+def _writes_in_place(operator: Any) -> bool:
+    """Say whether an operator writes to its first argument and gives it back, as `copy_` does."""
+    name: str = operator.__name__
+    return name.partition(".")[0].endswith("_")
+
+
 @functools.cache
 def lower_computed() -> None:
     """Register the operator's lowering with Inductor: its result gets memory of its own."""

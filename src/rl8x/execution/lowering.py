@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x.execution import adam, matmul, private
 from rl8x.execution.building import HOST, PRODUCTS, build
-from rl8x.execution.hoisting import hoist_scalars
+from rl8x.execution.hoisting import hoist_scalars, keep_copies
 from rl8x.execution.traces import ProgramDescription
 
 # Probing what the processor and the C++ compiler know took four compilations; a compiler that does not know says so.
@@ -87,6 +87,7 @@ def fused(description: ProgramDescription) -> tuple[torch.fx.GraphModule, list[T
     table = matmul.DECOMPOSITIONS | adam.DECOMPOSITIONS
     graph = make_fx(_read(description.code), decomposition_table=table, **private.FAKE_TRACING)(*inputs)
     hoist_scalars(graph)
+    keep_copies(graph)
     return graph, inputs
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
@@ -20,6 +21,22 @@ _SHARED_WORK_EAGER: Final = 24_000_000
 # MKL chooses its kernels at its first call. Where two threads make that at once, one may get the sines of a less
 # precise kernel, 1e-5 off: in one process of twelve (torch 2.13, two Xeon cores). This one is made by one thread.
 torch.ones(1).sin()
+
+_GENERATORS: Final = threading.RLock()
+
+
+@contextlib.contextmanager
+def kept_generators(device: torch.device | None = None) -> Iterator[None]:
+    """Have torch's own generators be afterwards what they were before.
+
+    All threads of a process have the same ones: another that wants this too waits, or each would draw of the other's.
+
+    Args:
+        device: Whose generator it is, beside the CPU's.
+    """
+    on_cuda = device is not None and device.type == "cuda"
+    with _GENERATORS, torch.random.fork_rng(devices=[device] if on_cuda else []):
+        yield
 
 
 @contextlib.contextmanager

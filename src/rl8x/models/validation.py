@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rl8x.execution.threads import kept_generators
 from rl8x.models.base import Model, State
 from rl8x.output import described
 from rl8x.trees import flatten_tree
@@ -67,27 +68,42 @@ def check_model(model: Model, obs: Any, starts: Tensor) -> TrainingEffects:
 @torch.no_grad()
 def _tried(model: Model, obs: Any, state: State, starts: Tensor) -> tuple[Any, TrainingEffects]:
     """Run a model and undo its side effects; return its results and these effects."""
-    name, kept = type(model).__name__, [buffer.clone() for buffer in model.buffers()]
+    kept = [buffer.clone() for buffer in model.buffers()]
     on_cuda = starts.device.type == "cuda"
 
     def drawn() -> Tensor:
         return torch.cuda.get_rng_state(starts.device) if on_cuda else torch.get_rng_state()
 
-    with torch.random.fork_rng(devices=[starts.device] if on_cuda else []):
+    with kept_generators(starts.device):
         before = drawn()
-        try:
-            given: Any = model(obs, state, starts)
-        except Exception as error:
-            shapes = ", ".join(f"{key} {list(part.shape)}" for key, part in flatten_tree("obs", obs).items())
-            raise ValueError(
-                f"{name}.forward raised {described(error)}. It gets observations [T, B, *obs], here {shapes}, the "
-                "state before and `starts` [T, B]."
-            ) from error
+        given = run_model(model, obs, state, starts)
         draws, writes = not torch.equal(drawn(), before), False
     for buffer, value in zip(model.buffers(), kept, strict=True):
         writes = writes or not torch.equal(buffer.nan_to_num(), value.nan_to_num())
         buffer.copy_(value)
     return given, TrainingEffects(draws, writes)
+
+
+def run_model(model: Model, obs: Any, state: State, starts: Tensor) -> Any:
+    """Call a model, and return what it gives.
+
+    Args:
+        model: The model.
+        obs: Observations, `[T, B, *obs]` or a dict of such.
+        state: The state before the first of them, each `[B, *]`.
+        starts: Where an observation begins an episode, `[T, B]`, bool.
+
+    Raises:
+        ValueError: If it raises.
+    """
+    try:
+        return model(obs, state, starts)
+    except Exception as error:
+        shapes = ", ".join(f"{key} {list(part.shape)}" for key, part in flatten_tree("obs", obs).items())
+        raise ValueError(
+            f"{type(model).__name__}.forward raised {described(error)}. It gets observations [T, B, *obs], here "
+            f"{shapes}, the state before and `starts` [T, B]."
+        ) from error
 
 
 def _check_result(model: Model, given: Any, state: State, starts: Tensor) -> None:

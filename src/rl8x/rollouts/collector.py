@@ -6,6 +6,7 @@ and resets need is drawn for the whole horizon beforehand.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -84,7 +85,7 @@ class Collector:
         env_noise = self.env.noise(rollout.horizon)
         policy_noise = self.policy.noise(rollout.horizon, rollout.num_envs, self.generator)
         stepper = self.stepper
-        with stepper.execution.threads.for_work(stepper.work):
+        with stepper.execution.threads.for_work(stepper.work), self._going_on():
             if meanwhile is not None and isinstance(stepper, CompiledStepper):
                 stepper.prepare(rollout, carry, cursor, env_noise, policy_noise)
                 if stepper.compiles_env:
@@ -99,9 +100,22 @@ class Collector:
             deterministic: Whether the policy takes its most likely actions rather than samples.
             noise_steps: Steps for which noise is drawn at once.
         """
-        for _, transition in self.stepper.play(*self._start(), self._noises(noise_steps, deterministic)):
-            self.env.carry, self.cursor = transition.carry, transition.cursor
+        played = self.stepper.play(*self._start(), self._noises(noise_steps, deterministic))
+        while True:
+            with self._going_on():
+                _, transition = next(played)
+                self.env.carry, self.cursor = transition.carry, transition.cursor
             yield transition
+
+    @contextlib.contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Begin anew with the next step where a simulator was interrupted: it stands elsewhere than the cursor says."""
+        try:
+            yield
+        except BaseException:
+            if not self.env.capturable:
+                self.cursor = None
+            raise
 
     def _noises(self, steps: int, deterministic: bool) -> Noises:
         while True:

@@ -205,6 +205,8 @@ class LoopedHorizon(Horizon):
         written = self.stepper.slot(before, after.act, after.step)
         results = [written[name] for name in self._names] + [*before.state.values(), *final]
         results = [result.clone() for result in results]  # some are the state's memory
-        for tensor, new in zip(state, where, strict=True):
+        # So may be what a state goes on as: in a history of frames each is the one that was written before it.
+        following = [new if new is tensor else new.clone() for tensor, new in zip(state, where, strict=True)]
+        for tensor, new in zip(state, following, strict=True):
             tensor.copy_(new)
         return results

@@ -21,6 +21,7 @@ from torch import Tensor
 import rl8x
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.execution.threads import kept_generators
 from rl8x.output import described
 from rl8x.policy import Policy
 from rl8x.portable import SUFFIX
@@ -165,7 +166,7 @@ def _read(source: str | Path, device: torch.device | str) -> Policy:
 
 def _built(description: Mapping[str, Any]) -> Policy:
     """Build the policy of a description, with weights of its own."""
-    with torch.random.fork_rng(devices=[]):
+    with kept_generators():
         return Policy(
             space_from_plain(json.loads(description["observation_space"])),
             space_from_plain(json.loads(description["action_space"])),

@@ -19,7 +19,7 @@ from rl8x.algorithms.base import LR, EnvFactory
 from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.memory_check import check_training
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
-from rl8x.algorithms.on_policy.minibatches import SequenceBatch, SequencePack
+from rl8x.algorithms.on_policy.minibatches import SequenceBatch, SequencePack, rounded_parts
 from rl8x.algorithms.on_policy.update import Objective, OnPolicyUpdater
 from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.algorithms.optimizer import FlatOptimizer, updates_not_finite
@@ -84,7 +84,8 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         # No update reads a state of what acts where the policy that is trained has none.
         state_every = self.seq_len if self.policy.recurrent else config.horizon
         self.rollout = Rollout(config.horizon, config.num_envs, state_every=state_every)
-        self.pack = SequencePack(config.horizon, config.num_envs, self.seq_len)
+        exact = rounded_parts(keys.OBS, env.single_observation_space)
+        self.pack = SequencePack(config.horizon, config.num_envs, self.seq_len, exact)
         self.lr_schedule = config.schedule("lr")
         rule = make_rule(config.optimizer, config.optimizer_config)
         self.optimizer = FlatOptimizer(self.policy.named_parameters(), rule, lr=self.lr_schedule(0))

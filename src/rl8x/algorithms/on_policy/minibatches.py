@@ -8,10 +8,12 @@ own dtype and from where the rollout keeps it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
+import numpy as np
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor
 
 from rl8x import keys
@@ -25,6 +27,8 @@ MOST_PACKED: Final = 256
 # Packed beside observation and action, as float32: start, log-probability, advantage, return; and while advantages are
 # estimated: scaled rewards, advantages, targets.
 _PACKED_NUMBERS: Final = 4 + 3
+# Whole numbers up to it have a float32 of their own.
+_MOST_EXACT: Final = 2**24
 
 
 def packed_bytes(observation: Space | None, action: Space | None) -> int:
@@ -35,6 +39,18 @@ def packed_bytes(observation: Space | None, action: Space | None) -> int:
     return 4 * (_PACKED_NUMBERS + sum(width for width in widths if width <= MOST_PACKED))
 
 
+def rounded_parts(name: str, space: Space) -> frozenset[str]:
+    """Return the parts of a space, by flat names that begin with `name`, whose whole numbers float32 would round."""
+    parts = leaves(space)
+    return frozenset(
+        "/".join((name, *path))
+        for path, leaf in parts
+        if isinstance(leaf, Box)
+        and np.issubdtype(leaf.dtype, np.integer)
+        and max(-int(leaf.low.min(initial=0)), int(leaf.high.max(initial=0))) > _MOST_EXACT
+    )
+
+
 class SequencePack:
     """Sequences of `seq_len` consecutive steps of one copy, packed for gathering.
 
@@ -42,19 +58,21 @@ class SequencePack:
         horizon: Steps of the rollout.
         num_envs: Copies in it.
         seq_len: Steps of a sequence; 1 is single transitions.
+        exact: Names of what float32 would round.
 
     Attributes:
         num_sequences: Sequences in it.
         sources: The packed numbers, `[num_sequences, seq_len, columns]`, and the states, each `[num_sequences, *]`.
         masked: Whether some steps may be masked.
-        wide: Whether something is not packed, being too wide or float64.
+        wide: Whether something is not packed, being too wide, float64, or `exact`.
         width: Numbers of a transition, packed and not.
     """
 
-    def __init__(self, horizon: int, num_envs: int, seq_len: int) -> None:
+    def __init__(self, horizon: int, num_envs: int, seq_len: int, exact: Collection[str] = ()) -> None:
         self.horizon = horizon
         self.num_envs = num_envs
         self.seq_len = seq_len
+        self.exact = exact
         self.num_sequences = horizon // seq_len * num_envs
         self.sources: list[Tensor] = []
         self.masked = False
@@ -69,8 +87,8 @@ class SequencePack:
 
         Args:
             tensors: Time-major, each `[horizon, num_envs, ...]`; whole numbers and flags become float32, exact up to
-                2^24. Those in float64 and of more than 256 numbers a transition are not copied and must stay as they
-                are until the next `fill`.
+                2^24. Those in float64, `exact`, and of more than 256 numbers a transition are not copied and must stay
+                as they are until the next `fill`.
             states: The policy's state before each sequence, each `[horizon / seq_len, num_envs, *]`.
         """
         packed = self.sources[0] if self.sources else self._allocate(tensors)
@@ -93,7 +111,7 @@ class SequencePack:
             width = math.prod(tensor.shape[2:])
             self.width += width
             # In float32 float64 would lose the digits that a normaliser is there for: those beside a large offset.
-            if width > MOST_PACKED or tensor.dtype == torch.float64:
+            if width > MOST_PACKED or tensor.dtype == torch.float64 or name in self.exact:
                 self.wide = True
                 continue
             self._columns[name] = (low, low + width, tensor.shape[2:], tensor.dtype)
