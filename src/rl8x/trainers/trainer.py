@@ -83,7 +83,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             evals_per_film: After every so many evaluations an episode is filmed, under what evaluations play under, and
                 kept as the artifact `films/step-....gif`; None is never.
             stop_conditions: The run stops when any of these is met. Without one it goes on until interrupted.
-            max_steps: The run stops after so many steps, those before a resume among them; None sets no limit.
+            max_steps: The run stops after so many steps of this `run()`, those before a resume of it among them; None
+                sets no limit.
             progress: `"auto"` (a bar on a terminal and in a notebook, lines elsewhere), `"bar"`, `"lines"` or `"none"`.
 
         Returns:
