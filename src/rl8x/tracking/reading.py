@@ -16,6 +16,7 @@ from rl8x.tracking.database import Point
 from rl8x.tracking.database_runs import DatabaseRuns, Points, RunRecord
 from rl8x.tracking.left_behind import LEFT_TAG, LeftBehind, left_behind
 from rl8x.tracking.location import Location, locate
+from rl8x.tracking.names import readable
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.store import SPOOL_TAG, MLflowStore
 from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
@@ -47,6 +48,7 @@ class RunReader:
 
     def run(self, run: str) -> RunRecord:
         """Find a run by its ID or name."""
+        run = readable(run)
         with self._told():
             runs = self._runs.by_id(run) if run.isalnum() else []
             runs = runs or self._runs.by_name(run)

@@ -16,6 +16,7 @@ from typing import Any
 
 from rl8x.output import counted
 from rl8x.tracking.location import Location, beside, is_default, locate, mlruns_dir
+from rl8x.tracking.names import readable
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import OPS, REJECTED, REMOVED, Unsent, read_ack, read_header
@@ -124,7 +125,7 @@ def find_run(run: str, tracking_uri: str | None = None) -> Any:
     Raises:
         TrackingError: If there is none, or if several have the name.
     """
-    location = locate(tracking_uri)
+    location, run = locate(tracking_uri), readable(run)
     if location.database is not None and not location.database.exists():
         raise TrackingError(f"there is no run {run!r}: {location.database} does not exist")
     try:
