@@ -491,7 +491,10 @@ def test_seconds_that_are_none_are_refused(name, seconds):
 
 
 def test_an_ascii_locale_takes_nothing_from_names_and_paths(mlruns, mlflow_client, tmp_path):
-    """In such a folder MLflow would find no artifacts, did its process not speak UTF-8 whatever the locale."""
+    """In such a folder MLflow would find no artifacts, did its process not speak UTF-8 whatever the locale.
+
+    Nor could it be imported where warnings are errors, which its own are.
+    """
     body = """
         import os, sys
         from rl8x.tracking import MLflowTracker
@@ -508,7 +511,7 @@ def test_an_ascii_locale_takes_nothing_from_names_and_paths(mlruns, mlflow_clien
     folder = tmp_path / "grün"
     folder.mkdir()
     shutil.move(mlruns, folder)
-    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONWARNINGS": "error"}
     (tmp_path / "script.py").write_text(textwrap.dedent(body), encoding="utf-8")
     command = [sys.executable, tmp_path / "script.py", "Läufer"]
     done = subprocess.run(command, cwd=folder, env={**os.environ, **locale}, capture_output=True, check=True)

@@ -112,9 +112,11 @@ def collect(
     with users_mistakes():
         count = _whole(transitions)
         target = _new_target(f"{Path(run).name}-{count}" if output is None else None, output, file_format)
-        alone = acting_at_random(run) if is_random and env is None else None
-        acting = load_acting(run, env, auto=auto, trust=trust) if alone is None else None
-        maker, trained = (alone, {}) if acting is None else (acting.maker, acting.trained_config)
+        maker = acting_at_random(run) if is_random and env is None else None
+        acting, trained = None, dict[str, Any]()
+        if maker is None:
+            acting = load_acting(run, env, auto=auto, trust=trust)
+            maker, trained = acting.maker, dict(acting.trained_config)
         device = "cpu" if acting is None else acting.algorithm.device
         made = maker(min(how.pop("num_envs"), count), device=device, seed=how["seed"])
         with contextlib.closing(made) as environment:
@@ -130,9 +132,8 @@ def collect(
         if isinstance(target, Path):
             recorded.dataset.save(target)
         else:
-            write_minari(
-                target, recorded.dataset, algorithm_name="random" if policy is None else type(acting.algorithm).__name__
-            )
+            name = "random" if is_random or acting is None else type(acting.algorithm).__name__
+            write_minari(target, recorded.dataset, algorithm_name=name)
     source = "" if acting is None or overrides or env is not None else f", {acting.source}"
     say(f"env_config  {in_words(config)}{source}")
     mean = f", mean return {recorded.returns.mean():.4g}" if len(recorded.returns) else ""
