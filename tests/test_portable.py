@@ -34,6 +34,21 @@ def same_weights(policy, other):
     return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_an_observation_that_is_not_finite_is_refused(bad):
+    policy = Policy(VECTOR, Discrete(2), model_config=SMALL)
+    rows = random_rows(3)
+    rows[1, 2] = bad
+    with pytest.raises(ValueError, match=f"`obs` must be finite; got {bad} in row 1."):
+        policy.decide(rows)
+    with pytest.raises(ValueError, match=f"`obs` must be finite; got {bad} in row 0."):
+        policy.decide(rows[1])
+    assert policy.decide(rows[2]).actions in (0, 1)
+    two = Policy(Dict({"a": VECTOR, "b": Box(0, 9, (2,), np.int64)}), Discrete(2), model_config=SMALL)
+    with pytest.raises(ValueError, match=f"`obs/a` must be finite; got {bad} in row 1."):
+        two.decide({"a": rows, "b": np.zeros((3, 2), np.int64)})
+
+
 class Wider(MLPModel):
     """A model of a user's."""
 

@@ -43,9 +43,16 @@ class Unfailing:
         except OSError as error:
             if error.errno in _GONE:
                 self._forsake()
+        except UnicodeEncodeError:
+            return getattr(self._stream, name)(*map(self._encodable, arguments))
         except ValueError:  # it is closed
             pass
         return None
+
+    def _encodable(self, text: str) -> str:
+        """Return a text with escapes for the letters that the stream's encoding, that of the locale, does not have."""
+        encoding = getattr(self._stream, "encoding", None) or "ascii"
+        return text.encode(encoding, "backslashreplace").decode(encoding)
 
     def _forsake(self) -> None:
         """Give the null device what the stream still holds: at its end Python would try again, and exit with 120."""

@@ -36,7 +36,7 @@ from rl8x.spaces import (
     torch_dtype,
     without_parts,
 )
-from rl8x.trees import Tree, first_tensor, unflatten_tree
+from rl8x.trees import Tree, first_tensor, flatten_tree, unflatten_tree
 
 SUFFIX: Final = ".safetensors"
 _FORMAT: Final = "rl8x-policy"
@@ -151,10 +151,12 @@ class Portable(nn.Module):
             and the state after it, each `[num, *]`.
 
         Raises:
-            ValueError: If an observation is not of the space, or `state` or `starts` are not for as many.
+            ValueError: If an observation is not of the space or not finite, as training has none either; or `state` or
+                `starts` are not for as many.
         """
         device = next(self.parameters()).device
         rows, batched = to_rows(self.seen_space, obs, device)
+        _check_finite(rows)
         num = len(first_tensor(rows))
         begins = torch.full((num,), state is None, device=device)
         if starts is not None:
@@ -293,6 +295,14 @@ def _read(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]
             f"{name} has version {version!r} of the format, and this rl8x reads up to {_VERSION}: update it."
         )
     return description, tensors
+
+
+def _check_finite(rows: Tree) -> None:
+    """Refuse observations `[num, *obs]` of which one is not finite: what is decided on NaN looks like any action."""
+    for name, part in flatten_tree("obs", rows).items():
+        if part.is_floating_point() and not (finite := part.isfinite()).all():
+            first = int((~finite).flatten(1).any(1).nonzero()[0])
+            raise ValueError(f"`{name}` must be finite; got {part[first][~finite[first]][0].item()} in row {first}.")
 
 
 def zeros(space: gymnasium.Space[Any], num: int, device: torch.device | None = None) -> Any:

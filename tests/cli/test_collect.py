@@ -160,6 +160,40 @@ def test_a_data_set_of_a_run_is_learned_from(run, capsys):
     assert Dataset.load("datasets/runs-100").size == 100
 
 
+def test_random_actions_of_an_environment_need_no_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["--random", "--transitions", "60", "--num-envs", "4", "--seed", "3"]
+    assert main(["collect", "CartPole", *words, "env_config.length=0.4"]) == 0
+    assert "length = 0.4\nwrote       datasets/CartPole-60: 60 transitions" in capsys.readouterr().out
+    env = CartPole(4, seed=3)
+    env.action_space.seed(3)
+    obs, _ = env.reset(seed=3, config={"length": 0.4})
+    rows = {"obs": [], "actions": [], "terminated": []}
+    for _ in range(15):
+        actions = torch.as_tensor(env.action_space.sample())
+        after, _, terminated, *_ = env.step(actions)
+        for name, part in zip(rows, (obs, actions, terminated), strict=True):
+            rows[name].append(part)
+        obs = after
+    found = Dataset.load("datasets/CartPole-60").transitions
+    for name, parts in rows.items():
+        assert found[name].equal(torch.stack(parts).transpose(0, 1).flatten(0, 1)), name
+    Path("own_env.py").write_text("from rl8x.envs import Pendulum\n\n\nclass Mine(Pendulum):\n    pass\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])  # as where the command is a script of its own
+    for name in ("CartPole-v1", "own_env.Mine"):
+        assert main(["collect", name, *words]) == 0
+        assert Dataset.load(f"datasets/{name}-60").size == 60
+    capsys.readouterr()
+    assert main(["collect", "CartPol", *words]) == 2
+    assert "there is no run 'CartPol'" in capsys.readouterr().err
+
+
+def test_a_run_of_an_environments_name_is_meant_where_its_folder_is(run, capsys):
+    Path(run).rename("CartPole")
+    assert main(["collect", "CartPole", "--random", "--transitions", "9", "--output", "set"]) == 0
+    assert "as in the training" in capsys.readouterr().out
+
+
 def test_what_cannot_be_recorded_is_one_line(run, capsys):
     for words, message in (
         ([run, "--transitions", "0"], "--transitions must be a whole number of at least 1; got '0'"),

@@ -15,6 +15,7 @@ from tests.conftest import InProcess
 from tests.studies.killing import killed_at
 from tests.studies.synthetic import evaluations
 
+from rl8x.checkpoint import CheckpointManager
 from rl8x.cli.study import _rows
 from rl8x.distributed import Ranks
 from rl8x.drawing import LIGHT
@@ -537,6 +538,34 @@ def test_a_study_that_is_killed_anywhere_goes_on(here):
     assert resumed.run().equals(whole)
     assert resumed.failed == {}
     assert [path.name for path in resumed.folder.iterdir()].count("done") == 1
+
+
+def test_a_simulators_training_that_was_killed_has_what_its_own_policies_measured(here, monkeypatch):
+    """What came after its checkpoint comes out otherwise, as a simulator begins new episodes."""
+    options = {"tracking": False, "train": {"fixed": {}}, "test": {"length": [0.3, 0.6]}, "seeds": 1}
+    options |= {"env": "CartPole-v1", "env_kwargs": {"parameters": {"length": "length"}}, "max_steps": 4}
+    options |= {"checkpoints": {"every_steps": 2}, "evaluate_at": 1}
+    options |= {"algorithm_config": {**BASE["algorithm_config"], "lr": 0.1}}
+    save = CheckpointManager.save
+    monkeypatch.setattr(CheckpointManager, "save", lambda self, *a, **more: save(self, *a, **more) or self.wait())
+    killed_at(lambda: make(**options, name="killed").run(), work._Work, "__call__", "after", 3)
+    resumed = make(**options, name="killed")
+    folder = resumed.folder / Training("fixed", {}, 0).key
+    before = work.read_points(folder)
+    assert [*before] == [1, 2, 3]
+    (folder / "points" / "9.json").write_text(json.dumps(before[3]))  # as if it had got further then
+    with open(folder / work.CURVE, "a") as file:
+        file.write(json.dumps({"at": 9999, "returns": 500.0}) + "\n")
+    with pytest.warns(RuntimeWarning, match="begins new episodes|episodes"):
+        frame = resumed.run()
+    after = work.read_points(folder)
+    assert [*after] == [1, 2, 3, 4]
+    assert after[1] == before[1]
+    assert after[2] == before[2]
+    assert after[3]["policy"] != before[3]["policy"]
+    assert after[3][table.RETURNS] != before[3][table.RETURNS]
+    assert frame[table.FINAL].tolist() == [False] * 6 + [True] * 2
+    assert 9999 not in dict(work.read_curve(folder))
 
 
 def test_who_has_a_training_is_said(here, capfd, monkeypatch):

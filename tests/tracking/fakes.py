@@ -2,6 +2,7 @@
 
 import threading
 
+from rl8x.tracking.left_behind import LeftBehind, left_behind, left_tag
 from rl8x.tracking.store_errors import RunMissingError, StoreDownError, StoreRefusedError
 
 
@@ -152,10 +153,16 @@ class FakeStore:
             steps[point.name] = max(point.step, steps.get(point.name, point.step))
         return steps
 
-    def logged_steps(self, run_id, name):
-        self._enter("logged_steps")
-        self._may_fail("logged_steps", name)
-        return [point.step for point in self._run(run_id)["points"] if point.name == name]
+    def points(self, run_id, name):
+        self._enter("points")
+        self._may_fail("points", name)
+        return sorted((list(point) for point in self._run(run_id)["points"] if point.name == name), key=lambda p: p[2])
+
+    def leave_behind(self, run_id, step, before):
+        self._enter("leave_behind")
+        left = LeftBehind(step, before)
+        self._run(run_id)["tags"].update(left_tag([*left_behind(self._run(run_id)["tags"]), left]))
+        return str(left)
 
 
 def values(store_run, name):

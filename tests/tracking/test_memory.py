@@ -87,3 +87,14 @@ def test_going_on_in_the_same_process_drops_nothing_and_may_keep_the_status():
     assert tracker.status == "FINISHED"
     with pytest.raises(RuntimeError, match="start"):
         tracker.log_metrics({"a": 1.0}, 1)
+
+
+def test_what_a_resumed_run_leaves_behind_is_dropped():
+    tracker = MemoryTracker()
+    for value, last in ((1.0, 4), (2.0, 3)):
+        tracker.start(params={}, tags={}, resume=tracker.resume_handle)
+        for step in range(1, last + 1):
+            tracker.log_metrics({"losses/total": 0.5 if step == 1 else value, "profiling/step_ms": value}, step)
+        tracker.finish("FINISHED")
+    assert tracker.history("losses/total") == [(1, 0.5), (2, 2.0), (3, 2.0)]
+    assert tracker.history("profiling/step_ms") == [(1, 1.0), (2, 2.0), (3, 2.0)]

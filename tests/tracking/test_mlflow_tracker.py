@@ -1,8 +1,11 @@
+import contextlib
 import logging
 import math
 import os
 import re
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -485,3 +488,45 @@ def test_rows_that_a_full_disk_did_not_take_are_told_and_the_run_stays_finished(
 def test_seconds_that_are_none_are_refused(name, seconds):
     with pytest.raises(ValueError, match=f"MLflowTracker: `{name}` must be seconds, at least 0; got"):
         MLflowTracker(**{name: seconds})
+
+
+def test_an_ascii_locale_takes_nothing_from_names_and_paths(mlruns, mlflow_client, tmp_path):
+    """In such a folder MLflow would find no artifacts, did its process not speak UTF-8 whatever the locale.
+
+    Nor could it be imported where warnings are errors, which its own are.
+    """
+    body = """
+        import os, sys
+        from rl8x.tracking import MLflowTracker
+        from rl8x.output import say
+        assert sys.getfilesystemencoding() == "ascii"
+        tracker = MLflowTracker(run_name=sys.argv[1], interval_s=0.05)
+        tracker.start(params={"größe": "ä"}, tags={"müll": "ö"})
+        tracker.log_metrics({"höhe": 1.0}, 1)
+        tracker.log_text("grüße", "öl.txt")
+        tracker.finish("FINISHED")
+        say(tracker.whereabouts().lines()[0])
+        say(tracker.run_id)
+        """
+    folder = tmp_path / "grün"
+    folder.mkdir()
+    shutil.move(mlruns, folder)
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONWARNINGS": "error"}
+    (tmp_path / "script.py").write_text(textwrap.dedent(body), encoding="utf-8")
+    command = [sys.executable, tmp_path / "script.py", "Läufer"]
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **locale}, capture_output=True, check=True)
+    line, run_id = done.stdout.decode("ascii").splitlines()
+    assert line.startswith("run L\\xe4ufer is in sqlite:")
+    with contextlib.closing(sqlite3.connect(folder / "mlruns" / "mlflow.db")) as database:
+        found = [
+            database.execute(f"SELECT {each}").fetchone()
+            for each in (
+                "name, artifact_uri FROM runs",
+                "key, value FROM params",
+                "value FROM tags WHERE key = 'müll'",
+                "key, value FROM metrics",
+            )
+        ]
+    uri = (folder / "mlruns" / "artifacts" / run_id / "artifacts").as_uri()
+    assert found == [("Läufer", uri), ("größe", "ä"), ("ö",), ("höhe", 1.0)]
+    assert (folder / "mlruns" / "artifacts" / run_id / "artifacts" / "öl.txt").read_text("utf-8") == "grüße"

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl8x.tracking.names import NameTable, artifact_name, legal_name, metric_step, metric_value
+from rl8x.tracking.names import NameTable, artifact_name, legal_name, metric_step, metric_value, readable
 
 
 @pytest.mark.parametrize(
@@ -89,3 +89,10 @@ def test_artifact_names_stay_inside():
     for bad in ("/etc/passwd", "../x", "a/../../x", "a/..", "", " ", ".", "C:/x", "a\\..\\b", "~/x", "a\0b"):
         with pytest.raises(ValueError, match="artifact's name"):
             artifact_name(bad)
+
+
+def test_utf8_that_an_ascii_locale_left_unread_is_read():
+    """As Python gives the argument "Grün" where LC_ALL=C and its UTF-8 mode is off."""
+    assert readable("Gr\udcc3\udcbcn") == readable("Grün") == "Grün"
+    assert readable("caf\udce9 Gr\udcc3\udcbcn") == "caf\\udce9 Grün"
+    assert readable("\ud800 ü") == "\\ud800 ü"

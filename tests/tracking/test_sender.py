@@ -1,9 +1,11 @@
 import logging
+import math
 
 import pytest
 
 from rl8x.tracking.attempts import NotNowError
 from rl8x.tracking.database import Point
+from rl8x.tracking.left_behind import left_behind
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
@@ -222,7 +224,7 @@ def test_resumed_rows_are_not_doubled(spool, store):
     assert values(store.run, "b") == [(step, 1.0) for step in range(3, 8)]
     assert {point.timestamp for point in store.run["points"] if point.step == 4 and point.name == "a"} == {1004}
     assert store.run["status"] == "RUNNING"
-    assert store.calls.count("logged_steps") == 1  # only for what the run had: not for b
+    assert store.calls.count("points") == 1  # only for what the run had: not for b
 
 
 def test_resuming_survives_another_kill(spool, store):
@@ -354,7 +356,7 @@ BAD_ENTRIES = {  # an entry, and the calls that fail
     "an entry of the kind 'describe'": ({"op": "describe", "text": "d"}, lambda call, what: "rl8x.description" in what),
     "the text 'x.txt'": ({"op": "text", "to": "x.txt", "text": "t"}, lambda call, what: call == "log_text"),
     "an entry of the kind 'resume'": (RESUME, lambda call, what: what == "RUNNING"),
-    "the metric 'a'": (RESUME, lambda call, what: call == "logged_steps"),  # it cannot be compared with what was there
+    "the metric 'a'": (RESUME, lambda call, what: call == "points"),  # it cannot be compared with what was there
     "an entry of the kind 'finish'": (KILLED, lambda call, what: what == "KILLED"),
 }
 
@@ -535,3 +537,99 @@ def test_the_picture_of_a_run_that_went_on_elsewhere_stays(spool, store):
     spool.append(CURVES)
     send(spool, store, late=True)
     assert store.run["curves"] == []
+
+
+TOTAL = "losses/total"
+
+
+def goes_back(spool, store, first, then, *, status="FINISHED"):
+    """Send rows of the steps of `first`, a resume, and rows of the steps of `then`: values by step."""
+    for time, rows in ((1000, first), (2000, then)):
+        for step, value in rows.items():
+            spool.append({**row(step, **{TOTAL: value, "profiling/step_ms": float(time + step)}), "t": time + step})
+        spool.append({"op": "finish", "status": status, "t": time + 100})
+        spool.append({"op": "resume", "t": time + 200, "repeats": True, "keeps_status": False})
+    send(spool, store)
+    left = left_behind(store.run["tags"])
+    counted = [p for p in store.run["points"] if not any(each.has(p.name, p.step, p.timestamp) for each in left)]
+    return left, {
+        name: sorted((p.step, p.value) for p in counted if p.name == name) for name in {p[0] for p in counted}
+    }
+
+
+def test_a_run_that_goes_back_and_comes_to_other_values_leaves_the_old_ones_behind(spool, store):
+    spool.append({"op": "describe", "text": "PPO on CartPole"})
+    first = {step: float(step) for step in range(1, 9)}
+    left, found = goes_back(spool, store, first, {3: 3.0, 4: 44.0, 5: math.nan})
+    # Step 3 came again; from 4 on it is another course, also where that has not come to yet when the run ends.
+    assert left == [(4, 2004)]
+    assert found[TOTAL] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 44.0), (5, pytest.approx(math.nan, nan_ok=True))]
+    assert found["profiling/step_ms"] == [(1, 1001.0), (2, 1002.0), (3, 1003.0), (4, 2004.0), (5, 2005.0)]
+    description = store.run["tags"]["mlflow.note.content"]
+    assert description.startswith("PPO on CartPole\n\nWent back on 1970-01-01 00:00:02 UTC: points from step 4 on")
+    spool.append({"op": "describe", "text": "PPO, at its end"})
+    send(spool, store)
+    assert store.run["tags"]["mlflow.note.content"] == description.replace("PPO on CartPole", "PPO, at its end")
+
+
+def test_what_is_left_behind_is_no_row_that_comes_again(spool, store):
+    left, _ = goes_back(spool, store, dict.fromkeys(range(1, 9), 1.0), dict.fromkeys(range(3, 7), 2.0))
+    assert left[0] == (3, 2003)
+    for step in range(6, 9):  # killed after step 6, with a checkpoint of step 5
+        spool.append({**row(step, **{TOTAL: 2.0}), "t": 3000 + step})
+    send(spool, store)
+    assert left_behind(store.run["tags"]) == left
+    late = [(p.step, p.value) for p in store.run["points"] if p.name == TOTAL and p.timestamp >= 2003]
+    assert sorted(late) == [(step, 2.0) for step in range(3, 9)]
+
+
+@pytest.mark.parametrize("status", ["KILLED", "FINISHED"])
+def test_a_run_that_goes_back_and_ends_earlier_leaves_behind_what_came_later(status, spool, store):
+    first = {step: float(step) for step in range(1, 9)}
+    left, found = goes_back(spool, store, first, {3: 3.0, 4: 4.0}, status=status)
+    assert left == [(5, 2100)]
+    assert found[TOTAL] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+
+
+def test_rows_that_come_again_to_the_bit_leave_nothing_behind(spool, store):
+    again = {1: 0.1, 2: math.nan, 3: math.inf}
+    left, found = goes_back(spool, store, again, {**again, 4: 1.0})
+    assert left == []
+    assert [step for step, _ in found[TOTAL]] == [1, 2, 3, 4]
+
+
+def test_what_an_older_process_sends_late_is_no_other_course(spool, store, tmp_path):
+    goes_back(spool, store, {1: 1.0}, {1: 1.0, 2: 2.0})
+    older = Spool.create(tmp_path / "other", header(run_id="run0"))
+    older.append({**row(2, **{TOTAL: 9.0}), "t": 1500})
+    store.run["tags"]["rl8x.resumed_from"] = "000001-step-1"
+    send(older, store, late=True)
+    older.close()
+    assert values(store.run, TOTAL) == [(1, 1.0), (2, 2.0)]
+    assert left_behind(store.run["tags"]) == []
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_came_again_at_the_step_that_is_left_stays(lost, spool, store):
+    """The training of the step is as it was, and an evaluation after it is not."""
+    for time, value in ((1000, 1.0), (2000, 2.0)):
+        for at, metrics in ((1, {TOTAL: 0.5, "a": 5.0}), (1, {"eval/returns/mean": value}), (2, {TOTAL: value})):
+            spool.append({**row(at, **metrics), "t": time + at})
+        if time == 1000:
+            spool.append({"op": "resume", "t": 1500, "repeats": True, "keeps_status": False})
+    if lost:
+
+        def fails(call, content):
+            again = call == "log_points" and any(point.timestamp > 2000 for point in content)
+            return StoreDownError("away") if again else None
+
+        sender, store.fails = Sender(spool, store), fails
+        with pytest.raises(StoreDownError):
+            sender.send_some()
+        store.fails = lambda call, content: None
+        sender.send_some()
+    else:
+        send(spool, store)
+    [left] = left_behind(store.run["tags"])
+    found = {(p.name, p.step, p.value) for p in store.run["points"] if not left.has(p.name, p.step, p.timestamp)}
+    assert found == {(TOTAL, 1, 0.5), ("a", 1, 5.0), ("eval/returns/mean", 1, 2.0), (TOTAL, 2, 2.0)}

@@ -194,7 +194,7 @@ def test_what_a_failure_says_is_shown_as_it_is():
     with pytest.raises(RuntimeError):
         Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=tracker, callbacks=[fail]).run(progress="none")
     (line,) = [line for line in tracker.description.split("\n\n") if line.startswith("Failed")]
-    assert line.startswith("Failed after 1 steps, 16 env steps: ```RuntimeError: a `b` ``c`` # <img src=x> *d*eee")
+    assert line.startswith("Failed after 1 step, 16 env steps: ```RuntimeError: a `b` ``c`` # <img src=x> *d*eee")
     assert re.search(r"e \.\.\.```\. Best `returns/mean`: \d+, at 16 env steps\.$", line)
     assert len(tracker.description) < 3000
 

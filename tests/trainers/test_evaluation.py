@@ -342,7 +342,7 @@ def test_what_a_run_is_described_as_stays_when_an_evaluation_is_added():
     trainer = make()
     run(trainer, max_steps=1)
     before = trainer.tracker.description
-    assert "Stopped after 1 steps" in before
+    assert "Stopped after 1 step" in before
     trainer.eval(name="later")
     assert trainer.tracker.description == before
     trainer.close()

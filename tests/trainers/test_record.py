@@ -45,6 +45,15 @@ def steps_in(client, run_id):
     return [point.step // 32 for point in client.get_metric_history(run_id, "losses/total")]
 
 
+def test_a_second_run_says_how_many_of_the_steps_are_its_own(capfd):
+    trainer = make()
+    trainer.run(max_steps=1, progress="lines")
+    assert told(capfd)[0] == "stopped after 1 step: max_steps=1"
+    trainer.run(max_steps=2, progress="lines")
+    assert told(capfd)[0] == "stopped after 3 steps, 2 of them by this run(): max_steps=2"
+    assert "Stopped after 3 steps, 2 of them by this run(), 96 env steps: `max_steps=2`" in trainer.tracker.description
+
+
 @pytest.mark.parametrize("name", [None, "my run"])
 def test_the_end_of_a_run_names_it_as_mlflow_does_and_what_to_resume(name, mlruns, mlflow_client, capfd):
     trainer = make(trainer={"tracker": tracker(run_name=name)})
@@ -206,9 +215,9 @@ def of_this_version(database):
 )
 def test_a_database_that_takes_nothing_is_not_said_to_have_the_run(spoil, mend, reason, mlruns, capfd):
     spoil(mlruns / "mlflow.db")
-    trainer = make(trainer={"tracker": tracker()})
+    trainer = make(trainer={"tracker": tracker(run_name="mine")})
     run(trainer, max_steps=3)
-    assert re.fullmatch(rf"4 rows of run spool-\w+ did not reach sqlite:.*{reason}.*", trainer.ending[0])
+    assert re.fullmatch(rf"4 rows of run mine did not reach sqlite:.*{reason}.*", trainer.ending[0])
     assert trainer.ending[1].endswith(": rl8x sync")
     assert command(trainer.ending[2])[1] == f"mlruns/checkpoints/{trainer.tracker.spool_folder.name}"
     assert main(["sync"]) == 1

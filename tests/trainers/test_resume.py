@@ -18,6 +18,7 @@ from rl8x.envs import CartPole, CartPoleInfinite, DiscreteDummy, GymnasiumEnv
 from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
 from rl8x.tracking.locks import FileLock
+from rl8x.tracking.reading import RunReader
 from rl8x.trainers import Trainer
 from rl8x.trainers.resume import torch_generators
 
@@ -825,3 +826,40 @@ def test_a_run_of_another_tracker_never_goes_into_mlflow_unasked(tracker, messag
 def sends_itself_a_sigterm(trainer, stats):
     if stats[keys.STEPS] == 2:
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_that_goes_back_with_other_options_has_one_course_wherever_it_is_read(mlruns, mlflow_client):
+    every = Checkpoints(every_steps=1, keep=9)
+    first = make(trainer={"tracker": MLflowTracker(run_name="mine"), "checkpoints": every, "num_eval_envs": 2})
+    run(first, max_steps=6, steps_per_eval=2)
+    folder, run_id = first.checkpoints.directory, first.tracker.run_id
+    names = ["losses/total", "eval/returns/mean", "profiling/step_ms", "env/steps"]
+    before = RunReader().histories([run_id], names)
+    third = next(path for path in listed(folder) if path.name.endswith("step-3"))
+    twin = Trainer.resume(third, overrides={"lr": 0.1}, tracker=MemoryTracker(), checkpoints=False)
+    run(twin, max_steps=5)
+    second = Trainer.resume(third, overrides={"lr": 0.1})
+    run(second, max_steps=5)
+    assert second.tracker.run_id == run_id
+
+    def expected(name):
+        old, new = before[name][run_id], twin.tracker.history(name)
+        return [(step, value) for step, value in zip(*old, strict=True) if step <= 96] + new
+
+    found, record = RunReader().histories([run_id], names), RunReader().run("mine")
+    for name in ("losses/total", "eval/returns/mean", "env/steps"):
+        assert list(zip(*found[name][run_id], strict=True)) == expected(name)
+        assert record.metrics[name] == expected(name)[-1][1]
+    assert found["profiling/step_ms"][run_id][0] == [32, 64, 96, 128, 160]
+    # MLflow's page draws the same, with what was left beside it, and says so.
+    own = mlflow_client.get_run(run_id).data
+    assert own.metrics == record.metrics
+    assert own.metrics["best/eval/returns/mean"] == max(value for _, value in expected("eval/returns/mean"))
+    history = mlflow_client.get_metric_history(run_id, "losses/total")
+    assert sorted((point.step, point.value) for point in history) == expected("losses/total")
+    left = mlflow_client.get_metric_history(run_id, "left/losses/total")
+    assert (
+        sorted((point.step, point.value) for point in left) == [*zip(*before["losses/total"][run_id], strict=True)][3:]
+    )
+    assert "points from step 128 on that are older are of a course" in own.tags["mlflow.note.content"]
+    assert own.tags["mlflow.note.content"].count("Went back") == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rl8x.cli.errors import UserError
@@ -50,7 +52,7 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
     from rl8x.checkpoint import find
     from rl8x.checkpoint.build import build_algorithm
 
-    find_modules_here(trust)
+    find_modules_here(trust or [] if env is None else trust or [env])
     checkpoint = find(run, auto=auto)
     algorithm = build_algorithm(checkpoint.metadata["build"], {}, trust=trust, only_acts=True)
     state = checkpoint.state["trainer"]["algorithm"]
@@ -65,6 +67,19 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
     options = (checkpoint.state["run"] or {}).get("options", {})
     config = options.get("eval_env_config") or {}
     return Acting(algorithm, env_maker(evaluated_in, trust=trust), config, "as in the run's evaluations")
+
+
+def acting_at_random(name: str) -> Callable[..., Env] | None:
+    """Find what makes the environment of a name, to act in at random without a run; None where there is none.
+
+    Args:
+        name: As `env_maker` takes it. A file or folder of this name is meant before an environment.
+    """
+    find_modules_here([name])
+    if not Path(name).exists():
+        with contextlib.suppress(ValueError):
+            return env_maker(name, trust=True)
+    return None
 
 
 def _trained_config(state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""`rl8x collect`: a data set from what the policy of a checkpoint does, for algorithms that learn offline."""
+"""`rl8x collect`: a data set from what a checkpoint's policy does, or from random actions, to learn from offline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.cli.acting import asked_config, check_spaces, in_words, load_acting
+from rl8x.cli.acting import acting_at_random, asked_config, check_spaces, in_words, load_acting
 from rl8x.cli.errors import FiniteRange, UserError, users_mistakes
 from rl8x.envs import Env
 from rl8x.output import say
@@ -27,7 +27,7 @@ from rl8x.trees import first_tensor, flatten_tree
 _EXAMPLES = """\b
 rl8x collect my-run --transitions 100000
 rl8x collect runs/000040-step-400 --transitions 1e5 --epsilon 0.3 --output medium
-rl8x collect my-run --transitions 20000 --random --output random
+rl8x collect CartPole --random --transitions 20000 --output random
 rl8x collect my-run env_config.length=0.4 --transitions 20000 --output short-pole
 rl8x collect my-run --transitions 20000 --format minari --output cartpole/medium-v0
 rl8x train --algorithm bc --dataset medium --eval-env CartPole --steps-per-eval 10 --max-steps 100
@@ -66,7 +66,12 @@ class Recording(NamedTuple):
     default="rl8x",
     help="A memory-mapped TensorDict, or Minari's HDF5 in its own folder of data sets. [default: rl8x]",
 )
-@click.option("--random", "is_random", is_flag=True, help="Act at random: the run only says in which environment.")
+@click.option(
+    "--random",
+    "is_random",
+    is_flag=True,
+    help="Act at random: a run only says in which environment, and RUN may be the name of one.",
+)
 @click.option(
     "--epsilon", type=FiniteRange(0.0, 1.0), default=0.0, help="Share of random actions. [default: 0; 0 to 1]"
 )
@@ -94,6 +99,8 @@ def collect(
 ) -> int:
     """Record what the policy of RUN does: its name or ID in MLflow, the path of its checkpoints, or of one of them.
 
+    With --random RUN may also be an environment, named as for `rl8x train`; it then has its defaults.
+
     It acts under the env_config of the training, of which env_config.NAME=VALUE changes one parameter, and
     env_config={} goes back to the environment's defaults; in another --env it acts under that one's defaults.
 
@@ -105,21 +112,30 @@ def collect(
     with users_mistakes():
         count = _whole(transitions)
         target = _new_target(f"{Path(run).name}-{count}" if output is None else None, output, file_format)
-        algorithm, maker, trained_config, source = load_acting(run, env, auto=auto, trust=trust)
-        how |= {"epsilon": 1.0 if is_random else how["epsilon"], "state_reset_every": algorithm.state_reset_every}
-        made = maker(min(how.pop("num_envs"), count), device=algorithm.device, seed=how["seed"])
+        maker = acting_at_random(run) if is_random and env is None else None
+        acting, trained = None, dict[str, Any]()
+        if maker is None:
+            acting = load_acting(run, env, auto=auto, trust=trust)
+            maker, trained = acting.maker, dict(acting.trained_config)
+        device = "cpu" if acting is None else acting.algorithm.device
+        made = maker(min(how.pop("num_envs"), count), device=device, seed=how["seed"])
         with contextlib.closing(made) as environment:
-            check_spaces(environment, algorithm.policy)
-            asked = asked_config(trained_config, overrides, environment.num_envs)
+            if acting is not None:
+                check_spaces(environment, acting.algorithm.policy)
+                how["state_reset_every"] = acting.algorithm.state_reset_every
+            asked = asked_config(trained, overrides, environment.num_envs)
             config = environment.plain_config(asked, copies="--num-envs")
             if isinstance(target, Path):
                 _make_parent(target)
-            recorded = record(algorithm.policy, environment, count, env_config=config, **how)
+            policy = None if acting is None or is_random else acting.algorithm.policy
+            recorded = record(policy, environment, count, env_config=config, **how)
         if isinstance(target, Path):
             recorded.dataset.save(target)
         else:
-            write_minari(target, recorded.dataset, algorithm_name=type(algorithm).__name__)
-    say(f"env_config  {in_words(config)}" + ("" if overrides or env is not None else f", {source}"))
+            name = "random" if is_random or acting is None else type(acting.algorithm).__name__
+            write_minari(target, recorded.dataset, algorithm_name=name)
+    source = "" if acting is None or overrides or env is not None else f", {acting.source}"
+    say(f"env_config  {in_words(config)}{source}")
     mean = f", mean return {recorded.returns.mean():.4g}" if len(recorded.returns) else ""
     say(f"wrote       {target}: {recorded.dataset.size:,} transitions, {len(recorded.returns):,} whole episodes{mean}")
     return 0
@@ -127,7 +143,7 @@ def collect(
 
 @torch.no_grad()
 def record(
-    policy: Policy,
+    policy: Policy | None,
     env: Env,
     transitions: int,
     *,
@@ -143,7 +159,7 @@ def record(
     is marked as truncated.
 
     Args:
-        policy: The policy.
+        policy: The policy; None draws all actions from the action space.
         env: The environment, which is reset.
         transitions: How many are kept.
         epsilon: Share of actions that are drawn from the action space, in [0, 1].
@@ -152,20 +168,24 @@ def record(
         state_reset_every: The policy's state is reset every so many steps; 0 is never.
         env_config: Values of the environment's parameters; None: no change.
     """
-    generator = torch.Generator(policy.device).manual_seed(seed)
+    generator = torch.Generator(env.device if policy is None else policy.device).manual_seed(seed)
     env.action_space.seed(seed)
     obs, _ = env.reset(seed=seed, config=env_config)
-    carry, state = env.carry, policy.initial_state(env.num_envs)
+    carry, state = env.carry, {} if policy is None else policy.initial_state(env.num_envs)
     assert carry is not None
     starts = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
     slots: list[dict[str, Tensor]] = []
     kept = 0
     while kept < transitions:
-        if state_reset_every and len(slots) % state_reset_every == 0:
-            state = policy.initial_state(env.num_envs)
-        noise = None if deterministic else policy.noise(1, env.num_envs, generator)[0]
-        act = policy.act(obs, state, starts, noise)
-        actions = _mixed(policy.env_actions(act.actions), obs, env, epsilon, generator)
+        if policy is None:
+            actions = _drawn(obs, env)
+        else:
+            if state_reset_every and len(slots) % state_reset_every == 0:
+                state = policy.initial_state(env.num_envs)
+            noise = None if deterministic else policy.noise(1, env.num_envs, generator)[0]
+            act = policy.act(obs, state, starts, noise)
+            state = act.state
+            actions = _mixed(policy.env_actions(act.actions), obs, env, epsilon, generator)
         carry, step = env.advance(carry, actions, env.noise(1)[0])
         ends = step.terminated | step.truncated
         valid = torch.ones_like(ends) if step.valid is None else step.valid
@@ -182,7 +202,7 @@ def record(
                 _ENDED: ends,
             }
         )
-        obs, starts, state, kept = step.obs, ends, act.state, kept + int(valid.sum())
+        obs, starts, kept = step.obs, ends, kept + int(valid.sum())
     rows = _in_order({name: torch.stack([slot[name] for slot in slots]).cpu() for name in slots[0]}, transitions)
     returns = rows.pop(keys.EPISODE_RETURNS)[rows.pop(_ENDED)]
     spaces: Any = {"observation_space": env.single_observation_space, "action_space": env.single_action_space}
@@ -193,11 +213,16 @@ def _mixed(actions: Any, obs: Any, env: Env, epsilon: float, generator: torch.Ge
     """Return actions `[num_envs, *action]` of which a share, drawn for each, is random; those that a mask allows."""
     if not epsilon:
         return actions
+    device = first_tensor(actions).device
+    return where_rows(torch.rand(env.num_envs, generator=generator, device=device) < epsilon, _drawn(obs, env), actions)
+
+
+def _drawn(obs: Any, env: Env) -> Any:
+    """Draw actions `[num_envs, *action]` from the action space, of those that a mask allows."""
     drawn = tree_of(env.action_space.sample(), lambda part: torch.as_tensor(part, device=env.device))
     if isinstance(obs, Mapping) and keys.ACTION_MASK in obs:
         drawn = only_legal(drawn, obs[keys.ACTION_MASK], env.single_action_space)
-    device = first_tensor(actions).device
-    return where_rows(torch.rand(env.num_envs, generator=generator, device=device) < epsilon, drawn, actions)
+    return drawn
 
 
 def _in_order(slots: dict[str, Tensor], transitions: int) -> dict[str, Tensor]:

@@ -52,7 +52,8 @@ class Compiler:
     def _start(self) -> None:
         self.artifacts.make_folder()
         path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        # Nobody sees its warnings, and PYTHONWARNINGS=error would end the import of torch's compiler.
+        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         self._process = subprocess.Popen(
             [sys.executable, "-c", _CODE, str(self.artifacts.folder)],
             stdin=subprocess.PIPE,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import math
 import time
@@ -41,6 +42,8 @@ from rl8x.tracking.locks import FileLock
 from rl8x.tracking.secrets import hide
 
 if TYPE_CHECKING:
+    import torch
+
     from rl8x.studies.evaluation import CellEvaluator
     from rl8x.trainers import Trainer, TrainStats
 
@@ -119,10 +122,26 @@ def read_curve(folder: Path) -> list[tuple[int, float]]:
     return sorted(points.items())
 
 
-def _cut_torn(path: Path) -> None:
-    """Cut off what a full disk or a kill left of a last line: the next one would be lost with it."""
-    with contextlib.suppress(FileNotFoundError), open(path, "rb+") as file:
-        file.truncate(file.read().rfind(b"\n") + 1)
+def _cut_curve(path: Path, at: int) -> None:
+    """Leave out what comes after a clock, which is trained again and may come out otherwise, and what a kill tore."""
+    with contextlib.suppress(FileNotFoundError):
+        lines, kept = path.read_bytes().splitlines(keepends=True), []
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                kept += [line] if line.endswith(b"\n") and json.loads(line)["at"] <= at else []
+        if kept != lines:
+            replace_synced(path, b"".join(kept))
+
+
+def _digest(policy: torch.nn.Module) -> str:
+    """Return what tells the weights and moments of a policy from others."""
+    import torch
+
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in policy.state_dict().items():
+        if isinstance(tensor, torch.Tensor):
+            digest.update(name.encode() + tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _set_threads(threads: int | None) -> None:
@@ -179,8 +198,8 @@ class _TrainingJob:
     def run_to_end(self) -> dict[str, Any]:
         """Train, test the last policy, log and keep what came out."""
         (self.folder / POINTS).mkdir(exist_ok=True)
-        _cut_torn(self.folder / CURVE)
         trainer, run = self._trainer(), self.run
+        _cut_curve(self.folder / CURVE, trainer.state[trainer.algorithm.clock])
         trainer.run(
             env_config=run.env_config,
             eval_env_config=run.eval_env_config,
@@ -236,13 +255,16 @@ class _TrainingJob:
         return False if points is None else steps in points if isinstance(points, list) else steps % points == 0
 
     def _measure(self, trainer: Trainer) -> dict[str, Any]:
-        """Test the present policy, or read what was measured of it before a kill."""
+        """Test the present policy, or read what was measured of the very same before a kill."""
         from rl8x.studies.evaluation import CellEvaluator
 
         algorithm, steps = trainer.algorithm, trainer.state[keys.STEPS]
         path = self.folder / POINTS / f"{steps}.json"
+        policy = _digest(algorithm.policy)
         with contextlib.suppress(OSError, ValueError):
-            return dict(json.loads(path.read_text()))
+            known = dict(json.loads(path.read_text()))
+            if known.get("policy") == policy:
+                return known
         if self._evaluator is None:
             self._evaluator = CellEvaluator(
                 algorithm,
@@ -258,6 +280,7 @@ class _TrainingJob:
         measured = {
             table.ENV_STEPS: trainer.state[keys.ENV_STEPS],
             table.UPDATES: trainer.state[keys.UPDATES],
+            "policy": policy,
             "support": support(config, parameters, num_envs),
             table.INSIDE: inside(self.cells, config, parameters, num_envs).tolist(),
             **self._evaluator.evaluate().columns(),
@@ -289,6 +312,9 @@ class _TrainingJob:
     def _conclude(self, trainer: Trainer) -> dict[str, Any]:
         """Test the last policy; add what came out to the tracked run, which is over and stays so."""
         measured, pruned = self._measure(trainer), self._searches and (self.folder / PRUNED).exists()
+        for steps in read_points(self.folder):
+            if steps > trainer.state[keys.STEPS]:  # a kill came later than this end, of a training that cannot repeat
+                (self.folder / POINTS / f"{steps}.json").unlink()
         curve = read_curve(self.folder)
         means = _means(measured)
         result = {

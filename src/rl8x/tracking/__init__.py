@@ -12,7 +12,7 @@ files that stand after it here:
     thinning, tables, curves, system_metrics            what of a run a store's pages show
     policy_model                                        a policy as MLflow loads it
     memory, names, locks, secrets, store_errors         what the others share
-    protocol
+    left_behind, protocol
 """
 
 from rl8x.tracking.memory import MemoryTracker as MemoryTracker

@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from rl8x.tracking.left_behind import LEFT_TAG, LeftBehind, left_behind
+
+_VALUE = "CASE WHEN is_nan THEN NULL ELSE value END"
 _IDS = 500  # in one query: sqlite limits the values of a statement
 
 Points = tuple[list[int], list[float]]
@@ -76,11 +79,14 @@ class DatabaseRuns:
         by_name: dict[str, dict[str, Points]] = {name: {} for name in names}
         with self._open() as connection:
             for ids in _parts(run_ids):
+                left = _left_behind(connection, ids)
                 query = (
-                    "SELECT key, run_uuid, step, CASE WHEN is_nan THEN NULL ELSE value END FROM metrics "
+                    f"SELECT key, run_uuid, step, timestamp, {_VALUE} FROM metrics "
                     f"WHERE run_uuid IN ({_marks(ids)}) AND key IN ({_marks(names)}) ORDER BY timestamp, step"
                 )
-                for name, run_id, step, value in connection.execute(query, (*ids, *names)):
+                for name, run_id, step, timestamp, value in connection.execute(query, (*ids, *names)):
+                    if any(each.has(name, step, timestamp) for each in left.get(run_id, ())):
+                        continue
                     steps, values = by_name[name].setdefault(run_id, ([], []))
                     steps.append(step)
                     values.append(_number(value))
@@ -99,8 +105,9 @@ class DatabaseRuns:
             ids = [row[0] for row in rows]
             params = _pairs(connection, "SELECT run_uuid, key, value FROM params", ids)
             tags = _pairs(connection, "SELECT run_uuid, key, value FROM tags", ids)
-            latest = "SELECT run_uuid, key, CASE WHEN is_nan THEN NULL ELSE value END FROM latest_metrics"
-            metrics = _pairs(connection, latest, ids)
+            metrics = _pairs(connection, f"SELECT run_uuid, key, {_VALUE} FROM latest_metrics", ids)
+            for run_id in (run_id for run_id in ids if LEFT_TAG in tags[run_id]):
+                metrics[run_id] = _latest(connection, run_id, left_behind(tags[run_id]))
         return [
             RunRecord(
                 run_id,
@@ -113,6 +120,19 @@ class DatabaseRuns:
             )
             for run_id, name, status, start_time in rows
         ]
+
+
+def _left_behind(connection: sqlite3.Connection, run_ids: Sequence[str]) -> dict[str, list[LeftBehind]]:
+    """Read what runs have left behind, of those that have."""
+    query = f"SELECT run_uuid, value FROM tags WHERE key = ? AND run_uuid IN ({_marks(run_ids)})"
+    return {run_id: left_behind({LEFT_TAG: value}) for run_id, value in connection.execute(query, (LEFT_TAG, *run_ids))}
+
+
+def _latest(connection: sqlite3.Connection, run_id: str, left: Sequence[LeftBehind]) -> dict[str, str]:
+    """Read the last value of each metric, without what a run has left behind."""
+    query = f"SELECT key, step, timestamp, {_VALUE} FROM metrics WHERE run_uuid = ? ORDER BY step, timestamp, value"
+    points = connection.execute(query, (run_id,))
+    return {key: value for key, step, time, value in points if not any(each.has(key, step, time) for each in left)}
 
 
 def _pairs(connection: sqlite3.Connection, query: str, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:

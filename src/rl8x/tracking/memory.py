@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from rl8x.tracking.left_behind import are_of_one_course
 from rl8x.tracking.names import artifact_name, metric_step, metric_value
 from rl8x.tracking.protocol import Status, TrackingError, check_status
 
@@ -48,7 +48,9 @@ class MemoryTracker:
         self.artifacts: list[str] = []
         self.models: dict[str, dict[str, object]] = {}
         self.status: str | None = None
-        self._known: Counter[tuple[int, str]] = Counter()
+        self._known: dict[tuple[int, str], list[float]] = {}  # what was there at a resume, and has not come again
+        self._num_known = 0
+        self._newest: int | None = None
         self._open = self._keeps_status = False
 
     @property
@@ -76,7 +78,10 @@ class MemoryTracker:
         elif resume != self.run_id:
             raise TrackingError(f"this MemoryTracker has run {self.run_id!r}; it cannot go on with {resume!r}")
         if repeats:
-            self._known = Counter((row.step, name) for row in self.rows for name in row.metrics)
+            self._known, self._num_known, self._newest = {}, len(self.rows), None
+            for row in self.rows:
+                for name, value in row.metrics.items():
+                    self._known.setdefault((row.step, name), []).append(value)
         self._open, self._keeps_status = True, keeps_status
         if not keeps_status:
             self.status = "RUNNING"
@@ -98,6 +103,8 @@ class MemoryTracker:
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Keep one row, without what a resumed run already had at this step, as often as it had it.
 
+        A resumed run that comes to other values than it had leaves behind those from this step on.
+
         Raises:
             RuntimeError: If no run goes on.
             TypeError: If a value is not a number, a name not a string, or the step not a whole number.
@@ -105,10 +112,29 @@ class MemoryTracker:
         if not self._open:
             raise RuntimeError("log_metrics() needs a running run; call start() first")
         at = metric_step(step)
-        self._known.subtract((at, name) for name in metrics)
-        row = {name: metric_value(name, value) for name, value in metrics.items() if self._known[at, name] < 0}
+        row = given = {name: metric_value(name, value) for name, value in metrics.items()}
+        known = {name: self._known.get((at, name), []) for name in given}
+        same = {name: [old for old in known[name] if are_of_one_course(name, old, given[name])] for name in given}
+        if any(known[name] and not same[name] for name in given):
+            self._leave_behind(at)
+        else:
+            row = {name: value for name, value in given.items() if not known[name]}
+            for name in given.keys() - row.keys():
+                known[name].remove((same[name] or known[name])[0])
+        self._newest = at if self._newest is None else max(at, self._newest)
         if row:
             self.rows.append(Row(at, row))
+
+    def _leave_behind(self, step: int) -> None:
+        """Drop what the run had from a step on when it was resumed."""
+        kept = []
+        for row in self.rows[: self._num_known]:
+            # What has come again at this very step is of both courses.
+            again = row.step == step
+            metrics = {name: v for name, v in row.metrics.items() if again and not self._known.get((step, name))}
+            kept += [row] if row.step < step else [Row(step, metrics)] if metrics else []
+        self.rows[: self._num_known], self._num_known = kept, len(kept)
+        self._known = {key: values for key, values in self._known.items() if key[0] < step}
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
         """Keep the name that the file would have.
@@ -147,6 +173,8 @@ class MemoryTracker:
     def finish(self, status: Status) -> None:
         """End the run; raises `ValueError` where `status` is none of FINISHED, FAILED, KILLED."""
         check_status(status)
+        if self._open and self._newest is not None and not self._keeps_status:
+            self._leave_behind(self._newest + 1)
         self._open = False
         if not self._keeps_status:
             self.status = status

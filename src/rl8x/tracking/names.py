@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import operator
 import posixpath
@@ -23,7 +24,12 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def readable(text: str) -> str:
-    """Escape what no store takes: parts that are not UTF-8, as arguments in Latin-1 leave them, and null bytes."""
+    """Escape what no store takes: parts that are not UTF-8, as arguments in Latin-1 leave them, and null bytes.
+
+    Arguments in UTF-8 that an ASCII locale left unread are read.
+    """
+    with contextlib.suppress(UnicodeEncodeError):
+        text = text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 

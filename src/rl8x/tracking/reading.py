@@ -12,8 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rl8x.tracking.database import Point
 from rl8x.tracking.database_runs import DatabaseRuns, Points, RunRecord
+from rl8x.tracking.left_behind import LEFT_TAG, LeftBehind, left_behind
 from rl8x.tracking.location import Location, locate
+from rl8x.tracking.names import readable
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.store import SPOOL_TAG, MLflowStore
 from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
@@ -45,6 +48,7 @@ class RunReader:
 
     def run(self, run: str) -> RunRecord:
         """Find a run by its ID or name."""
+        run = readable(run)
         with self._told():
             runs = self._runs.by_id(run) if run.isalnum() else []
             runs = runs or self._runs.by_name(run)
@@ -142,13 +146,13 @@ class _StoreRuns:
         return self._search(f"attributes.run_id = '{run_id}'")
 
     def by_name(self, name: str) -> list[RunRecord]:
-        return _oldest_first(self._store.search_by_name(name))
+        return self._oldest_first(self._store.search_by_name(name))
 
     def by_tag(self, tag: str, value: str) -> list[RunRecord]:
         return self._search(f"tags.`{tag}` = '{value}'")
 
     def of_experiment(self, experiment_id: str) -> list[RunRecord]:
-        return _oldest_first(self._store.search_all([experiment_id], ""))
+        return self._oldest_first(self._store.search_all([experiment_id], ""))
 
     def names(self) -> set[str]:
         return {run.name for run in self._search("")}
@@ -157,37 +161,46 @@ class _StoreRuns:
         return {str(experiment.experiment_id): str(experiment.name) for experiment in self._store.experiments()}
 
     def histories(self, run_ids: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Points]]:
-        pairs = [(name, run_id) for name in names for run_id in run_ids]
-        with ThreadPoolExecutor(_REQUESTS) as pool:
-            histories = list(pool.map(lambda pair: self._history(pair[1], pair[0]), pairs))
+        left = {run_id: left_behind(self._store.tags(run_id)) for run_id in run_ids}
         by_name: dict[str, dict[str, Points]] = {name: {} for name in names}
-        for (name, run_id), history in zip(pairs, histories, strict=True):
-            if history[0]:
-                by_name[name][run_id] = history
+        for point, run_id in self._points([(run_id, name) for name in names for run_id in run_ids], left):
+            steps, values = by_name[point.name].setdefault(run_id, ([], []))
+            steps.append(point.step)
+            values.append(point.value)
         return by_name
 
-    def _history(self, run_id: str, name: str) -> Points:
+    def _points(
+        self, pairs: Sequence[tuple[str, str]], left: Mapping[str, Sequence[LeftBehind]]
+    ) -> Iterator[tuple[Point, str]]:
+        """Yield the points of runs' metrics, with the run of each, but for what the runs have left behind."""
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            for (run_id, name), points in zip(pairs, pool.map(lambda pair: self._patiently(*pair), pairs), strict=True):
+                for point in points:
+                    if not any(each.has(name, point.step, point.timestamp) for each in left[run_id]):
+                        yield point, run_id
+
+    def _patiently(self, run_id: str, name: str) -> list[Point]:
         for wait_s in _WAITS_S:
             try:
-                return self._store.history(run_id, name)
+                return self._store.points(run_id, name)
             except StoreDownError:
                 time.sleep(wait_s)
-        return self._store.history(run_id, name)
+        return self._store.points(run_id, name)
 
     def _search(self, query: str) -> list[RunRecord]:
-        return _oldest_first(self._store.search_all(list(self.experiments()), query))
+        return self._oldest_first(self._store.search_all(list(self.experiments()), query))
 
+    def _oldest_first(self, runs: Sequence[Any]) -> list[RunRecord]:
+        return sorted(map(self._record, runs), key=lambda run: (run.start_time, run.id))
 
-def _oldest_first(runs: Sequence[Any]) -> list[RunRecord]:
-    return sorted(map(_record, runs), key=lambda run: (run.start_time, run.id))
-
-
-def _record(run: Any) -> RunRecord:
-    info, data = run.info, run.data
-    name, start = str(info.run_name or info.run_id), int(info.start_time or 0)
-    return RunRecord(
-        str(info.run_id), name, str(info.status), start, dict(data.params), dict(data.metrics), dict(data.tags)
-    )
+    def _record(self, run: Any) -> RunRecord:
+        info, params, metrics, tags = run.info, dict(run.data.params), dict(run.data.metrics), dict(run.data.tags)
+        run_id, name, start = str(info.run_id), str(info.run_name or info.run_id), int(info.start_time or 0)
+        if LEFT_TAG in tags:
+            points = self._points([(run_id, name) for name in metrics], {run_id: left_behind(tags)})
+            newest = sorted((point.step, point.timestamp, point.value, point.name) for point, _ in points)
+            metrics = {name: value for *_, value, name in newest}
+        return RunRecord(run_id, name, str(info.status), start, params, metrics, tags)
 
 
 def find_run(run: str, tracking_uri: str | None = None) -> Any:
@@ -200,7 +213,7 @@ def find_run(run: str, tracking_uri: str | None = None) -> Any:
     Raises:
         TrackingError: If there is none, or if several have the name.
     """
-    database = locate(tracking_uri).database
+    database, run = locate(tracking_uri).database, readable(run)
     if database is not None and not database.exists():
         raise TrackingError(f"there is no run {run!r}: {database} does not exist")
     return RunReader(tracking_uri).entity(run)

@@ -127,6 +127,7 @@ class Whereabouts:
         self.location = location
         self.ack, self.unsent, self.spool = spool.ack, spool.unsent(), spool.folder
         self.why = f" ({reason})" if reason else ""
+        self._given_name = spool.header.get("run_name")
 
     @property
     def resume_word(self) -> str | None:
@@ -144,7 +145,8 @@ class Whereabouts:
     def lines(self) -> list[str]:
         """Write it in words, a fact a line."""
         unsent, store = self.unsent, self.location.shown
-        name = f"run {self.ack.run_name or self.ack.run_id or HANDLE_PREFIX + self.spool.name}"
+        # What MLflow makes up where none was given is known once it has answered.
+        name = f"run {self.ack.run_name or self._given_name or self.ack.run_id or HANDLE_PREFIX + self.spool.name}"
         lines = []
         if unsent.lost:
             lines.append(f"{name} has lost {unsent.lost}: neither the disk nor {store} took them")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from rl8x.tracking.attempts import TRIES, Attempts, NotNowError
 from rl8x.tracking.database import Point
 from rl8x.tracking.kept_files import check_kept, kept_path
+from rl8x.tracking.left_behind import LeftBehind, left_behind
 from rl8x.tracking.names import MAX_TAG_LENGTH, artifact_name, digest, fitted, legal_name, metric_step
 from rl8x.tracking.protocol import TrackingError, check_status
 from rl8x.tracking.rejected import name_of
@@ -27,6 +28,8 @@ NAME_TAG = "mlflow.runName"
 NOTE_TAG = "mlflow.note.content"  # what MLflow's page shows as the run's description
 NOTE_DIGEST_TAG = "rl8x.description"
 _WITH_FILE = ("artifact", "model")
+_NONE = -(2**63)  # before any step
+_MOST_TOLD = 5  # times that a run went back, in its description
 _ItemT = TypeVar("_ItemT")
 
 
@@ -57,6 +60,7 @@ class Sender:
         self.on_arrival: Callable[[], None] = lambda: None
         self.num_rows = 0
         self.known: KnownPoints | None = None
+        self._newest = _NONE
         self._points: list[Point] = []
         self._upto: int | None = None
         self._lines = 0
@@ -205,11 +209,21 @@ class Sender:
         new: list[Point] = []
 
         def compare() -> None:
-            self.known = self.known or KnownPoints(self.run.id, self.store.last_steps(self.run.id))
-            new.extend(self.known.new(points, self.store))
+            self.known = self.known or KnownPoints(self.run.id, self.store)
+            if self.known.differ(points):
+                self._leave_behind(points[0].step, points[0].timestamp)
+            new.extend(self.known.new(points))
+            self._newest = max(self._newest, points[0].step)
 
         self._attempt(op, compare)
         return new
+
+    def _leave_behind(self, step: int, before: int) -> None:
+        """Have the run leave behind its points from a step on that are older than a time, and say so on its page."""
+        assert self.known is not None
+        sentence = self.store.leave_behind(self.run.id, step, before)
+        self.known.leave(LeftBehind(step, before))
+        self._describe(lambda present: f"{present}\n\n{sentence}" if present else sentence)
 
     def _parsed(self, op: Op) -> list[Point]:
         """Read a row; what is not a point in it is set aside."""
@@ -299,12 +313,16 @@ class Sender:
 
     def _apply_describe(self, op: Op) -> None:
         """Renew the description, unless what is there is not what was last written here."""
-        if self.run.is_over:
-            return
+        if not self.run.is_over:
+            left = "".join(f"\n\n{each}" for each in left_behind(self.store.tags(self.run.id))[-_MOST_TOLD:])
+            self._describe(lambda _: op["text"][: MAX_TAG_LENGTH - len(left)] + left)
+
+    def _describe(self, text_after: Callable[[str], str]) -> None:
+        """Renew the description by what makes it of the present one, unless that is not what was last written here."""
         present = self.store.tags(self.run.id)
         if present.get(NOTE_TAG) and digest(present[NOTE_TAG]) != present.get(NOTE_DIGEST_TAG):
             return
-        text = op["text"][:MAX_TAG_LENGTH]
+        text = text_after(present.get(NOTE_TAG, ""))[:MAX_TAG_LENGTH]
         self.store.set_tags(self.run.id, {NOTE_TAG: text, NOTE_DIGEST_TAG: digest(text)})
 
     def _apply_text(self, op: Op) -> None:
@@ -337,10 +355,16 @@ class Sender:
         repeats, keeps_status = bool(op["repeats"]), bool(op["keeps_status"])
         resumed = repeats or self.spool.ack.resumed or self.known is not None
         if repeats:
-            self.known = None
+            self.known, self._newest = None, _NONE
         if self.run.owned and not keeps_status and not self.run.is_over:
             self._attempt(op, lambda: self.store.set_status(self.run.id, "RUNNING", None))
         return {"resumed": resumed, "finished": keeps_status}
+
+    def _finish_run(self, status: str, end_time: int) -> None:
+        """End the run; one that went back and ended earlier than before has left behind what came after that."""
+        if self.known is not None and self._newest > _NONE and self.known.beyond(self._newest):
+            self._leave_behind(self._newest + 1, end_time)
+        self.run.finish(status, end_time)
 
     def _apply_finish(self, op: Op) -> dict[str, Any]:
         status = op["status"]
@@ -348,5 +372,5 @@ class Sender:
             end_time = metric_step(op["t"], "time")
             check_status(status)
             if not self.run.is_over:  # where only this fails, the spool counts as finished
-                self._attempt(op, lambda: self.run.finish(status, end_time))
+                self._attempt(op, lambda: self._finish_run(status, end_time))
         return {"finished": True}

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rl8x.tracking.curves import CURVES_FILE, Series, draw_curves
 from rl8x.tracking.database import ArtifactFolders, DatabaseFile, Point, add_past_points, ensure_database
+from rl8x.tracking.left_behind import LeftBehind, left_behind, left_tag, rename_left
 from rl8x.tracking.location import Location
 from rl8x.tracking.logged_models import log_model
 from rl8x.tracking.secrets import hide, showable
@@ -285,15 +286,26 @@ class MLflowStore:
         steps = _last_steps(run)
         return {name: steps.get(name, 2**63) for name in run.data.metrics}
 
-    def logged_steps(self, run_id: str, name: str) -> list[int]:
-        """Read the steps at which a run has a metric, one for each point."""
-        return [point.step for point in self._call(self._client.get_metric_history, run_id, name)]
-
-    def history(self, run_id: str, name: str) -> tuple[list[int], list[float]]:
-        """Read the steps and values of a run's metric, in the order of their timestamps."""
+    def points(self, run_id: str, name: str) -> list[Point]:
+        """Read all points of a run's metric, in the order of their timestamps."""
         points = self._call(self._client.get_metric_history, run_id, name)
         points.sort(key=lambda point: (point.timestamp, point.step))
-        return [int(point.step) for point in points], [float(point.value) for point in points]
+        return [Point(name, float(point.value), int(point.timestamp), int(point.step)) for point in points]
+
+    def leave_behind(self, run_id: str, step: int, before: int) -> str:
+        """Note that a run has left behind its points from a step on that are older than a time; return that in words.
+
+        Args:
+            run_id: The run.
+            step: The first step of these points.
+            before: Milliseconds since 1970.
+        """
+        new = LeftBehind(step, before)
+        known = [left for left in left_behind(self.tags(run_id)) if left != new]
+        self.set_tags(run_id, left_tag([*known, new]))
+        if self._location.database is not None:
+            self._call(rename_left, self._location.database, run_id, new)
+        return str(new)
 
     def download(self, run_id: str, name: str, folder: Path) -> Path | None:
         """Copy an artifact, a file at the top of the run's artifacts, into a folder; None if there is none."""

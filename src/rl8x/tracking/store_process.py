@@ -31,6 +31,7 @@ from rl8x.tracking.store_errors import StoreDownError
 from rl8x.tracking.store_server import END_S, encode, result_of
 
 SILENT_S = 5  # without a beat: a store that is down
+_CODE = "from rl8x.tracking.store_server import main; main"
 KILL_S = 60  # without a beat: killed, so that the next call starts another
 _CALLS = frozenset(name for name in vars(MLflowStore) if not name.startswith("_")) | {"source_tags"}
 
@@ -267,8 +268,9 @@ def _start(database: Path | None) -> subprocess.Popen[bytes]:
     # It finds the same packages, and nothing of the working directory that this process would not have found.
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(
-        # MLflow writes paths as text: in UTF-8, whatever the locale.
-        [sys.executable, "-X", "utf8", "-c", f"from rl8x.tracking.store_server import main; main({words})"],
+        # MLflow writes paths as text: in UTF-8, whatever the locale. Nobody sees its warnings, and PYTHONWARNINGS=error
+        # would end its import.
+        [sys.executable, "-X", "utf8", "-W", "ignore", "-c", f"{_CODE}({words})"],
         bufsize=0,  # nothing that a fork would copy and write twice
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

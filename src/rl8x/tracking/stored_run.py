@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from rl8x.tracking.attempts import TRIES
 from rl8x.tracking.database import Point
+from rl8x.tracking.left_behind import NOT_OF_A_COURSE, LeftBehind, are_of_one_course, left_behind
 from rl8x.tracking.protocol import STATUSES
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import Op
@@ -177,41 +177,95 @@ class StoredRun:
 class KnownPoints:
     """The points that a run had when it was resumed, each once: a run that goes on from a checkpoint repeats some.
 
-    A point beyond those that the run had, such as a further evaluation at the same step, is new.
+    A point beyond those that the run had, such as a further evaluation at the same step, is new. What the run has left
+    behind does not count.
     """
 
-    def __init__(self, run_id: str, last_steps: Mapping[str, int]) -> None:
+    def __init__(self, run_id: str, store: MLflowStore) -> None:
         self._run_id = run_id
-        self._last = last_steps
-        self._left: dict[str, Counter[int]] = {}
+        self._store = store
+        self._last = store.last_steps(run_id)
+        self._left_behind = left_behind(store.tags(run_id))
+        self._left: dict[str, dict[int, list[Point]]] = {}
         self._taken: list[Point] = []  # known points of rows that have not been acknowledged
+        # Points of the last step that came again: where the run turns out to leave that step behind, they are new.
+        self._repeated: list[Point] = []
+        self._owed: list[Point] = []
+        self._paid: list[Point] = []
 
-    def new(self, points: Sequence[Point], store: MLflowStore) -> list[Point]:
+    def new(self, points: Sequence[Point]) -> list[Point]:
         """Return those points that the run did not have; each of the others counts as repeated from now on.
 
         A metric's history is read only where it may matter. Where one cannot be read, no point counts as repeated.
         """
+        self._read_where_repeated(points)
+        new, self._owed = self._owed, []
+        self._paid = [*self._paid, *new]
         for point in points:
-            if self._may_repeat(point) and point.name not in self._left:
-                self._left[point.name] = Counter(store.logged_steps(self._run_id, point.name))
-        new = []
-        for point in points:
-            if self._may_repeat(point) and self._left[point.name][point.step] > 0:
-                self._left[point.name][point.step] -= 1
-                self._taken.append(point)
+            known = self._at(point)
+            if known:
+                same = [other for other in known if are_of_one_course(point.name, point.value, other.value)]
+                repeated = (same or known)[0]
+                known.remove(repeated)
+                self._taken.append(repeated)
+                self._repeated = [*(other for other in self._repeated if other.step == point.step), point]
             else:
                 new.append(point)
         return new
 
-    def _may_repeat(self, point: Point) -> bool:
-        return point.step <= self._last.get(point.name, point.step - 1)
+    def differ(self, points: Sequence[Point]) -> bool:
+        """Whether points of a row show that the run has come to other values since, at a step that it had already."""
+        self._read_where_repeated(points)
+        for point in points:
+            known = self._at(point)
+            same = any(are_of_one_course(point.name, point.value, other.value) for other in known)
+            if known and not same and known[-1].timestamp < point.timestamp:
+                return True
+        return False
+
+    def beyond(self, step: int) -> bool:
+        """Whether the run has points after a step."""
+        names = [name for name, last in self._last.items() if last > step and not name.startswith(NOT_OF_A_COURSE)]
+        for name in names:
+            self._read(name)
+        return any(points for name in names for at, points in self._left[name].items() if at > step)
+
+    def leave(self, left: LeftBehind) -> None:
+        """Forget the points that the run has left behind."""
+        self._left_behind.append(left)
+        self._owed += [point for point in self._repeated if point.step >= left.step]
+        self._repeated = []
+        self._taken = [point for point in self._taken if self._counts(point)]
+        for steps in self._left.values():
+            for step, points in steps.items():
+                steps[step] = [point for point in points if self._counts(point)]
 
     def confirm(self) -> None:
         """Note that the rows which were compared have been acknowledged: they will not be compared again."""
-        self._taken = []
+        self._taken, self._paid = [], []
 
     def put_back(self) -> None:
         """Put back what was taken for rows that have not been acknowledged, and are read again."""
         for point in self._taken:
-            self._left[point.name][point.step] += 1
-        self._taken = []
+            self._at(point).append(point)
+        self._owed = self._paid + self._owed
+        self._taken, self._paid = [], []
+
+    def _at(self, point: Point) -> list[Point]:
+        return self._left.get(point.name, {}).setdefault(point.step, [])
+
+    def _read_where_repeated(self, points: Sequence[Point]) -> None:
+        for point in points:
+            if point.step <= self._last.get(point.name, point.step - 1):
+                self._read(point.name)
+
+    def _read(self, name: str) -> None:
+        if name not in self._left:
+            steps: dict[int, list[Point]] = {}
+            for point in (Point(*values) for values in self._store.points(self._run_id, name)):
+                if self._counts(point):
+                    steps.setdefault(point.step, []).append(point)
+            self._left[name] = steps
+
+    def _counts(self, point: Point) -> bool:
+        return not any(left.has(point.name, point.step, point.timestamp) for left in self._left_behind)

@@ -18,7 +18,7 @@ from rl8x.conditions.spec import kinds_in
 from rl8x.envs import GymnasiumEnv, registry
 from rl8x.envs.env_config import function_name, shown_value
 from rl8x.importing import CLASS, dotted_path, import_named, is_dotted, is_gymnasium_id, runs_code, texts
-from rl8x.output import is_interactive
+from rl8x.output import counted, is_interactive
 from rl8x.tracking import MLflowTracker, Tracker
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.runs import Whereabouts, shown_path
@@ -127,8 +127,16 @@ def _plan(run: RunState) -> str:
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
+def steps_made(algorithm: GenericAlgorithmBase[Any], run: RunState | None) -> str:
+    """Say how many steps a trainer has made, and where `run()` was called again how many of them by the last one."""
+    steps = algorithm.counters[keys.STEPS]
+    own = "" if run is None or run.steps == steps else f", {run.steps:,} of them by this run()"
+    return counted(steps, "step", "steps") + own
+
+
 def describe_ending(
     algorithm: GenericAlgorithmBase[Any],
+    run: RunState | None,
     status: str,
     stop_reason: str | None,
     evaluation: Mapping[str, float],
@@ -138,7 +146,7 @@ def describe_ending(
     counters, clock = algorithm.counters, algorithm.clock
     reason = "" if stop_reason is None else f": {_code(stop_reason)}"
     count = f"{counters[clock]:,} {counter_name(clock)}"
-    lines = [f"{_ENDED[status]} after {counters[keys.STEPS]:,} steps, {count}{reason}."]
+    lines = [f"{_ENDED[status]} after {steps_made(algorithm, run)}, {count}{reason}."]
     for name in ("returns", "horizon_returns"):
         mean, std = (evaluation.get(f"{keys.EVAL_PREFIX}{name}/{part}") for part in ("mean", "std"))
         if mean is not None and std is not None:

@@ -191,7 +191,9 @@ class Record:
         self.tracker.set_tags(self.algorithm.tags)
         if not self._only_adds:
             self._log_results(finished=status == "FINISHED")
-            ended = description.describe_ending(self.algorithm, status, stop_reason, evaluation, self._results)
+            ended = description.describe_ending(
+                self.algorithm, self.run, status, stop_reason, evaluation, self._results
+            )
             calls = self._going_on.calls(finished=status == "FINISHED")
             self.tracker.describe(description.describe(self.algorithm, self.run, calls, ended))
         self.tracker.finish(status)
@@ -332,7 +334,8 @@ class Record:
         """Say how the run ended and how to go on, and return the latter; a fact a line."""
         verb, reason = "failed" if status == "FAILED" else "stopped", " ".join(str(stop_reason).split())
         lines = self._going_on.lines(status)
-        for line in (f"{verb} after {self.algorithm.counters[keys.STEPS]:,} steps: {reason:.300}", *lines):
+        made = description.steps_made(self.algorithm, self.run)
+        for line in (f"{verb} after {made}: {reason:.300}", *lines):
             say(line)
         return lines
 

@@ -83,7 +83,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             evals_per_film: Evaluations between films. A film shows an episode under the evaluation's `env_config`, and
                 is kept as the artifact `films/step-....gif`; None makes no films.
             stop_conditions: The run stops when any of these is met. Without one it runs until interrupted.
-            max_steps: The run stops after this many steps, including those before a resume; None sets no limit.
+            max_steps: The run stops after this many steps of this `run()`, including those before a resume of it; None
+                sets no limit.
             progress: `"auto"` (a bar on a terminal and in a notebook, lines elsewhere), `"bar"`, `"lines"` or `"none"`.
 
         Returns:
