@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
@@ -144,7 +144,7 @@ def _known(shortest: int) -> re.Pattern[str]:
     here = ""
     with contextlib.suppress(OSError):  # what stands in its path is no secret, and hidden it would spoil other paths
         here = os.getcwd()
-    return _pattern(frozenset(_secrets()), here, shortest)
+    return _pattern(_secrets(tuple(os.environ.items()), (*_given, *sys.argv[1:])), here, shortest)
 
 
 @functools.lru_cache(maxsize=8)
@@ -163,16 +163,16 @@ def _pattern(secrets: frozenset[tuple[str, str]], here: str, shortest: int) -> r
     return re.compile("|".join(parts) or "(?!)")  # which is nowhere
 
 
-def _secrets() -> Iterator[tuple[str, str]]:
-    """Yield each secret with the rest of its URI: what stands there too, such as a user's name, is no secret."""
-    for name, value in os.environ.items():
-        if _SECRET_NAME.search(name) and name not in _NOT_SECRETS:
-            yield value, ""
-    for uri in (*_given, *sys.argv[1:], *os.environ.values()):
+@functools.lru_cache(maxsize=8)
+def _secrets(environment: tuple[tuple[str, str], ...], texts: tuple[str, ...]) -> frozenset[tuple[str, str]]:
+    """Return each secret with the rest of its URI: what stands there too, such as a user's name, is no secret."""
+    found = {(value, "") for name, value in environment if _SECRET_NAME.search(name) and name not in _NOT_SECRETS}
+    for uri in (*texts, *(value for _, value in environment)):
         if "://" in uri:
             around = hide_in_uris(uri)
             for pattern in _IN_URIS if around != uri else ():
-                yield from ((match[2], around) for match in pattern.finditer(uri))
+                found.update((match[2], around) for match in pattern.finditer(uri))
+    return frozenset(found)
 
 
 def _forms(secret: str) -> set[str]:
