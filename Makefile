@@ -8,10 +8,9 @@ STAMP := .venv/.installed
 demo: $(STAMP)
 	$(BIN)/rl8x train -f examples/demo.yaml
 
-# In the order of their names: xdist's own would leave what takes longest, files of few tests, to one worker at the end.
-# One worker more than cores, for those that wait.
+# In whole files, ordered by tests/conftest.py; one worker more than cores, for the tests that wait.
 test: check
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=30
+	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=30
 
 # The tests, or those in TESTS, with another torch such as TORCH=2.14.1, in an environment of its own.
 TORCH_BIN = .venv-torch-$(TORCH)/bin

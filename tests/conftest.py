@@ -37,6 +37,54 @@ for _name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", 
     os.environ.pop(_name, None)
 
 
+# These wait, for time-outs and for what is killed: one worker does them in turn, beside others that compute.
+WAITING = ("tests/test_faults.py", "tests/ranks/test_failures.py")
+# Then come those that take longest, so that no worker begins one of them when the others are at their end.
+LONGEST = (
+    "tests/combinations/test_runs.py",
+    "tests/simulated_cuda/test_simulated_cuda.py",
+    "tests/ranks/test_equality.py",
+    "tests/execution/test_compiler.py",
+    "tests/trainers/test_resume.py",
+    "tests/test_readme.py",
+    "tests/algorithms/test_sac.py",
+    "tests/browser/test_pages.py",
+    "tests/trainers/test_auto.py",
+    "tests/algorithms/ppo/test_update.py",
+    "tests/execution/test_execution.py",
+    "tests/tracking/test_store_process.py",
+    "tests/studies/test_jobs.py",
+    "tests/rollouts/test_compiled.py",
+    "tests/algorithms/test_td3.py",
+    "tests/test_export.py",
+    "tests/trainers/test_record.py",
+    "tests/trainers/test_trainer.py",
+    "tests/trainers/test_moving_parameters.py",
+)
+
+
+def pytest_collection_modifyitems(items) -> None:
+    """Begin with the files that take longest; the others follow in the order of their names."""
+    places = {name: place for place, name in enumerate((*WAITING, *LONGEST))}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give each worker whole files, in the order of the collection: xdist's own begins with those of most tests."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return WAITING[0] if file in WAITING else file
+
+    config.option.loadscopereorder = False
+    return Files(config, log)
+
+
 def pytest_collection_finish() -> None:
     """Leave what was collected out of each search for garbage, such as that of a refusal for want of memory."""
     gc.collect()
@@ -104,6 +152,31 @@ def compilers_have_headers(give_headers):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Compiler, "_start", start_with_headers)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_environments_are_checked_once():
+    """Check rl8x's own environments when a worker first builds for one of their kind, not each of thousands of times.
+
+    Those of tests are checked whenever they are built for, as users' are.
+    """
+    from rl8x.algorithms.off_policy import learner
+    from rl8x.algorithms.on_policy import algorithm
+    from rl8x.envs.validation import validate
+
+    checked = set()
+
+    def check(env) -> None:
+        own = type(env).__module__.startswith("rl8x.") and env._next_config is None
+        key = (env.program_key, repr(env.single_observation_space), repr(env.single_action_space)) if own else None
+        if key is None or key not in checked:
+            validate(env)
+            checked.add(key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(algorithm, "validate", check)
+        patch.setattr(learner, "validate", check)
         yield
 
 

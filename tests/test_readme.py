@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import json
 import re
 import textwrap
@@ -19,7 +20,7 @@ from tests.pages import PAGES, ROOT, blocks, commands, name_of
 
 import rl8x.trainers.trainer
 from benchmarks import learning, learning_envs, report, study_figures
-from rl8x import NullTracker, PPOConfig, Trainer
+from rl8x import NullTracker, PPOConfig, Trainer, drawing
 from rl8x.cli.main import COMMANDS, main
 from rl8x.cli.main import rl8x as group
 from rl8x.conditions import from_spec
@@ -41,14 +42,15 @@ def with_blocks(*languages: str) -> Any:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Shrink what a snippet asks for: 64 copies at most, 2 steps a run, each evaluated if any is, no MLflow.
+    """Shrink what a snippet asks for: 16 copies at most, 2 steps a run, each evaluated if any is, no MLflow.
 
-    A study has one seed, its trainings one after the other, and one episode in each of few cells.
+    A study has one seed, its trainings one after the other, and one episode in each of few cells; a figure of its
+    report is drawn once, not in each theme.
     """
     init, run, study_init, study_run = PPOConfig.__init__, Trainer.run, Study.__init__, Study.run
 
     def small_init(self: PPOConfig, **fields: Any) -> None:
-        num_envs = min(fields.get("num_envs", 8), 64)
+        num_envs = min(fields.get("num_envs", 8), 16)
         size = {"sgd_minibatch_size": 64} if fields.get("sgd_minibatch_size") else {}
         init(self, **{**fields, **size, "num_envs": num_envs, "device": "cpu"})
 
@@ -60,6 +62,8 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         options |= {"seeds": 1, "episodes": 1, "tracking": False, "progress": "none"}
         study_init(self, train, json.loads(re.sub(r"\d+\]}", "3]}", json.dumps(test))), **options)
 
+    draw = functools.cache(functools.partial(drawing.png, theme=drawing.LIGHT))
+    monkeypatch.setattr(drawing, "png", lambda each, theme, titled=False: draw(each))
     monkeypatch.setattr(PPOConfig, "__init__", small_init)
     monkeypatch.setattr(Trainer, "run", small_run)
     monkeypatch.setattr(Study, "__init__", small_study_init)

@@ -114,11 +114,11 @@ def test_a_class_that_knows_its_spaces_is_not_made(there_are):
 
 
 def test_large_observations_are_counted_before_they_are_made(there_are, monkeypatch):
-    there_are(10**9)
-    config(num_envs=64).build(Images)
+    there_are(3 * 10**8)
+    config(num_envs=16).build(Images)
     monkeypatch.setattr(Images, "observe", None)
-    with pytest.raises(ValueError, match=r"at least 1.7 GB .* 1.0 GB are available"):
-        config(num_envs=64).build(functools.partial(Images, size=1000))
+    with pytest.raises(ValueError, match=r"at least 0.4 GB .* 0.3 GB are available"):
+        config(num_envs=16).build(functools.partial(Images, size=1000))
 
 
 def test_the_model_is_counted(there_are):

@@ -37,7 +37,9 @@ def main():
 
     trainer = Trainer(
         algorithm,
-        tracker=MLflowTracker(),
+        tracker=MLflowTracker(
+            finish_timeout_s=150.0, outage_timeout_s=150.0
+        ),  # its process comes last where it is busy
         eval_env=False,
         checkpoints=Checkpoints(every_steps=2),
         callbacks=[grief],

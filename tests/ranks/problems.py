@@ -182,4 +182,5 @@ def share_batches(algorithm, half):
 def online(name, **options):
     config, env, own = ONLINE[name]
     given = {"num_envs": COPIES, "horizon": 8, "seed": SEED, "device": "cpu", "execution": "eager"}
+    given |= {} if config is PQNConfig else {"updates_per_sample": 0.25}
     return config(**given | {"model_config": {"hidden_sizes": [16]}} | own | options).build(env, time_limit=20)

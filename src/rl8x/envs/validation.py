@@ -79,10 +79,12 @@ class _Probe:
             before = state
             result = self.call("transition", state, actions, parameters, step_noise, pure=t < PURITY_STEPS)
             state, terminated = self.check_transition(result, before, actions)
-            self.check_observation(self.call("observe", state, parameters), env.single_observation_space, "")
-            self.check_metrics(self.call("measure", state, parameters))
-            state = where_rows(terminated, fresh, state)
             obs = self.call("observe", state, parameters)
+            self.check_observation(obs, env.single_observation_space, "")
+            self.check_metrics(self.call("measure", state, parameters))
+            if bool(terminated.any()):
+                state = where_rows(terminated, fresh, state)
+                obs = self.call("observe", state, parameters)
 
     def actions(self, obs: Any) -> Any:
         """Draw random actions, legal ones if the observation has an action mask."""
@@ -112,9 +114,9 @@ class _Probe:
             again = method(*(tree_map(Tensor.clone, argument) for argument in kept)) if pure else None
         except Exception as error:
             raise self.fault(function, f"raised {described(error)}") from error
-        _, *names = inspect.signature(getattr(Env, function)).parameters
-        for name, argument, original in zip(names, arguments, kept, strict=True):
+        for position, (argument, original) in enumerate(zip(arguments, kept, strict=True), start=1):
             if not _equal(argument, original):
+                name = [*inspect.signature(getattr(Env, function)).parameters][position]
                 raise self.fault(function, f"changed `{name}` in place; return new tensors instead.")
         if pure and not _equal(result, again):
             raise self.fault(
@@ -126,8 +128,9 @@ class _Probe:
     def check_attributes(self, function: str) -> None:
         """Raise where a function changed an attribute: the change would survive neither compilation nor a resume."""
         for key, value in vars(self.env).items():
-            # A new attribute may be a cache that is filled once; it must not change after that.
-            if not _same(value, self.attributes.setdefault(key, _snapshot(value))):
+            if key not in self.attributes:  # a new one may be a cache that is filled once, and must not change then
+                self.attributes[key] = _snapshot(value)
+            elif not _same(value, self.attributes[key]):
                 raise self.fault(
                     function, f"changed self.{key}; what changes from step to step belongs into the state."
                 )
@@ -226,7 +229,7 @@ def _equal(left: Any, right: Any) -> bool:
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         if left.shape != right.shape or left.dtype != right.dtype:
             return False
-        return bool(((left == right) | ((left != left) & (right != right))).all())
+        return torch.equal(left, right) or bool(((left == right) | ((left != left) & (right != right))).all())
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(_equal(value, right[key]) for key, value in left.items())
     if isinstance(left, tuple) and isinstance(right, tuple):
