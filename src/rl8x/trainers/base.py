@@ -26,7 +26,7 @@ from rl8x.trainers.evaluation import Evaluations, check_evaluation_name, in_grou
 from rl8x.trainers.evaluator import EpisodeEvaluator, make_evaluator
 from rl8x.trainers.models import check_models
 from rl8x.trainers.non_finite import OnNonFinite
-from rl8x.trainers.ranks import begin, warn_of_other_number
+from rl8x.trainers.ranks import begin, check_alike, warn_of_other_number
 from rl8x.trainers.record import Record
 from rl8x.trainers.resume import (
     Origin,
@@ -132,7 +132,8 @@ class TrainerBase(Generic[AlgorithmT]):
         else:
             self.tracker, checkpoints = NullTracker(), False
         eval_env_made = None if self.evaluator is None else self.evaluator.env
-        self.record = Record(algorithm, self.tracker, checkpoints, self.options, eval_env_made)
+        num_eval_envs = self.evaluations.num_envs
+        self.record = Record(algorithm, self.tracker, checkpoints, self.options, eval_env_made, num_eval_envs)
         self.checkpoints = self.record.checkpoints
         best = self.checkpoints.best_metric
         if best is not None and best not in self.metric_names:
@@ -325,8 +326,12 @@ class TrainerBase(Generic[AlgorithmT]):
 
         Raises:
             CheckpointError: If it does not fit this trainer.
+            RankError: If the ranks do not all go on from it.
         """
         algorithm, state, metadata = self.algorithm, checkpoint.state, checkpoint.metadata
+        # A rank whose disk is another would begin anew, or go on from elsewhere, with other weights.
+        same = {"the run": metadata["run"].get("key"), "the checkpoint": checkpoint.path.name}
+        check_alike("the checkpoint to go on from", same)
         self.origin = origin
         try:
             self._load_rank(state)
