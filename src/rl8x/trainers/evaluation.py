@@ -8,12 +8,15 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
+
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.env_config import AnyEnvConfig, function_form, inherited_config, moving_in, parsed_value, part_of_config
+from rl8x.envs.parameters import wrong_number
 from rl8x.randomization import Grid
 from rl8x.tracking.names import MAX_NAME_LENGTH, digest, legal_name
 from rl8x.trainers.evaluator import EpisodeEvaluator
@@ -194,6 +197,10 @@ class Evaluations:
         copies = "num_envs" if self._evaluator is None else "num_eval_envs"
         shared = self._evaluator is not None and ranks().size > 1
         own = part_of_config(env_config, self.num_envs, self._own) if shared else {}
+        for name in env_config.keys() - own if shared else ():
+            if np.ndim(env_config[name]):
+                wrong = wrong_number(env_config[name], self.num_envs, copies)
+                raise ValueError(f"{type(self._env).__name__}: {called}[{name!r}] {wrong}")
         plain = self._env.plain_config({**env_config, **own}, called=called, copies=copies)
         plain |= {name: _plain_values(env_config[name]) for name in own}
         if training is None:
