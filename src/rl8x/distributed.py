@@ -28,7 +28,7 @@ from rl8x.wires import Wires, connect
 TIMEOUT_VARIABLE: Final = "RL8X_RANK_TIMEOUT_S"
 _TIMEOUT_S: Final = 60.0
 _HEADER: Final = 8  # bytes that say how long a text is
-# gloo's all-reduce and all-gather take a dozen messages one after another, six times as long as what is needed between
+# gloo's all-reduce and all-gather take a dozen messages one after another, ten times as long as what is needed between
 # few ranks: ranks on CPUs then exchange vectors with each other, but for those that fill the wires (bytes).
 _MOST_EXCHANGING: Final = 8
 _MOST_EXCHANGED: Final = 2**22
