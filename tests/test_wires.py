@@ -1,15 +1,17 @@
 """Vectors that ranks of one machine exchange over sockets; here each rank is a thread."""
 
 import concurrent.futures
+import multiprocessing
 import socket
 import threading
+import time
 
 import pytest
 import torch
 
 from rl8x.wires import Wires, connect
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 20.0
 
 
 class Store:
@@ -82,6 +84,22 @@ def test_a_rank_that_ends_is_missed_at_once():
         return "told"
 
     assert on_each(2, job) == ["told", None]
+
+
+def test_what_a_rank_has_forked_does_not_hide_its_end():
+    forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(TIMEOUT_S,), daemon=True)
+
+    def job(wires, rank):
+        if rank == 1:
+            forked.start()
+            return None
+        with pytest.raises(RuntimeError, match="rank 1 has closed its connection"):
+            wires.exchange(torch.ones(3), {1: torch.ones(3)})
+        return forked.is_alive()
+
+    assert on_each(2, job) == [True, None]
+    forked.kill()
+    forked.join()
 
 
 def test_ranks_at_different_things_are_refused():

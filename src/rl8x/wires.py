@@ -6,6 +6,7 @@ be woken by it took a rank as long again as a third of its work (two ranks on tw
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import sys
@@ -131,4 +132,7 @@ def connect(rank: int, size: int, store: Any, timeout_s: float) -> Wires | None:
             caller, _ = door.accept()
             caller.settimeout(timeout_s)
             sockets[caller.recv(1)[0]] = caller
-    return Wires(sockets, timeout_s)
+    wires = Wires(sockets, timeout_s)
+    # What this process forks, such as simulators, would keep them open for the others when it has ended.
+    os.register_at_fork(after_in_child=wires.close)
+    return wires
