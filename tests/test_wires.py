@@ -31,12 +31,12 @@ class Store:
             return self.told[name]
 
 
-def on_each(size, job):
+def on_each(size, job, timeout_s=TIMEOUT_S):
     """Connect ranks, and return what the job returns on each, given its wires and its number."""
     store = Store()
 
     def rank_of(rank):
-        wires = connect(rank, size, store, TIMEOUT_S)
+        wires = connect(rank, size, store, timeout_s)
         try:
             return job(wires, rank)
         finally:
@@ -73,6 +73,16 @@ def test_vectors_that_fill_the_sockets_pass_each_other():
         return found.unique().tolist()
 
     assert on_each(2, job) == [[2.5], [1.5]]
+
+
+def test_a_rank_that_is_late_is_waited_for_however_long_that_may_take():
+    def job(wires, rank):
+        time.sleep(0.05 * rank)
+        found = torch.zeros(3)
+        wires.exchange(torch.full((3,), 1.0 + rank), {1 - rank: found})
+        return found.tolist()
+
+    assert on_each(2, job, timeout_s=9e6) == [[2.0] * 3, [1.0] * 3]
 
 
 def test_a_rank_that_ends_is_missed_at_once():

@@ -20,6 +20,7 @@ from torch import Tensor
 _HEADER: Final = 8  # bytes before a vector that say how many there are
 # Ranks that do the same are rarely later than that. A processor that idles takes its time to wake up, with cold caches.
 _AWAKE_S: Final = 0.001
+_LONGEST_MS: Final = 2**31 - 1  # that `poll` takes
 
 
 class Wires:
@@ -89,7 +90,7 @@ class Wires:
             waited.register(self._sockets[rank], select.POLLOUT * (rank in sending) | select.POLLIN * (rank in coming))
         while not (ready := waited.poll(0)) and time.perf_counter() < until:
             pass
-        if not ready and not waited.poll(1000 * self._timeout_s):
+        if not ready and not waited.poll(min(1000 * self._timeout_s, _LONGEST_MS)):
             raise RuntimeError(f"rank {min({*sending, *coming})} has timed out")
 
     def close(self) -> None:
