@@ -101,7 +101,8 @@ class Wires:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous tensor on the CPU."""
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    content: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(content)
 
 
 def connect(rank: int, size: int, store: Any, timeout_s: float) -> Wires | None:

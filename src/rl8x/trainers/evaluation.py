@@ -74,7 +74,7 @@ class Evaluations:
             RuntimeError: If there is no environment, or it is not at a reset.
         """
         if self._evaluator is not None:
-            config = self.runs_config() if env_config is None else self._plain(env_config)
+            config: dict[str, Any] = self.runs_config() if env_config is None else self._plain(env_config)
             config, training = config | part_of_config(config, self.num_envs, self._own), self._algorithm.env
             return pooled_row(self._evaluator.evaluate(config, deterministic=deterministic, training=training))[0]
         trained, env_config = self._in_training, self.env_config if env_config is None else env_config
