@@ -325,7 +325,6 @@ class TrainerBase(Generic[AlgorithmT]):
 
         Raises:
             CheckpointError: If it does not fit this trainer.
-            RankError: If the ranks do not all go on from it.
         """
         algorithm, state, metadata = self.algorithm, checkpoint.state, checkpoint.metadata
         check_same(checkpoint)
