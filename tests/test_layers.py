@@ -26,7 +26,8 @@ LAYERS: list[dict[str, set[str]]] = [
         "plain_yaml": set(),
         "spaces": set(),
         "importing": set(),
-        "distributed": set(),
+        "wires": set(),
+        "distributed": {"wires"},
     },
     {"execution": set()},
     {

@@ -23,10 +23,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rl8x.wires import Wires, connect
+
 TIMEOUT_VARIABLE: Final = "RL8X_RANK_TIMEOUT_S"
 _TIMEOUT_S: Final = 60.0
 _HEADER: Final = 8  # bytes that say how long a text is
-# gloo's all-reduce and all-gather take a dozen messages one after another, six times as long as what is needed between
+# gloo's all-reduce and all-gather take a dozen messages one after another, ten times as long as what is needed between
 # few ranks: ranks on CPUs then exchange vectors with each other, but for those that fill the wires (bytes).
 _MOST_EXCHANGING: Final = 8
 _MOST_EXCHANGED: Final = 2**22
@@ -66,6 +68,7 @@ class Ranks:
         self._began = False
         self._lost = False
         self._backend = ""
+        self._wires: Wires | None = None
 
     @property
     def is_first(self) -> bool:
@@ -110,6 +113,8 @@ class Ranks:
                 store = engine.PrefixStore(f"rl8x/{self._attempt}", store)
                 options: dict[str, Any] = {"timeout": limit, "device_id": device}
                 dist.init_process_group(self._backend, store=store, rank=rank, world_size=size, **options)
+                if self.local_size == size <= _MOST_EXCHANGING:
+                    self._wires = connect(rank, size, store, timeout_s())
             atexit.register(self._end)
         self._began = True
 
@@ -141,6 +146,8 @@ class Ranks:
 
     def _end(self) -> None:
         """Leave the group that this process has made, unless the others are gone: NCCL might wait for them."""
+        if self._wires is not None:
+            self._wires.close()
         if dist.is_initialized() and not self._lost:
             dist.destroy_process_group()
 
@@ -149,7 +156,7 @@ class Ranks:
         """Say what an error of the engine means, and what usually helps."""
         try:
             yield
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, OSError) as error:
             reason = " ".join(str(error).split())
             self._lost = True
             remedies = _NCCL_REMEDIES if "nccl" in f"{reason} {self._backend}".lower() else _GLOO_REMEDY
@@ -201,6 +208,9 @@ class Ranks:
 
     def _exchange(self, tensor: Tensor, received: dict[int, Tensor]) -> None:
         """Send a tensor `[*]` to some ranks, and receive what they send, like it, by their numbers."""
+        if self._wires is not None:
+            self._wires.exchange(tensor, received)
+            return
         works = [dist.isend(tensor, rank) for rank in received]
         works += [dist.irecv(into, rank) for rank, into in received.items()]
         for work in works:

@@ -14,12 +14,13 @@ from tests.ranks.problems import COPIES, SEED
 from rl8x import keys
 from rl8x.algorithms import DistillationConfig
 from rl8x.checkpoint import Checkpoints, listed
-from rl8x.conditions import HitsUpperBound
+from rl8x.conditions import Confirmed, HitsUpperBound, WallTime
 from rl8x.distributed import RankError, ranks
 from rl8x.execution import execution
 from rl8x.execution.compiler import Compiler
 from rl8x.execution.programs import ProgramError
 from rl8x.policy import Policy
+from rl8x.randomization import Grid
 from rl8x.tracking import MemoryTracker, NullTracker
 from rl8x.trainers import NonFiniteError, Trainer
 
@@ -165,6 +166,16 @@ def one_rank_stops_all(folder):
     return {"steps": row[keys.STEPS], "reason": row.stop_reason, "tracker": type(trainer.tracker).__name__}
 
 
+def one_rank_asks_to_be_confirmed(folder):
+    """What is to be confirmed is met on rank 1 alone, and what confirms it there at once, on rank 0 later."""
+    asked = lambda row: ranks().rank == 1 and row[keys.STEPS] >= 2  # noqa: E731
+    confirms = lambda row: ranks().rank == 1 or row[keys.STEPS] >= 3  # noqa: E731
+    trainer = problems.trainer(problems.rank_algorithm(problems.ppo()), eval_env="auto", num_eval_envs=2)
+    conditions = [Confirmed(asked, by=confirms), WallTime("1h")]
+    row = trainer.run(stop_conditions=conditions, max_steps=9, progress="none")
+    return {"steps": row[keys.STEPS], "evaluated": "eval/returns/mean" in row, "reason": row.stop_reason}
+
+
 def one_ranks_signal_stops_all(folder):
     """SIGTERM for rank 1 alone ends both after the step, and is saved."""
 
@@ -253,6 +264,29 @@ def unsavable(folder):
     return {"steps": row[keys.STEPS], "saved": len(listed(folder / "unsavable"))}
 
 
+def evaluated_under_values_of_copies(folder):
+    """Five values for five episodes, of which rank 0 has three and rank 1 two; a grid; and what training has."""
+    given = {
+        "list": {"length": [0.3, 0.4, 0.5, 0.6, 0.7]},
+        "tensor": {"length": torch.tensor([0.3, 0.4, 0.5, 0.6, 0.7], dtype=torch.float64)},
+        "grid": {"length": Grid([0.3, 0.4, 0.5, 0.6])},
+        "small grid": {"length": Grid([0.3, 0.4])},
+        "None": None,
+    }
+    found = {}
+    for name, config in given.items():
+        trainer = problems.trainer(problems.rank_algorithm(problems.ppo()), eval_env="auto", num_eval_envs=5)
+        trained = {"length": [0.1 * (i + 1) for i in range(COPIES)]}
+        trainer.run(env_config=trained, eval_env_config=config, steps_per_eval=1, max_steps=1, progress="none")
+        lengths = trainer.evaluator.env.carry["parameters"]["length"]
+        found[name] = [[round(value, 4) for value in lengths.tolist()], trainer.params.get("eval_env_config.length")]
+    try:
+        trainer.eval(env_config={"length": [0.3, 0.4]})
+    except ValueError as error:
+        found["refused"] = str(error)
+    return found
+
+
 def unlike(folder):
     """Rank 1 has another learning rate, then other run options."""
     texts = []
@@ -263,6 +297,26 @@ def unlike(folder):
     trainer = problems.trainer(problems.rank_algorithm(problems.ppo()))
     try:
         trainer.run(max_steps=3 + ranks().rank, progress="none")
+    except RankError as error:
+        texts.append(str(error))
+    return texts
+
+
+def going_on_from_different_places(folder):
+    """Only rank 0 sees the checkpoint; then each sees another one."""
+    place, texts = folder / "places", []
+    trainer = problems.trainer(problems.rank_algorithm(problems.ppo()), checkpoints=Checkpoints(place, every_steps=1))
+    trainer.run(max_steps=3, progress="none")
+    path = ranks().first("the newest", str(listed(place)[-1]) if ranks().is_first else "")
+    options = {"tracker": MemoryTracker(), "checkpoints": False}
+    try:
+        if ranks().is_first:
+            Trainer.resume(path, **options)
+        problems.trainer(problems.rank_algorithm(problems.ppo())).run(max_steps=6, progress="none")
+    except RankError as error:
+        texts.append(str(error))
+    try:
+        Trainer.resume(listed(place)[-1 - ranks().rank], **options)
     except RankError as error:
         texts.append(str(error))
     return texts

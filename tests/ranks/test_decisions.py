@@ -14,11 +14,14 @@ from rl8x.trainers import Trainer
 
 NAMES = [
     "one_rank_stops_all",
+    "one_rank_asks_to_be_confirmed",
     "one_ranks_signal_stops_all",
     "bad_numbers",
     "unsavable",
     "rolled_back",
     "unlike",
+    "going_on_from_different_places",
+    "evaluated_under_values_of_copies",
     "other_weights",
     "resumed",
     "one_process_goes_on_with_two",
@@ -46,6 +49,26 @@ def test_a_condition_of_one_rank_stops_all(found):
     assert first["reason"] == second["reason"]
     assert first["reason"].endswith("(rank 1)")
     assert (first["tracker"], second["tracker"]) == ("MemoryTracker", "NullTracker")
+
+
+def test_all_evaluate_what_one_rank_wants_to_be_confirmed(found):
+    first, second = found["one_rank_asks_to_be_confirmed"]
+    assert first == second
+    assert first["steps"] == 3
+    assert first["evaluated"]
+
+
+def test_values_for_each_copy_of_an_evaluation_are_shared_out(found):
+    first, second = found["evaluated_under_values_of_copies"]
+    for name in ("list", "tensor"):
+        assert (first[name][0], second[name][0]) == ([0.3, 0.4, 0.5], [0.6, 0.7])
+        assert first[name][1] == second[name][1] == "[0.3, 0.4, 0.5, 0.6, 0.7]"
+    assert (first["grid"][0], second["grid"][0]) == ([0.3, 0.4, 0.5], [0.6, 0.3])
+    assert first["grid"][1] == second["grid"][1] == "Grid([0.3, 0.4, 0.5, 0.6])"
+    assert (first["small grid"][0], second["small grid"][0]) == ([0.3, 0.4, 0.3], [0.3, 0.4])
+    assert first["None"][0] + second["None"][0] == [0.1, 0.3, 0.5, 0.6, 0.8]  # evenly spaced, of eight
+    assert first["refused"] == second["refused"]
+    assert "env_config['length'] has 2 values for 5 copies (`num_eval_envs`)" in first["refused"]
 
 
 def test_a_signal_for_one_rank_ends_all_after_the_step(found, folder):
@@ -82,6 +105,15 @@ def test_ranks_that_are_not_alike_are_refused_by_name(found):
     assert first == second
     assert first[0].startswith("rank 1 is not like rank 0: lr is 0.001, and 0.0001 on rank 0.")
     assert first[1].startswith("rank 1 is not like rank 0: run.max_steps is 4, and 3 on rank 0.")
+
+
+def test_ranks_that_do_not_go_on_from_one_checkpoint_are_refused(found):
+    first, second = found["going_on_from_different_places"]
+    at = ["the checkpoint to go on from", "the start of the run"]
+    assert first[0] == f"rank 1 is at {at[1]}, rank 0 at {at[0]}: all ranks must do the same."
+    assert second[0] == f"rank 0 is at {at[0]}, rank 1 at {at[1]}: all ranks must do the same."
+    assert first[1] == second[1]
+    assert first[1].startswith("rank 1 is not like rank 0: the checkpoint is 0000")
 
 
 def test_all_begin_with_the_weights_of_rank_0(found):

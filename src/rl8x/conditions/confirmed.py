@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 from rl8x import keys
 from rl8x.conditions.base import Condition, ConditionLike, Stats, Verdict, as_condition
 from rl8x.conditions.metrics import checked_count
+from rl8x.distributed import ranks
 
 _GIVE_BY: Final = "`by` is a condition on eval/* metrics, such as by=HitsUpperBound('eval/returns/mean', 100)."
 
@@ -108,7 +109,8 @@ class Confirmed(Condition):
             RuntimeError: If it was bound to no trainer.
         """
         verdict = self.condition.judge(stats)
-        if verdict is not True:
+        # A callable may be met on one rank alone, and all have to evaluate.
+        if not ranks().any("what is to be confirmed", verdict is True):
             return verdict
         if self._trainer is None or self.test is None:
             raise RuntimeError("Confirmed evaluates through a trainer: pass it to run(), or call bind(trainer) first.")
@@ -117,7 +119,7 @@ class Confirmed(Condition):
             if measured is None:
                 return False
             self._measured = measured
-            if not self.test(_joined(measured, stats)):
+            if not ranks().all("what was measured", self.test(_joined(measured, stats))):
                 return False
         return True
 

@@ -79,6 +79,28 @@ def inherited_config(config: PlainConfig, num_envs: int) -> dict[str, Any]:
     return fitted
 
 
+def part_of_config(config: EnvConfig, num_envs: int, part: range) -> dict[str, Any]:
+    """Return what a part of the copies has, of values for each copy and of a `Grid` of more values than it has copies.
+
+    Args:
+        config: A configuration of all copies.
+        num_envs: How many they are.
+        part: Those that are meant.
+
+    Returns:
+        Values for each copy of the part, by name; without parameters that all copies have alike.
+    """
+    parts = {}
+    for name, value in config.items():
+        grid = parsed_value(value) if isinstance(value, Mapping) and Grid.kind in value else value
+        values: Any = grid.values if isinstance(grid, Grid) else value
+        values = values.tolist() if isinstance(values, Tensor | np.ndarray) else values
+        fits = len(part) < len(values) <= num_envs if isinstance(grid, Grid) else np.shape(values) == (num_envs,)
+        if fits:
+            parts[name] = [values[i % len(values)] for i in part]
+    return parts
+
+
 def moving_in(config: PlainConfig) -> dict[str, object]:
     """Return the part of an `env_config` in plain form that moves while a policy trains."""
     parsed = {name: parsed_value(value) for name, value in config.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Sized
 
 import torch
 from torch import Tensor
@@ -250,13 +250,18 @@ def _numbers(value: object, num_envs: int, copies: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"{need}; got {value!r}.") from None
     if numbers.ndim == 1 and len(numbers) != num_envs:
-        raise ValueError(
-            f"has {len(numbers)} values for {num_envs} copies (`{copies}`). Give one value for each copy, a number or "
-            "a distribution."
-        )
+        raise ValueError(wrong_number(numbers, num_envs, copies))
     if numbers.ndim > 1:
         raise ValueError(f"{need}; got shape {list(numbers.shape)}.")
     return numbers.clone()
+
+
+def wrong_number(values: Sized, num_envs: int, copies: str) -> str:
+    """Say that there are not as many values as copies, whose number the argument `copies` sets."""
+    return (
+        f"has {len(values)} values for {num_envs} copies (`{copies}`). Give one value for each copy, a number or a "
+        "distribution."
+    )
 
 
 def _check_bounds(numbers: Tensor, parameter: Parameter) -> None:

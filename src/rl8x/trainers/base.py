@@ -26,7 +26,7 @@ from rl8x.trainers.evaluation import Evaluations, check_evaluation_name, in_grou
 from rl8x.trainers.evaluator import EpisodeEvaluator, make_evaluator
 from rl8x.trainers.models import check_models
 from rl8x.trainers.non_finite import OnNonFinite
-from rl8x.trainers.ranks import begin, warn_of_other_number
+from rl8x.trainers.ranks import begin, check_same, warn_of_other_number
 from rl8x.trainers.record import Record
 from rl8x.trainers.resume import (
     Origin,
@@ -131,8 +131,8 @@ class TrainerBase(Generic[AlgorithmT]):
                 check_models(algorithm.policy, self.tracker)
         else:
             self.tracker, checkpoints = NullTracker(), False
-        eval_env_made = None if self.evaluator is None else self.evaluator.env
-        self.record = Record(algorithm, self.tracker, checkpoints, self.options, eval_env_made)
+        own_env = None if self.evaluator is None else self.evaluator.env
+        self.record = Record(algorithm, self.tracker, checkpoints, self.options, own_env, self.evaluations.num_envs)
         self.checkpoints = self.record.checkpoints
         best = self.checkpoints.best_metric
         if best is not None and best not in self.metric_names:
@@ -327,6 +327,7 @@ class TrainerBase(Generic[AlgorithmT]):
             CheckpointError: If it does not fit this trainer.
         """
         algorithm, state, metadata = self.algorithm, checkpoint.state, checkpoint.metadata
+        check_same(checkpoint)
         self.origin = origin
         try:
             self._load_rank(state)

@@ -8,11 +8,16 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
+
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.online import OnlineAlgorithm
+from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.env_config import AnyEnvConfig, function_form, inherited_config, moving_in
+from rl8x.envs.env_config import AnyEnvConfig, function_form, inherited_config, moving_in, parsed_value, part_of_config
+from rl8x.envs.parameters import wrong_number
+from rl8x.randomization import Grid
 from rl8x.tracking.names import MAX_NAME_LENGTH, digest, legal_name
 from rl8x.trainers.evaluator import EpisodeEvaluator
 from rl8x.trainers.ranks import pooled_row
@@ -40,6 +45,7 @@ class Evaluations:
 
     Attributes:
         measured: All of their metrics, without `eval/`.
+        num_envs: Copies that one is made in, those of all ranks; 0 where there is nothing to evaluate in.
         env_config: Under which the run evaluates; None is as in training.
     """
 
@@ -55,6 +61,10 @@ class Evaluations:
         self._came_with = {} if self._env is None else self._env.next_config
         self._warns = warns and self._in_training is not None and self._in_training.env.episodic
         self._renamed, self.measured = _metric_names(self._env, whole_episodes=evaluator is not None)
+        # Each rank plays some of the copies.
+        counts = ranks().share("copies to evaluate in", 0 if self._env is None else self._env.num_envs)
+        self.num_envs, before = sum(counts), sum(counts[: ranks().rank])
+        self._own = range(before, before + counts[ranks().rank])
         self.env_config: Mapping[str, Any] | None = None
 
     def measure(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> dict[str, float]:
@@ -64,8 +74,8 @@ class Evaluations:
             RuntimeError: If there is no environment, or it is not at a reset.
         """
         if self._evaluator is not None:
-            config = self.runs_config() if env_config is None else self._plain(env_config)
-            training = self._algorithm.env
+            config: dict[str, Any] = self.runs_config() if env_config is None else self._plain(env_config)
+            config, training = config | part_of_config(config, self.num_envs, self._own), self._algorithm.env
             return pooled_row(self._evaluator.evaluate(config, deterministic=deterministic, training=training))[0]
         trained, env_config = self._in_training, self.env_config if env_config is None else env_config
         if trained is None:
@@ -165,7 +175,7 @@ class Evaluations:
         training = {} if trained is None else trained.next_config if plain is None else plain
         plain_eval = None if eval_config is None else self._plain(eval_config, "eval_env_config", training)
         if eval_config is None and trained is not None and self._evaluator is not None:
-            config = inherited_config(training, self._evaluator.env.num_envs)
+            config = inherited_config(training, self.num_envs)
             self._plain(config, "eval_env_config (None: as in training)", training)
         return {"env_config": function or plain, "eval_env_config": plain_eval}
 
@@ -185,7 +195,14 @@ class Evaluations:
         """
         assert self._env is not None
         copies = "num_envs" if self._evaluator is None else "num_eval_envs"
-        plain = self._env.plain_config(env_config, called=called, copies=copies)
+        shared = self._evaluator is not None and ranks().size > 1
+        own = part_of_config(env_config, self.num_envs, self._own) if shared else {}
+        for name in env_config.keys() - own if shared else ():
+            if np.ndim(env_config[name]):
+                wrong = wrong_number(env_config[name], self.num_envs, copies)
+                raise ValueError(f"{type(self._env).__name__}: {called}[{name!r}] {wrong}")
+        plain = self._env.plain_config({**env_config, **own}, called=called, copies=copies)
+        plain |= {name: _plain_values(env_config[name]) for name in own}
         if training is None:
             training = {} if self._algorithm.env is None else self._algorithm.env.next_config
         for name, value in moving_in(plain).items():
@@ -204,7 +221,7 @@ class Evaluations:
             return self._in_training.env.next_config
         training = self._algorithm.env
         assert self._env is not None
-        return self._came_with if training is None else inherited_config(training.config, self._env.num_envs)
+        return self._came_with if training is None else inherited_config(training.config, self.num_envs)
 
 
 def _check_turn(trained: OnlineAlgorithm[Any], env_config: Mapping[str, Any] | None) -> None:
@@ -218,6 +235,12 @@ def _check_turn(trained: OnlineAlgorithm[Any], env_config: Mapping[str, Any] | N
         )
     if resets.once and env_config is not None:
         raise ValueError(f"An `env_config` for this evaluation {_NEVER}")
+
+
+def _plain_values(value: Any) -> object:
+    """Return a `Grid`, or a value for each copy, in plain form."""
+    parsed: Any = parsed_value(value)
+    return parsed.to_dict() if isinstance(parsed, Grid) else [float(each) for each in parsed]
 
 
 # -- how their metrics are called

@@ -20,6 +20,7 @@ import torch
 from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.seeds import RULE
+from rl8x.checkpoint import Checkpoint
 from rl8x.checkpoint.ranks import packed, unpacked
 from rl8x.distributed import RankError, ranks
 from rl8x.output import counted, described
@@ -97,6 +98,16 @@ def check_alike(what: str, values: Mapping[str, Any]) -> None:
                     f"rank {rank} is not like rank 0: {name} is {its:.{_MAX_SHOWN}}, and {mine:.{_MAX_SHOWN}} on rank "
                     "0. Start all ranks with the same script, options and version."
                 )
+
+
+def check_same(checkpoint: Checkpoint) -> None:
+    """Refuse ranks that do not all go on from this checkpoint, as where one has another disk: their weights differ.
+
+    Raises:
+        RankError: On all ranks; of one that begins anew it says what that does instead.
+    """
+    found = {"the run": checkpoint.metadata["run"].get("key"), "the checkpoint": checkpoint.path.name}
+    check_alike("the checkpoint to go on from", found)
 
 
 def execute_alike(algorithm: GenericAlgorithmBase[Any], fallen: Sequence[bool]) -> None:

@@ -49,6 +49,7 @@ class Record:
         checkpoints: When and where the run is saved; see `TrainerBase`.
         options: The trainer's options as plain data.
         eval_env: The evaluation environment of its own; None where there is none.
+        num_eval_envs: Copies that evaluations are made in, those of all ranks.
 
     Attributes:
         checkpoints: The manager of the run's checkpoints.
@@ -65,6 +66,7 @@ class Record:
         checkpoints: CheckpointsLike,
         options: Mapping[str, Any],
         eval_env: Env | None,
+        num_eval_envs: int,
     ) -> None:
         self.algorithm = algorithm
         self.tracker = tracker
@@ -75,8 +77,7 @@ class Record:
         self.is_open = False
         self.log_ms = 0.0
         self._eval_env = eval_env
-        played = algorithm.env if eval_env is None else eval_env
-        self._num_eval_envs = () if played is None else ranks().share("copies to evaluate in", played.num_envs)
+        self._num_eval_envs = num_eval_envs
         self._steered_by: str | None = None
         self._handle: str | None = None
         self._results = Results()
@@ -233,7 +234,7 @@ class Record:
             together["num_envs.total"] = algorithm.config.num_envs * ranks().size
         configs = _config_params(env, self._eval_env, config, eval_config, self._steered_by, self._shown)
         if "num_eval_envs" in configs:
-            configs["num_eval_envs"] = sum(self._num_eval_envs)
+            configs["num_eval_envs"] = self._num_eval_envs
         return {
             **algorithm.params,
             **together,
