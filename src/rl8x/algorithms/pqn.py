@@ -123,7 +123,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Every hyperparameter by name, as it is in force."""
+        """The effective hyperparameters by name."""
         return super().params | {"epsilon_schedule": self.epsilon_schedule.to_dict()}
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:

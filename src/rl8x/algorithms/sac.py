@@ -379,7 +379,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Every hyperparameter by name, as it is in force."""
+        """The effective hyperparameters by name."""
         return super().params | {"target_entropy": self.target_entropy}
 
 

@@ -187,7 +187,7 @@ class _Walk:
         return [self.describe(kind, place), described]
 
     def _function(self, function: types.FunctionType, place: str) -> list[Any]:
-        """Describe a function by its defaults and closure, a user's also by its bytecode and the values of its names."""
+        """Describe a function by defaults and closure; a user's also by its bytecode and the values of its names."""
         try:
             captured = [cell.cell_contents for cell in function.__closure__ or ()]
         except ValueError:  # an empty cell

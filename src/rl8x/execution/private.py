@@ -212,7 +212,7 @@ def written_by(node: Any) -> list[Any]:
 
 
 def copy_each(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copy each of `tensors` `[*]` into its counterpart by one kernel, or one by one with equal bits."""
+    """Copy each of `tensors` `[*]` into its counterpart; one by one, with equal bits, if torch lacks the kernel."""
     if hasattr(torch, "_foreach_copy_"):
         torch._foreach_copy_(list(into), list(tensors))
     else:
@@ -221,7 +221,7 @@ def copy_each(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
 
 
 def add_to_each(sums: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Add each of `tensors` `[*]` to its counterpart by one kernel; one by one if torch lacks it, with equal bits."""
+    """Add each of `tensors` `[*]` to its counterpart; one by one, with equal bits, if torch lacks the kernel."""
     if hasattr(torch, "_foreach_add_"):
         torch._foreach_add_(list(sums), list(tensors))
     else:

@@ -127,7 +127,7 @@ class OfflineAlgorithm(Learner[LearnerConfigT]):
         return {**super().state_dict(), "dataset": self.dataset.digest}
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from where `state_dict` was taken, bit for bit.
+        """Restore the state of `state_dict`; training continues with the same bits.
 
         Raises:
             ValueError: If the data set is another.

@@ -107,7 +107,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Every hyperparameter by name, as it is in force."""
+        """The effective hyperparameters by name."""
         return super().params | {"entropy_coeff_schedule": self.entropy_schedule.to_dict()}
 
     # -- learning
@@ -206,10 +206,10 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         self.return_moments.load_state_dict(state["return_moments"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next collect and step depend on, the rewards behind the episodes in progress too."""
+        """Return all state that the next collect and step depend on, including reward sums of running episodes."""
         return {**super().state_dict(), "running_return": self.running_return}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken, bit for bit."""
+        """Restore the state of `state_dict`; training continues with the same bits."""
         super().load_state_dict(state)
         self.running_return.copy_(state["running_return"])
