@@ -242,7 +242,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         following = env_state["next_config"]
         self.env.configure(env_state["config"] if following is None else following)
         self.env.join_moving(env_state)
-        self.collector.reset()  # now, as it may be that no collect begins with a reset, and the configuration must apply
+        self.collector.reset()  # now, since it may be that no collect begins with a reset
 
     def discard_experience(self) -> None:
         """Begin new episodes with the next collect."""
