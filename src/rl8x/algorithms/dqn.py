@@ -144,7 +144,7 @@ class QLearning(Learner[DQNConfig]):
         )
 
     def make_nets(self) -> None:
-        """Return the trained policy and its target network."""
+        """Add the policy and its target network."""
         self.add_net("q", self.policy)
         self.nets.add_target("target", of="q")
 

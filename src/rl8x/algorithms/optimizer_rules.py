@@ -118,7 +118,7 @@ class RAdam(Adam):
         first_total, second_total = advance(gradient, first, second, step, beta1, beta2)
         rho = 2.0 / (1.0 - beta2) - 1.0
         rho_t = rho - 2.0 * step * (1.0 - second_total) / second_total
-        # rho_t stays below rho; with a small b2 the denominator would be 0.
+        # rho_t stays below rho, so steps are never rectified if rho <= 5, where the denominator may be 0.
         share = rho / ((rho - 4.0) * (rho - 2.0)) if rho > 5.0 else 0.0
         ratio = (rho_t - 4.0) * (rho_t - 2.0) * share / rho_t
         rectified = ratio.clamp(min=0.0).sqrt() * second_total.sqrt() / (second.sqrt() + self.eps)

@@ -164,7 +164,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         )
 
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """Estimate advantages and returns, in the model's units."""
+        """Estimate advantages, and the targets of values in the model's units."""
         config = self.config
         rewards, ended = data[keys.REWARDS], data[keys.TERMINATED] | data[keys.TRUNCATED]
         if config.normalize_rewards:
