@@ -172,7 +172,7 @@ class Execution:
             error: The reason.
 
         Raises:
-            ProgramError: The given error, unless the mode is `auto`.
+            RuntimeError: The given error, unless the mode is `auto`.
         """
         if not self.falls_back:
             raise error
