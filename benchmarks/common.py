@@ -1,4 +1,4 @@
-"""What every measured process shares: the work, the clock, and one line of JSON as the answer.
+"""Code that all measured processes share: definitions of the work, the clock, and the result as a line of JSON.
 
 This file runs in the virtual environments of all peers, so it imports nothing but the standard library (and, where it
 evaluates a policy, numpy).

@@ -1,4 +1,4 @@
-"""How long `rl8x compare` takes on 20 runs of 2,000 steps: on a local database, and on an MLflow server.
+"""Measure how long `rl8x compare` takes on 20 runs of 2,000 steps, with a local database and with an MLflow server.
 
 python benchmarks/compare_runs.py [--runs 20] [--steps 2000] [--server]
 """

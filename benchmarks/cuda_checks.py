@@ -1,8 +1,7 @@
-"""What has to hold on a CUDA device before its speed means anything: checked in a process of its own.
+"""Correctness checks on a CUDA device, made in a separate process before its speed is measured.
 
-Captured execution is compared with eager execution from the same seed, so on the same noise, and an iteration runs
-while torch refuses every wait for the device. Elsewhere than on CUDA the comparison can be made for another mode; the
-refusal cannot.
+Captured execution is compared with eager execution from the same seed, and an iteration runs while torch raises at
+every host sync. On other devices another mode can be compared, but host syncs are not detected.
 """
 
 from __future__ import annotations

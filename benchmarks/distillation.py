@@ -1,4 +1,4 @@
-"""A student with memory that a teacher taught, beside the same network that PPO trains from scratch.
+"""Compare a student with memory that was taught by a teacher with the same network trained by PPO from scratch.
 
     python benchmarks/distillation.py [--seeds 5] [--transitions 100000] [--out ...]
 

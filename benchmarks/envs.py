@@ -1,4 +1,4 @@
-"""Built-in environments against Gymnasium's own of the same name, both stepped as a collector steps them.
+"""Compare the speed of built-in environments with Gymnasium's of the same name, stepped as in collecting.
 
     python benchmarks/envs.py [--num-envs 4096] [--rounds 7] [--out envs.json] [--publish]
 

@@ -1,4 +1,4 @@
-"""How long an exported policy takes for one observation, and how near each is to the policy.
+"""Measure the latency of exported policies for one observation, and their numerical error.
 
     python benchmarks/export.py            # latency by format and model, and its JSON
     python benchmarks/export.py --matrix   # every model, space and format, sampled and not, beside it: ten minutes

@@ -1,4 +1,4 @@
-"""Random run files: every one is taken, or refused in one clear line."""
+"""Test random run files: each must be accepted, or rejected with one clear line."""
 
 from __future__ import annotations
 

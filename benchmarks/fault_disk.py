@@ -1,4 +1,4 @@
-"""Faults of the file system under a run: full, read-only, gone, moved, copied, replaced."""
+"""File system faults during a run: disks that are full or read-only, folders deleted, moved, copied or replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGKILL at random instants of runs drawn at random, which are then resumed as users resume them."""
+"""Kill random runs by SIGKILL at random times, and resume them as users do."""
 
 from __future__ import annotations
 

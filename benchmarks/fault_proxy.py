@@ -1,4 +1,4 @@
-"""A proxy in front of MLflow's server that answers in its place, cuts off, waits, or says nothing, for a while."""
+"""A proxy in front of MLflow's server that for a while sends wrong answers, cuts connections, delays or times out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One try of a fault: a run on the command line that is broken at a row, what follows, and what is wrong of that."""
+"""One trial of a fault: break a command-line run at a row, let it recover, and list the errors in the result."""
 
 from __future__ import annotations
 

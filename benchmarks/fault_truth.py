@@ -1,4 +1,4 @@
-"""What a run left in its stores and spools, what it said of that, and whether what it said is true."""
+"""Check that a run's messages agree with the data in its stores and spools."""
 
 from __future__ import annotations
 

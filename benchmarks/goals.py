@@ -1,4 +1,4 @@
-"""How rl8x compares with the others on each work, and whether what was to be reached is."""
+"""Compare rl8x with other libraries on each workload, and check the performance goals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well algorithms learn: the final policy, deterministic, in fresh environments, for every seed.
+"""Measure how well algorithms learn: returns of the final, deterministic policy in new environments, for each seed.
 
     python benchmarks/learning.py [--tasks cartpole pendulum ...] [--seeds 0 1 ...] [--out learning.json] [--publish]
 

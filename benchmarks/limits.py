@@ -1,4 +1,4 @@
-"""What the machine's matrix product and its memory allow, measured in a process of its own.
+"""Measure the machine's limits in a separate process: matmul throughput and memory bandwidth.
 
 A linear layer `[rows, h] x [h, h]` is timed on a few numbers of rows, in each way that torch has of doing it; the
 fastest counts. Memory that is written again and again stays mapped and in cache, so this is a limit, not what

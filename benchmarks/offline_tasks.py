@@ -1,4 +1,4 @@
-"""The offline tasks of the learning benchmark: what learns from which data, and what is asked of it."""
+"""The offline tasks of the learning benchmark: algorithm, data set and required score of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does PPO learn under bf16 what it learns under fp32? Both with the same seeds, on tasks of the learning benchmark.
+"""Compare what PPO learns in bf16 and in fp32, with the same seeds, on tasks of the learning benchmark.
 
     python benchmarks/precision.py [--tasks cartpole ...] [--seeds 5] [--execution eager] [--out ...] [--publish]
 

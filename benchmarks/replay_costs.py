@@ -1,4 +1,4 @@
-"""What a replay of a million transitions costs beside the updates: prioritised draws, checkpoints, the guard.
+"""Measure the costs of a replay of a million transitions beside updates: prioritised sampling, checkpoints, the guard.
 
     python benchmarks/replay_costs.py               # the table, and its JSON
     python benchmarks/replay_costs.py --rows 20000  # does it run? (the times mean nothing)

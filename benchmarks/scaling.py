@@ -1,4 +1,4 @@
-"""Weak scaling: what a rank costs beside others, each with as many copies as one alone.
+"""Measure weak scaling: the overhead of several ranks, each with as many copies as one process alone.
 
     python -m benchmarks.scaling                          # two gloo ranks, one thread each, on the CPU
     python -m benchmarks.scaling --ranks 1 2 4 8 --device cuda --work 8192 256 --output scaling.json

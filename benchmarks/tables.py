@@ -1,4 +1,4 @@
-"""Reading the rows of a measurement, and writing numbers and tables."""
+"""Reads the rows of a measurement, and formats numbers and tables."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What logging a row takes of the training thread, with MLflow's database in a file and behind MLflow's server.
+"""Measure the time that logging a row takes in the training thread, with a local database and with MLflow's server.
 
-A process of its own trains with a row of all metrics at every step; the trainer itself measures what it waited
+A separate process trains with a full row of metrics at every step; the trainer measures the time spent
 (`profiling/tracking_ms`).
 """
 

@@ -1,4 +1,4 @@
-"""Search settings with which each library reaches a return soonest, for `throughput.py --measure return`.
+"""Search the settings with which each library reaches a return fastest, for `throughput.py --measure return`.
 
     python benchmarks/tune.py --minutes 10 [--peers rl8x rejax ...] [--envs cartpole pendulum]
 

@@ -14,12 +14,12 @@ from rl8x.functional import RunningMoments
 from rl8x.spaces import leaves
 from rl8x.trees import Tree, flatten_tree, unflatten_tree
 
-# Normalised observations lie in [-10, 10].
+# Normalised observations are clipped to [-10, 10].
 _CLIP = 10.0
 
 
 def make_obs_moments(space: gymnasium.Space[Any]) -> nn.ModuleDict:
-    """Make running moments for every float `Box` of an observation, by its path."""
+    """Return running moments for every float `Box` of an observation, by path."""
     floats = {
         _module_name("/".join(path)): leaf.shape
         for path, leaf in leaves(space)
@@ -29,7 +29,7 @@ def make_obs_moments(space: gymnasium.Space[Any]) -> nn.ModuleDict:
 
 
 def moments_of_part(obs_moments: nn.ModuleDict, name: str) -> RunningMoments | None:
-    """Return the moments of a part of observations; None where it is not normalised.
+    """Return the moments of a part of observations; None if it is not normalised.
 
     Args:
         obs_moments: As `make_obs_moments` made them.
@@ -63,7 +63,7 @@ def _normalized(obs_moments: nn.ModuleDict, name: str, part: Tensor) -> Tensor:
 
 
 def update_obs_moments(obs_moments: nn.ModuleDict, obs: Tree, valid: Tensor | None, *, shared: bool) -> None:
-    """Update the moments by observations; the arguments are those of `Policy.observe`."""
+    """Update the moments with observations; for the arguments see `Policy.observe`."""
     for name, part in flatten_tree("", obs).items():
         if (moments := moments_of_part(obs_moments, name)) is not None:
             moments.update(part, valid, shared=shared)
@@ -71,6 +71,6 @@ def update_obs_moments(obs_moments: nn.ModuleDict, obs: Tree, valid: Tensor | No
 
 @functools.cache
 def _module_name(path: str) -> str:
-    """Name the moments of a part; torch refuses dots in the names of modules, empty ones, and its own attributes'."""
+    """Return a module name for a part's moments; torch allows no dots, empty names or names of its own attributes."""
     name = path.replace(".", ":") or "observation"
     return f"{name}:" if hasattr(nn.ModuleDict(), name) else name

@@ -1,4 +1,4 @@
-"""Values of actions, or distributions of the returns after them, from a policy's model."""
+"""Policies that act by action values, or by distributions of returns, computed by a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rl8x.trees import Tree, tree_map
 
 
 def q_values(features: Tensor, values: Tensor, mask: Tensor | None = None, *, dueling: bool = False) -> Tensor:
-    """Make the values of actions from what a model gives.
+    """Compute action values from a model's outputs.
 
         Q(s, a) = A(s, a),                                       a legal
         Q(s, a) = V(s) + A(s, a) - mean of A(s, b) over legal b  with `dueling`
@@ -49,7 +49,7 @@ def _legal(mask: Tensor) -> Tensor:
 
 
 def _around(values: Tensor, advantages: Tensor, mask: Tensor | None) -> Tensor:
-    """Move numbers of actions `[..., num_actions]` so that the mean of the legal ones is `values`, `[...]`."""
+    """Shift numbers of actions, `[..., num_actions]`, so that the mean over legal actions is `values`, `[...]`."""
     mean = advantages.mean(-1) if mask is None else masked_mean(advantages, _legal(mask), -1)
     return advantages + (values - mean).unsqueeze(-1)
 
@@ -59,7 +59,7 @@ def _legal_only(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class GreedyInMeans(EpsilonGreedy):
-    """Epsilon-greedy in the means of the returns that actions lead to; a model gives a distribution for each action.
+    """Epsilon-greedy on expected returns, where the model outputs a distribution of returns for each action.
 
     Features are `num_outputs` numbers for each action, one action after the other: logits of atoms, or quantiles. With
     `dueling` those of the state come before them, and an action's outputs are the state's and what the action adds, as
@@ -96,7 +96,7 @@ class GreedyInMeans(EpsilonGreedy):
         self.register_buffer("atoms", atoms, persistent=False)
 
     def outputs(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return what stands for the return after each action, `[..., num_actions, num_outputs]`.
+        """Return the outputs that represent each action's return, `[..., num_actions, num_outputs]`.
 
         Args:
             features: What the model gives, `[..., num_features]`.
@@ -109,16 +109,16 @@ class GreedyInMeans(EpsilonGreedy):
         return _around(outputs[..., 0, :], outputs[..., 1:, :].transpose(-1, -2), among).transpose(-1, -2)
 
     def means(self, outputs: Tensor) -> Tensor:
-        """Return the expected returns `[...]` that outputs `[..., num_outputs]` stand for."""
+        """Return the expected returns `[...]` of outputs `[..., num_outputs]`."""
         return outputs.mean(-1) if self.atoms is None else expectation(outputs, self.atoms)
 
     def from_features(self, features: Tensor, mask: Tensor | None = None) -> EpsilonGreedyParams:  # type: ignore[override]
-        """Make the mixture from what the model gives, `[..., num_features]`; the mask is `[..., num_actions]`."""
+        """Return the parameters for a model's outputs, `[..., num_features]`; the mask is `[..., num_actions]`."""
         return super().from_features(self.means(self.outputs(features, mask)), mask)
 
 
 class QPolicy(Policy):
-    """A policy that acts by values of actions, and whose value of an observation is that of the best legal action.
+    """A policy that acts by action values; the value of an observation is that of the best legal action.
 
     As a module it maps observations to values of actions: this is what is trained, under its own weights or, by
     `torch.func.functional_call`, under those of an update or a target.
@@ -191,11 +191,11 @@ class QPolicy(Policy):
 
     @property
     def atoms(self) -> Tensor | None:
-        """The atoms of categorical distributions of returns, `[num_outputs]`; None where the model gives none."""
+        """The atoms of categorical distributions of returns, `[num_outputs]`; None if there are none."""
         return self.distribution.atoms if isinstance(self.distribution, GreedyInMeans) else None
 
     def means(self, outputs: Tensor) -> Tensor:
-        """Return the values that outputs of `forward` stand for, `[...]` for `[..., num_outputs]`."""
+        """Return the values of outputs of `forward`, `[...]` for `[..., num_outputs]`."""
         return self.distribution.means(outputs) if isinstance(self.distribution, GreedyInMeans) else outputs
 
     def values(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
@@ -215,12 +215,12 @@ class QPolicy(Policy):
         return q, q
 
     def indices(self, actions: Tensor) -> Tensor:
-        """Return the numbers, from 0, of actions of the space, int64 `[...]`, which may count from another."""
+        """Return the indices, from 0, of actions of the space, which may count from another number, int64 `[...]`."""
         return actions - self.distribution.start if self.distribution.start else actions
 
 
 def check_discrete(name: str, space: gymnasium.Space[Any], others: str) -> None:
-    """Refuse action spaces that are not `Discrete`.
+    """Raise if an action space is not `Discrete`.
 
     Args:
         name: The algorithm.

@@ -1,4 +1,4 @@
-"""Schedules: values of a hyperparameter that change with the clock: transitions, or updates without environment."""
+"""Schedules of hyperparameters by the clock: transitions, or updates for algorithms without an environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS: Final = ("step", "interp")
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A value for every number of transitions, or of updates where an algorithm learns from a data set.
+    """A value as a function of the number of transitions, or of updates if an algorithm learns from a data set.
 
     Args:
         points: (transitions, value) pairs; the first at 0, transitions increasing.
@@ -36,7 +36,7 @@ class Schedule:
 
     @classmethod
     def make(cls, spec: object, *, kind: str = "step", name: str = "schedule") -> Schedule:
-        """Make a schedule from the way users write one.
+        """Create a schedule from a number or a list of pairs.
 
         Args:
             spec: A number, a list of (transitions, value) pairs, what `to_dict` gives, or a schedule (returned).
@@ -63,7 +63,7 @@ class Schedule:
         raise TypeError(f"`{name}` must be a number or a list of (transitions, value) pairs; got {spec!r}.")
 
     def __call__(self, clock: float) -> float:
-        """Return the value at an algorithm's clock, which counts transitions (of all copies together) or updates."""
+        """Return the value at an algorithm's clock: the number of transitions (of all copies), or of updates."""
         after = bisect_right(self.points, clock, key=lambda point: point[0])
         if after == 0:
             return self.points[0][1]
@@ -92,7 +92,7 @@ class Schedule:
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a form that JSON can hold and `make` reads."""
+        """Return a form that JSON can represent and `make` accepts."""
         return {"kind": self.kind, "points": [list(point) for point in self.points]}
 
 
@@ -101,7 +101,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _checked_points(points: Sequence[Any], name: str) -> tuple[tuple[int, float], ...]:
-    """Return the pairs as a tuple of tuples, or raise saying which is wrong."""
+    """Return the pairs as a tuple of tuples, after checking them."""
     form = f"`{name}` must be a list of (transitions, value) pairs, as in [[0, 1e-3], [1000000, 1e-4]]"
     if not isinstance(points, Sequence) or isinstance(points, str | bytes):
         raise ValueError(f"{form}; got {points!r}.")

@@ -320,14 +320,14 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no data set in"):
         Dataset.load("nothing")
     (tmp_path / "meta.json").write_text('{"obs": {"shape": [2], "dtype": "torch.load"}}')
-    with pytest.raises(ValueError, match=r"`obs` has the dtype 'torch\.load', which is not known"):
+    with pytest.raises(ValueError, match=r"`obs` has the unknown dtype 'torch\.load'"):
         Dataset.load(tmp_path)
 
 
 @pytest.mark.parametrize("meta", ["{", "[]", '{"obs": {"dtype": "torch.float32"}}', '{"obs": {}}', "\xff"])
 def test_a_damaged_folder_is_one_line(meta, tmp_path):
     (tmp_path / "meta.json").write_bytes(meta.encode("latin-1"))
-    with pytest.raises(ValueError, match=f"{tmp_path} is no memory-mapped TensorDict, or damaged"):
+    with pytest.raises(ValueError, match=f"{tmp_path} is not a memory-mapped TensorDict, or damaged"):
         Dataset.load(tmp_path)
 
 
@@ -347,7 +347,7 @@ def test_a_damaged_hdf5_file_is_one_line(content, tmp_path):
     else:
         with h5py.File(path, "w") as file:
             file["observations/x"] = np.zeros(3)
-    with pytest.raises(ValueError, match=f"{path} is no file in the layout of D4RL, or damaged"):
+    with pytest.raises(ValueError, match=f"{path} is not a file in the layout of D4RL, or damaged"):
         Dataset.load(path)
 
 
@@ -382,7 +382,7 @@ def test_what_is_not_installed_is_named(tmp_path, monkeypatch):
     (tmp_path / "data.hdf5").write_bytes(b"")
     with pytest.raises(ImportError, match="pip install h5py"):
         Dataset.load(tmp_path / "data.hdf5")
-    with pytest.raises(ImportError, match=r"'D4RL/pen/human-v2' is no file here.*pip install 'minari\[hdf5\]'"):
+    with pytest.raises(ImportError, match=r"'D4RL/pen/human-v2' is not a file here.*pip install 'minari\[hdf5\]'"):
         Dataset.load("D4RL/pen/human-v2")
 
 

@@ -29,7 +29,7 @@ ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
 EnvFactory = Callable[..., Env]
 
 LR: Final = "coefficients/lr"
-"""The metric of the learning rate that a step's updates had."""
+"""The metric of the learning rate of a step's updates."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
     """
 
     algorithm: ClassVar[type[GenericAlgorithmBase[Any]] | None] = None
-    """What is built; the algorithm's class sets it."""
+    """The class that `build` instantiates; set when the algorithm's class is defined."""
 
     seed: int | None = option(
         None,
@@ -72,7 +72,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
     )
 
     def __init_subclass__(cls, *, defaults: Mapping[str, Any] | None = None, **options: Any) -> None:
-        """Declare hyperparameters of the base class anew with other defaults; range and explanation stay.
+        """Declare other defaults for hyperparameters of the base class; ranges and explanations stay.
 
         Raises:
             ValueError: If a name is none of the base class's hyperparameters.
@@ -87,7 +87,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             setattr(cls, name, option(default, **declared[name].metadata))
 
     def __new__(cls, **options: Any) -> Self:
-        """Refuse names that are no hyperparameters, with the nearest that are."""
+        """Raise if a name is not a hyperparameter, with suggestions."""
         check_names(options, cls)
         return super().__new__(cls)
 
@@ -134,14 +134,14 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         return self.algorithm
 
     def without_effect(self) -> dict[str, str]:
-        """Return hyperparameters that were given beside others that leave them unused, `name=value`, each with why.
+        """Return the given hyperparameters that have no effect beside others, as `name=value`, each with the reason.
 
         `build` warns of them. One at its default is not known to have been given.
         """
         return replaced_by_schedules(self)
 
     def schedule(self, name: str) -> Schedule:
-        """Return the schedule of a hyperparameter: `<name>_schedule`, or its constant value where that is None.
+        """Return the schedule of a hyperparameter: `<name>_schedule`, or its constant value if that is None.
 
         Args:
             name: The hyperparameter, such as `lr`.
@@ -154,7 +154,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         return Schedule.make(getattr(self, name) if schedule is None else schedule, name=f"{name}_schedule")
 
     def make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
-        """Return the environment to train in and a factory of others like it; both are None without an environment.
+        """Return the training environment and a factory of environments like it; None for both without an environment.
 
         Args:
             env: The environment, in any form that `build` accepts.
@@ -170,7 +170,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
 
 
 class GenericAlgorithmBase(ABC, Generic[ConfigT]):
-    """An algorithm, which learns with `step()`, from the experience of `collect()` where there is an environment.
+    """An algorithm: `collect()` gathers experience, if there is an environment, and `step()` learns.
 
     A subclass names its config, which then builds it: `class Mine(GenericAlgorithmBase[MyConfig], config=MyConfig)`.
 
@@ -193,10 +193,10 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     clock: ClassVar[str] = keys.UPDATES
     metrics: tuple[str, ...] = ()
     of_rank: ClassVar[tuple[str, ...]] = ()
-    """The parts of `learned_state` that differ between ranks, such as generators; the others are the same on all."""
+    """The parts of `learned_state` that differ between ranks, such as generators; all others are equal."""
 
     trains_by_copy: ClassVar[bool] = False
-    """Whether updates do without the spread of action distributions, so that it may differ between copies."""
+    """Whether updates ignore the scale of action distributions, so that it may differ between copies."""
 
     policy: Policy
     state_reset_every: int = 0
@@ -220,14 +220,14 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         self.counters: dict[str, int] = dict.fromkeys(keys.COUNTERS, 0)
 
     def follow(self, row: Mapping[str, float]) -> None:
-        """Take over the trainer's latest row of metrics, for the `env_config` of the next collect.
+        """Receive the trainer's latest row of metrics, for the `env_config` of the next collect.
 
         Args:
             row: Metrics by name.
         """
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
-        """Gather experience with the present policy; without an environment there is none.
+        """Collect experience with the current policy; without an environment do nothing.
 
         Args:
             env_config: Values for the environment's parameters, or a function that returns them.
@@ -248,20 +248,20 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     @property
     def seconds_per_step(self) -> float:
-        """Estimate of an eager step on a CPU, in seconds, by a model of its work: it decides when `auto` is compiled.
+        """Estimate the duration of an eager step on a CPU, in seconds, from its amount of work; see `Execution.plan`.
 
         It must follow from config, environment and policy alone, and not from a clock.
         """
         return 1.0
 
     def _generator(self, part: str) -> torch.Generator:
-        """Return a source of random numbers for a part of the run, on the device, seeded by the run's seed."""
+        """Return a generator for a part of the run, on the device, seeded from the run's seed."""
         return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
 
-    # -- models that are of another kind while they are trained
+    # -- models that behave differently in training mode
 
     def check_model(self, seq_len: int = 1) -> TrainingEffects:
-        """Try the policy; one whose model draws or writes in training mode is trained eagerly, on one thread.
+        """Run the policy once; if its model draws random numbers or writes buffers in training mode, train it eagerly.
 
         Args:
             seq_len: Steps of the sequences that it is trained on.
@@ -299,7 +299,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         return effects
 
     def model_draws(self) -> contextlib.AbstractContextManager[None]:
-        """Have what the model draws from torch's own generators in a step follow from the run's seed and the step."""
+        """Seed torch's global generators, within the context, from run seed and step, for models that use them."""
         if not self._model_draws:
             return contextlib.nullcontext()
         return seeded(part_seed(self.seed, f"model {self.counters[keys.STEPS]}"), self.device)
@@ -308,7 +308,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def learned_state(self) -> dict[str, Any]:
-        """Return the state that updates change, such as weights, optimizer and running moments, without copying it.
+        """Return references to the state that updates change, such as weights, optimizer and running moments.
 
         The trainer clones it before each step where a step with non-finite numbers is to be taken back. Experience,
         such as a replay buffer, belongs to `state_dict` alone.
@@ -316,18 +316,18 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Go back, in place; experience and counters stay.
+        """Restore the state of `learned_state`, in place; experience and counters stay.
 
         Args:
             state: What `learned_state` or `state_dict` returned.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next collect and step depend on."""
+        """Return all state that the next collect and step depend on."""
         return {**self.learned_state(), "counters": dict(self.counters)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken, bit for bit.
+        """Restore the state of `state_dict`; training continues with the same bits.
 
         Args:
             state: What it returned.
@@ -336,7 +336,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         self.counters.update(state["counters"])
 
     def join(self, state: Mapping[str, Any]) -> None:
-        """Go on, as a rank that the run did not have, from where another rank stands.
+        """Restore another rank's state, as a rank that the run did not have.
 
         Args:
             state: What that one's `state_dict` returned.
@@ -345,20 +345,20 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         self.load_learned_state({**state, **{name: own[name] for name in self.of_rank}})
         self.counters.update(state["counters"])
 
-    # -- numbers that are not finite
+    # -- non-finite numbers
 
     def discard_experience(self) -> None:
-        """Discard the experience gathered so far, because it is not finite."""
+        """Discard the collected experience, because it contains non-finite numbers."""
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:
-        """Say where in the last experience numbers are not finite, by quantity; see `rollouts.statistics`."""
+        """Locate non-finite numbers in the last experience, by quantity; see `rollouts.statistics`."""
         return {}
 
-    # -- what a run records
+    # -- params, tags and warnings of a run
 
     @property
     def params(self) -> dict[str, Any]:
-        """Every hyperparameter by name, nested ones with dots, as they are in force."""
+        """Every effective hyperparameter by name, nested ones with dots."""
         params: dict[str, Any] = {"algorithm": type(self).__name__}
         for field in dataclasses.fields(self.config):
             params.update(flatten_params(field.name, getattr(self.config, field.name)))
@@ -383,7 +383,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         return {"rl8x.execution": self.execution.mode}
 
     def watch(self, row: Mapping[str, float]) -> None:
-        """Warn where a step's row of statistics deserves it; the row is on the host by then.
+        """Warn if a step's row of statistics shows a problem; the row has been copied to the host.
 
         Args:
             row: Metrics by name.
@@ -391,7 +391,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
 
 def flatten_params(name: str, value: Any) -> dict[str, Any]:
-    """Spread nested mappings over dotted names; classes and modules become their names."""
+    """Flatten nested mappings to dotted names; classes and modules become their names."""
     if isinstance(value, Mapping):
         flat: dict[str, Any] = {}
         for key, item in value.items():
@@ -405,5 +405,5 @@ def flatten_params(name: str, value: Any) -> dict[str, Any]:
 
 
 def qualified_name(cls: type) -> str:
-    """Name a class by module and name; built-in parts by their name alone."""
+    """Return the dotted path of a class; for rl8x's own classes the name alone."""
     return cls.__name__ if cls.__module__.startswith("rl8x.") else f"{cls.__module__}.{cls.__qualname__}"

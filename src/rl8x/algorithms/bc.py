@@ -63,11 +63,11 @@ class BC(OfflineAlgorithm[BCConfig], config=BCConfig):
         )
 
     def make_nets(self) -> None:
-        """Train the policy."""
+        """Add the policy."""
         self.add_net("policy", self.policy)
 
     def update(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
-        """Make the batch's actions more likely.
+        """Update the policy to make the batch's actions more likely.
 
         L = -mean of log pi(a | s)
         """

@@ -1,4 +1,4 @@
-"""Deep Q-learning: values of actions, learned from a replay towards targets of a network that follows.
+"""Deep Q-learning: action values, learned from a replay with targets from a target network.
 
 Source: Mnih et al. 2015, "Human-level control through deep reinforcement learning", algorithm 1; `double`: van Hasselt
 et al. 2016, arXiv:1509.06461; `dueling`: Wang et al. 2016, arXiv:1511.06581; `prioritized`: Schaul et al. 2016,
@@ -126,7 +126,7 @@ class QLearning(Learner[DQNConfig]):
     policy: QPolicy
 
     def check_spaces(self) -> None:
-        """Refuse actions that are not numbered."""
+        """Raise if the action space is not discrete."""
         check_discrete("DQN", self.action_space, "PPO")
 
     def make_policy(self) -> QPolicy:
@@ -144,7 +144,7 @@ class QLearning(Learner[DQNConfig]):
         )
 
     def make_nets(self) -> None:
-        """Train the policy; a target follows it."""
+        """Add the policy and its target network."""
         self.add_net("q", self.policy)
         self.nets.add_target("target", of="q")
 
@@ -224,14 +224,14 @@ class DQN(QLearning, OffPolicyAlgorithm[DQNConfig], config=DQNConfig):
         self.epsilon_schedule = config.schedule("epsilon")
 
     def explore(self, *, warms_up: bool) -> dict[str, Number]:
-        """Set the share of random actions."""
+        """Set epsilon, the probability of random actions."""
         epsilon = 1.0 if warms_up else self.epsilon_schedule(self.counters[self.clock])
         self.policy.distribution.set_epsilon(epsilon)
         return {EPSILON: epsilon}
 
     @property
     def params(self) -> dict[str, Any]:
-        """Every hyperparameter by name, as it is in force."""
+        """The effective hyperparameters by name."""
         return super().params | {"epsilon_schedule": self.epsilon_schedule.to_dict()}
 
 
@@ -240,7 +240,7 @@ class OfflineDQN(QLearning, OfflineAlgorithm[DQNConfig], config=DQNConfig):
 
 
 def q_loss(values: Tensor, td_targets: Tensor, huber_delta: float | None) -> Tensor:
-    """Return how far values are from their targets, `[...]`, each `[...]`.
+    """Return the loss of each value against its target, `[...]`.
 
     e^2 / 2 where |e| <= delta, else delta (|e| - delta / 2),    e = value - target
     """
@@ -250,7 +250,7 @@ def q_loss(values: Tensor, td_targets: Tensor, huber_delta: float | None) -> Ten
 
 
 def quantile_loss(quantiles: Tensor, td_targets: Tensor, huber_delta: float | None) -> Tensor:
-    """Return how far quantiles of returns are from the distributions of their targets, `[batch_size]`.
+    """Return the quantile Huber loss of predicted quantiles against targets, `[batch_size]`.
 
         sum over i of the mean over j of |tau_i - [u < 0]| huber(u) / delta,    u = y_j - theta_i, tau_i = (i + 1/2) / N
 

@@ -113,7 +113,7 @@ def _not_a_choice(name: str, value: Any, choices: Iterable[Any]) -> str:
 
 
 def check_names(names: Iterable[str], config_class: type) -> None:
-    """Refuse names that are not hyperparameters of a config class, naming the nearest that are.
+    """Raise if names are not hyperparameters of a config class, with suggestions.
 
     Raises:
         ValueError: At the first unknown name.
@@ -122,7 +122,7 @@ def check_names(names: Iterable[str], config_class: type) -> None:
 
 
 def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> None:
-    """Refuse names that are not among the legal ones, naming the nearest that are.
+    """Raise if names are not among the legal ones, with suggestions.
 
     Raises:
         ValueError: At the first unknown name.
@@ -135,7 +135,7 @@ def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> No
 
 
 def given_for_nothing(config: Any, names: Iterable[str], why: str) -> dict[str, str]:
-    """Return those of some hyperparameters that were given, `name=value`, and why that has no effect.
+    """Return the given ones among some hyperparameters, as `name=value`, and why they have no effect.
 
     One at its default is not known to have been given.
     """
@@ -145,7 +145,7 @@ def given_for_nothing(config: Any, names: Iterable[str], why: str) -> dict[str, 
 
 
 def replaced_by_schedules(config: Any) -> dict[str, str]:
-    """Return the numbers that a config was given beside a schedule that replaces them and begins at another value.
+    """Return the constants that a config was given beside schedules that replace them and begin at other values.
 
     As `given_for_nothing` does.
     """
@@ -165,7 +165,7 @@ def replaced_by_schedules(config: Any) -> dict[str, str]:
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Turn the user's word into a device: `"auto"` is CUDA where there is one, and of several ranks each has its own.
+    """Return the device of a name: `"auto"` is CUDA if available; each of several ranks has its own.
 
     Raises:
         ValueError: If there is no such device here.
@@ -184,6 +184,6 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def nearest_divisor(number: int, wanted: int) -> int:
-    """Find the divisor of a number that is nearest to the one wanted."""
+    """Return the divisor of a number that is nearest to the wanted one."""
     divisors = {size for low in range(1, int(number**0.5) + 1) if number % low == 0 for size in (low, number // low)}
     return min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))

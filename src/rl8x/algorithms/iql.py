@@ -91,7 +91,7 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
     )
 
     def check_spaces(self) -> None:
-        """Refuse actions that critics do not read.
+        """Raise if the critics do not support the action space.
 
         Raises:
             ValueError: If they are neither in a `Box` nor in a `Discrete` space.
@@ -115,7 +115,7 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
         )
 
     def make_nets(self) -> None:
-        """Train policy and value as one network, and two critics, which a target follows."""
+        """Add policy and value as one network, and two critics with a target network."""
         config = self.config
         critics = Critics(
             self.policy.inputs_space,
@@ -130,7 +130,7 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
         self.nets.add_target("target", of="q")
 
     def update(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
-        """Move V to an expectile of Q', the policy to actions that are better than V, and Q to its TD targets.
+        """Update V towards an expectile of Q', the policy towards actions better than V, and Q towards its TD targets.
 
             A    = min_i Q'_i(s, a) - V(s)
             L_V  = mean of |expectile - 1[A < 0]| A^2

@@ -34,14 +34,14 @@ Space = gymnasium.Space[Any]
 _SLOT: Final = 3 * 1 + 2 * 4 + 8
 # Of a step of an evaluation: reward (float32) and mask (bool); and how many it takes at least.
 _EVALUATED: Final = 16 * (4 + 1)
-# How many times what is counted a run with a small network was measured to take.
+# Measured memory of a run with a small network, relative to the counted part.
 _USUAL: Final = 1.5
 _CHECKS: Final = ContextVar("checks", default=True)
 
 
 @contextlib.contextmanager
 def nothing_is_gathered() -> Iterator[None]:
-    """Within the block refuse nothing: what is built there will act, and have no experience that takes memory."""
+    """Skip memory checks within the context: algorithms built there only act, and collect no experience."""
     token = _CHECKS.set(False)
     try:
         yield
@@ -52,7 +52,7 @@ def nothing_is_gathered() -> Iterator[None]:
 def check_training(
     num_envs: int, horizon: int, device: torch.device, need: int, *, policy: Policy | None = None, seq_len: int = 1
 ) -> None:
-    """Refuse a horizon of experience that does not fit.
+    """Raise if a horizon of experience does not fit into memory.
 
     Args:
         num_envs: Copies of the environment.
@@ -76,18 +76,18 @@ def check_training(
 
 
 def check_evaluation(num_envs: int, device: torch.device, policy: Policy, observation: Space) -> None:
-    """Refuse more copies of an evaluation environment than fit; arguments as `check_training` takes them."""
+    """Raise if the copies of an evaluation environment do not fit into memory; for arguments see `check_training`."""
     need = num_envs * (_EVALUATED + 2 * _stored(observation) + activation_bytes(policy))
     _check(need, device, f"an evaluation of num_eval_envs={num_envs:,} needs", "`num_eval_envs`")
 
 
 def check_replay(buffer_size: int, device: torch.device, need: int) -> None:
-    """Refuse a replay of so many transitions and bytes that does not fit; raises as `check_training`."""
+    """Raise if a replay of this many transitions and bytes does not fit into memory; see `check_training`."""
     _check(need, device, f"buffer_size={buffer_size:,} needs", "`buffer_size`, or set `buffer_path`", warn=True)
 
 
 def check_replay_on_disk(buffer_size: int, path: str, need: int) -> None:
-    """Refuse a replay in a folder that cannot be written to, or whose disk has less than so many bytes left."""
+    """Raise if a replay's folder is not writable, or its disk has fewer bytes left than given."""
     if not _CHECKS.get():
         return
     try:
@@ -105,7 +105,7 @@ def check_replay_on_disk(buffer_size: int, path: str, need: int) -> None:
 
 
 def check_dataset(transitions: int, device: torch.device, need: int) -> None:
-    """Refuse a data set of so many transitions and bytes that does not fit; raises as `check_training`."""
+    """Raise if a data set of this many transitions and bytes does not fit into memory; see `check_training`."""
     _check(need, device, f"a data set of {transitions:,} transitions needs", "their number", warn=True)
 
 
@@ -120,7 +120,7 @@ def slot_bytes(observation: Space | None, action: Space | None) -> int:
 
 
 def activation_bytes(policy: Policy) -> int:
-    """Return the bytes of the widest layer's output for one copy; 0 where the model is not of rl8x."""
+    """Return the bytes of the widest layer's output for one copy; 0 if the model is not one of rl8x's."""
     if not type(policy.model).__module__.startswith("rl8x."):
         return 0
     widths = [module.out_features for module in policy.model.modules() if isinstance(module, nn.Linear)]
@@ -128,7 +128,7 @@ def activation_bytes(policy: Policy) -> int:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Return how much memory can still be taken, swap space included; None where that cannot be asked.
+    """Return the available memory in bytes, including swap space; None if it is unknown.
 
     Where several ranks are on the machine it is this one's share: they come at the same time.
     """
@@ -196,6 +196,6 @@ def _shown(size: int) -> str:
 
 
 def _stored(space: Space | None) -> int:
-    """Return the bytes of one element, as the rollout has it."""
+    """Return the bytes of one element in a rollout."""
     parts = [] if space is None else [leaf for _, leaf in leaves(space)]
     return sum(math.prod(leaf.shape or ()) * np.dtype(leaf.dtype).itemsize for leaf in parts if leaf.dtype is not None)

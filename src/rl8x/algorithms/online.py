@@ -38,20 +38,20 @@ class ResetSchedule:
 
     @property
     def once(self) -> bool:
-        """Whether there is one reset only."""
+        """Whether the environment is reset only once."""
         return self.every < 0
 
     @property
     def horizons(self) -> int:
-        """Horizons from one reset to the next; 1 where there is one reset only."""
+        """Horizons from one reset to the next; 1 if there is only one reset."""
         return max(1, self.every)
 
     def is_due(self, collects: int) -> bool:
-        """Whether the collect after so many begins with a reset."""
+        """Return whether the collect after this many collects begins with a reset."""
         return collects == 0 if self.once else collects % self.every == 0
 
     def until_due(self, collects: int) -> int:
-        """Return how many more collects there are before one that begins with a reset; 0 where there is one only."""
+        """Return the number of collects before the next that begins with a reset; 0 if there is only one reset."""
         return 0 if self.once else -collects % self.every
 
 
@@ -81,7 +81,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
 
     @abstractmethod
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
-        """Gather a horizon of experience with the present policy.
+        """Collect a horizon of experience with the current policy.
 
         Args:
             env_config: Values for the environment's parameters, applied where a reset is due; or a function of the
@@ -96,7 +96,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         """
 
     def finish_collect(self, rollout: Rollout) -> Stats:
-        """Count the horizon that a rollout has, and truncate its episodes if a reset follows.
+        """Count the horizon of a rollout, and truncate its episodes if a reset follows.
 
         Args:
             rollout: What was collected, `[horizon + 1, num_envs, ...]`.
@@ -112,7 +112,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         valid = None if valid is None else valid[:horizon]
         ended = (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:horizon]
         self._move_parameters(rollout, ended if valid is None else ended & valid)
-        # Only simulators have masked steps, and they run on the host: counting there costs an accelerator no host sync.
+        # Only simulators have masked steps. They run on the host, so counting these is no host sync.
         own = self.config.num_envs * horizon
         self.counters[keys.ENV_STEPS] += own * ranks().size if valid is None else int(ranks().sum(valid.sum()))
         stats = collect_stats(
@@ -126,7 +126,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         return Stats.merge(stats, Stats(parameter_stats(self.env.drawn_parameters, self.env.parameter_ranges())))
 
     def _move_parameters(self, rollout: Rollout, ended: Tensor) -> None:
-        """Update the parameters that go by returns, given where an episode ended, `[horizon, num_envs]`."""
+        """Update parameter distributions that depend on returns, given the ends of episodes, `[horizon, num_envs]`."""
         if self.env.moves_by_returns:
             horizon = self.config.horizon
             self.env.update_parameters_from_episodes(
@@ -138,7 +138,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
             )
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
-        """Run the horizons from one reset to the next in the training environment, learning nothing from them.
+        """Evaluate in the training environment, over the horizons from one reset to the next.
 
         Args:
             env_config: Values for the environment's parameters; the next training reset goes back to what was in force
@@ -164,7 +164,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         return pool(rows, counts)
 
     def observe_rollout(self, rollout: Rollout) -> None:
-        """Update the observation normaliser, if there is one, by a horizon.
+        """Update the observation normaliser, if there is one, with a horizon.
 
         Args:
             rollout: What was collected, `[horizon + 1, num_envs, ...]`.
@@ -180,11 +180,11 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         return self.resets.is_due(self.counters[keys.COLLECTS])
 
     def follow(self, row: Mapping[str, float]) -> None:
-        """Take over a row of metrics, by which the `env_config` of the next collect goes; counters are always known."""
+        """Receive a row of metrics, which the `env_config` of the next collect may depend on."""
         self._row = row
 
     def reset_if_due(self, env_config: AnyEnvConfig | None) -> bool:
-        """Move the environment's parameters to where counters and metrics say, and reset it where that is due.
+        """Update the environment's parameter distributions by counters and metrics, and reset it if due.
 
         Args:
             env_config: Values for the environment's parameters, or a function that returns them; see `collect`.
@@ -212,7 +212,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         return False
 
     def check_applies(self, env_config: Mapping[str, Any] | None) -> None:
-        """Refuse an `env_config` that no reset will ever apply, or under which nothing that moves will ever move.
+        """Raise if no reset will apply an `env_config`, or if its moving distributions can never move.
 
         Args:
             env_config: Values for the environment's parameters; None changes nothing.
@@ -230,7 +230,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
             )
 
     def _check_moves(self, env_config: Mapping[str, Any] | None = None) -> None:
-        """Refuse parameters that wait for the ends of episodes where none will come; None: as a reset has them now."""
+        """Raise if parameters depend on ends of episodes and none will end; None checks the current configuration."""
         if self.resets.once and not self.env.episodic and self.env.will_move_by_returns(env_config):
             raise ValueError(
                 "`env_config` moves with the returns of episodes, but none ever ends: the task has no end, and the "
@@ -239,31 +239,31 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
             )
 
     def join(self, state: Mapping[str, Any]) -> None:
-        """Begin as a new rank: with episodes of its own, under the environment's configuration of the other rank."""
+        """Restore another rank's state as a new rank: with episodes of its own and that rank's configuration."""
         super().join(state)
         env_state = state["collector"]["env"]
-        # After an evaluation in the training environment it is the next one.
+        # After an evaluation in the training environment the next configuration applies.
         following = env_state["next_config"]
         self.env.configure(env_state["config"] if following is None else following)
         self.env.join_moving(env_state)
-        self.collector.reset()  # now, so that the configuration is in force where no collect begins with a reset
+        self.collector.reset()  # now, since it may be that no collect begins with a reset
 
     def discard_experience(self) -> None:
         """Begin new episodes with the next collect."""
         self.collector.cursor = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next collect and step depend on."""
+        """Return all state that the next collect and step depend on."""
         return {**super().state_dict(), "collector": self.collector.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken, bit for bit."""
+        """Restore the state of `state_dict`; training continues with the same bits."""
         super().load_state_dict(state)
         self.collector.load_state_dict(state["collector"])
 
     @property
     def params(self) -> dict[str, Any]:
-        """Every hyperparameter by name, and those of the environment."""
+        """The effective hyperparameters by name, and those of the environment."""
         env = self.env
         return {
             **super().params,
@@ -280,7 +280,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         """Tags that a run records at its end, by name."""
         mode = self.execution.mode if self.collector.stepper.runs_env else f"{self.execution.mode}, environment eager"
         tags = {**super().tags, "rl8x.execution": mode}
-        # Some simulators show at their first ended episode that they keep it to themselves.
+        # Some simulators reveal only at the end of an episode that they do not return its final observation.
         if not self.env.gives_final_obs:
             tags["rl8x.final_obs"] = "missing: time limits bootstrap from the observation after the reset"
         present = self.env.present_config()
@@ -289,7 +289,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
 
 
 def _factory_arguments(factory: EnvFactory | None) -> dict[str, Any]:
-    """Return a factory's arguments for the environment's class, by name, without those that are params already."""
+    """Return the arguments that a factory passes to the environment's class, by name, except those that are params."""
     if not isinstance(factory, functools.partial):
         return {}
     signature = inspect.signature(factory.func)

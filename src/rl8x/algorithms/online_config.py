@@ -1,4 +1,4 @@
-"""The hyperparameters of algorithms with an environment, and how that environment is made and checked."""
+"""The hyperparameters of algorithms with an environment, and the building and checking of that environment."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class OnlineConfig(AlgorithmConfig):
         return self.num_envs * (self.horizon + 1) * slot_bytes(observation, action)
 
     def make_env(self, env: EnvLike, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env, EnvFactory | None]:
-        """Make the environment that is asked for, or take the instance that was given.
+        """Make the environment, or use the given instance.
 
         Args:
             env: The environment, in any form that `build` accepts.
@@ -105,7 +105,7 @@ class OnlineConfig(AlgorithmConfig):
 
 
 def _check_memory(config: OnlineConfig, env: Any, device: torch.device) -> None:
-    """Refuse a training that will not fit into memory; before the environment is made, where a class has its spaces."""
+    """Raise if a training does not fit into memory; before making the environment if its class declares the spaces."""
     spaces = [getattr(env, f"single_{name}_space", None) for name in ("observation", "action")]
     observation, action = (space if isinstance(space, gymnasium.Space) else None for space in spaces)
     check_training(config.num_envs, config.horizon, device, config.rollout_bytes(observation, action))
@@ -126,7 +126,7 @@ def _check_instance(config: OnlineConfig, env: Env, device: torch.device, env_kw
 
 
 def _check_call(env: EnvLike, factory: EnvFactory) -> None:
-    """Refuse a function that cannot be called as factories are.
+    """Raise if a function cannot be called like a factory of environments.
 
     Raises:
         TypeError: If it cannot; a class says by itself what it lacks.

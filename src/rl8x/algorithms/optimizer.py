@@ -1,4 +1,4 @@
-"""Weights as one flat vector, and what optimises it by a rule (`optimizer_rules.py`).
+"""Weights as one flat vector, and the optimizer of it; the rules are in `optimizer_rules.py`.
 
 A policy of eight small tensors costs an optimizer eight times the overhead of one. All weights of a policy are laid out
 in one vector, the gradients in another, and every module keeps views of them: clipping is one norm, and a step is a
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rl8x.algorithms.optimizer_rules import STEP, Rule
 from rl8x.rollouts.statistics import any_not_finite
 
-# A cache line of float32; a view that begins in the middle of one is slower to multiply with.
+# Floats in a cache line; matmuls with views that are not aligned to one are slower.
 _ALIGNMENT = 16
 
 
@@ -31,7 +31,7 @@ def clip_and_apply(
     max_grad_norm: float | None,
     active: Tensor | None = None,
 ) -> Tensor:
-    """Clip a gradient to an L2 norm and move the weights by a rule; in place, and free of copies to the host.
+    """Clip a gradient to an L2 norm and update the weights by a rule, in place and without host syncs.
 
     Args:
         rule: The update rule.
@@ -58,7 +58,7 @@ def clip_and_apply(
 
 @torch.no_grad()
 def updates_not_finite(rows: Tensor, norms: Sequence[bool], weights: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Return whether losses, gradients or weights of a step's updates are not finite, 0-d bool by metric.
+    """Return whether losses, gradients or weights of a step's updates are non-finite, 0-d bools by metric.
 
     After the first bad update all numbers are bad, so that only the first is looked at.
 
@@ -69,7 +69,7 @@ def updates_not_finite(rows: Tensor, norms: Sequence[bool], weights: Iterable[Te
     """
     bad = ~torch.isfinite(rows)
     first = bad.any(1).to(torch.float32).argmax()
-    # Indexing with a 0-d tensor would copy it to the host.
+    # Indexing with a 0-d tensor would be a host sync.
     worst = bad.index_select(0, first.reshape(1)).squeeze(0).unbind(0)
     of_gradients = [is_bad for is_bad, is_norm in zip(worst, norms, strict=True) if is_norm]
     of_losses = [is_bad for is_bad, is_norm in zip(worst, norms, strict=True) if not is_norm]
@@ -81,7 +81,7 @@ def updates_not_finite(rows: Tensor, norms: Sequence[bool], weights: Iterable[Te
 
 
 class FlatWeights:
-    """A set of weights as one vector, of which the modules keep views.
+    """A set of weights as one vector; the modules' weights are views of it.
 
     Args:
         weights: The weights, by name; those that are trained become views of the vector.
@@ -105,7 +105,7 @@ class FlatWeights:
     def split(self, vector: Tensor) -> list[Tensor]:
         """Return a vector's parts in the shapes of the weights, as views."""
         parts = torch.split_with_sizes(vector, self.sizes)
-        # A slice of all of a part would have a gradient of its own, which is filled with 0 and copied into.
+        # A slice of a whole part would add a backward operator that zero-fills a gradient and copies into it.
         return [
             (part[: shape.numel()] if padded else part).view(shape)
             for part, shape, padded in zip(parts, self._shapes, self._padded, strict=True)
@@ -151,7 +151,7 @@ class FlatOptimizer(FlatWeights):
 
     @torch.no_grad()
     def step(self, max_grad_norm: float | None, active: Tensor | None = None) -> Tensor:
-        """Clip the gradient to a norm and take one step; in place, and free of copies to the host.
+        """Clip the gradient to a norm and make one step, in place and without host syncs.
 
         Args:
             max_grad_norm: Largest L2 norm of the gradient over all weights; None does not clip.
@@ -202,7 +202,7 @@ class FlatOptimizer(FlatWeights):
                 if parts:
                     part.copy_(parts[kind])
         self.lr.fill_(state["param_groups"][0]["lr"])
-        # Between the weights there is padding, which is no part of them and may not be finite where a gradient was not.
+        # Exclude the padding between weights, which may be non-finite after a non-finite gradient.
         self.weights.copy_(self.joined(self.views))
 
     def _matched(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -232,7 +232,7 @@ class FlatOptimizer(FlatWeights):
         return saved
 
     def _check(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse the moments of another kind of optimizer, or of weights of other shapes."""
+        """Raise if moments are of another kind of optimizer, or of weights of other shapes."""
         for name, view, parts in zip(self.names, self.views, saved, strict=True):
             if parts and parts.keys() != self.moments.keys():
                 raise ValueError(

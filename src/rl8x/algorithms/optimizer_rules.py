@@ -1,4 +1,4 @@
-"""The rules by which gradients move weights: Adam, RAdam, and gradient descent, on flat vectors, in place."""
+"""Optimizer update rules on flat vectors, in place: Adam, RAdam, and gradient descent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Rule(ABC):
 
     @abstractmethod
     def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
-        """Move the weights and the moments in place.
+        """Update weights and moments in place.
 
         Args:
             weights: `[size]`.
@@ -96,7 +96,7 @@ class Adam(Rule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RAdam(Adam):
-    """Adam with steps that grow as the second moment becomes known; until then the first moment alone moves weights.
+    """Adam with rectified steps, which grow as the second moment's variance falls; momentum alone until then.
 
         rho = 2 / (1 - b2) - 1,  rho_t = rho - 2 t b2^t / c2
         r   = sqrt((rho_t - 4) (rho_t - 2) rho / ((rho - 4) (rho - 2) rho_t))
@@ -118,7 +118,7 @@ class RAdam(Adam):
         first_total, second_total = advance(gradient, first, second, step, beta1, beta2)
         rho = 2.0 / (1.0 - beta2) - 1.0
         rho_t = rho - 2.0 * step * (1.0 - second_total) / second_total
-        # rho_t stays below rho, which no small b2 may make a division by 0.
+        # rho_t stays below rho, so steps are never rectified if rho <= 5, where the denominator may be 0.
         share = rho / ((rho - 4.0) * (rho - 2.0)) if rho > 5.0 else 0.0
         ratio = (rho_t - 4.0) * (rho_t - 2.0) * share / rho_t
         rectified = ratio.clamp(min=0.0).sqrt() * second_total.sqrt() / (second.sqrt() + self.eps)
@@ -160,7 +160,7 @@ class SGD(Rule):
 
 
 def _check_number(name: str, number: object, below: float = math.inf) -> None:
-    """Refuse an option that is not a number in [0, below)."""
+    """Raise if an option is not a number in [0, below)."""
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not is_number or not 0.0 <= number < below:  # type: ignore[operator] # mypy does not join the two
         limit = f" and less than {below:g}" if below < math.inf else ""
@@ -171,7 +171,7 @@ OPTIMIZERS: dict[str, type[Rule]] = {"adam": Adam, "adamw": Adam, "radam": RAdam
 
 
 def make_rule(name: str, config: Mapping[str, Any]) -> Rule:
-    """Make the rule of a built-in optimizer.
+    """Return the rule of a built-in optimizer.
 
     Raises:
         ValueError: If `config` has an option that it does not know, or one out of its range.

@@ -97,7 +97,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
         super().__init__(config, env, seed, env_factory)
 
     def make_policy(self) -> QPolicy:
-        """Make the policy; torch's generator is seeded for it."""
+        """Build the policy, with torch's global generator seeded."""
         config, env = self.config, self.env
         check_discrete("PQN", env.single_action_space, "PPO")
         name = default_model(env.single_observation_space) if config.model is None else config.model
@@ -113,7 +113,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
 
     @property
     def slot(self) -> Slot:
-        """The tensors of a rollout's slot: the value of the best action too."""
+        """The function that returns the tensors of a rollout's slot, including the value of the best action."""
         return best_values
 
     @property
@@ -123,16 +123,16 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Every hyperparameter by name, as it is in force."""
+        """The effective hyperparameters by name."""
         return super().params | {"epsilon_schedule": self.epsilon_schedule.to_dict()}
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
-        """Run the policy for a horizon, with the epsilon that is due, filling the buffer."""
+        """Collect a horizon into the buffer, with the scheduled epsilon."""
         self.policy.distribution.set_epsilon(self.epsilon_schedule(self.counters[self.clock]))
         return super().collect(env_config=env_config)
 
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """Make the returns Q(lambda) that values are trained towards.
+        """Compute the Q(lambda) returns that values are trained towards.
 
             R_t = r_t + gamma ((1 - lambda) max_a Q(s_{t+1}, a) + lambda R_{t+1})    where the episode goes on
                   r_t + gamma max_a Q(s', a)                                         where it is truncated, in s'

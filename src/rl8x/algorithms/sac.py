@@ -28,9 +28,9 @@ from rl8x.distributions import Categorical, SquashedNormal
 from rl8x.trees import tree_map, unflatten_tree
 
 NOISE: Final = "noise"
-"""Of an update's batch: standard normal numbers of the actions after and at its rows, `[2, batch_size, num_noise]`."""
+"""Key of a batch: normal noise of the next actions and of the actions at its rows, `[2, batch_size, num_noise]`."""
 CQL_NOISE: Final = "cql_noise"
-"""Of an update's batch: those of the actions of `cql_coeff`, `[3, cql_samples, batch_size, num_noise]`."""
+"""Key of a batch: noise of the actions that `cql_coeff` samples, `[3, cql_samples, batch_size, num_noise]`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class SACConfig(ActorCriticConfig):
 
 
 class Temperature(nn.Module):
-    """The logarithm of the entropy's weight, as a network without inputs."""
+    """The logarithm of the temperature, as a module without inputs."""
 
     def __init__(self, initial: float) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Acted(NamedTuple):
     entropies: Tensor
 
     def expected(self, values: Tensor) -> Tensor:
-        """Return values `[batch_size]` as they are, and the expectation of those of all discrete actions."""
+        """Return values of continuous actions, `[batch_size]`, unchanged, and the expectation over discrete actions."""
         return values if self.probs is None else (self.probs * values).sum(-1)
 
 
@@ -180,14 +180,14 @@ class SoftActorCritic(ActorCritic[SACConfig]):
     )
 
     def check_spaces(self) -> None:
-        """Refuse actions that are neither numbered nor in a bounded box."""
+        """Raise unless actions are discrete or in a bounded box."""
         check_bounded("SAC", self.action_space, discrete=True)
         if self.is_discrete and self.config.num_atoms > 1:
             raise ValueError(f"`num_atoms` must be 1 for discrete actions; got {self.config.num_atoms}.")
 
     @property
     def is_discrete(self) -> bool:
-        """Whether actions are numbered: expectations over them are then exact."""
+        """Whether actions are discrete, so that expectations over them are exact."""
         return isinstance(self.action_space, spaces.Discrete)
 
     def make_policy(self) -> Actor:
@@ -195,7 +195,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         return self.make_actor(Categorical if self.is_discrete else SquashedNormal, self.config.distribution_config)
 
     def make_nets(self) -> None:
-        """Train critics, which a target follows, the policy, and the temperature unless it is fixed."""
+        """Add the critics with a target network, the policy, and the temperature unless it is fixed."""
         self.add_critics()
         self.nets.add_target("target", of="q")
         self.add_net("policy", self.policy)
@@ -204,7 +204,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
 
     @property
     def target_entropy(self) -> float:
-        """The entropy that a learned temperature keeps, in nats, of actions scaled to [-1, 1]."""
+        """The target entropy of a learned temperature, in nats, for actions scaled to [-1, 1]."""
         space, given = self.action_space, self.config.target_entropy
         if given is not None:
             return given
@@ -214,7 +214,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         return -float(math.prod(space.shape))
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
-        """Draw the noise of actions beside the rest."""
+        """Draw the inputs of updates, including the noise of actions."""
         drawn, config = super().draw(first, count), self.config
         sizes: dict[str, tuple[int, ...]] = {} if self.is_discrete else {NOISE: (2,)}
         if self._samples_cql:
@@ -230,7 +230,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
 
     @property
     def _num_tried(self) -> int:
-        """Actions of `cql_coeff` for each row."""
+        """Number of actions per row that `cql_coeff` samples."""
         return 3 * self.config.cql_samples if self._samples_cql else 0
 
     @property
@@ -243,7 +243,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         return super()._work + self.batch_size * self._num_tried * len(self.nets.trained["q"].optimizer.weights)
 
     def update(self, nets: Mapping[str, Net], batch: ReplayBatch, *, trains_policy: bool = True) -> UpdateResult:
-        """Move critics towards soft values, the policy towards actions of high ones, and the temperature.
+        """Update the critics towards soft targets, the policy towards actions of high value, and the temperature.
 
             V(s)  = E_a[min_i Q_i(s, a) - alpha log pi(a | s)],    a ~ pi(s); with the targets' Q' it is V'
             y     = R + d V'(s')
@@ -267,7 +267,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
     def _learn_policy(
         self, nets: Mapping[str, Net], batch: ReplayBatch, alpha: Tensor, noise: Tensor | None
     ) -> dict[str, Tensor]:
-        """Do the policy's and the temperature's part of `update`; return its metrics by name."""
+        """Make the policy's and the temperature's part of `update`; return its metrics by name."""
         q, obs = nets["q"], self.critics_obs(batch, keys.OBS)
 
         def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -290,7 +290,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         }
 
     def _target_entropies(self, batch: ReplayBatch) -> Tensor | float:
-        """Return the entropy that the temperature keeps, of each row, `[batch_size]`, where a mask leaves it less.
+        """Return each row's target entropy, `[batch_size]`, which is lower where a mask leaves fewer actions.
 
         Without that, no policy could have the entropy, and the temperature would grow without end.
         """
@@ -326,14 +326,14 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         if noise is not None:
             assert isinstance(distribution, SquashedNormal)
             actions, logp = distribution.rsample(params, noise)
-            # Of actions scaled to [-1, 1], so that neither rewards nor the target depend on the units of actions.
+            # Entropies are of actions scaled to [-1, 1], so that they do not depend on the units of actions.
             return Acted((actions,), None, -(logp + distribution.log_scale.sum()))
         probs = params.log_probs.exp()
-        # An action that is never taken has a finite, huge logarithm, of which alpha times may be infinite.
+        # The log-probability of a masked action is finite but huge, and alpha times it may be infinite.
         return Acted((), probs, -(probs * torch.where(probs > 0, params.log_probs, 0.0)).sum(-1))
 
     def _conservatism(self, nets: Mapping[str, Net], batch: ReplayBatch) -> Callable[..., Tensor]:
-        """Return what lowers the values of actions that the data do not have, of critics and their values Q_i(s, a).
+        """Return the CQL penalty, which lowers the values of actions that the data do not have.
 
             cql_coeff sum_i mean of (log integral exp Q_i(s, b) db - Q_i(s, a))
 
@@ -362,7 +362,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         return lambda q, values: config.cql_coeff * (log_sums(q) - values).mean(-1).sum()
 
     def _cql_actions(self, nets: Mapping[str, Net], batch: ReplayBatch) -> tuple[Tensor, Tensor]:
-        """Return actions for the batch's observations, and minus the logarithms of the densities they are drawn from.
+        """Return actions sampled for the batch's observations, and their negative log-densities.
 
         They are uniform ones, the policy's, and the policy's at the next observations: `[3 cql_samples, batch_size,
         *action]` and `[3 cql_samples, batch_size]`.
@@ -379,7 +379,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Every hyperparameter by name, as it is in force."""
+        """The effective hyperparameters by name."""
         return super().params | {"target_entropy": self.target_entropy}
 
 

@@ -1,4 +1,4 @@
-"""Seeds of the parts of a run, derived from one, so that no two parts draw the same numbers."""
+"""Derives independent seeds for the parts of a run from one seed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 from rl8x.distributed import ranks
 from rl8x.execution.threads import kept_generators
 
-# Their seeds are the words of one sequence, in this order. Any other part has a sequence of its own.
+# The seeds of these parts are the words of one SeedSequence, in this order. Any other part has its own sequence.
 _PARTS: Final = ("env", "weights", "sampling", "minibatches", "eval_env", "eval_sampling")
 RULE: Final = "NumPy's SeedSequence of the seed; of ranks from 1 on, of seed, rank and part"
-"""How seeds are derived; ranks that do it in another way draw what others draw."""
-# What all ranks have alike; of all else each draws its own.
+"""Version of the derivation; ranks with different versions might draw the same numbers."""
+# Parts whose seeds are the same on all ranks; all others differ between ranks.
 _SHARED: Final = ("weights",)
 
 
@@ -45,7 +45,7 @@ def part_seed(seed: int, part: str, rank: int | None = None) -> int:
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Have torch's own generators begin at a seed, and be afterwards what they were before.
+    """Seed torch's global generators within the context, and restore them afterwards.
 
     Args:
         seed: In [0, 2^63).

@@ -1,4 +1,4 @@
-"""Twin delayed deep deterministic policy gradients: two critics, a policy that learns later, targets that are smooth.
+"""Twin delayed deep deterministic policy gradients: two critics, delayed policy updates, smoothed targets.
 
 Source: Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1; `FastTD3Config`: Seo et al. 2025, arXiv:2505.22642. On a
 data set `actor_bc_coeff` makes it TD3+BC (Fujimoto and Gu 2021, arXiv:2106.06860), and with `critic_bc_coeff` ReBRAC
@@ -27,7 +27,7 @@ from rl8x.distributed import mean_over_ranks
 from rl8x.distributions import NoisyDeterministic
 
 NOISE: Final = "target_noise"
-"""Of an update's batch: the noise on the target policy's actions, in their units, `[batch_size, *action]`."""
+"""Key of a batch: the noise on the target policy's actions, in their units, `[batch_size, *action]`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,24 +124,24 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
     trains_by_copy = True
 
     def check_spaces(self) -> None:
-        """Refuse actions that are not numbers between bounds."""
+        """Raise unless actions are in a bounded box."""
         check_bounded("TD3", self.action_space)
 
     def make_policy(self) -> Actor:
-        """Return a deterministic policy with noise that explores."""
+        """Return a deterministic policy with exploration noise."""
         config = self.config
         noise = {"noise_std": config.exploration_noise, "noise_std_min": config.exploration_noise_min}
         return self.make_actor(NoisyDeterministic, noise)
 
     def make_nets(self) -> None:
-        """Train critics and policy; targets follow both."""
+        """Add critics and policy, each with a target network."""
         self.add_critics()
         self.add_net("policy", self.policy)
         self.nets.add_target("target_q", of="q")
         self.nets.add_target("target_policy", of="policy")
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
-        """Draw clipped noise for target actions beside the rest."""
+        """Draw the inputs of updates, including the clipped noise of target actions."""
         config, half_range = self.config, self._distribution.action_half_range
         size = (count, self.batch_size, *half_range.shape)
         noise = torch.randn(size, generator=self.generator, device=self.device).mul_(config.target_noise)
@@ -149,7 +149,7 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
         return {**super().draw(first, count), NOISE: noise}
 
     def update(self, nets: Mapping[str, Net], batch: ReplayBatch, *, trains_policy: bool = True) -> UpdateResult:
-        """Move the critics towards their TD targets, and the policy up the first critic's values.
+        """Update the critics towards their TD targets, and the policy to increase the first critic's values.
 
             a' = clip(mu'(s') + clip(noise))
             y  = R + d (min_i Q_i'(s', a') - critic_bc_coeff |a' - data's a'|^2)
@@ -171,7 +171,7 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
         return UpdateResult(metrics, errors)
 
     def _learn_policy(self, nets: Mapping[str, Net], batch: ReplayBatch) -> dict[str, Tensor]:
-        """Do the policy's part of `update`; return its metrics by name."""
+        """Make the policy's part of `update`; return its metrics by name."""
         obs = self.critics_obs(batch, keys.OBS)
 
         def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -223,5 +223,5 @@ class OfflineTD3(TwinDelayedPolicyGradient, OfflineAlgorithm[TD3Config], config=
 
     @property
     def reads_next_actions(self) -> bool:
-        """Whether targets are penalised."""
+        """Whether the targets have a penalty."""
         return self.config.critic_bc_coeff > 0

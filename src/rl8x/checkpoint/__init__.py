@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run's future depends on, on the disk, checked, and readable without running anything."""
+"""Checkpoints: the full state of a run on disk, with digests, readable without executing code from the file."""
 
 from rl8x.checkpoint.files import Checkpoint, describe, listed, read
 from rl8x.checkpoint.find import find

@@ -1,4 +1,4 @@
-"""How an algorithm was built, as plain data, and building it again; `rl8x.importing` says what that may import."""
+"""Describes how an algorithm was built as plain data, and rebuilds it; `rl8x.importing` limits what may be imported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _KINDS: Final = (Env, gymnasium.Env, AlgorithmConfig, Condition, Model, Distribu
 
 
 def describe_algorithm(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
-    """Describe how an algorithm was built, as plain data; what has no form in a file is listed under `problems`."""
+    """Describe how an algorithm was built as plain data; values that a file cannot hold are listed as `problems`."""
     problems: list[str] = []
     config = algorithm.config
     values = {}
@@ -89,7 +89,7 @@ def _describe_env(algorithm: GenericAlgorithmBase[Any], problems: list[str]) -> 
 
 
 def _describe_spaces(algorithm: GenericAlgorithmBase[Any]) -> list[dict[str, Any]] | None:
-    """Describe the spaces of observations and actions, where a data set alone says them."""
+    """Describe the observation and action spaces of an algorithm without an environment."""
     if getattr(algorithm.config, "dataset", None) is None:
         return None
     spaces = (algorithm.policy.observation_space, algorithm.policy.action_space)
@@ -98,12 +98,12 @@ def _describe_spaces(algorithm: GenericAlgorithmBase[Any]) -> list[dict[str, Any
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can hold it; `NOT_PLAIN` where it cannot."""
+    """Return a value as JSON data; `NOT_PLAIN` if JSON cannot represent it."""
     return to_plain(value, lambda part: part.to_dict() if isinstance(part, Setter) else part)
 
 
 def restored(value: Any, trust: Trust) -> Any:
-    """Return plain data with the classes that it names as `{"$class": path}`.
+    """Replace `{"$class": path}` in plain data by the classes.
 
     Raises:
         UntrustedError: If it names what it may not, also by a Gymnasium id of the form `module:MyEnv-v0`.
@@ -181,7 +181,7 @@ def build_algorithm(
 
 
 def _env_maker(env: Mapping[str, Any], trust: Trust) -> tuple[Any, dict[str, Any]]:
-    """Return what makes the environment that a file describes, and its keyword arguments."""
+    """Return the maker of the environment that a file describes, and its keyword arguments."""
     env_class: type[Env] = _imported(env["class"], Env, trust)
     args, kwargs = (restored(env[name], trust) for name in ("args", "kwargs"))
     if issubclass(env_class, GymnasiumEnv) and args and isinstance(args[0], str):
@@ -190,7 +190,7 @@ def _env_maker(env: Mapping[str, Any], trust: Trust) -> tuple[Any, dict[str, Any
 
 
 def _imported(path: str, base: type, trust: Trust) -> Any:
-    """Import a class by its path, which must be of the expected kind also where it is trusted."""
+    """Import a class by its path, and check that it is a subclass of `base`, even if the path is trusted."""
     cls = import_class(path, (base,), trust=trust)
     if not isinstance(cls, type) or not issubclass(cls, base):
         raise CheckpointError(f"{path!r} is not a subclass of {base.__name__}")
@@ -198,7 +198,7 @@ def _imported(path: str, base: type, trust: Trust) -> Any:
 
 
 def _check_known(values: Mapping[str, Any], config_class: type[AlgorithmConfig]) -> None:
-    """Refuse hyperparameters that a newer version had: without them the run would be another."""
+    """Raise if there are hyperparameters of a newer version, without which the run would differ."""
     known = {field.name for field in dataclasses.fields(config_class)}
     unknown = [name for name in values if name not in known]
     if unknown:
@@ -228,7 +228,7 @@ def classes_in(value: Any) -> Iterator[str]:
 
 
 def changes(build: Mapping[str, Any], algorithm: GenericAlgorithmBase[Any]) -> dict[str, tuple[Any, Any]]:
-    """Compare an algorithm with a description; return what differs, as it was and as it is.
+    """Compare an algorithm with a description; return the differences, as old and new values.
 
     A seed that the config leaves open does not count, because the restored generators make it irrelevant.
     Hyperparameters that an older version did not have had their defaults; a warning names them.
@@ -265,5 +265,5 @@ def changes(build: Mapping[str, Any], algorithm: GenericAlgorithmBase[Any]) -> d
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of a hyperparameter; `dataclasses.MISSING` where it has none."""
+    """Return the default of a hyperparameter; `dataclasses.MISSING` if it has none."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

@@ -1,4 +1,4 @@
-"""A checkpoint on the disk: a folder that is there whole or not at all.
+"""Reads and writes checkpoints: folders that are written atomically.
 
     000007-step-120/
         checkpoint.json   what it is, and the state without its tensors
@@ -49,7 +49,7 @@ _REMOVED: Final = ".removed-"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was read and found good.
+    """A checkpoint that was read and verified.
 
     Attributes:
         path: Its folder.
@@ -64,7 +64,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class KeptSegment:
-    """A segment that a checkpoint has, for later ones to share.
+    """A segment of a checkpoint, which later checkpoints may share.
 
     Attributes:
         path: Its file.
@@ -76,7 +76,7 @@ class KeptSegment:
 
 
 def kept_segments(path: Path) -> dict[str, KeptSegment]:
-    """Return the segments of a checkpoint that is known to be good, by name; none where it is there no more."""
+    """Return the segments of a verified checkpoint by name; none if the checkpoint has been removed."""
     segments = {}
     with contextlib.suppress(OSError, UnicodeDecodeError):
         present = {entry.name for entry in os.scandir(path) if entry.is_file(follow_symlinks=False)}
@@ -96,7 +96,7 @@ def write(
     tensors: Mapping[str, Tensor],
     segments: Mapping[str, KeptSegment | Content] | None = None,
 ) -> Path:
-    """Write a checkpoint to a run's folder of them: all of it, synced to the disk, or nothing.
+    """Write a checkpoint to a run's folder atomically, synced to disk.
 
     Args:
         directory: The run's folder.
@@ -151,7 +151,7 @@ def _write_segments(folder: Path, segments: Mapping[str, KeptSegment | Content])
 
 
 def read(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read a checkpoint and check it, digests first.
+    """Read and verify a checkpoint, digests first.
 
     Args:
         path: Its folder.
@@ -181,7 +181,7 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read what a checkpoint is, without its tensors and without checking their digest.
+    """Read a checkpoint's metadata, without its tensors and without verifying their digests.
 
     Args:
         path: Its folder.
@@ -222,7 +222,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _content(path: Path, name: str) -> Content:
-    """Load a segment of a checkpoint whose digests were found right."""
+    """Load a segment of a checkpoint whose digests have been verified."""
     try:
         return _tensors(path / f"{name}{_SEGMENT}")
     except (OSError, CheckpointError) as error:
@@ -230,7 +230,7 @@ def _content(path: Path, name: str) -> Content:
 
 
 def listed(directory: str | os.PathLike[str]) -> list[Path]:
-    """List the checkpoints of a run's folder, good or not, in the order in which they were written.
+    """List the checkpoints of a run's folder, valid or not, in the order of writing.
 
     Args:
         directory: The folder; where there is none, there are none.
@@ -250,7 +250,7 @@ def good(directory: Path, besides: Path | None = None) -> Iterator[Checkpoint]:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint, first from sight and then from the disk, so that no half of it is ever found."""
+    """Remove a checkpoint: rename it first and then delete it, so that no partial checkpoint is ever found."""
     hidden = path.with_name(f"{_REMOVED}{uuid.uuid4().hex}")
     with contextlib.suppress(OSError):
         os.rename(path, hidden)
@@ -258,7 +258,7 @@ def remove(path: Path) -> None:
 
 
 def tidy(directory: Path) -> None:
-    """Remove what a killed process left behind; only for the one that holds the folder's lock."""
+    """Remove leftovers of killed processes; call only while holding the folder's lock."""
     for path in directory.glob(".*"):
         if path.name.startswith((_UNFINISHED, _REMOVED)):
             shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Finding the checkpoint that is meant: by its path, by that of a run's folder, or by the run's name or ID."""
+"""Finds checkpoints by path, by the path of a run's folder, or by the run's name or ID."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def find(source: str | Path, *, auto: bool = False) -> Checkpoint:
 
 
 def _folder_of_run(run: str) -> Path:
-    """Find a run's folder of checkpoints: by its own name, by what its checkpoints say, by asking MLflow for its ID."""
+    """Find a run's folder of checkpoints: by its name, by its checkpoints' metadata, or by the run's ID in MLflow."""
     root = mlruns_dir() / "checkpoints"
     names = {run, run.removeprefix(HANDLE_PREFIX)}
     for folder, metadata in _runs(root):
@@ -81,7 +81,7 @@ def _folder_of_run(run: str) -> Path:
 
 
 def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Path | None:
-    """Find the newest run of a run file that has checkpoints, has not finished, and that no process is at.
+    """Find the newest run of a run file that has checkpoints, has not finished, and is not in use by a process.
 
     One that was killed after its last checkpoint, before its store had all of it or its last lines were written, has
     not finished either. The runs' folders are in `root`, by default `mlruns/checkpoints`.
@@ -95,7 +95,7 @@ def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Pa
 
 
 def find_of_job(job: str, build: Mapping[str, Any], root: Path, besides: Collection[Path] = ()) -> Path | None:
-    """Find the first run that a job of torchrun began of an algorithm, to go on with it after a restart.
+    """Find the first run of an algorithm that a torchrun job started, to resume it after a restart.
 
     Args:
         job: The job; see `trainers.restart`.
@@ -124,14 +124,14 @@ def _is_of(saved: Mapping[str, Any], build: Mapping[str, Any]) -> bool:
 
 
 def _has_finished(folder: Path, metadata: Mapping[str, Any]) -> bool:
-    """Whether a run has come to its end and reported it, and its store has all that it takes."""
+    """Return whether a run has ended and all of its data has been sent to the store."""
     spool = spool_of(folder, metadata)
     arrived = spool is None or read_ack(spool).finished
     return metadata.get("status") == "FINISHED" and arrived and not was_left(folder / "lock")
 
 
 def spool_of(folder: Path, metadata: Mapping[str, Any]) -> Path | None:
-    """Find the spool of the run whose checkpoints are in a folder; None where there is none (any more).
+    """Find the spool of the run whose checkpoints are in a folder; None if there is none, or not any more.
 
     Their metadata name it relative to the folder: both may have been moved or copied, and then another run may go on
     with the spool where it was.
@@ -142,7 +142,7 @@ def spool_of(folder: Path, metadata: Mapping[str, Any]) -> Path | None:
 
 
 def _runs(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield each run's folder of checkpoints with what its newest readable checkpoint is."""
+    """Yield each run's folder of checkpoints with the metadata of its newest readable checkpoint."""
     folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     for folder in folders:
         metadata = _newest(folder)
@@ -151,7 +151,7 @@ def _runs(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _newest(folder: Path) -> dict[str, Any] | None:
-    """Read what the newest readable checkpoint of a run's folder is; None where there is none."""
+    """Read the metadata of the newest readable checkpoint of a run's folder; None if there is none."""
     for path in reversed(files.listed(folder)):
         with contextlib.suppress(CheckpointError):
             metadata = files.describe(path)

@@ -1,4 +1,4 @@
-"""The algorithm of a saved run, with what it has learned: to act with it, or to let another learn from it."""
+"""Loads the trained algorithm of a saved run, to act or to teach another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl8x.checkpoint.find import find
 def load_algorithm(
     source: str | Path, *, device: str | None = None, auto: bool = False, trust: bool = False
 ) -> GenericAlgorithmBase[Any]:
-    """Build the algorithm of a checkpoint with the weights that it had learned; its `policy` acts.
+    """Build the algorithm of a checkpoint with its learned weights, for acting with its `policy`.
 
     Nothing of its experience is read, and no run is gone on with: `Trainer.resume` does that.
 

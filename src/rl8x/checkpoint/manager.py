@@ -32,12 +32,12 @@ from rl8x.tracking.secrets import logger
 
 _log = logger(__name__)
 
-# How long a run that is resumed waits for the process before it, which may be saving because it was asked to end.
+# Seconds that a resumed run waits for the previous process, which may still be saving after a signal.
 _BUSY_WAIT_S: Final = 10.0
 
 
 class CheckpointManager:
-    """Writes the checkpoints of one run into one folder, which it has to itself from `take` to `end`.
+    """Writes the checkpoints of one run into one folder, which it locks from `take` to `end`.
 
     Args:
         checkpoints: When and where the run is saved; see `TrainerBase`.
@@ -60,7 +60,7 @@ class CheckpointManager:
         self.key = uuid.uuid4().hex
         self.best: dict[str, Any] | None = None
         self._written_best: dict[str, Any] | None = None
-        # None saves where the run is kept on a disk, so that a MemoryTracker's leaves nothing behind.
+        # None saves only if the run is stored on disk, so that a MemoryTracker's run leaves no files.
         self._where_tracked = checkpoints is None
         self.options = Checkpoints() if checkpoints is None or checkpoints is True else checkpoints or None
         self._directory = None if not self.options or self.options.directory is None else Path(self.options.directory)
@@ -70,14 +70,14 @@ class CheckpointManager:
         self._lock: FileLock | None = None
         self._thread: threading.Thread | None = None
         self._written: Path | None = None
-        # The last checkpoint that was written or gone on from: it is good, and later ones share its segments.
+        # The last checkpoint that was written or resumed from: it is valid, and later ones share its segments.
         self._shared: Path | None = None
         self._best_path: Path | None = None
         self._last_save = time.monotonic()
 
     @property
     def directory(self) -> Path | None:
-        """The run's folder of checkpoints; None where nothing is saved, or not yet known where."""
+        """The run's folder of checkpoints; None if nothing is saved, or the folder is not known yet."""
         if self.options is None or self._directory is not None:
             return self._directory
         spool: Path | None = getattr(self._tracker, "spool_folder", None)
@@ -87,7 +87,7 @@ class CheckpointManager:
 
     @property
     def root(self) -> Path | None:
-        """The folder in which this run's folder will be, or that folder where one was given; None: nothing is saved."""
+        """The parent of this run's folder, or the folder itself if one was given; None if nothing is saved."""
         if self.options is None:
             return None
         root: Path | None = getattr(self._tracker, "spool_root", None)
@@ -96,13 +96,13 @@ class CheckpointManager:
 
     @property
     def best_metric(self) -> str | None:
-        """The metric that the best checkpoint goes by; None where there is none."""
+        """The metric that selects the best checkpoint; None if there is none."""
         return None if self.options is None else self.options.best
 
     # -- the folder and its lock
 
     def check(self) -> bool:
-        """Say whether checkpoints will be written, and refuse now a folder that could not be; touches nothing.
+        """Return whether checkpoints will be written; raise if the folder cannot be used. Changes nothing.
 
         Raises:
             CheckpointError: If the folder cannot be written.
@@ -121,11 +121,11 @@ class CheckpointManager:
 
     @property
     def is_open(self) -> bool:
-        """Whether the folder is this process's."""
+        """Whether this process holds the folder's lock."""
         return self._lock is not None
 
     def take(self) -> None:
-        """Take the folder where it is known already, and clean up what a killed process left there.
+        """Lock the folder if it is known already, and remove leftovers of killed processes.
 
         Raises:
             CheckpointError: If another process has it, or another run, or it cannot be made.
@@ -146,12 +146,12 @@ class CheckpointManager:
             lock.release()
             raise
         files.tidy(directory)
-        for folder in directory.parents[:2]:  # which may be new, too
+        for folder in directory.parents[:2]:  # these may be new, too
             sync_folder(folder)
         self._lock, self._written, self._last_save = lock, None, time.monotonic()
 
     def _look_around(self, directory: Path) -> None:
-        """Find the best checkpoint of the run in its folder, and refuse the folder of another run."""
+        """Find the best checkpoint of the run in its folder; raise if the folder is another run's."""
         self._best_path, best = None, dict[int | None, Path]()
         for path in listed(directory):
             try:
@@ -165,25 +165,25 @@ class CheckpointManager:
                 )
             if metadata.get("is_best"):
                 best[metadata.get("counters", {}).get(keys.STEPS)] = path
-        if best:  # of a run that has gone back to an older checkpoint, what came after that is not its best
+        if best:  # ignore checkpoints after the one that the run was resumed from
             known = None if self.best is None else self.best["steps"]
             self._best_path = best.get(known, [*best.values()][-1])
 
     @property
     def outrun(self) -> bool:
-        """Whether another process has gone on with the run: the folder has checkpoints that are not known here."""
+        """Whether another process has continued the run: the folder has checkpoints that are unknown here."""
         directory = self._directory
         return self._known is not None and directory is not None and not _names(directory) <= self._known
 
     def outrun_error(self) -> CheckpointError:
-        """Return the error for a trainer whose run another process has gone on with."""
+        """Return the error for a trainer whose run another process has continued."""
         return CheckpointError(
             f"another process has gone on with this run meanwhile: {self._directory} has newer checkpoints than this "
             f"trainer knows; resume from the newest by Trainer.resume({str(self._directory)!r})"
         )
 
     def begin(self) -> Path | None:
-        """Take the folder, where checkpoints are wanted, and return it; a tracked run must have begun.
+        """Lock and return the folder, if checkpoints are to be saved; a tracked run must have begun.
 
         Raises:
             CheckpointError: If another process has the folder or has gone on with the run, if it is another run's, or
@@ -193,7 +193,7 @@ class CheckpointManager:
         if self.options is None or directory is None:
             return None
         if self.options.directory is None and directory.parent.parent.name == "mlruns":
-            with contextlib.suppress(OSError):  # `take` says what is in its way
+            with contextlib.suppress(OSError):  # `take` reports the error
                 make_mlruns(directory.parent.parent)
         self._directory = directory
         self.take()
@@ -204,7 +204,7 @@ class CheckpointManager:
         return directory
 
     def end(self) -> Path | None:
-        """Wait until the last checkpoint is written, give the folder back, and return that checkpoint."""
+        """Wait until the last checkpoint is written, unlock the folder, and return that checkpoint."""
         if self._lock is None or self._directory is None:
             return None
         try:
@@ -218,11 +218,11 @@ class CheckpointManager:
 
     @property
     def best_path(self) -> Path | None:
-        """The best checkpoint that is written; None without one, or where checkpoints go by no metric."""
+        """The best checkpoint written so far; None if there is none, or no metric selects it."""
         return self._best_path
 
     def go_on_from(self, checkpoint: Checkpoint, known: Iterable[Path]) -> None:
-        """Go on with the run of a checkpoint, in its folder where no other was given.
+        """Continue the run of a checkpoint, in its folder unless another was given.
 
         Args:
             checkpoint: The checkpoint.
@@ -240,7 +240,7 @@ class CheckpointManager:
     # -- writing and reading
 
     def due(self, steps: int) -> bool:
-        """Whether a checkpoint is to be written.
+        """Return whether a checkpoint is due.
 
         Args:
             steps: Steps of the trainer.
@@ -253,7 +253,7 @@ class CheckpointManager:
         return minutes is not None and time.monotonic() - self._last_save >= minutes * 60
 
     def improved(self, stats: Mapping[str, float], fresh: frozenset[str], steps: int) -> bool:
-        """Whether a row has a new best of the metric to save by.
+        """Return whether a row has a new best value of the selecting metric.
 
         Args:
             stats: The row, metrics by name.
@@ -271,7 +271,7 @@ class CheckpointManager:
         return True
 
     def save(self, steps: int, metadata: Mapping[str, Any], state: Any, *, is_best: bool = False) -> None:
-        """Copy a state now, which may then change, and write it in a thread, after the checkpoint before.
+        """Copy a state, and write the copy in a thread, after the previous checkpoint.
 
         Args:
             steps: Steps of the trainer.
@@ -305,7 +305,7 @@ class CheckpointManager:
 
     @property
     def kept_segments(self) -> frozenset[str]:
-        """The segments, of all ranks, that the next checkpoint need not write again."""
+        """The segments of all ranks that the next checkpoint can share."""
         self.wait()
         return frozenset() if self._shared is None else frozenset(files.kept_segments(self._shared))
 
@@ -328,13 +328,13 @@ class CheckpointManager:
         write: Callable[[], Path],
     ) -> None:
         try:
-            # A run that goes on from a checkpoint does not log again what came before it: that must not be lost later.
+            # A resumed run does not log earlier rows again, so they must be on disk before the checkpoint is.
             getattr(self._tracker, "sync_to_disk", lambda: None)()
             path = write()
         except (OSError, ValueError, TypeError) as error:
             _log.warning("rl8x: no checkpoint at step %d, those before are kept: %s", steps, error)
             if metadata["is_best"] and self.best is best:
-                self.best = self._written_best  # the next that is better than what the disk has is saved
+                self.best = self._written_best  # so that the next row better than the written best is saved
             return
         self._written = self._shared = path
         if metadata["is_best"]:
@@ -345,14 +345,14 @@ class CheckpointManager:
                 files.remove(old)
 
     def wait(self) -> Path | None:
-        """Wait until nothing is being written; returns the last checkpoint that was."""
+        """Wait until nothing is being written, and return the last written checkpoint."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         return self._written if self.is_open else None
 
     def last_good(self) -> Checkpoint | None:
-        """Read the newest good checkpoint of this run."""
+        """Read the newest valid checkpoint of this run."""
         self.wait()
         candidates = [] if self.directory is None else good(self.directory)
         checkpoint = next((saved for saved in candidates if saved.metadata["run"]["key"] == self.key), None)
@@ -361,14 +361,14 @@ class CheckpointManager:
         return checkpoint
 
     def write_text(self, name: str, text: str) -> Path | None:
-        """Write a file beside the checkpoints, for a person to read.
+        """Write a file for people beside the checkpoints.
 
         Args:
             name: The file's name.
             text: What it says.
 
         Returns:
-            Its path; None where there are no checkpoints, or the disk refuses.
+            Its path; None if no checkpoints are saved, or writing fails.
         """
         directory = self.directory
         if self.options is None or directory is None:

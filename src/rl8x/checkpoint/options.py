@@ -1,4 +1,4 @@
-"""When checkpoints are written and which are kept."""
+"""Options: when checkpoints are written, and which are kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Checkpoints:
         mode: Whether the largest ("max") or the smallest ("min") value of `best` is best.
 
     Raises:
-        TypeError: If the directory is no path.
+        TypeError: If the directory is not a path.
         ValueError: If a number is not positive, or the mode is none.
     """
 
@@ -51,7 +51,7 @@ class Checkpoints:
             raise ValueError(f"Checkpoints: `mode` must be 'max' or 'min'; got {self.mode!r}.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the options without the directory, which a checkpoint knows from where it is."""
+        """Return the options without the directory, which a checkpoint's location implies."""
         return {
             field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "directory"
         }

@@ -1,4 +1,4 @@
-"""The states of all ranks in a checkpoint: of rank 0 the whole, of the others what differs from that.
+"""The states of all ranks in a checkpoint: rank 0's in full, and the differences of the others.
 
 Environments, generators and replays are each rank's own; weights, optimizers and counters are alike. Nothing has to say
 which is which: of each rank those tensors are kept whose bits are not those of rank 0's at the same place.
@@ -20,17 +20,17 @@ from rl8x.distributed import ranks
 from rl8x.segments import Content, Segment
 
 RANKS: Final = "ranks"
-"""In a checkpoint's state: what the ranks after the first have, by their numbers."""
-_LENGTH: Final = 8  # bytes that say how long the text before the tensors is
+"""Key in a checkpoint's state: the differences of ranks after the first, by rank."""
+_LENGTH: Final = 8  # bytes of the header with the length of the text before the tensors
 
 
 def packed(tree: Any) -> bytes:
-    """Write a state without segments as bytes, for another rank."""
+    """Serialise a state without segments to bytes, for another rank."""
     return _joined(*encode(tree))
 
 
 def unpacked(content: bytes) -> Any:
-    """Read what `packed` wrote."""
+    """Deserialise the bytes of `packed`."""
     return decode(*_parted(content))
 
 
@@ -47,7 +47,7 @@ def _parted(content: bytes) -> tuple[Any, dict[str, Tensor]]:
 
 
 def gathered(state: Any, kept: Collection[str]) -> dict[str, Any]:
-    """Return on rank 0 what a checkpoint has of the other ranks, by their numbers; on the others nothing.
+    """Return on rank 0 the other ranks' parts of a checkpoint, by rank; on the others nothing.
 
     Args:
         state: This rank's state.
@@ -72,7 +72,7 @@ def gathered(state: Any, kept: Collection[str]) -> dict[str, Any]:
 
 
 def _encoded_on_all(state: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Return what `encode` does, or refuse on all ranks what one cannot encode."""
+    """Encode the state; if one rank cannot, raise on all."""
     encoded, problem = None, None
     try:
         encoded = encode(state)
@@ -85,7 +85,7 @@ def _encoded_on_all(state: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def _entry(content: bytes) -> dict[str, Any]:
-    """Return what a checkpoint has of a rank, of what it sent."""
+    """Return a rank's part of a checkpoint, given the state that the rank sent."""
     (plain, segments, names), tensors = _parted(content)
     own_segments = [Segment(name, _content(name, keys, tensors)) for name, keys in segments.items()]
     return {"plain": json.dumps(plain), "tensors": {name: tensors[name] for name in names}, "segments": own_segments}
@@ -97,7 +97,7 @@ def _content(segment: str, keys: Collection[str], tensors: Mapping[str, Tensor])
 
 
 def _place(segment: str, key: str) -> str:
-    """Name a tensor of a segment among those of a state, whose names begin with no slash."""
+    """Return the name of a segment's tensor among those of a state, whose names do not begin with a slash."""
     return f"/{segment}/{key}"
 
 
@@ -107,7 +107,7 @@ def _digest(tensor: Tensor) -> str:
 
 
 def num_ranks(state: Mapping[str, Any]) -> int:
-    """Return how many ranks a checkpoint's state is of."""
+    """Return the number of ranks of a checkpoint's state."""
     return 1 + len(state.get(RANKS) or {})
 
 

@@ -29,7 +29,7 @@ class CheckpointError(ValueError):
 
 
 def encode(tree: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Take apart nested dicts, lists and tuples of tensors, segments, numbers, texts, flags and None.
+    """Encode nested dicts, lists and tuples of tensors, segments, numbers, texts, flags and None.
 
     The keys of a dict are texts, or whole numbers as in what torch's optimizers return.
 
@@ -46,7 +46,7 @@ def encode(tree: Any) -> tuple[Any, dict[str, Tensor]]:
 
 def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
-        # A copy without its neighbours: a view would drag its whole storage into the file.
+        # A copy, since a view would be saved with its whole storage.
         copied = value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         tensors[path] = copied
         return {_TENSOR: path}
@@ -73,7 +73,7 @@ def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def segments_in(tree: Any) -> Iterator[Segment]:
-    """Yield the segments of a state that `encode` takes apart."""
+    """Yield the segments of a state, before it is encoded."""
     if isinstance(tree, Segment):
         yield tree
     elif isinstance(tree, Mapping | list | tuple):
@@ -82,10 +82,10 @@ def segments_in(tree: Any) -> Iterator[Segment]:
 
 
 def segment_names(tree: Any) -> set[str]:
-    """Return the names of the segments of a state that `encode` took apart.
+    """Return the names of the segments of an encoded state.
 
     Raises:
-        CheckpointError: If one is no name of a segment.
+        CheckpointError: If a name is not legal for a segment.
     """
     names, left = set[str](), [tree]
     while left:
@@ -103,7 +103,7 @@ def segment_names(tree: Any) -> set[str]:
 
 
 def decode(tree: Any, tensors: Mapping[str, Tensor], segment: Callable[[str], Segment] | None = None) -> Any:
-    """Put a state together again from what `encode` returned.
+    """Decode a state that `encode` returned.
 
     Args:
         tree: The tree as JSON held it.
@@ -143,14 +143,14 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor], segment: Callable[[str],
 
 
 def _is_numbered(content: Any) -> bool:
-    """Whether something is a list of pairs of a whole number and anything."""
+    """Return whether a value is a list of pairs whose first elements are integers."""
     return isinstance(content, list) and all(
         isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int for pair in content
     )
 
 
 def clone(tree: Any) -> Any:
-    """Copy a state where it is, on its device."""
+    """Copy a state on its device."""
     if isinstance(tree, Tensor):
         return tree.detach().clone()
     if isinstance(tree, Segment):

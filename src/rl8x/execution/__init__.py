@@ -1,4 +1,4 @@
-"""Execution of programs of tensors: eager, compiled, or captured in CUDA graphs. It imports nothing but torch."""
+"""Runs functions of tensors eagerly, compiled, or captured in CUDA graphs. Knows torch, but no RL."""
 
 from rl8x.execution.execution import MODES, PRECISIONS, Execution, Mode, Precision
 from rl8x.execution.programs import Program

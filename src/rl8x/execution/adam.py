@@ -1,9 +1,9 @@
-"""A step of Adam on one vector of weights: torch's fused kernel where it runs eagerly, a formula where it is compiled.
+"""An Adam step on one flat vector of weights: torch's fused kernel in eager mode, elementwise operators when compiled.
 
-Eagerly the formula passes nine times over the weights and calls two dozen small operators: three to five times as long
-as the kernel, and a tenth of an eager update of SAC (256 rows, two layers of 256). A trace has the kernel, so that it
-can be run with the bits of the function that it is of; lowering puts the formula in its place, which Inductor fuses
-with what is around it.
+In eager mode the elementwise form makes nine passes over the weights and launches two dozen small operators. It takes
+three to five times as long as the fused kernel, which is a tenth of an eager update of SAC (256 rows, two layers of
+256). Traces contain the fused kernel, so that running a trace gives the same bits as the function. Lowering replaces
+the kernel by the elementwise form, which Inductor fuses with the surrounding operators.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ def apply_adam(
     weight_decay: float,
     decoupled: bool,
 ) -> None:
-    """Move weights and moments in place, by the rule of `optimizer.Adam`.
+    """Update weights and moments in place, as `optimizer.Adam` specifies.
 
     Args:
         weights: `[size]`.
         gradient: `[size]`.
         moments: Running means of gradients and of their squares, `[size]`, and the steps taken before, `[1]`.
         lr: Learning rate, 0-d.
-        betas: Decay of the running means in a step.
+        betas: Decay of the two running means per step.
         eps: Added to the denominator.
-        weight_decay: Weight of an L2 penalty, or with `decoupled` of what is taken off the weights.
-        decoupled: Whether the penalty has no part in the moments.
+        weight_decay: Coefficient of an L2 penalty, or of the decay of AdamW if `decoupled`.
+        decoupled: Whether weights decay as in AdamW, outside of the moments.
     """
     (first, second, step), (beta1, beta2) = moments, betas
     step.add_(1.0)
     fused = private.fused_adam(decoupled) if weights.device.type in ("cpu", "cuda") else None
     if fused is None:
-        _formula(weights, gradient, first, second, step, lr, beta1, beta2, weight_decay, eps, decoupled)
+        _elementwise(weights, gradient, first, second, step, lr, beta1, beta2, weight_decay, eps, decoupled)
         return
     options = {"beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
     fused([weights], [gradient], [first], [second], [], [step], lr=lr, **options, amsgrad=False, maximize=False)
@@ -54,10 +54,11 @@ def apply_adam(
 def advance(
     gradient: Tensor, first: Tensor, second: Tensor, step: Tensor, beta1: float, beta2: float
 ) -> tuple[Tensor, Tensor]:
-    """Move the means of gradients, `[size]`, and of their squares, in place.
+    """Update the running means of gradients, `[size]`, and of their squares, in place.
 
     Returns:
-        1 - beta^step of both, `[1]`, as -expm1(step log beta), which has all digits where beta^step is near 1.
+        The bias corrections 1 - beta^step of both, `[1]`, computed as -expm1(step log beta), which is accurate where
+        beta^step is near 1.
     """
     first.mul_(beta1).add_(gradient, alpha=1.0 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
@@ -65,7 +66,7 @@ def advance(
     return first_total, second_total
 
 
-def _formula(
+def _elementwise(
     weights: Tensor,
     gradient: Tensor,
     first: Tensor,
@@ -78,10 +79,10 @@ def _formula(
     eps: float,
     decoupled: bool,
 ) -> None:
-    """Do the step, given the number of this one, `[1]`.
+    """Make one step by elementwise operators; `step` is the number of this step, counted from 1, `[1]`.
 
-    Numerator and denominator are multiplied by sqrt(c2), as in section 2 of Kingma and Ba 2015, arXiv:1412.6980, which
-    leaves one division for each weight.
+    Numerator and denominator are multiplied by sqrt(c2), as in section 2 of Kingma and Ba 2015, arXiv:1412.6980, so
+    that each weight costs one division.
     """
     if weight_decay and decoupled:
         weights.mul_(1.0 - lr * weight_decay)
@@ -98,14 +99,14 @@ def _log(beta: float) -> float:
 
 
 def _decomposed(decoupled: bool) -> Callable[..., None]:
-    """Return what takes the place of a fused kernel that `apply_adam` called."""
+    """Return the elementwise decomposition of a fused kernel."""
 
     def step(
         weights: Any, gradients: Any, first: Any, second: Any, _: Any, steps: Any, *, lr: Any, **options: Any
     ) -> None:
         beta1, beta2, weight_decay, eps = (options[name] for name in ("beta1", "beta2", "weight_decay", "eps"))
         for tensors in zip(weights, gradients, first, second, steps, strict=True):
-            _formula(*tensors, lr, beta1, beta2, weight_decay, eps, decoupled)
+            _elementwise(*tensors, lr, beta1, beta2, weight_decay, eps, decoupled)
 
     return step
 
@@ -115,4 +116,4 @@ DECOMPOSITIONS: Final[dict[Any, Callable[..., None]]] = {
     for decoupled in (False, True)
     if (operator := private.fused_adam(decoupled)) is not None
 }
-"""Decompositions of the fused Adam kernels, which lowering puts in their place."""
+"""Decompositions of the fused Adam kernels, applied by lowering."""

@@ -1,4 +1,4 @@
-"""Compiled programs on disk: in the user's cache folder, found by a hash of all that decides them."""
+"""The cache of compiled programs on disk, keyed by a hash of everything that a compiled program depends on."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ import torch
 
 from rl8x._version import __version__
 
-# Where the cache is, and how much it keeps, in MB: half a MB a program, and 150 for precompiled headers.
+# Environment variables: the cache's folder, and its size limit in MB. A program takes 0.5 MB, precompiled headers 150.
 FOLDER_VARIABLE: Final = "RL8X_CACHE_DIR"
 LIMIT_VARIABLE: Final = "RL8X_CACHE_MB"
 _LIMIT_MB: Final = 500
-# A program that was made or found so many seconds ago, a run may be about to load: it stays, whatever the limit.
+# A program that was written or looked up less than this many seconds ago is never removed: a run may be about to load
+# it.
 _IN_USE_S: Final = 3600.0
 _MOST_NOTES: Final = 2000
 _KINDS: Final = ("so", "json", "note", "h", "gch", "pch")
 
 
 class Artifact(NamedTuple):
-    """A compiled program on disk, or the precompiled headers of all.
+    """A compiled program on disk, or the precompiled headers that all programs share.
 
     Attributes:
         kind: "program" or "headers".
-        key: Its name.
-        size: Bytes.
-        used: When it was used last, in seconds since 1970.
-        torch: The version of torch that compiled it; empty where that is not known.
+        key: Its key, which is its file name without the suffix.
+        size: Size in bytes.
+        used: Time of last use, in seconds since 1970.
+        torch: The version of torch that compiled it; empty if unknown.
     """
 
     kind: str
@@ -51,15 +52,16 @@ class Artifact(NamedTuple):
 
 
 class Artifacts:
-    """A folder of compiled programs; each is a shared library, and a JSON file with the hash of its content.
+    """A folder of compiled programs: for each, a shared library and a JSON file with the library's hash.
 
-    Several processes may use the folder at once: files are written beside and renamed, the JSON file last.
+    Several processes may use the folder at once: files are written under a temporary name and renamed, the JSON file
+    last.
 
     Args:
-        folder: Where they are; None takes `RL8X_CACHE_DIR` or this user's cache folder.
+        folder: The folder; None takes `RL8X_CACHE_DIR`, or this user's cache folder.
 
     Attributes:
-        unwritable: The folder that was meant, where it cannot be written to, so that nothing outlives the process.
+        unwritable: The configured folder if it is not writable; a temporary folder of this process is used instead.
     """
 
     unwritable: Path | None = None
@@ -69,7 +71,7 @@ class Artifacts:
         self.folder = folder or (Path(given) if given else Path(platformdirs.user_cache_dir("rl8x", appauthor=False)))
 
     def make_folder(self) -> None:
-        """Make the folder, this user's alone since code lies in it; where it cannot be, one for this process."""
+        """Create the folder, readable by this user alone since it contains code; a temporary one if that fails."""
         with contextlib.suppress(OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(self.folder, os.W_OK | os.X_OK):
@@ -77,7 +79,7 @@ class Artifacts:
             atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
 
     def beside(self, kind: str) -> Path:
-        """Return a name that no one else writes to: processes of containers that share a folder have the same IDs."""
+        """Return a unique temporary path; process IDs would not do, as containers that share a folder repeat them."""
         return self.folder / f".{uuid.uuid4().hex}.{kind}"
 
     def library(self, key: str) -> Path:
@@ -85,17 +87,17 @@ class Artifacts:
         return self.folder / f"{key}.so"
 
     def headers(self, key: str) -> Path | None:
-        """Return where the precompiled headers of a key are, by the compiler's way of naming them."""
+        """Return the path of a key's precompiled headers (`.gch` or `.pch`), or None if there are none."""
         precompiled = [*self.folder.glob(f"{key}.h.?ch")]
         return precompiled[0] if precompiled and (self.folder / f"{key}.h").exists() else None
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """Return what was noted of a program or of headers, if they are whole; what is damaged is removed."""
+        """Return the metadata of a program or of headers if their hash matches; remove them if they are damaged."""
         path, notes = self.headers(key) or self.library(key), self.folder / f"{key}.json"
         try:
             note: dict[str, Any] = json.loads(notes.read_text())
             if note["sha256"] == _sha256(path):
-                with contextlib.suppress(OSError):  # another user's, which is read only
+                with contextlib.suppress(OSError):  # the file is another user's and read-only
                     os.utime(path)
                 return note
         except FileNotFoundError:
@@ -107,7 +109,7 @@ class Artifacts:
         return None
 
     def put(self, key: str, built: Path, **notes: Any) -> None:
-        """Take in a shared library that was built in this folder, under another name."""
+        """Add a shared library that was built in this folder under a temporary name."""
         content = json.dumps({"sha256": _sha256(built), "torch": torch.__version__, **notes})
         built.replace(self.library(key))
         beside = built.with_suffix(".json")
@@ -116,7 +118,7 @@ class Artifacts:
         self.trim()
 
     def put_headers(self, text: Path, precompiled: Path) -> None:
-        """Take in headers that were precompiled in a folder in this one, under the names that they are to have."""
+        """Add headers that were precompiled in a subfolder of this folder, under their final file names."""
         notes = text.with_suffix(".json")
         notes.write_text(json.dumps({"sha256": _sha256(precompiled), "torch": torch.__version__}))
         for path in (notes, precompiled, text):
@@ -124,7 +126,7 @@ class Artifacts:
         self.trim()
 
     def note(self, key: str, content: dict[str, Any]) -> None:
-        """Keep something small beside the programs; nothing, where it cannot be written."""
+        """Write a small note beside the programs; do nothing if the folder is not writable."""
         with contextlib.suppress(OSError):
             self.make_folder()
             beside = self.beside("note")
@@ -132,7 +134,7 @@ class Artifacts:
             beside.replace(self.folder / f"{key}.note")
 
     def noted(self, key: str) -> dict[str, Any] | None:
-        """Return what was kept under a key; None where nothing was, or it is damaged."""
+        """Return the note of a key; None if there is none or it is damaged."""
         try:
             note = json.loads((self.folder / f"{key}.note").read_text())
         except (OSError, ValueError):
@@ -140,19 +142,19 @@ class Artifacts:
         return note if isinstance(note, dict) else None
 
     def remove(self, key: str) -> None:
-        """Remove what has this key, its notes first, so that it is never found by halves."""
+        """Remove all files of a key, the metadata first, so that `find` never sees an incomplete program."""
         for suffix in ("json", "so", "h", "h.gch", "h.pch"):
             (self.folder / f"{key}.{suffix}").unlink(missing_ok=True)
 
     def list(self) -> list[Artifact]:
-        """Return all programs and precompiled headers, what was used last first."""
+        """Return all programs and precompiled headers, most recently used first."""
         artifacts = []
         for path in (path for pattern in ("*.so", "*.h.?ch") for path in self.folder.glob(pattern)):
             kind, key = "program" if path.suffix == ".so" else "headers", path.name.split(".")[0]
             try:
                 stat = path.stat()
                 notes = json.loads((self.folder / f"{key}.json").read_text())
-            except FileNotFoundError:  # another process has just removed it, or has not written all of it
+            except FileNotFoundError:  # another process has just removed it, or is still writing it
                 continue
             except (OSError, ValueError):
                 notes = {}
@@ -160,7 +162,7 @@ class Artifacts:
         return sorted(artifacts, key=lambda artifact: -artifact.used)
 
     def clear(self) -> int:
-        """Remove all programs, and what is kept for them; return how many bytes that were."""
+        """Remove all programs, headers and notes, and return the number of bytes freed."""
         freed = 0
         for path in [path for kind in _KINDS for path in self.folder.glob(f"*.{kind}")]:
             with contextlib.suppress(FileNotFoundError):  # another process has just removed it
@@ -170,10 +172,10 @@ class Artifacts:
 
     @property
     def limit_mb(self) -> float:
-        """The size up to which artifacts are kept, in MB.
+        """The cache's size limit in MB.
 
         Raises:
-            ValueError: If `RL8X_CACHE_MB` is no number, not finite or less than 0.
+            ValueError: If `RL8X_CACHE_MB` is not a finite number of at least 0.
         """
         given = os.environ.get(LIMIT_VARIABLE, str(_LIMIT_MB))
         with contextlib.suppress(ValueError):
@@ -182,7 +184,7 @@ class Artifacts:
         raise ValueError(f"{LIMIT_VARIABLE} must be a number of megabytes, finite and at least 0; got {given!r}.")
 
     def trim(self) -> None:
-        """Remove what has not been used for longest, while there is more than the limit, but for programs in use."""
+        """Remove least recently used artifacts until the limit holds, except programs that may be in use."""
         left, since = self.limit_mb * 1e6, time.time() - _IN_USE_S
         for artifact in self.list():
             left -= artifact.size
@@ -203,7 +205,7 @@ def _sha256(path: Path) -> str:
 
 @functools.cache
 def surroundings() -> str:
-    """A hash of all beside its description that decides what a program becomes: versions, processor, C++ compiler."""
+    """Return a hash of what a compiled program depends on beside its description: versions, processor, C++ compiler."""
     own = [path.read_bytes() for path in sorted(Path(__file__).parent.iterdir()) if path.is_file()]
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else [platform.processor(), platform.machine()]
@@ -213,5 +215,5 @@ def surroundings() -> str:
 
 
 def key_of(*parts: str) -> str:
-    """Return the key of a program from the texts that decide it, its surroundings among them."""
+    """Return a cache key for texts, which also depends on `surroundings`."""
     return hashlib.sha256(json.dumps([surroundings(), *parts]).encode()).hexdigest()[:40]

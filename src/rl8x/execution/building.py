@@ -1,7 +1,7 @@
-"""Builds C++ into shared libraries, by the C++ compiler that torch finds and with the options that it chooses.
+"""Builds C++ source into shared libraries, with the compiler and the options that torch chooses.
 
-Half of what a program takes to build is reading the headers that all programs include: they are precompiled, once for
-each version of torch, into the folder of the programs.
+Parsing the headers that all programs include takes half of a build. They are therefore precompiled, once for each
+version of torch, into the cache folder.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rl8x.execution.artifacts import Artifacts, key_of
 HOST: Final = Path(__file__).parent / "host.h"
 PRODUCTS: Final = Path(__file__).parent / "products.h"
 
-# Against -O3, -O2 takes a second less of six; the programs are as fast, since Inductor has written the vectors out.
+# -O2 builds in five seconds where -O3 takes six. The programs are as fast, since Inductor emits explicit vector code.
 _OPTIONS: Final = ("-fvisibility=hidden", "-O2", "-g0")
-# What Inductor's kernels include.
+# The header that Inductor's kernels include.
 _PREFIX: Final = "#include <torch/csrc/inductor/cpp_prefix.h>"
-# The size of what is precompiled, in MB: not kept in a folder whose limit it would fill.
+# Size of the precompiled headers in MB; they are not kept in a cache whose limit they would fill.
 _HEADERS_MB: Final = 150
-# Folders in which programs are being built and headers precompiled, and the age in seconds at which no one is at it any
-# more.
+# Prefixes of the temporary folders of builds and of precompilation, and the age in seconds after which they count as
+# abandoned.
 _BUILD: Final = "rl8x-compile-"
 _PRECOMPILATION: Final = ".headers-"
 _LONG_AGO_S: Final = 600.0
@@ -41,10 +41,10 @@ def build(source: str, library: Path) -> None:
 
     Args:
         source: The source.
-        library: Where the library is written, in the folder in which there may be precompiled headers.
+        library: Path of the library to write; its folder may contain precompiled headers.
 
     Raises:
-        RuntimeError: If the compiler refuses it; the first line is its first error.
+        RuntimeError: If compilation fails; the message begins with the compiler's first error.
     """
     headers = Headers(library.parent)
     with tempfile.TemporaryDirectory(prefix=_BUILD) as name:
@@ -55,24 +55,24 @@ def build(source: str, library: Path) -> None:
         if errors and precompiled is not None:
             errors, built = _run(written, Path(name), None)
             if not errors:
-                headers.remove()  # which are damaged
+                headers.remove()  # they are damaged
         if errors:
             raise RuntimeError(errors)
-        # All of it at once, also where the temporary folder is on another disk.
+        # The library appears in one rename, even if the temporary folder is on another disk.
         beside = library.with_name(f"{library.name}.part")
         shutil.move(built, beside)
         beside.replace(library)
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what builds left that were killed in the middle, as those are of a run that ends.
+    """Remove the temporary files of builds that were killed, as happens when a run ends during a build.
 
     Args:
-        folder: Where the programs are; all that is unfinished in it has a name that begins with a dot.
+        folder: The cache folder; names of unfinished files in it begin with a dot.
     """
     since = time.time() - _LONG_AGO_S
     for left in (*folder.glob(".*"), *Path(tempfile.gettempdir()).glob(f"{_BUILD}*")):
-        with contextlib.suppress(OSError):  # another process removes it, or it is another user's
+        with contextlib.suppress(OSError):  # another process has removed it, or another user owns it
             if left.stat().st_mtime >= since:
                 continue
             if left.is_dir():
@@ -85,7 +85,7 @@ class Headers:
     """The headers that all programs include, precompiled.
 
     Args:
-        folder: Where the programs are.
+        folder: The cache folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -95,16 +95,16 @@ class Headers:
         self._artifacts = Artifacts(folder)
 
     def find(self) -> Path | None:
-        """Return what a source includes for them; None where they are not precompiled."""
+        """Return the path that a source includes to use them; None if they are not precompiled."""
         precompiled = self._artifacts.headers(self.key)
         if precompiled is None:
             return None
         with contextlib.suppress(OSError):  # another process has just removed it
-            os.utime(precompiled)  # what has not been used for longest is removed first
+            os.utime(precompiled)  # the least recently used artifacts are removed first
         return precompiled.with_suffix("")
 
     def precompile(self) -> None:
-        """Precompile them, unless they are or the folder is for less; whoever finds none builds without."""
+        """Precompile them unless they exist or would take more than half of the cache's limit."""
         folder = self._artifacts.folder
         if self._artifacts.find(self.key) is not None or self._artifacts.limit_mb < 2 * _HEADERS_MB:
             return
@@ -121,7 +121,7 @@ class Headers:
 
 
 def _run(source: Path, folder: Path, headers: Path | None, **options: Any) -> tuple[str, Path]:
-    """Run the C++ compiler; return what it has against a source, its first error first, and where the result is."""
+    """Run the C++ compiler; return its output if it failed, beginning with the first error, and the result's path."""
     inductor = private.inductor()
     settings = inductor.CppTorchDeviceOptions(
         device_type="cpu", aot_mode=True, vec_isa=inductor.pick_vec_isa(), extra_flags=_OPTIONS, **options

@@ -1,4 +1,4 @@
-"""Functions of tensors whose CUDA kernels are captured once and replayed."""
+"""Functions of tensors that are captured once as a CUDA graph and replayed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _WARM_UPS: Final = 3
 
 
 class CapturedProgram:
-    """A function of tensors whose kernels are captured once for every layout of its arguments, and replayed.
+    """A function of tensors, captured as a CUDA graph once for each layout of its arguments.
 
     Args:
         function: The function of tensors, see `Execution.program`.
-        num_fixed: How many first arguments are the same tensors at each call, see `Execution.program`; the others are
-            copied to where the capture reads them.
-        capture: Captures; see `capture_cuda`.
+        num_fixed: How many leading arguments are the same tensors in every call, see `Execution.program`. The others
+            are copied into the graph's input buffers.
+        capture: The capturing function, see `capture_cuda`.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class CapturedProgram:
         self._captured: dict[Hashable, _Captured] = {}
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
-        """Replay the program; the results are the caller's to keep."""
+        """Replay the graph, and return copies of its results."""
         captured = self._program(tensors)
         with torch.no_grad():
             for place, tensor in zip(captured.varying, tensors[self.num_fixed :], strict=True):
@@ -45,7 +45,7 @@ class CapturedProgram:
             return [result.clone() for result in captured.results]
 
     def build(self, *tensors: Tensor) -> None:
-        """Capture the program for arguments laid out like these, `[*]` each."""
+        """Capture the graph for arguments of this layout, `[*]` each."""
         self._program(tensors)
 
     def _program(self, tensors: Sequence[Tensor]) -> _Captured:
@@ -61,7 +61,7 @@ class CapturedProgram:
         before = [tensor.clone() for tensor in fixed]
         try:
             with torch.no_grad():
-                # A capture wants kernels and libraries loaded: a few runs do that, and are undone.
+                # Warm-up runs load kernels and libraries; their writes to fixed arguments are undone below.
                 replay, results = self.capture(lambda: self.function(*fixed, *varying))
         except Exception as error:
             raise ProgramError("graph", error) from error
@@ -72,12 +72,11 @@ class CapturedProgram:
 
 
 class CapturedLoop:
-    """A loop whose kernels, those of all items, are captured once for every layout of its arguments.
+    """A loop that is captured as one CUDA graph over all items, once for each layout of its arguments.
 
     Args:
-        loop: The function that is called for each item; its state is copied to where the capture has it and back, and
-            need not stay where it is.
-        capture: Captures; see `capture_cuda`.
+        loop: The loop. Its state is copied into the graph's buffers and back, so it may be other tensors in each call.
+        capture: The capturing function, see `capture_cuda`.
     """
 
     def __init__(self, loop: Loop, capture: Capture | None = None) -> None:
@@ -97,7 +96,7 @@ class CapturedLoop:
 
 
 class _Captured(NamedTuple):
-    """A captured program: the tensors that it reads its arguments from, its replay, and the tensors of its results."""
+    """A captured graph: its input buffers, the function that replays it, and its output buffers."""
 
     varying: Sequence[Tensor]
     replay: Callable[[], object]
@@ -105,10 +104,11 @@ class _Captured(NamedTuple):
 
 
 def capture_cuda(function: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], object], Sequence[Tensor]]:
-    """Capture what a function does on a CUDA device, after running it a few times.
+    """Capture a function as a CUDA graph, after warm-up runs.
 
     Returns:
-        What replays it, and the tensors that hold its results after each replay, in the function's shapes.
+        The function that replays the graph, and the tensors that hold its results after each replay, in the shapes
+        of the function's results.
     """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())

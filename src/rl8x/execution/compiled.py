@@ -1,4 +1,4 @@
-"""Functions of tensors, compiled: traced here, built by the compiler's process, called as one C++ function."""
+"""Compiled functions of tensors: traced here, built by the compiler's process, called as one C++ function."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ from rl8x.execution.programs import ProgramError, layout_of
 from rl8x.execution.traces import LoopShape, ProgramDescription, describe_program, trace
 
 MadeOf = Callable[[], Sequence[object]]
-"""Returns the objects that decide what a function does."""
+"""Returns the objects that determine a function's trace."""
 
 
 class CompiledProgram:
-    """A function of tensors, compiled once for every layout of its arguments.
+    """A function of tensors, compiled once for each layout of its arguments.
 
-    A traced graph has no Python left in it, so it is compiled as it is, without the guards that `torch.compile` would
-    check at every call: they cost as much as an update of a small minibatch. On the CPU a whole program is one call
-    into C++.
+    The traced graph is compiled without the guards that `torch.compile` checks at every call, which cost as much as an
+    update of a small minibatch. On the CPU a call of the program is one call into C++.
 
     Args:
         function: The function of tensors, see `Execution.program`.
-        made_of: The objects that decide its trace, see `Execution.program`.
-        compiles: Whether the traced graph is compiled, or run as it is, for comparison.
+        made_of: The objects that determine its trace, see `Execution.program`.
+        compiles: Whether the traced graph is compiled; False interprets it, for comparison.
     """
 
     def __init__(self, function: Run, made_of: MadeOf | None = None, *, compiles: bool = True) -> None:
         self.function = function
         self.made_of = made_of
         self.compiles = compiles
-        self._described: dict[Hashable, _Described] = {}  # what is being compiled
+        self._described: dict[Hashable, _Described] = {}  # programs that are being compiled
         self._ready: dict[Hashable, _Ready] = {}
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
@@ -48,24 +47,24 @@ class CompiledProgram:
             return ready.run(*tensors, *ready.read)
 
     def build(self, *tensors: Tensor) -> None:
-        """Have the program compiled for arguments laid out like these, `[*]` each, and wait for it."""
+        """Compile the program for arguments of this layout, `[*]` each, and wait for it."""
         self._program(tensors)
 
     def _program(self, tensors: Sequence[Tensor]) -> _Ready:
         key = layout_of(tensors)
         ready = self._ready.get(key)
         if ready is None:
-            with _refusals():
+            with _as_program_error():
                 ready = self._ready[key] = self._compile(tensors) if self.compiles else self._interpret(tensors)
         return ready
 
     def prepare(self, *tensors: Tensor) -> None:
-        """Have the program compiled for arguments laid out like these, `[*]` each, without waiting for it."""
+        """Request compilation for arguments of this layout, `[*]` each, without waiting for it."""
         key = layout_of(tensors)
         if key in self._ready or key in self._described:
             return
-        with _refusals():
-            if self._noted(tensors) is not None:  # loaded when it is called, with values by which it can be checked
+        with _as_program_error():
+            if self._noted(tensors) is not None:  # loaded at the first call, whose arguments check it
                 return
             self._described[key] = described = self._describe(tensors)
             compiler().request(described.description.to_json())
@@ -95,24 +94,24 @@ class CompiledProgram:
         return _Described(describe_program(graph, [*tensors, *read]), read)
 
     def _interpret(self, tensors: Sequence[Tensor]) -> _Ready:
-        """Return the traced graph as it is."""
+        """Return the traced graph, uncompiled."""
         return _Ready(*trace(self.function, tensors))
 
     # -- programs of earlier processes, found without tracing
 
     def _noted(self, tensors: Sequence[Tensor]) -> tuple[Fingerprint, dict[str, Any]] | None:
-        """Return what was noted of a program that an earlier process had compiled of the same function."""
+        """Return the fingerprint, and the note that an earlier process left on the same program, if there is one."""
         mark = None if self.made_of is None else fingerprint(self.made_of())
         if mark is None:
             return None
         note = compiler().artifacts.noted(self._fingerprint_key(mark, tensors))
         if note is None or compiler().artifacts.find(note["program"]) is None:
-            compiler().start()  # while this process traces
+            compiler().start()  # it loads while this process traces
             return None
         return mark, note
 
     def _found(self, tensors: Sequence[Tensor]) -> _Ready | None:
-        """Return what an earlier process had compiled of the same function, if it does what the function does."""
+        """Return the program that an earlier process compiled, if its results agree with the function's."""
         noted = self._noted(tensors)
         if noted is None:
             return None
@@ -122,7 +121,7 @@ class CompiledProgram:
         return ready if self._agrees(ready, tensors) else None
 
     def _note(self, described: _Described, tensors: Sequence[Tensor]) -> None:
-        """Have later processes find a program without tracing, where what it reads is found without it."""
+        """Let later processes find a program by fingerprint, if the fingerprint contains all tensors that it reads."""
         mark = None if self.made_of is None else fingerprint(self.made_of())
         places = None if mark is None else mark.places(described.read)
         if mark is not None and places is not None:
@@ -137,9 +136,9 @@ class CompiledProgram:
         return f"{type(self).__name__}({getattr(self.function, '__qualname__', '')})"
 
     def _agrees(self, found: _Ready, tensors: Sequence[Tensor]) -> bool:
-        """Run the program and the function on copies of the same tensors, `[*]` each, and compare all that they give.
+        """Run program and function on copies of the tensors, `[*]` each, and compare results and in-place writes.
 
-        The function leaves in the objects it belongs to what tracing it would have left.
+        Running the function also has the side effects on Python objects that tracing it would have had.
         """
         mine, its = ([tensor.detach().clone() for tensor in tensors] for _ in range(2))
         with torch.no_grad():
@@ -156,12 +155,12 @@ class CompiledProgram:
 
 
 class CompiledLoop(CompiledProgram):
-    """A loop that runs in C++: beside a small minibatch's arithmetic, what Python does for each counts.
+    """A compiled loop that iterates in C++, since for small minibatches the overhead of a Python loop counts.
 
     Args:
-        loop: The function that is called for each item.
-        made_of: The objects that decide its trace, see `Execution.program`.
-        compiles: Whether the traced graph is compiled, or run as it is, for comparison.
+        loop: The loop.
+        made_of: The objects that determine its trace, see `Execution.program`.
+        compiles: Whether the traced graph is compiled; False interprets it, for comparison.
     """
 
     def __init__(self, loop: Loop, made_of: MadeOf | None = None, *, compiles: bool = True) -> None:
@@ -175,7 +174,7 @@ class CompiledLoop(CompiledProgram):
         return _Described(describe_program(graph, [*tensors, *read], shape), read)
 
     def _interpret(self, tensors: Sequence[Tensor]) -> _Ready:
-        """Return a loop over the traced graph as it is."""
+        """Return a loop over the traced graph, uncompiled."""
         graph, read = trace(self.function, self.loop.first(tensors))
         loop = self.loop.around(lambda *tensors: [result.clone() for result in graph(*tensors, *read)])
         return _Ready(loop, [])
@@ -189,22 +188,22 @@ class CompiledLoop(CompiledProgram):
 
 
 class _Ready(NamedTuple):
-    """A program for one layout of its arguments, and what it reads beside them."""
+    """A program for one layout of its arguments, and the tensors that it reads beside them."""
 
     run: Run
     read: Sequence[Tensor]
 
 
 class _Described(NamedTuple):
-    """A program that is to be compiled for one layout, and what it reads beside its arguments."""
+    """The description of a program for one layout, and the tensors that it reads beside its arguments."""
 
     description: ProgramDescription
     read: Sequence[Tensor]
 
 
 @contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """Give every error the same form."""
+def _as_program_error() -> Iterator[None]:
+    """Raise every error as a `ProgramError`."""
     try:
         yield
     except Exception as error:

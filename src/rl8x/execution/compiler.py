@@ -1,4 +1,4 @@
-"""Has programs compiled by a process of its own, and loads them."""
+"""Compiles programs in a separate process, and loads them."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from rl8x.execution.artifacts import Artifacts, key_of
 
 Run = Callable[..., Sequence[Tensor]]
 
-# Little of what compilers make, or of what they import, is garbage before they end: looking for it costs a second.
+# Garbage collection in the compiler's process finds little and costs a second.
 _CODE: Final = "import gc; gc.disable(); from rl8x.execution.compiler_process import main; main()"
 
 
 class Compiler:
-    """Compiles programs, several at a time, in processes of their own.
+    """Compiles programs, several at a time, in separate processes.
 
     Args:
-        artifacts: Where compiled programs are kept.
+        artifacts: The cache of compiled programs.
 
     Attributes:
-        say: Is given a message where this process waits.
+        say: Called with a message when this process has to wait for a program.
     """
 
     def __init__(self, artifacts: Artifacts) -> None:
         self.artifacts = artifacts
         self.say: Callable[[str], None] = lambda _: None
         self._process: subprocess.Popen[str] | None = None
-        self._owner = 0  # a process that is forked of this one has none
+        self._owner = 0  # the process that started the compiler; forks of it do not share the compiler
         self._requested: set[str] = set()
         self._failed: dict[str, str] = {}
 
     def start(self) -> None:
-        """Begin the process unless it runs; it takes seconds to import what it compiles with."""
+        """Start the process unless it runs; its imports take seconds."""
         if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
             self._start()
 
@@ -61,14 +61,15 @@ class Compiler:
             stderr=subprocess.DEVNULL,
             text=True,
             env=environment,
-            process_group=0,  # so that Ctrl-C is the run's alone; in a session of its own its niceness would not count
+            # A process group of its own keeps Ctrl-C from it; a session of its own would make its niceness ineffective.
+            process_group=0,
         )
         self._owner = os.getpid()
         self._requested.clear()
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """End the process, and what it compiles."""
+        """Kill the process and its children."""
         if self._process is not None and self._owner == os.getpid():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -77,7 +78,7 @@ class Compiler:
         self._requested.clear()
 
     def request(self, program: str) -> str:
-        """Have a program compiled unless it is.
+        """Request the compilation of a program unless it is in the cache, without waiting.
 
         Args:
             program: Its description as JSON.
@@ -93,18 +94,18 @@ class Compiler:
         return key
 
     def library(self, program: str) -> Path:
-        """Return the shared library of a program, compiled by now or waited for.
+        """Return the shared library of a program, waiting until it is compiled.
 
         Raises:
-            RuntimeError: If it cannot be compiled.
+            RuntimeError: If compilation fails.
         """
         key = self.request(program)
         if key in self._requested:
-            lost, keeps = self.artifacts.unwritable, "later runs like this one find what it makes in the cache"
-            none = (
-                f"each run like this one will, since {lost} cannot be written to: set RL8X_CACHE_DIR to another folder"
-            )
-            self.say(f"waiting for the compiler; {keeps if lost is None else none}")
+            later, folder = "later runs like this one find what it makes in the cache", self.artifacts.unwritable
+            if folder is not None:
+                later = f"each run like this one will, since {folder} cannot be written to: "
+                later += "set RL8X_CACHE_DIR to another folder"
+            self.say(f"waiting for the compiler; {later}")
         while key in self._requested:
             self._wait()
         if key in self._failed:
@@ -112,7 +113,7 @@ class Compiler:
         return self.artifacts.library(key)
 
     def _wait(self) -> None:
-        """Wait for a program to be compiled, whichever is the next."""
+        """Wait until any requested program is compiled."""
         line = self._pipe("stdout").readline()
         if not line:
             self.stop()
@@ -128,18 +129,18 @@ class Compiler:
 
 
 def load(library: Path) -> Run:
-    """Load a compiled program: takes tensors and returns a list of tensors, row-major ones.
+    """Load a compiled program as a function that takes tensors and returns a list of contiguous tensors.
 
-    Several threads may call it at once; Python runs others meanwhile.
+    Several threads may call it at once; it releases the GIL.
 
     Raises:
-        RuntimeError: If the library is not one of a program.
+        RuntimeError: If the library is not a compiled program.
     """
     functions = ctypes.CDLL(str(library))
     try:
         call, layouts = functions.rl8x_run, functions.rl8x_results
     except AttributeError:
-        raise RuntimeError(f"{library.name} is no compiled program") from None
+        raise RuntimeError(f"{library.name} is not a compiled program") from None
     call.restype = layouts.restype = ctypes.c_char_p
     results = [(shape, getattr(torch, dtype)) for shape, dtype in json.loads(layouts())]
     addresses = ctypes.c_void_p * len(results)

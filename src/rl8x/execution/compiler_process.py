@@ -1,6 +1,6 @@
-"""The process that compiles: reads programs as lines of JSON, and compiles each in a process forked for it.
+"""The compiler's process: reads programs as lines of JSON, and compiles each in a forked child.
 
-It imports torch's compiler once; what is forked has that at once, and nothing of the run that asks.
+It imports torch's compiler once, for all children, and shares no memory with the run that started it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from rl8x.execution.lowering import lower
 from rl8x.execution.traces import ProgramDescription
 from rl8x.output import message_of
 
-# The run that asks goes on meanwhile.
+# The run goes on meanwhile and has priority.
 _NICENESS: Final = 10
 
 
 def main() -> None:
-    """Compile until there is no one left who asks."""
+    """Compile programs until stdin is closed."""
     artifacts = Artifacts(Path(sys.argv[1]))
     os.nice(_NICENESS)
     answers = os.dup(1)
-    os.dup2(2, 1)  # whatever a compiler prints is no answer
+    os.dup2(2, 1)  # keeps the output of compilers apart from the answers
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     if os.fork() == 0:
         _tidy_and_precompile(artifacts)
@@ -43,21 +43,21 @@ def main() -> None:
 
 
 def _tidy_and_precompile(artifacts: Artifacts) -> None:
-    """Remove what earlier builds left, and precompile headers for later ones; ends this process.
+    """Remove leftovers of earlier builds, precompile headers, and exit this process.
 
-    It gets what the programs of now leave of the processor.
+    It runs in the idle class, so that programs that a run waits for come first.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    with contextlib.suppress(Exception):  # programs are built without, and say what is wrong
+    with contextlib.suppress(Exception):  # programs are built without headers, and their errors say what is wrong
         remove_unfinished(artifacts.folder)
         Headers(artifacts.folder).precompile()
     os._exit(0)
 
 
 def _watch(artifacts: Artifacts, request: dict[str, str], answers: int) -> None:
-    """Have a process answer, and answer for it where it ends without, such as for want of memory."""
+    """Answer a request from a child process, and send an error if that process is killed, such as by the OOM killer."""
     worker = os.fork()
     if worker == 0:
         os.write(answers, _line(_answer(artifacts, request)))
@@ -73,7 +73,7 @@ def _line(answer: dict[str, str | None]) -> bytes:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Do what stands in the block in one process at a time; a process that is killed holds nothing up."""
+    """Hold a file lock, which the kernel releases if the process is killed."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
@@ -85,11 +85,11 @@ def _locked(path: Path) -> Iterator[None]:
 def _answer(artifacts: Artifacts, request: dict[str, str]) -> dict[str, str | None]:
     key, built = request["key"], artifacts.beside("so")
     try:
-        with _locked(artifacts.folder / f".{key}.lock"):  # ranks of one machine ask for the same at the same time
+        with _locked(artifacts.folder / f".{key}.lock"):  # ranks of one machine request the same program at once
             if artifacts.find(key) is None:
                 lower(ProgramDescription.from_json(request["program"]), built)
                 artifacts.put(key, built)
-    except BaseException as error:  # of a process that has nothing else to do
+    except BaseException as error:  # this process has nothing else to do
         lines = message_of(error).strip().splitlines()
         return {"key": key, "error": lines[0] if lines else type(error).__name__}
     finally:

@@ -1,8 +1,8 @@
-"""Execution of an algorithm's programs: the one place that decides which of them are compiled, and when.
+"""Decides how an algorithm's functions of tensors run: eagerly, compiled, or captured in CUDA graphs.
 
-Algorithms hand over functions of tensors. Eager execution calls them as they are and is the reference. Compiled
-execution traces each once for every layout of its arguments and calls what a compiler's process built of it. `auto` has
-that done while the run goes on eagerly, and changes at a step that the configuration of the run decides.
+Eager execution calls the functions directly and is the reference. Compiled execution traces each function once for each
+layout of its arguments and calls the compiled trace. `auto` runs eagerly while a separate process compiles, and
+switches at a step that depends on the configuration alone, not on a clock, so that runs are reproducible.
 """
 
 from __future__ import annotations
@@ -34,38 +34,39 @@ MODES: Final = ("auto", "eager", "compile", "graph")
 PRECISIONS: Final = ("fp32", "tf32", "bf16")
 
 
-# In seconds of eager execution, by the model of its work: when `auto` changes to compiled programs, soon, since eager
-# steps on a few cores delay the compiler by more than they save; when it changes where the end of the run is not known,
-# so that a few steps in a notebook do not begin to compile; and how long a run has to be to be worth it.
+# Estimated seconds of eager execution: after which `auto` switches to compiled programs (early, since on a few cores
+# eager steps delay the compiler by more than they save); after which it switches if the run's length is unknown, so
+# that a few steps in a notebook do not compile; and the length of a run from which compilation pays.
 _CHANGE_SECONDS: Final = 0.5
 _CHANGE_SECONDS_UNKNOWN: Final = 12.0
 _WORTH_SECONDS: Final = 18.0
 
 
 class Execution:
-    """Runs the programs of one algorithm: eagerly, compiled or captured.
+    """Runs the functions of one algorithm eagerly, compiled or captured.
 
     Args:
-        mode: `"eager"`; `"compile"`; `"graph"`: kernels captured once on CUDA and replayed; or `"auto"`: graph on CUDA,
-            elsewhere compiled where the run is long enough, and eager until then.
+        mode: `"eager"`; `"compile"`; `"graph"`: CUDA graphs; or `"auto"`: CUDA graphs on CUDA, elsewhere eager at first
+            and then compiled if the run is long enough.
         precision: `"fp32"`; `"tf32"`: matmuls in TF32 on CUDA; `"bf16"`: matmuls in bfloat16, heads and all else in
             float32.
-        device: Where the programs run.
-        configuration: A text that decides the programs, and some more: the first run that has it begins the compiler's
-            process, which takes seconds, ahead of the first program.
+        device: The device of the tensors.
+        configuration: A text on which the programs depend. The first run with a text starts the compiler's process,
+            which takes seconds, before the first program is requested.
 
     Attributes:
-        mode: The mode in force.
-        target: The mode that is in force from `starts_at` on.
-        prepares: Whether programs are to be compiled now, while the run is eager.
-        starts_at: The step from which `auto` is compiled, the algorithm's own, counted from 0; 0 where it never is.
-        compiled_since: That step, once it has come, also in an earlier process of the run.
-        due: The step at which `begin_step` has something to do next; infinite where it never has.
-        fell_back: Whether `auto` has found that programs cannot be had, and stays eager.
-        host_looks: Whether the host may look at values: on the CPU it costs nothing, elsewhere it waits for all work.
+        mode: The current mode.
+        target: The mode from `starts_at` on.
+        prepares: Whether programs should be compiled now, while the run is eager.
+        starts_at: The step at which `auto` switches to compiled programs, by the algorithm's own count from 0; 0 if it
+            never does.
+        compiled_since: `starts_at` once that step has been reached, also in an earlier process of the run.
+        due: The next step at which `begin_step` has something to do; infinite if there is none.
+        fell_back: Whether `auto` has failed to compile or capture, and stays eager.
+        host_looks: Whether the host may read values: free on the CPU, a host sync elsewhere.
 
     Raises:
-        ValueError: If mode or precision are not to be had on the device, or `RL8X_CACHE_MB` is no legal limit.
+        ValueError: If the device does not support the mode or the precision, or `RL8X_CACHE_MB` is not a legal limit.
     """
 
     not_traced = (
@@ -105,30 +106,30 @@ class Execution:
         if device.type == "cpu":
             keep_freed_memory()
             if mode != "eager":
-                _ = compiler().artifacts.limit_mb  # what is wrong with it is said now, not by the compiler's process
+                _ = compiler().artifacts.limit_mb  # raises here, rather than in the compiler's process
             if self.mode == "compile":
                 self._begin_compiler()
 
     def _begin_compiler(self) -> None:
-        """Begin the compiler's process, unless an earlier run of the same configuration has left its programs."""
+        """Start the compiler's process, unless an earlier run of this configuration has filled the cache."""
         key = key_of("configuration", self._configuration)
         if self._configuration and compiler().artifacts.noted(key) is None:
             compiler().start()
             compiler().artifacts.note(key, {})
 
-    # -- the change from eager to compiled execution
+    # -- the switch from eager to compiled execution
 
     def plan(self, seconds_per_step: float, steps: float, made: int = 0) -> None:
-        """Decide where `auto` changes to compiled programs, from nothing but these.
+        """Decide at which step `auto` switches to compiled programs, from the arguments alone.
 
         Args:
-            seconds_per_step: Estimate of an eager step, by a model of its work and not by a clock.
-            steps: Steps that the run takes in all; infinite where nothing bounds it.
-            made: Steps that the algorithm has made: eager ones, unless `compiled_since` says otherwise.
+            seconds_per_step: Duration of an eager step, estimated from its amount of work rather than measured.
+            steps: Total number of steps of the run; infinite if unbounded.
+            made: Number of steps that the algorithm has made: eager ones, unless `compiled_since` is set.
         """
         if not self.falls_back or self.fell_back or self.device.type == "cuda" or self.mode == "compile":
             return
-        self.prepares = False  # of a run before, which was interrupted
+        self.prepares = False  # may be left over from an interrupted `run()`
         eager_seconds = _CHANGE_SECONDS_UNKNOWN if math.isinf(steps) else _CHANGE_SECONDS
         self.target = "compile" if steps * seconds_per_step >= _WORTH_SECONDS else "eager"
         planned = max(math.ceil(eager_seconds / seconds_per_step), made)
@@ -139,16 +140,16 @@ class Execution:
 
     @property
     def _later(self) -> FixedMode:
-        """The mode that may come into force: with `auto` a later run may be long enough, though this one is not."""
+        """The mode that programs are made for; with `auto` a later `run()` may be long enough to compile."""
         if not self.falls_back:
             return self.target
         return "graph" if self.device.type == "cuda" else "compile"
 
     def begin_step(self, step: int) -> None:
-        """Begin to have programs compiled, or change to them, where a step is the one for it.
+        """Start to prepare compiled programs, or switch to them, if this is the step for it.
 
         Args:
-            step: The algorithm's own, counted from 0.
+            step: The step, by the algorithm's own count from 0.
         """
         if step < self.due:
             return
@@ -160,18 +161,18 @@ class Execution:
             self.compiled_since = self.starts_at
 
     def fall_back(self) -> None:
-        """Run eagerly from now on, with `auto`."""
+        """Run eagerly from now on; for mode `auto`."""
         self.mode = self.target = "eager"
         self.prepares, self.threads.eager, self.due, self.fell_back = False, True, math.inf, True
 
     def give_up(self, error: ProgramError) -> None:
-        """Run eagerly from now on, with a warning, because programs cannot be had.
+        """Warn that a program could not be made, and run eagerly from now on.
 
         Args:
-            error: Why.
+            error: The reason.
 
         Raises:
-            RuntimeError: The error that was given, unless the mode is `auto`.
+            RuntimeError: The given error, unless the mode is `auto`.
         """
         if not self.falls_back:
             raise error
@@ -180,7 +181,7 @@ class Execution:
 
     @staticmethod
     def announce(say: Callable[[str], None]) -> None:
-        """Have it said where a run waits for the compiler.
+        """Set how a run reports that it waits for the compiler.
 
         Args:
             say: Called with a line of text.
@@ -188,20 +189,20 @@ class Execution:
         compiler().say = say
 
     def remembers(self, fact: str, made_of: MadeOf) -> bool:
-        """Whether an earlier process has found something to be so of the same objects.
+        """Return whether an earlier process called `remember` with this fact for the same objects.
 
         Args:
-            fact: A word for what it has found.
+            fact: A name for the fact.
             made_of: Returns the objects, see `program`.
         """
         mark = fingerprint(made_of())
         return mark is not None and compiler().artifacts.noted(key_of(fact, mark.text)) is not None
 
     def remember(self, fact: str, made_of: MadeOf) -> None:
-        """Let later processes know that something is so of objects like these.
+        """Store a fact about objects on disk, for later processes.
 
         Args:
-            fact: A word for it.
+            fact: A name for the fact.
             made_of: Returns the objects, see `program`.
         """
         mark = fingerprint(made_of())
@@ -210,7 +211,7 @@ class Execution:
 
     @contextlib.contextmanager
     def ahead(self) -> Iterator[None]:
-        """Let what depends on the mode be as it will be, to prepare programs."""
+        """Set `mode` to `target` within the context, to prepare programs before the switch."""
         before, self.mode, self.threads.eager = self.mode, self.target, False
         try:
             yield
@@ -218,7 +219,7 @@ class Execution:
             self.mode, self.threads.eager = before, before == "eager"
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context in which a policy's matmuls run in the chosen precision."""
+        """Return the context in which a policy's matmuls run in bfloat16 if that is the precision."""
         if self.precision != "bf16":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
@@ -229,17 +230,17 @@ class Execution:
         """Make a program of a function of tensors.
 
         Args:
-            function: Takes tensors and returns a sequence of tensors, each `[*]`. It may write to its arguments, in
-                place, and to memory that stays where it is; what else it reads must stay the same tensors, though their
-                values may change.
-            num_fixed: How many of the first arguments are the same tensors in every call. Only those and what the
-                function holds itself may be written to.
-            made_of: Returns the objects whose attributes and code decide what the function does, beside its own code. A
-                program that another process has had compiled of such is then found without tracing; None always traces.
+            function: Takes tensors and returns a sequence of tensors, each `[*]`. It may write in place to its first
+                `num_fixed` arguments and to tensors that it holds itself. Tensors that it reads beside its arguments
+                must be the same objects in every call; their values may change.
+            num_fixed: How many leading arguments are the same tensors in every call.
+            made_of: Returns the objects whose attributes and code determine the trace, beside the function's own code.
+                A program that another process compiled from equal objects is then loaded without tracing. With None the
+                function is always traced.
 
         Returns:
-            Takes and returns the same. A call raises `ProgramError` where the function cannot be compiled or captured,
-            unless the mode is `auto`.
+            A function with the same arguments and results. A call raises `ProgramError` if the function cannot be
+            compiled or captured, unless the mode is `auto`.
         """
         kind = self._later
         if kind == "eager":
@@ -248,14 +249,14 @@ class Execution:
         return _Guarded(self, program, function)
 
     def split(self, function: Callable[..., Sequence[Tensor]], num_fixed: int = 0) -> Program:
-        """Make programs of a function of tensors that adds up over ranks on its way.
+        """Make programs of a function of tensors that calls `sum_over_ranks`.
 
         Args:
             function: Takes and returns tensors `[*]`, see `program`.
-            num_fixed: How many of the first arguments are the same tensors in every call.
+            num_fixed: How many leading arguments are the same tensors in every call.
 
         Returns:
-            Takes and returns the same.
+            A function with the same arguments and results.
         """
         kind = self._later
         if kind == "eager":
@@ -266,16 +267,16 @@ class Execution:
         return _Guarded(self, SplitProgram(function, num_fixed, make, kind), function)
 
     def split_loop(self, function: Callable[..., Sequence[Tensor]], num_state: int, num_items: int) -> Program:
-        """Make a loop of a function that adds up over ranks.
+        """Make a loop of a function that calls `sum_over_ranks`.
 
         Args:
-            function: Is called for one item after the other, see `loop`; its state, of tensors `[*]`, must stay where
-                it is.
-            num_state: How many of the first arguments are the state.
-            num_items: How many of the last arguments are items, each `[n, *]`.
+            function: Called once for each item, see `loop`. Its state, tensors `[*]`, must be the same tensors in every
+                call.
+            num_state: How many leading arguments are the state.
+            num_items: How many trailing arguments are items, each `[n, *]`.
 
         Returns:
-            Takes the same, with all items, and returns the results of all, each `[n, *]`, see `loop`.
+            A function of the state, other tensors and all items that returns the stacked results, see `loop`.
         """
         return SplitLoop(self.split(function, num_state), num_state, num_items, host_looks=self.host_looks)
 
@@ -288,19 +289,19 @@ class Execution:
         ends: bool = False,
         made_of: MadeOf | None = None,
     ) -> Program:
-        """Make a program that calls a function for one item after the other; on the CPU compiled as one.
+        """Make a program that calls a function once for each item; on the CPU the whole loop is one compiled program.
 
         Args:
-            function: Takes the state, other tensors, and one slice of each of the items; changes the state in place,
+            function: Takes the state, other tensors, and one slice of each items tensor; updates the state in place,
                 and returns tensors.
-            num_state: How many of the first arguments are the state.
-            num_items: How many of the last arguments are items, each `[n, *]`.
-            ends: Whether the last tensor that the function returns is a 0-d bool: whether to go on to the next item.
-            made_of: Returns the objects that decide what the function does, see `program`.
+            num_state: How many leading arguments are the state.
+            num_items: How many trailing arguments are items, each `[n, *]`.
+            ends: Whether the function's last result is a 0-d bool that is False if the loop shall end after this item.
+            made_of: Returns the objects that determine the function's trace, see `program`.
 
         Returns:
-            Takes the same, with all items, and returns the results of all, each `[n, *]`; 0 for items after the one
-            that ended it.
+            A function of the state, other tensors and all items. It returns the stacked results, each `[n, *]`, with
+            zeros for items after the end of the loop.
         """
         options: Any = {"ends": ends, "host_looks": self.host_looks}
         loop, kind = Loop(function, num_state, num_items, **options), self._later
@@ -311,18 +312,18 @@ class Execution:
             program = CapturedLoop(loop)
         elif self.device.type == "cpu":
             program = CompiledLoop(loop, made_of)
-        else:  # kernels are launched ahead of what they compute, so that Python between the calls costs little
+        else:  # kernel launches are asynchronous, so that Python between the calls costs little
             program = Loop(CompiledProgram(function), num_state, num_items, **options)
         return _Guarded(self, program, loop)
 
 
 def _compiled(function: Callable[..., Sequence[Tensor]], num_fixed: int) -> CompiledProgram:
-    """Make a piece of a function into a program; which arguments stay the same does not matter."""
+    """Compile a piece of a split function; compiled programs need not know which arguments are fixed."""
     return CompiledProgram(function)
 
 
 class _Guarded:
-    """The program made of a function; the function itself while execution is eager, and where `auto` falls back.
+    """Calls a program, or its function while execution is eager or after `auto` has fallen back.
 
     Args:
         execution: Decides which.
@@ -345,7 +346,7 @@ class _Guarded:
             return self.function(*tensors)
 
     def prepare(self, *tensors: Tensor) -> None:
-        """Have the program compiled for arguments laid out like these, `[*]` each, without running it or waiting."""
+        """Request compilation for arguments of this layout, `[*]` each, without running the program or waiting."""
         if isinstance(self.made, CompiledProgram | SplitProgram) and self.execution.target == "compile":
             try:
                 self.made.prepare(*tensors)

@@ -1,11 +1,15 @@
-"""The fingerprint of a function's trace, read off the objects that the function is made of, without tracing it.
+"""The fingerprint of a function's trace: a cache key computed from the function's objects, without tracing it.
 
-All that a trace can depend on is walked: the values of objects' attributes, the sources of their classes and functions
-and of the modules that those import, and of tensors the layout, since a program reads their values at each call. Of a
-user's own code the bytecode counts too, since a source may have been edited meanwhile, and what its names stand for:
-globals, attributes of classes, what closures hold; and what a user has put in the place of functions of torch or rl8x,
-in the namespaces where rl8x's own code finds them. Where something is not understood there is no fingerprint, and the
-function is traced; of what a name stands for, there is its type.
+The fingerprint covers everything that a trace can depend on:
+
+- the values of objects' attributes, and the layouts of tensors (programs read the tensors' values at each call);
+- the sources of classes and functions, and of the modules that they import;
+- for a user's own code also its bytecode, since the source may have been edited after it was loaded, and the values
+  that its names refer to: globals, class attributes, closure cells;
+- functions of torch or rl8x that a user has monkey-patched.
+
+An object that cannot be described has no fingerprint, and the function is traced. A value that a user's name refers to
+and that cannot be described is represented by its type.
 """
 
 from __future__ import annotations
@@ -27,11 +31,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# What these are changes no trace: generators are drawn from outside of programs.
+# Traces do not depend on generators, since random numbers are drawn outside of programs.
 _IGNORED: Final = (torch.Generator, np.random.Generator, np.random.RandomState)
-# Gymnasium makes the generators of spaces when they are first used.
+# Attributes that are skipped. Gymnasium creates the generators of spaces lazily.
 _LEFT_OUT: Final = ("__weakref__", "__dict__", "_np_random", "_np_random_seed")
-_HEAP_TYPE: Final = 1 << 9  # CPython's Py_TPFLAGS_HEAPTYPE: a class that was made by a class statement, nearly always
+_HEAP_TYPE: Final = 1 << 9  # CPython's Py_TPFLAGS_HEAPTYPE: set for classes that are defined in Python
 _IN_C: Final = ("builtins", "_thread", "_io", "_queue", "_socket", "select")
 _PLAIN: Final = (bool, int, str, bytes, type(None), complex, pathlib.PurePath)
 _TORCH: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, np.dtype, np.generic)
@@ -50,7 +54,7 @@ _BUILTIN: Final = (
     type(torch.ops.aten.add.Tensor),
 )
 _IN_TORCH: Final = (types.BuiltinFunctionType, types.MethodDescriptorType)
-# Where rl8x's own code finds torch's functions.
+# Namespaces in which rl8x's own code looks up torch's functions.
 _TORCH_FUNCTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("torch", torch),
     ("torch.Tensor", Tensor),
@@ -58,7 +62,7 @@ _TORCH_FUNCTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("torch.special", torch.special),
     ("torch.linalg", torch.linalg),
 )
-# What of rl8x is called by what is traced.
+# Modules of rl8x whose functions are traced.
 _COMPUTES: Final = tuple(
     f"rl8x.{name}"
     for name in (
@@ -76,35 +80,35 @@ _MADE_OF_FUNCTIONS: Final = (
 
 
 class Fingerprint(NamedTuple):
-    """A text that stands for a trace, and the tensors that the trace may read.
+    """A text that identifies a trace, and the tensors that the trace may read.
 
     Attributes:
-        text: The same for objects that make the same trace.
-        tensors: The tensors that a trace may read, by where they were found.
+        text: Equal for objects that give the same trace.
+        tensors: The tensors that a trace may read, by their path from the roots.
     """
 
     text: str
     tensors: dict[str, Tensor]
 
     def places(self, read: Sequence[Tensor]) -> list[str] | None:
-        """Say where tensors `[*]` that a trace read were found; None if one was not."""
+        """Return the paths of tensors `[*]` that a trace read; None if one of them is unknown."""
         known = {_identity(tensor): place for place, tensor in self.tensors.items()}
         places = [known.get(_identity(tensor)) for tensor in read]
         return None if None in places else [place for place in places if place is not None]
 
 
 def fingerprint(roots: Sequence[object]) -> Fingerprint | None:
-    """Return the fingerprint of what objects make; None where something in them is not understood."""
+    """Return the fingerprint of the trace that objects determine; None if one of them cannot be described."""
     walk = _Walk()
     try:
         parts = [walk.describe(root, str(i)) for i, root in enumerate(roots)]
         return Fingerprint(json.dumps([parts, walk.sources(), walk.patches()]), walk.tensors)
-    except (_UnknownError, OSError, RecursionError):  # a source that is not there any more; parts of parts of parts
+    except (_UnknownError, OSError, RecursionError):  # OSError: a source file is gone; RecursionError: deep nesting
         return None
 
 
 class _UnknownError(Exception):
-    """Something is not understood."""
+    """An object cannot be described."""
 
 
 class _Walk:
@@ -113,10 +117,10 @@ class _Walk:
         self._modules: set[str] = set()
         self._read: set[tuple[str, str]] = set()
         self._seen: dict[int, int] = {}
-        self._held: list[object] = []  # so that no number of an object is given twice
+        self._held: list[object] = []  # keeps objects alive, so that no id is reused
 
     def describe(self, value: Any, place: str) -> Any:
-        """Describe a value as data that JSON knows."""
+        """Describe a value as plain data for JSON."""
         if isinstance(value, _PLAIN) or value is ... or value is NotImplemented:
             return [type(value).__name__, repr(value)]
         if isinstance(value, float):
@@ -171,7 +175,7 @@ class _Walk:
             attributes |= vars(value)
         elif not names:
             raise _UnknownError
-        # What is written in C may hold what it does not show.
+        # Objects implemented in C may have hidden state.
         if any(not base.__flags__ & _HEAP_TYPE for base in kind.__mro__[:-1]) or kind.__module__ in _IN_C:
             raise _UnknownError
         left_out = (*_LEFT_OUT, *getattr(kind, "not_traced", ()))
@@ -183,10 +187,10 @@ class _Walk:
         return [self.describe(kind, place), described]
 
     def _function(self, function: types.FunctionType, place: str) -> list[Any]:
-        """Describe a function by what it holds; a user's by its bytecode and what its names stand for, too."""
+        """Describe a function by defaults and closure; a user's also by its bytecode and the values of its names."""
         try:
             captured = [cell.cell_contents for cell in function.__closure__ or ()]
-        except ValueError:  # there is nothing in it yet
+        except ValueError:  # an empty cell
             raise _UnknownError from None
         held = (function.__defaults__, function.__kwdefaults__, captured)
         parts = [self._code(function), *[self.describe(each, f"{place}.{i}") for i, each in enumerate(held)]]
@@ -198,13 +202,13 @@ class _Walk:
         return [*parts, _bytecode(function.__code__), meant]
 
     def _meant(self, value: Any, names: Sequence[str], place: str) -> Any:
-        """Describe what a name in a user's code stands for; of a module what the code may mean by its other names."""
+        """Describe what a name in a user's code refers to; of a module, its attributes that are among `names`."""
         if not isinstance(value, types.ModuleType):
             try:
                 return self.describe(value, place)
             except RecursionError:
                 raise
-            except Exception:  # not understood, or it raises when it is looked at, as what is closed or gone may
+            except Exception:  # it cannot be described, or its attributes raise, as those of closed files may
                 return type(value).__name__
         users, meanings = _is_users(value), list[Any]()
         if users:
@@ -217,7 +221,7 @@ class _Walk:
         return meanings
 
     def _attributes(self, cls: type, place: str) -> Iterator[list[Any]]:
-        """Describe what a class has of its own: of a user's all, of another what a user has put there."""
+        """Describe attributes of a class: all of a user's class, those that a user has patched of any other."""
         users, left_out = _is_users_name(cls.__module__), getattr(cls, "not_traced", ())
         for name, value in sorted(vars(cls).items()):
             functions = [each for each in _functions(value) if users or _is_users_function(each)]
@@ -227,13 +231,13 @@ class _Walk:
                 yield [name, self._meant(value, (), f"{place}.{name}")]
 
     def _code(self, value: Any) -> str:
-        """Name a class or function, and take note of the modules that its code is in."""
+        """Return the qualified name of a class or function, and record the modules that contain its code."""
         for each in getattr(value, "__mro__", (value,)):
             self._modules.add(each.__module__)
         return f"{value.__module__}.{value.__qualname__}"
 
     def patches(self) -> list[Any]:
-        """Describe what a user has put in the place of functions that rl8x's own code calls: torch's and its own."""
+        """Describe monkey-patched functions of torch and rl8x that rl8x's own code calls."""
         patches = []
         for space, name, value in _patched():
             code = value.__code__ if isinstance(value, types.FunctionType) else None
@@ -242,7 +246,7 @@ class _Walk:
         return patches
 
     def sources(self) -> list[Any]:
-        """Describe the modules of all code that was found, and those of a user's own that they import."""
+        """Describe the modules that contain the code found, and the user's modules that they import."""
         sources: dict[str, Any] = {}
         waiting = set(self._modules)
         while waiting:
@@ -260,7 +264,7 @@ class _Walk:
 
 
 def _patched() -> Iterator[tuple[str, str, Any]]:
-    """Yield where a function is not what its module defines: the namespace, the name, and what is there."""
+    """Yield monkey-patched functions: the namespace, the name, and the value found there."""
     own = [(name, each) for name, each in sorted(sys.modules.items()) if name.startswith(_COMPUTES)]
     for space, names in (*_TORCH_FUNCTIONS, *own):
         for name, value in list(vars(names).items()):
@@ -291,24 +295,24 @@ def _top(name: str) -> str:
 
 @functools.cache
 def _known_files() -> tuple[str, ...]:
-    """Beginnings of the names of files whose functions a version or a hash of the source tells apart, or made ones."""
+    """Return path prefixes of code that is identified by a version or a source hash, and of generated code ("<")."""
     return (*_installed(), str(Path(__file__).parents[1]), "<")
 
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    """Folders of what is installed, and so is told apart by its version."""
+    """Return the folders of installed packages, which their versions identify."""
     return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def _is_users(module: types.ModuleType) -> bool:
-    """Say whether a module is a user's own: neither installed nor rl8x's."""
+    """Return whether a module is a user's own: neither installed nor part of rl8x."""
     file = getattr(module, "__file__", None)
     return file is not None and _top(module.__name__) != "rl8x" and not file.startswith(_installed())
 
 
 def _is_users_name(name: str | None) -> bool:
-    """Say whether a module of this name is a user's own, or none that Python knows."""
+    """Return whether the module of this name is a user's own, or not loaded."""
     module = sys.modules.get(name or "")
     return module is None or _is_users(module)
 
@@ -318,7 +322,7 @@ def _is_users_function(value: object) -> bool:
 
 
 def _functions(value: object) -> list[types.FunctionType]:
-    """Return the functions that an attribute of a class is made of."""
+    """Return the functions that an attribute of a class wraps."""
     parts = [value]
     if isinstance(value, _MADE_OF_FUNCTIONS):
         parts = [getattr(value, name, None) for name in ("__wrapped__", "func", "fget")]
@@ -326,13 +330,13 @@ def _functions(value: object) -> list[types.FunctionType]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Return the names of globals, attributes and imports in some code and the functions in it."""
+    """Return the names of globals, attributes and imports in a code object and the functions nested in it."""
     inner = [_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
     return {*code.co_names, *itertools.chain.from_iterable(inner)}
 
 
 def _bytecode(code: types.CodeType) -> list[Any]:
-    """Describe what some code does, wherever it stands."""
+    """Describe a code object independently of its file and line."""
     consts = [_bytecode(each) if isinstance(each, types.CodeType) else _constant(each) for each in code.co_consts]
     return [code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, consts]
 
@@ -342,13 +346,13 @@ def _constant(value: object) -> str:
 
 
 def _source(module: types.ModuleType) -> str:
-    """Return a hash of a module's source; of installed packages, the version, which decides it."""
+    """Return a hash of a module's source, or the version of the installed package that it belongs to."""
     file = getattr(module, "__file__", None)
     if _top(module.__name__) == "rl8x":
         return _own_source()
     if file is None:
         if module.__name__ == "__main__":
-            raise _UnknownError  # typed in, or run from a notebook
+            raise _UnknownError  # an interactive session or a notebook
         return ""
     version = getattr(sys.modules.get(_top(module.__name__)), "__version__", None)
     if isinstance(version, str) and not _is_users(module):
@@ -363,13 +367,13 @@ def _digest(file: str, _: int) -> str:
 
 @functools.cache
 def _own_source() -> str:
-    """Return a hash of all of rl8x."""
+    """Return a hash of rl8x's source."""
     files = sorted(Path(__file__).parents[1].rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _globals(module: types.ModuleType) -> Iterator[list[str]]:
-    """Return the plain values of a module and of its classes, which may differ from what its source says."""
+    """Yield the plain values of a module and of its classes, which may have changed after import."""
     spaces = [vars(module), *[vars(each) for each in vars(module).values() if isinstance(each, type)]]
     for i, space in enumerate(spaces):
         for name, value in space.items():
@@ -379,14 +383,14 @@ def _globals(module: types.ModuleType) -> Iterator[list[str]]:
 
 
 def _siblings(name: str) -> Iterator[list[str]]:
-    """Return the sources of the loaded modules of the same package, which functions may import when they are called."""
+    """Yield the sources of loaded modules of the same package, which functions may import when called."""
     for other, module in sorted(sys.modules.items()):
         if other != "__main__" and _top(other) == _top(name) and getattr(module, "__file__", None):
             yield [other, _source(module)]
 
 
 def _imported(module: types.ModuleType) -> Iterator[str]:
-    """Return the names of a user's own modules that a module has something of."""
+    """Yield the names of the user's modules whose objects a module refers to."""
     for value in vars(module).values():
         name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
         other = sys.modules.get(name) if isinstance(name, str) else None

@@ -1,9 +1,9 @@
-"""Scalars in compiled programs on the CPU: each is computed once, and not again for every element that it scales.
+"""Hoists scalars out of loops in compiled CPU programs, so that each is computed once and not for every element.
 
-Inductor writes what a scalar depends on into the loop over the vector that it scales. That loop also writes
-memory, so the C++ compiler must take it that the number may change from one element to the next: clipping, and Adam's
-correction of its bias, then cost two square roots and three divisions for every 16 weights. Compiled PPO on 16 x 128
-steps of Pendulum is 5% to 8% slower without, on 4096 x 32 by 5% (two Xeon cores, torch 2.13).
+Inductor fuses the computation of a scalar into the loop over the vector that it scales. The C++ compiler cannot hoist
+it, since the loop also writes memory that might alias its inputs: gradient clipping and Adam's bias correction then
+cost two square roots and three divisions for every 16 weights. Without hoisting, compiled PPO is 5% to 8% slower on
+16 x 128 steps of Pendulum, and 5% slower on 4096 x 32 (two Xeon cores, torch 2.13).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rl8x.execution import private
 
-# Numbers that a single one must meet to be worth memory of its own.
+# Elements that a scalar must scale to be worth a buffer of its own.
 _MANY: Final = 64
 _OPERATOR: Final = type(torch.ops.aten.add.Tensor)
 
@@ -27,7 +27,7 @@ COMPUTED: Final = torch.ops.rl8x.computed.default
 
 
 def hoist_scalars(traced: torch.fx.GraphModule) -> None:
-    """Have a traced graph materialise each scalar that scales a vector, instead of recomputing it per element."""
+    """Materialise each computed scalar of a traced graph that scales a vector, in place."""
     lower_computed()
     graph = traced.graph
     for node in list(graph.nodes):
@@ -45,7 +45,7 @@ def hoist_scalars(traced: torch.fx.GraphModule) -> None:
 
 
 def _is_computed(node: torch.fx.Node) -> bool:
-    """Say whether a node is a single number that arithmetic gave, rather than a view of memory or a constant."""
+    """Return whether a node is a floating-point scalar that is computed, rather than a view or a constant."""
     target = node.target
     if not isinstance(target, _OPERATOR) or target.is_view or not node.all_input_nodes:
         return False
@@ -88,7 +88,7 @@ def _writes_in_place(operator: Any) -> bool:
 
 @functools.cache
 def lower_computed() -> None:
-    """Register the operator's lowering with Inductor: its result gets memory of its own."""
+    """Register the operator's lowering with Inductor, which gives its result a buffer of its own."""
     inductor = private.inductor()
 
     @inductor.register_lowering(COMPUTED, type_promotion_kind=None)  # type: ignore[untyped-decorator, unused-ignore]

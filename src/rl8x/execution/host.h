@@ -1,9 +1,9 @@
-// What the C++ that Inductor writes for a program calls, and how a program is run: included after its kernels.
+// The runtime of a compiled program: the functions that Inductor's generated C++ calls. Included after its kernels.
 //
-// Inductor's own header makes a tensor of torch's for every buffer and view. A small minibatch has a hundred of them,
-// and they cost more than its arithmetic. Here a tensor is a pointer and a layout, its memory comes from lists of this
-// program and thread, and torch sees one only where an operator of torch's is called, as a view that is kept for the
-// next time. Compiling Inductor's headers also took three times as long as compiling all kernels.
+// Inductor's own runtime creates a torch tensor for every buffer and view. A small minibatch has a hundred of them, and
+// they cost more than its arithmetic. Here a tensor is a pointer and a layout, and its memory comes from free lists of
+// this program and thread. A torch tensor is created only for arguments of torch's operators, as a view that is cached.
+// Compiling Inductor's headers also took three times as long as compiling all kernels.
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim_cpu.h>
@@ -30,16 +30,16 @@ struct Tensor {
   int64_t ndim;
   int32_t dtype;
   int32_t references;
-  int64_t capacity;         // bytes of memory that is its own; 0 where it is another's
-  Tensor* base;             // whose memory it shows
-  AtenTensorHandle torchs;  // torch's tensor whose memory it shows, owned
+  int64_t capacity;         // bytes of memory that it owns; 0 for a view
+  Tensor* base;             // the tensor that it is a view of
+  AtenTensorHandle torchs;  // the torch tensor that it is a view of, owned
 };
 
 void check(AOTITorchError error, const char* call) {
   if (error != AOTI_TORCH_SUCCESS) throw std::runtime_error(std::string("failed: ") + call);
 }
 
-// What one thread has of memory and of views that torch was shown.
+// The free lists and cached torch views of one thread.
 class Memory {
  public:
   ~Memory() {
@@ -77,13 +77,13 @@ class Memory {
     }
   }
 
-  // Free what was kept since an operator might have returned a view of it.
+  // Free memory whose release was deferred, since an operator might have returned a view of it.
   void release_retired() {
     for (auto [data, capacity] : retired_) release(data, capacity);
     retired_.clear();
   }
 
-  // A tensor of torch's that shows the memory of one of these; it stays this object's.
+  // Return a torch tensor that views a tensor's memory; this object keeps ownership.
   AtenTensorHandle view(const Tensor& tensor) {
     Key key{tensor.data, tensor.sizes, tensor.strides, tensor.dtype};
     AtenTensorHandle& found = views_[key];
@@ -96,7 +96,7 @@ class Memory {
     return found;
   }
 
-  // To be called while no operator runs: large blocks come and go, and with them what shows them.
+  // Drop cached views if there are too many, as large blocks get new addresses. Call only while no operator runs.
   void trim_views() {
     if (views_.size() > kViews) forget_views();
   }
@@ -159,12 +159,12 @@ void release(Tensor* tensor) {
   memory.give_back(tensor);
 }
 
-// Handles of tensors of this file are odd numbers, where torch's are even, being pointers.
+// Handles of this file's tensors are odd numbers; torch's are pointers, which are even.
 AtenTensorHandle handle_of(Tensor* tensor) {
   return reinterpret_cast<AtenTensorHandle>(reinterpret_cast<uintptr_t>(tensor) | 1);
 }
 
-// Take the tensor that a handle owns.
+// Take ownership of the tensor of a handle.
 Tensor* taken(AtenTensorHandle handle) {
   uintptr_t number = reinterpret_cast<uintptr_t>(handle);
   if (number & 1) return reinterpret_cast<Tensor*>(number ^ 1);
@@ -184,7 +184,7 @@ Tensor* taken(AtenTensorHandle handle) {
 
 }  // namespace host
 
-// From here on: the names that Inductor writes.
+// From here on: the names that Inductor's generated code uses.
 
 class RAIIAtenTensorHandle {
  public:
@@ -280,10 +280,10 @@ struct Layout {
   int64_t strides[kMostDims];
   int64_t ndim;
   int32_t dtype;
-  int64_t step;  // bytes from one item to the next; 0 for what is the same for all
+  int64_t step;  // bytes from one item to the next; 0 if it is the same for all items
 };
 
-// Copy a tensor to where a row-major one of the same shape lies.
+// Copy a tensor to a contiguous one of the same shape.
 char* copy(char* to, const char* from, const int64_t* sizes, const int64_t* strides, int64_t ndim, int64_t item) {
   bool whole = true;
   int64_t count = 1;
@@ -300,8 +300,8 @@ char* copy(char* to, const char* from, const int64_t* sizes, const int64_t* stri
   return to;
 }
 
-// While a program runs, numbers below 1e-38 are 0, as in other compilers for machine learning: on x86 each costs 100
-// cycles, and the moments of weights whose gradient is 0 get there within a thousand updates.
+// Flush denormals to 0 while a program runs, as other compilers for machine learning do: on x86 each costs 100 cycles,
+// and Adam's moments of weights whose gradient is 0 become denormal within a thousand updates.
 class Flushed {
  public:
   Flushed() { set_all(before_ | 0x8040); }
@@ -322,11 +322,11 @@ class Flushed {
 
 using Body = void (*)(AtenTensorHandle* inputs, AtenTensorHandle* outputs);
 
-// Run a program for one item after the other.
+// Run a program once for each item.
 //
-// `given` and `results`: addresses of all inputs and outputs; those of items advance by the step of their layout, and
-// those of results, `[count, *]`, by their size in bytes. `ends`: whether the last result says if there is a next item;
-// results of items that are not reached are 0.
+// `given` and `results` are the addresses of inputs and outputs; those of items advance by the step of their layout,
+// those of results, `[count, *]`, by their size in bytes. `ends`: whether the last result is a bool that says whether
+// the loop continues; results after its end are 0.
 void run(
     Body body, const Layout* inputs, size_t num_inputs, const int64_t* output_bytes, size_t num_outputs, char** given,
     char** results, int64_t count, bool ends) {

@@ -1,4 +1,4 @@
-"""Runs a step function over a sequence in Python; `CompiledLoop` does so in C++."""
+"""A loop over items in Python; `CompiledLoop` is its form in C++."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Function = Callable[..., Sequence[Tensor]]
 
 
 class Loop:
-    """A function called for one item after the other; see `Execution.loop`.
+    """Calls a function once for each item; see `Execution.loop`.
 
-    Called, it takes the state, other tensors, and the items, each `[n, *]`. Where the host may look, it stops after the
-    item that ends it; else it goes through all, and what comes after that one changes nothing.
+    A call takes the state, other tensors, and the items, each `[n, *]`. If the host may read values, the loop stops
+    after the item that ends it. Otherwise it runs over all items, and those after the end leave the state unchanged.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Loop:
         return [torch.cat((column, column.new_zeros(missing, *column.shape[1:]))) for column in columns]
 
     def _if_going(self, going: Tensor, given: Sequence[Tensor], item: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Call the function, and take back what it did unless the loop still goes on, a 0-d bool on the device."""
+        """Call the function, and undo its changes to the state if the loop has ended; `going` is a 0-d bool."""
         state = given[: self.num_state]
         before = [tensor.clone() for tensor in state]
         results = self.function(*given, *item)
@@ -51,9 +51,9 @@ class Loop:
         return [torch.where(going, result, torch.zeros_like(result)) for result in results]
 
     def around(self, function: Function) -> Loop:
-        """Return a loop like this around another function."""
+        """Return the same loop around another function."""
         return Loop(function, self.num_state, self.num_items, ends=self.ends, host_looks=self.host_looks)
 
     def first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return what the function is called with first: the tensors that the loop takes, of items `[n, *]` slice 0."""
+        """Return the function's arguments for the first item, given the loop's: slice 0 of the items `[n, *]`."""
         return [*tensors[: -self.num_items], *[items[0] for items in tensors[-self.num_items :]]]

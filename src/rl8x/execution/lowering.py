@@ -1,6 +1,6 @@
-"""Compiles what was traced to a shared library: decompose, lower with Inductor, have the C++ built that it writes.
+"""Compiles a traced graph to a shared library: decompose, lower with Inductor, build the C++ that Inductor generates.
 
-Runs in the compiler's own processes. The one module that knows how torch's ahead-of-time compiler works inside.
+It runs in the compiler's processes, and is the only module that depends on internals of AOTInductor.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from rl8x.execution.building import HOST, PRODUCTS, build
 from rl8x.execution.hoisting import hoist_scalars, keep_copies
 from rl8x.execution.traces import ProgramDescription
 
-# Probing what the processor and the C++ compiler know took four compilations; a compiler that does not know says so.
+# Without `vec_isa_ok` Inductor probes vector instructions by four compilations; builds fail clearly without support.
 _SETTINGS: Final = {"cpp.vec_isa_ok": True, "fx_graph_cache": False}
-# What Inductor writes: the calls of kernels and operators, and among them what only its own runtime has a use for.
+# In Inductor's generated code: the calls of kernels and operators, and the lines among them that only its own runtime
+# needs.
 _CALLS: Final = re.compile(r"void AOTInductorModel::run_impl\(.*?\) \{\n(.*?)\n\} // AOTInductorModel::run_impl", re.S)
 _OF_ITS_RUNTIME: Final = re.compile(
     r"^ *(__check_inputs_outputs|\[\[maybe_unused\]\] auto& kernels|if \(_check_aoti_runtime).*\n", re.M
 )
-# Operators of torch's whose results are memory of their own, or were given to them.
+# Operators of torch that return new memory, or write to outputs that they are given.
 _OWN_RESULTS: Final = re.compile(r"aoti_torch_\w*(_out|linear_pointwise)\(|aoti_torch_(empty_strided|item_\w+)\(")
 
-# Loaded once, and not in each process that is forked to compile something. Each says itself if something is missing.
+# Loaded once, before processes are forked. If a name is missing, each of those reports it.
 with contextlib.suppress(RuntimeError):
     private.inductor()
 
@@ -44,10 +45,10 @@ def lower(description: ProgramDescription, library: Path) -> None:
 
     Args:
         description: The program.
-        library: Where the shared library is written.
+        library: Path of the shared library to write.
 
     Raises:
-        Exception: Whatever the compilers raise where they cannot.
+        Exception: Whatever the compilers raise.
     """
     inductor = private.inductor()
     with torch.no_grad():
@@ -65,7 +66,7 @@ def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Ca
         graph: The graph.
         examples: Its arguments, `[*]` each.
     """
-    # Traced once more: the compiler needs metadata of every argument, which only tracing gives.
+    # Traced again, since the compiler needs the metadata that tracing records for every argument.
     traced = make_fx(graph, decomposition_table=adam.DECOMPOSITIONS)(*[tensor.detach().clone() for tensor in examples])
     with torch.no_grad():
         compiled: Callable[..., Sequence[Tensor]] = private.inductor().standalone_compile(
@@ -75,8 +76,8 @@ def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Ca
 
 
 def fused(description: ProgramDescription) -> tuple[torch.fx.GraphModule, list[Tensor]]:
-    """Return the graph that is compiled, kernels for matmuls included, and examples of its inputs, `[*]` each."""
-    # Probed now: what is called below is traced, and has no values to compare.
+    """Return the graph to compile, with matmuls decomposed, and example inputs, `[*]` each."""
+    # Probed before tracing, since traced tensors have no values to compare.
     _ = matmul.has_fast_linear() and matmul.lower_linear()
     inputs = [
         torch.empty_strided(shape, stride, dtype=getattr(torch, dtype)).zero_()
@@ -92,14 +93,14 @@ def fused(description: ProgramDescription) -> tuple[torch.fx.GraphModule, list[T
 
 
 def _read(code: str) -> Callable[..., Sequence[Tensor]]:
-    """Return the function that torch.fx wrote as source."""
+    """Return the function whose source torch.fx generated."""
     names: dict[str, Any] = {"torch": torch, "device": torch.device, "inf": float("inf"), "nan": float("nan")}
-    exec(code, names)  # of this user's own process
+    exec(code, names)  # the source comes from the parent process
     return functools.partial(names["forward"], None)
 
 
 def _results(graph: torch.fx.GraphModule) -> list[Tensor]:
-    """Return what a graph returns, `[*]` each, of which only the shape and dtype matter."""
+    """Return fake tensors with the shapes and dtypes of a graph's results, `[*]` each."""
     [output] = graph.graph.find_nodes(op="output")
     return [node.meta["val"] for node in output.args[0]]
 
@@ -115,22 +116,21 @@ def _build(
     library: Path,
     **_: Any,
 ) -> str:
-    """Build what Inductor wrote; takes the place of its own builder."""
+    """Build the C++ that Inductor generated; replaces Inductor's own builder."""
     if operators or graph.constants:
-        raise RuntimeError("an operator of it has no C++ function")
-    source = _source(wrapper_code, kernel_code, description, results)
-    build(source, library)
+        raise RuntimeError("one of its operators has no C++ function")
+    build(_source(wrapper_code, kernel_code, description, results), library)
     return str(library)
 
 
 def _source(wrapper_code: str, kernel_code: str, description: ProgramDescription, results: Sequence[Tensor]) -> str:
-    """Put Inductor's kernels and the calls of them, which it wrote for its own runtime, together with ours."""
+    """Return the program's source: Inductor's kernels and calls, with `host.h` in place of Inductor's runtime."""
     calls_match = _CALLS.search(wrapper_code)
     if calls_match is None:
-        raise RuntimeError(f"torch {torch.__version__} writes programs in another form than is known")
+        raise RuntimeError(f"torch {torch.__version__} generates C++ in a form that rl8x does not know")
     calls = _OF_ITS_RUNTIME.sub("", calls_match[1].replace("this->device_idx_", "0"))
     if re.search(r"^ *(const )?int64_t int_array", calls, re.M):
-        raise RuntimeError("shapes in it depend on values")
+        raise RuntimeError("it has shapes that depend on values")
     operators = re.findall(r"aoti_torch_\w+\(", calls)
     keeps = not all(_OWN_RESULTS.fullmatch(name) for name in operators)
     multiplies = any(name.endswith("mm_out(") for name in operators)
@@ -151,7 +151,7 @@ def _source(wrapper_code: str, kernel_code: str, description: ProgramDescription
 
 
 def _entry(description: ProgramDescription, results: Sequence[Tensor]) -> str:
-    """Write the functions by which a library is called, with the layouts of what it takes and gives."""
+    """Return the source of the library's entry points, with the layouts of inputs and results."""
     loop = description.loop
     items = range(0) if loop is None else range(loop.num_given, loop.num_given + loop.num_items)
     count = 1 if loop is None else description.inputs[loop.num_given][0][0]
@@ -179,7 +179,7 @@ extern "C" __attribute__((visibility("default"))) const char* rl8x_results() {{ 
 
 
 def _layout(is_item: bool, shape: Sequence[int], stride: Sequence[int], dtype: str) -> str:
-    """Write the layout of an input, or of one slice of it."""
+    """Return the C++ initializer of the layout of an input, or of one slice of an items tensor."""
     step = stride[0] * getattr(torch, dtype).itemsize if is_item else 0
     sizes, strides = (", ".join(map(str, numbers[is_item:])) for numbers in (shape, stride))
     return f"{{{{{sizes}}}, {{{strides}}}, {len(shape) - is_item}, aoti_torch_dtype_{dtype}(), {step}}}"

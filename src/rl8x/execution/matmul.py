@@ -1,8 +1,8 @@
-"""CPU matmul kernels, chosen by shape and processor.
+"""Matmul kernels for the CPU, chosen by shape and processor.
 
-What an update multiplies is either large, and nearly all its time goes there, or thin, such as the first layer of four
-numbers or the head of one value, where a call into a library costs more than the arithmetic. Compiled PPO without it is
-37% slower on one thread (Zen 5).
+Matmuls of an update are either large, and take nearly all its time, or thin, such as a first layer with four inputs or
+a value head with one output. For thin ones a library call costs more than the arithmetic. Without this module compiled
+PPO is 37% slower on one thread (Zen 5).
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from torch import Tensor
 
 from rl8x.execution import private
 
-# Rows, terms or columns up to which a product is written as sums, which fuse with what is around them: columns always,
-# the others where the whole product has at most so many multiplications, else only where there is one.
+# A product with at most `_THIN` columns is written as sums, which fuse with the surrounding operators. So is one with
+# at most `_THIN` rows or terms if it has at most `_SMALL` multiplications, and any with a single row or term.
 _THIN: Final = 4
 _SMALL: Final = 2**16
 
-# Multiplications from which oneDNN earns back what a call of it costs more, and from which it does so too where the
-# left side has to be transposed before, as in the gradients of weights. From 2^22 on, PPO's updates of 64 rows and two
-# layers of 256 took 1.2 times as long (forced, on an Intel Xeon); other processors may differ.
+# Multiplications from which oneDNN's higher call overhead pays, and the same if the left side has to be transposed
+# first, as in gradients of weights. With 2^22, PPO's updates of 64 rows and two layers of 256 took 1.2 times as long
+# (forced, on an Intel Xeon); other processors may differ.
 _LARGE: Final = 2**23
 _LARGE_TRANSPOSED: Final = 2**24
 
-# Multiplications of bfloat16 numbers up to which they are multiplied as float32, whatever the processor: the call of a
-# kernel that has to lay them out anew costs more than the arithmetic.
+# Multiplications up to which bfloat16 matrices are multiplied in float32 on any processor: the bfloat16 kernels
+# reorder their inputs, which costs more than the arithmetic.
 _SMALL_BFLOAT16: Final = 2**20
 
-# Rows, terms and columns from which oneDNN is the faster one in eager execution too, where it fuses with nothing.
+# Rows, terms and columns from which oneDNN is also faster in eager execution, where nothing is fused.
 _WIDE: Final = 128
 
-# Columns up to which MKL is up to seven times faster with the gradient of a weight if it computes the transposed one.
+# Columns up to which MKL computes the transpose of a weight's gradient up to seven times faster than the gradient.
 _NARROW: Final = 16
 
 _LIBRARY: Final[Any] = torch.library.Library("rl8x", "DEF")  # type: ignore[no-untyped-call]
@@ -44,7 +44,7 @@ _LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
-    """Multiply matrices of float32 or bfloat16 numbers on the CPU, or a batch of such.
+    """Multiply matrices, or batches of matrices, in float32 or bfloat16 on the CPU; a decomposition for tracing.
 
     Args:
         left: `[rows, terms]` or `[batch, rows, terms]`.
@@ -52,15 +52,15 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
         bias: Added to every row, `[columns]` or `[batch, 1, columns]`.
 
     Returns:
-        `[rows, columns]` or `[batch, rows, columns]`, contiguous; or NotImplemented where the usual way is the best, or
-        none of these is meant.
+        `[rows, columns]` or `[batch, rows, columns]`, contiguous; or NotImplemented, which keeps torch's operator, if
+        that is fastest or the device or dtype is another.
     """
     if left.device.type != "cpu" or left.dtype not in (torch.float32, torch.bfloat16):
         return NotImplemented
     dtype, work = left.dtype, left.shape[-2] * right.shape[-2] * right.shape[-1]
     result = _thin_product(left.float(), right.float())
     if result is None:
-        # Sums of bfloat16 numbers are taken in float32 either way.
+        # Sums are accumulated in float32 either way.
         widened = dtype == torch.bfloat16 and (work <= _SMALL_BFLOAT16 or not has_bfloat16())
         if widened:
             left, right = left.float(), right.float()
@@ -72,8 +72,8 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
             return NotImplemented
         result = torch.mm(left, right) if one else torch.bmm(left, right)
     if bias is not None:
-        # Minus the negative: Inductor would take a sum back to a product that begins with a copy of the bias to every
-        # row, where this fuses with what comes after it.
+        # Written as a double negation, since Inductor would turn a sum back into addmm, which first copies the bias to
+        # every row. This form fuses with the operators that follow.
         result = result - -bias
     return result.to(dtype)
 
@@ -87,20 +87,20 @@ def _thin_product(left: Tensor, right: Tensor) -> Tensor | None:
         return (left.mT.unsqueeze(-1) * right.unsqueeze(-2)).sum(-3).contiguous()
     if columns > _THIN:
         return None
-    if left.stride(-2) == 1:  # a transposed matrix is summed along its rows
+    if left.stride(-2) == 1:  # `left` is a transposed matrix: sum along contiguous memory
         return (right.unsqueeze(-1) * left.mT.unsqueeze(-2)).sum(-3).mT.contiguous()
     return (left.unsqueeze(-2) * right.mT.unsqueeze(-3)).sum(-1).contiguous()
 
 
 def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Multiply matrices of float32 numbers on the CPU, `[rows, terms]` by `[terms, columns]`; not while tracing."""
+    """Multiply `[rows, terms]` by `[terms, columns]` in float32 on the CPU, eagerly."""
     if _is_wide(left, right.shape[1]) and left.is_contiguous() and has_fast_linear():
         return linear(left, right.t(), bias)
     return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
 
 
 def multiply_transposed(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply `[terms, rows]`, transposed, by `[terms, columns]`, as the gradient of a linear layer's weight is."""
+    """Multiply the transpose of `[terms, rows]` by `[terms, columns]`, as for the gradient of a linear weight."""
     if right.shape[1] <= _NARROW:
         return torch.mm(right.t(), left).t().contiguous()
     if _is_wide(left.t(), right.shape[1]) and has_fast_linear():
@@ -113,11 +113,11 @@ def _is_wide(left: Tensor, columns: int) -> bool:
 
 
 def is_traced() -> bool:
-    """Say whether what is called now is traced or transformed, and not simply executed."""
+    """Return whether operators are being traced or transformed, rather than executed eagerly."""
     return private.is_observed() or torch.compiler.is_compiling()
 
 
-# What recording a program replaces, by what.
+# Decompositions of matmuls, applied by lowering.
 DECOMPOSITIONS: Final[dict[Any, Callable[..., Any]]] = {
     torch.ops.aten.mm.default: product,
     torch.ops.aten.addmm.default: lambda bias, left, right, **scales: (
@@ -131,7 +131,7 @@ DECOMPOSITIONS: Final[dict[Any, Callable[..., Any]]] = {
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute `x weight^T + bias` by oneDNN in true float32: the operator `rl8x::linear`.
+    """Compute `x weight^T + bias` by oneDNN in full float32 precision; the operator `rl8x::linear`.
 
     Args:
         x: `[rows, inputs]`, contiguous.
@@ -148,18 +148,17 @@ LINEAR: Final = torch.ops.rl8x.linear.default
 
 @functools.cache
 def has_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 numbers; one that does not takes five times as long as for float32."""
+    """Return whether the processor has bfloat16 instructions; without them float32 is five times as fast."""
     cpu = Path("/proc/cpuinfo")
     return not cpu.exists() or re.search(r"\b(avx512_|amx_)?bf16\b", cpu.read_text()) is not None
 
 
 @functools.cache
 def has_fast_linear() -> bool:
-    """Probe once whether oneDNN's matmul kernels can be had, and are the faster ones here.
+    """Return whether oneDNN's matmul kernels are available, and faster than torch's on this processor.
 
-    By the processor and not by a clock: the same run must choose the same on every day, to the last bit. MKL, which
-    torch's own matmul uses, has its best kernels for Intel's processors; on AMD's, oneDNN is the faster one, by a
-    tenth on Zen 4 and twice on Zen 5.
+    The processor's vendor decides, not a timing, so that repeated runs have the same bits. MKL, which torch's matmul
+    uses, is optimised for Intel's processors. On AMD's, oneDNN is faster: by a tenth on Zen 4, twice on Zen 5.
     """
     cpu = Path("/proc/cpuinfo")
     if not cpu.exists() or "GenuineIntel" in cpu.read_text():
@@ -167,17 +166,17 @@ def has_fast_linear() -> bool:
     x, weight = torch.arange(6.0).view(2, 3), torch.eye(3)
     try:
         return torch.equal(linear(x, weight, torch.ones(3)), x + 1.0)
-    except Exception:  # private names of torch, which another version may not have
+    except Exception:  # a private operator, which other versions of torch may lack
         return False
 
 
 @functools.cache
 def has_own_products() -> bool:
-    """Whether programs multiply what is not large by themselves (`products.h`), as by a rule that no clock decides.
+    """Return whether compiled programs use rl8x's own kernels (`products.h`) for matmuls that are not large.
 
-    On processors with AVX2 or AVX-512 that are not Intel's: on Zen 4, with two layers of 64, products of 64 rows take 5
-    microseconds instead of 7, and PPO's updates a tenth less; with two threads, of which MKL wakes the second for them,
-    5 instead of 12. Against oneDNN's, large ones gained nothing.
+    They do on processors with AVX2 that are not Intel's. On Zen 4, with two layers of 64, a product of 64 rows takes 5
+    microseconds instead of 7, and PPO's updates a tenth less time. With two threads it takes 5 instead of 12, since MKL
+    wakes the second thread for it. Large products were no faster than oneDNN's.
     """
     cpu = Path("/proc/cpuinfo")
     text = cpu.read_text() if cpu.exists() else ""
@@ -186,12 +185,12 @@ def has_own_products() -> bool:
 
 @functools.cache
 def lower_linear() -> bool:
-    """Register with Inductor how to call `rl8x::linear` from C++; its own lowering takes constant weights only.
+    """Register a lowering of `rl8x::linear` with Inductor, whose own lowering requires constant weights.
 
-    Apart from the probe, since eager execution has no use for Inductor, whose import takes a second.
+    This is separate from `has_fast_linear`, so that eager execution does not import Inductor, which takes a second.
 
     Returns:
-        Whether that was possible.
+        Whether this torch has the names that the lowering needs.
     """
     try:
         inductor, onednn = private.inductor(), private.onednn()

@@ -1,4 +1,4 @@
-"""Allocator settings by which memory that tensors have freed is kept for the next ones."""
+"""Settings of glibc's allocator that keep freed memory in the process for reuse."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _M_MMAP_MAX: Final = -4
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep the memory that tensors free, for the next ones, instead of giving it back at once.
+    """Make the allocator keep freed memory for reuse, instead of returning it to the system; glibc only.
 
-    Every pass over a minibatch frees and takes the same few megabytes. Given back to the system and taken again, each
-    page is zeroed and mapped anew, which costs more than the arithmetic on it: 32% of PPO on one thread (Zen 5). Does
-    nothing where the library is not glibc.
+    Every pass over a minibatch frees and allocates the same few megabytes. If they are returned to the system each
+    time, every page is mapped and zeroed again, which costs more than the arithmetic on it: 32% of PPO on one thread
+    (Zen 5).
     """
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        # Small blocks set aside for later are gathered whenever a larger one is asked for, which is all the time.
+        # No fast bins: they would be consolidated at every large allocation, of which there are many.
         mallopt(_M_MXFAST, 0)
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
@@ -33,7 +33,7 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Give the system back what is kept, so that it shows as available; what nothing refers to any more too."""
+    """Collect garbage, and return freed memory to the system."""
     gc.collect()
     if sys.platform.startswith("linux"):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

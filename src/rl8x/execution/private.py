@@ -1,7 +1,7 @@
-"""Private names of torch: the one file that uses them.
+"""The private names of torch that rl8x uses, all in this file, since any version of torch may change them.
 
-Any version may change them. torch 2.13.0 and 2.14.1, with which the tests are run, have all of them, and so has 2.10.0,
-whose compiled programs are wrong. What happens where one is gone is said at each.
+torch 2.13.0 and 2.14.1, with which the tests are run, have all of them, and so has 2.10.0, whose compiled programs are
+wrong. Each entry says what happens if a name is missing.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-# How trees of tensors are taken apart, with what tensordict registered. Without them rl8x cannot be imported.
+# Flattening of trees of tensors, with the node types that tensordict registers. Without them rl8x cannot be imported.
 from torch.utils._pytree import TreeSpec as TreeSpec
 from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
-# Options of make_fx for shapes alone, beside tensors that the function itself holds. Without the private one, make_fx
-# refuses it by name, and nothing can be compiled.
+# Options of make_fx to trace with fake tensors a function that also holds real ones. Without the private option,
+# make_fx raises, and nothing can be compiled.
 FAKE_TRACING: Final[Mapping[str, Any]] = {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
 
-# Names of Inductor's without which nothing can be compiled, each with its module.
+# Inductor's names and their modules. Without any of them nothing can be compiled.
 _INDUCTOR: Final = {
-    "aot_compile": "torch._inductor",  # has C++ written of a graph, and built by AotCodeCompiler
+    "aot_compile": "torch._inductor",  # generates C++ from a graph, and builds it by AotCodeCompiler
     "standalone_compile": "torch._inductor",  # compiles a graph for an accelerator
-    "AotCodeCompiler": "torch._inductor.codecache",  # a builder of our own takes the place of its `compile`
+    "AotCodeCompiler": "torch._inductor.codecache",  # its `compile` is replaced by our builder
     "CppBuilder": "torch._inductor.cpp_builder",  # knows the command line of the C++ compiler
     "CppTorchDeviceOptions": "torch._inductor.cpp_builder",
     "pick_vec_isa": "torch._inductor.cpu_vec_isa",  # the vector instructions of the processor
-    "register_lowering": "torch._inductor.lowering",  # teaches Inductor operators of ours
+    "register_lowering": "torch._inductor.lowering",  # for our own operators
     "clone": "torch._inductor.lowering",
 }
-# What those load when they are first called: once, and not in each process that is forked to compile something.
+# Modules that those import at their first call; they are loaded before compiling processes are forked.
 _LOADED_AHEAD: Final = ("codegen.cpp", "codegen.cpp_wrapper_cpu", "compile_fx")
 
-# Names of Inductor's by which it calls oneDNN's matmul kernels. Without them large matmuls are torch's usual ones.
+# Inductor's names for calling oneDNN's matmul kernels. Without them large matmuls use torch's own operators.
 _ONEDNN: Final = {
     "ExternKernel": "torch._inductor.ir",
     "FixedLayout": "torch._inductor.ir",
@@ -51,10 +51,11 @@ _ONEDNN: Final = {
 
 
 def inductor() -> SimpleNamespace:
-    """Load what compiles programs, which takes a second or more, and return its names.
+    """Import Inductor, which takes a second or more, and return its names.
 
     Raises:
-        RuntimeError: If this torch lacks one. `compile` is refused with that line; `auto` warns once and stays eager.
+        RuntimeError: If this torch lacks one. Mode `compile` then fails with this message; `auto` warns once and stays
+            eager.
     """
     inductor = _taken(_INDUCTOR)
     for module in _LOADED_AHEAD:
@@ -63,7 +64,7 @@ def inductor() -> SimpleNamespace:
 
 
 def onednn() -> SimpleNamespace:
-    """Return the names by which Inductor calls oneDNN's matmul kernels.
+    """Return Inductor's names for calling oneDNN's matmul kernels.
 
     Raises:
         RuntimeError: If this torch lacks one.
@@ -92,16 +93,16 @@ def _missing(name: str) -> RuntimeError:
 
 
 def has_loaded_compiler() -> bool:
-    """Whether torch's compiler has been imported. Under another name it never has: then no trace collects garbage."""
+    """Return whether torch's compiler has been imported; always False if its name changes, which costs some time."""
     return "torch._dynamo" in sys.modules
 
 
 @contextlib.contextmanager
 def one_fake_mode() -> Iterator[None]:
-    """Have make_fx describe all tensors of a trace, `[*]` each, by one fake mode.
+    """Let make_fx use one fake mode for all tensors of a trace, `[*]` each.
 
-    For each tensor it makes one of its own, which looks through the whole call stack: half of what a trace takes.
-    Without these names it does so.
+    By default it creates a mode for each tensor, and walks the whole call stack for it, which takes half the time of a
+    trace. It does so if these names are missing.
     """
     try:
         guards = importlib.import_module("torch._guards")
@@ -114,10 +115,10 @@ def one_fake_mode() -> Iterator[None]:
 
 
 def is_observed() -> bool:
-    """Whether a transform of torch.func's, or a mode such as make_fx's or fake tensors', sees each operation.
+    """Return whether a transform of torch.func, or a dispatch mode such as that of make_fx or fake tensors, is active.
 
-    There are no public names for these. Without them, whatever is called may be observed: eager perceptrons then go
-    through their layers, which takes longer.
+    There are no public names for these. If the private ones are missing the answer is True, and eager perceptrons are
+    evaluated layer by layer, which is slower.
     """
     transformed: bool = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)()
     modes: int = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)()
@@ -125,35 +126,37 @@ def is_observed() -> bool:
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute `x weight^T + bias` by oneDNN; see `matmul.linear`, whose probe finds where torch lacks it.
+    """Compute `x weight^T + bias` by oneDNN; see `matmul.linear`.
 
     Raises:
-        AttributeError: If this torch lacks it. Large matmuls are then torch's usual ones.
+        AttributeError: If this torch lacks it. `matmul.has_fast_linear` then says so, and torch's own operators are
+            used.
     """
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
 
 
 def fused_adam(decoupled: bool) -> Any:
-    """Return torch's fused kernel of a step of Adam, in place, with a learning rate that is a tensor, 0-d.
+    """Return torch's fused in-place kernel of an Adam step whose learning rate is a 0-d tensor.
 
-    None where this torch lacks it: Adam is then a formula of a dozen operators everywhere.
+    None if this torch lacks it; Adam then always runs elementwise operators.
 
     Args:
-        decoupled: Whether weight decay is that of AdamW.
+        decoupled: Whether weights decay as in AdamW.
     """
     kernel = getattr(torch.ops.aten, "_fused_adamw_" if decoupled else "_fused_adam_", None)
     return getattr(kernel, "tensor_lr", None)
 
 
 class Substitution:
-    """Calls a module under other weights, as `torch.func.functional_call` does, without searching for them each time.
+    """Calls a module with other weights, like `torch.func.functional_call`, but resolves their names only once.
 
-    That search takes longer than a small module. A module's `_parameters` is where PyTorch itself looks weights up.
+    Resolving names takes longer than evaluating a small module. The weights are replaced in the modules' `_parameters`,
+    where PyTorch looks them up.
 
     Args:
         module: The module.
-        names: The weights that are replaced, as `named_parameters` calls them.
+        names: Names of the weights to replace, as in `named_parameters`.
     """
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
@@ -164,11 +167,11 @@ class Substitution:
             (owner, name, order[id(weight)])
             for owner in module.modules()
             for name, weight in owner._parameters.items()
-            if id(weight) in order  # one that several modules share is replaced in all
+            if id(weight) in order  # a shared weight is replaced in every module that has it
         ]
 
     def __call__(self, weights: Sequence[Tensor], *inputs: Any) -> Any:
-        """Call the module on inputs, under weights `[*]` in the order of the names."""
+        """Call the module on inputs, with weights `[*]` in the order of the names."""
         before = [owner._parameters[name] for owner, name, _ in self._places]
         for owner, name, i in self._places:
             owner._parameters[name] = weights[i]  # type: ignore[assignment] # any tensor does
@@ -180,11 +183,11 @@ class Substitution:
 
 
 def is_view(node: Any) -> bool:
-    """Whether an operation of a traced graph, a node, returns views of what it is given, and writes nothing.
+    """Return whether a node of a traced graph returns views of its arguments, and writes nothing.
 
     Raises:
-        RuntimeError: If this torch says nothing of operations' schemas. A function that has to be split over ranks is
-            then refused, or runs eagerly with `auto`.
+        RuntimeError: If operators of this torch have no schemas. Programs that sum over ranks then fail, or run eagerly
+            with `auto`.
     """
     if not hasattr(torch.ops.aten.view.default, "_schema"):
         raise _missing("torch._ops.OpOverload._schema")
@@ -197,7 +200,7 @@ def is_view(node: Any) -> bool:
 
 
 def written_by(node: Any) -> list[Any]:
-    """Return the nodes of a traced graph that an operation, a node, writes to; see `is_view`."""
+    """Return the nodes of a traced graph that a node writes to in place; see `is_view`."""
     if node.op != "call_function" or not hasattr(node.target, "_schema"):
         return []
     arguments = list[Any]()
@@ -209,7 +212,7 @@ def written_by(node: Any) -> list[Any]:
 
 
 def copy_each(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copy each of `tensors` `[*]` into the one at its place; one by one, with the same bits, where torch lacks it."""
+    """Copy each of `tensors` `[*]` into its counterpart; one by one, with equal bits, if torch lacks the kernel."""
     if hasattr(torch, "_foreach_copy_"):
         torch._foreach_copy_(list(into), list(tensors))
     else:
@@ -218,7 +221,7 @@ def copy_each(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
 
 
 def add_to_each(sums: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Add each of `tensors` `[*]` to the one at its place; one by one, with the same bits, where torch lacks it."""
+    """Add each of `tensors` `[*]` to its counterpart; one by one, with equal bits, if torch lacks the kernel."""
     if hasattr(torch, "_foreach_add_"):
         torch._foreach_add_(list(sums), list(tensors))
     else:

@@ -1,26 +1,26 @@
-// Products of float32 matrices, for processors and shapes with which torch's libraries are slower: used after host.h.
+// Matmul kernels for float32, for processors and shapes where torch's libraries are slower. Included after host.h.
 //
-// MKL has its best kernels for Intel's processors, and takes 7 microseconds for 64 x 64 x 64 on Zen 4, where this takes
-// 5. A tile of the result, so many rows by two vectors of columns, is summed in registers over a block of terms. The
-// right side is read as it lies where its rows are contiguous, and else from panels of a tile's columns. Each number is
-// the sum of its terms in order, however many threads there are.
+// MKL is optimised for Intel's processors: on Zen 4 it takes 7 microseconds for 64 x 64 x 64, these kernels 5. A tile of
+// the result, kTileRows by two vectors of columns, is accumulated in registers over a block of terms. The right side is
+// read in place if its rows are contiguous, else from packed panels of a tile's columns. The terms of each element are
+// added in the same order for any number of threads.
 
 namespace host {
 
 #ifdef __AVX512F__
-constexpr int kLanes = 16, kTileRows = 8;  // of 32 registers 16 have sums
+constexpr int kLanes = 16, kTileRows = 8;  // 16 of 32 registers hold sums
 #else
-constexpr int kLanes = 8, kTileRows = 6;  // of 16 registers 12
+constexpr int kLanes = 8, kTileRows = 6;  // 12 of 16 registers hold sums
 #endif
 constexpr int kTileColumns = 2 * kLanes;
-// Terms of a block: the panel of one fits the nearest cache. From so many columns on, rows lie in the same lines of it.
+// Terms of a block, whose panel fits the L1 cache; columns from which rows of the right side map to the same cache sets.
 constexpr int64_t kTerms = 256, kWide = 512;
-// Rows that pay for copying the right side, and multiplications that pay for a second thread.
+// Rows from which packing the right side pays, and multiplications from which a second thread pays.
 constexpr int64_t kFewRows = 16, kShared = 1 << 20;
 
 typedef float Lanes __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 
-// What is compiled with it may not join products and sums by itself.
+// Explicit intrinsics, since the compiler's options do not allow it to contract products and sums.
 inline __attribute__((always_inline)) Lanes multiply_add(float one, Lanes other, Lanes sum) {
 #if defined(__AVX512F__)
   return (Lanes)_mm512_fmadd_ps(_mm512_set1_ps(one), (__m512)other, (__m512)sum);
@@ -55,7 +55,7 @@ inline __attribute__((always_inline)) void tile(
     for (int j = 0; j < 2; j++) *reinterpret_cast<Lanes*>(out + i * out_step + j * kLanes) = sums[i][j];
 }
 
-// Rows [first, last) of a tile's columns, from one block of terms.
+// Add one block of terms to rows [first, last) of a tile's columns.
 void add_block(
     const Matrix& left, int64_t term, int64_t terms, const float* right, int64_t right_step, float* out,
     int64_t out_step, int64_t first, int64_t last) {
@@ -69,7 +69,7 @@ void add_block(
         from + i * row, row, left.column_step, right, right_step, out + i * out_step, out_step, terms, term > 0);
 }
 
-// Copy a block of terms of a tile's columns, of which there may be fewer, to a panel.
+// Copy a block of terms of a tile's columns to a panel, with zeros for missing columns.
 void pack(const Matrix& right, int64_t term, int64_t terms, int64_t column, int64_t columns, float* panel) {
   const float* from = right.data + term * right.row_step + column * right.column_step;
   if (columns < kTileColumns) std::memset(panel, 0, terms * kTileColumns * sizeof(float));
@@ -96,7 +96,7 @@ void pack(const Matrix& right, int64_t term, int64_t terms, int64_t column, int6
       panel[k * kTileColumns + j] = from[k * right.row_step + j * right.column_step];
 }
 
-// Rows [first, last) of a product.
+// Compute rows [first, last) of a product.
 void multiply_rows(const Matrix& left, const Matrix& right, const Matrix& out, int64_t first, int64_t last) {
   constexpr int64_t kEdgeRows = 64;
   alignas(64) float panel[kTerms * kTileColumns], edge[kEdgeRows * kTileColumns];
@@ -113,7 +113,7 @@ void multiply_rows(const Matrix& left, const Matrix& right, const Matrix& out, i
         add_block(left, term, terms, from, step, out.data + column, out.row_step, first, last);
         continue;
       }
-      for (int64_t row = first; row < last; row += kEdgeRows) {  // where there is room for all columns, and from there
+      for (int64_t row = first; row < last; row += kEdgeRows) {  // a partial tile is computed in a buffer of full width
         int64_t end = std::min(last, row + kEdgeRows);
         float* to = edge - row * kTileColumns;
         for (int64_t i = row; i < end && term > 0; i++)
@@ -143,7 +143,7 @@ Matrix matrix_of(const Tensor& tensor, int64_t item) {
       tensor.strides[last - 1], tensor.strides[last]};
 }
 
-// Multiply `[*, rows, terms]` and `[*, terms, columns]`; false, with nothing done, where torch's libraries are to.
+// Multiply `[*, rows, terms]` by `[*, terms, columns]`; return false, with nothing done, if torch's libraries should.
 bool multiplied(const Tensor& out, const Tensor& left, const Tensor& right) {
   if (out.dtype != aoti_torch_dtype_float32()) return false;
   const Matrix to = matrix_of(out, 0), from = matrix_of(right, 0);

@@ -1,4 +1,4 @@
-"""Programs: functions of flat lists of tensors, and how nested dicts and tuples of tensors become such lists."""
+"""Programs, which are functions of flat lists of tensors, and the flattening of nested dicts and tuples for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Program = Callable[..., Sequence[Tensor]]
 
 
 def prepare(program: Program, *tensors: Tensor) -> None:
-    """Have a program compiled for arguments laid out like these, `[*]` each, where that is to be done ahead."""
+    """Request compilation of a program for arguments of this layout, `[*]` each, if it supports that."""
     ahead = getattr(program, "prepare", None)
     if ahead is not None:
         ahead(*tensors)
@@ -36,7 +36,7 @@ class TreeProgram:
     """A program over nested dicts and tuples of tensors.
 
     Args:
-        function: Takes and returns trees of tensors; None may stand for a tensor, always in the same places.
+        function: Takes and returns trees of tensors. Leaves may be None, in the same places in every call.
         make: Makes a program of a function of tensors.
     """
 
@@ -56,7 +56,7 @@ class TreeProgram:
         return self._outputs.tree(flat)
 
     def prepare(self, *trees: Any) -> None:
-        """Have it compiled for arguments like these, without running it or waiting."""
+        """Request compilation for arguments of this layout, without running the program or waiting."""
         self._inputs, tensors = flat_of(trees)
         prepare(self._program, *tensors)
 
@@ -67,7 +67,7 @@ class TreeProgram:
 
 
 def layout_of(tensors: Sequence[Tensor]) -> Hashable:
-    """Return shape, strides and dtype of each of `tensors` `[*]`: what decides which compiled program runs on them."""
+    """Return shape, strides and dtype of each of `tensors` `[*]`, by which compiled programs are looked up."""
     return tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
 
 
@@ -83,20 +83,20 @@ class Layout(NamedTuple):
         return sum(self.is_tensor)
 
     def tree(self, tensors: Sequence[Tensor]) -> Any:
-        """Put a tree together from its tensors, in the order and shapes of `flat_of`."""
+        """Rebuild a tree from its tensors, in the order of `flat_of`."""
         rest = iter(tensors)
         return tree_unflatten([next(rest) if is_tensor else None for is_tensor in self.is_tensor], self.structure)
 
 
 def flat_of(tree: Any) -> tuple[Layout, list[Tensor]]:
-    """Take a tree apart; its tensors keep their shapes and get the usual strides, so that one program serves all."""
+    """Flatten a tree, and make its tensors contiguous, so that one compiled program serves all strides."""
     leaves, structure = tree_flatten(tree)
     layout = Layout(structure, [leaf is not None for leaf in leaves])
     return layout, [row_major(leaf) for leaf in leaves if leaf is not None]
 
 
 def trees_allclose(first: Any, second: Any) -> bool:
-    """Whether two trees have the same tensors, but for rounding."""
+    """Return whether the tensors of two trees are equal up to rounding."""
     (_, one), (_, two) = flat_of(first), flat_of(second)
     pairs = zip(one, two, strict=True)
     return all(torch.allclose(a.double(), b.double(), atol=1e-5, rtol=1e-5, equal_nan=True) for a, b in pairs)

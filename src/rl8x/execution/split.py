@@ -1,7 +1,7 @@
-"""Functions of tensors that add up over ranks on their way, as programs before and after each sum.
+"""Splits functions that call `sum_over_ranks` into programs between the sums.
 
-A compiled or captured program cannot wait for other processes. So the function is traced once, its operations are cut
-at each `sum_over_ranks`, and every piece is a program of its own: of an update the gradient, then the optimizer's step.
+A compiled or captured program cannot wait for other processes. The function is therefore traced once, cut at each
+`sum_over_ranks`, and each piece becomes a program: for an update, the gradient and the optimizer's step.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ Function = Callable[..., Sequence[Tensor]]
 
 
 class Buildable(Protocol):
-    """A program that can be made before it is run."""
+    """A program that can be compiled or captured before it is run."""
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Run it."""
 
     def build(self, *tensors: Tensor) -> None:
-        """Make it for arguments laid out like these."""
+        """Compile or capture it for arguments of this layout."""
 
 
 Make = Callable[[Function, int], Buildable]
-"""Makes a program of a function, of which so many first arguments are the same tensors in every call."""
+"""Makes a program of a function and the number of its leading arguments that are the same tensors in every call."""
 
 
 class SplitProgram:
-    """A function of tensors as programs between sums over ranks.
+    """A function of tensors, as programs with sums over ranks between them.
 
     Args:
-        function: The function of tensors, see `Execution.program`. After a sum it must not read what it wrote before
-            to tensors that are not fixed arguments.
-        num_fixed: How many first arguments are the same tensors at each call, see `Execution.program`.
+        function: The function of tensors, see `Execution.program`. If it writes to a tensor that is not a fixed
+            argument, it must not read that tensor after a later sum.
+        num_fixed: How many leading arguments are the same tensors in every call, see `Execution.program`.
         make: Makes the program of a piece.
-        mode: The mode's name, for errors.
+        mode: The mode's name, for error messages.
     """
 
     def __init__(self, function: Function, num_fixed: int, make: Make, mode: str) -> None:
@@ -57,19 +57,19 @@ class SplitProgram:
         self._traced: dict[Hashable, list[_Step]] = {}
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
-        """Run the pieces, and add up between them."""
+        """Run the pieces, with the sums between them."""
         key = layout_of(tensors)
         steps = self._ready.get(key)
         if steps is None:
             steps = self._steps(key, tensors)
-            # All of them before the first sum: a rank that cannot must not leave the others in the middle.
+            # All are built before the first sum: a rank that fails must not leave the others waiting in one.
             _rehearse(steps, tensors, lambda program, given: program.build(*given))
             self._ready[key] = steps
         with torch.no_grad():
             return _run(steps, tensors)
 
     def prepare(self, *tensors: Tensor) -> None:
-        """Have the pieces compiled for arguments laid out like these, `[*]` each, without waiting for it."""
+        """Request compilation of the pieces for arguments of this layout, `[*]` each, without waiting for it."""
         key = layout_of(tensors)
         if key not in self._ready and key not in self._traced:
             _rehearse(self._steps(key, tensors), tensors, lambda program, given: prepare(program, *given))
@@ -89,10 +89,10 @@ class SplitProgram:
 
 
 class SplitLoop(Loop):
-    """A loop over items, in Python, whose function is a `SplitProgram`."""
+    """A loop over items in Python whose function is a `SplitProgram`."""
 
     def prepare(self, *tensors: Tensor) -> None:
-        """Have the program of an item compiled, given what the loop takes, without waiting for it."""
+        """Request compilation of the function, given the loop's arguments, without waiting for it."""
         prepare(self.function, *self.first(tensors))
 
 
@@ -101,11 +101,11 @@ class Piece(NamedTuple):
 
     Attributes:
         run: The operations, as a function of tensors.
-        inputs: Its arguments, by the names of the nodes, those that stay the same tensors first.
-        num_fixed: How many of them those are.
-        outputs: Its results, by the names of the nodes.
-        summed: The name of what is added up over the ranks after it, the last of the outputs, and of the sum; None at
-            the end.
+        inputs: Names of its arguments, fixed ones first.
+        num_fixed: How many of the inputs are the same tensors in every call.
+        outputs: Names of its results.
+        summed: Names of the output that is summed over the ranks after the piece, which is the last one, and of the
+            sum; None for the last piece.
     """
 
     run: GraphModule
@@ -135,9 +135,10 @@ def _run(steps: Sequence[_Step], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _rehearse(steps: Sequence[_Step], tensors: Sequence[Tensor], each: Callable[[Any, Sequence[Tensor]], None]) -> None:
-    """Show each program the arguments that it will have, which stay as they are; nothing is added up.
+    """Call `each` with every program and arguments of the layout that it will get, without summing over ranks.
 
-    A program that is made is shown the tensors themselves where they are fixed, since it may keep them.
+    The pieces run on copies, so the tensors do not change. Arguments of the whole function are passed to `each`
+    themselves, since a captured program keeps references to the fixed ones.
     """
     known = _arguments(steps, tensors)
     copies = {name: tensor.detach().clone() for name, tensor in known.items()}
@@ -162,20 +163,20 @@ def _arguments(steps: Sequence[_Step], tensors: Sequence[Tensor]) -> dict[str, T
 def cut(traced: GraphModule, num_fixed: int, num_arguments: int) -> list[Piece]:
     """Cut a traced function at its sums over ranks.
 
-    What a later piece needs of an earlier one is returned by that and taken by this; views are made anew from what they
-    are of, so that they see what is written to it.
+    A tensor that an earlier piece computes and a later one needs becomes an output and an input. Views are recomputed
+    in each piece from their base, so that they see later writes to it.
 
     Args:
-        traced: Takes its arguments, then what it reads.
-        num_fixed: How many of the arguments stay the same tensors.
+        traced: The function; takes its arguments, then the tensors that it reads.
+        num_fixed: How many leading arguments are the same tensors in every call.
         num_arguments: How many arguments there are.
 
     Raises:
-        ValueError: If a piece writes to what another has made, and is no argument.
+        ValueError: If a piece writes to a tensor that another piece has computed.
     """
     nodes = list(traced.graph.nodes)
     for node in nodes:
-        if len(written := written_by(node)) == 1:  # what it returns is what it wrote to
+        if len(written := written_by(node)) == 1:  # an in-place operator returns the tensor that it writes
             node.replace_all_uses_with(written[0])
     arguments = [node for node in nodes if node.op == "placeholder"]
     names = {
@@ -186,7 +187,7 @@ def cut(traced: GraphModule, num_fixed: int, num_arguments: int) -> list[Piece]:
     stages = dict[Node, int]()
     for node in nodes[len(arguments) : -1]:
         names[node] = node.name
-        # What is taken out of several results belongs to what returned them.
+        # An element of a tuple of results belongs to the piece of the operator that returned the tuple.
         stages[node] = stages[node.args[0]] if node.target is operator.getitem else sum(each in stages for each in sums)
     _check_writes(stages)
     wanted = [[node.args[0]] for node in sums] + [list(nodes[-1].args[0])]
@@ -205,7 +206,7 @@ def cut(traced: GraphModule, num_fixed: int, num_arguments: int) -> list[Piece]:
 
 
 def _check_writes(stages: dict[Node, int]) -> None:
-    """Refuse writing to what an earlier piece has made, of which a captured program has a copy."""
+    """Raise if a piece writes to a tensor that an earlier piece computed, of which a captured program has a copy."""
     for node, stage in stages.items():
         for written in written_by(node):
             base = written
@@ -216,11 +217,11 @@ def _check_writes(stages: dict[Node, int]) -> None:
             else:
                 lost = stages.get(base, stage) != stage
             if lost:
-                raise ValueError(f"{node.target} writes to what is also read beyond a sum over ranks")
+                raise ValueError(f"{node.target} writes to a tensor that is also read beyond a sum over ranks")
 
 
 def _taken(operations: Sequence[Node], needed: Sequence[Node]) -> list[Node]:
-    """List what operations and results need beside what the operations make and views of what is taken."""
+    """Return the nodes that a piece takes from outside: what its operations and results need, with views resolved."""
     own, taken, left = set(operations), dict[Node, None](), list(needed)
     for node in operations:
         left += node.all_input_nodes
@@ -239,12 +240,12 @@ def _taken(operations: Sequence[Node], needed: Sequence[Node]) -> list[Node]:
 def _graph(
     inputs: Sequence[Node], operations: Sequence[Node], outputs: Sequence[Node], names: dict[Node, str]
 ) -> GraphModule:
-    """Return a function of tensors, given what it takes, does and returns of a whole function."""
+    """Build the graph module of a piece from its inputs, operations and outputs in the whole graph."""
     graph = Graph()
     copies = {node: graph.placeholder(names[node]) for node in inputs}
 
     def own(node: Node) -> Node:
-        if node not in copies:  # a view that an earlier piece has too
+        if node not in copies:  # a view that an earlier piece also computes
             copies[node] = graph.node_copy(node, own)
         return copies[node]
 

@@ -1,4 +1,4 @@
-"""CPU threads: how many run an operation, and threads that share the chunks of an update."""
+"""CPU threads: how many run an operation, and worker threads that process the chunks of an update."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _T = TypeVar("_T")
 
 # Rows times weights up to which one thread is faster than two: 512 rows of two perceptrons of 64 units a layer.
 _SHARED_WORK: Final = 6_000_000
-# The same for workers in eager execution, which take turns at Python between their operations: 2,500 such rows.
+# The same for workers in eager execution, which compete for the GIL: 2,500 such rows.
 _SHARED_WORK_EAGER: Final = 24_000_000
 
-# MKL chooses its kernels at its first call. Where two threads make that at once, one may get the sines of a less
-# precise kernel, 1e-5 off: in one process of twelve (torch 2.13, two Xeon cores). This one is made by one thread.
+# MKL selects its kernels at its first call. If two threads make that call at once, one may get sines from a less
+# precise kernel, with errors of 1e-5: seen in one of twelve processes (torch 2.13, two Xeon cores). This call is made
+# at import, by one thread.
 torch.ones(1).sin()
 
 _GENERATORS: Final = threading.RLock()
@@ -41,12 +42,12 @@ def kept_generators(device: torch.device | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def flushed_denormals(device: torch.device) -> Iterator[None]:
-    """Take denormal numbers for 0 in this thread's operations on the CPU, as compiled programs do.
+    """Flush denormal numbers to 0 in this thread's CPU operations, as compiled programs do.
 
-    Adam's moments of weights that get no gradient become denormal within a thousand updates, and each then costs a
-    hundred cycles: a fifth of SAC's eager updates.
+    Adam's moments of weights without gradient become denormal within a thousand updates. Each operation on one then
+    costs a hundred cycles, a fifth of the time of SAC's eager updates.
     """
-    if device.type != "cpu" or not sys.float_info.min / 2.0:  # the user has it so for all operations
+    if device.type != "cpu" or not sys.float_info.min / 2.0:  # the user has already set it
         yield
         return
     torch.set_flush_denormal(True)
@@ -57,10 +58,10 @@ def flushed_denormals(device: torch.device) -> Iterator[None]:
 
 
 class Workers:
-    """Threads that each do a job at the same time; PyTorch's operations let the others go on meanwhile.
+    """Threads that run jobs in parallel; PyTorch's operations release the GIL.
 
     Args:
-        count: How many, the calling thread included.
+        count: Number of threads, the calling one included.
     """
 
     def __init__(self, count: int) -> None:
@@ -68,19 +69,19 @@ class Workers:
         self._pool: ThreadPoolExecutor | None = None
 
     def share(self, jobs: Sequence[Callable[[], _T]]) -> list[_T]:
-        """Do jobs, at most `count`, side by side, the first in the calling thread; return their results in order."""
+        """Run at most `count` jobs in parallel, the first in the calling thread, and return their results in order."""
         if len(jobs) > 1 and self._pool is None:
-            # A thread's number of threads is its own.
+            # The number of intra-op threads is set per thread.
             self._pool = ThreadPoolExecutor(self.count - 1, "rl8x-worker", torch.set_num_threads, (1,))
         others = [self._pool.submit(job) for job in jobs[1:]] if self._pool is not None else []
         return [jobs[0](), *(other.result() for other in others)]
 
 
 class Threads:
-    """The CPU threads of an algorithm's programs, by the size of their work; elsewhere nothing changes.
+    """Chooses the number of CPU threads for an algorithm's programs by their amount of work; no effect on accelerators.
 
     Args:
-        device: Where the programs run.
+        device: The device of the programs.
         eager: Whether they run eagerly; may change between two steps.
     """
 
@@ -91,12 +92,12 @@ class Threads:
 
     @staticmethod
     def shares(work: int) -> bool:
-        """Say whether so many rows times weights are enough for more than one thread."""
+        """Return whether this much work, in rows times weights, pays for more than one thread."""
         return work > _SHARED_WORK
 
     @contextlib.contextmanager
     def for_work(self, work: int) -> Iterator[None]:
-        """Use one thread for what is too small to be shared: threads would wait for each other longer.
+        """Use one thread within the context if the work is too small for several.
 
         Args:
             work: Rows times weights of a matmul.
@@ -106,10 +107,10 @@ class Threads:
 
     @contextlib.contextmanager
     def workers_for(self, work: int) -> Iterator[Workers]:
-        """Give as many workers as there are threads, where the work is large enough to be shared; else one.
+        """Yield one worker for each thread if the work is large enough, else one.
 
-        Threads that share every operation wait for each other after each, and take their rows from another's cache.
-        Workers have their own rows from the first operation to the last; each runs its operations on one thread.
+        Intra-op threads synchronise after every operation, and read rows from each other's caches. A worker keeps its
+        rows from the first operation to the last, and runs each operation on one thread.
 
         Args:
             work: Rows times weights of a matmul.

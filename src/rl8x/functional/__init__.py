@@ -1,4 +1,4 @@
-"""Functions of tensors that algorithms are made of: returns, advantages, categorical values, and running moments."""
+"""Pure tensor functions of RL algorithms: returns, advantages, categorical values, and moments."""
 
 from rl8x.functional.categorical import expectation, project
 from rl8x.functional.returns import generalized_advantages, running_returns

@@ -27,7 +27,7 @@ def expectation(logits: Tensor, atoms: Tensor) -> Tensor:
 
 
 def project(probs: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
-    """Bring distributions over any values to fixed atoms: each value's probability goes to the two atoms beside it.
+    """Project distributions onto fixed atoms: each value's probability is split between its two neighbouring atoms.
 
         p_i = sum_j clamp(1 - |clamp(x_j, z_1, z_n) - z_i| / dz, 0, 1) p_j
 

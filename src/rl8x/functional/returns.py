@@ -8,7 +8,7 @@ from torch import Tensor
 
 @torch.no_grad()
 def running_returns(rewards: Tensor, cuts: Tensor, carry: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
-    """Run the discounted sum of *past* rewards forward through a rollout.
+    """Compute the discounted sum of *past* rewards at each step of a rollout.
 
         R_t = r_t + gamma * (1 - cut_{t-1}) * R_{t-1}
 

@@ -1,4 +1,4 @@
-"""Means and variances of batches, of several ranks, and of all that was ever seen."""
+"""Means and variances of batches, over ranks, and running over all batches."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def pooled_moments(batch: Tensor, mask: Tensor | None = None) -> Moments:
 
 @torch.no_grad()
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the share of the returns' variance on all ranks that the values explain.
+    """Return the explained variance of the returns by the values, over all ranks.
 
         1 - Var[returns - values] / Var[returns]
 
@@ -107,7 +107,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = No
 
 
 class RunningMoments(nn.Module):
-    """Running mean and variance of all rows seen so far, whatever the batches they came in.
+    """Running mean and variance of all rows seen so far, independent of how they were batched.
 
     Everything is updated in place, without a copy to the host, so that a captured program keeps reading and writing
     the same memory. Statistics are float64 whatever the dtype of the numbers and of the module.
@@ -155,7 +155,7 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, batch: Tensor, mask: Tensor | None = None, *, shared: bool = False) -> None:
-        """Update by a batch and by those of all other ranks, so that all ranks have the same moments.
+        """Update with a batch and those of all other ranks, so that all ranks have the same moments.
 
         Args:
             batch: Rows in any number of leading axes, `[..., *shape]`.
@@ -188,7 +188,7 @@ class RunningMoments(nn.Module):
             var: Their variance over the count, `[*shape]`.
         """
         total = self.num_rows + count
-        share = count / total.clamp(min=1.0)  # what the new rows are of all; 0 of 0 is 0
+        share = count / total.clamp(min=1.0)  # the new rows' share of all rows; 0 if there are none
         difference = mean.reshape(-1) - self.means
         spread = difference.square() * (share * (1.0 - share))
         self.variances.copy_(self.variances * (1.0 - share) + var.reshape(-1) * share + spread)

@@ -1,1 +1,1 @@
-"""Memories of past experience: a ring of rows on the device, n-step returns, and prioritised sampling."""
+"""Replay memories: a ring of rows on the device, n-step returns, prioritised sampling, and data sets."""

@@ -1,4 +1,4 @@
-"""The memory of a replay: the columns of its rows, their size in bytes, and where they lie."""
+"""The storage of a replay: the columns of its rows, their size in bytes, and their layout in memory."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def spec_of(rows: Mapping[str, Tensor]) -> dict[str, Column]:
 
 
 def replay_bytes(spec: Spec, capacity: int) -> int:
-    """Return the bytes of memory, or of disk, that a replay of so many rows takes."""
+    """Return the bytes of memory, or of disk, that a replay of this many rows takes."""
     return capacity * sum(column.row_bytes for column in spec.values())
 
 
 def check_fits(spec: Spec, capacity: int, available: int | None, where: str) -> None:
-    """Refuse a replay that does not fit, before any of it is allocated.
+    """Raise if a replay does not fit, before it is allocated.
 
     Args:
         spec: The columns of a row.
@@ -68,7 +68,7 @@ def check_fits(spec: Spec, capacity: int, available: int | None, where: str) -> 
 
 
 class Columns:
-    """Rows in as few tensors as can be, so that a batch is one `index_select` of each.
+    """Rows in one tensor per dtype, so that a batch is one `index_select` of each.
 
     Scalars and vectors of one dtype lie side by side in one matrix `[capacity, width]`; what has more axes, such as an
     image, is a tensor of its own, `[capacity, *shape]`.
@@ -106,7 +106,7 @@ class Columns:
         }
 
     def write(self, slots: slice, rows: Mapping[str, Tensor]) -> None:
-        """Write rows by their names, each `[rows, *shape]`, into as many slots."""
+        """Write rows by column name, each `[rows, *shape]`, into slots."""
         parts: dict[str, list[Tensor]] = {key: [] for key in self.tensors}
         for name, (key, place) in self._places.items():
             parts[key].append(rows[name].unsqueeze(1) if isinstance(place, int) else rows[name])
@@ -122,17 +122,17 @@ class Columns:
 
 
 def spec_to_plain(spec: Spec) -> dict[str, Any]:
-    """Return what a row holds as plain data."""
+    """Return the columns of a row as plain data."""
     return {name: {"shape": list(shape), "dtype": dtype_name(dtype)} for name, (shape, dtype) in spec.items()}
 
 
 def spec_from_plain(plain: Mapping[str, Any]) -> dict[str, Column]:
-    """Return what a row holds from what `spec_to_plain` returned."""
+    """Return the columns of a row from the plain data of `spec_to_plain`."""
     return {name: Column(tuple(each["shape"]), _DTYPES[each["dtype"]]) for name, each in plain.items()}
 
 
 def shown(spec: Spec) -> str:
-    """Return what a row holds for a message."""
+    """Return the columns of a row as text for a message."""
     return ", ".join(f"{name} {dtype_name(dtype)} {list(shape)}" for name, (shape, dtype) in spec.items())
 
 
@@ -151,7 +151,7 @@ _DTYPES: Final = {
 
 
 def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
-    """Map a new file `[*shape]` of a folder into memory; it is gone from the folder at once, and later from the disk.
+    """Map a new file `[*shape]` in a folder into memory; it is unlinked at once, and freed when the mapping is closed.
 
     So two processes never share one, and none is left behind; what a run goes on with is in its checkpoints.
 
@@ -162,14 +162,14 @@ def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
     try:
         file, name = tempfile.mkstemp(prefix="rl8x-replay-", dir=folder)
         try:
-            # All of it now: where the disk is full later, writing to the memory would end the process without a word.
+            # Allocate all of it now: with a full disk, writing to the mapping would kill the process by SIGBUS.
             if hasattr(os, "posix_fallocate"):  # not on macOS
                 os.posix_fallocate(file, 0, size * dtype.itemsize)
             return torch.from_file(name, shared=True, size=size, dtype=dtype).view(shape)
         finally:
             os.close(file)
             Path(name).unlink()
-    except OSError as error:  # a quota, or others who took the space since it was looked at
+    except OSError as error:  # a quota, or another process has taken the space since the check
         raise ValueError(
             f"a replay's file of {size * dtype.itemsize / 1e9:,.1f} GB cannot be made in {folder}: {error.strerror}. "
             "Lower the capacity, or give another folder."
@@ -177,7 +177,7 @@ def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
 
 
 def take_room(folder: Path, size: int) -> None:
-    """Refuse so many bytes that a folder's disk does not have, by taking them for a moment; the folder is made.
+    """Raise if a folder's disk cannot provide this many bytes, by allocating them for a moment; create the folder.
 
     Writing to a memory-mapped file of a full disk would end the process without a word.
 
@@ -191,6 +191,6 @@ def take_room(folder: Path, size: int) -> None:
 
 
 def free_disk(folder: Path) -> int:
-    """Return the bytes that a folder's disk has left; the folder is made where it is not there."""
+    """Return the free bytes of a folder's disk; create the folder if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     return shutil.disk_usage(folder).free

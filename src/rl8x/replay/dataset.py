@@ -1,4 +1,4 @@
-"""Transitions that were recorded before the training: read once, checked, and sampled as a replay is.
+"""Transitions that were recorded before the training: read once, checked, and sampled like a replay.
 
 A data set is transitions one after the other, by name, each `[rows, ...]`: `obs`, `actions` and `next_obs` (a tensor,
 or parts as in `obs/position`), `rewards`, `terminated` and `truncated`.
@@ -42,7 +42,7 @@ from rl8x.trees import flatten_tree, is_part, unflatten_tree
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-# What a file and its share of the folder take beside its content, rounded up.
+# Overhead of a file and its folder entry in bytes, rounded up.
 _FILE_BYTES: Final = 8192
 
 
@@ -102,7 +102,7 @@ class Dataset:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Any], device: torch.device | str = "cpu", **options: Any) -> Self:
-        """Make a data set of transitions by name, whose observations and actions may be trees `[rows, ...]`.
+        """Create a data set from transitions by name; observations and actions may be trees `[rows, ...]`.
 
         Args:
             tensors: Transitions by name, see the class; a dict of tensors in place of one is a tree.
@@ -117,7 +117,7 @@ class Dataset:
 
     @classmethod
     def stand_in(cls, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> Self:
-        """Make one row of these spaces: for an algorithm that only acts, and whose data set need not be here.
+        """Create a data set of one row with these spaces, for an algorithm that only acts and needs no data.
 
         Args:
             observation_space: Space of one observation.
@@ -143,7 +143,7 @@ class Dataset:
             options: `gaps`, `observation_space` and `action_space` of the class.
 
         Raises:
-            ValueError: If there is no such data set, or something is wrong with it.
+            ValueError: If there is no such data set, or it is not valid.
             ImportError: If h5py or Minari is needed and not installed.
         """
         place = Path(path)
@@ -163,7 +163,7 @@ class Dataset:
 
     @classmethod
     def from_minari(cls, source: Any, device: torch.device | str = "cpu", **options: Any) -> Self:
-        """Make a data set of one of Minari's; its discrete actions count from 0, as `GymnasiumEnv` has them.
+        """Create a data set from one of Minari's; discrete actions are counted from 0, as in `GymnasiumEnv`.
 
         Args:
             source: Its id, or the `MinariDataset`: what has `iterate_episodes()`.
@@ -187,7 +187,7 @@ class Dataset:
         return cls(rows, device, **(spaces | options))
 
     def save(self, path: str | Path) -> None:
-        """Write the transitions to a new folder, as a memory-mapped TensorDict; the folder is there whole or not.
+        """Write the transitions to a new folder, atomically, as a memory-mapped TensorDict.
 
         Args:
             path: The folder.
@@ -217,8 +217,8 @@ class Dataset:
             shutil.rmtree(beside, ignore_errors=True)
 
     def as_tensordict(self) -> TensorDict:
-        """Show the transitions as a TensorDict of batch size `[size]`, sharing the memory."""
-        from tensordict import TensorDict  # it loads torch's compiler, a second that few runs have use for
+        """Return the transitions as a TensorDict of batch size `[size]`, sharing the memory."""
+        from tensordict import TensorDict  # imports torch's compiler, which takes a second
 
         names = dict.fromkeys(name.split("/", 1)[0] for name in self.transitions)
         trees = {name: unflatten_tree(name, self.transitions) for name in names}
@@ -226,7 +226,7 @@ class Dataset:
 
     @functools.cached_property
     def digest(self) -> str:
-        """A hash of all transitions, by which the same ones are known again; in 16 hexadecimal digits."""
+        """A hash of all transitions, in 16 hexadecimal digits."""
         sha256 = hashlib.sha256()
         for name, tensor in sorted(self.transitions.items()):
             sha256.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
@@ -234,13 +234,13 @@ class Dataset:
         return sha256.hexdigest()[:16]
 
     def __repr__(self) -> str:
-        """Name it by its size and its digest."""
+        """Return a text with the size and the digest."""
         return f"Dataset({self.size} transitions, {self.digest})"
 
-    # -- as a replay
+    # -- the interface of a replay
 
     def prepared_bytes(self, *, next_actions: bool = False) -> int:
-        """Return the memory that the rows of `prepare` take on the device, in bytes; a few of them may be left out.
+        """Return an upper bound of the device memory that the rows of `prepare` take, in bytes.
 
         Args:
             next_actions: Whether rows have `next_actions` too, see `prepare`.
@@ -269,7 +269,7 @@ class Dataset:
 
     @torch.no_grad()
     def prepare(self, n: int, gamma: float, *, next_actions: bool = False) -> None:
-        """Put rows with n-step returns on the device.
+        """Compute rows with n-step returns on the device.
 
             returns_t   = sum_{j < m} gamma^j r_{t+j}
             discounts_t = gamma^m (1 - terminated_{t+m-1})
@@ -294,7 +294,7 @@ class Dataset:
         transitions = with_next(keys.ACTIONS, self.transitions) if next_actions else self.transitions
         self.size = len(transitions[keys.REWARDS])
         block = {name: tensor.unsqueeze(1) for name, tensor in transitions.items()}
-        # What follows the last row is there only for the rows before it to be complete; no return reaches it.
+        # Padding after the last row completes the windows of the rows before it; no return reaches it.
         block[keys.TRUNCATED] = block[keys.TRUNCATED].clone()
         block[keys.TRUNCATED][-1] = True
         repeated = torch.arange(self.size + n - 1, device=block[keys.REWARDS].device).clamp(max=self.size - 1)
@@ -333,7 +333,7 @@ class Dataset:
             RuntimeError: If `prepare` has not been called.
         """
         if self._columns is None:
-            raise RuntimeError("call `prepare(n, gamma)` before `gather`: what a return is depends on them.")
+            raise RuntimeError("call `prepare(n, gamma)` before `gather`: returns depend on them.")
         gathered = {
             name: tensor.index_select(0, index.reshape(-1)).view(*index.shape, *tensor.shape[1:])
             for name, tensor in self._columns.tensors.items()
@@ -344,12 +344,12 @@ class Dataset:
 
     @functools.cached_property
     def obs_moments(self) -> dict[str, Moments]:
-        """Count, mean and variance of each part of the observations that is of floats, by name, `[*obs]` float64."""
+        """Count, mean and variance of each float part of the observations, by name, `[*obs]` float64."""
         parts = {name: part for name, part in self.transitions.items() if is_part(name, keys.OBS)}
         return {name: moments(part) for name, part in parts.items() if part.is_floating_point()}
 
     def normalized_score(self, random: float, expert: float) -> float:
-        """Return the mean return of the episodes on the scale of `normalized_score`; NaN where none ends.
+        """Return the mean return of the episodes on the scale of `normalized_score`; NaN if none ends.
 
         Args:
             random: The mean return of a random policy.
@@ -364,7 +364,7 @@ class Dataset:
 
 
 def normalized_score(value: float, random: float, expert: float) -> float:
-    """Return a mean return where a random policy's is 0 and an expert's 100.
+    """Rescale a mean return such that a random policy's is 0 and an expert's is 100.
 
     Args:
         value: The mean return.
@@ -384,7 +384,7 @@ def normalized_score(value: float, random: float, expert: float) -> float:
 def _counted_from_zero(
     space: gymnasium.Space[Any], rows: Mapping[str, Tensor]
 ) -> tuple[gymnasium.Space[Any], dict[str, Tensor]]:
-    """Return an action space whose discrete parts count from 0, and those parts of the actions so."""
+    """Return an action space and actions with discrete parts counted from 0."""
     starts = {"/".join((keys.ACTIONS, *path)): getattr(leaf, "start", None) for path, leaf in leaves(space)}
     counted = {
         name: rows[name].long() - torch.as_tensor(start)

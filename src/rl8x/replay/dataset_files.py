@@ -1,4 +1,4 @@
-"""Transitions from files: a memory-mapped TensorDict, D4RL's layout of hdf5, and Minari's episodes."""
+"""Reads transitions from files: a memory-mapped TensorDict, D4RL's HDF5 layout, and Minari's episodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl8x import keys
 from rl8x.spaces import space_from_plain, space_to_plain
 from rl8x.trees import flatten_tree
 
-# What a file in the layout of D4RL calls them.
+# Names in D4RL's layout.
 _D4RL: Final = {
     "observations": keys.OBS,
     "actions": keys.ACTIONS,
@@ -31,7 +31,7 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     try:
         return _mapped_tensors(folder)
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ValueError(f"{folder} is no memory-mapped TensorDict, or damaged: {error!r}.") from None
+        raise ValueError(f"{folder} is not a memory-mapped TensorDict, or damaged: {error!r}.") from None
 
 
 def _mapped_tensors(folder: Path) -> dict[str, Tensor]:
@@ -49,7 +49,7 @@ def _mapped_tensors(folder: Path) -> dict[str, Tensor]:
             getattr(torch, entry["dtype"].split(".")[-1], None),
         )
         if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{folder}: `{name}` has the dtype {entry['dtype']!r}, which is not known.")
+            raise ValueError(f"{folder}: `{name}` has the unknown dtype {entry['dtype']!r}.")
         size = math.prod(shape)
         if not file.is_file() or file.stat().st_size < size * dtype.itemsize:
             raise ValueError(f"{file} must have {size * dtype.itemsize:,} bytes, and is shorter or not there.")
@@ -68,7 +68,7 @@ def write_spaces(folder: Path, spaces: Mapping[str, Any]) -> None:
 
 
 def read_spaces(folder: Path) -> dict[str, Any]:
-    """Return the spaces that a data set's folder says, by the names of `SPACES`."""
+    """Read the spaces of a data set from its folder, by the names of `SPACES`."""
     file = folder / _SPACES_FILE
     if not file.is_file():
         return {}
@@ -99,17 +99,17 @@ def read_episode_returns(folder: Path) -> Tensor | None:
 
 
 def is_hdf5(path: Path) -> bool:
-    """Whether there is a file with the name of one in the layout of D4RL, which says nothing of its spaces."""
+    """Return whether there is a file with the suffix of D4RL's layout, which does not contain spaces."""
     return path.is_file() and path.suffix in (".hdf5", ".h5")
 
 
 def lacks_spaces(path: Path) -> bool:
-    """Whether there is a data set that does not say both of its spaces."""
+    """Return whether there is a data set that does not contain both of its spaces."""
     return is_hdf5(path) or ((path / "meta.json").is_file() and len(read_spaces(path)) < len(SPACES))
 
 
 def read_hdf5(path: Path) -> dict[str, Tensor]:
-    """Read a file in the layout of D4RL; what else it has is left alone."""
+    """Read a file in D4RL's layout; other entries are ignored."""
     try:
         import h5py
     except ImportError as error:
@@ -117,8 +117,8 @@ def read_hdf5(path: Path) -> dict[str, Tensor]:
     try:
         with h5py.File(path, "r") as file:
             rows = {ours: torch.from_numpy(file[name][()]) for name, ours in _D4RL.items() if name in file}
-    except (OSError, TypeError) as error:  # TypeError: a group, or no numbers
-        raise ValueError(f"{path} is no file in the layout of D4RL, or damaged: {error}.") from None
+    except (OSError, TypeError) as error:  # TypeError: a group, or not numbers
+        raise ValueError(f"{path} is not a file in the layout of D4RL, or damaged: {error}.") from None
     missing = [name for name in ("observations", "actions", "rewards", "terminals") if _D4RL[name] not in rows]
     if missing:
         raise ValueError(f"{path} has no {', '.join(missing)}: a file in the layout of D4RL has them.")
@@ -127,12 +127,12 @@ def read_hdf5(path: Path) -> dict[str, Tensor]:
 
 
 def load_minari(name: str) -> Any:
-    """Return the `MinariDataset` of this id that is on this machine; errors as `Dataset.from_minari`."""
+    """Return the local `MinariDataset` of an id; raises as `Dataset.from_minari`."""
     try:
         import minari
     except ImportError as error:
         raise ImportError(
-            f"{name!r} is no file here, and to read it as one of Minari's data sets needs Minari: "
+            f"{name!r} is not a file here, and reading it as one of Minari's data sets needs Minari: "
             "pip install 'minari[hdf5]'."
         ) from error
     try:
@@ -142,7 +142,7 @@ def load_minari(name: str) -> Any:
 
 
 def transitions_of(episode: Any) -> dict[str, Tensor]:
-    """Return the transitions of one of Minari's episodes, which has one observation more than actions."""
+    """Return the transitions of one of Minari's episodes, which has one more observation than actions."""
     steps = len(episode.rewards)
     obs = flatten_tree(keys.OBS, _tensors(episode.observations))
     actions = flatten_tree(keys.ACTIONS, _tensors(episode.actions))

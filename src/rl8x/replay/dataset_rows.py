@@ -1,4 +1,4 @@
-"""Checks of a data set's transitions, and the values that a row gets from the row after it."""
+"""Checks of a data set's transitions, and the columns that are copied from the next row."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _check_finite(name: str, tensor: Tensor) -> None:
 
 
 def _check_same_kind(name: str, rows: Mapping[str, Tensor]) -> None:
-    """Refuse parts of observations that `next_obs` lacks or has in another shape or dtype, and the other way round."""
+    """Raise if `obs` and `next_obs` differ in their parts, shapes or dtypes."""
     if not any(is_part(each, keys.NEXT_OBS) for each in rows) or not is_part(name, keys.OBS, keys.NEXT_OBS):
         return
     first, _, rest = name.partition("/")
@@ -71,7 +71,7 @@ def _check_same_kind(name: str, rows: Mapping[str, Tensor]) -> None:
 
 
 def check_gaps(rows: dict[str, Tensor], gaps: str) -> None:
-    """Refuse, or truncate in place, episodes that go on in another row than the next, by `gaps` of `Dataset`."""
+    """Raise for, or truncate in place, episodes that do not continue in the next row; see `gaps` of `Dataset`."""
     goes_on = ~(rows[keys.TERMINATED] | rows[keys.TRUNCATED])[:-1]
     apart = torch.zeros_like(goes_on)
     for name, part in rows.items():
@@ -104,7 +104,7 @@ def with_next(what: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
             f"no row has `next_{what}`, which are the `{what}` of the row after it in its episode: the last rows of "
             "episodes that are truncated or not over have none, and there are no others. Record longer episodes."
         )
-    # What follows a termination is never valued; it has to be something finite.
+    # Observations after a termination are never bootstrapped from, but have to be finite.
     own = torch.arange(len(ends), device=ends.device)
     source = torch.where(ends, own, own + 1)[~unknown]
     kept = {name: tensor[~unknown] for name, tensor in rows.items()}

@@ -1,4 +1,4 @@
-"""Minari's format: data sets that are written and read by Minari itself, in its own folder of data sets.
+"""Minari's format: data sets written and read by Minari itself, in its own folder.
 
 Source: Younis et al. 2024, "Minari", https://minari.farama.org; layout of version 0.5.
 """
@@ -25,7 +25,7 @@ _NEEDS: Final = "to write a data set in Minari's format needs Minari: pip instal
 
 
 def check_new_id(name: str) -> None:
-    """Refuse an id that a data set cannot be written under.
+    """Raise if a data set cannot be written under an id.
 
     Raises:
         ValueError: If it is not of the form of an id, or there is something under it.
@@ -102,7 +102,7 @@ def _episodes(dataset: Dataset) -> Iterator[dict[str, Any]]:
 
 
 def _arrays(tree: Any, space: Any) -> Any:
-    """Return a tree of tensors as arrays of a space's dtypes; a tuple's parts are one again."""
+    """Return a tree of tensors as arrays of a space's dtypes, with tuples restored."""
     if isinstance(space, gymnasium.spaces.Dict):
         return {name: _arrays(tree[name], part) for name, part in space.spaces.items()}
     if isinstance(space, gymnasium.spaces.Tuple):

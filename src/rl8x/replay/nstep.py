@@ -44,12 +44,12 @@ class NStep:
             raise ValueError(f"`gamma` must be in [0, 1]; got {gamma}.")
         self.n = n
         self.gamma = gamma
-        # The slots that no row was made of yet, [at most n - 1, num_envs, ...].
+        # Pending slots, of which no rows have been made yet, [at most n - 1, num_envs, ...].
         self._waiting: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def rows(self, rollout_tensors: Mapping[str, Tensor], horizon: int) -> dict[str, Tensor]:
-        """Make rows of the slots that wait and of those of a horizon but the last n - 1, which wait from now on.
+        """Make rows of pending slots and of a horizon's, except its last n - 1, which become pending.
 
         Args:
             rollout_tensors: By flat names, each `[horizon, num_envs, ...]` or longer: `obs`, `actions` and `next_obs`
@@ -64,16 +64,16 @@ class NStep:
         """
         block = {name: tensor[:horizon] for name, tensor in rollout_tensors.items() if _is_read(name)}
         if self._waiting:
-            # Slots of a checkpoint come on the CPU.
+            # Slots from a checkpoint are on the CPU.
             block = {name: torch.cat([self._waiting[name].to(tensor.device), tensor]) for name, tensor in block.items()}
         length = len(block[keys.REWARDS])
         complete = max(0, length - (self.n - 1))
-        # Copies, as the rollout's memory is written to again; nothing waits where n is 1.
+        # Copied, since the rollout's memory is reused; none are pending if n is 1.
         self._waiting = {name: tensor[complete:].clone() for name, tensor in block.items() if complete < length}
         return self._complete(block, complete) if complete else {}
 
     def cut(self) -> None:
-        """Have no return reach beyond what was given so far, because the steps that come do not follow on it.
+        """Cut pending returns at the last step given so far, because the next steps do not continue from it.
 
         To be called where the environment was reset or evaluated in since. The slots that wait bootstrap from the
         observation that the last of them led to; their rows come with the next horizon.
@@ -82,7 +82,7 @@ class NStep:
             self._waiting[keys.TRUNCATED][-1] = True
 
     def _complete(self, block: Mapping[str, Tensor], complete: int) -> dict[str, Tensor]:
-        """Make rows of the first slots of a block, `[slots, num_envs, ...]`, after each of which n - 1 follow."""
+        """Make rows of the first slots of a block, `[slots, num_envs, ...]`, each followed by n - 1 others."""
         returns, discounts, last = self._returns(block, complete)
         rows = {name: block[name][:complete] for name in block if is_part(name, keys.OBS, keys.ACTIONS)}
         rows |= {keys.RETURNS: returns, keys.DISCOUNTS: discounts}
@@ -97,7 +97,7 @@ class NStep:
         return rows
 
     def _returns(self, block: Mapping[str, Tensor], complete: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the sums of rewards, the discounts, and where in the flat block the last step of each sum is.
+        """Return the sums of rewards, the discounts, and the flat index in the block of each sum's last step.
 
         Each is `[complete, num_envs]`; the last is None for one-step returns, where it is the slot itself.
         """
@@ -115,18 +115,18 @@ class NStep:
             goes_on = goes_on & ~ends[j - 1 : complete + j - 1]
             if valid is not None:
                 goes_on = goes_on & valid[later]
-            # Not by a product: what follows the end of an episode may be NaN.
+            # Not a product, since values after the end of an episode may be NaN.
             returns = torch.where(goes_on, returns + self.gamma**j * rewards[later], returns)
             discounts = torch.where(goes_on, self.gamma ** (j + 1), discounts)
             last = torch.where(goes_on, slots[later], last)
         return returns, discounts.masked_fill(terminated.flatten()[last], 0.0), last
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the slots that wait."""
+        """Return the pending slots."""
         return {"waiting": dict(self._waiting)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken, be it with another `n`."""
+        """Restore the state of `state_dict`, which may be of another `n`."""
         self._waiting = {name: tensor.clone() for name, tensor in state["waiting"].items()}
 
 

@@ -1,4 +1,4 @@
-"""A replay whose rows are drawn the more often, the larger their last temporal-difference errors were.
+"""A replay that samples rows by priority: more often, the larger their last temporal-difference errors.
 
 Priorities lie on the device in blocks of 64, of which the sums are kept, in float64: a draw is found by the sums of the
 blocks and then in its block, without a tree and without a look from the host.
@@ -16,12 +16,12 @@ from torch import Tensor
 from rl8x.replay.ring import Replay
 
 _BLOCK: Final = 64
-# What a draw stays below 1 by, so that rounding never leads it beyond the last row that can be drawn.
+# Draws are at most 1 minus this, so that rounding never leads beyond the last row with a priority.
 _MARGIN: Final = 2.0**-40
 
 
 class PrioritizedReplay(Replay):
-    """A replay from which a row i is drawn with a probability that is proportional to a power of its priority.
+    """A replay that draws row i with a probability proportional to a power of its priority.
 
         P(i) = p_i^alpha / sum_k p_k^alpha,    p_i = |delta_i| + epsilon
 
@@ -59,14 +59,14 @@ class PrioritizedReplay(Replay):
         self.alpha = alpha
         self.epsilon = epsilon
         num_blocks = -(-capacity // _BLOCK)
-        # p^alpha of each slot, 0 where there is no row, and their sums.
+        # p^alpha of each slot, 0 for empty ones, and their sums over blocks.
         self._powers = torch.zeros(num_blocks, _BLOCK, device=self.device)
         self._sums = torch.zeros(num_blocks, dtype=torch.float64, device=self.device)
         self._max = torch.ones((), device=self.device)
 
     @torch.no_grad()
     def append(self, rows: Mapping[str, Tensor], *, checked: bool = False) -> None:
-        """Append rows in the place of the oldest, with the largest priority; see `Replay.append`."""
+        """Append rows, replacing the oldest, with the largest priority; see `Replay.append`."""
         before = self.total
         super().append(rows, checked=checked)
         for _, slots in self.slots(max(before, self.oldest), self.total):
@@ -87,7 +87,7 @@ class PrioritizedReplay(Replay):
             Where the rows are, `[count, batch]`, int64.
 
         Raises:
-            RuntimeError: If there is no row.
+            RuntimeError: If the replay is empty.
         """
         self._check_rows()
         draws = torch.rand(count, batch, dtype=torch.float64, generator=generator, device=self.device)
@@ -95,7 +95,7 @@ class PrioritizedReplay(Replay):
         ends = self._sums.cumsum(0)
         points = draws.add_(parts).view(-1).mul_(ends[-1] * ((1.0 - _MARGIN) / batch))
         block = torch.searchsorted(ends, points, right=True)
-        # Of the way through the block's sum, rather than the sum itself, which other roundings led to.
+        # As a fraction of the block's sum, since sums in another order are rounded differently.
         sums = self._sums[block]
         way = points.sub_(ends[block]).add_(sums).div_(sums).clamp_(0.0, 1.0 - _MARGIN)
         within = self._powers.index_select(0, block).cumsum(1, dtype=torch.float64)
@@ -104,7 +104,7 @@ class PrioritizedReplay(Replay):
 
     @torch.no_grad()
     def weights(self, index: Tensor, beta: float) -> Tensor:
-        """Return the weights that make up for the rows of batches not being drawn uniformly, float32 `[count, batch]`.
+        """Return importance weights, which correct for non-uniform sampling, float32 `[count, batch]`.
 
             w_i = (N P(i))^-beta / max_j w_j
 
@@ -114,7 +114,7 @@ class PrioritizedReplay(Replay):
             index: Rows that `sample` returned, `[count, batch]`; priorities must not have changed since.
             beta: How much is made up for, in [0, 1]; 1 is all.
         """
-        # N and the sum of all powers are the same for a whole batch: the normalisation takes them out.
+        # N and the sum of all powers are constant in a batch, so that the normalisation cancels them.
         powers = self._powers.view(-1)[index]
         return (powers / powers.amin(1, keepdim=True)).pow_(-beta)
 
@@ -132,17 +132,17 @@ class PrioritizedReplay(Replay):
         torch.maximum(self._max, powers.amax(), out=self._max)
         self._powers.view(-1).scatter_reduce_(0, flat, powers, "amax", include_self=False)
         blocks = flat // _BLOCK
-        # Summed anew, not changed by differences, whose roundings would add up.
+        # Recomputed rather than updated by differences, whose rounding errors would accumulate.
         self._sums[blocks] = self._powers.index_select(0, blocks).sum(1, dtype=torch.float64)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows in segments, as `Replay` does, and the priorities whole."""
+        """Return the rows in segments, as `Replay` does, and all priorities."""
         state = {"alpha": self.alpha, "powers": self._powers, "sums": self._sums, "max": self._max}
         return {**super().state_dict(), **state}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the rows and priorities of a state, by this `alpha`; rows of a `Replay` all get the same.
+        """Restore rows and priorities of a state, with this `alpha`; rows of a plain `Replay` get equal priorities.
 
         Raises:
             ValueError: As `Replay.load_state_dict` does.
@@ -162,10 +162,10 @@ class PrioritizedReplay(Replay):
             self._powers.view(-1)[slots] = powers.view(-1)[there].to(self.device)
         before = state.get("alpha", self.alpha)
         if before != self.alpha:
-            # What was drawn uniformly has no priorities: its powers are all 1, and stay it.
+            # Rows that were drawn uniformly have no priorities: their powers are 1, and stay 1.
             for each in (self._powers, self._max):
                 each.copy_(torch.where(each > 0, each.pow(self.alpha / before if before else 1.0), 0.0))
         if sums is not None and state["capacity"] == self.capacity and before == self.alpha:
-            self._sums.copy_(sums)  # to the bit, whatever order other sums are added in
+            self._sums.copy_(sums)  # for equal bits, since sums in another order are rounded differently
         else:
             self._sums.copy_(self._powers.sum(1, dtype=torch.float64))

@@ -34,7 +34,7 @@ def all_finite(rows: Mapping[str, Tensor]) -> Tensor:
 
     One row that is not would be sampled again and again, and spoil all that is learned from then on.
     """
-    # The least and the largest are not finite where any is not: eight times as fast as a mask.
+    # Minimum or maximum is non-finite if any number is; eight times as fast as a mask.
     numbers = [tensor for tensor in rows.values() if tensor.is_floating_point() and tensor.numel()]
     extremes = [extreme.isfinite() for tensor in numbers for extreme in tensor.aminmax()]
     device = first_tensor(rows).device
@@ -42,7 +42,7 @@ def all_finite(rows: Mapping[str, Tensor]) -> Tensor:
 
 
 class Replay:
-    """The newest rows of all that were appended; allocated at the first `append`, from the shapes and dtypes there.
+    """The most recently appended rows; allocated at the first `append`, from its shapes and dtypes.
 
     Args:
         capacity: Rows that are kept, at least 1.
@@ -82,12 +82,12 @@ class Replay:
 
     @property
     def oldest(self) -> int:
-        """The number of the oldest row that is there, counted from the first ever appended."""
+        """The number of the oldest stored row, counted from the first ever appended."""
         return self.total - self.size
 
     @torch.no_grad()
     def append(self, rows: Mapping[str, Tensor], *, checked: bool = False) -> None:
-        """Append rows in the place of the oldest.
+        """Append rows, replacing the oldest.
 
         Args:
             rows: By name, each `[rows, ...]`; names, shapes and dtypes as at the first time.
@@ -129,7 +129,7 @@ class Replay:
         return self._columns
 
     def slots(self, first: int, last: int) -> Iterator[tuple[int, slice]]:
-        """Yield where rows lie, in at most two pieces.
+        """Yield the slots of rows, in at most two pieces.
 
         Args:
             first: Number of the first, counted from the first row ever appended.
@@ -156,7 +156,7 @@ class Replay:
             Where the rows are, `[count, batch]`, int64.
 
         Raises:
-            RuntimeError: If there is no row.
+            RuntimeError: If the replay is empty.
         """
         self._check_rows()
         return torch.randint(self.size, (count, batch), generator=generator, device=self.device)
@@ -175,8 +175,8 @@ class Replay:
         return columns.views(gathered)
 
     def as_tensordict(self) -> TensorDict:
-        """Show the rows as a TensorDict of batch size `[size]`, in the order of their slots, sharing the memory."""
-        from tensordict import TensorDict  # it loads torch's compiler, a second that few runs have use for
+        """Return the rows as a TensorDict of batch size `[size]`, in the order of their slots, sharing the memory."""
+        from tensordict import TensorDict  # imports torch's compiler, which takes a second
 
         if self._columns is None:
             return TensorDict({}, batch_size=[0])
@@ -184,7 +184,7 @@ class Replay:
         return TensorDict({name: view[: self.size] for name, view in views.items()}, batch_size=[self.size])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows in segments, which are read where they are wanted, and before more rows are appended.
+        """Return the rows in segments, which are read lazily and must be read before more rows are appended.
 
         `rl8x.checkpoint.tree.clone` makes a copy that lasts.
         """
@@ -203,11 +203,11 @@ class Replay:
         }
 
     def _content(self, piece: Piece, oldest: int) -> Content:
-        """Copy the rows of a piece of a state in which one was the oldest: those of them that were there then."""
+        """Copy those rows of a piece that were stored when the given row was the oldest."""
         first = max(piece.first, oldest)
         if not self._segmentation.has(piece) or first < self.oldest:
             raise RuntimeError("the replay has gone on since this state of it was taken; load or clone it before that.")
-        # As they lie in memory, several columns in one tensor: one copy each.
+        # In the memory layout, with several columns per tensor, so that each tensor is one copy.
         pieces = [slots for _, slots in self.slots(first, piece.last)]
         tensors = self._filled().tensors
         if len(pieces) == 1:
@@ -216,7 +216,7 @@ class Replay:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the rows of a state in the place of what is here; of more rows than the capacity the newest.
+        """Restore the rows of a state; if there are more than the capacity, the newest.
 
         With the same capacity each row comes to where it was, so that the same draws give the same rows.
 
@@ -232,7 +232,7 @@ class Replay:
         pieces = [(Piece(first, last, segment.name), segment) for first, last, segment in state["segments"]]
         if size:
             self._allocated(spec)
-        # Empty, should something be wrong with a segment.
+        # Stays empty if a segment is damaged.
         self.total, self.size, self._base = 0, 0, base
         try:
             self._load(pieces, total - size, total)
@@ -254,7 +254,7 @@ class Replay:
                 rows = content.get(name, tensor[:0])
                 if rows.shape[1:] != tensor.shape[1:] or rows.dtype != tensor.dtype or len(rows) < piece.last - first:
                     raise ValueError(f"the segment {segment.name} of a replay does not have the rows that it should.")
-                # A segment that was written late lacks its first rows, which were overwritten by then.
+                # A segment that was written late lacks its first rows, which had been overwritten.
                 rows = rows[len(rows) - (piece.last - first) :]
                 for number, slots in self.slots(first, piece.last):
                     tensor[slots].copy_(rows[number - first : number - first + slots.stop - slots.start])

@@ -1,4 +1,4 @@
-"""Segmentation of a replay's rows into files that checkpoints share."""
+"""Divides a replay's rows into segments: files that checkpoints share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Piece(NamedTuple):
 
 
 class Segmentation:
-    """The pieces that a replay's rows are in: full ones stay as they are, the last is made anew as rows come.
+    """The pieces of a replay's rows: full ones never change, the last is replaced as rows are appended.
 
     A full piece ends at a multiple of 32,768 rows, or fewer where these are more than 8 MB. A checkpoint therefore
     costs the rows that are new since the one before, and at most one piece besides.
@@ -40,7 +40,7 @@ class Segmentation:
         self._key = uuid.uuid4().hex
 
     def pieces(self, oldest: int, total: int, row_bytes: int) -> list[Piece]:
-        """Return the pieces that together have the rows from `oldest` to `total`, each of which has some of them."""
+        """Return the pieces that contain the rows from `oldest` to `total`."""
         pieces = [piece for piece in self._pieces if piece.last > oldest]
         length = segment_rows(row_bytes)
         if pieces and pieces[-1].last < total and pieces[-1].last % length:
@@ -54,12 +54,12 @@ class Segmentation:
         return list(pieces)
 
     def has(self, piece: Piece) -> bool:
-        """Whether a piece is still one of these, or a row of it may have been overwritten or replaced."""
+        """Return whether a piece is still current, so that none of its rows has been overwritten or replaced."""
         return piece in self._pieces
 
 
 def segment_rows(row_bytes: int) -> int:
-    """Return how many rows a full segment has: a power of two."""
+    """Return the number of rows of a full segment, a power of two."""
     rows = _ROWS
     while rows > 1 and rows * row_bytes > _BYTES:
         rows //= 2

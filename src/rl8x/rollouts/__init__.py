@@ -1,1 +1,1 @@
-"""Rollouts: one step of a policy in an environment, horizons of steps, the buffer that keeps them, their statistics."""
+"""Rollouts: steps and horizons of a policy in an environment, the rollout buffer, and statistics."""

@@ -1,4 +1,4 @@
-"""The buffer that a horizon of all copies is written into."""
+"""The rollout buffer: one horizon of all copies of the environment."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Rollout:
-    """The buffer of `horizon` steps of all copies, time-major; allocated at the first write, its pointers never change.
+    """A time-major buffer of `horizon` steps of all copies; allocated at the first write, at fixed addresses.
 
     Args:
         horizon: Steps of each copy.
         num_envs: Copies of the environment.
-        state_every: The policy's state is kept at every slot that is a multiple of this.
+        state_every: Slots between stored states of the policy.
     """
 
     def __init__(self, horizon: int, num_envs: int, *, state_every: int = 1) -> None:
@@ -46,10 +46,10 @@ class Rollout:
         return self.tensors[key]
 
     def allocate(self, named: Mapping[str, Tensor]) -> None:
-        """Make the buffers that are not there yet, for one step of each key, `[num_envs, ...]`."""
+        """Allocate missing buffers, given one step of each key, `[num_envs, ...]`."""
         for name, value in named.items():
             if name not in self.tensors:
-                # A metric that some steps do not have is NaN there.
+                # NaN marks steps without a value of the metric.
                 is_metric = name.startswith(f"{keys.METRICS}/")
                 self._metrics += [name] * is_metric
                 empty = math.nan if is_metric else 0.0
@@ -57,17 +57,17 @@ class Rollout:
                 self._views[name] = self.tensors[name].unbind(0)
 
     def write_slot(self, t: int, named: Mapping[str, Tensor], state: State | None = None) -> None:
-        """Copy one step of some keys, each `[num_envs, ...]`, into slot t, and the policy's state before it."""
+        """Copy one step of some keys, each `[num_envs, ...]`, into slot t, with the policy's state before it."""
         self.allocate(named)
         copy_each([self._views[name][t] for name in named], list(named.values()))
         for name in self._metrics if t < self.horizon else ():
-            if name not in named:  # else it would have what it had in the horizon before
+            if name not in named:  # clear the value of the previous horizon
                 self._views[name][t].fill_(math.nan)
         if state:
             self.write_state(t, state)
 
     def slots(self, names: Sequence[str]) -> list[tuple[Tensor, ...]]:
-        """Return views of some keys' slots but the last, `[horizon][key]`, each `[num_envs, ...]`."""
+        """Return views of all slots of some keys except the last, `[horizon][key]`, each `[num_envs, ...]`."""
         key = tuple(names)
         if key not in self._slots:
             buffers = [self._views[name][: self.horizon] for name in names]
@@ -75,12 +75,12 @@ class Rollout:
         return self._slots[key]
 
     def tree(self, key: str) -> Tree:
-        """Return an observation or action as it was written, each tensor `[horizon + 1, num_envs, ...]`."""
+        """Return observations or actions as a tree, each tensor `[horizon + 1, num_envs, ...]`."""
         tree: Tree = unflatten_tree(key, self.tensors)
         return tree
 
     def write_state(self, t: int, state: State) -> None:
-        """Keep the policy's state before slot t, where it begins a sequence."""
+        """Store the policy's state before slot t, if the slot begins a sequence."""
         if t % self.state_every:
             return
         for name, value in state.items():
@@ -89,26 +89,26 @@ class Rollout:
             self.states[name][t // self.state_every].copy_(value)
 
     def truncate(self) -> None:
-        """Truncate the episodes that go on at the end of the horizon, because a reset follows.
+        """Truncate the episodes that are running at the end of the horizon, because a reset follows.
 
-        What is stored of final observations (`final_values`, say) is then what the last slot has of them (`values`).
+        Entries for their final observations, such as `final_values`, are copied from the last slot's (`values`).
         """
         last = self.horizon - 1
         terminated, truncated = self.tensors[keys.TERMINATED][last], self.tensors[keys.TRUNCATED][last]
-        goes_on = ~(terminated | truncated)
+        running = ~(terminated | truncated)
         for name, stored in self.tensors.items():
             if name.startswith(keys.FINAL_PREFIX):
                 final = stored[last]
-                shown = goes_on.view(-1, *[1] * (final.dim() - 1))
-                final.copy_(torch.where(shown, self.tensors[name.removeprefix(keys.FINAL_PREFIX)][self.horizon], final))
-        truncated |= goes_on
+                mask = running.view(-1, *[1] * (final.dim() - 1))
+                final.copy_(torch.where(mask, self.tensors[name.removeprefix(keys.FINAL_PREFIX)][self.horizon], final))
+        truncated |= running
 
     def metrics(self) -> dict[str, Tensor]:
-        """Return the environment's own metrics of episodes, each `[horizon, num_envs]`; NaN where there is none."""
+        """Return the environment's own episode metrics, each `[horizon, num_envs]`; NaN where missing."""
         return self.under(keys.METRICS)
 
     def under(self, group: str) -> dict[str, Tensor]:
-        """Return what stands under a group of keys, without its name, each `[horizon, num_envs]`."""
+        """Return the tensors of a group of keys, by their names without the prefix, each `[horizon, num_envs]`."""
         prefix = f"{group}/"
         return {
             name.removeprefix(prefix): tensor[: self.horizon]
@@ -117,8 +117,8 @@ class Rollout:
         }
 
     def as_tensordict(self) -> TensorDict:
-        """Show the buffer as a TensorDict of batch size `[num_envs, horizon + 1]`, sharing its memory."""
-        from tensordict import TensorDict  # it loads torch's compiler, a second that few runs have use for
+        """Return the buffer as a TensorDict of batch size `[num_envs, horizon + 1]`, sharing its memory."""
+        from tensordict import TensorDict  # imports torch's compiler, which takes a second
 
         views = {key: value.transpose(0, 1) for key, value in self.tensors.items()}
         return TensorDict(views, batch_size=[self.num_envs, self.horizon + 1])

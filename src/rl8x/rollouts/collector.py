@@ -1,7 +1,7 @@
-"""Collection of experience: horizons of a policy in an environment, alike for all environments, models and algorithms.
+"""Collects horizons of experience; the same for all environments, models and algorithms.
 
-One step is a pure function of tensors, so that it can be compiled or captured; the noise that sampling
-and resets need is drawn for the whole horizon beforehand.
+A step is a pure function of tensors, so that it can be compiled or captured. The noise for sampling and resets is
+therefore drawn before, for the whole horizon.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class Collector:
     """Runs a policy in an environment.
 
     Args:
-        env: The environment; its `carry` follows the collector's.
+        env: The environment; its `carry` is updated.
         policy: The policy that acts.
         generator: Source of the sampling noise, on the policy's device.
         execution: How the steps run.
         slot: Returns the tensors that a slot of a rollout holds.
-        bootstrap: Values the observations at which time limits truncate episodes; see `Stepper`.
-        state_reset_every: The policy's state is reset every so many steps of a horizon; 0 is never.
+        bootstrap: Computes values of the observations at which time limits truncate episodes; see `Stepper`.
+        state_reset_every: Steps between resets of the policy's state in a horizon; 0 never resets it.
 
     Attributes:
-        cursor: Where environment and policy stand; None resets the environment before the next step.
+        cursor: The current observation and policy state; with None the environment is reset before the next step.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Collector:
 
     @property
     def stepper(self) -> Stepper:
-        """The stepper in use: eager, or one that is compiled or captured, or prepares for it."""
+        """The stepper in use: eager, or one that is compiled or captured, also while programs are prepared."""
         if self._compiled is None or (self.execution.mode == "eager" and not self.execution.prepares):
             return self._eager
         return self._compiled
 
     def reset(self, env_config: Any = None, *, seed: int | None = None) -> None:
-        """Start every copy afresh, with a new `env_config` and a new seed where one is given."""
+        """Reset all copies, with a new `env_config` and a new seed if given."""
         obs, _ = self.env.reset(seed=seed, config=env_config)
         starts = torch.ones(self.env.num_envs, dtype=torch.bool, device=first_tensor(obs).device)
         self.cursor = Cursor(obs, starts, self.policy.initial_state(self.env.num_envs))
@@ -77,9 +77,9 @@ class Collector:
         """Run one horizon and write it into a rollout.
 
         Args:
-            rollout: Where it is written.
-            meanwhile: Called while the horizon's programs are being compiled, where they are, with a rollout that has
-                its memory.
+            rollout: The buffer.
+            meanwhile: Called while the horizon's programs are being compiled, if they are; the rollout is allocated
+                then.
         """
         carry, cursor = self._start()
         env_noise = self.env.noise(rollout.horizon)
@@ -94,11 +94,11 @@ class Collector:
 
     @torch.no_grad()
     def play(self, *, deterministic: bool, noise_steps: int) -> Iterator[Transition]:
-        """Step for as long as the caller takes what the steps lead to.
+        """Step the environment and yield each transition, without end.
 
         Args:
             deterministic: Whether the policy takes its most likely actions rather than samples.
-            noise_steps: Steps for which noise is drawn at once.
+            noise_steps: Number of steps for which noise is drawn at a time.
         """
         played = self.stepper.play(*self._start(), self._noises(noise_steps, deterministic))
         while True:
@@ -128,7 +128,7 @@ class Collector:
     def evaluate(self, horizon: int, *, deterministic: bool) -> Stats:
         """Run one horizon without keeping its observations, and return its statistics."""
         played = self.play(deterministic=deterministic, noise_steps=horizon)
-        # A horizon of observations would take as much memory as a rollout.
+        # Drop observations: those of a horizon would take as much memory as a rollout.
         steps = [each.step._replace(obs={}, final_obs={}) for each in itertools.islice(played, horizon)]
         return collect_stats(
             torch.stack([step.rewards for step in steps]),
@@ -147,7 +147,7 @@ class Collector:
         return self.env.carry, self.cursor
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the cursor, the environment and the generator: all that the next horizon needs but the weights."""
+        """Return all state that the next horizon needs beside weights: cursor, environment and generator."""
         cursor = self.cursor
         return {
             "env": self.env.state_dict(),
@@ -164,7 +164,7 @@ class Collector:
         cursor = state["cursor"]
         device = self.policy.device
         if not self.env.resumable:
-            # Its simulator cannot be set back: the next horizon begins with a reset.
+            # The simulator's state cannot be restored, so the next horizon begins with a reset.
             cursor = None
         self.cursor = cursor and Cursor(
             tree_map(lambda part: part.to(device), cursor["obs"]),

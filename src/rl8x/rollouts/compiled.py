@@ -1,4 +1,4 @@
-"""Steps and horizons of a policy in an environment, compiled or captured."""
+"""Compiled or captured steps and horizons of a policy in an environment."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.horizons import Horizon, LoopedHorizon, SteppedHorizon
 from rl8x.rollouts.step import Cursor, Stepper, Transition
 
-# Steps for which an environment is watched before it is compiled.
+# Steps for which an environment is compared with its trace before it is compiled.
 _TRIAL_STEPS: Final = 4
 
 _PURE: Final = "its steps depend on nothing outside of their arguments"
 
-# Bytes of a rollout up to which its horizon is one program: that returns all of it, before it is copied to the rollout.
+# Bytes of a rollout up to which its horizon is one program, whose results take as much memory again.
 _WHOLE_BYTES: Final = 2**26
 
 
 class CompiledStepper(Stepper):
-    """Steps a policy in an environment, compiled or captured where the environment allows it.
+    """Steps a policy in an environment, compiled or captured if the environment allows it.
 
-    A trace does what the function did when it was traced: an environment that counts in Python, or draws from a
-    generator of its own, would repeat itself for ever. So the trace is first run beside the environment, on the same
-    noise; where the two differ, the environment runs eagerly around a compiled policy, and a warning says so once.
+    A trace freezes what the function did in Python: an environment with a Python counter or its own generator would
+    repeat the traced step. The trace is therefore first compared with the environment on the same noise. If they
+    differ, only the policy is compiled, the environment runs eagerly, and a warning is issued once.
 
     Args:
-        eager: Takes the same steps eagerly.
+        eager: The eager stepper.
 
     Attributes:
         compiles_env: Whether the environment is part of compiled programs.
@@ -64,11 +64,11 @@ class CompiledStepper(Stepper):
 
     @property
     def runs_env(self) -> bool:
-        """Whether the environment runs as the policy does, rather than eagerly around a compiled policy."""
+        """Whether the environment runs in the policy's mode, rather than eagerly around a compiled policy."""
         return self.captures_env or self.compiles_env or self.execution.mode == "eager"
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
-        """Take one step; see `act_and_step`."""
+        """Make one step; see `act_and_step`."""
         if self.execution.prepares:
             with self.execution.ahead():
                 self._prepare_step(carry, cursor, env_noise, policy_noise)
@@ -85,7 +85,7 @@ class CompiledStepper(Stepper):
     def _step_program(
         self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None
     ) -> TreeProgram | None:
-        """Return the program of a whole step; None where the environment runs eagerly around the policy."""
+        """Return the program of a whole step; None if the environment runs eagerly around the policy."""
         if not self.compiles_env:
             return None
         key = (self.env.program_key, policy_noise is None)
@@ -94,7 +94,7 @@ class CompiledStepper(Stepper):
         return self._program(key, self._eager.step)
 
     def _prepare_step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> None:
-        """Have the programs of a step compiled, the first time that it is taken."""
+        """Request compilation of the programs of a step, once."""
         key = ("step", self.env.program_key, policy_noise is None)
         if key in self._prepared:
             return
@@ -108,7 +108,7 @@ class CompiledStepper(Stepper):
     def fill(
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
     ) -> tuple[Carry, Cursor]:
-        """Take the steps of a horizon and write them into a rollout's slots; see `Stepper.fill`."""
+        """Make the steps of a horizon and write them into a rollout's slots; see `Stepper.fill`."""
         where = (carry, cursor, env_noise, policy_noise)
         if self.execution.prepares and self.compiles_env:
             with self.execution.ahead():
@@ -124,7 +124,7 @@ class CompiledStepper(Stepper):
     def _horizon(
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
     ) -> Horizon | None:
-        """Return the programs of a horizon; None where the environment runs eagerly around the policy."""
+        """Return the programs of a horizon; None if the environment runs eagerly around the policy."""
         if not self.compiles_env:
             return None
         key = self.env.program_key
@@ -136,7 +136,7 @@ class CompiledStepper(Stepper):
         return self._horizons[key]
 
     def prepare(self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor) -> None:
-        """Have the programs of a horizon compiled, the first time that one is filled."""
+        """Request compilation of the programs of a horizon, once."""
         key = ("horizon", self.env.program_key)
         if key in self._prepared:
             return
@@ -146,7 +146,7 @@ class CompiledStepper(Stepper):
             horizon.prepare(rollout, carry, cursor, env_noise, policy_noise)
 
     def _is_small(self, rollout: Rollout) -> bool:
-        """Say whether a horizon is one program: steps so small that Python between them counts, and few numbers."""
+        """Return whether to make one program of a horizon: if steps are cheap and the rollout is small."""
         small = self.execution.host_looks and not self.execution.threads.shares(self.work)
         return small and sum(buffer.nbytes for buffer in rollout.memory.values()) <= _WHOLE_BYTES
 
@@ -160,7 +160,7 @@ class CompiledStepper(Stepper):
         return self._programs[key]
 
     def _fill_captured(self, rollout: Rollout, *where: Any) -> tuple[Carry, Cursor]:
-        """Replay a whole horizon, captured the first time; the first also runs eagerly, to compare the two."""
+        """Replay a whole horizon; the first is captured, and also run eagerly to compare the two."""
         key = self.env.program_key
         if key in self._programs:
             filled: tuple[Carry, Cursor] = self._programs[key](*where)
@@ -188,9 +188,9 @@ class CompiledStepper(Stepper):
         policy_noise: Tensor | None,
         rollout: Rollout | None = None,
     ) -> bool:
-        """Run the environment and its trace side by side for a few steps; give up compiling it where they differ.
+        """Compare the environment with its trace for a few steps, and give up compiling it if they differ.
 
-        What a rollout will hold is allocated, since the shapes are known then; what is written is written over.
+        This also allocates the rollout's tensors, whose shapes are known from the steps.
         """
         is_known = self.execution.remembers(_PURE, self.made_of)
         trace = TreeProgram(self._eager.step, functools.partial(CompiledProgram, compiles=False))
@@ -219,7 +219,7 @@ class CompiledStepper(Stepper):
         return self.compiles_env
 
     def _traces_policy(self, cursor: Cursor, policy_noise: Tensor | None) -> bool:
-        """Whether the policy can be traced by itself: else it is not the environment that nothing can be made of."""
+        """Return whether the policy can be traced by itself; if not, the environment is not the cause of an error."""
         try:
             TreeProgram(self._act, functools.partial(CompiledProgram, compiles=False))(cursor, policy_noise)
         except ProgramError:

@@ -1,4 +1,4 @@
-"""Horizons as compiled programs: one for each step, or one for all of them."""
+"""Horizons as compiled programs: one program per step, or one for the whole horizon."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Horizon(ABC):
     """Fills a rollout's horizon by compiled programs.
 
     Args:
-        stepper: Takes the steps.
-        written: Names of the tensors that they write; a rollout may hold others of an earlier `env_config`.
+        stepper: Makes the steps.
+        written: Names of the tensors that the steps write; a rollout may also hold tensors of an earlier `env_config`.
     """
 
     def __init__(self, stepper: Stepper, written: Collection[str]) -> None:
@@ -44,19 +44,19 @@ class Horizon(ABC):
 
     @abstractmethod
     def prepare(self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor) -> None:
-        """Have compiled what `__call__` with these would run."""
+        """Request compilation of the programs that `__call__` with the same arguments runs."""
 
     def _step(self, tensors: Sequence[Tensor], *noises: Tensor, keep: Tensor | None = None) -> Any:
-        """Take a step from flat tensors.
+        """Make a step from flat tensors.
 
         Args:
-            tensors: Where environment and policy stand.
+            tensors: Carry and cursor, flattened.
             noises: Noise of the environment and of sampling.
-            keep: Whether the policy's state is kept, 0-d, bool; None keeps it.
+            keep: Whether the policy's state is kept rather than reset, 0-d, bool; None keeps it.
 
         Returns:
-            The cursor before the step, the transition, and of what stands after the step and of the final observations
-            the flat tensors.
+            The cursor before the step, the transition, the flattened carry and cursor after the step, and the flattened
+            final observations with the policy's state after the step.
         """
         stepper = self.stepper
         assert self._layout is not None
@@ -70,11 +70,11 @@ class Horizon(ABC):
         return before, after, flat_of((after.carry, after.cursor))[1], final
 
     def _write_final_values(self, rollout: Rollout, final: Callable[[int], Sequence[Tensor]]) -> None:
-        """Value the observations at which time limits truncate episodes, of which there are few.
+        """Write the values of the final observations of truncated episodes, step by step, since they are rare.
 
         Args:
-            rollout: The buffer that is written.
-            final: Returns the flat tensors of a step's final observation and the policy's state after it.
+            rollout: The buffer.
+            final: Returns the flattened final observations of step t and the policy's state after it.
         """
         if self.stepper.bootstrap is None:
             return
@@ -88,7 +88,7 @@ class Horizon(ABC):
 
 
 class SteppedHorizon(Horizon):
-    """Fills a horizon by one compiled program a step, which writes into the rollout's slots itself."""
+    """Fills a horizon by one call of a compiled program per step, which writes into the rollout's slots itself."""
 
     @functools.cached_property
     def _program(self) -> Program:
@@ -121,7 +121,7 @@ class SteppedHorizon(Horizon):
         prepare(self._program, *where, env_noise[0], policy_noise[0], *rollout.slots(self._names)[0])
 
     def _begin(self, rollout: Rollout, carry: Carry, cursor: Cursor) -> list[Tensor]:
-        """Note what is written; return where environment and policy stand as flat tensors."""
+        """Set the layout and the names of tensors to write; return the flattened carry and cursor."""
         host_looks = self.stepper.execution.host_looks
         self._layout, where = flat_of((carry, cursor))
         self._names = [
@@ -130,7 +130,7 @@ class SteppedHorizon(Horizon):
         return where
 
     def _with_state(self, rollout: Rollout, t: int, where: Sequence[Tensor]) -> list[Tensor]:
-        """Reset and store the policy's state as slot t asks."""
+        """Reset the policy's state before slot t if due, and store it if the slot begins a sequence."""
         stepper = self.stepper
         assert self._layout is not None
         carry, cursor = self._layout.tree(where)
@@ -140,7 +140,7 @@ class SteppedHorizon(Horizon):
         return flat_of((carry, cursor))[1]
 
     def _flat(self, *tensors: Tensor) -> Sequence[Tensor]:
-        """Take a step and write the slot: what is compiled."""
+        """Make a step and write its slot; this function is compiled."""
         assert self._layout is not None
         size = self._layout.size
         noise, sampling, *slots = tensors[size:]
@@ -154,10 +154,11 @@ class SteppedHorizon(Horizon):
 
 
 class LoopedHorizon(Horizon):
-    """Fills a horizon by one compiled program, for steps so small that calling one each would cost more than they do.
+    """Fills a horizon by a single program, for steps so small that the overhead of a call per step counts.
 
     Compiled PPO on 16 x 128 steps of Pendulum is 12% slower with a program for each step (two Xeon cores, torch 2.13).
-    What each step gives is returned and then copied to the rollout, which is twice the memory for a moment.
+    The program returns the slots, which are then copied into the rollout, so that they take twice the memory for a
+    moment.
     """
 
     def __call__(
@@ -185,7 +186,7 @@ class LoopedHorizon(Horizon):
         prepare(self._program, *where, env_noise, policy_noise, keeps)
 
     def _begin(self, rollout: Rollout, carry: Carry, cursor: Cursor) -> tuple[list[Tensor], Tensor]:
-        """Note what is returned; return where environment and policy stand, and which steps keep the policy's state."""
+        """Set the layout and names of results; return carry and cursor, flattened, and which steps keep the state."""
         self._layout, where = flat_of((carry, cursor))
         self._names = [name for name in rollout.tensors if name in self._written and name != keys.FINAL_VALUES]
         keeps = torch.tensor([not self.stepper.resets_state(t) for t in range(rollout.horizon)])
@@ -198,14 +199,14 @@ class LoopedHorizon(Horizon):
         return self.stepper.execution.loop(self._flat, self._layout.size, num_items=3, made_of=self._made_of)
 
     def _flat(self, *tensors: Tensor) -> Sequence[Tensor]:
-        """Take a step, leave in the state where it led to, and return the slot: what is compiled."""
+        """Make a step, update carry and cursor in place, and return the slot; this function is compiled."""
         assert self._layout is not None
         state, (noise, sampling, keep) = tensors[: self._layout.size], tensors[self._layout.size :]
         before, after, where, final = self._step(state, noise, sampling, keep=keep)
         written = self.stepper.slot(before, after.act, after.step)
         results = [written[name] for name in self._names] + [*before.state.values(), *final]
-        results = [result.clone() for result in results]  # some are the state's memory
-        # So may be what a state goes on as: in a history of frames each is the one that was written before it.
+        results = [result.clone() for result in results]  # some share memory with the state
+        # So may the next state: in a history of frames each part is the previous value of another.
         following = [new if new is tensor else new.clone() for tensor, new in zip(state, where, strict=True)]
         for tensor, new in zip(state, following, strict=True):
             tensor.copy_(new)

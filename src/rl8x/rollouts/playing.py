@@ -1,4 +1,4 @@
-"""Whole episodes of a policy, one in each copy of an environment, for those who want to look."""
+"""Plays one whole episode in each copy of an environment, for films and `rl8x play`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _MAX_STEPS_WITHOUT_END = 200
 
 
 class Moment(NamedTuple):
-    """All copies at one time; of a copy whose episode has ended, state and parameters are another's.
+    """The copies at one time. After a copy's episode has ended, its state and parameters are those of the next one.
 
     Attributes:
-        state: The environment's state, `[num_envs, ...]` each; where an episode ends, the state
-            before the reset, if the environment's physics are pure functions.
-        parameters: Those of the episode, `[num_envs]` each.
-        running: Whether the first episode of a copy goes on, `[num_envs]`.
-        returns: Sum of its rewards so far, `[num_envs]`.
-        lengths: Its steps so far, `[num_envs]`.
+        state: The environment's state, `[num_envs, ...]` each; at the end of an episode the state before the reset, if
+            the environment's physics are pure functions.
+        parameters: The episode's parameters, `[num_envs]` each.
+        running: Whether the first episode of a copy is still running, `[num_envs]`.
+        returns: Sum of the episode's rewards so far, `[num_envs]`.
+        lengths: The episode's steps so far, `[num_envs]`.
     """
 
     state: Mapping[str, Tensor]
@@ -59,10 +59,10 @@ def play_episodes(
         env: The environment, which is reset.
         env_config: Values of its parameters; None changes nothing.
         deterministic: Whether the policy takes its most likely actions rather than samples.
-        seed: Seeds the environment and the samples.
-        max_steps: Where to stop when episodes do not end; None is 1,000 steps, 200 where they never do.
-        counted: The episodes of the first so many copies are waited for; None is all.
-        state_reset_every: The policy's state is reset every so many steps, as in training; 0 is never.
+        seed: Seed of the environment and of sampling.
+        max_steps: Maximum number of steps; None is 1,000, or 200 if episodes never end.
+        counted: Stop when the episodes of this many first copies have ended; None waits for all.
+        state_reset_every: Steps between resets of the policy's state, as in training; 0 never resets it.
     """
     generator = torch.Generator(policy.device).manual_seed(seed)
     obs, _ = env.reset(seed=seed, config=env_config)
@@ -86,7 +86,7 @@ def play_episodes(
     for _, transition in itertools.islice(stepper.play(carry, cursor, noises()), max_steps or limit):
         step, state = transition.step, transition.carry["state"]
         ended = step.terminated | step.truncated
-        if env.capturable and bool(ended.any()):  # what the step led to, before the reset
+        if env.capturable and bool(ended.any()):  # compute the state before the reset
             state, _, _ = env.outcome(carry, policy.env_actions(transition.act.actions), used[0])
         valid = running if step.valid is None else running & step.valid
         returns = torch.where(valid, step.episode_returns, returns)

@@ -1,8 +1,8 @@
-"""Statistics that stay on the device until somebody reads them.
+"""Statistics of rollouts and updates, which stay on the device until they are read.
 
-A collect and an update each make a few dozen numbers. Copying them one by one stalls a GPU at every copy, so a `Stats`
-keeps 0-d tensors and moves all of them in one vector, once, when the first is read. `Stats.merge` joins several
-without reading any.
+A collect and an update each compute a few dozen numbers. Copying them one by one would be a host sync each. A `Stats`
+keeps 0-d tensors and copies all of them in one vector when the first is read. `Stats.merge` joins several without a
+copy.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from rl8x.trees import is_part
 
 Number = float | int | Tensor
 
-# What was gathered, by the keys of a rollout. Discrete actions are always finite, their log-probabilities are not.
-_GATHERED = {
+# Collected quantities, by the keys of a rollout. Discrete actions are always finite, but not their log-probabilities.
+_COLLECTED = {
     "observations": (keys.OBS, keys.NEXT_OBS),
     "actions": (keys.ACTIONS, keys.LOGP),
     "rewards": (keys.REWARDS,),
 }
-# What a rollout shows of a quantity. Losses are not finite where values are not.
-_SHOWN = {**_GATHERED, "observations": (keys.OBS,), "losses": (keys.VALUES, keys.FINAL_VALUES)}
+# Keys by which a non-finite quantity is located in a rollout. Losses are non-finite where values are.
+_LOCATED_BY = {**_COLLECTED, "observations": (keys.OBS,), "losses": (keys.VALUES, keys.FINAL_VALUES)}
 _MAX_LISTED = 32
-# What horizons or ranks have together; of all other statistics there are means, weighted by what was counted.
+# Statistics that are summed over horizons or ranks; others are averaged, weighted by their counts.
 _SUMS = (keys.EPISODES_ENDED, "replay/size")
 
 
@@ -38,9 +38,9 @@ class Stats(Mapping[str, float]):
 
     Args:
         values: Metric name to a number or a 0-d tensor (all tensors on one device).
-        counts: Names of statistics to the name-prefixes that they gate: where the count is 0 (no episode ended), every
-            metric under the prefix is left out rather than reported as NaN. A count whose name begins with an
-            underscore is not reported itself.
+        counts: Names of counts, each with the prefixes of the metrics that it gates: if the count is 0 (no episode
+            ended), these metrics are omitted rather than reported as NaN. A count whose name begins with an underscore
+            is not reported itself.
     """
 
     def __init__(self, values: Mapping[str, Number], counts: Mapping[str, tuple[str, ...]] | None = None) -> None:
@@ -50,7 +50,7 @@ class Stats(Mapping[str, float]):
 
     @classmethod
     def merge(cls, *parts: Mapping[str, float]) -> Stats:
-        """Join statistics; later ones win. What is still on the device stays there."""
+        """Join statistics without reading them; later ones win."""
         values: dict[str, Number] = {}
         counts: dict[str, tuple[str, ...]] = {}
         for part in parts:
@@ -60,11 +60,11 @@ class Stats(Mapping[str, float]):
         return cls(values, counts)
 
     def unread(self) -> tuple[Mapping[str, Number], Mapping[str, tuple[str, ...]]]:
-        """Return values, 0-d where they are still on the device, and the counts that gate them, without reading any."""
+        """Return the values, 0-d tensors if not read yet, and the counts that gate them, without reading any."""
         return (self._pending, self._counts) if self._floats is None else (self._floats, {})
 
     def counted(self) -> tuple[Mapping[str, float], Mapping[str, tuple[str, ...]]]:
-        """Return all numbers, also those that counts of 0 would leave out, and the counts that gate them."""
+        """Return all numbers, including those that are gated by counts of 0, and the counts that gate them."""
         return (self._numbers(), self._counts) if self._floats is None else (self._floats, {})
 
     def _fetch(self) -> dict[str, float]:
@@ -75,7 +75,7 @@ class Stats(Mapping[str, float]):
 
     @torch.no_grad()
     def _numbers(self) -> dict[str, float]:
-        """Copy what is on the device to the host."""
+        """Copy the values to the host, by one transfer."""
         on_device: dict[torch.dtype, dict[str, Tensor]] = {}
         for name, value in self._pending.items():
             if isinstance(value, Tensor):
@@ -102,7 +102,7 @@ class Stats(Mapping[str, float]):
 
 
 def counted_only(numbers: Mapping[str, float], counts: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Leave out the counts that are not reported, and what counts of 0 gate; arguments are those that `Stats` takes."""
+    """Remove unreported counts and metrics that are gated by counts of 0; for the arguments see `Stats`."""
     empty = tuple(prefix for name, prefixes in counts.items() if not numbers[name] for prefix in prefixes)
     return {
         name: value
@@ -112,13 +112,13 @@ def counted_only(numbers: Mapping[str, float], counts: Mapping[str, Sequence[str
 
 
 def pool(rows: Sequence[Mapping[str, float]], counts: Mapping[str, Sequence[str]]) -> Stats:
-    """Make one row of those of several horizons or ranks, as if one horizon had had all that they are of.
+    """Pool the rows of several horizons or ranks into one, as if they were of one horizon.
 
-    It has the least and the greatest, sums of counts, and means and standard deviations over all that was counted.
+    Minima and maxima are those of all rows, counts are summed, and means and standard deviations weighted by counts.
 
     Args:
-        rows: Numbers of each by name, with counts, as `Stats.counted` has them.
-        counts: The names of counts and what each is of, by the beginning of its name.
+        rows: The numbers of each row by name, including counts, as `Stats.counted` returns them.
+        counts: Names of counts, each with the prefixes of the metrics that it gates.
     """
     pooled: dict[str, Number] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
@@ -136,7 +136,7 @@ def pool(rows: Sequence[Mapping[str, float]], counts: Mapping[str, Sequence[str]
 
 
 def _pooled(name: str, rows: Sequence[Mapping[str, float]], weights: Sequence[float]) -> float:
-    """Pool one statistic of rows of which all have it."""
+    """Pool one statistic of rows that all have it."""
     values, statistic = [row[name] for row in rows], name.rsplit("/", 1)[-1]
     if all(value == values[0] for value in values) and statistic != "std":
         return values[0]
@@ -173,8 +173,8 @@ def masked_summary(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor
     """Return minimum, maximum, mean and standard deviation of the elements under a mask, `[...]` each.
 
     Args:
-        values: Numbers, `[..., *mask.shape]`; what stands outside of the mask, NaN too, has no influence.
-        mask: Which of them count, bool. Where none does, all four are NaN.
+        values: Numbers, `[..., *mask.shape]`; masked elements have no effect, even if NaN.
+        mask: True for elements that count, bool. If none does, all four results are NaN.
     """
     values = values.to(torch.float32) if not values.is_floating_point() else values
     values, mask = values.flatten(values.ndim - mask.ndim), mask.flatten()
@@ -195,7 +195,7 @@ def collect_stats(
     valid: Tensor | None = None,
     metrics: Mapping[str, Tensor] | None = None,
 ) -> Stats:
-    """Summarise a horizon: sums over it, each reward, and the episodes that ended in it.
+    """Summarise a horizon: returns over it, rewards, and the episodes that ended in it.
 
     Args:
         rewards: `[horizon, num_envs]`.
@@ -221,14 +221,14 @@ def collect_stats(
 
 
 def info_means(metrics: Mapping[str, Tensor], ended: Tensor) -> tuple[dict[str, Number], dict[str, tuple[str, ...]]]:
-    """Average an environment's own metrics over the episodes that ended and have them.
+    """Average an environment's own metrics over ended episodes that have a value.
 
     Args:
-        metrics: Each `[*]`, NaN where there is none.
+        metrics: The metrics, each `[*]`, NaN where missing.
         ended: Where an episode ended, `[*]`, bool.
 
     Returns:
-        Means and counts, 0-d, as `Stats` takes them.
+        Means, 0-d, and counts, as arguments of `Stats`.
     """
     values: dict[str, Number] = {}
     counts: dict[str, tuple[str, ...]] = {}
@@ -243,11 +243,11 @@ def info_means(metrics: Mapping[str, Tensor], ended: Tensor) -> tuple[dict[str, 
 
 @torch.no_grad()
 def parameter_stats(drawn: Mapping[str, Tensor], ranges: Mapping[str, tuple[Number, Number]]) -> dict[str, Number]:
-    """Summarise the parameters that are drawn, as `keys.parameter_metrics` names it.
+    """Summarise randomised parameters, under the names of `keys.parameter_metrics`.
 
     Args:
-        drawn: Their values in the copies, `[num_envs]` each, by name.
-        ranges: Of those that move, the ends of what is drawn from now, numbers or 0-d.
+        drawn: The copies' values by parameter name, `[num_envs]` each.
+        ranges: Bounds of the present distributions of moving parameters, numbers or 0-d.
     """
     values: dict[str, Number] = {}
     for name, value in drawn.items():
@@ -258,7 +258,7 @@ def parameter_stats(drawn: Mapping[str, Tensor], ranges: Mapping[str, tuple[Numb
 
 
 def stacked_metrics(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack the metrics of each step, each `[num_envs]`, to `[horizon, num_envs]`; NaN in steps that have none."""
+    """Stack metrics of steps, each `[num_envs]`, to `[horizon, num_envs]`; NaN in steps without a value."""
     latest = {name: value for step in steps for name, value in step.items()}
     return {
         name: torch.stack([step.get(name, torch.full_like(value, math.nan)) for step in steps])
@@ -272,32 +272,29 @@ def named(group: str, values: Iterable[Tensor]) -> dict[str, Tensor]:
 
 
 def any_not_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """Return whether a floating-point tensor among some, `[...]` each, has a NaN or an infinity; 0-d, bool."""
+    """Return whether any floating-point tensor, `[...]` each, contains a non-finite number; 0-d, bool."""
     extremes = _extremes(tensors)
     return (~torch.isfinite(torch.stack(extremes))).any() if extremes else torch.zeros((), dtype=torch.bool)
 
 
 def _extremes(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return the least and the greatest number of each floating-point tensor, 0-d.
-
-    They are found in one pass; a NaN is both of them, and an infinity one.
-    """
+    """Return minimum and maximum of each floating-point tensor, 0-d, of which one is non-finite if an element is."""
     numbers = (tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel())
     return [extreme.to(torch.float32) for tensor in numbers for extreme in tensor.aminmax()]
 
 
 @torch.no_grad()
 def gathered_not_finite(rollout: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Look at what a rollout gathered; returns by the name of a metric whether something is not finite, 0-d, bool.
+    """Return for each collected quantity, by the metric's name, whether it contains a non-finite number, 0-d, bool.
 
     Args:
-        rollout: Its tensors, by the keys of a rollout, each `[horizon + 1, num_envs, ...]`.
+        rollout: The rollout's tensors by key, each `[horizon + 1, num_envs, ...]`.
     """
     extremes = {
         f"finite/{quantity}": _extremes(value for name, value in rollout.items() if is_part(name, *names))
-        for quantity, names in _GATHERED.items()
+        for quantity, names in _COLLECTED.items()
     }
-    # All at once: what is small costs by the number of operations.
+    # One operator for all, since small tensors cost by the number of operators.
     bad = ~torch.isfinite(torch.stack([extreme for each in extremes.values() for extreme in each]))
     parts = bad.split([len(each) for each in extremes.values()])  # type: ignore[no-untyped-call]
     flags = {name: part.any() for name, part in zip(extremes, parts, strict=True)}
@@ -308,36 +305,36 @@ def gathered_not_finite(rollout: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def final_not_finite(values: Tensor, final_values: Tensor) -> Tensor:
-    """Find where the final observation of a truncated episode is not finite, which a rollout shows by its value.
+    """Return where the final observation of a truncated episode is non-finite, by its value, which is then NaN.
 
     Args:
-        values: Of the observations acted on, any shape. Where these are NaN too, weights are to blame.
-        final_values: Of the final observations, in the same shape.
+        values: Values of the observations acted on, any shape. If they are NaN too, the weights are the cause.
+        final_values: Values of the final observations, in the same shape.
     """
     return final_values.isnan() & values.isfinite()
 
 
 def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """Find where a rollout is not finite first.
+    """Locate the first non-finite numbers of a rollout.
 
     Args:
-        rollout: Its tensors, each `[horizon + 1, num_envs, ...]`.
+        rollout: The rollout's tensors by key, each `[horizon + 1, num_envs, ...]`.
 
     Returns:
-        By quantity, of those that are not finite, plain data: the first `slot` of the horizon where one is not,
-        `environments`: the copies where it is not in this slot, at most 32, and how many there are
-        (`num_environments`), in how many it ever is not (`num_environments_in_rollout`), and whether the slot's is that
-        of the `final` observation of an episode that was truncated.
+        Plain data for each non-finite quantity: `slot`, the first slot with a non-finite number; `environments`, the
+        indices of at most 32 copies with one in that slot; `num_environments`, the number of such copies;
+        `num_environments_in_rollout`, the number of copies with one in any slot; and `final`, whether it is in the
+        final observation of a truncated episode.
     """
     places = {}
-    for quantity, names in _SHOWN.items():
+    for quantity, names in _LOCATED_BY.items():
         wrong = _slots_not_finite(rollout, names)
         final: Tensor | None = None
         if quantity == "observations" and keys.FINAL_VALUES in rollout:
             final = final_not_finite(rollout[keys.VALUES], rollout[keys.FINAL_VALUES])
             wrong.append(final)
         elif quantity == "observations" and (following := _slots_not_finite(rollout, (keys.NEXT_OBS,))):
-            # Of an episode that goes on, the next slot shows it.
+            # If the episode continues, the next slot contains the same observation.
             final = torch.stack(following).any(0) & (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])
             wrong.append(final)
         bad = torch.stack(wrong).any(0) if wrong else torch.zeros(1, 1, dtype=torch.bool)
@@ -356,6 +353,6 @@ def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]
 
 
 def _slots_not_finite(rollout: Mapping[str, Tensor], names: Sequence[str]) -> list[Tensor]:
-    """Say of each tensor under some names in which slots and copies it is not finite, `[horizon + 1, num_envs]`."""
-    shown = [value for name, value in rollout.items() if is_part(name, *names) and value.is_floating_point()]
-    return [~torch.isfinite(value).reshape(*value.shape[:2], math.prod(value.shape[2:])).all(-1) for value in shown]
+    """Return for each tensor of some keys the slots and copies with a non-finite number, `[horizon + 1, num_envs]`."""
+    floats = [value for name, value in rollout.items() if is_part(name, *names) and value.is_floating_point()]
+    return [~torch.isfinite(value).reshape(*value.shape[:2], math.prod(value.shape[2:])).all(-1) for value in floats]

@@ -1,4 +1,4 @@
-"""Steps of a policy in an environment, eagerly: the reference for what is compiled or captured."""
+"""Eager steps of a policy in an environment; the reference for compiled and captured ones."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from rl8x.rollouts.buffer import Rollout
 from rl8x.trees import Tree, flatten_tree, tree_map
 
 Slot = Callable[["Cursor", Act, Step], dict[str, Tensor]]
-"""Returns the tensors that a slot of a rollout holds of one step, by name, each `[num_envs, ...]`."""
+"""Returns the tensors of one step that a slot of a rollout holds, by name, each `[num_envs, ...]`."""
 
 Bootstrap = Callable[[Tree, State, Tensor], Tensor]
-"""Values observations `[rows, *obs]`, given the policy's state `[rows, *]` and starts `[rows]`; returns `[rows]`."""
+"""Computes values `[rows]` of observations `[rows, *obs]`, given the policy's state `[rows, *]` and starts `[rows]`."""
 
 Noises = Iterable[tuple[Tensor, Tensor | None]]
-"""Of each step: noise of the environment, `[num_envs, *]`, and of sampling, None for deterministic actions."""
+"""For each step the environment's noise, `[num_envs, *]`, and that of sampling, None for deterministic actions."""
 
 
 class Cursor(NamedTuple):
-    """The policy's side of the present step: what it acts on, and its state.
+    """The policy's inputs of the current step.
 
     Attributes:
-        obs: The observation to act on, `[num_envs, *obs]` or a dict of such.
-        starts: Where it begins an episode, `[num_envs]`, bool.
+        obs: The observation to act on, `[num_envs, *obs]`, or a dict of such tensors.
+        starts: Whether the observation begins an episode, `[num_envs]`, bool.
         state: The policy's state before it, each `[num_envs, *]`.
     """
 
@@ -58,8 +58,8 @@ def act_and_step(
     Args:
         policy: The policy that acts.
         env: The environment.
-        carry: Where the environment stands.
-        cursor: Where environment and policy stand.
+        carry: The environment's state.
+        cursor: The observation and the policy's state.
         env_noise: `[num_envs, *]`.
         policy_noise: `[num_envs, *]`; None acts deterministically.
     """
@@ -70,7 +70,7 @@ def act_and_step(
 
 
 def experience(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
-    """Name what every algorithm stores of a step, each `[num_envs, ...]`."""
+    """Return the tensors of a step that every algorithm stores, by name, each `[num_envs, ...]`."""
     named = {
         **_named(keys.OBS, cursor.obs),
         keys.STARTS: cursor.starts,
@@ -88,7 +88,7 @@ def experience(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
 
 
 def actor_critic(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
-    """Name what an actor with a critic stores of a step, each `[num_envs, ...]`."""
+    """Return the tensors of a step that actor-critic algorithms store, by name, each `[num_envs, ...]`."""
     return experience(cursor, act, step) | {keys.LOGP: act.logp, keys.VALUES: act.values}
 
 
@@ -104,9 +104,9 @@ class Stepper:
         env: The environment.
         execution: How programs run.
         slot: Returns the tensors that a slot of a rollout holds.
-        bootstrap: Values the observations at which time limits truncate episodes, stored as `final_values`, and those
-            after the last step, stored as `values`; None stores neither.
-        state_reset_every: The policy's state is reset every so many steps; 0 is never.
+        bootstrap: Computes values of the observations at which time limits truncate episodes, stored as
+            `final_values`, and of those after the last step, stored as `values`; None stores neither.
+        state_reset_every: Steps between resets of the policy's state; 0 never resets it.
     """
 
     def __init__(
@@ -129,19 +129,19 @@ class Stepper:
 
     @property
     def runs_env(self) -> bool:
-        """Whether the environment runs as the policy does, rather than eagerly around a compiled policy."""
+        """Whether the environment runs in the policy's mode, rather than eagerly around a compiled policy."""
         return True
 
     def made_of(self) -> Sequence[object]:
-        """Return what decides a step: the policy, the environment, and what is stored."""
+        """Return the objects that determine a step's trace."""
         return [self.policy, self.env, self.slot, self.bootstrap, self.state_reset_every]
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
-        """Take one step; see `act_and_step`."""
+        """Make one step; see `act_and_step`."""
         return act_and_step(self.policy, self.env, carry, cursor, env_noise, policy_noise)
 
     def play(self, carry: Carry, cursor: Cursor, noises: Noises) -> Iterator[tuple[Cursor, Transition]]:
-        """Take a step for each pair of noise; yield where the policy stood before it and what it led to."""
+        """Make a step for each pair of noise tensors; yield the cursor before it and the transition."""
         for t, (env_noise, policy_noise) in enumerate(noises):
             if self.resets_state(t):
                 cursor = cursor._replace(state=self.policy.initial_state(self.env.num_envs))
@@ -152,17 +152,17 @@ class Stepper:
     def fill(
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
     ) -> tuple[Carry, Cursor]:
-        """Take the steps of a horizon and write them into a rollout's slots.
+        """Make the steps of a horizon and write them into a rollout's slots.
 
         Args:
-            rollout: The buffer that is written.
-            carry: Where the environment stands.
-            cursor: Where environment and policy stand.
+            rollout: The buffer.
+            carry: The environment's state.
+            cursor: The observation and the policy's state.
             env_noise: Noise of the environment, `[horizon, num_envs, *]`.
             policy_noise: Noise of sampling, `[horizon, num_envs, *]`.
 
         Returns:
-            Where they stand after the horizon.
+            Carry and cursor after the horizon.
         """
         noises = zip(env_noise.unbind(0), policy_noise.unbind(0), strict=True)
         for t, (before, after) in enumerate(self.play(carry, cursor, noises)):
@@ -175,7 +175,7 @@ class Stepper:
         return carry, cursor
 
     def resets_state(self, t: int) -> bool:
-        """Whether the policy's state is reset before slot t."""
+        """Return whether the policy's state is reset before slot t."""
         return self.state_reset_every > 0 and t % self.state_reset_every == 0
 
     def write_last(self, rollout: Rollout, cursor: Cursor) -> None:
@@ -186,9 +186,9 @@ class Stepper:
         rollout.write_slot(rollout.horizon, named)
 
     def final_values(self, act: Act, step: Step) -> Tensor:
-        """Value the observations at which time limits truncate episodes, `[num_envs]`; elsewhere 0, unread.
+        """Return the values of the observations at which time limits truncate episodes, `[num_envs]`; 0 elsewhere.
 
-        Where the host may look, only the copies that are truncated are evaluated, else all of them.
+        If the host may read values, only truncated copies are evaluated; otherwise all are, without a host sync.
         """
         host_looks = self.execution.host_looks
         if host_looks and not self.truncates:
@@ -196,7 +196,7 @@ class Stepper:
         cut = step.truncated & ~step.terminated
         if not host_looks:
             return torch.where(cut, self._values(step.final_obs, act.state, torch.zeros_like(cut)), 0.0)
-        if not cut.any():  # not every model takes no rows
+        if not cut.any():  # not every model accepts an empty batch
             return self._zeros
         values = torch.zeros_like(self._zeros)
         self.value_cut(values, cut, step.final_obs, act.state)
@@ -218,7 +218,7 @@ class Stepper:
         values[rows] = self._values(tree_map(lambda part: part[rows], final_obs), chosen, torch.zeros_like(cut[rows]))
 
     def _values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Value observations that no rollout holds; NaN where one is not finite, which a normaliser would hide."""
+        """Return values of observations; NaN for non-finite ones, which a normaliser that clips would hide."""
         assert self.bootstrap is not None
         values = self.bootstrap(obs, state, starts)
         for part in flatten_tree(keys.OBS, obs).values():

@@ -1,4 +1,4 @@
-"""Distillation: a student that sees less learns a teacher's actions in the states that the student visits.
+"""Distillation: a student, which may observe less, imitates a teacher's actions in the states that the student visits.
 
 The student plays, alone or mixed with the teacher, the teacher labels each observation, and the student learns the
 labels: DAgger. What the teacher sees and the student does not, such as the environment's parameters, the student has to
@@ -62,7 +62,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         return teacher
 
     def make_policy(self) -> Student:
-        """Make the student; torch's generator is seeded for it.
+        """Build the student, with torch's global generator seeded.
 
         Raises:
             ValueError: If the teacher acts in another space, or `teacher_obs` names no parts or all.
@@ -79,7 +79,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
             space,
             self.env.single_action_space,
             model=config.model,
-            # Its value is of no use: layers for it alone would be computed for nothing.
+            # Its value is not used: drop layers that only the value needs.
             model_config={**({"shared": True} if built_in else {}), **config.model_config},
             distribution=config.distribution,
             distribution_config=config.distribution_config,
@@ -89,7 +89,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
 
     @functools.cached_property
     def loss(self) -> str:
-        """The loss in force."""
+        """The configured loss."""
         return loss_of(self.config.loss, self.policy.distribution, self.teacher.policy.distribution)
 
     @functools.cached_property
@@ -103,7 +103,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
     @property
     def acting(self) -> Policy:
         """The student with the teacher beside it."""
-        return cast(Policy, self.guided)  # it has what a collector needs of one
+        return cast(Policy, self.guided)  # it has all methods that a collector calls
 
     @property
     def bootstrap(self) -> Bootstrap | None:
@@ -112,17 +112,17 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
 
     @property
     def slot(self) -> Slot:
-        """The tensors of a rollout's slot: the teacher's label, and whether it played, too."""
+        """Returns the tensors of a rollout's slot, with the teacher's label and whether the teacher acted."""
         return labelled
 
     @property
     def objective(self) -> Objective:
-        """The distance of the student from the labels."""
+        """The loss of the student against the labels."""
         losses = functools.partial(distillation_minibatch_losses, distribution=self.policy.distribution, loss=self.loss)
         return Objective(losses, DISTILLATION_LOSS_METRICS, DISTILLATION_LOSS_METRICS[0])
 
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """Make nothing, as labels are made while collecting; measure the share of steps that the teacher played."""
+        """Report the share of steps in which the teacher acted; targets were already computed while collecting."""
         plays, valid = data[PLAYS].float(), data.get(keys.VALID)
         return {}, plays.mean() if valid is None else (plays * valid).sum() / valid.sum().clamp(min=1)
 
@@ -131,13 +131,13 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         return {BETA: self.guided.beta.clone()}
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
-        """Run student and teacher for a horizon, filling the buffer."""
+        """Collect a horizon with student and teacher into the buffer."""
         self.teacher.need_weights()
         self.guided.beta.fill_(self.config.schedule("beta")(self.counters[self.clock]))
         return super().collect(env_config=env_config)
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
-        """Run the student alone from one reset to the next; see `OnlineAlgorithm.evaluate`."""
+        """Evaluate the student without the teacher; see `OnlineAlgorithm.evaluate`."""
         beta = self.guided.beta.clone()
         self.guided.beta.zero_()
         try:
@@ -146,7 +146,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
             self.guided.beta.copy_(beta)
 
     def student_policy(self) -> Policy:
-        """Return the student as a policy of what it sees: without the parts that are the teacher's alone.
+        """Return the student as a policy of its own observation, without the parts that only the teacher observes.
 
         Where the environment has put its own observation into a `Dict` to show the parameters beside it, that is
         undone, so that the policy acts in the environment as it is without `observe_parameters`; but a model that came
@@ -174,7 +174,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
 
     @property
     def params(self) -> dict[str, Any]:
-        """Every hyperparameter by name, as it is in force; of the teacher what tells it from another."""
+        """Every effective hyperparameter by name, and what identifies the teacher."""
         params = {name: value for name, value in super().params.items() if not name.startswith("teacher.")}
         teacher = self.teacher
         return params | {
@@ -188,13 +188,13 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next collect and step depend on, the teacher's weights too."""
+        """Return all state that the next collect and step depend on, including the teacher's weights."""
         return {**super().state_dict(), "teacher": acting_weights(self.teacher.policy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken, bit for bit."""
+        """Restore the state of `state_dict`; training continues with the same bits."""
         super().load_state_dict(state)
-        # One that was found anew has its own: a resume refuses another, by its hash, unless it is asked for.
+        # A teacher that was looked up again has loaded its own weights; a resume checks their hash.
         if not self.teacher.has_weights:
             self.teacher.load(state["teacher"])
 
@@ -230,7 +230,7 @@ def distill(
 
 
 def _hidden(space: Any, teacher_obs: list[str] | None) -> list[str]:
-    """Return the parts of an observation that the student does not see.
+    """Return the parts of an observation that the student does not observe.
 
     Raises:
         ValueError: If there is no such part, or nothing is left.

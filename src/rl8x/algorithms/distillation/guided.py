@@ -19,7 +19,7 @@ from rl8x.trees import Tree, flatten_tree
 LABELS: Final = "labels"
 PLAYS: Final = "teacher_plays"
 _TEACHERS: Final = "teacher/"
-"""What the teacher's state is called beside the student's."""
+"""Prefix of the teacher's state beside the student's."""
 
 
 class Student(Policy):
@@ -34,7 +34,7 @@ class Student(Policy):
 
 
 class Guided(nn.Module):
-    """The policy of collecting: the student, with the teacher beside it, which labels and at times plays.
+    """The policy for collecting: the student, with the teacher, which labels observations and at times acts.
 
     Its state is the student's and the teacher's, each as it would have it alone.
 
@@ -75,11 +75,11 @@ class Guided(nn.Module):
         return self.student.env_actions(actions)
 
     def initial_state(self, num_envs: int) -> State:
-        """Return the states of both that have seen nothing, each `[num_envs, *]`."""
+        """Return the initial states of both, each `[num_envs, *]`."""
         return self._joined(self.student.initial_state(num_envs), self.teacher.initial_state(num_envs))
 
     def noise(self, horizon: int, num_envs: int, generator: torch.Generator) -> Tensor:
-        """Draw the noise of the student's samples, and a number in [0, 1) for who plays, `[horizon, num_envs, *]`."""
+        """Draw the student's sampling noise, and a number in [0, 1) that decides who acts, `[horizon, num_envs, *]`."""
         drawn = self.student.noise(horizon, num_envs, generator)
         who = torch.rand((horizon, num_envs, 1), generator=generator, device=self.device)
         return torch.cat((drawn, who), -1)
@@ -115,5 +115,5 @@ def labelled(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
 
 
 def numbered(params: Any) -> dict[str, Tensor]:
-    """Return the parameters of distributions as tensors `[...]` by their number."""
+    """Return the parameters of distributions as tensors `[...]`, by index."""
     return {str(i): tensor for i, tensor in enumerate(tree_flatten(params)[0])}

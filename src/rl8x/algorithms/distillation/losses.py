@@ -78,7 +78,7 @@ def _mean_of(function: Callable[[Tensor], Tensor], actions: Tree, others: Tree) 
 
 
 def loss_of(loss: str | None, student: Distribution, teacher: Distribution) -> str:
-    """Return the loss that is meant, and refuse one that the two distributions do not have.
+    """Return the loss of a name; raise if the two distributions do not support it.
 
     Raises:
         ValueError: If the loss does not fit them.
@@ -97,7 +97,7 @@ def loss_of(loss: str | None, student: Distribution, teacher: Distribution) -> s
 
 
 def _same_kind(one: Distribution, other: Distribution) -> bool:
-    """Say whether two distributions have parameters of the same meaning, and a divergence."""
+    """Return whether two distributions have the same kind of parameters, and a KL divergence."""
     if type(one) is not type(other) or type(one).kl is Distribution.kl:
         return False
     if isinstance(one, Composite) and isinstance(other, Composite):

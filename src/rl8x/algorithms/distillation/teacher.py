@@ -1,4 +1,4 @@
-"""The policy that a student learns from: found by a run or taken as it is, and described as plain data.
+"""The policy that a student learns from: given directly or found by its run, and described as plain data.
 
 A student's checkpoint has the teacher's description and its weights, so that it is resumed from that alone, whatever
 has become of the teacher's run.
@@ -27,7 +27,7 @@ from rl8x.policy import Policy
 from rl8x.portable import SUFFIX
 from rl8x.spaces import describe_space, space_from_plain, space_to_plain
 
-# What a policy has beside what acts: the units of values.
+# State of a policy that acting does not need: the units of values.
 _NOT_ACTING: Final = "value_moments."
 
 
@@ -67,7 +67,7 @@ class Teacher(Mapping[str, Any]):
 
     @classmethod
     def of(cls, given: Any, device: torch.device | str = "cpu") -> Teacher:
-        """Return the teacher that is meant, on a device.
+        """Return the teacher that the argument specifies, on a device.
 
         Args:
             given: A policy or its file, an algorithm or its trainer, a run's name, ID or folder, a checkpoint, or a
@@ -100,7 +100,7 @@ class Teacher(Mapping[str, Any]):
         description: dict[str, Any] = {
             "source": source,
             "sha256": digest(weights),
-            # Texts, as there are files that know no infinite bounds.
+            # As texts, since some file formats have no infinite numbers.
             "observation_space": json.dumps(space_to_plain(policy.observation_space)),
             "action_space": json.dumps(space_to_plain(policy.action_space)),
             "model": type(policy.model),
@@ -114,7 +114,7 @@ class Teacher(Mapping[str, Any]):
             built = _built(description)
             built.load_state_dict(weights)
             return cls(description, built.to(device))
-        # What an instance of a model, or a policy's class of one's own, is made of nobody knows.
+        # A model instance, or a user's policy class, has no description from which it could be built.
         try:
             built = copy.deepcopy(policy)
         except Exception as error:  # anything that the user's own objects raise
@@ -122,11 +122,11 @@ class Teacher(Mapping[str, Any]):
                 f"a student learns from a copy of its teacher, and this {type(policy).__name__} cannot be copied "
                 f"({described(error)}): give `teacher` a run, or a policy's file."
             ) from error
-        description["model"] = built.model  # which has no form in a file, as checkpoints then say
+        description["model"] = built.model  # cannot be written to a file; checkpoints report that
         return cls(description, built.to(device))
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights of a checkpoint, in place.
+        """Load the weights of a checkpoint, in place.
 
         Raises:
             ValueError: If they are of another policy.
@@ -137,7 +137,7 @@ class Teacher(Mapping[str, Any]):
         self.has_weights = True
 
     def need_weights(self) -> None:
-        """Have the weights, from the run that the description names where no checkpoint brought them.
+        """Load the weights from the run that the description names, unless a checkpoint has provided them.
 
         Raises:
             ValueError: If there are none, or that run has others now.
@@ -165,7 +165,7 @@ def _read(source: str | Path, device: torch.device | str) -> Policy:
 
 
 def _built(description: Mapping[str, Any]) -> Policy:
-    """Build the policy of a description, with weights of its own."""
+    """Build the policy of a description, with initial weights."""
     with kept_generators():
         return Policy(
             space_from_plain(json.loads(description["observation_space"])),
@@ -180,7 +180,7 @@ def _built(description: Mapping[str, Any]) -> Policy:
 
 
 def acting_weights(policy: Policy) -> dict[str, Tensor]:
-    """Return the weights and moments by which a policy acts, by name, without those of its values' units."""
+    """Return the weights and moments that a policy acts with, by name, without the units of values."""
     return {name: value for name, value in policy.state_dict().items() if not name.startswith(_NOT_ACTING)}
 
 
@@ -224,7 +224,7 @@ class View:
             )
 
     def __call__(self, obs: Any) -> Any:
-        """Return the teacher's part of observations `[num_envs, *obs]`."""
+        """Return the parts of observations `[num_envs, *obs]` that the teacher observes."""
         if self.unwraps:
             return obs[keys.OBS]
         return obs if self.parts is None else {name: obs[name] for name in self.parts}

@@ -1,4 +1,4 @@
-"""The policy of an algorithm whose actor is trained by critics."""
+"""The policy of actor-critic algorithms, whose actor is trained by separate critics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rl8x.trees import Tree
 
 
 def check_bounded(name: str, space: gymnasium.Space[Any], *, discrete: bool = False) -> None:
-    """Refuse action spaces other than a `Box` of floats between finite bounds.
+    """Raise unless the action space is a `Box` of floats with finite bounds.
 
     Args:
         name: The algorithm.
@@ -93,7 +93,7 @@ class Actor(Policy):
             distribution=distribution,
             distribution_config=distribution_config,
             normalize_observations=normalize_observations,
-            # The critics are other networks, which read all; the model's own value is not used.
+            # The critics are separate networks that read all parts; the model's own value is not used.
             hidden=critic_only(observation_space),
         )
         self.register_buffer("is_random", torch.zeros((), dtype=torch.bool), persistent=False)
@@ -102,11 +102,11 @@ class Actor(Policy):
                 bound = torch.as_tensor(getattr(action_space, name), dtype=torch.float32)
                 self.register_buffer(f"random_{name}", bound, persistent=False)
 
-    # With what it has learned it acts as a plain policy does.
+    # After training it acts like a plain policy, so it is saved as one.
     form = Policy.form
 
     def set_random(self, is_random: bool) -> None:
-        """Say whether it acts at random from now on, in place."""
+        """Set whether it acts at random from now on, in place."""
         self.is_random.fill_(is_random)
 
     def act(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> Act:
@@ -118,7 +118,7 @@ class Actor(Policy):
         return act._replace(actions=actions)
 
     def random_actions(self, obs: Tree, noise: Tensor) -> Tensor:
-        """Return actions that are uniform in the box, or among the legal ones, `[num_envs, *action]`.
+        """Return uniformly random legal actions, `[num_envs, *action]`.
 
         Args:
             obs: Observations, `[num_envs, *obs]` or a dict of such, with an action mask where there is one.

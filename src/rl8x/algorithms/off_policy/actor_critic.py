@@ -37,9 +37,9 @@ from rl8x.trees import unflatten_tree
 ActorCriticConfigT = TypeVar("ActorCriticConfigT", bound=ActorCriticConfig)
 
 CRITIC_METRICS: Final = ("losses/q", "monitors/q", "monitors/td_error", "monitors/q_grad_norm")
-"""What every update measures, also one that trains critics only."""
+"""Metrics of every update, also of those that train only the critics."""
 SCALE: Final = "return_scale"
-"""Of an update's batch: what returns are multiplied by, 0-d; missing where they are not."""
+"""Key of a batch: the factor that returns are multiplied by, 0-d; missing if they are not scaled."""
 
 
 class ActorCritic(Learner[ActorCriticConfigT]):
@@ -86,13 +86,13 @@ class ActorCritic(Learner[ActorCriticConfigT]):
         self.add_net("q", self.critics)
 
     def make_cycle(self) -> list[OffPolicyUpdater]:
-        """Return updates of which every `policy_delay`-th trains the policy too."""
+        """Return a cycle of updates in which every `policy_delay`-th also trains the policy."""
         critics = self.make_updater(functools.partial(self.update, trains_policy=False), CRITIC_METRICS)
         return [critics] * (self.config.policy_delay - 1) + super().make_cycle()
 
     @abstractmethod
     def update(self, nets: Mapping[str, Net], batch: ReplayBatch, *, trains_policy: bool = True) -> UpdateResult:
-        """Learn from one batch, see `Learner.update`: the critics, and the policy if it is the policy's turn.
+        """Train the critics on one batch, and the policy if it is its turn; see `Learner.update`.
 
         Args:
             nets: The networks by name.
@@ -103,7 +103,7 @@ class ActorCritic(Learner[ActorCriticConfigT]):
             Metrics, and the errors of the rows.
         """
 
-    # -- in an update
+    # -- parts of an update
 
     def critics_obs(self, batch: ReplayBatch, key: str) -> Any:
         """Return a batch's observations as the critics read them.
@@ -124,7 +124,7 @@ class ActorCritic(Learner[ActorCriticConfigT]):
         return torch.linspace(config.v_min, config.v_max, config.num_atoms, device=self.device)
 
     def means(self, outputs: Tensor) -> Tensor:
-        """Return the values that the critics' outputs stand for.
+        """Return the values that the critics' outputs represent.
 
         Args:
             outputs: `[..., num_atoms]`, or with one atom the values themselves.
@@ -135,7 +135,7 @@ class ActorCritic(Learner[ActorCriticConfigT]):
         return expectation(outputs, self.atoms) if self.config.num_atoms > 1 else outputs
 
     def bootstrapped(self, next_values: Tensor, batch: ReplayBatch) -> Tensor:
-        """Return y = R + d V(s') of values of what followed; R is scaled where there is a `return_bound`.
+        """Return y = R + d V(s'), given values of next states; R is scaled if there is a `return_bound`.
 
         Args:
             next_values: V(s'), `[batch_size]`, or `[batch_size, num_atoms]` of atoms.
@@ -171,7 +171,7 @@ class ActorCritic(Learner[ActorCriticConfigT]):
     def learn_values(
         self, q: Net, batch: ReplayBatch, td_targets: Tensor, penalty: Callable[..., Tensor] | None = None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Move the critics towards their targets.
+        """Make an update of the critics towards their targets.
 
             L = sum_i mean of w (Q_i(s, a) - y)^2 / 2,    w = 1, or the importance weight with `prioritized`
 
@@ -207,7 +207,7 @@ class ActorCritic(Learner[ActorCriticConfigT]):
 
 
 class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[ActorCriticConfigT]):
-    """Learns from a replay: explores, and brings returns to a scale of their own where there is a `return_bound`.
+    """Learns from a replay: explores, and scales returns if there is a `return_bound`.
 
     Attributes:
         return_scale: What rewards are multiplied by in updates; None leaves them as they are.
@@ -219,23 +219,23 @@ class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[Acto
         self.return_scale = None if bound is None else ReturnScale(config.num_envs, config.gamma, bound).to(self.device)
 
     def explore(self, *, warms_up: bool) -> dict[str, Number]:
-        """Act at random in the warm-up, afterwards as the policy samples."""
+        """Act uniformly at random during warm-up, and sample from the policy afterwards."""
         self.policy.set_random(warms_up)
         return {}
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
-        """Run the policy for a horizon; what samples from it afterwards, such as an evaluation, does not warm up."""
+        """Collect a horizon; afterwards the policy samples normally, as evaluations do not warm up."""
         stats = super().collect(env_config=env_config)
         self.policy.set_random(False)
         return stats
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
-        """Give updates the present scale of returns beside the rest."""
+        """Add the current scale of returns to the inputs of updates."""
         drawn = super().draw(first, count)
         return drawn if self.return_scale is None else drawn | {SCALE: self.return_scale.scale.repeat(count)}
 
     def observe(self) -> None:
-        """See how large the last rollout's returns are, beside the rest."""
+        """Update running moments, and the scale of returns by the last rollout."""
         super().observe()
         if self.return_scale is not None:
             part = {name: each[: self.config.horizon] for name, each in self.rollout.tensors.items()}
@@ -243,7 +243,7 @@ class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[Acto
             self.return_scale.observe(part[keys.REWARDS], cuts, part.get(keys.VALID))
 
     def cut_returns(self) -> None:
-        """Let no return, and no sum of rewards that the scale is of, reach what is collected next."""
+        """Cut pending n-step returns, and the reward sums that the scale is computed from."""
         super().cut_returns()
         if self.return_scale is not None:
             self.return_scale.cut()
@@ -270,12 +270,12 @@ class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[Acto
             self.return_scale.load_state_dict(state["return_scale"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next collect and step depend on, the rewards behind the episodes in progress too."""
+        """Return all state that the next collect and step depend on, including reward sums of running episodes."""
         behind = {} if self.return_scale is None else {"running_return": self.return_scale.carry}
         return super().state_dict() | behind
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken, bit for bit.
+        """Restore the state of `state_dict`; training continues with the same bits.
 
         Raises:
             ValueError: As `load_learned_state` does.

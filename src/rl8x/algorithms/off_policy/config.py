@@ -20,7 +20,7 @@ from rl8x.envs import Env
 from rl8x.models import Model
 from rl8x.replay.dataset import Dataset
 
-# Up to which denominator `updates_per_sample` is taken for the fraction that it was written as: 1 / 3 is a third.
+# Largest denominator of the fraction that `updates_per_sample` is converted to, so that 1 / 3 is exactly a third.
 _LARGEST_DENOMINATOR: Final = 10**9
 
 
@@ -60,7 +60,7 @@ class LearnerConfig(AlgorithmConfig):
     )
 
     offline_algorithm: ClassVar[type[GenericAlgorithmBase[Any]] | None] = None
-    """What is built where there is a data set; the algorithm's class sets it."""
+    """The class that `build` instantiates with a data set; set when the algorithm's class is defined."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without data."""
@@ -87,7 +87,7 @@ class LearnerConfig(AlgorithmConfig):
 
     @property
     def algorithm_class(self) -> type[GenericAlgorithmBase[Any]] | None:
-        """What is built: with a data set the algorithm's offline form.
+        """The class that `build` instantiates: with a data set the algorithm's offline form.
 
         Raises:
             TypeError: If there is a data set, and no such form.
@@ -102,7 +102,7 @@ class LearnerConfig(AlgorithmConfig):
         return self.offline_algorithm
 
     def make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
-        """Refuse an environment beside a data set: both are None.
+        """Raise if an environment is given beside a data set, else return None for both.
 
         Raises:
             TypeError: If one is given.
@@ -120,7 +120,7 @@ class LearnerConfig(AlgorithmConfig):
         return 1, 1.0
 
     def taus(self, updates: Tensor) -> Tensor:
-        """Return the share of the way that target networks move in updates; it is found on the device.
+        """Return tau of the target networks for updates, computed on the device.
 
         Args:
             updates: Which ones, counted from 1, int64 `[count]`.
@@ -133,7 +133,7 @@ class LearnerConfig(AlgorithmConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ValueConfig(LearnerConfig):
-    """Hyperparameters of those that learn values towards targets."""
+    """Hyperparameters of algorithms that learn values with target networks."""
 
     n_step: int = option(
         1,
@@ -156,7 +156,7 @@ class ValueConfig(LearnerConfig):
         return self.n_step, self.gamma
 
     def taus(self, updates: Tensor) -> Tensor:
-        """Return the share of the way that target networks move in updates, which count from 1."""
+        """Return tau of the target networks for updates, which count from 1."""
         return torch.where(updates % self.target_interval == 0, self.tau, 0.0)
 
 
@@ -252,7 +252,7 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
     def make_env(  # type: ignore[override] # none where there is a data set
         self, env: Any, seed: int, env_kwargs: Mapping[str, Any]
     ) -> tuple[Env | None, EnvFactory | None]:
-        """Make the environment that is asked for, or none where there is a data set; see `OnlineConfig.make_env`.
+        """Make the environment, or none if there is a data set; see `OnlineConfig.make_env`.
 
         Raises:
             TypeError: If there are both.
@@ -325,7 +325,7 @@ class ActorCriticConfig(OffPolicyConfig):
         return super().without_effect() | bounds_of_no_atoms(self)
 
     def check_source(self) -> None:
-        """Refuse the scale of returns beside a data set too, whose returns are not measured.
+        """Raise also if `return_bound` is given beside a data set, whose returns are not measured.
 
         Raises:
             ValueError: If there are both, and as `OffPolicyConfig.check_source` does.

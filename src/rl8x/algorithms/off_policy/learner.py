@@ -1,4 +1,4 @@
-"""Learning from batches of stored transitions, wherever they come from: a replay, or a data set.
+"""Learning from batches of stored transitions, of a replay or a data set.
 
 One step is
 
@@ -45,10 +45,10 @@ from rl8x.trees import tree_map, unflatten_tree
 LearnerConfigT = TypeVar("LearnerConfigT", bound=LearnerConfig)
 
 TAU: Final = "tau"
-"""Of an update's batch: the share of the way that target networks move after it, 0-d; 0 where they stay."""
-# Of an eager update that is small.
+"""Key of a batch: tau of the target networks after the update, 0-d; 0 leaves them unchanged."""
+# Measured for a small eager update.
 _SECONDS_PER_UPDATE: Final = 1e-3
-# What is multiplied for a row and a weight: forward, backward by weights and activations, and a target's forward.
+# Multiplications per row and weight: forward, backward for weights and activations, and forward of a target.
 _MULTIPLIED: Final = 8
 
 
@@ -110,10 +110,10 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     def find_spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
         """Return the spaces of one observation and one action."""
 
-    # -- what an algorithm says
+    # -- defined by subclasses
 
     def check_spaces(self) -> None:
-        """Refuse spaces that do not fit, naming the algorithm that does.
+        """Raise if the algorithm does not support the spaces, naming one that does.
 
         Raises:
             ValueError: If they do not.
@@ -121,7 +121,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     @abstractmethod
     def make_policy(self) -> Policy:
-        """Make the policy, on any device."""
+        """Build the policy, on any device."""
 
     @abstractmethod
     def make_nets(self) -> None:
@@ -129,7 +129,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     @abstractmethod
     def update(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
-        """Learn from one batch: a pure function of tensors, but that networks change in place.
+        """Learn from one batch: a function of tensors that changes the networks in place and has no other effects.
 
         Args:
             nets: The networks of `make_nets`, by name.
@@ -141,11 +141,11 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """
 
     def make_cycle(self) -> list[OffPolicyUpdater]:
-        """Return the updaters that take turns; by default one."""
+        """Return the updaters of a cycle, which take turns; by default one."""
         return [self.make_updater(self.update, self.update_metrics)]
 
     def make_updater(self, update: Update, names: Sequence[str]) -> OffPolicyUpdater:
-        """Make the updater of an update.
+        """Make the updater of an update function.
 
         Args:
             update: The update.
@@ -165,7 +165,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """
         if not self.nets.targets:
             return {}
-        # Made on the device: a copy from the host would wait for it.
+        # Made on the device, since a copy from the host would be a host sync.
         return {TAU: self.config.taus(torch.arange(first + 1, first + count + 1, device=self.device))}
 
     # -- building
@@ -200,7 +200,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     # -- learning
 
     def step(self) -> Stats:
-        """Make the updates that are due; a row of a step without any has no losses."""
+        """Make the updates that are due; if none is, the step's row has no losses."""
         lr = self.lr_schedule(self.counters[self.clock])
         self.nets.set_lr(lr)
         rows, threads = [], self.execution.threads.for_work(self._work)
@@ -214,7 +214,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     @abstractmethod
     def _take_due(self) -> int:
-        """Return how many updates are to be made now; they are then no longer due."""
+        """Return the number of updates that are due, and count them as made."""
 
     @property
     @abstractmethod
@@ -241,7 +241,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         return {"masks": False}
 
     def _update_block(self, size: int) -> list[Tensor]:
-        """Sample batches and make an update of each; return their metrics, `[updates, metrics]` each."""
+        """Sample batches and make an update with each; return their metrics, `[updates, metrics]` each."""
         index = self.replay.sample(size, self.batch_size, self.generator)
         items, done, results = self._items(index), 0, []
         for updater, count in self._runs(self.counters[keys.UPDATES], size):
@@ -253,20 +253,20 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         return [rows for rows, _ in results]
 
     def _runs(self, first: int, count: int) -> Iterator[tuple[OffPolicyUpdater, int]]:
-        """Yield the updater of the updates after `first`, and for how many in a row."""
+        """Yield each updater after update `first`, with the number of consecutive updates that it makes."""
         turns = (self.cycle[i % len(self.cycle)] for i in range(first, first + count))
         for updater, each in itertools.groupby(turns):
             yield updater, len(list(each))
 
     def _learned_from(self, index: Tensor, errors: Tensor | None) -> None:
-        """Take note of the errors of the rows that were learned from, each `[updates, batch_size]`."""
+        """Receive the errors of the rows that were learned from, each `[updates, batch_size]`, for priorities."""
 
     def _items(self, index: Tensor) -> dict[str, Tensor]:
         """Return the inputs of updates, `[updates, ...]` each, given the indices of their batches' rows."""
         return self.replay.gather(index) | self.draw(self.counters[keys.UPDATES], len(index))
 
     def _measured(self, rows: Sequence[Tensor]) -> dict[str, Number]:
-        """Average the metrics of a step's updates, the first ones or all, and flag those that are not finite.
+        """Average the metrics of a step's updates, and flag non-finite ones.
 
         Args:
             rows: Metrics of updates in a row, `[updates, metrics]` each.
@@ -288,7 +288,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             return
         self._prepared = True
         sizes = {self.block_size} if self.updates_per_step % self.block_size == 0 else {self.block_size, 1}
-        # What is drawn only shows layouts: the first updates draw the same as without it.
+        # Batches are drawn here for their layouts only; generators are restored, so that updates draw the same.
         drawn_from = self.generator.get_state()
         with execution.ahead():
             runs = {run for size in sizes for i in range(len(self.cycle)) for run in self._runs(i * size, size)}
@@ -308,15 +308,15 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         updates = float(self.updates_per_step)
         return updates * (_SECONDS_PER_UPDATE + self._work * _MULTIPLIED / (1e11 * torch.get_num_threads()))
 
-    # -- what is recorded and saved
+    # -- params and checkpoints
 
     @property
     def params(self) -> dict[str, Any]:
-        """Every hyperparameter by name, as it is in force."""
+        """The effective hyperparameters by name."""
         return super().params | {"lr_schedule": self.lr_schedule.to_dict()}
 
     def learned_state(self) -> dict[str, Any]:
-        """Return the state that updates change: weights, targets, optimizers, moments, generators of batches."""
+        """Return the state that updates change: weights, targets, optimizers, moments and generators of batches."""
         return {
             "policy": self.policy.state_dict(),
             "nets": self.nets.state_dict(),

@@ -1,4 +1,4 @@
-"""The networks of an off-policy update: modules whose weights are flat vectors, and targets that follow them.
+"""The networks of an off-policy update: modules with flat weight vectors, and their target networks.
 
 An update is a function of tensors: weights and moments come in as vectors and are changed in place. So the same
 function runs eagerly, compiled and captured, and a loop of updates needs no Python in between. No module is copied: a
@@ -8,7 +8,7 @@ target network is its module under another vector of weights.
     nets.add("q", QNetwork(policy), rule, lr=3e-4)
     nets.add_target("target", of="q")
 
-    values, norm = nets["q"].minimise(loss)                # in an update, on what `bind` gave
+    values, norm = nets["q"].minimise(loss)                # in an update, on the result of `bind`
     nets["target"].polyak_update(nets["q"], 0.005)
 """
 
@@ -29,11 +29,11 @@ from rl8x.execution.private import Substitution
 from rl8x.policy import Policy, training_mode
 
 Loss = Callable[[Callable[..., Any]], tuple[Tensor, Mapping[str, Tensor]]]
-"""Calls a network under the weights that are trained; returns the loss, 0-d, and what else is wanted of it, by name."""
+"""Computes a loss from a network called with its trained weights; returns it, 0-d, and auxiliary values by name."""
 
 
 class Trained(NamedTuple):
-    """A module that is trained.
+    """A trained module.
 
     Attributes:
         module: Its `forward` is what a network computes.
@@ -72,11 +72,11 @@ class Net:
         self.lr = lr
 
     def __call__(self, *inputs: Any) -> Any:
-        """Call the module under these weights; gradients flow to the inputs, and not to the weights."""
+        """Call the module with these weights; gradients flow to the inputs, not to the weights."""
         return self.trained.under(self._parts, *inputs)
 
     def minimise(self, loss: Loss) -> tuple[dict[str, Tensor], Tensor]:
-        """Take a step of the optimizer down a loss, a mean over rows, of which each rank has as many.
+        """Make an optimizer step on a loss, a mean over rows; each rank has the same number of rows.
 
         Args:
             loss: See `Loss`. Other networks that it calls are not trained.
@@ -102,7 +102,7 @@ class Net:
         return {name: each.detach() for name, each in measured.items()}, norm
 
     def polyak_update(self, net: Net, tau: Tensor | float) -> None:
-        """Move the share `tau`, a number or 0-d, of the way to the weights of another network of the same kind."""
+        """Update the weights to (1 - tau) w + tau w', with those of another network; `tau` is a number or 0-d."""
         self.weights.lerp_(net.weights, tau)
 
     @functools.cached_property
@@ -127,14 +127,14 @@ class Nets:
         self._policy = policy
 
     def add(self, name: str, module: nn.Module, rule: Rule, *, lr: float, max_grad_norm: float | None = None) -> None:
-        """Add a network that is trained; the module's weights become views of one vector."""
+        """Add a trained network; the module's weights become views of one vector."""
         optimizer = FlatOptimizer(module.named_parameters(), rule, lr=lr)
         has_modes = any(isinstance(part, Policy) and part.has_modes for part in module.modules())
         under = Substitution(module, optimizer.names)
         self.trained[name] = Trained(module, optimizer, max_grad_norm, under, has_modes)
 
     def add_target(self, name: str, *, of: str) -> None:
-        """Add a network that is the one of another name under weights of its own, which are the same at first."""
+        """Add a target network of a named network: the same module with a copy of its weights."""
         self.targets[name] = of, self.trained[of].optimizer.weights.clone()
 
     def set_lr(self, lr: float) -> None:
@@ -146,7 +146,7 @@ class Nets:
 
     @property
     def state(self) -> list[Tensor]:
-        """The tensors that an update changes in place: weights and moments, `[size]`, and the steps taken, `[1]`."""
+        """The tensors that an update changes in place: weights and moments, `[size]`, and numbers of steps, `[1]`."""
         trained = [tensor for each in self.trained.values() for tensor in each.optimizer.state]
         return trained + [weights for _, weights in self.targets.values()]
 
@@ -156,7 +156,7 @@ class Nets:
         return [each.optimizer.lr for each in self.trained.values()]
 
     def bind(self, state: Sequence[Tensor], rates: Sequence[Tensor]) -> dict[str, Net]:
-        """Return the networks by name, under tensors in the order and shapes of `state` and `rates`."""
+        """Return the networks by name, with tensors in the order and shapes of `state` and `rates`."""
         left, nets = iter(state), dict[str, Net]()
         for (name, each), lr in zip(self.trained.items(), rates, strict=True):
             weights, *moments = (next(left) for _ in each.optimizer.state)
@@ -165,10 +165,10 @@ class Nets:
             nets[name] = Net(self.trained[followed], next(left))
         return nets
 
-    # -- what is saved
+    # -- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the weights that are not the policy's, the optimizers' states, and targets, all by weights' names."""
+        """Return weights that are not the policy's, optimizer states and targets, all by names of weights."""
         targets = {}
         for name, (followed, weights) in self.targets.items():
             optimizer = self.trained[followed].optimizer
@@ -202,7 +202,7 @@ class Nets:
 
 
 def _check_same(name: str, saved: Mapping[str, Tensor] | None, own: Mapping[str, Tensor]) -> None:
-    """Refuse the weights of another network than the one of this name."""
+    """Raise if saved weights belong to another network than the one of this name."""
     why = "Hyperparameters that decide what is trained cannot change in a resume: leave them as they were."
     if saved is None:
         raise ValueError(f"the run trained no network {name!r}. {why}")

@@ -1,4 +1,4 @@
-"""Algorithms that learn from a replay: collect a little, append it, and make the updates that are due for it.
+"""Algorithms that learn from a replay: collect a short horizon, append it, and make the updates that are due.
 
 One step of the trainer is
 
@@ -45,9 +45,9 @@ from rl8x.trees import flatten_tree
 OffPolicyConfigT = TypeVar("OffPolicyConfigT", bound=OffPolicyConfig)
 
 REPLAY_SIZE: Final = "replay/size"
-# Updates after which priorities are written, at the latest: those of a block are drawn before it.
+# Maximum updates between writes of priorities, as the batches of a block are drawn before it.
 _PRIORITIZED_BLOCK: Final = 16
-# Of an eager step of small environments.
+# Measured for an eager step of small environments.
 _SECONDS_PER_ENV_STEP: Final = 3e-4
 
 
@@ -138,9 +138,9 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         return Stats.merge(stats, Stats({**explored, **flags}))
 
     def _append(self, flags: Mapping[str, Tensor], samples: int) -> None:
-        """Append a horizon to the replay; one with a number that is not finite is never learned from."""
-        # The one value that the host waits for off the CPU: how many rows there are is the host's to know. Of ranks
-        # none appends such a horizon, so that all owe the same updates.
+        """Append a horizon to the replay, unless it contains a non-finite number."""
+        # The only host sync of a collect, since the host has to know the number of rows. If the horizon of any rank is
+        # non-finite no rank appends, so that the same updates are due on all.
         if ranks().any("whether a horizon is finite", bool(torch.stack([*flags.values()]).any())):
             self.cut_returns()
             return
@@ -149,42 +149,42 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         self.observe()
 
     def observe(self) -> None:
-        """Take the last rollout, in which all is finite, into running moments."""
+        """Update running moments by the last rollout, which is finite."""
         self.observe_rollout(self.rollout)
 
     def reset_if_due(self, env_config: AnyEnvConfig | None) -> bool:
-        """Reset the environment where the schedule says so; no return reaches across it."""
+        """Reset the environment if due; n-step returns end there."""
         is_reset = super().reset_if_due(env_config)
         if is_reset:
             self.cut_returns()
         return is_reset
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
-        """Play in the training environment; see `OnlineAlgorithm.evaluate`. No return reaches across it."""
+        """Evaluate in the training environment; see `OnlineAlgorithm.evaluate`. N-step returns end there."""
         self.cut_returns()
         return super().evaluate(env_config=env_config, deterministic=deterministic)
 
     def discard_experience(self) -> None:
-        """Begin new episodes with the next collect; a horizon that was not finite never came to the replay."""
+        """Begin new episodes with the next collect; the replay never got the non-finite horizon."""
         super().discard_experience()
         self.cut_returns()
 
     def cut_returns(self) -> None:
-        """Cut n-step returns at the end of the present experience."""
+        """Cut pending n-step returns at the end of the collected experience."""
         self.nstep.cut()
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:
-        """Say where in the last rollout numbers are not finite, by quantity; see `statistics.locate_non_finite`."""
+        """Locate non-finite numbers in the last rollout, by quantity; see `statistics.locate_non_finite`."""
         return locate_non_finite(self.rollout.tensors)
 
     # -- learning
 
     def step(self) -> Stats:
-        """Make the updates that are due; a row of a step without any has no losses."""
+        """Make the updates that are due; if none is, the step's row has no losses."""
         return Stats.merge(super().step(), Stats({REPLAY_SIZE: self.replay.size}))
 
     def _take_due(self) -> int:
-        """Take the updates that are due off what is owed; while a rank is without any row all wait."""
+        """Return the number of updates that are due, and count them as made; 0 while any rank has no rows."""
         self._has_rows = self._has_rows or ranks().all("whether there are rows", self.replay.size > 0)
         due = int(self.updates_owed) if self._has_rows else 0
         self.updates_owed -= due
@@ -213,30 +213,30 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
 
     @property
     def seconds_per_step(self) -> float:
-        """Estimate of an eager step: of the environments, and of the updates."""
+        """Estimated seconds of an eager step: environments and updates."""
         return self.config.horizon * _SECONDS_PER_ENV_STEP + super().seconds_per_step
 
-    # -- what is recorded and saved
+    # -- params and checkpoints
 
     @property
     def params(self) -> dict[str, Any]:
-        """Every hyperparameter by name, as it is in force."""
+        """The effective hyperparameters by name."""
         return super().params | {"priority_beta_schedule": self.beta_schedule.to_dict()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next collect and step depend on."""
+        """Return all state that the next collect and step depend on."""
         owed = [self.updates_owed.numerator, self.updates_owed.denominator]
         replay = {"replay": self.replay.state_dict(), "n_step": self.nstep.state_dict(), "updates_owed": owed}
         return {**super().state_dict(), **replay, "returns": list(self.config.returns)}
 
     def join(self, state: Mapping[str, Any]) -> None:
-        """Go on as a new rank, with an empty replay; what is due is due on all ranks alike."""
+        """Restore another rank's state as a new rank, with an empty replay; the same updates are due on all ranks."""
         super().join(state)
         self._has_rows = False
         self.updates_owed = Fraction(*state["updates_owed"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken, bit for bit."""
+        """Restore the state of `state_dict`; training continues with the same bits."""
         super().load_state_dict(state)
         self._has_rows = False
         self.replay.load_state_dict(state["replay"])
@@ -245,7 +245,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         self.updates_owed = Fraction(*state["updates_owed"])
 
     def _warn_of_old_returns(self, n_step: int, gamma: float) -> None:
-        """Say that rows keep the returns that they were stored with, where those from here on have others."""
+        """Warn if hyperparameters of n-step returns have changed: stored rows keep their returns."""
         if (n_step, gamma) == self.config.returns or not self.replay.size:
             return
         warnings.warn(

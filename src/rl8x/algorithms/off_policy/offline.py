@@ -1,4 +1,4 @@
-"""Learning from a data set alone: it takes the replay's place, and updates are the clock."""
+"""Learning from a data set alone, which replaces the replay; the clock counts updates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rl8x.trees import tree_map, unflatten_tree
 
 LearnerConfigT = TypeVar("LearnerConfigT", bound=LearnerConfig)
 
-# Hyperparameters of what fills and reads a replay: none is in force where all transitions are there.
+# Hyperparameters of collecting into a replay, which have no effect with a data set.
 _COLLECTING: Final = {field.name for field in dataclasses.fields(OffPolicyConfig)} - {
     field.name for field in dataclasses.fields(ValueConfig)
 }
@@ -72,7 +72,7 @@ class OfflineAlgorithm(Learner[LearnerConfigT]):
         wanted = {"next_actions": self.reads_next_actions}
         check_dataset(self.dataset.size, self.device, self.dataset.prepared_bytes(**wanted))
         self.replay = self.dataset.prepared(*config.returns, self.device, **wanted)
-        if self.policy.obs_moments is not None:  # else all observations would be on the device twice for nothing
+        if self.policy.obs_moments is not None:  # otherwise observations would needlessly be on the device twice
             obs = unflatten_tree(keys.OBS, self.dataset.transitions)
             self.policy.observe(tree_map(lambda part: part.unsqueeze(1).to(self.device), obs), shared=True)
 
@@ -83,7 +83,7 @@ class OfflineAlgorithm(Learner[LearnerConfigT]):
 
     @property
     def reads_next_actions(self) -> bool:
-        """Whether an update reads `next_actions` too; see `Dataset.prepare` for the rows that there are then."""
+        """Whether updates also read `next_actions`, which not all rows have; see `Dataset.prepare`."""
         return False
 
     def find_spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
@@ -110,7 +110,7 @@ class OfflineAlgorithm(Learner[LearnerConfigT]):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Every hyperparameter of learning by name, and what identifies the data set; nothing is collected."""
+        """The effective hyperparameters by name, without those of collecting, and what identifies the data set."""
         dataset = self.dataset
         return {
             **{name: value for name, value in super().params.items() if name.split(".")[0] not in _COLLECTING},
@@ -123,11 +123,11 @@ class OfflineAlgorithm(Learner[LearnerConfigT]):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next step depends on; of the data set only its digest."""
+        """Return all state that the next step depends on, with a digest in place of the data set."""
         return {**super().state_dict(), "dataset": self.dataset.digest}
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from where `state_dict` was taken, bit for bit.
+        """Restore the state of `state_dict`; training continues with the same bits.
 
         Raises:
             ValueError: If the data set is another.

@@ -1,4 +1,4 @@
-"""A scale of rewards that brings the returns of any task to the same bounds."""
+"""Scaling of rewards, such that the discounted returns of any task have the same bounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rl8x.functional import RunningMoments, running_returns
 
 
 class ReturnScale(nn.Module):
-    """The factor of rewards by which discounted returns lie within plus and minus a bound.
+    """The factor of rewards with which discounted returns lie within plus and minus a bound.
 
         1 / max(std of G, max |G| / bound),    G_t = r_t + gamma (1 - cut_{t-1}) G_{t-1}
 
@@ -32,13 +32,13 @@ class ReturnScale(nn.Module):
         self.gamma = gamma
         self.bound = bound
         self.moments = RunningMoments()
-        # No part of what is learned: it is of the episodes in progress, each rank's own.
+        # Not part of the learned state: it belongs to the running episodes, and differs between ranks.
         self.register_buffer("carry", torch.zeros(num_envs), persistent=False)
         self.register_buffer("largest", torch.zeros(1))
 
     @torch.no_grad()
     def observe(self, rewards: Tensor, cuts: Tensor, valid: Tensor | None = None) -> None:
-        """Take in a horizon, and those of the other ranks.
+        """Update the scale with a horizon, and those of the other ranks.
 
         Args:
             rewards: Reward after each action, `[horizon, num_envs]`, finite.
@@ -54,11 +54,11 @@ class ReturnScale(nn.Module):
         self.moments.update(returns, valid)
 
     def cut(self) -> None:
-        """Begin the sums anew: the episodes of all copies are over."""
+        """Reset the reward sums, as the episodes of all copies have ended."""
         self.carry.zero_()
 
     @property
     def scale(self) -> Tensor:
-        """The number, `[1]`; of rewards that are all 0 it is finite."""
+        """The factor, `[1]`; finite even if all rewards are 0."""
         std = self.moments.std.float()
         return torch.maximum(std, self.largest / self.bound).clamp(min=1e-4).reciprocal()

@@ -1,4 +1,4 @@
-"""All updates that are due after a collect, as programs of tensors: one loop without Python between them."""
+"""Runs all updates that are due after a collect as programs of tensors: loops without Python between updates."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ReplayBatch = Mapping[str, Tensor]
 """The inputs of one update, by flat names: rows of the replay `[batch_size, ...]`, and drawn noise."""
 
 WEIGHTS: Final = "importance_weights"
-"""Of an update's batch: what makes up for drawing rows by priorities, `[batch_size]`; missing where they are not."""
+"""Key of a batch: importance weights of prioritised sampling, `[batch_size]`; missing without priorities."""
 
-# Bytes of the batches that are sampled at once; images would fill the memory.
+# Maximum bytes of the batches that are sampled at once; images would fill the memory.
 _BLOCK_BYTES: Final = 2**26
 
 
 def weighted_mean(losses: Tensor, batch: ReplayBatch) -> Tensor:
-    """Return the mean of the losses of a batch's rows, `[batch_size]`, under importance weights where it has such."""
+    """Return the mean of losses, `[batch_size]`, weighted by the batch's importance weights if it has any."""
     return (losses * batch[WEIGHTS]).mean() if WEIGHTS in batch else losses.mean()
 
 
@@ -45,11 +45,11 @@ class UpdateResult(NamedTuple):
 
 
 class Update(Protocol):
-    """Learns from one batch: a pure function of tensors, but that networks change in place."""
+    """Learns from one batch: a function of tensors that changes networks in place and has no other effects."""
 
     @abstractmethod
     def __call__(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
-        """Do one update."""
+        """Make one update."""
 
 
 class OffPolicyUpdater:
@@ -74,7 +74,7 @@ class OffPolicyUpdater:
         self._items: tuple[str, ...] = ()
 
     def run(self, items: ReplayBatch) -> tuple[Tensor, Tensor | None]:
-        """Do one update after the other.
+        """Make updates one after the other.
 
         Args:
             items: What each update reads, by name, `[updates, ...]`.
@@ -87,18 +87,18 @@ class OffPolicyUpdater:
         return rows, errors[0] if errors else None
 
     def prepare(self, items: ReplayBatch) -> None:
-        """Start compiling the program for items laid out like these, without running it or waiting for it."""
+        """Request compilation for items of this layout, without running the program or waiting for it."""
         arguments = self._arguments(items)
         prepare(self._program, *arguments)
 
     def _arguments(self, items: ReplayBatch) -> list[Tensor]:
         self._items = tuple(items)
-        # Columns of a replay are views of one tensor; what is compiled gets tensors of the usual strides.
+        # Columns of a replay are views of one tensor; compiled programs get contiguous tensors.
         return [*self.nets.state, *self.nets.rates, *[row_major(item) for item in items.values()]]
 
     @functools.cached_property
     def _program(self) -> Program:
-        """Return the loop; made when it is known what an update reads."""
+        """Return the loop, built at the first call, when the names of the items are known."""
         if ranks().size > 1:
             return self.execution.split_loop(self._update_tensors, len(self.nets.state), len(self._items))
         return self.execution.loop(
@@ -110,7 +110,7 @@ class OffPolicyUpdater:
 
     @torch.no_grad()
     def _update_tensors(self, *tensors: Tensor) -> list[Tensor]:
-        """Do one update; this is compiled."""
+        """Make one update; this function is compiled."""
         num_state, num_items = len(self.nets.state), len(self._items)
         state, rates, items = tensors[:num_state], tensors[num_state:-num_items], tensors[-num_items:]
         nets = self.nets.bind(state, rates)

@@ -1,4 +1,4 @@
-"""An algorithm that collects a rollout, learns from it in epochs of minibatches, and drops it.
+"""An algorithm that collects a rollout, learns from it in epochs of minibatches, and discards it.
 
 A feedforward model trains on sequences of one step, a recurrent one on longer sequences from its stored states; nothing
 else differs.
@@ -38,7 +38,7 @@ from rl8x.trees import is_part
 
 OnPolicyConfigT = TypeVar("OnPolicyConfigT", bound=OnPolicyConfig)
 
-# Of an eager step that is small: of the environments, and of the optimizer.
+# Measured for a small eager step: of the environments, and of the optimizer.
 _SECONDS_PER_ENV_STEP: Final = 3e-4
 _SECONDS_PER_UPDATE: Final = 1e-3
 
@@ -81,7 +81,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
             bootstrap=self.bootstrap,
             state_reset_every=self.state_reset_every,
         )
-        # No update reads a state of what acts where the policy that is trained has none.
+        # Updates read no states if the trained policy has none, even if the acting one does.
         state_every = self.seq_len if self.policy.recurrent else config.horizon
         self.rollout = Rollout(config.horizon, config.num_envs, state_every=state_every)
         exact = rounded_parts(keys.OBS, env.single_observation_space)
@@ -101,11 +101,11 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         )
         self.fresh = False
 
-    # -- what a subclass says
+    # -- defined by subclasses
 
     @abstractmethod
     def make_policy(self) -> Policy:
-        """Make the policy; torch's generator is seeded for it."""
+        """Build the policy, with torch's global generator seeded."""
 
     @property
     def acting(self) -> Policy:
@@ -114,13 +114,13 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
 
     @property
     def bootstrap(self) -> Bootstrap | None:
-        """The policy whose values bootstrap truncated episodes; None where no values are learned."""
+        """The policy whose values bootstrap truncated episodes; None if no values are learned."""
         return self.policy.values
 
     @property
     @abstractmethod
     def slot(self) -> Slot:
-        """The function that names the tensors of a rollout's slot; with `bootstrap` values are among them."""
+        """The function that returns the tensors of a rollout's slot, including values if there is a `bootstrap`."""
 
     @property
     @abstractmethod
@@ -140,10 +140,10 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         """
 
     target_metric: ClassVar[str] = EXPLAINED_VARIANCE
-    """The name of the metric that `targets` returns: by default the targets' variance that the values explain."""
+    """The name of the metric that `targets` returns; by default the explained variance of the values."""
 
     packed: ClassVar[tuple[str, ...]] = (keys.OBS, keys.STARTS, keys.ACTIONS, keys.VALID)
-    """The tensors of the rollout that the updates read, by the first part of their names."""
+    """The tensors of the rollout that updates read, by the first part of their names."""
 
     made: ClassVar[tuple[str, ...]] = (keys.RETURNS,)
     """The names of the targets that `targets` returns."""
@@ -165,7 +165,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         """Return the coefficients beside the learning rate, by the names of metrics."""
         return {}
 
-    # -- making
+    # -- building
 
     def _make_policy(self) -> Policy:
         with seeded(part_seed(self.seed, "weights"), self.device):
@@ -181,7 +181,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         return 0 if sequences < 0 else sequences * self.seq_len
 
     def validate(self) -> None:
-        """Refuse config, environment and policy that do not fit together.
+        """Raise if config, environment and policy do not fit together.
 
         Raises:
             ValueError: If `seq_len`, `sgd_minibatch_size` or `seqs_per_state_reset` do not divide what they must, or
@@ -232,11 +232,11 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Every hyperparameter by name, as it is in force."""
+        """The effective hyperparameters by name."""
         return super().params | {"lr_schedule": self.lr_schedule.to_dict(), "seq_len": self.seq_len}
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:
-        """Say where in the rollout numbers are not finite, by quantity; see `statistics.locate_non_finite`."""
+        """Locate non-finite numbers in the rollout, by quantity; see `statistics.locate_non_finite`."""
         return locate_non_finite(self.rollout.tensors)
 
     # -- collecting
@@ -288,7 +288,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
 
     @functools.cached_property
     def _prepare_program(self) -> Callable[[], Sequence[Tensor]]:
-        """Return `_prepare`, captured where kernels are, unless ranks have to talk: its memory stays where it is."""
+        """Return `_prepare`, captured in mode `graph` unless it communicates between ranks; its memory is fixed."""
         if self.execution.mode != "graph" or ranks().size > 1:
             return lambda: [self._prepare()]
         fixed = self.learned_by_targets
@@ -312,7 +312,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         self.pack.fill(packed | dict(targets), states)
 
     def _prepare_update(self) -> None:
-        """Compile the update's programs beside those of the rollout, which is empty: only layouts count."""
+        """Request compilation of the update's programs while the rollout is still empty; only layouts matter."""
         self._fill_pack(dict.fromkeys(self.made, self.rollout[keys.REWARDS][: self.config.horizon]))
         self.updater.prepare(self.coefficient(self.counters[self.clock]))
 
@@ -327,7 +327,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         }
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a `learned_state` or `state_dict`; experience that was not learned from yet is lost."""
+        """Restore a `learned_state` or `state_dict`; collected experience that has not been learned from is lost."""
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.updater.generator.set_state(state["order_generator"].cpu())

@@ -1,4 +1,4 @@
-"""Cutting a rollout into sequences and those into minibatches.
+"""Divides a rollout into sequences, and sequences into minibatches.
 
 All numbers that an update reads of a transition are packed side by side in one matrix, once a step, so that a shuffled
 minibatch costs a single gather instead of one for each key. What is wide, such as images, is gathered by itself, in its
@@ -22,10 +22,10 @@ from rl8x.spaces import leaves
 
 SequenceBatch = dict[str, Tensor]
 Rows = Tensor | slice
-# More numbers a transition than this are not packed: their copy would cost more than a gather of their own.
+# Tensors with more numbers per transition are not packed: copying them would cost more than a separate gather.
 MOST_PACKED: Final = 256
-# Packed beside observation and action, as float32: start, log-probability, advantage, return; and while advantages are
-# estimated: scaled rewards, advantages, targets.
+# Numbers per transition beside observation and action, as float32. Packed: start, log-probability, advantage, return.
+# During the estimation of advantages: scaled rewards, advantages, targets.
 _PACKED_NUMBERS: Final = 4 + 3
 # Whole numbers up to it have a float32 of their own.
 _MOST_EXACT: Final = 2**24
@@ -110,7 +110,7 @@ class SequencePack:
         for name, tensor in tensors.items():
             width = math.prod(tensor.shape[2:])
             self.width += width
-            # In float32 float64 would lose the digits that a normaliser is there for: those beside a large offset.
+            # float64 is not packed as float32, which would lose small differences beside a large offset.
             if width > MOST_PACKED or tensor.dtype == torch.float64 or name in self.exact:
                 self.wide = True
                 continue
@@ -121,7 +121,7 @@ class SequencePack:
         return torch.empty((self.num_sequences, self.seq_len, low), dtype=torch.float32, device=device)
 
     def take(self, rows: Rows) -> list[Tensor]:
-        """Take sequences by their numbers, as they are packed: the arguments of a compiled program.
+        """Gather sequences by index in packed form, as arguments of a compiled program.
 
         Args:
             rows: Numbers of sequences, `[batch]`, int64, or a slice of them, which copies nothing that is packed.
@@ -156,14 +156,14 @@ class SequencePack:
         return batch, dict(zip(self._states, taken[1 : 1 + num_states], strict=True))
 
     def gather(self, rows: Rows) -> tuple[SequenceBatch, SequenceBatch]:
-        """Take sequences by their numbers, `[batch]`; return their tensors by name, as `unpack` does."""
+        """Gather sequences by index, `[batch]`; return their tensors by name, as `unpack` does."""
         return self.unpack(self.take(rows))
 
 
 def epoch(
     num_rows: int, minibatch_rows: int, chunk_rows: int, generator: torch.Generator, *, shuffle: bool
 ) -> list[list[Rows]]:
-    """Divide all rows into minibatches, in a fresh order where shuffled, and those into chunks.
+    """Divide all rows into minibatches, in a new random order if shuffled, and minibatches into chunks.
 
     A single minibatch of everything is never shuffled: the order of its rows does not matter.
 

@@ -1,4 +1,4 @@
-"""The update: epochs of minibatches, as programs of tensors that are run eagerly, compiled or captured."""
+"""The on-policy update: epochs of minibatches, as programs of tensors that run eagerly, compiled or captured."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rl8x.execution.programs import prepare
 from rl8x.execution.threads import Workers
 from rl8x.policy import Policy, training_mode
 
-# Transitions whose activations are kept for a backward pass at once, so that memory stays flat; fewer on the CPU, so
-# that they stay in the cache. A chunk costs eager execution a millisecond of its own.
+# Transitions per chunk, whose activations are kept for one backward pass: bounds the memory, and on the CPU keeps
+# activations in the cache. Each chunk costs eager execution a millisecond of overhead.
 _CHUNK_STEPS: Final = 8192
-# Compiled on the CPU: transitions times the width of a layer, which is about the root of half the weights.
+# Compiled on the CPU: transitions per chunk times a layer's width, estimated as the root of half the weights.
 _CHUNK_ACTIVATIONS: Final = 2**17
 _CHUNK_STEPS_CUDA: Final = 2**18
-# Numbers of observations in a chunk, where they are wide: those of images, and what is made of them, fill the memory.
+# Numbers in the observations of a chunk, for wide ones: images and their activations would fill the memory.
 _CHUNK_NUMBERS: Final = 2**24
 
 
@@ -93,14 +93,14 @@ class OnPolicyUpdater:
         self.device = policy.device
         self._under = Substitution(policy, optimizer.names)
         self._scales: dict[int, Tensor] = {}
-        # A gradient of each worker, and its parts in the shapes of the weights.
+        # One gradient per worker, and its views in the shapes of the weights.
         self._gradients = [optimizer.gradient]
         self._parts: dict[int, list[Tensor]] = {}
         self._total = objective.metrics.index(objective.total)
         self.prepared = False
         self._ran = {"eager"}
 
-    # Made when the pack has been filled, since only then it is known what a program reads.
+    # Built when the pack has been filled, since only then it is known which tensors a program reads.
 
     @functools.cached_property
     def _update(self) -> Program:
@@ -169,7 +169,7 @@ class OnPolicyUpdater:
     def _batches(self, workers: Workers, generator: torch.Generator) -> list[list[Rows]]:
         """Return the minibatches of an epoch in chunks."""
         config, pack, size = self.config, self.pack, self._minibatch_rows
-        # Every worker has something to do, and a chunk's activations stay in the cache.
+        # Chunks are small enough to give every worker one, and to keep their activations in the cache.
         chunk = min(max(1, self._chunk_steps // pack.seq_len), -(-size // workers.count))
         batches = epoch(pack.num_sequences, size, chunk, generator, shuffle=config.shuffle_minibatches)
         return [[part for batch in batches for part in batch]] if config.accumulate_grads else batches
@@ -197,12 +197,12 @@ class OnPolicyUpdater:
         return torch.full((), coefficient, device=self.device), active
 
     def _looped(self, batches: list[list[Rows]], coefficient: Tensor, active: Tensor) -> list[Tensor]:
-        """Return the arguments of the program that takes the optimizer steps of an epoch."""
+        """Return the arguments of the program that makes the optimizer steps of an epoch."""
         items = torch.stack([rows for (rows,) in batches if isinstance(rows, Tensor)])
         return [*self._state, *self.pack.sources, coefficient, self._scale(batches[0]), active, items]
 
     def _single(self, chunk: Rows, coefficient: Tensor, scale: Tensor, active: Tensor) -> list[Tensor]:
-        """Return the arguments of the program that takes one optimizer step."""
+        """Return the arguments of the program that makes one optimizer step."""
         return [*self._state, *self.pack.sources, coefficient, scale, active, *self._rows_or_data(chunk)]
 
     def _chunk(self, gradient: Tensor, chunk: Rows, coefficient: Tensor, scale: Tensor) -> list[Tensor]:
@@ -213,7 +213,7 @@ class OnPolicyUpdater:
     def _epoch(
         self, batches: list[list[Rows]], coefficient: Tensor, active: Tensor, workers: Workers
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Take the optimizer steps of an epoch; yield what `run` returns of one, or of all that are one program."""
+        """Make the optimizer steps of an epoch; yield the results of each step, or of all if they are one program."""
         if self._is_looped(batches):
             rows, flags = self._updates(*self._looped(batches, coefficient, active))
             yield rows, flags
@@ -223,7 +223,7 @@ class OnPolicyUpdater:
             yield row.unsqueeze(0), active.unsqueeze(0)
 
     def _is_looped(self, batches: list[list[Rows]]) -> bool:
-        """Say whether all updates of an epoch are one program: on the CPU, with one rank, a minibatch being a chunk."""
+        """Return whether an epoch is one program: on the CPU, with one rank, if each minibatch is one chunk."""
         first = batches[0]
         if ranks().size > 1:
             return False
@@ -232,7 +232,7 @@ class OnPolicyUpdater:
         return len(first) == 1 and not (self.pack.wide or self.pack.masked or self.config.accumulate_grads)
 
     def _step(self, chunks: list[Rows], coefficient: Tensor, active: Tensor, workers: Workers) -> tuple[Tensor, Tensor]:
-        """Take one optimizer step if the KL divergence allows it.
+        """Make one optimizer step if the KL divergence allows it.
 
         Returns:
             The loss metrics' means and the gradient norm, `[num_metrics + 1]`, and whether it was taken, 0-d, bool.
@@ -247,7 +247,7 @@ class OnPolicyUpdater:
         return torch.cat((means, norm.unsqueeze(0))), active
 
     def _of_all_ranks(self, means: Tensor) -> Tensor:
-        """Add up the ranks' gradients, and their shares of the means, `[num_metrics]`, which are returned."""
+        """Sum gradients in place, and shares of metrics, `[num_metrics]`, over the ranks; return the metrics."""
         gradient, means = sum_over_ranks(self.optimizer.gradient, means)
         if gradient is not self.optimizer.gradient:
             self.optimizer.gradient.copy_(gradient)
@@ -260,7 +260,7 @@ class OnPolicyUpdater:
         return active & (means[objective.metrics.index(objective.limited)] <= objective.limit)
 
     def _set_gradient(self, chunks: list[Rows], coefficient: Tensor, scale: Tensor, workers: Workers) -> Tensor:
-        """Add up the gradients of chunks, each worker its share, in an order that does not depend on who is faster.
+        """Accumulate the gradients of chunks over workers, in an order that does not depend on timing.
 
         Returns:
             The means of the loss metrics, `[num_metrics]`.
@@ -275,8 +275,8 @@ class OnPolicyUpdater:
             return torch.stack(sums).sum(0)
 
         jobs = [functools.partial(add, worker) for worker in range(count)]
-        # What is compiled at the first call is compiled by one thread; shares and sums are those of every call, so that
-        # a process that resumes gets the same bits.
+        # The first call, which may compile, runs in one thread, with the same shares and sums as later calls, so that
+        # a resumed process gets the same bits.
         sums = workers.share(jobs) if self.execution.mode in self._ran and count > 1 else [job() for job in jobs]
         self._ran.add(self.execution.mode)
         for gradient in self._gradients[1:count]:
@@ -310,7 +310,7 @@ class OnPolicyUpdater:
         return max(1, min(most, _CHUNK_NUMBERS // self.pack.width))
 
     def _scale(self, chunks: list[Rows]) -> Tensor:
-        """Return 1 over the number of transitions that count in some chunks, and in those of other ranks, 0-d."""
+        """Return 1 over the number of unmasked transitions in chunks, summed over ranks, 0-d."""
         if self.pack.masked:
             counts = [self.pack.gather(rows)[0][keys.VALID].sum() for rows in chunks]
             return 1.0 / ranks().sum(torch.stack(counts).sum()).clamp(min=1)
@@ -320,7 +320,7 @@ class OnPolicyUpdater:
         return self._scales[size]
 
     def _rows_or_data(self, rows: Rows) -> list[Tensor]:
-        """Return a program's arguments for its chunk: the rows to gather, or the data where it cannot gather."""
+        """Return a program's arguments for its chunk: the rows to gather, or the gathered data."""
         return self.pack.take(rows) if isinstance(rows, slice) or self.pack.wide else [rows]
 
     def _taken(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -336,7 +336,7 @@ class OnPolicyUpdater:
     def _losses(
         self, views: Sequence[Tensor], coefficient: Tensor, scale: Tensor, batch: SequenceBatch, state: SequenceBatch
     ) -> Tensor:
-        """Return the scaled sums of the loss metrics under the weights given, `[num_metrics]`."""
+        """Return the scaled sums of the loss metrics with the given weights, `[num_metrics]`."""
         call: Callable[..., Any] = self.policy
         if views is not self.optimizer.views:
             call = functools.partial(self._under, views)
@@ -345,7 +345,7 @@ class OnPolicyUpdater:
     def _gradient(
         self, weights: Tensor, coefficient: Tensor, scale: Tensor, taken: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradient by the flat weights, and the sums of the loss metrics."""
+        """Return the gradient with respect to the flat weights, and the sums of the loss metrics."""
         with torch.enable_grad():
             weights = weights.detach().requires_grad_()
             losses = self._losses(self.optimizer.split(weights), coefficient, scale, *self.pack.unpack(taken))
@@ -353,7 +353,7 @@ class OnPolicyUpdater:
         return gradient, losses.detach()
 
     def _add_gradient_tensors(self, gradient: Tensor, weights: Tensor, *tensors: Tensor) -> list[Tensor]:
-        """Add a chunk's gradient to what there is; return the sums of the loss metrics."""
+        """Accumulate a chunk's gradient; return the sums of the loss metrics."""
         num_sources = len(self.pack.sources)
         coefficient, scale, *given = tensors[num_sources:]
         added, sums = self._gradient(weights, coefficient, scale, self._taken((*tensors[:num_sources], *given)))
@@ -361,7 +361,7 @@ class OnPolicyUpdater:
         return [sums]
 
     def _update_tensors(self, weights: Tensor, *tensors: Tensor) -> list[Tensor]:
-        """Do a whole update: gather, gradient, clipping, optimizer; weights and moments change in place."""
+        """Make a whole update: gather, gradient, clipping, optimizer; weights and moments change in place."""
         num_moments, num_sources = len(self.optimizer.moments), len(self.pack.sources)
         moments, (lr, *rest) = tensors[:num_moments], tensors[num_moments:]
         sources, (coefficient, scale, active, *given) = rest[:num_sources], rest[num_sources:]

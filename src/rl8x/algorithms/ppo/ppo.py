@@ -29,11 +29,11 @@ from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Slot, actor_critic
 
-# What is measured before an update's step, by the names of metrics; the gradient's norm is not, which stands apart.
+# Metrics of an update, measured before its step, except the gradient's norm.
 _MONITORS: Final = "monitors/"
 _REFUSED: Final = "monitors/refused_updates"
 
-# Steps in a row with most of the critic's samples silenced before a warning: the first ones are no sign yet.
+# Consecutive steps in which clipping removes most of the critic's gradient before a warning; the first are normal.
 _SILENCED_STEPS: Final = 10
 
 
@@ -68,7 +68,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         self._told_silenced = False
 
     def make_policy(self) -> Policy:
-        """Make the policy; torch's generator is seeded for it."""
+        """Build the policy, with torch's global generator seeded."""
         config = self.config
         return Policy(
             self.env.single_observation_space,
@@ -82,7 +82,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         )
 
     def check_model(self, seq_len: int = 1) -> TrainingEffects:
-        """Try the model, and warn where it is another one while it is trained; see `GenericAlgorithmBase`."""
+        """Run the model once, and warn if it behaves differently in training mode; see `GenericAlgorithmBase`."""
         effects = super().check_model(seq_len)
         if any(effects):
             warnings.warn(
@@ -96,7 +96,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     @property
     def slot(self) -> Slot:
-        """The tensors of a rollout's slot: log-probabilities and values too."""
+        """The function that returns the tensors of a rollout's slot, including log-probabilities and values."""
         return actor_critic
 
     @property
@@ -107,14 +107,14 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Every hyperparameter by name, as it is in force."""
+        """The effective hyperparameters by name."""
         return super().params | {"entropy_coeff_schedule": self.entropy_schedule.to_dict()}
 
     # -- learning
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
-        """Play in the training environment; see `OnlineAlgorithm.evaluate`. No sum of rewards reaches across it."""
-        if not self.fresh:  # else what was collected before it is still to be scaled by them
+        """Evaluate in the training environment; see `OnlineAlgorithm.evaluate`. Running reward sums end there."""
+        if not self.fresh:  # otherwise the collected rewards still have to be scaled by the sums
             self.running_return.zero_()
         return super().evaluate(env_config=env_config, deterministic=deterministic)
 
@@ -146,9 +146,9 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         return stats
 
     def watch(self, row: Mapping[str, float]) -> None:
-        """Warn once where the clipping of the value loss keeps the critic from learning for many steps in a row."""
+        """Warn once if the clipping of the value loss keeps the critic from learning for many steps in a row."""
         config = self.config
-        silenced = row.get("monitors/vf_clip_frac", 0.0) > 0.5  # a loss of one's own need not have it
+        silenced = row.get("monitors/vf_clip_frac", 0.0) > 0.5  # a user's loss may lack the metric
         self._silenced_steps = self._silenced_steps + 1 if silenced else 0
         if self._silenced_steps < _SILENCED_STEPS or self._told_silenced:
             return
@@ -164,11 +164,11 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         )
 
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """Estimate advantages and returns; the targets of values in the model's units."""
+        """Estimate advantages, and the targets of values in the model's units."""
         config = self.config
         rewards, ended = data[keys.REWARDS], data[keys.TERMINATED] | data[keys.TRUNCATED]
         if config.normalize_rewards:
-            # Whatever reset the environment since: a new episode has no rewards behind it.
+            # The environment may have been reset since: the sums of new episodes begin at 0.
             before = self.running_return.masked_fill(data[keys.STARTS][0], 0.0)
             returns, carry = running_returns(rewards, ended, before, config.gamma)
             self.running_return.copy_(carry)
@@ -201,15 +201,15 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         return {**super().learned_state(), "return_moments": self.return_moments.state_dict()}
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a `learned_state` or `state_dict`; experience that was not learned from yet is lost."""
+        """Restore a `learned_state` or `state_dict`; collected experience that has not been learned from is lost."""
         super().load_learned_state(state)
         self.return_moments.load_state_dict(state["return_moments"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next collect and step depend on, the rewards behind the episodes in progress too."""
+        """Return all state that the next collect and step depend on, including reward sums of running episodes."""
         return {**super().state_dict(), "running_return": self.running_return}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken, bit for bit."""
+        """Restore the state of `state_dict`; training continues with the same bits."""
         super().load_state_dict(state)
         self.running_return.copy_(state["running_return"])
