@@ -94,7 +94,7 @@ def _killed(plan: Plan, root: Path, expected: dict[str, Any]) -> dict[str, Any]:
         child = Child(lambda: plan(root), root, forks=plan.forks)
         child.kill_after(random.uniform(0.0, expected["duration"]))
         said.append(ended := child.wait())
-        if over := ended.code == 0 or "to train on: " in ended.said:
+        if over := ended.code == 0 or "to continue training: " in ended.said:
             break
     before_start = state(plan, root) is None
     if not over:  # else it had said that it was over: nobody starts it again

@@ -89,8 +89,8 @@ def test_an_interrupted_cell_ends_the_run_says_what_to_do_and_goes_on(shell, mlf
     assert isinstance(done.error_in_exec or done.error_before_exec, KeyboardInterrupt)
     told = re.sub(r"\s+", " ", capfd.readouterr().err)
     assert "stopped after 3 steps: interrupted by SIGINT" in told
-    assert "to go on in this session: call run() of this trainer again" in told
-    assert re.search(r"to go on from step 3: Trainer.resume\('\S+', callbacks=\[...\]\).run\(\)", told)
+    assert "to continue in this session: call run() of this trainer again" in told
+    assert re.search(r"to continue from step 3: Trainer.resume\('\S+', callbacks=\[...\]\).run\(\)", told)
     (found,) = mlflow_client.search_runs(["0", "1"])
     assert found.info.status == "KILLED"
     assert found.data.tags["rl8x.stop_reason"] == "interrupted by SIGINT"

@@ -262,8 +262,8 @@ def test_what_has_no_form_in_a_file_is_refused_and_nothing_is_written(tmp_path):
 
     made = MLPModel(VECTOR, 2, hidden_sizes=[8])
     for policy, words in (
-        (Policy(VECTOR, STEER, model=made), "`model` of this policy has no form"),
-        (Special(VECTOR, STEER), "Special of this policy has no form"),
+        (Policy(VECTOR, STEER, model=made), "`model` of this policy cannot be saved"),
+        (Special(VECTOR, STEER), "Special of this policy cannot be saved"),
     ):
         with pytest.raises(TypeError, match=words):
             policy.save(tmp_path / "policy")

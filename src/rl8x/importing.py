@@ -24,7 +24,7 @@ Trust: TypeAlias = bool | Collection[str]
 CLASS: Final = "$class"
 """The key of a class in plain data, `{"$class": path}`."""
 NOT_PLAIN: Final = object()
-"""What `to_plain` returns for what has no form in a file."""
+"""What `to_plain` returns for what cannot be saved to a file."""
 
 _OWN: Final = ("rl8x", "torch", "gymnasium")
 _DOTTED: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)

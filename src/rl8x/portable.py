@@ -187,7 +187,7 @@ class Portable(nn.Module):
             path: The file; `.safetensors` is added where it has no suffix.
 
         Raises:
-            TypeError: If the policy is made of something that has no form in a file.
+            TypeError: If the policy is made of something that cannot be saved to a file.
 
         Returns:
             The file's path.
@@ -201,7 +201,7 @@ class Portable(nn.Module):
         """Return what `save` writes.
 
         Raises:
-            TypeError: If the policy is made of something that has no form in a file.
+            TypeError: If the policy is made of something that cannot be saved to a file.
         """
         from safetensors.torch import save
 
@@ -214,8 +214,8 @@ class Portable(nn.Module):
                 problem = f"`{name}`"
         if problem is not None:
             raise TypeError(
-                f"{problem} of this policy has no form in a file: give model and distribution by name or by a class "
-                "of a module, with plain arguments; a Policy of your own defines `form`."
+                f"{problem} of this policy cannot be saved to a file: give model and distribution by name or by a "
+                "class of a module, with plain arguments; a Policy of your own defines `form`."
             )
         description = {
             "format": _FORMAT,

@@ -424,7 +424,7 @@ def test_a_teacher_whose_making_nobody_knows_is_copied_as_it_is():
     obs = {name: torch.ones(1, *part.shape) for name, part in spaces_of.single_observation_space.spaces.items()}
     for each in (policy, own):
         teacher = Teacher.of(each)
-        assert isinstance(teacher["model"], torch.nn.Module)  # which has no form in a file
+        assert isinstance(teacher["model"], torch.nn.Module)  # which cannot be saved to a file
         assert teacher.policy.model is not each.model
         params = [one.respond(obs, {}, torch.ones(1, dtype=torch.bool))[0] for one in (teacher.policy, each)]
         assert torch.equal(*(part[0] for part in params))

@@ -56,7 +56,7 @@ def test_a_description_says_what_ran_how_it_ended_and_how_to_go_on(tmp_path, mon
         f"Stopped after 2 steps, 32 env steps: `max_steps=2`. Last evaluation: `eval/returns` {returns}. "
         f"Best `eval/returns/mean`: {best:.4g}, at {step} env steps.",
         "Command: `/bin/train.py 'two words' --tracking-uri 'https://me:***@host'`",
-        f"To train on: `Trainer.resume('{tmp_path}/kept', tracker=...).run(max_steps=N)`",
+        f"To continue training: `Trainer.resume('{tmp_path}/kept', tracker=...).run(max_steps=N)`",
         f"To take its policy elsewhere: `rl8x export {tmp_path}/kept --format pt2`",
         f"To watch it play: `rl8x play {tmp_path}/kept`",
     ]
@@ -90,14 +90,14 @@ def steered():
 @pytest.mark.parametrize(
     ("run", "calls"),
     [
-        ({"max_steps": 1}, "To train on: `rl8x resume {} --max-steps N`"),
+        ({"max_steps": 1}, "To continue training: `rl8x resume {} --max-steps N`"),
         (
             {"stop_conditions": [HitsUpperBound("env/steps", 16)]},
-            "To train on: `rl8x resume {} --stop CONDITION`",
+            "To continue training: `rl8x resume {} --stop CONDITION`",
         ),
         (
             {"max_steps": 1, "env_config": narrower},
-            "To train on: `Trainer.resume('{}').run(max_steps=N, env_config=...)`",
+            "To continue training: `Trainer.resume('{}').run(max_steps=N, env_config=...)`",
         ),
     ],
 )
@@ -115,7 +115,7 @@ def test_the_commands_in_a_description_are_those_that_work(mlflow_client, tmp_pa
         f"To take its policy elsewhere: `rl8x export '{folder}' --format pt2`",
         f"To watch it play: `rl8x play '{folder}'`",
     ]
-    begun = calls.replace("To train on", "To go on with it").replace("max_steps=N, ", "")
+    begun = calls.replace("To continue training", "To continue it").replace("max_steps=N, ", "")
     assert started[-3] == begun.replace(" --max-steps N", "").replace(" --stop CONDITION", "").format(shown)
     if "`rl8x" in calls:
         words = shlex.split(ended[-3].split("`")[1].replace("N`", "`").replace("CONDITION", "'wall_time: 1s'"))

@@ -121,7 +121,7 @@ class Sums(Model):
 
 def test_what_cannot_be_logged_is_said_before_training():
     algorithm = PPOConfig(**CONFIG, model=Sums()).build(ActionMatches)
-    with pytest.raises(TypeError, match="`model` of this policy has no form in a file"):
+    with pytest.raises(TypeError, match="`model` of this policy cannot be saved to a file"):
         Trainer(algorithm, tracker=MemoryTracker(), log_models=True)
 
     class Deaf(MemoryTracker):

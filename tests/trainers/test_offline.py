@@ -141,7 +141,7 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(tmp_path):
     assert second.state == straight.state
     assert rows(first.tracker) == rows(straight.tracker)
     assert first.tracker.status == "FINISHED"
-    assert second.ending[-1].startswith("to train on: Trainer.resume(")
+    assert second.ending[-1].startswith("to continue training: Trainer.resume(")
 
 
 def test_it_is_described_and_built_again_without_an_environment():

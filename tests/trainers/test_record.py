@@ -64,7 +64,7 @@ def test_the_end_of_a_run_names_it_as_mlflow_does_and_what_to_resume(name, mlrun
     assert lines == [
         "stopped after 2 steps: max_steps=2",
         f"run {made.info.run_name} is in sqlite:///{mlruns}/mlflow.db; to look at it: rl8x ui",
-        f"to train on: rl8x resume {word} --max-steps N, N above 2",
+        f"to continue training: rl8x resume {word} --max-steps N, N above 2",
     ]
     assert trainer.ending == lines[1:]
     assert made.info.run_name == (name or made.info.run_name) != ""
@@ -92,7 +92,7 @@ def test_a_name_may_be_longer_than_a_path(mlruns, mlflow_client, capsys):
     name = "long" * 100
     trainer = make(trainer={"tracker": tracker(run_name=name)})
     assert run(trainer, max_steps=1)[keys.STEPS] == 1
-    assert trainer.ending[-1] == f"to train on: rl8x resume {name} --max-steps N, N above 1"
+    assert trainer.ending[-1] == f"to continue training: rl8x resume {name} --max-steps N, N above 1"
     assert main([*command(trainer.ending[-1]), "--progress", "none"]) == 0
     assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3, 4]
     assert main(["resume", f"mlruns/{name}"]) == 2
@@ -113,7 +113,7 @@ def test_interrupted_and_failed_runs_say_how_to_go_on(mlruns, mlflow_client, cap
         assert lines[0] == begin
         saved = 2 if error is SystemExit else 0
         folder = shown_path(trainer.checkpoints.directory)
-        assert lines[2] == f"to go on from step {saved}: Trainer.resume({folder!r}, callbacks=[...]).run()"
+        assert lines[2] == f"to continue from step {saved}: Trainer.resume({folder!r}, callbacks=[...]).run()"
         with pytest.warns(RuntimeWarning, match=f"the run had callbacks, {callback.__name__}, which cannot be saved"):
             assert main(["resume", name, "--progress", "none"]) == 0
         assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3, 4]
@@ -162,7 +162,7 @@ def test_rows_that_an_outage_kept_back_are_counted_and_the_command_sends_them(
     assert lines[1] == f"4 rows of run {name} did not reach {store} (no answer)"
     folder = f"{spool_dir or 'mlruns/spool'}/{trainer.tracker.spool_folder.name}"
     assert lines[2] == f"to send what waits in {folder}: rl8x sync" + (f" {folder}" if spool_dir else "")
-    assert lines[3].startswith("to train on: rl8x resume ")
+    assert lines[3].startswith("to continue training: rl8x resume ")
     assert not any("rl8x ui" in line for line in lines)
     assert main(command(lines[2])) == 0
     assert "1 sent" in capfd.readouterr().out
@@ -250,7 +250,7 @@ def test_what_a_checkpoint_cannot_say_is_asked_for_in_a_script(mlruns):
     run(trainer, stop_conditions=[lambda stats: stats[keys.STEPS] == 1])
     assert trainer.ending == [
         f"run {trainer.tracker.run_id} is in lines.txt",
-        "to train on: Trainer.resume('saved', algorithm=..., tracker=..., eval_env=..., callbacks=[...])"
+        "to continue training: Trainer.resume('saved', algorithm=..., tracker=..., eval_env=..., callbacks=[...])"
         ".run(stop_conditions=[...])",
     ]
 
@@ -268,11 +268,11 @@ def test_a_run_whose_end_the_disk_refused_goes_on_from_what_was_saved(tmp_path, 
     trainer = make(trainer={"tracker": NullTracker(), "checkpoints": options})
     run(trainer, max_steps=3)
     assert "no checkpoint at step 3" in caplog.text
-    assert trainer.ending == [f"to go on from step 2: rl8x resume {tmp_path}"]
+    assert trainer.ending == [f"to continue from step 2: rl8x resume {tmp_path}"]
     monkeypatch.undo()
     again = Trainer.resume(tmp_path)
     assert run(again)[keys.STEPS] == 3
-    assert again.ending == [f"to train on: rl8x resume {tmp_path} --max-steps N, N above 3"]
+    assert again.ending == [f"to continue training: rl8x resume {tmp_path} --max-steps N, N above 3"]
 
 
 def test_where_nothing_is_kept_there_is_nothing_to_say():
@@ -289,7 +289,7 @@ def test_the_command_line_says_it_when_silent_too(tmp_path, capfd):
     words += [f"checkpoints.directory={folder}", "--stop", "hits_upper_bound: [env/steps, 32]"]
     assert main(words) == 0
     out = capfd.readouterr().out.splitlines()
-    assert out[-1] == f"to train on: rl8x resume '{folder}' --stop CONDITION"
+    assert out[-1] == f"to continue training: rl8x resume '{folder}' --stop CONDITION"
 
 
 def test_the_exit_code_says_that_rows_are_lost_and_sync_keeps_the_status(mlruns, mlflow_client, monkeypatch, capsys):
@@ -340,7 +340,7 @@ def test_what_only_the_script_defines_is_resumed_in_the_script(tmp_path, monkeyp
     monkeypatch.setattr(sys.modules["__main__"], "Mine", mine, raising=False)
     trainer = make(mine, trainer={"tracker": NullTracker(), "checkpoints": tmp_path})
     run(trainer, max_steps=1)
-    assert trainer.ending == [f"to train on: Trainer.resume({str(tmp_path)!r}).run(max_steps=N), N above 1"]
+    assert trainer.ending == [f"to continue training: Trainer.resume({str(tmp_path)!r}).run(max_steps=N), N above 1"]
     assert Trainer.resume(tmp_path).run(max_steps=2, progress="none")[keys.STEPS] == 2
     late = Trainer.resume(tmp_path)
     run(late, max_steps=1)  # it is beyond that already

@@ -418,7 +418,7 @@ def test_a_relative_folder_stays_where_it_was_when_it_was_given(give, tmp_path, 
     folder = tmp_path / "ckpt"
     assert [read(path).metadata["counters"][keys.STEPS] for path in listed(folder)][-1] == 2
     assert trainer.tracker.tags["rl8x.checkpoints"] == str(folder)
-    assert trainer.ending[-1].startswith(f"to train on: Trainer.resume({str(folder)!r}")
+    assert trainer.ending[-1].startswith(f"to continue training: Trainer.resume({str(folder)!r}")
     monkeypatch.chdir(tmp_path)
     again = Trainer.resume("ckpt", tracker=trainer.tracker)
     monkeypatch.chdir(elsewhere)

@@ -37,7 +37,7 @@ def test_an_exception_that_cannot_say_what_it_is_ends_the_run_as_failed(mlruns, 
     assert found.info.status == "FAILED"
     assert (trainer.stop_reason, found.data.tags["rl8x.stop_reason"]) == ("Silent", "Silent")
     assert "failed after 1 step: Silent" in capsys.readouterr().err
-    assert trainer.ending[-1].startswith("to go on from step ")
+    assert trainer.ending[-1].startswith("to continue from step ")
     logged = Path(mlflow_client.download_artifacts(found.info.run_id, "traceback.txt")).read_text()
     assert "in fails" in logged
     assert "Silent" in logged

@@ -51,7 +51,7 @@ def describe_algorithm(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
         plain = _plain(getattr(config, field.name))
         if plain is NOT_PLAIN:
             problems.append(
-                f"`{field.name}` is {type(getattr(config, field.name)).__name__}, which has no form in a file"
+                f"`{field.name}` is {type(getattr(config, field.name)).__name__}, which cannot be saved to a file"
             )
         else:
             values[field.name] = plain
@@ -83,7 +83,7 @@ def _describe_env(algorithm: GenericAlgorithmBase[Any], problems: list[str]) -> 
         problems.append("the environment is not made by a class that is an attribute of a module")
         return None
     if arguments is NOT_PLAIN:
-        problems.append("the environment's arguments have no form in a file")
+        problems.append("the environment's arguments cannot be saved to a file")
         return None
     return {"class": path, **arguments}
 

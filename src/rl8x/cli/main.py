@@ -51,7 +51,7 @@ _UNTRACKED: Final = frozenset({"-h", "--help", "--dry-run", "--no-tracking", "tr
 _HELP: Final = """Train reinforcement-learning policies on batched tensor environments, tracked in MLflow.
 
 \b
-rl8x envs                                    what there is to train on
+rl8x envs                                    list the environments
 rl8x train CartPole --stop "wall_time: 1m"   train for a minute
 rl8x train -f run.yaml                       train what a run file says
 rl8x ui                                      look at the runs

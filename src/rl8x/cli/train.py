@@ -22,7 +22,7 @@ from rl8x.config.algorithms import algorithm_config_class
 from rl8x.distributed import RankError, ranks
 from rl8x.execution.programs import ProgramError
 from rl8x.importing import import_named, texts
-from rl8x.output import say
+from rl8x.output import counted, say
 
 if TYPE_CHECKING:
     from rl8x.trainers import Trainer, TrainStats
@@ -271,9 +271,10 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
 
 def _summarize(stats: TrainStats) -> None:
     steps, env_steps, episodes = (stats[name] for name in (keys.STEPS, keys.ENV_STEPS, keys.ENV_EPISODES))
-    seen = f"{env_steps:,.0f} env steps, {episodes:,.0f} episodes"
-    # From a data set, or before the first step
-    say(f"trained     {steps:,.0f} steps, {seen if env_steps else f'{stats[keys.UPDATES]:,.0f} updates'}")
+    updates = int(stats[keys.UPDATES])
+    seen = f"{env_steps:,.0f} env steps, {counted(int(episodes), 'episode', 'episodes')}"
+    seen = seen if env_steps else counted(updates, "update", "updates")  # from a data set, or before the first step
+    say(f"trained     {counted(int(steps), 'step', 'steps')}, {seen}")
     for group in ("returns", "horizon_returns"):
         if f"{keys.EVAL_PREFIX}{group}/mean" in stats:
             say(_describe_evaluation(stats, group))

@@ -205,11 +205,11 @@ class GoingOn:
         if directory is None or not saved or self.run is None:
             return lines
         if status == "KILLED" and is_interactive():
-            lines.append("to go on in this session: call run() of this trainer again")
+            lines.append("to continue in this session: call run() of this trainer again")
         word, step = None if where is None else where.resume_word, saved[-1].name.rpartition("-")[2]
         finished = status == "FINISHED" and int(step) == self.steps  # else the last checkpoint could not be written
         limit = self.run.limit_reached if finished else None
-        purpose = "to train on" if finished else f"to go on from step {step}"
+        purpose = "to continue training" if finished else f"to continue from step {step}"
         call = self._call(shown_path(directory.absolute()), word, finished=finished)
         lines.append(f"{purpose}: {call}" + ("" if limit is None else f", N above {max(limit, self.run.steps)}"))
         return lines
@@ -223,7 +223,7 @@ class GoingOn:
         if self.directory is None or not (self.run is not None or listed(self.directory)):
             return {}
         folder = str(self.directory.absolute())
-        calls = {"to train on" if finished else "to go on with it": self._call(folder, None, finished=finished)}
+        calls = {"to continue training" if finished else "to continue it": self._call(folder, None, finished=finished)}
         names = [*names_in(self.build)]
         if not (self._missing("algorithm") or any(name.startswith("__main__.") for name in names)):
             run = f"{shlex.quote(folder)}{' --trust' * any(map(runs_code, names))}"

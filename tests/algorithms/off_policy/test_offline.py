@@ -167,7 +167,7 @@ def test_what_was_learned_from_tensors_in_memory_acts_too(tmp_path):
     obs = torch.randn(5, 4)
     expected = trainer.algorithm.policy.decide(obs).actions
     np.testing.assert_array_equal(load_algorithm(tmp_path).policy.decide(obs).actions, expected)
-    with pytest.raises(CheckpointError, match="`dataset` is Dataset, which has no form in a file"):
+    with pytest.raises(CheckpointError, match="`dataset` is Dataset, which cannot be saved to a file"):
         Trainer.resume(tmp_path, tracker=NullTracker())
 
 
