@@ -1,4 +1,4 @@
-"""The trainer without `run()`: its parts, one step, one evaluation, its state, and going on from a checkpoint."""
+"""The trainer without `run()`: its parts, `step()`, `eval()`, its state, and `resume()`."""
 
 from __future__ import annotations
 
@@ -44,51 +44,51 @@ from rl8x.trainers.train_step import TrainStep
 
 AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
-# What a row has of collects: nothing where there is no environment.
+# Metrics of collecting, which algorithms without an environment do not have.
 _COLLECTED = {*keys.COLLECT_METRICS, "profiling/env_steps_per_s"}
 EvalEnv = str | bool | Env | Callable[..., Env] | None
 
 
 class TrainerBase(Generic[AlgorithmT]):
-    """Drives an algorithm one `step()` or `eval()` at a time; `GenericTrainerBase` adds `run()`.
+    """Trains an algorithm one `step()` or `eval()` at a time; `GenericTrainerBase` adds `run()`.
 
     Args:
-        algorithm: What is trained.
-        tracker: Where params and metrics go; None is MLflow, or nothing where MLflow is not installed.
-        eval_env: Where `eval()` plays. True, an instance or a factory: an environment of its own, in which whole
-            episodes are played at any time. False or None: the training environment, under the rule of
-            `horizons_per_env_reset`. `"auto"`: an own one for episodic tasks, made as the training's or a copy of it,
-            the training environment for tasks that never end. Whole episodes are `eval/returns/*`; where an episodic
-            task is played in the training environment, the sums over its horizons are `eval/horizon_returns/*`. An
-            algorithm that trains without an environment is evaluated in one that is given.
-        num_eval_envs: Copies, and so episodes, of an own evaluation environment that the trainer makes; None is the
-            training's number, at most 128, but that of an instance that can only be copied.
+        algorithm: The algorithm that is trained.
+        tracker: Stores params and metrics; None is MLflow, or nothing if MLflow is not installed.
+        eval_env: The environment of `eval()`. True, an instance or a factory: a separate environment, in which whole
+            episodes are played. False or None: the training environment, for the horizons from one reset to the next
+            (`horizons_per_env_reset`). `"auto"`: a separate one for episodic tasks, made as the training's or copied
+            from it, and the training environment for tasks that never end. Returns of whole episodes are
+            `eval/returns/*`; if an episodic task is evaluated in the training environment, sums over its horizons are
+            `eval/horizon_returns/*`. An algorithm that learns from a data set is evaluated only if one is given.
+        num_eval_envs: Copies, and so episodes, of a separate evaluation environment that the trainer makes; None is the
+            training's number, but at most 128. An instance that can only be copied keeps its number.
         checkpoints: When and where the run is saved: a `Checkpoints`, a path, or True for the defaults; False never
-            saves. None saves by the defaults where the tracker keeps the run on a disk, in a folder beside it.
-        on_non_finite: What happens when observations, actions, rewards, losses, gradients or weights are not finite.
-            `"stop"` ends the run as FAILED with a diagnosis. `"skip"` takes back the step's update, and `"rollback"`
-            goes back to the weights of the last checkpoint; both then go on, in new episodes where what was gathered
-            was not finite, and stop after ten such steps in a row.
-        log_models: Whether a `run()` ends with the policy in the tracker as a model: the `last`, and where
-            `checkpoints` go by a metric the `best`, each with the metrics of its step. See `log_model`.
+            saves. None saves by the defaults if the tracker keeps the run on a disk, in a folder beside it.
+        on_non_finite: What to do if observations, actions, rewards, losses, gradients or weights are not finite.
+            `"stop"` ends the run as FAILED with a diagnosis. `"skip"` restores the weights before the step, and
+            `"rollback"` those of the last checkpoint; both then continue, in new episodes if collected numbers were not
+            finite, and stop after ten such steps in a row.
+        log_models: Whether a `run()` ends by logging the policy as a model: the `last`, and the `best` if `checkpoints`
+            have a `best_metric`, each with the metrics of its step. See `log_model`.
         callbacks: Called with the trainer and each row of statistics, after it was tracked and before the conditions
-            see it. One with an attribute `metric_names`, a list of names, may return values for them by name: they are
-            tracked and join the row. What `trainer.eval()` measures in a callback joins the row too.
+            judge it. A callback with an attribute `metric_names`, a list of names, may return values for them by name,
+            which are tracked and join the row. What `trainer.eval()` measures in a callback joins the row too.
 
     Attributes:
         checkpoints: The manager of its checkpoints.
-        evaluator: What `eval()` plays in; None where that is the training environment, or none.
-        evaluations: Under what `eval()` plays, when, and how its metrics are called.
-        tracker: Where params and metrics go.
-        record: What its tracker and its checkpoints keep of the run beside rows and state.
-        train_step: What makes its steps, and has the latest row and evaluation.
-        origin: How it came to go on from a checkpoint; None where it does not, or has done so in a `run()`.
-        saved_run: What that checkpoint has of a `run()`, which the next one goes on with; None where it has none.
+        evaluator: Plays whole episodes in a separate environment; None if `eval()` does not use one.
+        evaluations: The `env_config`, the schedule and the metric names of `eval()`.
+        tracker: Stores params and metrics.
+        record: Writes the run to its tracker and its checkpoints.
+        train_step: Makes the steps, and has the latest row and evaluation.
+        origin: The checkpoint that was resumed from, until a `run()` has continued it; otherwise None.
+        saved_run: State of the `run()` in that checkpoint, which the next `run()` continues, or None.
         stop_reason: Why the last `run()` stopped.
-        ending: Where that run is, what of it has not arrived there, and how to go on with it, in lines for a user.
+        ending: Lines for the user: where that run is, which rows have not arrived there, and how to continue it.
 
     Raises:
-        TypeError: If the algorithm is none, or another argument of another kind.
+        TypeError: If an argument has a wrong type.
         ValueError: If an argument is not legal, or an environment to evaluate in does not fit.
     """
 
@@ -148,16 +148,16 @@ class TrainerBase(Generic[AlgorithmT]):
         """Collect experience and update the policy once; track the row of metrics.
 
         Args:
-            env_config: Values for the environment's parameters, applied where a reset is due; None goes on with those
-                that training had before, whatever an evaluation had in between. Or a function of the trainer's `known`.
+            env_config: Values for the environment's parameters, applied if a reset is due; None keeps those of
+                training, whatever an evaluation had in between. Or a function of the trainer's `known`.
 
         Returns:
-            The row, with the latest evaluation's metrics beside it; an `eval()` before the next step renews them there.
+            The row, with the metrics of the latest evaluation; an `eval()` before the next step updates them.
 
         Raises:
             ValueError: If the `env_config` is not legal, or would never apply.
-            NonFiniteError: If numbers are not finite and `on_non_finite` says stop.
-            RuntimeError: Within a `run()` of this trainer, or in a callback.
+            NonFiniteError: If numbers are not finite and `on_non_finite` is "stop".
+            RuntimeError: If called within a `run()` of this trainer, or in a callback.
         """
         if self.train_step.is_in_progress:
             raise RuntimeError("a step of this trainer is in progress: a callback cannot make another one.")
@@ -166,7 +166,7 @@ class TrainerBase(Generic[AlgorithmT]):
         return stats
 
     def __iter__(self) -> Iterator[TrainStats]:
-        """Yield the statistics of one `step()` after another, for as long as the caller takes them."""
+        """Yield the rows of `step()` after `step()`, without end."""
         while True:
             try:
                 stats = self.step()
@@ -178,18 +178,18 @@ class TrainerBase(Generic[AlgorithmT]):
     def eval(
         self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True, name: str | None = None
     ) -> EvalStats:
-        """Evaluate the present policy and track the metrics under `eval/`.
+        """Evaluate the current policy and track the metrics under `eval/`.
 
-        What `step()` has just returned takes the metrics in, as fresh: in a loop of one's own a condition that is then
-        asked about that row counts this evaluation, and once. Before the first step the next row does.
+        The metrics join the row that `step()` returned last, as fresh ones, so that a condition that is asked about
+        this row counts the evaluation, once. Before the first step they join the next row.
 
         Args:
-            env_config: Values for the environment's parameters in this evaluation; None are those under which the run
-                evaluates, else the training's.
+            env_config: Values for the environment's parameters in this evaluation; None takes the run's
+                `eval_env_config`, or else the training's values.
             deterministic: Whether the policy takes its most likely action rather than a sample.
-            name: The metrics are `eval/<name>/...`. None: they are `eval/...`; where `env_config` is not the one under
-                which the run evaluates, they are tracked under a name made of it, such as `eval/gravity 50/...`. What
-                has a name never replaces the run's own evaluation.
+            name: The metrics are `eval/<name>/...`. None: they are `eval/...`; with another `env_config` than the
+                run's, they are tracked under a name made from it, such as `eval/gravity 50/...`. An evaluation with a name
+                never replaces the run's own.
 
         Raises:
             RuntimeError: If the training environment is used and is not at a reset, or there is no environment.
@@ -206,7 +206,7 @@ class TrainerBase(Generic[AlgorithmT]):
         return EvalStats(own | spent)
 
     def evaluate_now(self) -> Mapping[str, float] | None:
-        """Evaluate, track, and return the metrics, for a condition that wants to be confirmed; None out of turn."""
+        """Evaluate for `Confirmed`, and return the metrics; None if no evaluation can be made at this step."""
         return self.eval() if self.evaluations.is_their_turn else None
 
     @property
@@ -216,7 +216,7 @@ class TrainerBase(Generic[AlgorithmT]):
 
     @property
     def known(self) -> dict[str, float]:
-        """The numbers that an `env_config` may go by: metrics of the latest row and evaluation, and the counters."""
+        """What an `env_config` may depend on: metrics of the latest row and evaluation, and the counters."""
         return self.train_step.known
 
     @property
@@ -231,13 +231,13 @@ class TrainerBase(Generic[AlgorithmT]):
         return frozenset(names | {*self.algorithm.metrics} | evaluated | declared_by(self.callbacks))
 
     def evaluation_name(self, name: str) -> str | None:
-        """Name the metric of an evaluation that measures what another does in a training row.
+        """Return the metric of evaluations that measures the same as a metric of a training row.
 
         Args:
             name: The metric of a training row.
 
         Returns:
-            The name; None where no evaluation measures that.
+            Its name; None if evaluations do not measure that.
         """
         return self.evaluations.name_of(name)
 
@@ -255,10 +255,10 @@ class TrainerBase(Generic[AlgorithmT]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken.
+        """Restore a state.
 
         Args:
-            state: The state that it returned.
+            state: What `state_dict` returned.
         """
         self.algorithm.load_state_dict(state["algorithm"])
         if self.evaluator is not None and state["evaluator"] is not None:
@@ -279,22 +279,22 @@ class TrainerBase(Generic[AlgorithmT]):
         checkpoints: CheckpointsLike | EllipsisType = ...,
         trust: bool = False,
     ) -> Self:
-        """Make a trainer that goes on where a run was saved; its next `run()` goes on with that run, to the same bits.
+        """Make a trainer from a checkpoint; its next `run()` continues the saved run, to the same bits.
 
         Args:
-            source: Path of a checkpoint, or of a run's folder of them; or the run's name or ID in MLflow.
-            auto: Take the run's newest good checkpoint where the one that is meant is damaged.
-            algorithm: Built as the saved one was; None builds it from what the checkpoint says, which needs an
-                environment and a model that are attributes of modules.
-            overrides: Hyperparameters to be different from now on; the tracked run records them.
-            tracker: Where params and metrics go; None is where they went, which MLflow and `NullTracker` can be asked
-                for again: any other tracker must be given.
-            eval_env: Where `eval()` plays, see the class; `...` is as it was.
+            source: Path of a checkpoint or of a run's folder of checkpoints, or the run's name or ID in MLflow.
+            auto: Take the run's newest good checkpoint if the one that is meant is damaged.
+            algorithm: An algorithm built as the saved one was; None builds it from the checkpoint, which needs an
+                environment and a model that can be imported by name.
+            overrides: Hyperparameters to change from now on; the tracked run records them.
+            tracker: Stores params and metrics; None is the saved run's, if that was MLflow or a `NullTracker`. Any
+                other tracker must be given.
+            eval_env: The environment of `eval()`, see the class; `...` keeps the saved choice.
             callbacks: Called with the trainer and each row of statistics, see the class.
             checkpoints: When and where the run is saved, see the class; `...` is as before, in the same folder.
-            trust: Whether the checkpoint is as trustworthy as your own code. It may then name modules to be imported,
-                whose code runs, and a store that you have not named; without it only what is imported already, or
-                rl8x's, torch's or Gymnasium's own, is taken from it.
+            trust: Whether to trust the checkpoint as your own code. It may then name modules to be imported, whose code
+                runs, and a store that you have not named; otherwise only names of modules that are already imported, or
+                of rl8x, torch and Gymnasium, are used.
 
         Raises:
             CheckpointError: If there is no such checkpoint or it cannot be used; the message names the newest good one.
@@ -317,7 +317,7 @@ class TrainerBase(Generic[AlgorithmT]):
         return trainer
 
     def go_on_from(self, checkpoint: Checkpoint, origin: Origin) -> None:
-        """Take over the state of a checkpoint, its folder and its tracked run; the next `run()` goes on with its run.
+        """Restore a checkpoint, with its folder and its tracked run; the next `run()` continues its run.
 
         Args:
             checkpoint: The checkpoint.
@@ -350,7 +350,7 @@ class TrainerBase(Generic[AlgorithmT]):
         )
 
     def _load_rank(self, state: Mapping[str, Any]) -> None:
-        """Take over what a checkpoint's state has of this rank; a rank that it does not have joins the first one's."""
+        """Restore the state of this rank from a checkpoint; a rank that it does not have joins with rank 0's."""
         saved, others = {name: state[name] for name in ("trainer", "torch_generators")}, state.get(RANKS) or {}
         warn_of_other_number(num_ranks(state), self.algorithm)
         if ranks().rank < num_ranks(state):
@@ -364,7 +364,7 @@ class TrainerBase(Generic[AlgorithmT]):
         self.train_step.load_state_dict(saved["trainer"])
 
     def go_on_after_restart(self) -> None:
-        """Go on where the same job was before torchrun started it again, if it had saved something."""
+        """Restore the last checkpoint of the same job after torchrun has restarted it, if there is one."""
         if not is_restart() or self.origin is not None or self.algorithm.counters[keys.STEPS] > 0:
             return
         build = dict(self.record.build)
@@ -376,7 +376,7 @@ class TrainerBase(Generic[AlgorithmT]):
             self.go_on_from(*after_restart(Path(folder), self.algorithm))
 
     def go_on_from_newest(self) -> None:
-        """Go on from the newest checkpoint, which another process has written since this trainer read the one before.
+        """Restore the newest checkpoint, which another process has written since this trainer resumed an older one.
 
         Raises:
             CheckpointError: If another was asked for, or the trainer has stepped already.
@@ -390,7 +390,7 @@ class TrainerBase(Generic[AlgorithmT]):
 
 
 def default_tracker() -> Tracker:
-    """Return a tracker to MLflow, or one that keeps nothing where MLflow is not installed, with a warning."""
+    """Return a tracker to MLflow; if MLflow is not installed, warn and return one that stores nothing."""
     if importlib.util.find_spec("mlflow") is not None:
         return MLflowTracker()
     warnings.warn(

@@ -1,4 +1,4 @@
-"""The record of a run: its tracked run, and what its checkpoints and last lines say beside its state."""
+"""The record of a run: its tracked run, the metadata of its checkpoints, and its last lines."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Record:
         results: Mapping[str, Any],
         eval_config: PlainConfig | None = None,
     ) -> None:
-        """Go on with another process's tracked run, whose last rows may come again; without a handle begin one.
+        """Continue the tracked run of another process, whose last rows may come again; without a handle begin one.
 
         Args:
             handle: The run's.
@@ -120,7 +120,7 @@ class Record:
         self._handle, self._repeats, self._resume_tags = handle, True, dict(tags)
 
     def prepare(self, run: RunState, *, callbacks: bool) -> None:
-        """Take over what a `run()` is made of, before it begins; no run file can say its callbacks."""
+        """Note the options of a `run()` before it begins; callbacks cannot be written to a run file."""
         self.run = run
         self._steered_by = function_name(run.plain["env_config"])
         if self.run_file is not None:
@@ -132,7 +132,7 @@ class Record:
         self._config = self._config if config is None else config
 
     def open(self, *, trains: bool = True) -> None:
-        """Begin the tracked run, or go on with it.
+        """Begin or continue the tracked run.
 
         Args:
             trains: Whether training goes on; what is only added to a run that is over leaves its status alone.
@@ -167,7 +167,7 @@ class Record:
             self.tracker.log_text(dump_run(self._whole_file), description.RUN_FILE)
 
     def log(self, row: Mapping[str, float], *, trains: bool = True) -> None:
-        """Log a row at the algorithm's clock; `trains` says whether training goes on, see `open`."""
+        """Log a row at the algorithm's clock; for `trains` see `open`."""
         self.open(trains=trains)
         begin, step = time.perf_counter(), self.algorithm.counters[self.algorithm.clock]
         self.tracker.log_metrics(row, step)
@@ -176,14 +176,14 @@ class Record:
         self.log_ms = (time.perf_counter() - begin) * 1e3
 
     def log_failure(self, trace: str) -> None:
-        """Keep the traceback of what ended the run."""
+        """Log the traceback of the error that ended the run."""
         if self.is_open:
             self.tracker.log_text(hide(trace), "traceback.txt")
 
     def close(
         self, status: Status, stop_reason: str | None = None, evaluation: Mapping[str, float] = MappingProxyType({})
     ) -> None:
-        """End the tracked run, if it is open, with the last evaluation's metrics; without a reason it keeps its own."""
+        """End the tracked run, if it is open, with the last evaluation's metrics; None keeps its stop reason."""
         if not self.is_open:
             return
         self.is_open = False
@@ -200,7 +200,7 @@ class Record:
         self.tracker.finish(status)
 
     def _log_results(self, *, finished: bool) -> None:
-        """Log what the run has come to: a tag, and on its page in MLflow metrics and a picture of the curves.
+        """Log the results of the run: a tag, and on its page in MLflow metrics and a figure of the curves.
 
         The metrics come only at its end, as a run that goes on has those of its whole. They are no row of training,
         and other trackers do not get them.
@@ -246,7 +246,7 @@ class Record:
         }
 
     def note_config(self, env_config: AnyEnvConfig | None) -> None:
-        """Keep what a collect that was given an `env_config` ran under, and log it where it is new.
+        """Log the `env_config` of a collect if it is new.
 
         Of a function that is its name, as the rows have the values.
         """
@@ -261,7 +261,7 @@ class Record:
                 self.update_params()
 
     def update_params(self) -> None:
-        """Log those params that are new or others by now."""
+        """Log params that are new or have changed."""
         new = {name: value for name, value in self.params.items() if str(self._logged.get(name, ...)) != str(value)}
         if self.is_open and new:
             self.tracker.log_params(new)
@@ -273,7 +273,7 @@ class Record:
     def save(
         self, state: Mapping[str, Any], run: RunState | None, status: str = "RUNNING", *, is_best: bool = False
     ) -> None:
-        """Write a checkpoint of the trainer's state in the background, where checkpoints are written.
+        """Write a checkpoint of the trainer's state in the background, if the run has checkpoints.
 
         Args:
             state: The trainer's state.
@@ -314,7 +314,7 @@ class Record:
         manager.save(counters[keys.STEPS], metadata, all_state, is_best=is_best)
 
     def _tracked_run(self) -> dict[str, Any]:
-        """Say which tracked run it is; what may be moved together with the checkpoints, relative to their folder."""
+        """Return metadata that identifies the tracked run, with paths beside the checkpoints relative to them."""
         tracker, directory = self.tracker, self.checkpoints.directory
         spool: Path | None = getattr(tracker, "spool_folder", None)
         relative = None
@@ -332,7 +332,7 @@ class Record:
     # -- how to go on
 
     def report(self, status: Status, stop_reason: str | None, say: Callable[[str], None]) -> list[str]:
-        """Say how the run ended and how to go on, and return the latter; a fact a line."""
+        """Print how the run ended and how to continue it; return the lines on the latter."""
         verb, reason = "failed" if status == "FAILED" else "stopped", " ".join(str(stop_reason).split())
         lines = self._going_on.lines(status)
         made = description.steps_made(self.algorithm, self.run)
@@ -359,7 +359,7 @@ class Record:
 
 
 def _training_config(algorithm: GenericAlgorithmBase[Any], given: PlainConfig | None) -> PlainConfig | None:
-    """Return what the next step trains under, with a run's `env_config`, in plain form; None without environment."""
+    """Return the `env_config` of the next step as plain data, given that of a run; None without an environment."""
     if not isinstance(algorithm, OnlineAlgorithm):
         return None
     if not algorithm.reset_is_due():
@@ -375,7 +375,7 @@ def _config_params(
     steered_by: str | None,
     shown: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Name the value of each parameter of the environment, and those of evaluations where they are others.
+    """Return the value of each parameter of the environment, and of evaluations if it differs.
 
     Without training environment `config` is what the evaluation environment came with; without `eval_config`
     evaluations are under `config` too. Where a function sets the values again and again, its name stands for all.

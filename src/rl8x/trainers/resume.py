@@ -35,13 +35,13 @@ _TAKEN: Final[set[Path]] = set()
 
 @dataclass(frozen=True)
 class Origin:
-    """The way in which a trainer came to go on from a checkpoint.
+    """How a trainer was resumed from a checkpoint.
 
     Attributes:
-        known: The checkpoints of its folder when it was chosen.
-        tags: What the tracked run records of the resume.
-        steps: The trainer's steps there.
-        named: It was this checkpoint that was asked for, rather than the newest of a run.
+        known: The checkpoints in its folder when it was chosen.
+        tags: Tags of the resume for the tracked run.
+        steps: The trainer's steps at the checkpoint.
+        named: Whether this checkpoint was asked for, rather than the newest of a run.
         auto: `auto` of `Trainer.resume`, like the rest.
     """
 
@@ -67,9 +67,9 @@ def newest(directory: Path, origin: Origin, algorithm: GenericAlgorithmBase[Any]
 
 @functools.cache
 def job() -> str | None:
-    """Return what tells a job from others: the torchrun that started this process; None without it.
+    """Return an identifier of the torchrun that started this process; None without torchrun.
 
-    It is of one machine: of torchrun's own names for a job the usual one is the same for all.
+    It includes machine and process, because torchrun's own default name is the same for all jobs.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
@@ -97,7 +97,7 @@ def unfinished(build: Mapping[str, Any], root: Path | None) -> Path | None:
 
 
 def after_restart(directory: Path, algorithm: GenericAlgorithmBase[Any]) -> tuple[Checkpoint, Origin]:
-    """Find the newest good checkpoint of a run that the same job has begun, and how it comes to go on from it.
+    """Find the newest good checkpoint of a run that the same job has begun, and its origin.
 
     Raises:
         CheckpointError: If there is none, or it does not fit the algorithm.
@@ -119,7 +119,7 @@ def prepare(
     checkpoints: CheckpointsLike | EllipsisType,
     trust: bool,
 ) -> tuple[Checkpoint, Origin, dict[str, Any]]:
-    """Find what to go on from, as `Trainer.resume` documents it; returns the arguments of the trainer that does too."""
+    """Find the checkpoint to resume from; return it, its origin and the trainer's arguments. See `Trainer.resume`."""
     # Those that are there before one is chosen, where a path says in which folder that is.
     known = listed(Path(source)) or listed(Path(source).parent)
     checkpoint = find(source, auto=auto)
