@@ -188,8 +188,8 @@ class TrainerBase(Generic[AlgorithmT]):
                 `eval_env_config`, or else the training's values.
             deterministic: Whether the policy takes its most likely action rather than a sample.
             name: The metrics are `eval/<name>/...`. None: they are `eval/...`; with another `env_config` than the
-                run's, they are tracked under a name made from it, such as `eval/gravity 50/...`. An evaluation with a name
-                never replaces the run's own.
+                run's, they are tracked under a name made from it, such as `eval/gravity 50/...`. An evaluation with a
+                name never replaces the run's own.
 
         Raises:
             RuntimeError: If the training environment is used and is not at a reset, or there is no environment.
