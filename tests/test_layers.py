@@ -26,8 +26,8 @@ LAYERS: list[dict[str, set[str]]] = [
         "plain_yaml": set(),
         "spaces": set(),
         "importing": set(),
-        "wires": set(),
-        "distributed": {"wires"},
+        "local_sockets": set(),
+        "distributed": {"local_sockets"},
     },
     {"execution": set()},
     {

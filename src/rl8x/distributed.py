@@ -1,4 +1,4 @@
-"""The processes that train together: who is which, and what they tell each other.
+"""The ranks of one training, and all communication between them.
 
 `torchrun` starts one process, a rank, for each GPU, or as many as it is told to on CPUs, and tells each by environment
 variables who it is. PyTorch's own engines carry what they say: NCCL between GPUs, gloo between CPUs and for all that is
@@ -23,13 +23,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rl8x.wires import Wires, connect
+from rl8x.local_sockets import LocalSockets, connect
 
 TIMEOUT_VARIABLE: Final = "RL8X_RANK_TIMEOUT_S"
 _TIMEOUT_S: Final = 60.0
 _HEADER: Final = 8  # bytes that say how long a text is
-# gloo's all-reduce and all-gather take a dozen messages one after another, ten times as long as what is needed between
-# few ranks: ranks on CPUs then exchange vectors with each other, but for those that fill the wires (bytes).
+# gloo's all-reduce and all-gather take a dozen messages one after another, ten times as long as necessary for a few
+# ranks: ranks on CPUs exchange vectors directly, except large ones (bytes), for which bandwidth counts.
 _MOST_EXCHANGING: Final = 8
 _MOST_EXCHANGED: Final = 2**22
 _NCCL_REMEDIES: Final = (
@@ -40,19 +40,19 @@ _GLOO_REMEDY: Final = "If ranks do not find each other, name the network by GLOO
 
 
 class RankError(RuntimeError):
-    """The ranks cannot go on together: one has ended, does not answer, or is not like the others."""
+    """The ranks cannot continue together: one has ended, does not answer, or differs from the others."""
 
 
 class Ranks:
-    """The processes that train together, as one of them sees them.
+    """The processes that train together, and this process's place among them.
 
-    The group is made at the first call that needs the others.
+    The process group is made at the first call that needs the others.
 
     Args:
-        rank: This process's number, from 0.
-        size: How many there are.
-        local_rank: Its number on its machine, which is that of its GPU.
-        local_size: How many there are on its machine.
+        rank: This process's rank, from 0.
+        size: The number of ranks.
+        local_rank: Its rank on its machine, which is the index of its GPU.
+        local_size: The number of ranks on its machine.
 
     Attributes:
         silent: Whether sums over ranks are left out; see `alone`.
@@ -68,7 +68,7 @@ class Ranks:
         self._began = False
         self._lost = False
         self._backend = ""
-        self._wires: Wires | None = None
+        self._sockets: LocalSockets | None = None
 
     @property
     def is_first(self) -> bool:
@@ -77,7 +77,7 @@ class Ranks:
 
     @property
     def device(self) -> torch.device:
-        """The device of a rank that may choose: a GPU of its own where the machine has one for each, else the CPU.
+        """The default device of a rank: a GPU of its own if the machine has one for each rank, else the CPU.
 
         Raises:
             RankError: If there are GPUs, but too few.
@@ -94,7 +94,7 @@ class Ranks:
         return torch.device("cuda", self.local_rank)
 
     def _begin(self) -> None:
-        """Make the group; all ranks have to come."""
+        """Make the process group, together with all other ranks."""
         if self._began:
             return
         if not dist.is_initialized():
@@ -114,7 +114,7 @@ class Ranks:
                 options: dict[str, Any] = {"timeout": limit, "device_id": device}
                 dist.init_process_group(self._backend, store=store, rank=rank, world_size=size, **options)
                 if self.local_size == size <= _MOST_EXCHANGING:
-                    self._wires = connect(rank, size, store, timeout_s())
+                    self._sockets = connect(rank, size, store, timeout_s())
             atexit.register(self._end)
         self._began = True
 
@@ -136,7 +136,7 @@ class Ranks:
 
     @property
     def _attempt(self) -> str:
-        """What tells a start of the ranks from those before, on one machine.
+        """Identifies this start of the ranks among earlier ones, on one machine.
 
         torchrun may keep one store for all of them: a rank that finds the address of one that was killed there waits
         for it in vain. Agents of several machines do not count alike.
@@ -145,15 +145,15 @@ class Ranks:
         return os.environ.get("TORCHELASTIC_RESTART_COUNT", "") if alone else ""
 
     def _end(self) -> None:
-        """Leave the group that this process has made, unless the others are gone: NCCL might wait for them."""
-        if self._wires is not None:
-            self._wires.close()
+        """Leave the process group, unless the others are lost: NCCL might wait for them."""
+        if self._sockets is not None:
+            self._sockets.close()
         if dist.is_initialized() and not self._lost:
             dist.destroy_process_group()
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Say what an error of the engine means, and what usually helps."""
+        """Raise errors of torch.distributed as `RankError`, with what usually helps."""
         try:
             yield
         except (RuntimeError, ValueError, OSError) as error:
@@ -167,7 +167,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Leave sums over ranks out, each being what this rank has: while a function is traced or captured."""
+        """Replace sums over ranks by this rank's own values, while a function is traced or captured."""
         before, self.silent = self.silent, True
         try:
             yield
@@ -190,7 +190,7 @@ class Ranks:
         return total
 
     def _exchanges(self, tensor: Tensor) -> bool:
-        """Whether the ranks exchange such a tensor `[*]` with each other, and leave collective calls out."""
+        """Whether a tensor `[*]` is exchanged directly, without collectives."""
         few = self.size <= _MOST_EXCHANGING and tensor.numel() * tensor.element_size() <= _MOST_EXCHANGED
         return few and tensor.device.type == "cpu"
 
@@ -207,9 +207,9 @@ class Ranks:
             total += others
 
     def _exchange(self, tensor: Tensor, received: dict[int, Tensor]) -> None:
-        """Send a tensor `[*]` to some ranks, and receive what they send, like it, by their numbers."""
-        if self._wires is not None:
-            self._wires.exchange(tensor, received)
+        """Send a tensor `[*]` to other ranks, and receive one like it from each, by rank."""
+        if self._sockets is not None:
+            self._sockets.exchange(tensor, received)
             return
         works = [dist.isend(tensor, rank) for rank in received]
         works += [dist.irecv(into, rank) for rank, into in received.items()]
@@ -233,7 +233,7 @@ class Ranks:
         return gathered
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Give tensors `[*]` the values that they have on rank 0, in place."""
+        """Broadcast tensors `[*]` from rank 0, in place."""
         if self.size == 1:
             return
         self._begin()
@@ -315,12 +315,12 @@ class Ranks:
     # -- shares
 
     def share_of(self, number: int) -> int:
-        """Return how many of so many things are this rank's: first ranks have one more where they cannot be divided."""
+        """Return this rank's share of `number` things; the first ranks have one more if they do not divide evenly."""
         return number // self.size + (self.rank < number % self.size)
 
 
 def timeout_s() -> float:
-    """Return the seconds after which a rank that does not answer ends the others.
+    """Return the time-out in seconds, after which a rank that does not answer ends the others.
 
     Raises:
         ValueError: If the environment says no positive number.
@@ -336,7 +336,7 @@ def timeout_s() -> float:
 
 
 def _of_torchrun() -> Ranks:
-    """Return who this process is by what torchrun says; alone where it says nothing, as where others leave blanks."""
+    """Return this process's place by torchrun's environment variables; alone if they are missing or empty."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
     numbers = [os.environ.get(name, "") for name in names]
     if not (dist.is_available() and "MASTER_ADDR" in os.environ and all(map(str.isdecimal, numbers))):

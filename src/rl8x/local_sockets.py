@@ -1,7 +1,7 @@
-"""Sockets between the ranks of one machine, by which two of them exchange vectors without a thread in between.
+"""Exchange of vectors between ranks on one machine, over Unix sockets that the calling thread reads and writes itself.
 
-gloo has each message handed over by a thread of its own. Where an update takes milliseconds, to wake that thread and to
-be woken by it took a rank as long again as a third of its work (two ranks on two virtual cores).
+gloo sends and receives in a thread of its own, and waking that thread for each message took a third of a training step
+of a few milliseconds per update (two ranks on two virtual cores, docs/scaling.md).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-_HEADER: Final = 8  # bytes before a vector that say how many there are
-# Ranks that do the same are rarely later than that. A processor that idles takes its time to wake up, with cold caches.
-_AWAKE_S: Final = 0.001
-_LONGEST_MS: Final = 2**31 - 1  # that `poll` takes
+_HEADER: Final = 8  # bytes before a vector, with its length in bytes
+# Seconds of busy waiting before the thread sleeps. Other ranks are rarely later, and an idle processor wakes up slowly.
+_SPIN_S: Final = 0.001
+_MAX_TIMEOUT_MS: Final = 2**31 - 1  # the largest that `poll` takes
 
 
-class Wires:
-    """Sockets to some other ranks, by their numbers.
+class LocalSockets:
+    """Sockets to other ranks.
 
     Args:
-        sockets: The sockets.
-        timeout_s: Seconds after which another rank that neither sends nor receives is given up.
+        sockets: The sockets, by rank.
+        timeout_s: Seconds without sending or receiving anything after which a rank counts as lost.
     """
 
     def __init__(self, sockets: Mapping[int, socket.socket], timeout_s: float) -> None:
@@ -38,10 +38,14 @@ class Wires:
             each.setblocking(False)
 
     def exchange(self, tensor: Tensor, received: Mapping[int, Tensor]) -> None:
-        """Send a tensor `[*]` to some ranks, and receive what they send, as many bytes, by their numbers.
+        """Send a tensor to other ranks, and receive one of the same size from each.
+
+        Args:
+            tensor: What is sent, `[*]`, contiguous and on the CPU.
+            received: Where the other ranks' tensors are written, like `tensor`, by rank.
 
         Raises:
-            RuntimeError: If a rank has ended, does not answer, or sends something else.
+            RuntimeError: If a rank has ended, does not answer, or sends another number of bytes.
         """
         own = _bytes_of(tensor)
         message = memoryview(len(own).to_bytes(_HEADER, "little") + own)
@@ -61,7 +65,7 @@ class Wires:
             _bytes_of(into)[:] = memoryview(found[rank])[_HEADER:]
 
     def _send(self, rank: int, part: memoryview) -> int:
-        """Send as much as goes at once; return how many bytes that was."""
+        """Send as much as possible without blocking; return the number of bytes."""
         try:
             return self._sockets[rank].send(part)
         except BlockingIOError:
@@ -70,7 +74,7 @@ class Wires:
             raise RuntimeError(f"rank {rank} has closed its connection ({error.strerror})") from error
 
     def _receive(self, rank: int, part: memoryview) -> int:
-        """Receive as much as is there; return how many bytes that was."""
+        """Receive as much as possible without blocking; return the number of bytes."""
         try:
             count = self._sockets[rank].recv_into(part)
         except BlockingIOError:
@@ -82,15 +86,15 @@ class Wires:
         return count
 
     def _wait(self, sending: Mapping[int, object], coming: Mapping[int, object]) -> None:
-        """Wait until one of the sockets can go on, awake at first."""
+        """Wait until a socket is ready, first by spinning, then asleep."""
         if not (sending or coming):
             return
-        waited, until = select.poll(), time.perf_counter() + _AWAKE_S
+        waited, until = select.poll(), time.perf_counter() + _SPIN_S
         for rank in {*sending, *coming}:
             waited.register(self._sockets[rank], select.POLLOUT * (rank in sending) | select.POLLIN * (rank in coming))
         while not (ready := waited.poll(0)) and time.perf_counter() < until:
             pass
-        if not ready and not waited.poll(min(1000 * self._timeout_s, _LONGEST_MS)):
+        if not ready and not waited.poll(min(1000 * self._timeout_s, _MAX_TIMEOUT_MS)):
             raise RuntimeError(f"rank {min({*sending, *coming})} has timed out")
 
     def close(self) -> None:
@@ -105,36 +109,36 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(content)
 
 
-def connect(rank: int, size: int, store: Any, timeout_s: float) -> Wires | None:
-    """Connect a rank to all others, which have to be on this machine; None where the system has no such sockets.
+def connect(rank: int, size: int, store: Any, timeout_s: float) -> LocalSockets | None:
+    """Connect this rank to all others, which must be on the same machine; None on systems other than Linux.
 
     Args:
-        rank: Its number.
-        size: How many there are.
-        store: Where they tell each other their addresses, with the methods of `torch.distributed.Store`.
-        timeout_s: Seconds after which one that does not come is given up.
+        rank: This rank.
+        size: The number of ranks.
+        store: A `torch.distributed.Store`, through which the ranks exchange their addresses.
+        timeout_s: Seconds to wait for another rank.
 
     Raises:
-        OSError: If one does not come.
+        OSError: If a rank does not connect in time.
     """
-    if sys.platform != "linux":  # names without a file, which the system gives and takes back
+    if sys.platform != "linux":  # only Linux has abstract addresses, which need no file
         return None
     sockets = {}
-    with socket.socket(socket.AF_UNIX) as door:
-        door.settimeout(timeout_s)
-        door.bind("")
-        door.listen(size)
-        store.set(f"wire of {rank}", door.getsockname())
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.settimeout(timeout_s)
+        listener.bind("")
+        listener.listen(size)
+        store.set(f"socket of {rank}", listener.getsockname())
         for other in range(rank):
             sockets[other] = socket.socket(socket.AF_UNIX)
             sockets[other].settimeout(timeout_s)
-            sockets[other].connect(bytes(store.get(f"wire of {other}")))
+            sockets[other].connect(bytes(store.get(f"socket of {other}")))
             sockets[other].sendall(bytes([rank]))
         for _ in range(rank + 1, size):
-            caller, _ = door.accept()
-            caller.settimeout(timeout_s)
-            sockets[caller.recv(1)[0]] = caller
-    wires = Wires(sockets, timeout_s)
-    # What this process forks, such as simulators, would keep them open for the others when it has ended.
-    os.register_at_fork(after_in_child=wires.close)
-    return wires
+            peer, _ = listener.accept()
+            peer.settimeout(timeout_s)
+            sockets[peer.recv(1)[0]] = peer
+    connected = LocalSockets(sockets, timeout_s)
+    # Forked processes, such as simulators, would keep the sockets open after this process has ended.
+    os.register_at_fork(after_in_child=connected.close)
+    return connected

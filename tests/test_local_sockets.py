@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from rl8x.wires import Wires, connect
+from rl8x.local_sockets import LocalSockets, connect
 
 TIMEOUT_S = 20.0
 
@@ -32,15 +32,15 @@ class Store:
 
 
 def on_each(size, job, timeout_s=TIMEOUT_S):
-    """Connect ranks, and return what the job returns on each, given its wires and its number."""
+    """Connect ranks, and return what the job returns on each, given its sockets and its number."""
     store = Store()
 
     def rank_of(rank):
-        wires = connect(rank, size, store, timeout_s)
+        sockets = connect(rank, size, store, timeout_s)
         try:
-            return job(wires, rank)
+            return job(sockets, rank)
         finally:
-            wires.close()
+            sockets.close()
 
     with concurrent.futures.ThreadPoolExecutor(size) as pool:
         return list(pool.map(rank_of, range(size)))
@@ -54,10 +54,10 @@ def drawn(rank, shape, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.uint8, torch.bool, torch.int64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(), (3, 5), (0,), (1000,)])
 def test_all_ranks_get_what_the_others_send(shape, dtype):
-    def job(wires, rank):
+    def job(sockets, rank):
         for _ in range(3):  # one after another
             others = {other: torch.zeros(shape, dtype=dtype) for other in range(4) if other != rank}
-            wires.exchange(drawn(rank, shape, dtype), others)
+            sockets.exchange(drawn(rank, shape, dtype), others)
             assert all(others[other].equal(drawn(other, shape, dtype)) for other in others)
         return len(others)
 
@@ -67,30 +67,30 @@ def test_all_ranks_get_what_the_others_send(shape, dtype):
 def test_vectors_that_fill_the_sockets_pass_each_other():
     size = 2**20  # 8 MB, of which a socket takes some 200 kB
 
-    def job(wires, rank):
+    def job(sockets, rank):
         found = torch.empty(size, dtype=torch.float64)
-        wires.exchange(torch.full((size,), 1.5 + rank, dtype=torch.float64), {1 - rank: found})
+        sockets.exchange(torch.full((size,), 1.5 + rank, dtype=torch.float64), {1 - rank: found})
         return found.unique().tolist()
 
     assert on_each(2, job) == [[2.5], [1.5]]
 
 
 def test_a_rank_that_is_late_is_waited_for_however_long_that_may_take():
-    def job(wires, rank):
+    def job(sockets, rank):
         time.sleep(0.05 * rank)
         found = torch.zeros(3)
-        wires.exchange(torch.full((3,), 1.0 + rank), {1 - rank: found})
+        sockets.exchange(torch.full((3,), 1.0 + rank), {1 - rank: found})
         return found.tolist()
 
     assert on_each(2, job, timeout_s=9e6) == [[2.0] * 3, [1.0] * 3]
 
 
 def test_a_rank_that_ends_is_missed_at_once():
-    def job(wires, rank):
+    def job(sockets, rank):
         if rank == 1:
             return None
         with pytest.raises(RuntimeError, match="rank 1 has closed its connection"):
-            wires.exchange(torch.ones(3), {1: torch.ones(3)})
+            sockets.exchange(torch.ones(3), {1: torch.ones(3)})
         return "told"
 
     assert on_each(2, job) == ["told", None]
@@ -99,12 +99,12 @@ def test_a_rank_that_ends_is_missed_at_once():
 def test_what_a_rank_has_forked_does_not_hide_its_end():
     forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(TIMEOUT_S,), daemon=True)
 
-    def job(wires, rank):
+    def job(sockets, rank):
         if rank == 1:
             forked.start()
             return None
         with pytest.raises(RuntimeError, match="rank 1 has closed its connection"):
-            wires.exchange(torch.ones(3), {1: torch.ones(3)})
+            sockets.exchange(torch.ones(3), {1: torch.ones(3)})
         return forked.is_alive()
 
     assert on_each(2, job) == [True, None]
@@ -115,9 +115,9 @@ def test_what_a_rank_has_forked_does_not_hide_its_end():
 def test_ranks_at_different_things_are_refused():
     met = threading.Barrier(2)
 
-    def job(wires, rank):
+    def job(sockets, rank):
         with pytest.raises(RuntimeError, match=f"rank {1 - rank} sends something else: all ranks must do the same"):
-            wires.exchange(torch.ones(3 + rank), {1 - rank: torch.ones(3 + rank)})
+            sockets.exchange(torch.ones(3 + rank), {1 - rank: torch.ones(3 + rank)})
         met.wait(TIMEOUT_S)
         return "told"
 
@@ -127,7 +127,7 @@ def test_ranks_at_different_things_are_refused():
 def test_a_rank_that_hangs_is_given_up():
     here, there = socket.socketpair()
     with here, there, pytest.raises(RuntimeError, match="rank 1 has timed out"):
-        Wires({1: here}, 0.05).exchange(torch.ones(3), {1: torch.ones(3)})
+        LocalSockets({1: here}, 0.05).exchange(torch.ones(3), {1: torch.ones(3)})
 
 
 def test_a_rank_that_never_comes_is_given_up():
