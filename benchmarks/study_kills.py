@@ -70,8 +70,8 @@ print("failed:", study.failed)
 """
 # Where a study is killed on purpose: a training that is over and has not said so, and the parent's end.
 IN_TRAINING = (
-    ("rl8x.studies.training:_Work._conclude", "before", 1),
-    ("rl8x.studies.training:_Work._conclude", "after", 2),
+    ("rl8x.studies.training:_TrainingJob._conclude", "before", 1),
+    ("rl8x.studies.training:_TrainingJob._conclude", "after", 2),
     ("rl8x.studies.training:log_table", "after", 3),
 )
 IN_DRIVER = (

@@ -548,7 +548,7 @@ def test_a_simulators_training_that_was_killed_has_what_its_own_policies_measure
     options |= {"algorithm_config": {**BASE["algorithm_config"], "lr": 0.1}}
     save = CheckpointManager.save
     monkeypatch.setattr(CheckpointManager, "save", lambda self, *a, **more: save(self, *a, **more) or self.wait())
-    killed_at(lambda: make(**options, name="killed").run(), work._Work, "__call__", "after", 3)
+    killed_at(lambda: make(**options, name="killed").run(), work._TrainingJob, "__call__", "after", 3)
     resumed = make(**options, name="killed")
     folder = resumed.folder / Training("fixed", {}, 0).key
     before = work.read_points(folder)

@@ -32,6 +32,8 @@ def test_find_run_without_a_store(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(TrackingError, match="cannot read runs"):
         find_run("x", "http://127.0.0.1:9")
+    with pytest.raises(TrackingError, match="cannot read runs"):  # without its driver, or without a server
+        find_run("x", "postgresql://user:word@127.0.0.1:9/runs")
 
 
 def test_find_spool(tmp_path):

@@ -42,9 +42,10 @@ class RunReader:
         database = self._location.database
         if database is not None and not database.exists():
             raise TrackingError(f"there are no runs: {database} does not exist; train, or give another tracking_uri")
-        self._runs: _StoreRuns | DatabaseRuns = (
-            _StoreRuns(self._location) if database is None else DatabaseRuns(database)
-        )
+        with self._told():
+            self._runs: _StoreRuns | DatabaseRuns = (
+                _StoreRuns(self._location) if database is None else DatabaseRuns(database)
+            )
 
     def run(self, run: str) -> RunRecord:
         """Find a run by its ID or name."""
