@@ -364,6 +364,7 @@ def test_a_run_is_found_by_a_run_file_with_a_password(tmp_path):
     assert "p4ss" not in (path / files.DESCRIPTION).read_text()
     assert find_unfinished(run_file, tmp_path) == tmp_path / "a"
     assert find_unfinished({**run_file, "tracking_uri": "http://you:p4ss@host"}, tmp_path) is None
+    assert find_unfinished({**run_file, "progress": "none"}, tmp_path) == tmp_path / "a"
 
 
 def test_a_job_finds_its_run_though_the_newest_checkpoint_is_damaged(tmp_path):

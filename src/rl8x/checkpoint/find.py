@@ -84,14 +84,18 @@ def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Pa
     """Find the newest run of a run file that has checkpoints, has not finished, and is not in use by a process.
 
     One that was killed after its last checkpoint, before its store had all of it or its last lines were written, has
-    not finished either. The runs' folders are in `root`, by default `mlruns/checkpoints`.
+    not finished either. The runs' folders are in `root`, by default `mlruns/checkpoints`. How progress is shown may
+    differ.
     """
-    candidates = []
+    candidates, wanted = [], _without_progress(hide_in_data(dict(run_file)))
     for folder, metadata in _runs(mlruns_dir() / "checkpoints" if root is None else root):
-        is_of_file = metadata.get("run_file") == hide_in_data(dict(run_file))
-        if is_of_file and not is_locked(folder / "lock") and not _has_finished(folder, metadata):
+        if _without_progress(metadata.get("run_file")) == wanted and not is_locked(folder / "lock") and not _has_finished(folder, metadata):
             candidates.append((str(metadata.get("created")), folder))
     return max(candidates)[1] if candidates else None
+
+
+def _without_progress(run_file: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if run_file is None else {name: value for name, value in run_file.items() if name != "progress"}
 
 
 def find_of_job(job: str, build: Mapping[str, Any], root: Path, besides: Collection[Path] = ()) -> Path | None:
