@@ -89,7 +89,8 @@ def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Pa
     """
     candidates, wanted = [], _without_progress(hide_in_data(dict(run_file)))
     for folder, metadata in _runs(mlruns_dir() / "checkpoints" if root is None else root):
-        if _without_progress(metadata.get("run_file")) == wanted and not is_locked(folder / "lock") and not _has_finished(folder, metadata):
+        is_wanted = _without_progress(metadata.get("run_file")) == wanted
+        if is_wanted and not is_locked(folder / "lock") and not _has_finished(folder, metadata):
             candidates.append((str(metadata.get("created")), folder))
     return max(candidates)[1] if candidates else None
 
