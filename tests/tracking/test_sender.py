@@ -584,11 +584,20 @@ def test_what_is_left_behind_is_no_row_that_comes_again(spool, store):
 
 
 @pytest.mark.parametrize("status", ["KILLED", "FINISHED"])
-def test_a_run_that_goes_back_and_ends_earlier_leaves_behind_what_came_later(status, spool, store):
+def test_a_run_that_repeats_some_of_its_rows_and_ends_keeps_the_later_ones(status, spool, store):
+    """One that was killed again and again may end from its last checkpoint, with only older rows still to be sent."""
     first = {step: float(step) for step in range(1, 9)}
     left, found = goes_back(spool, store, first, {3: 3.0, 4: 4.0}, status=status)
-    assert left == [(5, 2100)]
-    assert found[TOTAL] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+    assert left == []
+    assert found[TOTAL] == list(first.items())
+
+
+@pytest.mark.parametrize("status", ["KILLED", "FINISHED"])
+def test_a_run_that_goes_back_to_other_values_and_ends_earlier_leaves_behind_what_came_later(status, spool, store):
+    first = {step: float(step) for step in range(1, 9)}
+    left, found = goes_back(spool, store, first, {3: 3.0, 4: 4.5}, status=status)
+    assert left == [(4, 2004)]
+    assert found[TOTAL] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.5)]
 
 
 def test_rows_that_come_again_to_the_bit_leave_nothing_behind(spool, store):

@@ -50,7 +50,6 @@ class MemoryTracker:
         self.status: str | None = None
         self._known: dict[tuple[int, str], list[float]] = {}  # what was there at a resume, and has not come again
         self._num_known = 0
-        self._newest: int | None = None
         self._open = self._keeps_status = False
 
     @property
@@ -78,7 +77,7 @@ class MemoryTracker:
         elif resume != self.run_id:
             raise TrackingError(f"this MemoryTracker has run {self.run_id!r}; it cannot go on with {resume!r}")
         if repeats:
-            self._known, self._num_known, self._newest = {}, len(self.rows), None
+            self._known, self._num_known = {}, len(self.rows)
             for row in self.rows:
                 for name, value in row.metrics.items():
                     self._known.setdefault((row.step, name), []).append(value)
@@ -121,7 +120,6 @@ class MemoryTracker:
             row = {name: value for name, value in given.items() if not known[name]}
             for name in given.keys() - row.keys():
                 known[name].remove((same[name] or known[name])[0])
-        self._newest = at if self._newest is None else max(at, self._newest)
         if row:
             self.rows.append(Row(at, row))
 
@@ -173,8 +171,6 @@ class MemoryTracker:
     def finish(self, status: Status) -> None:
         """End the run; raises `ValueError` where `status` is none of FINISHED, FAILED, KILLED."""
         check_status(status)
-        if self._open and self._newest is not None and not self._keeps_status:
-            self._leave_behind(self._newest + 1)
         self._open = False
         if not self._keeps_status:
             self.status = status

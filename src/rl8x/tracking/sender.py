@@ -28,7 +28,6 @@ NAME_TAG = "mlflow.runName"
 NOTE_TAG = "mlflow.note.content"  # what MLflow's page shows as the run's description
 NOTE_DIGEST_TAG = "rl8x.description"
 _WITH_FILE = ("artifact", "model")
-_NONE = -(2**63)  # before any step
 _MOST_TOLD = 5  # times that a run went back, in its description
 _ItemT = TypeVar("_ItemT")
 
@@ -60,7 +59,6 @@ class Sender:
         self.on_arrival: Callable[[], None] = lambda: None
         self.num_rows = 0
         self.known: KnownPoints | None = None
-        self._newest = _NONE
         self._points: list[Point] = []
         self._upto: int | None = None
         self._lines = 0
@@ -213,7 +211,6 @@ class Sender:
             if self.known.differ(points):
                 self._leave_behind(points[0].step, points[0].timestamp)
             new.extend(self.known.new(points))
-            self._newest = max(self._newest, points[0].step)
 
         self._attempt(op, compare)
         return new
@@ -355,16 +352,10 @@ class Sender:
         repeats, keeps_status = bool(op["repeats"]), bool(op["keeps_status"])
         resumed = repeats or self.spool.ack.resumed or self.known is not None
         if repeats:
-            self.known, self._newest = None, _NONE
+            self.known = None
         if self.run.owned and not keeps_status and not self.run.is_over:
             self._attempt(op, lambda: self.store.set_status(self.run.id, "RUNNING", None))
         return {"resumed": resumed, "finished": keeps_status}
-
-    def _finish_run(self, status: str, end_time: int) -> None:
-        """End the run; one that went back and ended earlier than before has left behind what came after that."""
-        if self.known is not None and self._newest > _NONE and self.known.beyond(self._newest):
-            self._leave_behind(self._newest + 1, end_time)
-        self.run.finish(status, end_time)
 
     def _apply_finish(self, op: Op) -> dict[str, Any]:
         status = op["status"]
@@ -372,5 +363,5 @@ class Sender:
             end_time = metric_step(op["t"], "time")
             check_status(status)
             if not self.run.is_over:  # where only this fails, the spool counts as finished
-                self._attempt(op, lambda: self._finish_run(status, end_time))
+                self._attempt(op, lambda: self.run.finish(status, end_time))
         return {"finished": True}

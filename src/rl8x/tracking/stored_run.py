@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rl8x.tracking.attempts import TRIES
 from rl8x.tracking.database import Point
-from rl8x.tracking.left_behind import NOT_OF_A_COURSE, LeftBehind, are_of_one_course, left_behind
+from rl8x.tracking.left_behind import LeftBehind, are_of_one_course, left_behind
 from rl8x.tracking.protocol import STATUSES
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import Op
@@ -222,13 +222,6 @@ class KnownPoints:
             if known and not same and known[-1].timestamp < point.timestamp:
                 return True
         return False
-
-    def beyond(self, step: int) -> bool:
-        """Whether the run has points after a step."""
-        names = [name for name, last in self._last.items() if last > step and not name.startswith(NOT_OF_A_COURSE)]
-        for name in names:
-            self._read(name)
-        return any(points for name in names for at, points in self._left[name].items() if at > step)
 
     def leave(self, left: LeftBehind) -> None:
         """Forget the points that the run has left behind."""
