@@ -85,7 +85,7 @@ class Collector:
         env_noise = self.env.noise(rollout.horizon)
         policy_noise = self.policy.noise(rollout.horizon, rollout.num_envs, self.generator)
         stepper = self.stepper
-        with stepper.execution.threads.for_work(stepper.work), self._going_on():
+        with stepper.execution.threads.for_work(stepper.work), self._reset_if_interrupted():
             if meanwhile is not None and isinstance(stepper, CompiledStepper):
                 stepper.prepare(rollout, carry, cursor, env_noise, policy_noise)
                 if stepper.compiles_env:
@@ -102,14 +102,14 @@ class Collector:
         """
         played = self.stepper.play(*self._start(), self._noises(noise_steps, deterministic))
         while True:
-            with self._going_on():
+            with self._reset_if_interrupted():
                 _, transition = next(played)
                 self.env.carry, self.cursor = transition.carry, transition.cursor
             yield transition
 
     @contextlib.contextmanager
-    def _going_on(self) -> Iterator[None]:
-        """Begin anew with the next step where a simulator was interrupted: it stands elsewhere than the cursor says."""
+    def _reset_if_interrupted(self) -> Iterator[None]:
+        """Reset before the next step if a simulator was interrupted: it is no longer where the cursor says."""
         try:
             yield
         except BaseException:

@@ -186,7 +186,7 @@ class KnownPoints:
         self._store = store
         self._last = store.last_steps(run_id)
         self._left_behind = left_behind(store.tags(run_id))
-        self._left: dict[str, dict[int, list[Point]]] = {}
+        self._unmatched: dict[str, dict[int, list[Point]]] = {}
         self._taken: list[Point] = []  # known points of rows that have not been acknowledged
         # Points of the last step that came again: where the run turns out to leave that step behind, they are new.
         self._repeated: list[Point] = []
@@ -229,7 +229,7 @@ class KnownPoints:
         self._owed += [point for point in self._repeated if point.step >= left.step]
         self._repeated = []
         self._taken = [point for point in self._taken if self._counts(point)]
-        for steps in self._left.values():
+        for steps in self._unmatched.values():
             for step, points in steps.items():
                 steps[step] = [point for point in points if self._counts(point)]
 
@@ -245,7 +245,7 @@ class KnownPoints:
         self._taken, self._paid = [], []
 
     def _at(self, point: Point) -> list[Point]:
-        return self._left.get(point.name, {}).setdefault(point.step, [])
+        return self._unmatched.get(point.name, {}).setdefault(point.step, [])
 
     def _read_where_repeated(self, points: Sequence[Point]) -> None:
         for point in points:
@@ -253,12 +253,12 @@ class KnownPoints:
                 self._read(point.name)
 
     def _read(self, name: str) -> None:
-        if name not in self._left:
+        if name not in self._unmatched:
             steps: dict[int, list[Point]] = {}
             for point in (Point(*values) for values in self._store.points(self._run_id, name)):
                 if self._counts(point):
                     steps.setdefault(point.step, []).append(point)
-            self._left[name] = steps
+            self._unmatched[name] = steps
 
     def _counts(self, point: Point) -> bool:
         return not any(left.has(point.name, point.step, point.timestamp) for left in self._left_behind)
