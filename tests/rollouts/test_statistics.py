@@ -39,6 +39,16 @@ def test_later_parts_win_and_read_parts_can_be_merged():
     assert dict(Stats.merge(first, {"a": 2.0, "b": 3.0})) == {"a": 2.0, "b": 3.0}
 
 
+def test_what_was_read_keeps_its_counts():
+    stats = Stats(
+        {"_count/x": torch.tensor(0), "x": torch.tensor(math.nan), "y": torch.tensor(2.0)}, {"_count/x": ("x",)}
+    )
+    assert dict(stats) == {"y": 2.0}
+    numbers, counts = stats.counted()
+    assert (numbers["_count/x"], counts) == (0.0, {"_count/x": ("x",)})
+    assert dict(Stats.merge(stats, {"z": 1.0})) == {"y": 2.0, "z": 1.0}
+
+
 def test_horizons_are_pooled_as_if_one_had_counted_all():
     horizons = [
         {"r/min": -1.0, "r/max": 2.0, "r/mean": 1.0, "r/std": 3.0, "episodes/ended": 2.0, "_count/r": 1},

@@ -20,7 +20,7 @@ from rl8x.envs import Env
 from rl8x.envs.env_config import AnyEnvConfig, shown_value
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.statistics import Stats, collect_stats, parameter_stats, pool
+from rl8x.rollouts.statistics import Stats, parameter_stats, pool, rollout_stats
 from rl8x.trees import tree_map
 
 OnlineConfigT = TypeVar("OnlineConfigT", bound="OnlineConfig")
@@ -108,29 +108,26 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         self.counters[keys.COLLECTS] += 1
         if self.reset_is_due():
             rollout.truncate()
+        self._move_parameters(rollout)
         valid = rollout.tensors.get(keys.VALID)
-        valid = None if valid is None else valid[:horizon]
-        ended = (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:horizon]
-        self._move_parameters(rollout, ended if valid is None else ended & valid)
         # Only simulators have masked steps. They run on the host, so counting these is no host sync.
         own = self.config.num_envs * horizon
-        self.counters[keys.ENV_STEPS] += own * ranks().size if valid is None else int(ranks().sum(valid.sum()))
-        stats = collect_stats(
-            rollout[keys.REWARDS][:horizon],
-            ended,
-            rollout[keys.EPISODE_RETURNS][:horizon],
-            rollout[keys.EPISODE_LENGTHS][:horizon],
-            valid,
-            rollout.metrics(),
-        )
-        return Stats.merge(stats, Stats(parameter_stats(self.env.drawn_parameters, self.env.parameter_ranges())))
+        own = own * ranks().size if valid is None else int(ranks().sum(valid[:horizon].sum()))
+        self.counters[keys.ENV_STEPS] += own
+        parameters = parameter_stats(self.env.drawn_parameters, self.env.parameter_ranges())
+        return Stats.merge(self.rollout_stats(rollout.tensors), Stats(parameters))
 
-    def _move_parameters(self, rollout: Rollout, ended: Tensor) -> None:
-        """Update parameter distributions that depend on returns, given the ends of episodes, `[horizon, num_envs]`."""
+    def rollout_stats(self, rollout: Mapping[str, Tensor]) -> Stats:
+        """Summarise a rollout's tensors, each `[horizon + 1, num_envs, ...]`, by key."""
+        return rollout_stats(rollout, self.config.horizon)
+
+    def _move_parameters(self, rollout: Rollout) -> None:
+        """Update parameter distributions that depend on returns by the episodes that ended in a horizon."""
         if self.env.moves_by_returns:
             horizon = self.config.horizon
+            ended, valid = rollout[keys.TERMINATED] | rollout[keys.TRUNCATED], rollout.tensors.get(keys.VALID)
             self.env.update_parameters_from_episodes(
-                ended,
+                (ended if valid is None else ended & valid)[:horizon],
                 rollout[keys.EPISODE_RETURNS][:horizon],
                 rollout.metrics(),
                 rollout.under(keys.SOURCES),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -21,13 +21,13 @@ from rl8x.trees import is_part
 Number = float | int | Tensor
 
 # Collected quantities, by the keys of a rollout. Discrete actions are always finite, but not their log-probabilities.
-_COLLECTED = {
+COLLECTED: Final = {
     "observations": (keys.OBS, keys.NEXT_OBS),
     "actions": (keys.ACTIONS, keys.LOGP),
     "rewards": (keys.REWARDS,),
 }
 # Keys by which a non-finite quantity is located in a rollout. Losses are non-finite where values are.
-_LOCATED_BY = {**_COLLECTED, "observations": (keys.OBS,), "losses": (keys.VALUES, keys.FINAL_VALUES)}
+_LOCATED_BY = {**COLLECTED, "observations": (keys.OBS,), "losses": (keys.VALUES, keys.FINAL_VALUES)}
 _MAX_LISTED = 32
 # Statistics that are summed over horizons or ranks; others are averaged, weighted by their counts.
 _SUMS = (keys.EPISODES_ENDED, "replay/size")
@@ -44,8 +44,9 @@ class Stats(Mapping[str, float]):
     """
 
     def __init__(self, values: Mapping[str, Number], counts: Mapping[str, tuple[str, ...]] | None = None) -> None:
-        self._pending: dict[str, Number] = dict(values)
+        self._pending: Mapping[str, Number] = dict(values)
         self._counts: dict[str, tuple[str, ...]] = dict(counts or {})
+        self._numeric: Mapping[str, float] | None = None
         self._floats: dict[str, float] | None = None
 
     @classmethod
@@ -61,44 +62,50 @@ class Stats(Mapping[str, float]):
 
     def unread(self) -> tuple[Mapping[str, Number], Mapping[str, tuple[str, ...]]]:
         """Return the values, 0-d tensors if not read yet, and the counts that gate them, without reading any."""
-        return (self._pending, self._counts) if self._floats is None else (self._floats, {})
+        return self._pending, self._counts
 
     def counted(self) -> tuple[Mapping[str, float], Mapping[str, tuple[str, ...]]]:
         """Return all numbers, including those that are gated by counts of 0, and the counts that gate them."""
-        return (self._numbers(), self._counts) if self._floats is None else (self._floats, {})
+        return self._numbers(), self._counts
 
-    def _fetch(self) -> dict[str, float]:
+    def read(self) -> dict[str, float]:
+        """Return the numbers that are reported, by name."""
         if self._floats is None:
             self._floats = counted_only(self._numbers(), self._counts)
-            self._pending = {}
         return self._floats
 
     @torch.no_grad()
-    def _numbers(self) -> dict[str, float]:
-        """Copy the values to the host, by one transfer."""
-        on_device: dict[torch.dtype, dict[str, Tensor]] = {}
-        for name, value in self._pending.items():
-            if isinstance(value, Tensor):
-                on_device.setdefault(value.dtype, {})[name] = value
-        numbers: dict[str, float] = {}
-        if on_device:
-            # A conversion for each dtype rather than for each number
-            vectors = [torch.stack([*each.values()]).to(torch.float64) for each in on_device.values()]
-            names = itertools.chain.from_iterable(on_device.values())
-            numbers = dict(zip(names, torch.cat(vectors).tolist(), strict=True))
-        return {name: float(numbers.get(name, value)) for name, value in self._pending.items()}
+    def _numbers(self) -> Mapping[str, float]:
+        """Copy the values to the host, by one transfer, and keep them in the tensors' place."""
+        if self._numeric is None:
+            names, vector = packed({name: value for name, value in self._pending.items() if isinstance(value, Tensor)})
+            numbers = dict(zip(names, vector.tolist(), strict=True))
+            self._numeric = {name: float(numbers.get(name, value)) for name, value in self._pending.items()}
+            self._pending = self._numeric
+        return self._numeric
 
     def __getitem__(self, name: str) -> float:
-        return self._fetch()[name]
+        return self.read()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._fetch())
+        return iter(self.read())
 
     def __len__(self) -> int:
-        return len(self._fetch())
+        return len(self.read())
 
     def __repr__(self) -> str:
-        return f"Stats({self._fetch()!r})"
+        return f"Stats({self.read()!r})"
+
+
+def packed(values: Mapping[str, Tensor]) -> tuple[list[str], Tensor]:
+    """Return the names of some numbers, 0-d tensors each, in the order of a float64 vector that has all of them."""
+    by_dtype: dict[torch.dtype, dict[str, Tensor]] = {}
+    for name, value in values.items():
+        by_dtype.setdefault(value.dtype, {})[name] = value
+    # A conversion for each dtype rather than for each number.
+    vectors = [torch.stack([*each.values()]).to(torch.float64) for each in by_dtype.values()]
+    names = list(itertools.chain.from_iterable(by_dtype.values()))
+    return names, torch.cat(vectors) if vectors else torch.empty(0, dtype=torch.float64)
 
 
 def counted_only(numbers: Mapping[str, float], counts: Mapping[str, Sequence[str]]) -> dict[str, float]:
@@ -220,6 +227,24 @@ def collect_stats(
     return Stats(values | means, {keys.EPISODES_ENDED: ("episodes/returns/", "episodes/lengths/"), **counts})
 
 
+def rollout_stats(rollout: Mapping[str, Tensor], horizon: int) -> Stats:
+    """Summarise a rollout by `collect_stats`.
+
+    Args:
+        rollout: Its tensors by key, each `[horizon + 1, num_envs, ...]`.
+        horizon: Slots that were written.
+    """
+    own = {name: tensor[:horizon] for name, tensor in rollout.items()}
+    return collect_stats(
+        own[keys.REWARDS],
+        own[keys.TERMINATED] | own[keys.TRUNCATED],
+        own[keys.EPISODE_RETURNS],
+        own[keys.EPISODE_LENGTHS],
+        own.get(keys.VALID),
+        {name.removeprefix(f"{keys.METRICS}/"): each for name, each in own.items() if is_part(name, keys.METRICS)},
+    )
+
+
 def info_means(metrics: Mapping[str, Tensor], ended: Tensor) -> tuple[dict[str, Number], dict[str, tuple[str, ...]]]:
     """Average an environment's own metrics over ended episodes that have a value.
 
@@ -292,7 +317,7 @@ def gathered_not_finite(rollout: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     extremes = {
         f"finite/{quantity}": _extremes(value for name, value in rollout.items() if is_part(name, *names))
-        for quantity, names in _COLLECTED.items()
+        for quantity, names in COLLECTED.items()
     }
     # One operator for all, since small tensors cost by the number of operators.
     bad = ~torch.isfinite(torch.stack([extreme for each in extremes.values() for extreme in each]))

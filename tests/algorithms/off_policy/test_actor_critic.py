@@ -86,8 +86,8 @@ def spoilt(algorithm):
     """Have a horizon with a number that is not finite between two others."""
     rewards, fill = algorithm.rollout.tensors[keys.REWARDS], algorithm.collector.fill
 
-    def fill_with_nan(rollout):
-        fill(rollout)
+    def fill_with_nan(rollout, *meanwhile):
+        fill(rollout, *meanwhile)
         rewards[0, 3] = torch.nan
 
     algorithm.collector.fill = fill_with_nan

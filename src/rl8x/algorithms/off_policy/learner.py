@@ -23,15 +23,20 @@ from typing import Any, ClassVar, Final, TypeVar
 import gymnasium
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.memory_check import row_bytes
 from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.nets import Net, Nets
-from rl8x.algorithms.off_policy.updates import OffPolicyUpdater, ReplayBatch, Update, UpdateResult, block_size
-from rl8x.algorithms.optimizer import updates_not_finite
+from rl8x.algorithms.off_policy.updates import (
+    OffPolicyUpdater,
+    ReplayBatch,
+    Update,
+    UpdateResult,
+    block_size,
+    update_stats,
+)
 from rl8x.algorithms.optimizer_rules import make_rule
 from rl8x.algorithms.seeds import part_seed, seeded
 from rl8x.envs import Env, validate
@@ -39,7 +44,8 @@ from rl8x.execution.threads import flushed_denormals
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.ring import Replay
-from rl8x.rollouts.statistics import Number, Stats
+from rl8x.rollouts.statistics import Stats
+from rl8x.rollouts.stats_program import StatsProgram
 from rl8x.trees import tree_map, unflatten_tree
 
 LearnerConfigT = TypeVar("LearnerConfigT", bound=LearnerConfig)
@@ -104,6 +110,9 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             self.policy.autocast = self.execution.autocast
         self.lr_schedule = config.schedule("lr")
         self.cycle = self.make_cycle()
+        self._stats_of_updates = StatsProgram(
+            functools.partial(update_stats, names=tuple(self.update_metrics)), self.execution
+        )
         self._prepared = False
 
     @abstractmethod
@@ -208,9 +217,13 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             self.counters[keys.STEPS] += 1
             self._prepare()
             due = self._take_due()
-            for size in [self.block_size] * (due // self.block_size) + [1] * (due % self.block_size):
+            for size in self._blocks(due):
                 rows += self._update_block(size)
-        return Stats({LR: lr, **(self._measured(rows) if rows else {})})
+        return Stats.merge({LR: lr}, self._stats_of_updates(self._summarised(rows)) if rows else {})
+
+    def _blocks(self, due: int) -> list[int]:
+        """Return the numbers of updates of the programs that make `due` updates."""
+        return [self.block_size] * (due // self.block_size) + [1] * (due % self.block_size)
 
     @abstractmethod
     def _take_due(self) -> int:
@@ -265,20 +278,11 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """Return the inputs of updates, `[updates, ...]` each, given the indices of their batches' rows."""
         return self.replay.gather(index) | self.draw(self.counters[keys.UPDATES], len(index))
 
-    def _measured(self, rows: Sequence[Tensor]) -> dict[str, Number]:
-        """Average the metrics of a step's updates, and flag non-finite ones.
-
-        Args:
-            rows: Metrics of updates in a row, `[updates, metrics]` each.
-        """
-        width, means = len(self.update_metrics), dict[str, Number]()
-        table = torch.cat([each if each.shape[1] == width else pad(each, (0, width - each.shape[1])) for each in rows])
-        for i, (name, total) in enumerate(zip(self.update_metrics, table.sum(0).unbind(0), strict=True)):
-            count = sum(len(each) for each in rows if each.shape[1] > i)
-            means |= {name: total / count} if count else {}
-        norms = [name.endswith("grad_norm") for name in self.update_metrics]
-        vectors = [tensor for tensor in self.nets.state if tensor.numel() > 1]
-        return {**means, **updates_not_finite(table, norms, vectors)}
+    def _summarised(self, rows: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return what the statistics of a step are made of; see `update_stats`."""
+        weights = [tensor for tensor in self.nets.state if tensor.numel() > 1]
+        groups = {"rows": rows, "weights": weights}
+        return {f"{group}/{i}": tensor for group, tensors in groups.items() for i, tensor in enumerate(tensors)}
 
     def _prepare(self) -> None:
         """Start compiling the updates' programs while transitions are gathered, or updates run eagerly."""
@@ -296,6 +300,17 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
                 index = torch.zeros((count, self.batch_size), dtype=torch.int64, device=self.device)
                 updater.prepare(self._items(index))
         self.generator.set_state(drawn_from)
+        self._prepare_stats_of_updates()
+
+    def _prepare_stats_of_updates(self) -> None:
+        """Request compilation of the statistics of a step that makes as many updates as most, if all do."""
+        blocks, cycle = self._blocks(int(self.updates_per_step)), len(self.cycle)
+        if self.updates_per_step % 1 or not blocks or sum(blocks) % cycle:
+            return
+        firsts = itertools.accumulate(blocks, initial=0)
+        runs = [run for first, size in zip(firsts, blocks, strict=False) for run in self._runs(first, size)]
+        rows = [torch.zeros(count, len(updater.names), device=self.device) for updater, count in runs]
+        self._stats_of_updates.prepare(self._summarised(rows))
 
     @property
     def _work(self) -> int:

@@ -12,13 +12,13 @@ An algorithm is a `Learner` with this as another base, which may say how it expl
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Final, TypeVar
 
 import gymnasium
-import torch
 from torch import Tensor
 
 from rl8x import keys
@@ -38,7 +38,15 @@ from rl8x.replay.prioritized import PrioritizedReplay
 from rl8x.replay.ring import Replay
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.statistics import Number, Stats, gathered_not_finite, locate_non_finite
+from rl8x.rollouts.statistics import (
+    COLLECTED,
+    Number,
+    Stats,
+    gathered_not_finite,
+    locate_non_finite,
+    rollout_stats,
+)
+from rl8x.rollouts.stats_program import StatsProgram
 from rl8x.rollouts.step import Cursor, experience
 from rl8x.trees import flatten_tree
 
@@ -54,6 +62,11 @@ _SECONDS_PER_ENV_STEP: Final = 3e-4
 def transition(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     """Return the tensors of a step to store, `[num_envs, ...]` each, with the next observation before any reset."""
     return experience(cursor, act, step) | flatten_tree(keys.NEXT_OBS, step.final_obs)
+
+
+def collected_stats(rollout: Mapping[str, Tensor], horizon: int) -> Stats:
+    """Summarise a rollout's tensors, each `[horizon + 1, num_envs, ...]`, by key, and flag non-finite ones."""
+    return Stats.merge(rollout_stats(rollout, horizon), Stats(gathered_not_finite(rollout)))
 
 
 class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyConfigT]):
@@ -84,6 +97,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         self.rollout = Rollout(config.horizon, config.num_envs)
         self.nstep = NStep(config.n_step, config.gamma)
         self.replay = self._make_replay()
+        self._stats = StatsProgram(functools.partial(collected_stats, horizon=config.horizon), self.execution)
         self.beta_schedule = config.schedule("priority_beta")
         self.updates_owed = Fraction(0)
         self._has_rows = False
@@ -130,18 +144,26 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         self.reset_if_due(env_config)
         if self.collector.cursor is None:
             self.cut_returns()
-        self.collector.fill(self.rollout)
+        self.collector.fill(self.rollout, self._prepare_stats)
         before = self.counters[keys.ENV_STEPS]
         stats = self.finish_collect(self.rollout)
-        flags = gathered_not_finite(self.rollout.tensors)
-        self._append(flags, samples=0 if warms_up else self.counters[keys.ENV_STEPS] - before)
-        return Stats.merge(stats, Stats({**explored, **flags}))
+        self._append(stats, samples=0 if warms_up else self.counters[keys.ENV_STEPS] - before)
+        return Stats.merge(stats, Stats(explored))
 
-    def _append(self, flags: Mapping[str, Tensor], samples: int) -> None:
-        """Append a horizon to the replay, unless it contains a non-finite number."""
+    def rollout_stats(self, rollout: Mapping[str, Tensor]) -> Stats:
+        """Summarise a rollout's tensors, each `[horizon + 1, num_envs, ...]`, by key, and flag non-finite ones."""
+        return self._stats(rollout)
+
+    def _prepare_stats(self) -> None:
+        """Have the statistics of rollouts like the present one compiled."""
+        self._stats.prepare(self.rollout.tensors)
+
+    def _append(self, stats: Stats, samples: int) -> None:
+        """Append a horizon to the replay, unless its statistics say that it contains a non-finite number."""
         # The only host sync of a collect, since the host has to know the number of rows. If the horizon of any rank is
         # non-finite no rank appends, so that the same updates are due on all.
-        if ranks().any("whether a horizon is finite", bool(torch.stack([*flags.values()]).any())):
+        numbers, _ = stats.counted()
+        if ranks().any("whether a horizon is finite", any(numbers[f"finite/{name}"] for name in COLLECTED)):
             self.cut_returns()
             return
         self.replay.append(self.nstep.rows(self.rollout.tensors, self.config.horizon), checked=True)

@@ -9,12 +9,15 @@ from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rl8x.algorithms.off_policy.nets import Net, Nets
+from rl8x.algorithms.optimizer import updates_not_finite
 from rl8x.distributed import ranks
 from rl8x.execution import Execution, Program
 from rl8x.execution.programs import prepare
-from rl8x.trees import row_major
+from rl8x.rollouts.statistics import Number, Stats
+from rl8x.trees import is_part, row_major
 
 ReplayBatch = Mapping[str, Tensor]
 """The inputs of one update, by flat names: rows of the replay `[batch_size, ...]`, and drawn noise."""
@@ -117,6 +120,25 @@ class OffPolicyUpdater:
         metrics, errors = self.update(nets, dict(zip(self._items, items, strict=True)))
         row = torch.stack([metrics[name] for name in self.names])
         return [row] if errors is None else [row, errors]
+
+
+def update_stats(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Stats:
+    """Average the metrics of a step's updates, and flag non-finite ones.
+
+    Args:
+        tensors: Under `rows/...` the metrics of updates in a row, `[updates, metrics]` each, of which some updates may
+            lack the last ones; under `weights/...` what was changed, as vectors.
+        names: The names of all metrics; norms of gradients end in `grad_norm`.
+    """
+    rows = [tensor for name, tensor in tensors.items() if is_part(name, "rows")]
+    width, means = len(names), dict[str, Number]()
+    table = torch.cat([each if each.shape[1] == width else pad(each, (0, width - each.shape[1])) for each in rows])
+    for i, (name, total) in enumerate(zip(names, table.sum(0).unbind(0), strict=True)):
+        count = sum(len(each) for each in rows if each.shape[1] > i)
+        means |= {name: total / count} if count else {}
+    norms = [name.endswith("grad_norm") for name in names]
+    weights = [tensor for name, tensor in tensors.items() if is_part(name, "weights")]
+    return Stats({**means, **updates_not_finite(table, norms, weights)})
 
 
 def block_size(updates: float, batch_bytes: int, *, masks: bool, most: int | None = None) -> int:
