@@ -67,6 +67,8 @@ def test_the_parts_of_a_tuple_are_named_by_their_place():
 def test_forbidden_actions_give_way_to_the_first_legal_one():
     mask = torch.tensor([[0, 1, 1], [1, 0, 1], [0, 0, 1]])
     assert only_legal(torch.tensor([5, 6, 7]), mask, spaces.Discrete(3, start=5)).tolist() == [6, 5, 7]
+    nothing = torch.zeros(2, 3, dtype=torch.bool)
+    assert only_legal(torch.tensor([2, 0]), nothing, spaces.Discrete(3)).tolist() == [2, 0]  # all are legal then
     pairs = spaces.MultiDiscrete([2, 3], start=[1, 0])
     mask = torch.tensor([[0, 1, 1, 0, 1], [1, 0, 0, 0, 1]])
     assert only_legal(torch.tensor([[1, 1], [1, 2]]), mask, pairs).tolist() == [[2, 0], [1, 2]]

@@ -177,6 +177,8 @@ def check_mask(mask: spaces.Space[Any], actions: spaces.Space[Any], name: str) -
 def only_legal(actions: Any, mask: Any, space: spaces.Space[Any]) -> Any:
     """Replace actions that a mask forbids by the first legal one; forbidden bits by 0.
 
+    Where a mask allows no action at all, all are legal, as the distributions have it.
+
     Args:
         actions: `[num, *space.shape]`, or a dict of them.
         mask: `[num, flags]`, as `check_mask` wants it, or a dict of them for some of the parts.
@@ -194,7 +196,7 @@ def only_legal(actions: Any, mask: Any, space: spaces.Space[Any]) -> Any:
     chosen = actions.reshape(len(actions), -1) - start
     columns = []
     for taken, flags in zip(chosen.unbind(1), mask.bool().split(sizes, -1), strict=True):
-        allowed = flags.gather(1, taken.long().unsqueeze(1)).squeeze(1)
+        allowed = flags.gather(1, taken.long().unsqueeze(1)).squeeze(1) | ~flags.any(1)
         columns.append(torch.where(allowed, taken, flags.int().argmax(1)))
     return (torch.stack(columns, 1) + start).reshape(actions.shape).to(actions.dtype)
 

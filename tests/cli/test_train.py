@@ -164,6 +164,10 @@ def test_hyperparameters_need_no_algorithm_config_before_them(capsys):
             ["CartPole", *SMALL, "env_kwargs.time_limt=9"],
             "env_kwargs: CartPole takes num_envs, device, seed, time_limit",
         ),
+        (
+            ["CartPole", *SMALL, "env_kwargs.seed=9"],
+            "env_kwargs: `seed` is a hyperparameter. Put it under `algorithm_config`",
+        ),
         (["CartPole", *SMALL, "--lr="], "Invalid value for '--lr': it is empty. Leave the option out for its default."),
         (["CartPole", *SMALL, "--run-name", " "], "Invalid value for '--run-name': it is empty."),
         (["CartPole", *SMALL, "--lr", "null"], "`lr` must have a value; got none."),

@@ -520,6 +520,7 @@ def test_gymnasiums_wrapper_of_vector_environments_works():
         (lambda: CartPole(1, time_limit=2.5), r"CartPole: time_limit must be a whole number; got 2\.5"),
         (lambda: CartPole(1, seed="x"), "CartPole: seed must be a whole number; got 'x'"),
         (lambda: CartPole(1).reset(seed=0.5), r"CartPole: seed must be a whole number; got 0\.5"),
+        (lambda: CartPole(1, time_limit=True), "CartPole: time_limit must be a whole number; got True"),
         (lambda: GymnasiumEnv("CartPole-v1", 1, time_limit="5"), "GymnasiumEnv: time_limit must be a whole number"),
         (lambda: NumpyEnv("CartPole"), "NumpyEnv: `env` must be an rl8x Env"),
     ],

@@ -273,6 +273,35 @@ def test_what_is_wrong_is_said_in_one_line(rows, says):
     assert "\n" not in str(caught.value)
 
 
+SEEN = spaces.Dict({"x": spaces.Box(-1e3, 1e3, (1,)), "action_mask": spaces.MultiBinary(3)})
+
+
+def masked_rows(mask, actions):
+    rows, flags = episode_rows([3, 4], ["terminated", "truncated"]), torch.as_tensor(mask)
+    seen = {name: {"x": rows[name], "action_mask": flags} for name in ("obs", "next_obs")}
+    return rows | seen | {"actions": torch.tensor(actions)}
+
+
+def test_an_action_that_its_mask_forbids_is_refused_by_row():
+    """It has no value: the loss of Q-learning was infinite, and that of cloning 1e36, without a word of why."""
+    spaces_of = {"observation_space": SEEN, "action_space": spaces.Discrete(3), "gaps": "truncate"}
+    only_two = [[1, 1, 0]] * 6 + [[0, 0, 0]]  # where nothing is allowed, everything is
+    Dataset.from_tensors(masked_rows(only_two, [0, 1, 0, 1, 0, 1, 2]), **spaces_of)
+    with pytest.raises(ValueError, match=r"`actions` is 2 in row 3, .*`action_mask`.* illegal \(there are 2 such rows"):
+        Dataset.from_tensors(masked_rows(only_two, [0, 1, 0, 2, 0, 2, 2]), **spaces_of)
+    # Of two choices, each with flags of its own.
+    spaces_of["action_space"] = spaces.MultiDiscrete([1, 2])
+    with pytest.raises(ValueError, match=r"`actions` is \[0, 1\] in row 0"):
+        Dataset.from_tensors(masked_rows(only_two, [[0, 1]] * 7), **spaces_of)
+
+
+@pytest.mark.parametrize("actions", [spaces.Discrete(3), spaces.MultiBinary(3), spaces.MultiDiscrete([1, 2])])
+def test_the_row_that_stands_in_for_a_data_set_is_legal(actions):
+    for seed in range(20):
+        SEEN.seed(seed), actions.seed(seed)
+        assert Dataset.stand_in(SEEN, actions).size == 1
+
+
 # -- files
 
 

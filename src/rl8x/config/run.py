@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # rl8's names for the same
 ALIASES: Final = {"env_cls": "env", "algorithm_cls": "algorithm", "algorithm_config_cls": "algorithm"}
+# What the algorithm gives the environment that it makes, from hyperparameters of the same names.
+_GIVEN_BY_ALGORITHM: Final = ("num_envs", "device", "seed")
 _HYPERPARAMETER_ALIASES: Final = {"model_cls": "model", "distribution_cls": "distribution"}
 
 
@@ -241,6 +243,9 @@ class RunConfig:
         if not self.env:
             dataset = self._dataset_with_spaces(config)
             return build() if dataset is None else build(dataset=dataset)
+        for name in _GIVEN_BY_ALGORITHM:
+            if name in self.env_kwargs:
+                raise ValueError(f"env_kwargs: `{name}` is a hyperparameter. Put it under `algorithm_config`.")
         maker = env_maker(self.env, trust=self.trusted)
         signature = inspect.signature(maker)
         try:

@@ -27,6 +27,8 @@ def whole_number(number: Any, owner: str, name: str) -> int:
         TypeError: If it is not a whole number.
     """
     try:
+        if isinstance(number, bool):  # an index to Python, and a slip in a run file: `time_limit: true` were 1 step
+            raise TypeError
         return operator.index(number)
     except TypeError:
         raise TypeError(f"{owner}: {name} must be a whole number; got {number!r}.") from None

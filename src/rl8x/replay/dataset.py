@@ -34,9 +34,9 @@ from rl8x.replay.dataset_files import (
     write_episode_returns,
     write_spaces,
 )
-from rl8x.replay.dataset_rows import check_gaps, checked, with_next
+from rl8x.replay.dataset_rows import check_gaps, check_legal, checked, with_next
 from rl8x.replay.nstep import NStep
-from rl8x.spaces import as_elements, from_zero, leaves, map_spaces, tree_of
+from rl8x.spaces import as_elements, from_zero, leaves, map_spaces, only_legal, tree_of
 from rl8x.trees import flatten_tree, is_part, unflatten_tree
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class Dataset:
         ):
             if space is not None and any(is_part(each, name) for each in rows):
                 rows |= as_elements(name, space, rows)
+        check_legal(rows, observation_space, action_space)
         if has_next := any(is_part(name, keys.NEXT_OBS) for name in rows):
             check_gaps(rows, gaps)
         self.episode_returns = _episode_returns(rows)
@@ -127,8 +128,10 @@ class Dataset:
         def row(space: gymnasium.Space[Any]) -> Any:
             return tree_of(space.sample(), lambda part: torch.as_tensor(part).unsqueeze(0))
 
-        obs, end = row(observation_space), torch.ones(1, dtype=torch.bool)
-        tensors = {keys.OBS: obs, keys.NEXT_OBS: obs, keys.ACTIONS: row(action_space), keys.REWARDS: torch.zeros(1)}
+        obs, actions, end = row(observation_space), row(action_space), torch.ones(1, dtype=torch.bool)
+        if isinstance(obs, Mapping) and keys.ACTION_MASK in obs:
+            actions = only_legal(actions, obs[keys.ACTION_MASK], action_space)
+        tensors = {keys.OBS: obs, keys.NEXT_OBS: obs, keys.ACTIONS: actions, keys.REWARDS: torch.zeros(1)}
         spaces: dict[str, Any] = {"observation_space": observation_space, "action_space": action_space}
         return cls.from_tensors({**tensors, keys.TERMINATED: end, keys.TRUNCATED: ~end}, **spaces)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
+import gymnasium
 import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.trees import is_part
+from rl8x.spaces import check_mask, only_legal
+from rl8x.trees import flatten_tree, is_part, unflatten_tree
 
 _FLAGS: Final = (keys.TERMINATED, keys.TRUNCATED)
 _NAMES: Final = "`obs`, `actions`, `rewards`, `terminated`, `truncated` and, where it is known, `next_obs`"
@@ -68,6 +70,30 @@ def _check_same_kind(name: str, rows: Mapping[str, Tensor]) -> None:
     kinds = [f"{each.dtype} {list(each.shape[1:])}" for each in (rows[name], rows[other])]
     if kinds[0] != kinds[1]:
         raise ValueError(f"`{name}` and `{other}` must be alike; got {kinds[0]} and {kinds[1]}.")
+
+
+def check_legal(rows: Mapping[str, Tensor], observation_space: Any, action_space: Any) -> None:
+    """Raise if an action is illegal by the mask of its observation: it has no value and no log-probability.
+
+    Args:
+        rows: The transitions, with elements of the spaces.
+        observation_space: Space of one observation, or None.
+        action_space: Space of one action, or None.
+    """
+    seen = observation_space.spaces if isinstance(observation_space, gymnasium.spaces.Dict) else {}
+    if keys.ACTION_MASK not in seen or action_space is None:
+        return
+    check_mask(seen[keys.ACTION_MASK], action_space, keys.ACTION_MASK)
+    taken, mask = unflatten_tree(keys.ACTIONS, rows), unflatten_tree(f"{keys.OBS}/{keys.ACTION_MASK}", rows)
+    legal = flatten_tree(keys.ACTIONS, only_legal(taken, mask, action_space))
+    for name, part in legal.items():
+        wrong = (part != rows[name]).reshape(len(part), -1).any(1)
+        if wrong.any():
+            row = int(wrong.to(torch.uint8).argmax())
+            raise ValueError(
+                f"`{name}` is {rows[name][row].tolist()} in row {row:,}, which the row's `{keys.ACTION_MASK}` says is "
+                f"illegal (there are {int(wrong.sum()):,} such rows): leave such rows out, or mend their masks."
+            )
 
 
 def check_gaps(rows: dict[str, Tensor], gaps: str) -> None:
