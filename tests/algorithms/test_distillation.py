@@ -308,7 +308,7 @@ def test_what_does_not_fit_is_refused_in_a_line():
         config(teacher=teacher).build(Pendulum, observe_parameters="all")
     with pytest.raises(ValueError, match=r"'prameters'.*Did you mean 'parameters'"):
         of_sides(teacher_obs=["prameters"])
-    with pytest.raises(ValueError, match="nothing to see"):
+    with pytest.raises(ValueError, match="nothing to observe"):
         of_sides(teacher_obs=["obs", "parameters"])
     with pytest.raises(ValueError, match="continuous actions"):
         of_sides(loss="mse")

@@ -95,7 +95,7 @@ def test_what_may_not_fit_is_warned_of_once(there_are, recwarn):
     there_are(int(1.2 * config().rollout_bytes(**spaces_)))
     config().build(CartPole)
     [warning] = recwarn
-    assert "It may not be enough. If it is not, lower `num_envs`" in str(warning.message)
+    assert "That may not be enough. If it is not, lower `num_envs`" in str(warning.message)
 
 
 def test_a_class_that_knows_its_spaces_is_not_made(there_are):
