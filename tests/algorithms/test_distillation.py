@@ -454,7 +454,7 @@ def test_a_description_alone_asks_for_its_weights(runs):
     again.need_weights()
     one, other = (each.policy.model.policy_head.weight for each in (again, by_run))
     assert torch.equal(one, other)
-    with pytest.raises(ValueError, match="without its weights"):
+    with pytest.raises(ValueError, match="has no weights"):
         Teacher(dict(by_hand)).need_weights()
     with pytest.raises(ValueError, match="other weights"):
         Teacher({**by_run, "sha256": "0"}).need_weights()

@@ -204,7 +204,7 @@ def test_a_model_that_cannot_act_without_either_is_refused(model, says):
 @pytest.mark.parametrize(("model", "does"), [(Dropping, "draws random numbers"), (Norming, "changes its buffers")])
 def test_it_is_not_compiled(model, does):
     with pytest.raises(
-        ValueError, match=rf"{model.__name__} {does} \(.*compiled programs cannot: use execution='eager'"
+        ValueError, match=rf"{model.__name__} {does} \(.*compiled programs do not support: use execution='eager'"
     ):
         ppo(model, execution="compile")
     auto = ppo(model, execution="auto")
