@@ -456,7 +456,7 @@ def test_a_description_alone_asks_for_its_weights(runs):
     assert torch.equal(one, other)
     with pytest.raises(ValueError, match="has no weights"):
         Teacher(dict(by_hand)).need_weights()
-    with pytest.raises(ValueError, match="other weights"):
+    with pytest.raises(ValueError, match="has changed"):
         Teacher({**by_run, "sha256": "0"}).need_weights()
 
 
