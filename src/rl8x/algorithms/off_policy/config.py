@@ -50,7 +50,7 @@ class LearnerConfig(AlgorithmConfig):
         "Learning rate over transitions, or over updates when learning from a data set: [[transitions, value], ...], "
         "constant between points, or {kind: interp, points: [...]}, linear between them.",
     )
-    optimizer: str = option("adam", "Optimizer.", choices=tuple(OPTIMIZERS))
+    optimizer: str = option("adam", "Optimizer of the weights.", choices=tuple(OPTIMIZERS))
     optimizer_config: dict[str, Any] = option({}, "Keyword arguments of the optimizer, such as eps or weight_decay.")
     max_grad_norm: float | None = option(
         None, "Gradients of each network are clipped to this L2 norm. None: no clipping.", above=0.0

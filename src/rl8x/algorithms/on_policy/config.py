@@ -39,7 +39,7 @@ class OnPolicyConfig(OnlineConfig):
         "Learning rate over transitions: [[transitions, value], ...], constant between points, or {kind: interp, "
         "points: [...]}, linear between them.",
     )
-    optimizer: str = option("adam", "Optimizer.", choices=tuple(OPTIMIZERS))
+    optimizer: str = option("adam", "Optimizer of the weights.", choices=tuple(OPTIMIZERS))
     optimizer_config: dict[str, Any] = option({}, "Keyword arguments of the optimizer, such as eps or weight_decay.")
     max_grad_norm: float | None = option(
         5.0, "Gradients are clipped to this L2 norm over all weights. None: no clipping.", above=0.0
