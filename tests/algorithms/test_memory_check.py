@@ -82,7 +82,7 @@ def test_what_is_counted_is_there_and_is_most_of_the_buffers(env, options, there
     there_are(int(1.5 * held) + 100_000)
     config(**options).build(env)
     there_are(int(0.9 * held))
-    with pytest.raises(ValueError, match=r"num_envs=8 and horizon=8 need at least .* on cpu, and .* Lower"):
+    with pytest.raises(ValueError, match=r"num_envs=8 and horizon=8 need at least .* on cpu, but .* Lower"):
         config(**options).build(env)
 
 
@@ -95,7 +95,7 @@ def test_what_may_not_fit_is_warned_of_once(there_are, recwarn):
     there_are(int(1.2 * config().rollout_bytes(**spaces_)))
     config().build(CartPole)
     [warning] = recwarn
-    assert "It may not be enough. If it is not, lower `num_envs`" in str(warning.message)
+    assert "That may not be enough. If it is not, lower `num_envs`" in str(warning.message)
 
 
 def test_a_class_that_knows_its_spaces_is_not_made(there_are):
@@ -209,7 +209,7 @@ def test_a_data_set_that_does_not_fit_is_refused_before_its_rows_are_made(there_
     need = 1000 * (2 * 400 + 8 + 2 * 4)
     monkeypatch.setattr(Dataset, "prepare", lambda *arguments, **named: pytest.fail("rows were made"))
     there_are(need - 1)
-    message = r"a data set of 1,000 transitions needs at least 0\.8 MB of memory on cpu, and 0\.8 MB are available"
+    message = r"a data set of 1,000 transitions needs at least 0\.8 MB of memory on cpu, but 0\.8 MB are available"
     with pytest.raises(ValueError, match=message):
         config.build(dataset=dataset)
     there_are(need + 1)

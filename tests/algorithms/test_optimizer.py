@@ -181,7 +181,7 @@ def torchs(*, amsgrad=False, uneven=False):
 
 REFUSED = {
     "equal size, other shape": (saved_by(5, 3), r"exp_avg of '0.weight' has the shape \[3, 5\], the weight \[5, 3\]"),
-    "more weights": (saved_by(3, 5, 1), r"is also of '1.weight'; it is of 4 weights and this one of 2"),
+    "more weights": (saved_by(3, 5, 1), r"is also of '1.weight'; it has 4 weights, this one 2"),
     "another rule": (
         saved_by(3, 5, optimizer="sgd", momentum=0.9),
         r"keeps momentum_buffer of a weight, this one",
@@ -209,7 +209,7 @@ def test_another_layout_is_refused_and_changes_nothing(case):
 
 
 def test_fewer_weights_are_refused():
-    with pytest.raises(ValueError, match=r"does not know '1.weight'; it is of 2 weights and this one of 4"):
+    with pytest.raises(ValueError, match=r"does not know '1.weight'; it has 2 weights, this one 4"):
         saved_by(3, 5, 1).load_state_dict(saved_by(3, 5).state_dict())
 
 

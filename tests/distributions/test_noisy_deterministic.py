@@ -84,7 +84,7 @@ def test_only_td3_trains_with_spreads_that_differ_between_copies():
     """In a minibatch another copy's spread would be taken for a row's, so that old and new log-probabilities differ."""
     given = {"distribution": NoisyDeterministic, "device": "cpu", "num_envs": 4, "horizon": 4, "execution": "eager"}
     spread = {"noise_std": 0.5, "noise_std_min": 0.1}
-    with pytest.raises(ValueError, match=r"PPO needs .* NoisyDeterministic has another one for each copy .* use TD3"):
+    with pytest.raises(ValueError, match=r"PPO needs .* NoisyDeterministic differs between them.* use TD3"):
         PPOConfig(**given, distribution_config=spread).build(Pendulum)
     algorithm = PPOConfig(**given, distribution_config={"noise_std": 0.5}).build(Pendulum)
     algorithm.collect()

@@ -36,14 +36,14 @@ LR: Final = "coefficients/lr"
 class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
     """Hyperparameters that every algorithm has.
 
-    A preset is a subclass with other defaults, named on the command line and in run files as an algorithm is:
+    A preset is a subclass with other defaults; command line and run files name it like an algorithm:
 
         @dataclasses.dataclass(frozen=True, kw_only=True)
         class FastTD3Config(TD3Config, defaults={"num_envs": 1024, "tau": 0.1}): ...
 
     Raises:
         TypeError: If a value is not of its option's kind.
-        ValueError: If there is no option of a name, a value is out of its range or not finite, or options do not fit
+        ValueError: If a name is not an option, a value is out of its range or not finite, or options do not fit
             together.
     """
 
@@ -52,30 +52,31 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
 
     seed: int | None = option(
         None,
-        "Makes a run reproducible, bit for bit on one machine. None draws one, which the run's params record.",
+        "Seed of the run; equal seeds give equal bits on one machine. None draws one, which is recorded in the run's "
+        "params.",
         low=0,
     )
-    device: str = option("auto", "Where environment, policy and update live; 'auto' is CUDA where there is one.")
+    device: str = option("auto", "Device of environment, policy and update; 'auto' is CUDA if available, else the CPU.")
     num_threads: int | None = option(
-        None, "CPU threads that torch uses in this process. None leaves torch's own choice.", low=1, high=1024
+        None, "CPU threads of torch in this process. None: torch's own choice.", low=1, high=1024
     )
     execution: Mode = option(
         "auto",
-        "How the update and the rollout run: 'eager', 'compile' (fused loops, from the first step), 'graph' (captured "
-        "once, on CUDA), or 'auto', which is graph on CUDA; elsewhere eager at first, and compiled in longer runs.",
+        "How rollout and update run: 'eager', 'compile' (from the first step), 'graph' (CUDA graphs), or 'auto': "
+        "graph on CUDA; elsewhere eager at first, compiled in longer runs.",
         choices=MODES,
     )
     precision: Precision = option(
         "fp32",
-        "Precision of the policy's matmuls: 'fp32', 'tf32' (CUDA), or 'bf16' (for machines that have it).",
+        "Precision of the policy's matmuls: 'fp32', 'tf32' (CUDA only) or 'bf16' (where the hardware supports it).",
         choices=PRECISIONS,
     )
 
     def __init_subclass__(cls, *, defaults: Mapping[str, Any] | None = None, **options: Any) -> None:
-        """Declare other defaults for hyperparameters of the base class; ranges and explanations stay.
+        """Override defaults of the base class's hyperparameters; ranges and help texts stay.
 
         Raises:
-            ValueError: If a name is none of the base class's hyperparameters.
+            ValueError: If a name is not a hyperparameter of the base class.
         """
         super().__init_subclass__(**options)
         defaults = defaults or {}
@@ -99,11 +100,11 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         """Return the algorithm, after checking that config and environment fit.
 
         Args:
-            env: What it trains in; None for an algorithm without an environment.
+            env: The training environment; None for an algorithm without one.
             env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
 
         Raises:
-            TypeError: If no algorithm is declared with `config=` this class, or it takes no environment.
+            TypeError: If no algorithm declares this class as its `config=`, or it takes no environment.
             ValueError: If config, environment and model do not fit together, there is too little memory, or torch's
                 default dtype is not float32.
         """
@@ -115,7 +116,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             )
         if torch.get_default_dtype() != torch.float32:
             raise ValueError(
-                f"torch's default dtype is {torch.get_default_dtype()}, and environments and policies are float32: "
+                f"torch's default dtype is {torch.get_default_dtype()}, but environments and policies are float32: "
                 "call torch.set_default_dtype(torch.float32) first."
             )
         for given, why in self.without_effect().items():
@@ -130,13 +131,13 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
 
     @property
     def algorithm_class(self) -> type[GenericAlgorithmBase[Any]] | None:
-        """The class of algorithm that this config builds; a config may have several."""
+        """The algorithm class that this config builds; a config may have several."""
         return self.algorithm
 
     def without_effect(self) -> dict[str, str]:
-        """Return the given hyperparameters that have no effect beside others, as `name=value`, each with the reason.
+        """Return the given hyperparameters that have no effect, as `name=value`, each with the reason.
 
-        `build` warns of them. One at its default is not known to have been given.
+        `build` warns of them. One at its default does not count as given.
         """
         return replaced_by_schedules(self)
 
@@ -162,7 +163,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             env_kwargs: Keyword arguments for the environment's constructor.
 
         Raises:
-            TypeError: If one is given to an algorithm that takes none.
+            TypeError: If an environment is given.
         """
         if env is not None or env_kwargs:
             raise TypeError(f"{type(self).__name__} trains without an environment; got {env!r}.")
@@ -172,22 +173,22 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
 class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     """An algorithm: `collect()` gathers experience, if there is an environment, and `step()` learns.
 
-    A subclass names its config, which then builds it: `class Mine(GenericAlgorithmBase[MyConfig], config=MyConfig)`.
+    A subclass declares its config, which then builds it: `class Mine(GenericAlgorithmBase[MyConfig], config=MyConfig)`.
 
     Args:
         config: The hyperparameters.
-        env: The environment that is trained in; None where there is none.
-        seed: The seed in use, also where the config leaves it open.
-        env_factory: Makes another environment of the same kind; None where an instance was given.
+        env: The training environment; None without one.
+        seed: The seed in use, drawn if the config has none.
+        env_factory: Makes another environment of the same kind; None if an instance was given.
 
     Attributes:
-        clock: The counter that metrics are plotted against and schedules go by.
+        clock: The counter that metrics are plotted against and schedules depend on.
         counters: Running totals, by metric name (`keys.COUNTERS`).
-        device: Where environment, policy and update live.
-        execution: How the programs run.
-        metrics: Names of the metrics in a row of `step()`, as they are logged.
-        policy: The policy that is trained.
-        state_reset_every: The policy's state is reset every so many steps of a horizon; 0 is never.
+        device: Device of environment, policy and update.
+        execution: Runs the programs.
+        metrics: Names of the metrics that `step()` returns, as they are logged.
+        policy: The trained policy.
+        state_reset_every: The recurrent state is reset every so many steps of a horizon; 0: only at episode starts.
     """
 
     clock: ClassVar[str] = keys.UPDATES
@@ -196,7 +197,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     """The parts of `learned_state` that differ between ranks, such as generators; all others are equal."""
 
     trains_by_copy: ClassVar[bool] = False
-    """Whether updates ignore the scale of action distributions, so that it may differ between copies."""
+    """Whether updates do not depend on the scale of action distributions, which then may differ between copies."""
 
     policy: Policy
     state_reset_every: int = 0
@@ -227,13 +228,13 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         """
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
-        """Collect experience with the current policy; without an environment do nothing.
+        """Collect experience with the current policy; do nothing without an environment.
 
         Args:
             env_config: Values for the environment's parameters, or a function that returns them.
 
         Returns:
-            Its statistics, by the names of metrics.
+            Its metrics by name.
         """
         return Stats({})
 
@@ -242,15 +243,14 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         """Update the policy.
 
         Returns:
-            The update's statistics, by the names of metrics. Those under `finite/` are none: 1 where the quantity of
-            this name is not finite, else 0.
+            The update's metrics by name. Those under `finite/` are flags: 1 if the quantity is not finite, else 0.
         """
 
     @property
     def seconds_per_step(self) -> float:
         """Estimate the duration of an eager step on a CPU, in seconds, from its amount of work; see `Execution.plan`.
 
-        It must follow from config, environment and policy alone, and not from a clock.
+        The estimate must depend on config, environment and policy alone, not on a clock.
         """
         return 1.0
 
@@ -261,24 +261,24 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     # -- models that behave differently in training mode
 
     def check_model(self, seq_len: int = 1) -> TrainingEffects:
-        """Run the policy once; if its model draws random numbers or writes buffers in training mode, train it eagerly.
+        """Run the policy once; train eagerly if its model draws random numbers or writes buffers in training mode.
 
         Args:
-            seq_len: Steps of the sequences that it is trained on.
+            seq_len: Length of its training sequences, in steps.
 
         Returns:
-            What the model does in training mode beside giving outputs.
+            Side effects of the model in training mode.
 
         Raises:
-            ValueError: As `Policy.check_model` does, or if such a model is to be compiled, or changes its buffers on
-                several ranks, or losses cannot know the action distribution of a minibatch.
+            ValueError: As `Policy.check_model` does, or if such a model would be compiled or changes its buffers on
+                several ranks, or action distributions differ between copies and the losses depend on them.
         """
         distribution = self.policy.distribution
         if distribution.by_copy and not self.trains_by_copy:
             raise ValueError(
-                f"{type(self).__name__} needs the distributions of actions in minibatches, and this "
-                f"{type(distribution).__name__} has another one for each copy of the environment: leave "
-                "`noise_std_min` out of `distribution_config`, or use TD3."
+                f"{type(self).__name__} needs one action distribution for all copies of the environment, but this "
+                f"{type(distribution).__name__} differs between them: leave `noise_std_min` out of "
+                "`distribution_config`, or use TD3."
             )
         effects = self.policy.check_model(seq_len)
         self._model_draws = effects.draws
@@ -288,18 +288,19 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         does = "draws random numbers (dropout)" if effects.draws else "changes its buffers (batch normalisation)"
         if not execution.falls_back and execution.mode != "eager":
             raise ValueError(
-                f"{name} {does} in training mode, which compiled programs cannot: use execution='eager' or 'auto'."
+                f"{name} {does} in training mode, which compiled programs do not support: use execution='eager' or "
+                "'auto'."
             )
         if effects.writes and ranks().size > 1:
             raise ValueError(
-                f"{name} {does} in training mode, and each of the {ranks().size} ranks would have its own: use layers "
-                "that keep nothing, such as nn.LayerNorm, or one rank."
+                f"{name} {does} in training mode, which would differ between the {ranks().size} ranks: use layers "
+                "without buffers, such as nn.LayerNorm, or one rank."
             )
         execution.fall_back()
         return effects
 
     def model_draws(self) -> contextlib.AbstractContextManager[None]:
-        """Seed torch's global generators, within the context, from run seed and step, for models that use them."""
+        """Seed torch's global generators from run seed and step within the context, for models that use them."""
         if not self._model_draws:
             return contextlib.nullcontext()
         return seeded(part_seed(self.seed, f"model {self.counters[keys.STEPS]}"), self.device)
@@ -310,7 +311,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     def learned_state(self) -> dict[str, Any]:
         """Return references to the state that updates change, such as weights, optimizer and running moments.
 
-        The trainer clones it before each step where a step with non-finite numbers is to be taken back. Experience,
+        The trainer clones it before each step if it may have to undo a step with non-finite numbers. Experience,
         such as a replay buffer, belongs to `state_dict` alone.
         """
 
@@ -330,16 +331,16 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         """Restore the state of `state_dict`; training continues with the same bits.
 
         Args:
-            state: What it returned.
+            state: A `state_dict`.
         """
         self.load_learned_state(state)
         self.counters.update(state["counters"])
 
     def join(self, state: Mapping[str, Any]) -> None:
-        """Restore another rank's state, as a rank that the run did not have.
+        """Restore another rank's state on a rank that is new to the run.
 
         Args:
-            state: What that one's `state_dict` returned.
+            state: That rank's `state_dict`.
         """
         own = self.learned_state()
         self.load_learned_state({**state, **{name: own[name] for name in self.of_rank}})
@@ -358,7 +359,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Every effective hyperparameter by name, nested ones with dots."""
+        """Every effective hyperparameter by dotted name."""
         params: dict[str, Any] = {"algorithm": type(self).__name__}
         for field in dataclasses.fields(self.config):
             params.update(flatten_params(field.name, getattr(self.config, field.name)))
@@ -379,11 +380,11 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     @property
     def tags(self) -> dict[str, str]:
-        """Tags that a run records at its end, by name; the execution mode may differ from that at its start."""
+        """Tags that a run records at its end, by name; the execution mode may have changed since its start."""
         return {"rl8x.execution": self.execution.mode}
 
     def watch(self, row: Mapping[str, float]) -> None:
-        """Warn if a step's row of statistics shows a problem; the row has been copied to the host.
+        """Warn if a step's metrics, on the host, show a problem.
 
         Args:
             row: Metrics by name.
@@ -391,7 +392,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
 
 def flatten_params(name: str, value: Any) -> dict[str, Any]:
-    """Flatten nested mappings to dotted names; classes and modules become their names."""
+    """Flatten nested mappings to dotted names; replace classes and modules by their class names."""
     if isinstance(value, Mapping):
         flat: dict[str, Any] = {}
         for key, item in value.items():
@@ -405,5 +406,5 @@ def flatten_params(name: str, value: Any) -> dict[str, Any]:
 
 
 def qualified_name(cls: type) -> str:
-    """Return the dotted path of a class; for rl8x's own classes the name alone."""
+    """Return the dotted path of a class, or its bare name if it is rl8x's own."""
     return cls.__name__ if cls.__module__.startswith("rl8x.") else f"{cls.__module__}.{cls.__qualname__}"

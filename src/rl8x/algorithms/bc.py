@@ -1,4 +1,4 @@
-"""Behaviour cloning: the policy that makes the actions of a data set most likely.
+"""Behaviour cloning: a policy that maximises the likelihood of a data set's actions.
 
 Source: Pomerleau 1991, "Efficient training of artificial neural networks for autonomous navigation".
 """
@@ -35,9 +35,9 @@ class BCConfig(LearnerConfig):
     """
 
     distribution: str | type[Distribution] | None = option(
-        None, "Action distribution: a built-in name, a dotted path or a class. None: by the action space."
+        None, "Action distribution: a built-in name, a dotted path or a class. None: chosen by the action space."
     )
-    distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution's class.")
+    distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution class.")
 
 
 class BC(OfflineAlgorithm[BCConfig], config=BCConfig):

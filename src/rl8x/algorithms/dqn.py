@@ -1,4 +1,4 @@
-"""Deep Q-learning: action values, learned from a replay with targets from a target network.
+"""Deep Q-learning: action values, learned from a replay with a target network.
 
 Source: Mnih et al. 2015, "Human-level control through deep reinforcement learning", algorithm 1; `double`: van Hasselt
 et al. 2016, arXiv:1509.06461; `dueling`: Wang et al. 2016, arXiv:1511.06581; `prioritized`: Schaul et al. 2016,
@@ -59,42 +59,44 @@ class DQNConfig(
     arXiv:2006.04779.
     """
 
-    epsilon: float = option(0.05, "Share of random actions after the warm-up, when all are.", low=0.0, high=1.0)
+    epsilon: float = option(
+        0.05, "Probability of a random action after the warm-up (epsilon-greedy).", low=0.0, high=1.0
+    )
     epsilon_schedule: list[list[float]] | dict[str, Any] | None = option(
-        None, "Share of random actions over transitions, in the form of lr_schedule; it replaces epsilon."
+        None, "Epsilon over transitions, in the form of lr_schedule; replaces epsilon."
     )
     double: bool = option(
-        True, "Whether the trained network chooses the action whose value the target network gives (double Q-learning)."
+        True,
+        "Double Q-learning: the trained network selects the next action and the target network evaluates it "
+        "(arXiv:1509.06461).",
     )
-    dueling: bool = option(
-        False, "Whether values of actions are the state's value and what each action adds to it: Q = V + A - mean A."
-    )
+    dueling: bool = option(False, "Dueling heads: Q = V + A - mean A (arXiv:1511.06581).")
     huber_delta: float | None = option(
         None,
-        "Errors beyond it have a gradient of constant size; 1 is the paper's. None: half the squared error, "
-        "which learns faster from the rare large errors where an episode ends; with num_quantiles their plain size.",
+        "Delta of the Huber loss; the paper's is 1. None: half the squared error, which learns faster from rare "
+        "large errors at episode ends; with num_quantiles the absolute error.",
         above=0.0,
     )
     num_atoms: int = option(
         1,
-        "Atoms of a categorical distribution of the return after each action, from v_min to v_max, whose mean is its "
-        "value (C51 has 51); 1: the value alone. An update has batch_size * num_atoms^2 numbers.",
+        "C51: atoms of a categorical distribution of the return, from v_min to v_max (arXiv:1707.06887 has 51); 1: "
+        "the network predicts the mean return alone. An update has batch_size * num_atoms^2 numbers.",
         low=1,
         high=1000,
     )
-    v_min: float = option(-10.0, "The lowest atom: the least return, discounted as by gamma.")
-    v_max: float = option(10.0, "The highest atom: the largest return, discounted as by gamma.")
+    v_min: float = option(-10.0, "Lowest atom: the smallest discounted return; must be less than v_max.")
+    v_max: float = option(10.0, "Highest atom: the largest discounted return.")
     num_quantiles: int = option(
         1,
-        "Quantiles of the return after each action, whose mean is its value (QR-DQN has 200, with huber_delta 1); 1: "
-        "the value alone. They need no bounds. An update has batch_size * num_quantiles^2 numbers.",
+        "QR-DQN: quantiles of the return, without bounds (arXiv:1710.10044 has 200, with huber_delta 1); 1: the "
+        "network predicts the mean return alone. An update has batch_size * num_quantiles^2 numbers.",
         low=1,
         high=1000,
     )
     cql_coeff: float = option(
         0.0,
-        "Weight in the loss of logsumexp Q - Q(s, a), which lowers the values of actions that the data do not have "
-        "(discrete CQL); for data sets.",
+        "Weight of the discrete CQL loss, logsumexp Q - Q(s, a), which lowers the values of actions that are not in "
+        "the data (arXiv:2006.04779). For data sets.",
         low=0.0,
     )
 
@@ -114,7 +116,7 @@ class DQNConfig(
             )
 
     def without_effect(self) -> dict[str, str]:
-        """Return the bounds of atoms too, where there are none."""
+        """Return also the bounds of atoms, if there are no atoms."""
         return super().without_effect() | bounds_of_no_atoms(self)
 
 
@@ -156,9 +158,9 @@ class QLearning(Learner[DQNConfig]):
 
         w is 1, or the importance weight with `prioritized`, whose priorities are |Q(s, a) - y|.
 
-        R is the sum of n discounted rewards, d = gamma^n, or 0 where the episode terminated, s' what followed them.
-        Where the network gives distributions of returns, Q is their mean, and in place of huber there is the distance
-        of that of (s, a) from the one of R + d Z'(s', a'), Z' being the target's; see `losses`.
+        R is the sum of n discounted rewards, d = gamma^n, or 0 where the episode terminated, and s' the next state.
+        If the network predicts distributions Z of returns, Q is their mean, and in place of huber there is the
+        distance between Z(s, a) and R + d Z'(s', a'), with Z' the target network's; see `losses`.
         """
         q, target = nets["q"], nets["target"]
         after = observed(batch, keys.NEXT_OBS)
@@ -193,9 +195,9 @@ class QLearning(Learner[DQNConfig]):
         """Return the losses of a batch's rows and the expectations of their targets y, `[batch_size]` each.
 
         Args:
-            outputs: What the trained network gives for the actions taken, `[batch_size]`, or
-                `[batch_size, num_outputs]` where it gives distributions.
-            following: What the target network gives for the best actions after them, of the same shape.
+            outputs: The trained network's outputs for the actions taken, `[batch_size]`, or `[batch_size, num_outputs]`
+                for distributions.
+            following: The target network's outputs for the best next actions, of the same shape.
             returns: R, `[batch_size]`.
             discounts: d, `[batch_size]`.
         """
@@ -236,7 +238,7 @@ class DQN(QLearning, OffPolicyAlgorithm[DQNConfig], config=DQNConfig):
 
 
 class OfflineDQN(QLearning, OfflineAlgorithm[DQNConfig], config=DQNConfig):
-    """Deep Q-learning from a data set, which needs `cql_coeff`. Made by `DQNConfig(...).build(dataset=...)`."""
+    """Deep Q-learning from a data set; set `cql_coeff`. Made by `DQNConfig(...).build(dataset=...)`."""
 
 
 def q_loss(values: Tensor, td_targets: Tensor, huber_delta: float | None) -> Tensor:
@@ -254,11 +256,11 @@ def quantile_loss(quantiles: Tensor, td_targets: Tensor, huber_delta: float | No
 
         sum over i of the mean over j of |tau_i - [u < 0]| huber(u) / delta,    u = y_j - theta_i, tau_i = (i + 1/2) / N
 
-    with |u| in place of huber(u) / delta where there is no delta, as which a small delta ends.
+    with |u|, the limit for small delta, in place of huber(u) / delta if delta is None.
 
     Args:
         quantiles: theta, the quantiles at tau, `[batch_size, N]`.
-        td_targets: y, draws of the target that are equally likely, `[batch_size, any number]`.
+        td_targets: y, equally likely samples of the target, `[batch_size, any number]`.
         huber_delta: delta, which the source calls kappa.
 
     Source: Dabney et al. 2017, arXiv:1710.10044, eq. 9 and 10; the division by delta: Dabney et al. 2018,

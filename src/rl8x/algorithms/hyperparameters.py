@@ -1,4 +1,4 @@
-"""Declarations of hyperparameters: once, with default, legal range and explanation, in a frozen dataclass."""
+"""Declares hyperparameters as fields of frozen dataclasses: default, legal range and help text in one place."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def option(
 
     Args:
         default: Its default.
-        help: What it means, in one or two sentences; the command line's help prints it.
+        help: What it does, in one or two sentences; `--help` prints it.
         low: Smallest legal value.
         high: Largest legal value.
         above: Legal values are greater than this.
-        choices: The legal values, where they are few.
+        choices: The legal values; empty if any in the range is.
     """
     metadata = {"help": help, "low": low, "high": high, "above": above, "choices": tuple(choices)}
     if isinstance(default, dict | list):
@@ -44,7 +44,7 @@ def option(
 
 
 def kind_of(field: dataclasses.Field[Any]) -> str:
-    """Return a field's type as its annotation is written, such as `int | None`, postponed by its module or not."""
+    """Return a field's type as written, such as `int | None`, whether its module postpones annotations or not."""
     return field.type.__name__ if isinstance(field.type, type) else str(field.type)
 
 
@@ -52,13 +52,13 @@ def check_options(config: Any) -> None:
     """Check every field of a config against what its `option` declares.
 
     Raises:
-        TypeError: If a value is not of the declared kind.
+        TypeError: If a value is not of the declared type.
         ValueError: If a value is out of its range or not among the choices.
     """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         declared = field.metadata
-        if isinstance(value, np.generic):  # np.int64(64) of an array's product
+        if isinstance(value, np.generic):  # such as np.int64(64)
             value = value.item()
             object.__setattr__(config, field.name, value)
         if not declared or (value is None and _may_be_none(field)):
@@ -135,9 +135,9 @@ def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> No
 
 
 def given_for_nothing(config: Any, names: Iterable[str], why: str) -> dict[str, str]:
-    """Return the given ones among some hyperparameters, as `name=value`, and why they have no effect.
+    """Return which of some hyperparameters were given, as `name=value`, each with why it has no effect.
 
-    One at its default is not known to have been given.
+    One at its default does not count as given.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     values = {name: getattr(config, name) for name in names}
@@ -145,9 +145,9 @@ def given_for_nothing(config: Any, names: Iterable[str], why: str) -> dict[str, 
 
 
 def replaced_by_schedules(config: Any) -> dict[str, str]:
-    """Return the constants that a config was given beside schedules that replace them and begin at other values.
+    """Return the constants that schedules replace and that differ from the schedules' first values.
 
-    As `given_for_nothing` does.
+    The form is that of `given_for_nothing`.
     """
     names: set[str] = {field.name for field in dataclasses.fields(config)}
     unused: dict[str, str] = {}
@@ -157,18 +157,17 @@ def replaced_by_schedules(config: Any) -> dict[str, str]:
             continue
         if getattr(config, name) != Schedule.make(schedule)(0):
             why = (
-                f"`{name}_schedule` replaces it. Leave one of them out, or give {name}_schedule=None where a preset "
-                "has it"
+                f"`{name}_schedule` replaces it. Leave one of them out, or set {name}_schedule=None if a preset sets it"
             )
             unused |= given_for_nothing(config, [name], why)
     return unused
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Return the device of a name: `"auto"` is CUDA if available; each of several ranks has its own.
+    """Return the named device: `"auto"` is CUDA if available; each of several ranks has its own.
 
     Raises:
-        ValueError: If there is no such device here.
+        ValueError: If this machine has no such device.
     """
     if str(device) == "auto" or (str(device) == "cuda" and ranks().size > 1):
         return ranks().device
@@ -184,6 +183,6 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def nearest_divisor(number: int, wanted: int) -> int:
-    """Return the divisor of a number that is nearest to the wanted one."""
+    """Return the divisor of a number that is nearest to the wanted value."""
     divisors = {size for low in range(1, int(number**0.5) + 1) if number % low == 0 for size in (low, number // low)}
     return min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))

@@ -1,6 +1,6 @@
-"""Implicit Q-learning: values of the best actions that a data set has, and a policy drawn to those actions.
+"""Implicit Q-learning: values of the best actions in a data set, and a policy that imitates those actions.
 
-Nothing is ever asked of actions that the data do not have.
+The critics are never evaluated at actions outside the data.
 
 Source: Kostrikov et al. 2022, "Offline reinforcement learning with implicit Q-learning", arXiv:2110.06169, algorithm 1.
 """
@@ -41,25 +41,28 @@ class IQLConfig(ValueConfig):
     """
 
     expectile: float = option(
-        0.7, "Which expectile of Q over the data's actions V is: 0.5 the mean, near 1 the maximum.", above=0.0, high=1.0
+        0.7,
+        "Expectile of Q over the data's actions that V estimates: 0.5 is the mean, values near 1 approach the maximum.",
+        above=0.0,
+        high=1.0,
     )
     temperature: float = option(
-        3.0, "How much likelier better actions become: 0 clones behaviour, large values take the best alone.", low=0.0
+        3.0, "Inverse temperature of the advantage weights exp(temperature * A): 0 is behaviour cloning.", low=0.0
     )
-    max_weight: float = option(100.0, "Largest weight of an action in the policy's loss.", above=0.0)
+    max_weight: float = option(100.0, "Largest advantage weight in the policy's loss.", above=0.0)
     critic_hidden_sizes: list[int] | None = option(None, "Widths of the critics' hidden layers. None: [256, 256].")
-    critic_layer_norm: bool = option(False, "Whether the critics' hidden layers are normalised.")
+    critic_layer_norm: bool = option(False, "Whether the critics' hidden layers have layer normalisation.")
     distribution: str | type[Distribution] | None = option(
-        None, "Action distribution: a built-in name, a dotted path or a class. None: by the action space."
+        None, "Action distribution: a built-in name, a dotted path or a class. None: chosen by the action space."
     )
-    distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution's class.")
+    distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution class.")
 
 
 class PolicyAndValue(nn.Module):
-    """A policy whose model's values are V(s): log-probabilities and values of rows, or values alone.
+    """A policy whose model's values are V(s); it returns log-probabilities and values, or values alone.
 
-    The actor and the critic of a built-in model share no weights unless they are told to (`shared`), so that one step
-    down the sum of their losses is a step down each.
+    The actor and the critic of a built-in model share no weights unless `shared` is set, so that minimising the sum of
+    their losses minimises each.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -94,7 +97,7 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
         """Raise if the critics do not support the action space.
 
         Raises:
-            ValueError: If they are neither in a `Box` nor in a `Discrete` space.
+            ValueError: If it is neither a `Box` nor a `Discrete` space.
         """
         if not isinstance(self.action_space, gymnasium.spaces.Box | gymnasium.spaces.Discrete):
             raise ValueError(
@@ -137,7 +140,7 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
             L_pi = -mean of min(exp(temperature A), max_weight) log pi(a | s)
             L_Q  = mean of sum_i (Q_i(s, a) - R - d V(s'))^2
 
-        R is the sum of n discounted rewards, d = gamma^n, or 0 where the episode terminated, s' what followed them.
+        R is the sum of n discounted rewards, d = gamma^n, or 0 where the episode terminated, and s' the next state.
         """
         config, policy, critics, target = self.config, nets["policy"], nets["q"], nets["target"]
         inputs, actions = observed(batch, keys.OBS), recorded_actions(batch)
@@ -171,7 +174,7 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:
     """Return |expectile - 1[error < 0]| error^2, `[...]`, of errors `[...]`, each a value less its estimate.
 
-    Its mean is least where the estimate is that expectile of the values: with 0.5 their mean.
+    Its minimiser is that expectile of the values; their mean for 0.5.
 
     Source: Kostrikov et al. 2022, arXiv:2110.06169, eq. 5.
     """

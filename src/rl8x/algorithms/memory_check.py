@@ -1,8 +1,8 @@
-"""Check that a run fits into memory: a lower bound of its needs, compared with the memory available at the start.
+"""Check that a run fits into memory: compare a lower bound of its needs with what is available at the start.
 
-Where memory runs out on the CPU the system ends the process without a word. Only what is certain to be there at one
-time is counted, so that nothing is refused that fits; measured peaks are 1.5 times as much where networks are small,
-and more elsewhere.
+When memory runs out on the CPU, the system kills the process without a message. Only what is certain to be allocated
+at the same time counts, so that nothing that fits is refused; measured peaks are 1.5 times as much with small networks,
+and more with others.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from rl8x.replay.columns import free_disk
 from rl8x.spaces import leaves
 
 Space = gymnasium.Space[Any]
-# Of a slot of the rollout beside observation and action: start, terminated and truncated (bool), reward and return
+# Bytes of a rollout slot without observation and action: start, terminated and truncated (bool), reward and return
 # (float32), length (int64).
 _SLOT: Final = 3 * 1 + 2 * 4 + 8
-# Of a step of an evaluation: reward (float32) and mask (bool); and how many it takes at least.
+# Bytes of an evaluation's shortest chunk, 16 steps: reward (float32) and mask (bool).
 _EVALUATED: Final = 16 * (4 + 1)
-# Measured memory of a run with a small network, relative to the counted part.
+# Measured memory of a run with a small network, relative to what is counted.
 _USUAL: Final = 1.5
 _CHECKS: Final = ContextVar("checks", default=True)
 
 
 @contextlib.contextmanager
-def nothing_is_gathered() -> Iterator[None]:
-    """Skip memory checks within the context: algorithms built there only act, and collect no experience."""
+def no_memory_checks() -> Iterator[None]:
+    """Skip memory checks within the context: algorithms built there only act and store no experience."""
     token = _CHECKS.set(False)
     try:
         yield
@@ -56,11 +56,11 @@ def check_training(
 
     Args:
         num_envs: Copies of the environment.
-        horizon: Steps of each.
-        device: Where they live.
-        need: Bytes of the experience itself.
-        policy: The policy; None where it is not made yet.
-        seq_len: Steps between two states of the policy that are kept.
+        horizon: Steps of each copy.
+        device: Their device.
+        need: Bytes of the experience.
+        policy: The policy; None before it is built.
+        seq_len: Steps between two stored states of the policy.
 
     Raises:
         ValueError: If it needs more memory than there is.
@@ -71,7 +71,7 @@ def check_training(
         need += num_envs * (horizon // seq_len) * state
         need += num_envs * activation_bytes(policy)
         options = "`num_envs`, `horizon` or the size of the model" + (", or raise `seq_len`" if state else "")
-    # The last look of a build: one warning of it is enough.
+    # A build checks several times and warns only in the last check.
     _check(need, device, f"num_envs={num_envs:,} and horizon={horizon:,} need", options, warn=policy is not None)
 
 
@@ -120,7 +120,7 @@ def slot_bytes(observation: Space | None, action: Space | None) -> int:
 
 
 def activation_bytes(policy: Policy) -> int:
-    """Return the bytes of the widest layer's output for one copy; 0 if the model is not one of rl8x's."""
+    """Return the bytes of the widest layer's output for one copy; 0 if the model is not rl8x's."""
     if not type(policy.model).__module__.startswith("rl8x."):
         return 0
     widths = [module.out_features for module in policy.model.modules() if isinstance(module, nn.Linear)]
@@ -130,7 +130,7 @@ def activation_bytes(policy: Policy) -> int:
 def available_bytes(device: torch.device) -> int | None:
     """Return the available memory in bytes, including swap space; None if it is unknown.
 
-    Where several ranks are on the machine it is this one's share: they come at the same time.
+    If several ranks share the machine, it is this rank's share: they allocate at the same time.
     """
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
@@ -138,14 +138,14 @@ def available_bytes(device: torch.device) -> int | None:
     if device.type != "cpu":
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # psutil's, where a container hides the counters of swapping
+        warnings.simplefilter("ignore")  # psutil warns if a container hides the swap counters
         swap = psutil.swap_memory().free
     free = psutil.virtual_memory().available
     return (min([free, *_left_in_groups()]) + swap) // ranks().local_size
 
 
 def _left_in_groups(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """Return what the limits of this process's control groups leave it, of version 2 and 1; containers have them."""
+    """Return the bytes left under each memory limit of this process's control groups (v1 and v2), as in containers."""
     left = []
     try:
         groups = [line.split(":", 2)[1:] for line in proc.read_text().splitlines()]
@@ -184,11 +184,11 @@ def _check(need: int, device: torch.device, what: str, options: str, *, warn: bo
         available = available_bytes(device)
     if available is None or need * _USUAL <= available:
         return
-    text = f"{what} at least {_shown(need)} of memory on {device}, and {_shown(max(available, 0))} are available."
+    text = f"{what} at least {_shown(need)} of memory on {device}, but {_shown(max(available, 0))} are available."
     if need > available:
         raise ValueError(f"{text} Lower {options}.")
     if warn:
-        warnings.warn(f"{text} It may not be enough. If it is not, lower {options}.", RuntimeWarning, stacklevel=5)
+        warnings.warn(f"{text} That may not be enough. If it is not, lower {options}.", RuntimeWarning, stacklevel=5)
 
 
 def _shown(size: int) -> str:

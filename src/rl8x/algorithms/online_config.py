@@ -28,12 +28,12 @@ class OnlineConfig(AlgorithmConfig):
         ValueError: If `horizons_per_env_reset` is 0, and as `AlgorithmConfig` does.
     """
 
-    num_envs: int = option(8192, "Copies of the environment, stepped together.", low=1)
-    horizon: int = option(32, "Steps taken by each copy in one collect.", low=1)
+    num_envs: int = option(8192, "Parallel copies of the environment, stepped as one batch.", low=1)
+    horizon: int = option(32, "Environment steps of each copy in one rollout.", low=1)
     horizons_per_env_reset: int | None = option(
         None,
-        "k > 0 resets the environment before every k-th collect, k < 0 once at the first. "
-        "None: 1 for tasks that never end, -1 for episodic ones.",
+        "k > 0: reset the environment before every k-th rollout; k < 0: only before the first. None: 1 for tasks "
+        "that never end, -1 for episodic ones.",
     )
 
     def __post_init__(self) -> None:
@@ -53,13 +53,13 @@ class OnlineConfig(AlgorithmConfig):
             env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
 
         Raises:
-            TypeError: If what was given makes no environment.
+            TypeError: If `env` does not make an environment.
             ValueError: If config, environment and model do not fit together, or there is too little memory.
         """
         return super().build(env, **env_kwargs)
 
     def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
-        """Return a lower bound of the memory that the experience of one collect takes, in bytes.
+        """Return a lower bound of the memory that one rollout takes, in bytes.
 
         Args:
             observation: Space of one copy's observation; None where it is not known yet.
@@ -68,7 +68,7 @@ class OnlineConfig(AlgorithmConfig):
         return self.num_envs * (self.horizon + 1) * slot_bytes(observation, action)
 
     def make_env(self, env: EnvLike, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env, EnvFactory | None]:
-        """Make the environment, or use the given instance.
+        """Make the environment, or check the given instance.
 
         Args:
             env: The environment, in any form that `build` accepts.
@@ -76,12 +76,12 @@ class OnlineConfig(AlgorithmConfig):
             env_kwargs: Keyword arguments for the environment's constructor.
 
         Returns:
-            The environment, and a factory of others with other copies and another seed; None for an instance.
+            The environment, and a factory for environments of another size and seed; None for an instance.
 
         Raises:
-            ValueError: If an instance has another number of copies or lives on another device than the config says, or
-                there is too little memory.
-            TypeError: If what was given makes no environment.
+            ValueError: If an instance's number of copies or device differs from the config's, or there is too little
+                memory.
+            TypeError: If `env` does not make an environment.
         """
         device = resolve_device(self.device)
         if not isinstance(env, Env) and is_vectorised(env):
@@ -105,7 +105,7 @@ class OnlineConfig(AlgorithmConfig):
 
 
 def _check_memory(config: OnlineConfig, env: Any, device: torch.device) -> None:
-    """Raise if a training does not fit into memory; before making the environment if its class declares the spaces."""
+    """Raise if the run does not fit into memory; before making the environment if its class declares the spaces."""
     spaces = [getattr(env, f"single_{name}_space", None) for name in ("observation", "action")]
     observation, action = (space if isinstance(space, gymnasium.Space) else None for space in spaces)
     check_training(config.num_envs, config.horizon, device, config.rollout_bytes(observation, action))
@@ -129,7 +129,7 @@ def _check_call(env: EnvLike, factory: EnvFactory) -> None:
     """Raise if a function cannot be called like a factory of environments.
 
     Raises:
-        TypeError: If it cannot; a class says by itself what it lacks.
+        TypeError: If it cannot; a class reports missing arguments itself.
     """
     if isinstance(env, str) or inspect.isclass(env):
         return

@@ -1,10 +1,10 @@
-"""Weights as one flat vector, and the optimizer of it; the rules are in `optimizer_rules.py`.
+"""Weights as one flat vector, and its optimizer; the update rules are in `optimizer_rules.py`.
 
-A policy of eight small tensors costs an optimizer eight times the overhead of one. All weights of a policy are laid out
-in one vector, the gradients in another, and every module keeps views of them: clipping is one norm, and a step is a
-handful of operations on vectors, written in place so that the same function runs eagerly and inside a compiled update.
+An optimizer's overhead grows with the number of tensors. All weights of a policy are one vector, their gradients
+another, and the modules hold views: clipping is one norm, and a step is a few in-place vector operations, by a function
+that runs eagerly and inside a compiled update.
 
-What is saved is in the layout of `torch.optim`, for each weight by its name, so that either loads what the other saved.
+State dicts have the layout of `torch.optim`, by weight name, so that either loads what the other saved.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def clip_and_apply(
         state: The weights, `[size]`, and the rule's moments.
         gradient: `[size]`.
         lr: Learning rate, 0-d.
-        max_grad_norm: Largest L2 norm of the gradient over all weights; None does not clip.
-        active: 0-d bool; False leaves the state as it is, decided on the device.
+        max_grad_norm: L2 norm over all weights to clip the gradient to; None does not clip.
+        active: 0-d bool on the device; False leaves the state unchanged.
 
     Returns:
         The norm before clipping, 0-d.
@@ -60,11 +60,11 @@ def clip_and_apply(
 def updates_not_finite(rows: Tensor, norms: Sequence[bool], weights: Iterable[Tensor]) -> dict[str, Tensor]:
     """Return whether losses, gradients or weights of a step's updates are non-finite, 0-d bools by metric.
 
-    After the first bad update all numbers are bad, so that only the first is looked at.
+    Only the first bad update is examined: after it all numbers are bad.
 
     Args:
-        rows: The metrics of each update, `[updates, numbers]`.
-        norms: Which of the numbers are norms of gradients; the others are losses and such.
+        rows: The metrics of each update, `[updates, metrics]`.
+        norms: Which of the metrics are gradient norms.
         weights: All weights after the updates, as vectors.
     """
     bad = ~torch.isfinite(rows)
@@ -84,12 +84,12 @@ class FlatWeights:
     """A set of weights as one vector; the modules' weights are views of it.
 
     Args:
-        weights: The weights, by name; those that are trained become views of the vector.
+        weights: The weights, by name; those that require gradients become views of the vector.
 
     Attributes:
         weights: The vector of all weights, `[size]`.
-        names: The modules' weights' names, in order.
-        views: The weights, views of the vector.
+        names: The weights' names, in order.
+        views: The weights, as views of the vector.
     """
 
     def __init__(self, weights: Iterable[tuple[str, nn.Parameter]]) -> None:
@@ -105,7 +105,7 @@ class FlatWeights:
     def split(self, vector: Tensor) -> list[Tensor]:
         """Return a vector's parts in the shapes of the weights, as views."""
         parts = torch.split_with_sizes(vector, self.sizes)
-        # A slice of a whole part would add a backward operator that zero-fills a gradient and copies into it.
+        # Slicing a part without padding would add a backward operator that zero-fills a gradient and copies into it.
         return [
             (part[: shape.numel()] if padded else part).view(shape)
             for part, shape, padded in zip(parts, self._shapes, self._padded, strict=True)
@@ -113,7 +113,7 @@ class FlatWeights:
 
     @torch.no_grad()
     def joined(self, parts: Iterable[Tensor]) -> Tensor:
-        """Return tensors in the shapes of the weights as a new vector, with zeros as padding between them."""
+        """Return tensors in the shapes of the weights as a new vector, zero-padded between them."""
         first = self.views[0]
         vector = torch.zeros(sum(self.sizes), dtype=first.dtype, device=first.device)
         for place, part in zip(self.split(vector), parts, strict=True):
@@ -125,14 +125,14 @@ class FlatOptimizer(FlatWeights):
     """Clips and applies the gradients of a set of weights as one vector.
 
     Args:
-        weights: What to optimise, by name; each tensor becomes a view of one vector, and its gradient of another.
+        weights: What to optimise, by name; weights and gradients become views of two vectors.
         rule: The update rule.
-        lr: First learning rate.
+        lr: Initial learning rate.
 
     Attributes:
         gradient: The gradient, `[size]`, which backward passes add to.
-        moments: What the rule keeps, by name.
-        lr: Learning rate, 0-d: a tensor, so that a compiled step reads the present one and not the traced one.
+        moments: The rule's state, by name.
+        lr: Learning rate, 0-d: a tensor, so that a compiled step reads the current value, not the traced one.
     """
 
     def __init__(self, weights: Iterable[tuple[str, nn.Parameter]], rule: Rule, *, lr: float) -> None:
@@ -154,8 +154,8 @@ class FlatOptimizer(FlatWeights):
         """Clip the gradient to a norm and make one step, in place and without host syncs.
 
         Args:
-            max_grad_norm: Largest L2 norm of the gradient over all weights; None does not clip.
-            active: 0-d bool; False leaves weights and moments as they are, decided on the device.
+            max_grad_norm: L2 norm over all weights to clip the gradient to; None does not clip.
+            active: 0-d bool on the device; False leaves weights and moments unchanged.
 
         Returns:
             The norm before clipping, 0-d.
@@ -166,12 +166,12 @@ class FlatOptimizer(FlatWeights):
         """Return the moments of each weight, in the layout of `torch.optim`.
 
         Args:
-            copies: Whether they are copies, rather than views that go on changing.
+            copies: Whether to return copies, rather than views that change with training.
 
         Returns:
-            `state`: of each weight by its name, what `torch.optim` keeps of it. `param_groups`: one, with the names in
-            order as its `params`, the learning rate and the rule's options. An optimizer of `torch.optim` over the same
-            weights in the same order takes it as it is.
+            `state`: the moments of each weight by name, as in `torch.optim`. `param_groups`: one group, with the names
+                in order as its `params`, the learning rate and the rule's options. An optimizer of `torch.optim` over
+                the same weights in the same order loads it.
         """
         state: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
         for kind, moment in self.moments.items():
@@ -186,11 +186,11 @@ class FlatOptimizer(FlatWeights):
         """Restore moments and learning rate in place, so that captured pointers stay valid.
 
         Args:
-            state: A `state_dict` of this class, or of an optimizer of `torch.optim` over the same weights: by name
-                where it has names, else in the same order. The rule's options stay those that it was made with.
+            state: A `state_dict` of this class, or of a `torch.optim` optimizer over the same weights: matched by name
+                if it has names, else by order. The rule's options stay unchanged.
 
         Raises:
-            ValueError: If the state is another optimizer's, or of other weights.
+            ValueError: If the state belongs to another kind of optimizer, or to other weights.
         """
         saved = self._matched(state)
         for kind, moment in self.moments.items():
@@ -206,7 +206,7 @@ class FlatOptimizer(FlatWeights):
         self.weights.copy_(self.joined(self.views))
 
     def _matched(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the saved moments of each weight, in order; empty for those that have not taken a step."""
+        """Return the saved moments of each weight, in order; empty before its first step."""
         if not {"state", "param_groups"} <= state.keys():
             raise ValueError(
                 f"An optimizer's state has `state` and `param_groups`; got {', '.join(map(repr, state)) or 'nothing'}."
@@ -220,8 +220,8 @@ class FlatOptimizer(FlatWeights):
             name = next(name for name in (*self.names, *names) if (name in names) != (name in self.names))
             which = "does not know" if name in self.names else "is also of"
             raise ValueError(
-                f"The saved optimizer {which} {name!r}; it is of {len(names)} weights and this one of "
-                f"{len(self.names)}. Use the model that it was saved with."
+                f"The saved optimizer {which} {name!r}; it has {len(names)} weights, this one {len(self.names)}. Use "
+                "the model that it was saved with."
             )
         by_name = {
             name: {kind: value for kind, value in state["state"].get(key, {}).items() if value is not None}
@@ -232,7 +232,7 @@ class FlatOptimizer(FlatWeights):
         return saved
 
     def _check(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Raise if moments are of another kind of optimizer, or of weights of other shapes."""
+        """Raise if moments belong to another kind of optimizer, or to weights of other shapes."""
         for name, view, parts in zip(self.names, self.views, saved, strict=True):
             if parts and parts.keys() != self.moments.keys():
                 raise ValueError(

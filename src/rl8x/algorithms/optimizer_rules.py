@@ -27,7 +27,7 @@ class Rule(ABC):
         """Check the options.
 
         Raises:
-            ValueError: At the first that is out of its range.
+            ValueError: If one is out of its range.
         """
         _check_number("weight_decay", self.weight_decay)
 
@@ -37,9 +37,9 @@ class Rule(ABC):
 
     @abstractmethod
     def moments(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the initial state beside the weights `[size]`, such as running moments, by the names of `torch.optim`.
+        """Return the initial optimizer state for weights `[size]`, such as running moments, by `torch.optim`'s names.
 
-        Each is `[size]`, but for `step`, the steps taken so far, `[1]`.
+        Each is `[size]`, except `step`, the steps taken so far, `[1]`.
         """
 
     @abstractmethod
@@ -50,7 +50,7 @@ class Rule(ABC):
             weights: `[size]`.
             gradient: `[size]`.
             moments: In the order of `moments()`.
-            lr: Learning rate, 0-d; 0 leaves the weights, not the moments, as they are.
+            lr: Learning rate, 0-d; with 0 only the moments change.
         """
 
 
@@ -174,7 +174,7 @@ def make_rule(name: str, config: Mapping[str, Any]) -> Rule:
     """Return the rule of a built-in optimizer.
 
     Raises:
-        ValueError: If `config` has an option that it does not know, or one out of its range.
+        ValueError: If an option of `config` is unknown or out of its range.
     """
     legal = [field.name for field in dataclasses.fields(OPTIMIZERS[name]) if field.name != "decoupled"]
     check_names_in(config, legal, f"`optimizer_config` of {name}")

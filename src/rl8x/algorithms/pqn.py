@@ -1,8 +1,8 @@
 """Parallelised Q-network: Q-learning on a rollout, without a replay and without a target network.
 
-Collect a horizon with an epsilon-greedy policy, make Q(lambda) returns of it, and pass over the data a few times with
-the squared error. Many copies take the place of a replay; layer normalisation, which bounds how far values of states
-that were not visited can run away, takes that of a target network. A rollout is one of PPO's, and so are the epochs.
+Collect a rollout with an epsilon-greedy policy, compute its Q(lambda) returns, and minimise the squared error over a
+few epochs. Many copies replace the replay; layer normalisation, which bounds the values of unvisited states, replaces
+the target network. Rollouts and epochs are PPO's.
 
 Source: Gallici et al. 2024, arXiv:2407.04811, algorithm 1; Q(lambda): Peng & Williams 1996, as in Daley & Amato 2019,
 arXiv:1810.09967, eq. 4.
@@ -58,24 +58,23 @@ class PQNConfig(
     Source: Gallici et al. 2024, arXiv:2407.04811, algorithm 1.
     """
 
-    num_envs: int = option(32, "Copies of the environment, stepped together; the paper's tasks have 32 to 1024.", low=1)
+    num_envs: int = option(
+        32, "Parallel copies of the environment, stepped as one batch; the paper's tasks have 32 to 1024.", low=1
+    )
     model_config: dict[str, Any] = option(
         {},
-        "Keyword arguments of the model's class. The models 'mlp' and 'cnn' have layer_norm=true unless this says "
-        "otherwise.",
+        "Keyword arguments of the model class. 'mlp' and 'cnn' have layer_norm=true by default.",
     )
-    gamma: float = option(0.99, "Discount of a reward one step later.", low=0.0, high=1.0)
+    gamma: float = option(0.99, "Discount factor.", low=0.0, high=1.0)
     q_lambda: float = option(
-        0.95, "Weight of longer returns in the targets: 0 is one step, 1 the whole return.", low=0.0, high=1.0
+        0.95, "Lambda of the Q(lambda) returns: 0 is the one-step target, 1 the Monte Carlo return.", low=0.0, high=1.0
     )
-    epsilon: float = option(0.1, "Share of random actions while collecting.", low=0.0, high=1.0)
+    epsilon: float = option(0.1, "Probability of a random action while collecting (epsilon-greedy).", low=0.0, high=1.0)
     epsilon_schedule: list[list[float]] | dict[str, Any] | None = option(
-        None, "Share of random actions over transitions, in the form of lr_schedule; it replaces epsilon."
+        None, "Epsilon over transitions, in the form of lr_schedule; replaces epsilon."
     )
-    dueling: bool = option(
-        False, "Whether the model's value is the state's, and its features are what each action adds to it."
-    )
-    reward_scale: float = option(1.0, "Rewards are multiplied by this before anything is learned from them.", above=0.0)
+    dueling: bool = option(False, "Dueling heads: Q = V + A - mean A (arXiv:1511.06581).")
+    reward_scale: float = option(1.0, "Factor that rewards are multiplied by.", above=0.0)
 
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
@@ -127,19 +126,19 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
         return super().params | {"epsilon_schedule": self.epsilon_schedule.to_dict()}
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
-        """Collect a horizon into the buffer, with the scheduled epsilon."""
+        """Collect a rollout, with the scheduled epsilon."""
         self.policy.distribution.set_epsilon(self.epsilon_schedule(self.counters[self.clock]))
         return super().collect(env_config=env_config)
 
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Compute the Q(lambda) returns that values are trained towards.
 
-            R_t = r_t + gamma ((1 - lambda) max_a Q(s_{t+1}, a) + lambda R_{t+1})    where the episode goes on
-                  r_t + gamma max_a Q(s', a)                                         where it is truncated, in s'
-                  r_t                                                                where it is terminated
+            R_t = r_t + gamma ((1 - lambda) max_a Q(s_{t+1}, a) + lambda R_{t+1})    if the episode continues
+                  r_t + gamma max_a Q(s', a)                                         if it is truncated in s'
+                  r_t                                                                if it is terminated
 
         with r_t + gamma max_a Q(s_{t+1}, a) at the end of the horizon. These are the returns of generalised advantage
-        estimation with the value of the best action in place of the state's.
+        estimation with max_a Q in place of the state value.
         """
         config = self.config
         values = self.rollout[keys.VALUES]
@@ -156,27 +155,27 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
         return targets, explained_variance(data[keys.VALUES], returns, data.get(keys.VALID))
 
     def coefficients(self) -> dict[str, Number]:
-        """Return the coefficients beside the learning rate, by the names of metrics."""
+        """Return the coefficients other than the learning rate, by metric name."""
         return {_EPSILON: self.policy.distribution.epsilon.clone()}
 
 
 def best_values(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
-    """Return the tensors of a step to store, by name, each `[num_envs, ...]`; `values` are of the best actions."""
+    """Return the tensors of a step to store, by name, each `[num_envs, ...]`; `values` are max_a Q."""
     return experience(cursor, act, step) | {keys.VALUES: act.values}
 
 
 def pqn_minibatch_losses(
     policy: Callable[..., Tensor], batch: SequenceBatch, state: SequenceBatch, _: Tensor, config: PQNConfig
 ) -> Tensor:
-    """Sum the loss and its monitors over a minibatch.
+    """Return the loss and its monitors, summed over a minibatch.
 
         L = 1/2 (Q(s_t, a_t) - R_t)^2
 
     Args:
         policy: A `QPolicy` called as a module, under the weights of the update.
         batch: Observations, starts, actions, counted from 0, and returns, each `[seq_len, batch, ...]`.
-        state: The policy's state before the sequences, each `[batch, *]`.
-        config: The hyperparameters, none of which is needed here.
+        state: The policy's initial states, each `[batch, *]`.
+        config: The hyperparameters; not used.
 
     Returns:
         Sums in the order of `PQN_LOSS_METRICS`, `[3]`.

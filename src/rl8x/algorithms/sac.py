@@ -46,35 +46,39 @@ class SACConfig(ActorCriticConfig):
     """
 
     distribution_config: dict[str, Any] = option(
-        {}, "Keyword arguments of the squashed normal distribution, such as initial_std; none for discrete actions."
+        {}, "Keyword arguments of the squashed normal distribution, such as initial_std. Discrete actions take none."
     )
-    alpha: float | None = option(None, "Temperature: the weight of the entropy. None learns it.", low=0.0)
-    initial_alpha: float = option(1.0, "What a learned temperature starts from.", above=0.0)
+    alpha: float | None = option(None, "Fixed temperature, the weight of the entropy. None: learned.", low=0.0)
+    initial_alpha: float = option(1.0, "Initial value of a learned temperature.", above=0.0)
     target_entropy: float | None = option(
         None,
-        "The entropy that a learned temperature keeps, in nats, of actions scaled to [-1, 1]. None: minus the number "
-        "of dimensions; of n discrete actions target_entropy_frac log n, n being those that a mask allows.",
+        "Target entropy of a learned temperature, in nats, for actions scaled to [-1, 1]. None: minus the number of "
+        "dimensions; for discrete actions target_entropy_frac * log(n), n being the number of actions that the mask "
+        "allows.",
     )
     target_entropy_frac: float = option(
-        0.98, "Share of the largest entropy that is the target for discrete actions.", low=0.0, high=1.0
+        0.98,
+        "Target entropy for discrete actions, as a fraction of the largest entropy (arXiv:1910.07207).",
+        low=0.0,
+        high=1.0,
     )
     cql_coeff: float = option(
         0.0,
-        "Weight in the critics' loss of log integral exp Q - Q(s, a), which lowers the values of actions that the data "
-        "do not have (conservative Q-learning). For data sets.",
+        "Weight of the CQL penalty in the critics' loss, which lowers the values of actions that are not in the data "
+        "(arXiv:2006.04779). For data sets.",
         low=0.0,
     )
     cql_samples: int = option(
         10,
-        "Actions of each of three kinds, uniform ones and the policy's of now and of next, by which that integral is "
-        "estimated; that over discrete actions is a sum.",
+        "Sampled actions of each kind (uniform, the policy's at s and at s') that estimate the integral of the CQL "
+        "penalty; discrete actions need none.",
         low=1,
     )
 
     needs_dataset: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.needs_dataset, "cql_coeff", "cql_samples")
 
     def without_effect(self) -> dict[str, str]:
-        """Return what is about a learned temperature too, where it is fixed."""
+        """Return also the options of a learned temperature, if it is fixed."""
         names = () if self.alpha is None else ("initial_alpha", "target_entropy", "target_entropy_frac")
         why = "`alpha` fixes the temperature. Leave one of them out"
         return super().without_effect() | given_for_nothing(self, names, why)
@@ -96,9 +100,9 @@ class Acted(NamedTuple):
     """Actions of a policy at some observations.
 
     Attributes:
-        actions: Sampled ones, `[..., batch_size, *action]`, through which gradients flow; of discrete ones none.
-        probs: Of discrete actions, `[batch_size, num_actions]`; else None.
-        entropies: What there is of the entropy, -log pi of the actions or its expectation, `[..., batch_size]`.
+        actions: Reparameterised samples, `[..., batch_size, *action]`; empty for discrete actions.
+        probs: Probabilities of discrete actions, `[batch_size, num_actions]`; else None.
+        entropies: Estimated entropy: -log pi of the actions, or its expectation, `[..., batch_size]`.
     """
 
     actions: tuple[Tensor, ...]
@@ -106,7 +110,7 @@ class Acted(NamedTuple):
     entropies: Tensor
 
     def expected(self, values: Tensor) -> Tensor:
-        """Return values of continuous actions, `[batch_size]`, unchanged, and the expectation over discrete actions."""
+        """Return values of continuous actions, `[batch_size]`, unchanged; of discrete ones the expectation."""
         return values if self.probs is None else (self.probs * values).sum(-1)
 
 
@@ -128,10 +132,10 @@ class FastSACConfig(
         "initial_alpha": 0.001,
     },
 ):
-    """SAC for a thousand copies of a simulator on an accelerator (FastSAC): 8 updates for each step of all copies.
+    """SAC for a thousand copies of a simulator on an accelerator (FastSAC): 8 updates per step of all copies.
 
-    Large batches, few updates for each transition, fast targets, and categorical critics with layer normalisation.
-    Atoms need no bounds of each task, since rewards are scaled to returns.
+    Large batches, few updates per transition, fast targets, and categorical critics with layer normalisation.
+    `return_bound` scales rewards, so that atoms need no bounds per task.
 
     Source: Seo et al. 2025, arXiv:2512.01996, and its code in holosoma (hyperparameters).
     """
@@ -155,13 +159,13 @@ class FlashSACConfig(
         "initial_alpha": 0.01,
     },
 ):
-    """SAC for a thousand copies with few updates (FlashSAC): 2 for each step of all copies.
+    """SAC for a thousand copies with few updates (FlashSAC): 2 per step of all copies.
 
-    The paper's are batch size, tau, learning rates, atoms, the bound of returns, the policy's delay, the first
-    temperature, and a warm-up of ten thousand transitions. Ours are updates for a step, the transitions over which the
-    rate falls (the paper's are those of the whole run), and layer normalisation with the usual networks: the paper has
-    residual ones whose weights, features and gradients are bounded by other means, a target entropy for each task's
-    dimensions, and exploring noise that repeats.
+    From the paper: batch size, tau, learning rates, atoms, the bound of returns, the policy's delay, the initial
+    temperature, and a warm-up of ten thousand transitions. Different here: updates per step, the transitions over
+    which the learning rate decays (in the paper the whole run), and layer normalisation with plain networks. The paper
+    has residual networks with bounded weights, features and gradients, a target entropy that depends on the action
+    dimensions, and exploration noise that repeats.
 
     Source: Kim et al. 2026, arXiv:2604.04539, and its code (hyperparameters).
     """
@@ -214,7 +218,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         return -float(math.prod(space.shape))
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
-        """Draw the inputs of updates, including the noise of actions."""
+        """Draw the inputs of updates, including action noise."""
         drawn, config = super().draw(first, count), self.config
         sizes: dict[str, tuple[int, ...]] = {} if self.is_discrete else {NOISE: (2,)}
         if self._samples_cql:
@@ -245,16 +249,16 @@ class SoftActorCritic(ActorCritic[SACConfig]):
     def update(self, nets: Mapping[str, Net], batch: ReplayBatch, *, trains_policy: bool = True) -> UpdateResult:
         """Update the critics towards soft targets, the policy towards actions of high value, and the temperature.
 
-            V(s)  = E_a[min_i Q_i(s, a) - alpha log pi(a | s)],    a ~ pi(s); with the targets' Q' it is V'
+            V(s)  = E_a[min_i Q_i(s, a) - alpha log pi(a | s)],    a ~ pi(s); V' is the same with the targets' Q'
             y     = R + d V'(s')
             L_Q   = sum_i mean of w (Q_i(s, a) - y)^2 / 2,    w = 1, or the importance weight with `prioritized`
-            L_pi  = -mean of V(s), by the critics' new weights
+            L_pi  = -mean of V(s), with the updated critics
             L_log = mean of alpha (H(pi(s)) - target entropy)
 
-        Expectations are one sample, and exact where actions are discrete. The policy's value has the importance
-        weights too. R, d and s' are those of `DQN.update`, R scaled where there is a `return_bound`. With `num_atoms`
-        L_Q is the cross-entropy towards the distribution of y, where Q'(s', a') is the target's with the smallest mean.
-        With `cql_coeff` L_Q has `_conservatism` too.
+        Expectations are estimated by one sample; over discrete actions they are exact. L_pi has the importance
+        weights too. R, d and s' are those of `DQN.update`; a `return_bound` scales R. With `num_atoms` L_Q is the
+        cross-entropy to the distribution of y, where Q' is the target critic with the smallest mean. `cql_coeff` adds
+        `_conservatism` to L_Q.
         """
         alpha, noise = self._alpha(nets), batch.get(NOISE, (None, None))
         penalty = self._conservatism(nets, batch) if self.config.cql_coeff else None
@@ -267,7 +271,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
     def _learn_policy(
         self, nets: Mapping[str, Net], batch: ReplayBatch, alpha: Tensor, noise: Tensor | None
     ) -> dict[str, Tensor]:
-        """Make the policy's and the temperature's part of `update`; return its metrics by name."""
+        """Update the policy and the temperature; return their metrics by name."""
         q, obs = nets["q"], self.critics_obs(batch, keys.OBS)
 
         def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -290,9 +294,9 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         }
 
     def _target_entropies(self, batch: ReplayBatch) -> Tensor | float:
-        """Return each row's target entropy, `[batch_size]`, which is lower where a mask leaves fewer actions.
+        """Return each row's target entropy, `[batch_size]`, which is lower where a mask allows fewer actions.
 
-        Without that, no policy could have the entropy, and the temperature would grow without end.
+        Otherwise no policy could reach the target, and the temperature would grow without bound.
         """
         mask = self.policy.model_inputs(unflatten_tree(keys.OBS, batch))[1] if self.policy.masked else None
         if mask is None or self.config.target_entropy is not None:
@@ -319,8 +323,8 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         """Return the actions of a policy, given the parameters of its distributions.
 
         Args:
-            params: Of the action distributions.
-            noise: Of the samples, `[..., batch_size, num_noise]`; None for discrete actions, of which none is sampled.
+            params: Parameters of the action distributions.
+            noise: Noise of the samples, `[..., batch_size, num_noise]`; None for discrete actions.
         """
         distribution = self.policy.distribution
         if noise is not None:
@@ -333,12 +337,12 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         return Acted((), probs, -(probs * torch.where(probs > 0, params.log_probs, 0.0)).sum(-1))
 
     def _conservatism(self, nets: Mapping[str, Net], batch: ReplayBatch) -> Callable[..., Tensor]:
-        """Return the CQL penalty, which lowers the values of actions that the data do not have.
+        """Return the CQL penalty, which lowers the values of actions that are not in the data.
 
             cql_coeff sum_i mean of (log integral exp Q_i(s, b) db - Q_i(s, a))
 
-        over actions b scaled to [-1, 1]; over discrete ones it is a sum. The integral is the mean of exp Q(s, b) / p(b)
-        over b of three kinds.
+        over actions b scaled to [-1, 1]; for discrete actions it is a sum. The integral is estimated by the mean of exp
+        Q(s, b) / p(b) over three kinds of b; see `_cql_actions`.
 
         Source: Kumar et al. 2020, arXiv:2006.04779, eq. 4 and appendix F.
         """
@@ -364,7 +368,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
     def _cql_actions(self, nets: Mapping[str, Net], batch: ReplayBatch) -> tuple[Tensor, Tensor]:
         """Return actions sampled for the batch's observations, and their negative log-densities.
 
-        They are uniform ones, the policy's, and the policy's at the next observations: `[3 cql_samples, batch_size,
+        They are uniform, the policy's, and the policy's at the next observations: `[3 cql_samples, batch_size,
         *action]` and `[3 cql_samples, batch_size]`.
         """
         noise = batch[CQL_NOISE]
@@ -391,4 +395,4 @@ class SAC(SoftActorCritic, OnlineActorCritic[SACConfig], config=SACConfig):
 
 
 class OfflineSAC(SoftActorCritic, OfflineAlgorithm[SACConfig], config=SACConfig):
-    """SAC from a data set, which needs `cql_coeff`. Made by `SACConfig(...).build(dataset=...)`."""
+    """SAC from a data set; set `cql_coeff`. Made by `SACConfig(...).build(dataset=...)`."""

@@ -32,7 +32,7 @@ NOISE: Final = "target_noise"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TD3Config(ActorCriticConfig, defaults={"target_interval": 2, "policy_delay": 2}):
-    """Hyperparameters of TD3. Noise is in units of half the range of an action, so that 1 reaches from 0 to a bound.
+    """Hyperparameters of TD3. Noise is in units of half the action range, so that 1 reaches from the middle to a bound.
 
     Raises:
         TypeError: If a value is not of its option's kind.
@@ -44,29 +44,32 @@ class TD3Config(ActorCriticConfig, defaults={"target_interval": 2, "policy_delay
     """
 
     exploration_noise: float = option(
-        0.1, "Standard deviation of the noise on collected actions, in half ranges.", above=0.0
+        0.1, "Standard deviation of the exploration noise, in units of half the action range.", above=0.0
     )
     exploration_noise_min: float | None = option(
         None,
-        "Copies have standard deviations of their own, evenly spread from this to exploration_noise. None: all have "
-        "the same.",
+        "Each copy has its own standard deviation, evenly spaced from this to exploration_noise. None: all have "
+        "exploration_noise.",
         above=0.0,
     )
     target_noise: float = option(
-        0.2, "Standard deviation of the noise on the target policy's actions, in half ranges.", low=0.0
+        0.2, "Standard deviation of the target policy's smoothing noise, in units of half the action range.", low=0.0
     )
-    target_noise_clip: float = option(0.5, "Where that noise is clipped, in half ranges.", low=0.0)
+    target_noise_clip: float = option(
+        0.5, "That noise is clipped to plus and minus this, in units of half the action range.", low=0.0
+    )
     actor_bc_coeff: float | None = option(
         None,
-        "Weight, in the policy's loss, of squared distances to the actions of the data, in half ranges and summed over "
-        "dimensions, beside values scaled to a mean size of 1. TD3+BC's alpha is 1 / (alpha * dimensions); ReBRAC's "
-        "beta_1 as it is. None: values alone, not scaled. For data sets.",
+        "Weight of behaviour cloning in the policy's loss: squared distance to the data's actions, in half ranges "
+        "and summed over dimensions, while values are scaled to a mean size of 1. TD3+BC with alpha is 1 / (alpha * "
+        "dimensions) here (arXiv:2106.06860); ReBRAC's beta_1 is the same number (arXiv:2305.09836). None: no "
+        "cloning, values unscaled. For data sets.",
         low=0.0,
     )
     critic_bc_coeff: float = option(
         0.0,
-        "What such a distance of the next action to that of the data takes off the value in a target (ReBRAC's "
-        "beta_2). For data sets.",
+        "ReBRAC's beta_2: weight of the same distance, for the next action, subtracted from the next value in the "
+        "target. For data sets.",
         low=0.0,
     )
 
@@ -109,9 +112,10 @@ class FastTD3Config(
         "return_bound": 5.0,
     },
 ):
-    """TD3 for thousands of copies and large batches (FastTD3), with the values for MuJoCo Playground.
+    """TD3 for thousands of copies and large batches (FastTD3), with the paper's values for MuJoCo Playground.
 
-    The paper has bounds of the atoms for each task; here rewards are scaled to returns, so that the same fit all.
+    The paper sets the bounds of the atoms per task; here `return_bound` scales rewards, so that the same bounds fit
+    all.
 
     Source: Seo et al. 2025, arXiv:2505.22642.
     """
@@ -156,12 +160,12 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
             L_Q  = sum_i mean of w (Q_i(s, a) - y)^2 / 2,    w = 1, or the importance weight with `prioritized`
             L_mu = - mean of Q_1(s, mu(s)),  every `policy_delay` updates
 
-        or, with `actor_bc_coeff`, where distances are in half ranges and the mean size of values has no gradient,
+        or, with `actor_bc_coeff`, with distances in half ranges and no gradient through the mean size of values,
 
             L_mu = - mean of Q_1(s, mu(s)) / mean of |Q_1(s, mu(s))| + actor_bc_coeff mean of |mu(s) - a|^2
 
-        R, d and s' are those of `DQN.update`, R scaled where there is a `return_bound`. With `num_atoms` L_Q is the
-        cross-entropy towards the distribution of y, where Q' is that of the smallest mean.
+        R, d and s' are those of `DQN.update`; a `return_bound` scales R. With `num_atoms` L_Q is the cross-entropy to
+        the distribution of y, where Q' is the critic with the smallest mean.
         """
         metrics, errors = self.learn_values(nets["q"], batch, self._td_targets(nets, batch))
         if trains_policy:
@@ -171,7 +175,7 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
         return UpdateResult(metrics, errors)
 
     def _learn_policy(self, nets: Mapping[str, Net], batch: ReplayBatch) -> dict[str, Tensor]:
-        """Make the policy's part of `update`; return its metrics by name."""
+        """Update the policy; return its metrics by name."""
         obs = self.critics_obs(batch, keys.OBS)
 
         def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -219,7 +223,7 @@ class TD3(TwinDelayedPolicyGradient, OnlineActorCritic[TD3Config], config=TD3Con
 
 
 class OfflineTD3(TwinDelayedPolicyGradient, OfflineAlgorithm[TD3Config], config=TD3Config):
-    """TD3 from a data set, which needs `actor_bc_coeff`. Made by `TD3Config(...).build(dataset=...)`."""
+    """TD3 from a data set; set `actor_bc_coeff`. Made by `TD3Config(...).build(dataset=...)`."""
 
     @property
     def reads_next_actions(self) -> bool:

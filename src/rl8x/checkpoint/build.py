@@ -14,7 +14,7 @@ from torch import nn
 from rl8x._version import __version__
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names
-from rl8x.algorithms.memory_check import nothing_is_gathered
+from rl8x.algorithms.memory_check import no_memory_checks
 from rl8x.checkpoint.tree import CheckpointError, decode, encode
 from rl8x.conditions import Condition
 from rl8x.distributions import Distribution
@@ -175,7 +175,7 @@ def build_algorithm(
     config = config_class(**{**values, **restored_options(config_class, overrides, trust=True)})
     if not only_acts:
         return config.build(env, **kwargs)
-    with nothing_is_gathered(), warnings.catch_warnings():
+    with no_memory_checks(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* has no effect: ", RuntimeWarning)  # on learning
         return config.build(env, **kwargs)
 

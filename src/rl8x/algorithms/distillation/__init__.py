@@ -1,4 +1,4 @@
-"""Distillation: a student learns the actions of a teacher in the states that the student visits."""
+"""Distillation: a student learns a teacher's actions in the states that the student visits."""
 
 from rl8x.algorithms.distillation.config import DistillationConfig
 from rl8x.algorithms.distillation.distillation import Distillation, distill

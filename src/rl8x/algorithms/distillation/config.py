@@ -17,7 +17,7 @@ class DistillationConfig(OnPolicyConfig):
     """Hyperparameters of distillation.
 
     Raises:
-        TypeError: If a value is not of its option's kind, or `teacher_obs` is no list.
+        TypeError: If a value is not of its option's kind, or `teacher_obs` is not a list.
         ValueError: As `PPOConfig` does, or if `beta_schedule` leaves [0, 1].
 
     Source: Ross, Gordon & Bagnell 2011, arXiv:1011.0686, algorithm 3.1.
@@ -25,42 +25,43 @@ class DistillationConfig(OnPolicyConfig):
 
     teacher: Any = option(
         None,
-        "The teacher: a run's name, ID, folder or checkpoint, or a policy's file; in Python also a policy, an "
+        "The teacher: a run's name, ID, folder or checkpoint, or a policy file; in Python also a policy, an "
         "algorithm or a trainer.",
     )
     teacher_obs: list[str] | None = option(
         None,
-        "Parts of a Dict observation that the teacher sees and the student does not. None: the environment's "
-        "parameters (observe_parameters), and what it shows a critic alone.",
+        "Parts of a Dict observation that only the teacher observes. None: the environment's parameters "
+        "(observe_parameters), and the parts that only a critic observes.",
     )
     loss: str | None = option(
         None,
-        "'kl': the KL divergence of the student's action distribution from the teacher's; 'nll': minus the "
-        "log-probability of the teacher's most likely action, for discrete actions a cross-entropy; 'mse': the squared "
-        "error of continuous actions. None: kl where the two have the same kind of distribution, else nll.",
+        "'kl': KL(teacher || student); 'nll': negative log-likelihood of the teacher's most likely action "
+        "(cross-entropy for discrete actions); 'mse': squared error of continuous actions. None: kl if both have the "
+        "same kind of distribution, else nll.",
         choices=("kl", "nll", "mse"),
     )
     beta: float = option(
         0.0,
-        "Probability that a step plays the teacher's action while collecting, the rest being the student's.",
+        "DAgger's beta: probability that a step takes the teacher's action while collecting.",
         low=0.0,
         high=1.0,
     )
     beta_schedule: list[list[float]] | dict[str, Any] | None = option(
         None,
-        "The same over transitions, in the form of lr_schedule; it replaces beta. The paper's choice is 1 in the first "
-        "collect and 0 after it: [[0, 1.0], [num_envs * horizon, 0.0]].",
+        "Beta over transitions, in the form of lr_schedule; replaces beta. The paper's choice, 1 in the first "
+        "rollout and 0 afterwards, is [[0, 1.0], [num_envs * horizon, 0.0]].",
     )
     sample_actions: bool | None = option(
         None,
-        "Whether the student's actions while collecting are samples, rather than its most likely ones. None: unless "
-        "the loss is 'mse', which trains no deviations.",
+        "Whether to sample the student's actions while collecting, rather than take the most likely ones. None: "
+        "unless the loss is 'mse', which does not train standard deviations.",
     )
     distribution: str | type[Distribution] | None = option(
         None,
-        "The student's action distribution: a built-in name, a dotted path, or a class. None: by the action space.",
+        "The student's action distribution: a built-in name, a dotted path, or a class. None: chosen by the action "
+        "space.",
     )
-    distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution's class.")
+    distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution class.")
 
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
@@ -77,7 +78,7 @@ class DistillationConfig(OnPolicyConfig):
             env_kwargs: Keyword arguments for the environment's constructor, such as `observe_parameters`.
 
         Raises:
-            ValueError: If there is no teacher, it does not fit, and as `OnlineConfig.build` does.
+            ValueError: If there is no teacher or it does not fit, and as `OnlineConfig.build` does.
         """
         if self.teacher is None:
             raise ValueError("distillation needs a `teacher`: a run, a policy, an algorithm or a trainer.")

@@ -1,12 +1,12 @@
 """Distillation: a student, which may observe less, imitates a teacher's actions in the states that the student visits.
 
-The student plays, alone or mixed with the teacher, the teacher labels each observation, and the student learns the
-labels: DAgger. What the teacher sees and the student does not, such as the environment's parameters, the student has to
-make up for, by memory for example. A collect is a round of online learning: its data are dropped after their epochs,
-rather than joined with those of all rounds before, which tens of thousands of fresh transitions a round make up for.
+DAgger: the student acts, alone or mixed with the teacher, the teacher labels each observation, and the student learns
+the labels. What only the teacher observes, such as the environment's parameters, the student has to infer, for example
+by memory. Each rollout is discarded after its epochs, rather than aggregated with earlier ones; tens of thousands of
+fresh transitions per rollout make up for that.
 
-Source: Ross, Gordon & Bagnell 2011, arXiv:1011.0686, algorithm 3.1, and section 4 on online learning; for teachers that
-see the physics: Lee et al. 2020, arXiv:2010.11251.
+Source: Ross, Gordon & Bagnell 2011, arXiv:1011.0686, algorithm 3.1, and section 4 on online learning; privileged
+teachers: Lee et al. 2020, arXiv:2010.11251.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ PLAYED: Final = "monitors/teacher_share"
 class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationConfig):
     """A student that learns from a teacher. Made by `DistillationConfig(...).build(env)`, or by `distill`.
 
-    Source: Ross, Gordon & Bagnell 2011, arXiv:1011.0686, algorithm 3.1; for teachers that see the physics: Lee et al.
-    2020, arXiv:2010.11251.
+    Source: Ross, Gordon & Bagnell 2011, arXiv:1011.0686, algorithm 3.1; privileged teachers: Lee et al. 2020,
+    arXiv:2010.11251.
     """
 
     metrics: tuple[str, ...] = (*DISTILLATION_LOSS_METRICS, GRAD_NORM, PLAYED, LR, BETA)
@@ -65,7 +65,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         """Build the student, with torch's global generator seeded.
 
         Raises:
-            ValueError: If the teacher acts in another space, or `teacher_obs` names no parts or all.
+            ValueError: If the teacher has another action space, or `teacher_obs` names an unknown part or all parts.
         """
         config, space = self.config, self.env.single_observation_space
         if self.teacher.policy.action_space != self.env.single_action_space:
@@ -79,7 +79,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
             space,
             self.env.single_action_space,
             model=config.model,
-            # Its value is not used: drop layers that only the value needs.
+            # Its value is not used: drop the layers that only the value needs.
             model_config={**({"shared": True} if built_in else {}), **config.model_config},
             distribution=config.distribution,
             distribution_config=config.distribution_config,
@@ -94,7 +94,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
 
     @functools.cached_property
     def guided(self) -> Guided:
-        """The student that acts while collecting, with the teacher beside it."""
+        """The student and the teacher, which act while collecting."""
         teacher, samples = self.teacher.policy.to(self.device), self.config.sample_actions
         view = View(self.env.single_observation_space, teacher.observation_space)
         samples = self.loss != "mse" if samples is None else samples
@@ -103,7 +103,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
     @property
     def acting(self) -> Policy:
         """The student with the teacher beside it."""
-        return cast(Policy, self.guided)  # it has all methods that a collector calls
+        return cast(Policy, self.guided)  # it has every method that a collector calls
 
     @property
     def bootstrap(self) -> Bootstrap | None:
@@ -112,7 +112,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
 
     @property
     def slot(self) -> Slot:
-        """Returns the tensors of a rollout's slot, with the teacher's label and whether the teacher acted."""
+        """The function that returns the tensors of a rollout's slot, including the label and who acted."""
         return labelled
 
     @property
@@ -122,16 +122,16 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         return Objective(losses, DISTILLATION_LOSS_METRICS, DISTILLATION_LOSS_METRICS[0])
 
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """Report the share of steps in which the teacher acted; targets were already computed while collecting."""
+        """Return the share of steps in which the teacher acted; labels were computed while collecting."""
         plays, valid = data[PLAYS].float(), data.get(keys.VALID)
         return {}, plays.mean() if valid is None else (plays * valid).sum() / valid.sum().clamp(min=1)
 
     def coefficients(self) -> dict[str, Number]:
-        """Return the coefficients beside the learning rate, by the names of metrics."""
+        """Return the coefficients other than the learning rate, by metric name."""
         return {BETA: self.guided.beta.clone()}
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
-        """Collect a horizon with student and teacher into the buffer."""
+        """Collect a rollout with student and teacher."""
         self.teacher.need_weights()
         self.guided.beta.fill_(self.config.schedule("beta")(self.counters[self.clock]))
         return super().collect(env_config=env_config)
@@ -148,9 +148,9 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
     def student_policy(self) -> Policy:
         """Return the student as a policy of its own observation, without the parts that only the teacher observes.
 
-        Where the environment has put its own observation into a `Dict` to show the parameters beside it, that is
-        undone, so that the policy acts in the environment as it is without `observe_parameters`; but a model that came
-        as an instance reads what it was made for. It shares no memory with the student.
+        The `Dict` that `observe_parameters` wraps an observation in is undone, so that the policy acts in the
+        environment without `observe_parameters`; a model given as an instance keeps the observation that it was made
+        for. The policy shares no memory with the student.
         """
         student, own = self.policy, self.env.own_observation_space
         rest = without_parts(self.env.single_observation_space, student.hidden)
@@ -209,7 +209,7 @@ def distill(
         policy = trainer.algorithm.student_policy()
 
     Args:
-        teacher: A run's name, ID, folder or checkpoint, an algorithm, a trainer, or a policy or its file.
+        teacher: A run's name, ID, folder or checkpoint, an algorithm, a trainer, a policy, or a policy file.
         student_config: The hyperparameters; its `teacher` is replaced.
         env: The student's environment, in any form that `build` accepts; None: another of the teacher's training, of
             which the student sees all but `teacher_obs`.
@@ -224,7 +224,7 @@ def distill(
     if env is None:
         env = getattr(getattr(source, "algorithm", source), "env_factory", None)
     if env is None:
-        raise ValueError("distill: the teacher's environment cannot be made again; give `env`.")
+        raise ValueError("distill: the teacher's environment cannot be recreated; give `env`.")
     given = str(teacher) if isinstance(teacher, Path) else teacher
     return cast(Distillation, dataclasses.replace(config, teacher=given).build(env, **env_kwargs))
 
@@ -233,7 +233,7 @@ def _hidden(space: Any, teacher_obs: list[str] | None) -> list[str]:
     """Return the parts of an observation that the student does not observe.
 
     Raises:
-        ValueError: If there is no such part, or nothing is left.
+        ValueError: If a part is unknown, or none is left.
     """
     parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {}
     if teacher_obs is None:
@@ -242,5 +242,5 @@ def _hidden(space: Any, teacher_obs: list[str] | None) -> list[str]:
         if name not in parts:
             raise ValueError(unknown_name("part", name, parts, " of the observation in `teacher_obs`"))
     if parts and not parts.keys() - {*teacher_obs, keys.ACTION_MASK}:
-        raise ValueError("`teacher_obs` leaves the student nothing to see; it names every part of the observation.")
+        raise ValueError("`teacher_obs` leaves the student nothing to observe: it names every part of the observation.")
     return list(teacher_obs)

@@ -1,4 +1,4 @@
-"""The policy that acts while a student learns: the student, and the teacher that labels its observations."""
+"""The policy that acts in distillation: the student, with the teacher that labels its observations."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from rl8x.trees import Tree, flatten_tree
 LABELS: Final = "labels"
 PLAYS: Final = "teacher_plays"
 _TEACHERS: Final = "teacher/"
-"""Prefix of the teacher's state beside the student's."""
+"""Prefix of the teacher's state."""
 
 
 class Student(Policy):
-    """A policy that as a module maps stored sequences to the parameters of its action distributions."""
+    """A policy whose `forward` maps stored sequences to the parameters of its action distributions."""
 
-    form = Policy.form  # that is a way to train it
+    form = Policy.form  # saved as a plain policy: the subclass is only for training
 
     def forward(self, obs: Tree, state: State, starts: Tensor) -> Any:  # type: ignore[override]
-        """Return the parameters for observations `[seq_len, batch, *obs]`; the others are those of `evaluate`."""
+        """Return the parameters for observations `[seq_len, batch, *obs]`; other arguments are those of `evaluate`."""
         features, _, mask = self.predict(obs, state, starts)
         return self.distribution.from_features(features, mask)
 
 
 class Guided(nn.Module):
-    """The policy for collecting: the student, with the teacher, which labels observations and at times acts.
+    """The policy for collecting: the student, with the teacher, which labels observations and sometimes acts.
 
-    Its state is the student's and the teacher's, each as it would have it alone.
+    Its state is the student's and the teacher's, each as if it acted alone.
 
     Args:
-        student: The policy that is trained.
-        teacher: The policy that labels.
-        view: What the teacher sees of an observation.
-        with_params: Whether labels are the parameters of the teacher's distribution, rather than its actions.
-        samples: Whether the student's actions are samples.
+        student: The trained policy.
+        teacher: The policy that labels observations.
+        view: Selects what the teacher observes.
+        with_params: Whether labels are the parameters of the teacher's distribution rather than its actions.
+        samples: Whether the student's actions are sampled.
 
     Attributes:
-        beta: Probability that the teacher plays, 0-d. Programs read it, so that it is changed in place.
+        beta: Probability that the teacher acts, 0-d. Programs read it, so it is changed in place.
     """
 
     beta: Tensor
@@ -79,7 +79,7 @@ class Guided(nn.Module):
         return self._joined(self.student.initial_state(num_envs), self.teacher.initial_state(num_envs))
 
     def noise(self, horizon: int, num_envs: int, generator: torch.Generator) -> Tensor:
-        """Draw the student's sampling noise, and a number in [0, 1) that decides who acts, `[horizon, num_envs, *]`."""
+        """Draw the student's sampling noise and a number in [0, 1) that decides who acts, `[horizon, num_envs, *]`."""
         drawn = self.student.noise(horizon, num_envs, generator)
         who = torch.rand((horizon, num_envs, 1), generator=generator, device=self.device)
         return torch.cat((drawn, who), -1)
@@ -87,7 +87,7 @@ class Guided(nn.Module):
     def act(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> Act:
         """Choose an action for each copy and label its observation; arguments are those of `Policy.act`.
 
-        Without noise the student alone plays, its most likely actions.
+        Without noise the student acts alone, by its most likely actions.
         """
         own = {name: value for name, value in state.items() if not name.startswith(_TEACHERS)}
         others = {name.removeprefix(_TEACHERS): state[name] for name in state.keys() - own.keys()}
@@ -108,7 +108,7 @@ class Guided(nn.Module):
 
 
 def labelled(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
-    """Return the tensors of a step to store, by name, each `[num_envs, ...]`, with the teacher's label and turn."""
+    """Return a step's tensors to store, by name, each `[num_envs, ...]`, with the label and who acted."""
     assert act.labels is not None
     label = flatten_tree(LABELS, act.labels[LABELS])
     return experience(cursor, act, step) | label | {PLAYS: act.labels[PLAYS]}

@@ -33,7 +33,7 @@ def distillation_minibatch_losses(
     distribution: Distribution,
     loss: str,
 ) -> Tensor:
-    """Sum the loss and its monitors over a minibatch.
+    """Return the loss and its monitors, summed over a minibatch.
 
         kl:   L = KL(teacher || student)
         nll:  L = -log p_student(a*),            a* the teacher's most likely action
@@ -42,14 +42,14 @@ def distillation_minibatch_losses(
     Args:
         policy: A `Student` called as a module, under the weights of the update.
         batch: Observations, starts and labels, each `[seq_len, batch, ...]`.
-        state: The student's state before the sequences, each `[batch, *]`.
-        config: The hyperparameters, none of which is needed here.
+        state: The student's initial states, each `[batch, *]`.
+        config: The hyperparameters; not used.
         distribution: The student's action distribution.
         loss: The loss's name.
 
     Returns:
         Sums in the order of `DISTILLATION_LOSS_METRICS`, `[3]`. The disagreement is the share of most likely actions
-        that differ, and where they are continuous the mean distance.
+        that differ; for continuous actions, their mean distance.
     """
     params = policy(unflatten_tree(keys.OBS, batch), state, batch[keys.STARTS])
     labels, mode = unflatten_tree(LABELS, batch), distribution.mode(params)
@@ -68,7 +68,7 @@ def distillation_minibatch_losses(
 
 
 def _mean_of(function: Callable[[Tensor], Tensor], actions: Tree, others: Tree) -> Tensor:
-    """Return the mean over parts and dimensions of a function of differences, `[seq_len, batch]`; 0 or 1 of whole ones.
+    """Return a function of differences, averaged over dimensions, `[seq_len, batch]`; integers count as equal or not.
 
     Actions are `[seq_len, batch, *action]`, or dicts of such.
     """
@@ -78,10 +78,10 @@ def _mean_of(function: Callable[[Tensor], Tensor], actions: Tree, others: Tree) 
 
 
 def loss_of(loss: str | None, student: Distribution, teacher: Distribution) -> str:
-    """Return the loss of a name; raise if the two distributions do not support it.
+    """Resolve the loss; raise if the two distributions do not support it.
 
     Raises:
-        ValueError: If the loss does not fit them.
+        ValueError: If they do not.
     """
     same = _same_kind(student, teacher)
     names = f"{type(student).__name__} of the student and {type(teacher).__name__} of the teacher"
@@ -97,7 +97,7 @@ def loss_of(loss: str | None, student: Distribution, teacher: Distribution) -> s
 
 
 def _same_kind(one: Distribution, other: Distribution) -> bool:
-    """Return whether two distributions have the same kind of parameters, and a KL divergence."""
+    """Return whether two distributions have the same kind of parameters and a KL divergence."""
     if type(one) is not type(other) or type(one).kl is Distribution.kl:
         return False
     if isinstance(one, Composite) and isinstance(other, Composite):

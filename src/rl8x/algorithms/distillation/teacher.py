@@ -1,7 +1,7 @@
 """The policy that a student learns from: given directly or found by its run, and described as plain data.
 
-A student's checkpoint has the teacher's description and its weights, so that it is resumed from that alone, whatever
-has become of the teacher's run.
+A student's checkpoint contains the teacher's description and weights, so that it can be resumed without the teacher's
+run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rl8x.policy import Policy
 from rl8x.portable import SUFFIX
 from rl8x.spaces import describe_space, space_from_plain, space_to_plain
 
-# State of a policy that acting does not need: the units of values.
+# State of a policy that acting does not need: the value normaliser.
 _NOT_ACTING: Final = "value_moments."
 
 
@@ -36,10 +36,10 @@ class Teacher(Mapping[str, Any]):
 
     Args:
         description: As `of` makes it.
-        policy: The policy; None builds it from the description, with weights that `load` must bring.
+        policy: The policy; None builds it from the description, and `load` must load its weights.
 
     Attributes:
-        policy: It acts, and is never trained.
+        policy: The policy, which is never trained.
         has_weights: Whether the policy has the weights of the teacher.
     """
 
@@ -54,7 +54,7 @@ class Teacher(Mapping[str, Any]):
         return self._description[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Go over the names of the description's parts."""
+        """Iterate over the names of the description's parts."""
         return iter(self._description)
 
     def __len__(self) -> int:
@@ -72,11 +72,11 @@ class Teacher(Mapping[str, Any]):
         Args:
             given: A policy or its file, an algorithm or its trainer, a run's name, ID or folder, a checkpoint, or a
                 description.
-            device: Where it is to live.
+            device: Device of its policy.
 
         Raises:
             TypeError: If it is none of these, or cannot be copied.
-            ValueError: If the file is no policy's.
+            ValueError: If the file is not a policy file.
             rl8x.checkpoint.CheckpointError: If no run is found, or it cannot be built.
         """
         if isinstance(given, Teacher):
@@ -100,7 +100,7 @@ class Teacher(Mapping[str, Any]):
         description: dict[str, Any] = {
             "source": source,
             "sha256": digest(weights),
-            # As texts, since some file formats have no infinite numbers.
+            # As JSON strings, since some file formats have no infinities.
             "observation_space": json.dumps(space_to_plain(policy.observation_space)),
             "action_space": json.dumps(space_to_plain(policy.action_space)),
             "model": type(policy.model),
@@ -117,7 +117,7 @@ class Teacher(Mapping[str, Any]):
         # A model instance, or a user's policy class, has no description from which it could be built.
         try:
             built = copy.deepcopy(policy)
-        except Exception as error:  # anything that the user's own objects raise
+        except Exception as error:  # anything that the user's objects may raise
             raise TypeError(
                 f"a student learns from a copy of its teacher, and this {type(policy).__name__} cannot be copied "
                 f"({described(error)}): give `teacher` a run, or a policy's file."
@@ -129,29 +129,29 @@ class Teacher(Mapping[str, Any]):
         """Load the weights of a checkpoint, in place.
 
         Raises:
-            ValueError: If they are of another policy.
+            ValueError: If they belong to another model.
         """
         if weights.keys() != acting_weights(self.policy).keys():
-            raise ValueError("the teacher's weights in the checkpoint are of another model than its description.")
+            raise ValueError("the teacher's weights in the checkpoint do not match the model of its description.")
         self.policy.load_state_dict(dict(weights), strict=False)
         self.has_weights = True
 
     def need_weights(self) -> None:
-        """Load the weights from the run that the description names, unless a checkpoint has provided them.
+        """Load the weights from the run that the description names, unless a checkpoint provided them.
 
         Raises:
-            ValueError: If there are none, or that run has others now.
+            ValueError: If there are none, or that run's weights have changed.
         """
         if self.has_weights:
             return
         source = self["source"]
         if source is None:
-            raise ValueError("the teacher is described without its weights: name its run in `teacher`, or resume.")
+            raise ValueError("the teacher's description has no weights: name its run in `teacher`, or resume.")
         weights = acting_weights(_read(source, self.policy.device))
         if digest(weights) != self["sha256"]:
             raise ValueError(
-                f"the teacher's run {source!r} has other weights than those that are described: name the run alone in "
-                "`teacher` to learn from it as it is now."
+                f"the teacher's run {source!r} has changed since it was described: give only the run's name as "
+                "`teacher` to learn from its present weights."
             )
         self.load(weights)
 
@@ -180,7 +180,7 @@ def _built(description: Mapping[str, Any]) -> Policy:
 
 
 def acting_weights(policy: Policy) -> dict[str, Tensor]:
-    """Return the weights and moments that a policy acts with, by name, without the units of values."""
+    """Return the weights and moments that a policy acts with, by name, without the value normaliser."""
     return {name: value for name, value in policy.state_dict().items() if not name.startswith(_NOT_ACTING)}
 
 
@@ -195,14 +195,14 @@ def digest(weights: Mapping[str, Tensor]) -> str:
 
 
 class View:
-    """What a teacher sees of an environment's observations: all, or some parts, or one that is no `Dict`.
+    """Selects what a teacher observes of an environment's observations: all, some parts, or the part `obs` alone.
 
     Args:
         env: Space of one copy's observation in the environment.
         teacher: The space that the teacher was trained in.
 
     Raises:
-        ValueError: If the environment does not show what the teacher needs.
+        ValueError: If the environment's observations lack what the teacher needs.
     """
 
     def __init__(self, env: gymnasium.Space[Any], teacher: gymnasium.Space[Any]) -> None:
@@ -218,9 +218,8 @@ class View:
         else:
             raise ValueError(
                 f"the teacher needs observations of {describe_space(teacher)}; the environment has "
-                f"{describe_space(env)}. Make it show the teacher all of them, as observe_parameters='all' shows "
-                "the parameters: `teacher_obs` keeps "
-                "them from the student."
+                f"{describe_space(env)}. Add what is missing to the environment's observations, as "
+                "observe_parameters='all' adds the parameters; `teacher_obs` hides it from the student."
             )
 
     def __call__(self, obs: Any) -> Any:

@@ -30,33 +30,34 @@ class LearnerConfig(AlgorithmConfig):
 
     dataset: str | Dataset | None = option(
         None,
-        "Recorded transitions to learn from, without an environment: a folder that `rl8x collect` or `Dataset.save` "
-        "wrote, a Minari id, a .hdf5 file where `eval_env` names the environment whose spaces it has, or in Python a "
-        "Dataset.",
+        "Recorded transitions to learn from, without an environment: a folder written by `rl8x collect` or "
+        "`Dataset.save`, a Minari id, a .hdf5 file (with `eval_env` naming the environment that has its spaces), or "
+        "in Python a Dataset.",
     )
-    updates_per_step: int = option(100, "Updates of one step where learning is from a data set.", low=1)
+    updates_per_step: int = option(
+        100, "Gradient updates per step of the trainer, when learning from a data set.", low=1
+    )
     model: str | type[Model] | Model | None = option(
         None,
-        "Network: 'mlp', 'cnn', a dotted path to a Model class, a class, or an instance, of which `build` trains a "
-        "copy, from its weights. None: 'cnn' where there are images, else 'mlp'.",
+        "Network: 'mlp', 'cnn', a dotted path to a Model class, a class, or an instance, a copy of which is trained "
+        "from its weights. None: 'cnn' for images, else 'mlp'.",
     )
-    model_config: dict[str, Any] = option({}, "Keyword arguments of the model's class, such as hidden_sizes=[64, 64].")
-    batch_size: int = option(256, "Transitions of a batch, each drawn by itself.", low=1)
+    model_config: dict[str, Any] = option({}, "Keyword arguments of the model class, such as hidden_sizes=[64, 64].")
+    batch_size: int = option(256, "Transitions per batch.", low=1)
     lr: float = option(3e-4, "Learning rate of the optimizers.", above=0.0)
     lr_schedule: list[list[float]] | dict[str, Any] | None = option(
         None,
-        "Learning rate over transitions, or over updates where learning is from a data set: [[transitions, value], "
-        "...], each held, or a mapping with kind and points.",
+        "Learning rate over transitions, or over updates when learning from a data set: [[transitions, value], ...], "
+        "constant between points, or {kind: interp, points: [...]}, linear between them.",
     )
     optimizer: str = option("adam", "Optimizer of the weights.", choices=tuple(OPTIMIZERS))
     optimizer_config: dict[str, Any] = option({}, "Keyword arguments of the optimizer, such as eps or weight_decay.")
     max_grad_norm: float | None = option(
-        None, "Largest L2 norm of a network's gradient. None does not clip.", above=0.0
+        None, "Gradients of each network are clipped to this L2 norm. None: no clipping.", above=0.0
     )
     normalize_observations: bool = option(
         False,
-        "Whether observations are shifted and scaled by moments of their own, where they are used: a replay keeps them "
-        "as they were.",
+        "Whether to normalise observations by their mean and standard deviation. A replay stores them unnormalised.",
     )
 
     offline_algorithm: ClassVar[type[GenericAlgorithmBase[Any]] | None] = None
@@ -137,18 +138,18 @@ class ValueConfig(LearnerConfig):
 
     n_step: int = option(
         1,
-        "Rewards in a target before the value of what follows; fewer where an episode ends. Rows of a replay keep the "
-        "n_step and gamma that they were stored with.",
+        "Rewards in an n-step return; fewer where an episode ends. Rows of a replay keep the n_step and gamma that "
+        "they were stored with.",
         low=1,
     )
-    gamma: float = option(0.99, "Discount of a reward one step later; for a replay see n_step.", low=0.0, high=1.0)
+    gamma: float = option(0.99, "Discount factor; for a replay see n_step.", low=0.0, high=1.0)
     tau: float = option(
         0.005,
-        "Share of the way that a target network goes to the trained one when it moves; 1 copies it.",
+        "Polyak coefficient of the target networks: target = (1 - tau) target + tau network; 1 copies the weights.",
         above=0.0,
         high=1.0,
     )
-    target_interval: int = option(1, "Updates from one move of the target networks to the next.", low=1)
+    target_interval: int = option(1, "Updates between two updates of the target networks.", low=1)
 
     @property
     def returns(self) -> tuple[int, float]:
@@ -167,45 +168,44 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
     A step of the trainer collects num_envs * horizon transitions and then makes the updates that are due for them.
     """
 
-    num_envs: int = option(64, "Copies of the environment, stepped together.", low=1)
+    num_envs: int = option(64, "Parallel copies of the environment, stepped as one batch.", low=1)
     horizon: int = option(
         2,
-        "Steps taken by each copy in one collect, and so between blocks of updates. num_envs * horizon of about 128 "
-        "learns as fast as 16; far below, the fixed cost of a step of the trainer shows.",
+        "Environment steps of each copy per rollout, and so between blocks of updates. num_envs * horizon of about "
+        "128 learns as fast as 16; far below, the fixed cost of a trainer step dominates.",
         low=1,
     )
     horizons_per_env_reset: int | None = option(
-        None, "k > 0 resets the environment before every k-th collect, k < 0 once at the first. None: once."
+        None,
+        "k > 0: reset the environment before every k-th rollout; k < 0: only before the first. None: only before the "
+        "first.",
     )
-    buffer_size: int = option(1_000_000, "Transitions that the replay keeps: the newest.", low=1)
+    buffer_size: int = option(1_000_000, "Capacity of the replay in transitions; new ones overwrite the oldest.", low=1)
     buffer_path: str | None = option(
-        None, "A folder on a disk to keep the replay in, memory-mapped. None keeps it in the device's memory."
+        None, "Folder for a memory-mapped replay on disk. None: the replay is in the device's memory."
     )
     updates_per_sample: float = option(
         1.0,
-        "Updates for each transition collected after the warm-up. Of fractions the rest is owed, so that the ratio is "
-        "exact in the long run.",
+        "Gradient updates per collected transition (replay ratio), after the warm-up. Fractions carry over, so that "
+        "the ratio is exact in the long run.",
         low=1e-6,
         high=1e6,
     )
     warmup_steps: int = option(
         1000,
-        "Environment steps, of all copies together, before the first update; until then actions are random.",
+        "Environment steps, over all copies, with random actions before the first update.",
         low=0,
     )
     prioritized: bool = option(
         False,
-        "Whether transitions are drawn the more often, the larger their last errors were (prioritised replay), for "
-        "algorithms that have such errors.",
+        "Whether to sample transitions in proportion to their last TD errors (prioritised replay, arXiv:1511.05952).",
     )
-    priority_alpha: float = option(
-        0.6, "Power of the errors by which transitions are drawn: 0 draws uniformly.", low=0.0, high=1.0
-    )
+    priority_alpha: float = option(0.6, "Exponent of the priorities: 0 samples uniformly.", low=0.0, high=1.0)
     priority_beta: float = option(
-        0.4, "How much the loss makes up for not drawing uniformly, by importance weights; 1 is all.", low=0.0, high=1.0
+        0.4, "Exponent of the importance weights: 1 corrects fully for prioritised sampling.", low=0.0, high=1.0
     )
     priority_beta_schedule: list[list[float]] | dict[str, Any] | None = option(
-        None, "The same over transitions, in the form of lr_schedule; it replaces priority_beta."
+        None, "priority_beta over transitions, in the form of lr_schedule; replaces it."
     )
 
     needs_dataset: ClassVar[tuple[str, ...]] = ("updates_per_step",)
@@ -292,25 +292,25 @@ def bounds_of_no_atoms(config: Any) -> dict[str, str]:
 class ActorCriticConfig(OffPolicyConfig):
     """Hyperparameters of every algorithm that trains a policy by critics, Q(s, a), from a replay."""
 
-    policy_delay: int = option(1, "Updates of the critics for each of the policy, and of what goes with it.", low=1)
-    num_critics: int = option(2, "Critics, of which the smallest value counts.", low=1)
+    policy_delay: int = option(1, "Critic updates per policy update.", low=1)
+    num_critics: int = option(2, "Number of critics; targets use the smallest of their values.", low=1)
     critic_hidden_sizes: list[int] | None = option(None, "Widths of the critics' hidden layers. None: [256, 256].")
     critic_layer_norm: bool = option(
-        False, "Whether the outputs of the critics' hidden layers are normalised before their activations."
+        False, "Whether the critics' hidden layers have layer normalisation before their activations."
     )
     num_atoms: int = option(
         1,
-        "Atoms of the categorical distribution that a critic gives for the return, from v_min to v_max; 1: its mean "
-        "alone. For continuous actions. An update has batch_size * num_atoms^2 numbers.",
+        "Atoms of a categorical critic, from v_min to v_max (arXiv:1707.06887); 1: the critic predicts the mean "
+        "return alone. For continuous actions. An update has batch_size * num_atoms^2 numbers.",
         low=1,
         high=1000,
     )
-    v_min: float = option(-5.0, "The lowest atom.")
-    v_max: float = option(5.0, "The highest atom.")
+    v_min: float = option(-5.0, "Lowest atom; must be less than v_max.")
+    v_max: float = option(5.0, "Highest atom.")
     return_bound: float | None = option(
         None,
-        "Rewards are divided in updates so that discounted returns lie within plus and minus this, and atoms from -5 "
-        "to 5 fit any task. None leaves them as they are.",
+        "Scale rewards in updates so that discounted returns lie within plus and minus this; atoms from -5 to 5 then "
+        "fit any task. None: no scaling.",
         above=0.0,
     )
 

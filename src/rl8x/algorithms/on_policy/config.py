@@ -19,50 +19,52 @@ _STORED: Final = 3 * 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnPolicyConfig(OnlineConfig):
-    """Hyperparameters of every algorithm that learns from a rollout in epochs of minibatches, and then drops it.
+    """Hyperparameters of every algorithm that learns from a rollout in epochs of minibatches, then discards it.
 
     Raises:
         TypeError: As `AlgorithmConfig` does.
-        ValueError: If `sgd_minibatch_size` or `seq_len` divides nothing, a schedule or an option of the optimizer is
-            not legal, and as `OnlineConfig` does.
+        ValueError: If `sgd_minibatch_size` does not divide `num_envs * horizon`, `seq_len` does not divide `horizon`, a
+            schedule or an optimizer option is not legal, and as `OnlineConfig` does.
     """
 
     model: str | type[Model] | Model | None = option(
         None,
-        "Network: 'mlp', 'cnn', 'lstm', 'gru', 'attention', a dotted path to a Model class, a class, or an "
-        "instance, of which `build` trains a copy, from its weights. None: 'cnn' where there are images, else 'mlp'.",
+        "Network: 'mlp', 'cnn', 'lstm', 'gru', 'attention', a dotted path to a Model class, a class, or an instance, "
+        "a copy of which is trained from its weights. None: 'cnn' for images, else 'mlp'.",
     )
-    model_config: dict[str, Any] = option({}, "Keyword arguments of the model's class, such as hidden_sizes=[64, 64].")
+    model_config: dict[str, Any] = option({}, "Keyword arguments of the model class, such as hidden_sizes=[64, 64].")
     lr: float = option(1e-3, "Learning rate of the optimizer.", above=0.0)
     lr_schedule: list[list[float]] | dict[str, Any] | None = option(
         None,
-        "Learning rate over transitions: [[transitions, value], ...], each held, or a mapping with kind and points.",
+        "Learning rate over transitions: [[transitions, value], ...], constant between points, or {kind: interp, "
+        "points: [...]}, linear between them.",
     )
     optimizer: str = option("adam", "Optimizer of the weights.", choices=tuple(OPTIMIZERS))
     optimizer_config: dict[str, Any] = option({}, "Keyword arguments of the optimizer, such as eps or weight_decay.")
     max_grad_norm: float | None = option(
-        5.0, "Largest L2 norm of the gradient over all weights. None does not clip.", above=0.0
+        5.0, "Gradients are clipped to this L2 norm over all weights. None: no clipping.", above=0.0
     )
-    num_sgd_iters: int = option(4, "Epochs of a step: passes over a collect's data.", low=1)
+    num_sgd_iters: int = option(4, "Epochs over each rollout.", low=1)
     sgd_minibatch_size: int | None = option(
-        None, "Transitions of a minibatch; it must divide num_envs * horizon. None is all of them.", low=1
+        None, "Transitions per minibatch; must divide num_envs * horizon. None: the whole rollout.", low=1
     )
-    shuffle_minibatches: bool = option(True, "Whether each pass draws a fresh order of the data.")
+    shuffle_minibatches: bool = option(True, "Whether to shuffle the rollout before each epoch.")
     accumulate_grads: bool = option(
-        False, "Whether the gradients of all minibatches of an epoch make one optimizer step."
+        False, "Whether to accumulate the gradients of an epoch's minibatches into one optimizer step."
     )
     normalize_observations: bool = option(
-        False, "Whether the policy shifts and scales observations by running moments."
+        False, "Whether to normalise observations by their running mean and standard deviation."
     )
     seq_len: int | None = option(
         None,
-        "Steps of a training sequence; it must divide horizon. None: 1 for feedforward models, 4 for recurrent ones.",
+        "Length of training sequences in steps (truncated backpropagation through time); must divide horizon. None: "
+        "1 for feedforward models, 4 for recurrent ones.",
         low=1,
     )
     seqs_per_state_reset: int | None = option(
         None,
-        "A recurrent state is forgotten every so many sequences of a collect, -1 only where episodes begin. "
-        "None: 8 for tasks that never end, -1 for episodic ones.",
+        "Reset the recurrent state after every so many sequences of a rollout; -1: only where episodes begin. None: "
+        "8 for tasks that never end, -1 for episodic ones.",
     )
 
     def __post_init__(self) -> None:
@@ -83,17 +85,18 @@ class OnPolicyConfig(OnlineConfig):
             )
         if self.seqs_per_state_reset == 0 or (self.seqs_per_state_reset or 0) < -1:
             raise ValueError(
-                f"`seqs_per_state_reset` must be positive, or -1 for never; got {self.seqs_per_state_reset}."
+                "`seqs_per_state_reset` must be positive, or -1 to reset only where episodes begin; got "
+                f"{self.seqs_per_state_reset}."
             )
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer steps of one `step()`, where no KL limit ends them."""
+        """Optimizer steps of one `step()`, unless a KL limit ends them early."""
         size = self.sgd_minibatch_size
         minibatches = 1 if size is None or self.accumulate_grads else self.num_envs * self.horizon // size
         return self.num_sgd_iters * minibatches
 
     def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
-        """Return a lower bound of the memory that a collect takes, with what is packed of it for the updates."""
+        """Return a lower bound of the memory that a rollout takes, including its packed copy for the updates."""
         stored = super().rollout_bytes(observation, action) + self.num_envs * (self.horizon + 1) * _STORED
         return stored + self.num_envs * self.horizon * packed_bytes(observation, action)

@@ -13,7 +13,7 @@ from rl8x.distributions import Distribution
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PPOConfig(OnPolicyConfig):
-    """Hyperparameters of PPO; the defaults are rl8's.
+    """Hyperparameters of PPO, with rl8's defaults.
 
     Raises:
         TypeError: If a value is not of its option's kind.
@@ -24,40 +24,49 @@ class PPOConfig(OnPolicyConfig):
     """
 
     distribution: str | type[Distribution] | None = option(
-        None, "Action distribution: a built-in name, a dotted path, or a class. None picks by the action space."
+        None, "Action distribution: a built-in name, a dotted path, or a class. None: chosen by the action space."
     )
-    distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution's class.")
-    gamma: float = option(0.95, "Discount of a reward one step later.", low=0.0, high=1.0)
+    distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution class.")
+    gamma: float = option(0.95, "Discount factor.", low=0.0, high=1.0)
     gae_lambda: float = option(
-        0.95, "Weight of longer estimates in the advantages: 0 is one step, 1 the whole return.", low=0.0, high=1.0
+        0.95,
+        "Lambda of generalised advantage estimation: 0 is the one-step TD error, 1 the Monte Carlo return "
+        "(arXiv:1506.02438).",
+        low=0.0,
+        high=1.0,
     )
     clip_param: float = option(
-        0.2, "How far the probability ratio may move from 1 before its gradient is cut.", above=0.0
+        0.2, "Clipping range of the probability ratio: [1 - clip_param, 1 + clip_param].", above=0.0
     )
     dual_clip_param: float | None = option(
-        None, "Bounds the surrogate from below by this times a negative advantage; None does not.", above=1.0
+        None,
+        "Dual-clip PPO: for negative advantages A the surrogate is at least this times A (arXiv:1912.09729). None: "
+        "off.",
+        above=1.0,
     )
     vf_clip_param: float | None = option(
-        5.0, "Largest value loss of a sample; beyond it the gradient is 0. None: no limit.", above=0.0
+        5.0, "Each sample's value loss is clipped to this; its gradient is 0 beyond. None: no clipping.", above=0.0
     )
-    vf_coeff: float = option(1.0, "Weight of the value loss in the total.", low=0.0)
-    entropy_coeff: float = option(0.0, "Weight of the entropy bonus in the total.", low=0.0)
+    vf_coeff: float = option(1.0, "Weight of the value loss.", low=0.0)
+    entropy_coeff: float = option(0.0, "Weight of the entropy bonus.", low=0.0)
     entropy_coeff_schedule: list[list[float]] | dict[str, Any] | None = option(
-        None, "Entropy weight over transitions, in the form of lr_schedule; it replaces entropy_coeff."
+        None, "Entropy weight over transitions, in the form of lr_schedule; replaces entropy_coeff."
     )
     target_kl_div: float | None = option(
         None,
-        "Updates of a step end when the KL divergence from the acting policy, measured before each, "
-        "exceeds 1.5 times this.",
+        "Early stopping: a step's updates end once the KL divergence from the acting policy exceeds 1.5 times this. "
+        "None: no limit.",
         above=0.0,
     )
     normalize_advantages: bool = option(
-        True, "Whether a collect's advantages are shifted and scaled to mean 0 and std 1."
+        True, "Whether to normalise each rollout's advantages to mean 0 and standard deviation 1."
     )
-    normalize_rewards: bool = option(True, "Whether rewards are divided by the running std of the discounted return.")
+    normalize_rewards: bool = option(
+        True, "Whether to divide rewards by the running standard deviation of the discounted return."
+    )
     normalize_values: bool = option(
         False,
-        "Whether values are predicted, and their loss is taken, in units of the running moments of their targets.",
+        "Whether the critic predicts values normalised by the running moments of their targets.",
     )
 
     def __post_init__(self) -> None:
