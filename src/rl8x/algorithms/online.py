@@ -118,7 +118,11 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         return Stats.merge(self.rollout_stats(rollout.tensors), Stats(parameters))
 
     def rollout_stats(self, rollout: Mapping[str, Tensor]) -> Stats:
-        """Summarise a rollout's tensors, each `[horizon + 1, num_envs, ...]`, by key."""
+        """Summarise a rollout.
+
+        Args:
+            rollout: Its tensors by key, each `[horizon + 1, num_envs, ...]`.
+        """
         return rollout_stats(rollout, self.config.horizon)
 
     def _move_parameters(self, rollout: Rollout) -> None:

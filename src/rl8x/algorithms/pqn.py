@@ -65,7 +65,7 @@ class PQNConfig(
         {},
         "Keyword arguments of the model class. 'mlp' and 'cnn' have layer_norm=true by default.",
     )
-    gamma: float = option(0.99, "Discount factor.", low=0.0, high=1.0)
+    gamma: float = option(0.99, "Discount factor of future rewards.", low=0.0, high=1.0)
     q_lambda: float = option(
         0.95, "Lambda of the Q(lambda) returns: 0 is the one-step target, 1 the Monte Carlo return.", low=0.0, high=1.0
     )

@@ -151,7 +151,11 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         return Stats.merge(stats, Stats(explored))
 
     def rollout_stats(self, rollout: Mapping[str, Tensor]) -> Stats:
-        """Summarise a rollout's tensors, each `[horizon + 1, num_envs, ...]`, by key, and flag non-finite ones."""
+        """Summarise a rollout and flag its non-finite tensors.
+
+        Args:
+            rollout: Its tensors by key, each `[horizon + 1, num_envs, ...]`.
+        """
         return self._stats(rollout)
 
     def _prepare_stats(self) -> None:
