@@ -12,7 +12,8 @@ demo: $(STAMP)
 test: check
 	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=30
 
-# The tests, or those in TESTS, with another torch such as TORCH=2.14.1, in an environment of its own.
+# The tests, or those in TESTS, with another torch such as TORCH=2.14.1, in an environment of its own, by WORKERS processes.
+WORKERS ?= 2
 TORCH_BIN = .venv-torch-$(TORCH)/bin
 test-torch:
 	@test -n "$(TORCH)" || { echo "TORCH is missing: make test-torch TORCH=2.14.1"; exit 2; }
@@ -21,7 +22,7 @@ test-torch:
 	grep -vE '^(torch|tensordict)==' constraints.txt > .venv-torch-$(TORCH)/constraints.txt
 	$(TORCH_BIN)/python -m pip install --quiet -c .venv-torch-$(TORCH)/constraints.txt torch==$(TORCH) -e '.[dev]'
 	$(TORCH_BIN)/python -m pip list | grep -E '^(torch|tensordict|numpy|mlflow) '
-	$(TORCH_BIN)/python -m pytest -n 2 --dist loadfile $(TESTS)
+	$(TORCH_BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
