@@ -53,6 +53,14 @@ def test_numbers_are_the_functions(compiled):
         alike(compiled, rollout(seed))
 
 
+def test_a_program_of_an_earlier_run_is_loaded_without_tracing_and_names_its_numbers(compiled, monkeypatch):
+    compiled(rollout())
+    again = StatsProgram(compiled.summarise, Execution("compile", "fp32", CPU))
+    monkeypatch.setattr("rl8x.execution.compiled.trace", lambda *_: pytest.fail("it was traced"))
+    again.prepare(rollout())
+    alike(again, rollout(3))
+
+
 def test_figures_of_episodes_are_left_out_where_none_ended(compiled):
     tensors = rollout() | {
         name: torch.zeros(HORIZON + 1, COPIES, dtype=torch.bool) for name in ("terminated", "truncated")

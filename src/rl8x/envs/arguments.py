@@ -27,7 +27,7 @@ def whole_number(number: Any, owner: str, name: str) -> int:
         TypeError: If it is not a whole number.
     """
     try:
-        if isinstance(number, bool):  # an index to Python, and a slip in a run file: `time_limit: true` were 1 step
+        if isinstance(number, bool):  # Python would take `time_limit: true` as 1
             raise TypeError
         return operator.index(number)
     except TypeError:

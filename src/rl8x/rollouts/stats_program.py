@@ -12,7 +12,7 @@ from rl8x.execution.programs import prepare
 from rl8x.rollouts.statistics import Stats, packed
 
 Summarise = Callable[[Mapping[str, Tensor]], Stats]
-"""Computes statistics of named tensors, all of them 0-d tensors: a pure function."""
+"""A pure function from named tensors to statistics, every one of which is a 0-d tensor."""
 
 
 class StatsProgram:
@@ -53,7 +53,7 @@ class StatsProgram:
 
     @torch.no_grad()
     def _flat(self, *tensors: Tensor) -> Sequence[Tensor]:
-        """Return all statistics in one vector; this function is compiled."""
+        """Return all statistics in one vector, and remember their names; this function is compiled."""
         stats = self.summarise(dict(zip(self._layout, tensors, strict=True)))
         values, self._counts = stats.unread()
         self._names, vector = packed({name: value for name, value in values.items() if isinstance(value, Tensor)})

@@ -303,7 +303,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         self._prepare_stats_of_updates()
 
     def _prepare_stats_of_updates(self) -> None:
-        """Request compilation of the statistics of a step that makes as many updates as most, if all do."""
+        """Request compilation of the statistics of a step's updates, if all steps make the same number of each kind."""
         blocks, cycle = self._blocks(int(self.updates_per_step)), len(self.cycle)
         if self.updates_per_step % 1 or not blocks or sum(blocks) % cycle:
             return
