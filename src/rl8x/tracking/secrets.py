@@ -144,14 +144,16 @@ def _known(shortest: int) -> re.Pattern[str]:
     here = ""
     with contextlib.suppress(OSError):  # what stands in its path is not a secret, and hidden it would spoil other paths
         here = os.getcwd()
-    return _pattern(frozenset(_secrets()), here, shortest)
+    return _pattern(tuple(os.environ.items()), (*_given, *sys.argv[1:]), here, shortest)
 
 
 @functools.lru_cache(maxsize=8)
-def _pattern(secrets: frozenset[tuple[str, str]], here: str, shortest: int) -> re.Pattern[str]:
+def _pattern(
+    variables: tuple[tuple[str, str], ...], words: tuple[str, ...], here: str, shortest: int
+) -> re.Pattern[str]:
     forms = {
         form
-        for secret, around in secrets
+        for secret, around in _secrets(variables, words)
         for form in _forms(secret)
         if len(form) >= shortest and form.lower() not in _FLAGS and form.strip("*")
         if form not in around and form not in here
@@ -163,12 +165,12 @@ def _pattern(secrets: frozenset[tuple[str, str]], here: str, shortest: int) -> r
     return re.compile("|".join(parts) or "(?!)")  # which is nowhere
 
 
-def _secrets() -> Iterator[tuple[str, str]]:
+def _secrets(variables: Iterable[tuple[str, str]], words: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield each secret with the rest of its URI: what stands there too, such as a user's name, is not a secret."""
-    for name, value in os.environ.items():
+    for name, value in variables:
         if _SECRET_NAME.search(name) and name not in _NOT_SECRETS:
             yield value, ""
-    for uri in (*_given, *sys.argv[1:], *os.environ.values()):
+    for uri in (*words, *(value for _, value in variables)):
         if "://" in uri:
             around = hide_in_uris(uri)
             for pattern in _IN_URIS if around != uri else ():
