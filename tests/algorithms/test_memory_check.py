@@ -199,11 +199,11 @@ def test_the_command_line_says_it_in_one_line(env, words, there_are, monkeypatch
 @pytest.mark.parametrize(
     ("made", "size", "options"),
     [
-        (lambda: config(model_config={"hidden_sizes": [10**11]}).build("CartPole"), "1,600.0 GB", "`horizon`"),
-        (lambda: DQNConfig(model_config={"hidden_sizes": [10**11]}).build("CartPole"), "1,600.0 GB", "`buffer_size`"),
+        (lambda: config(model_config={"hidden_sizes": [10**14]}).build("CartPole"), "1,600,000.0 GB", "`horizon`"),
+        (lambda: DQNConfig(model_config={"hidden_sizes": [10**14]}).build("CartPole"), "1,600,000.0 GB", "`buffer_size`"),
         (lambda: config(model_config={"hidden_sizes": [10**18]}).build("CartPole"), "as a tensor needs", ""),
         (lambda: config(model_config={"hidden_sizes": [10**20]}).build("CartPole"), "as a tensor needs", ""),
-        (lambda: SACConfig(critic_hidden_sizes=[10**11]).build("Pendulum"), "3,200.0 GB", "`critic_hidden_sizes`"),
+        (lambda: SACConfig(critic_hidden_sizes=[10**14]).build("Pendulum"), "3,200,000.0 GB", "`critic_hidden_sizes`"),
     ],
 )
 def test_networks_that_do_not_fit_are_refused_in_one_line(made, size, options):
@@ -214,9 +214,9 @@ def test_networks_that_do_not_fit_are_refused_in_one_line(made, size, options):
 
 
 def test_a_network_that_does_not_fit_ends_the_command_in_one_line(capsys):
-    assert main(["train", "CartPole", "model_config.hidden_sizes=[100000000000]"]) == 2
+    assert main(["train", "CartPole", "model_config.hidden_sizes=[100000000000000]"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("rl8x: error: PPO does not fit into memory: torch could not allocate 1,600.0 GB. Lower")
+    assert line.startswith("rl8x: error: PPO does not fit into memory: torch could not allocate 1,600,000.0 GB. Lower")
 
 
 def test_other_errors_of_a_build_stay_as_they_are():
