@@ -200,7 +200,11 @@ def test_the_command_line_says_it_in_one_line(env, words, there_are, monkeypatch
     ("made", "size", "options"),
     [
         (lambda: config(model_config={"hidden_sizes": [10**14]}).build("CartPole"), "1,600,000.0 GB", "`horizon`"),
-        (lambda: DQNConfig(model_config={"hidden_sizes": [10**14]}).build("CartPole"), "1,600,000.0 GB", "`buffer_size`"),
+        (
+            lambda: DQNConfig(model_config={"hidden_sizes": [10**14]}).build("CartPole"),
+            "1,600,000.0 GB",
+            "`buffer_size`",
+        ),
         (lambda: config(model_config={"hidden_sizes": [10**18]}).build("CartPole"), "as a tensor needs", ""),
         (lambda: config(model_config={"hidden_sizes": [10**20]}).build("CartPole"), "as a tensor needs", ""),
         (lambda: SACConfig(critic_hidden_sizes=[10**14]).build("Pendulum"), "3,200,000.0 GB", "`critic_hidden_sizes`"),

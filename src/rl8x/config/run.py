@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.hyperparameters import check_names as check_hyperparameters
-from rl8x.algorithms.hyperparameters import check_names_in, check_options, kind_of, option
-from rl8x.conditions import Condition, as_conditions, from_spec
+from rl8x.algorithms.hyperparameters import check_names_in, check_options, given_for_nothing, kind_of, option
+from rl8x.conditions import Condition, as_conditions, from_spec, parts
 from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
 from rl8x.envs import env_maker
@@ -187,6 +187,19 @@ class RunConfig:
             if value != (field.default if factory is dataclasses.MISSING else factory()):
                 changed[field.name] = list(value) if isinstance(value, tuple) else value
         return changed
+
+    def without_effect(self) -> dict[str, str]:
+        """Return the given keys that have no effect, as `key=value`, each with the reason; `rl8x train` warns of them.
+
+        One at its default does not count as given.
+        """
+        asked = any(part.evaluates for condition in self.conditions() for part in parts(condition))
+        names = () if asked or self.steps_per_eval is not None else ("eval_env_config", "num_eval_envs")
+        why = "the run makes no evaluations. Give steps_per_eval, such as 10, or leave it out"
+        untracked = () if self.tracking else ("log_models",)
+        return given_for_nothing(self, names, why) | given_for_nothing(
+            self, untracked, "the run is not tracked. Leave it out, or have the run tracked in MLflow: tracking=true"
+        )
 
     def conditions(self) -> list[Condition]:
         """Make the stop conditions, anew at each call, since they remember what they saw.
