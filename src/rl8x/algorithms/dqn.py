@@ -100,6 +100,8 @@ class DQNConfig(
         low=0.0,
     )
 
+    needs_dataset: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.needs_dataset, "cql_coeff")
+
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
