@@ -136,6 +136,11 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         """The algorithm class that this config builds; a config may have several."""
         return self.algorithm
 
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """Hyperparameters that decide what the outputs of the networks mean: a resumed run cannot change them."""
+        return ()
+
     def without_effect(self) -> dict[str, str]:
         """Return the given hyperparameters that have no effect, as `name=value`, each with the reason.
 
