@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
+from tests.algorithms.off_policy.test_offline import build as build_offline
 from tests.probes import KNOWN, ActionDecides, Discretes, Probe
 
 from rl8x import NullTracker, Trainer, keys
@@ -23,7 +24,7 @@ def build(env=CartPole, **options):
 def batch_of(algorithm, size=6):
     """Make a batch by hand, terminations among it."""
     generator = torch.Generator().manual_seed(5)
-    shape = algorithm.env.single_observation_space.shape
+    shape = algorithm.observation_space.shape
     return {
         keys.OBS: torch.randn(size, *shape, generator=generator),
         keys.NEXT_OBS: torch.randn(size, *shape, generator=generator),
@@ -238,6 +239,8 @@ def test_actions_are_random_in_the_warm_up_and_epsilon_follows_its_schedule():
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"DQN needs a Discrete action space; got Box.* Use PPO\."):
         build(Pendulum)
+    with pytest.raises(ValueError, match=r"`cql_coeff` needs a data set: give `dataset`, or leave it out; got 1\.0"):
+        build(cql_coeff=1.0)
     with pytest.raises(ValueError, match="DQN trains feedforward models; GRUModel is recurrent"):
         build(model="gru", model_config={})
     with pytest.raises(ValueError, match="`epsilon_schedule` must stay at least 0 and at most 1"):
@@ -279,7 +282,9 @@ def test_cartpole_is_learned():
 
 @pytest.mark.parametrize("coeff", [0.0, 0.5])
 def test_the_conservative_term_by_hand(coeff):
-    plain, algorithm = (build(optimizer="sgd", lr=0.1, max_grad_norm=None, cql_coeff=each) for each in (0.0, coeff))
+    plain, algorithm = (
+        build_offline("dqn", optimizer="sgd", lr=0.1, max_grad_norm=None, cql_coeff=each) for each in (0.0, coeff)
+    )
     batch, policy = batch_of(algorithm), algorithm.policy
     terms = []
     for obs, action in zip(batch[keys.OBS], batch[keys.ACTIONS], strict=True):

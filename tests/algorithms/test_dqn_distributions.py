@@ -91,7 +91,7 @@ def disturb(algorithm):
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("kind", [ATOMS, QUANTILES, QUANTILES | {"huber_delta": 0.3}, {"num_quantiles": 4}])
 def test_the_loss_is_that_of_the_papers_row_by_row(kind, double, dueling):
-    algorithm = build(double=double, dueling=dueling, cql_coeff=0.5, **kind)
+    algorithm = build_offline("dqn", double=double, dueling=dueling, cql_coeff=0.5, **kind)
     target, config, batch = disturb(algorithm), algorithm.config, batch_of(algorithm)
     weights = torch.tensor([1.0, 0.2, 0.5, 2.0, 0.25, 0.7])
     losses, errors = [], []

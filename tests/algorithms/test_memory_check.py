@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 
 from rl8x import Trainer, load_algorithm
-from rl8x.algorithms import BCConfig, DQNConfig, PPOConfig
+from rl8x.algorithms import BCConfig, DQNConfig, PPOConfig, SACConfig
 from rl8x.algorithms import memory_check as memory
 from rl8x.cli.main import main
 from rl8x.distributed import Ranks
@@ -194,6 +194,41 @@ def test_the_command_line_says_it_in_one_line(env, words, there_are, monkeypatch
     assert error.startswith("rl8x: error: num_envs=")
     assert error.count("\n") == 1
     assert main(["train", env, "--no-tracking", "--device", "cpu", "--dry-run", *words]) == 2
+
+
+@pytest.mark.parametrize(
+    ("made", "size", "options"),
+    [
+        (lambda: config(model_config={"hidden_sizes": [10**14]}).build("CartPole"), "1,600,000.0 GB", "`horizon`"),
+        (
+            lambda: DQNConfig(model_config={"hidden_sizes": [10**14]}).build("CartPole"),
+            "1,600,000.0 GB",
+            "`buffer_size`",
+        ),
+        (lambda: config(model_config={"hidden_sizes": [10**18]}).build("CartPole"), "as a tensor needs", ""),
+        (lambda: config(model_config={"hidden_sizes": [10**20]}).build("CartPole"), "as a tensor needs", ""),
+        (lambda: SACConfig(critic_hidden_sizes=[10**14]).build("Pendulum"), "3,200,000.0 GB", "`critic_hidden_sizes`"),
+    ],
+)
+def test_networks_that_do_not_fit_are_refused_in_one_line(made, size, options):
+    with pytest.raises(
+        ValueError, match=rf"^\w+ does not fit .*{size}. Lower the sizes given, in `model_conf.*{options}"
+    ):
+        made()
+
+
+def test_a_network_that_does_not_fit_ends_the_command_in_one_line(capsys):
+    assert main(["train", "CartPole", "model_config.hidden_sizes=[100000000000000]"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("rl8x: error: PPO does not fit into memory: torch could not allocate 1,600,000.0 GB. Lower")
+
+
+def test_other_errors_of_a_build_stay_as_they_are():
+    with pytest.raises(RuntimeError, match=r"^shapes$"), memory.allocations_refused("PPO", ["num_envs"]):
+        raise RuntimeError("shapes")
+    with pytest.raises(ValueError, match=r"as a tensor needs\. Lower the sizes given, in `num_envs`"):  # noqa: SIM117
+        with memory.allocations_refused("PPO", ["num_envs"]):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 def test_a_data_set_that_does_not_fit_is_refused_before_its_rows_are_made(there_are, monkeypatch):

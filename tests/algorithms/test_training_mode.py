@@ -130,11 +130,20 @@ def test_a_resume_drops_what_the_run_would_have_dropped(make):
     assert torch.equal(weights(learn(whole, 2)), weights(learn(resumed, 2)))
 
 
-def test_threads_do_not_change_what_is_dropped(monkeypatch):
+@pytest.fixture
+def four_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_threads_do_not_change_what_is_dropped(four_threads, monkeypatch):
     monkeypatch.setattr(threads, "_SHARED_WORK_EAGER", 0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     assert len({tuple(weights(learn(ppo(sgd_minibatch_size=64), 2)).tolist()) for _ in range(3)}) == 1
-    assert ppo().updater._workers().__enter__().count == 1
+    with ppo().updater._workers() as workers:
+        assert workers.count == 1
+    assert torch.get_num_threads() == 4
 
 
 def test_evaluations_change_neither_buffers_nor_what_training_draws():

@@ -309,6 +309,41 @@ def test_waiting_for_evaluations_that_nobody_makes_is_one_line_in_a_dry_run_too(
     assert "Watch episodes/returns/mean, or give `by`" in capsys.readouterr().err
 
 
+NO_EVALUATIONS = "has no effect: the run makes no evaluations. Give steps_per_eval, such as 10, or leave it out."
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["eval_env_config.length=0.4"], "`eval_env_config={'length': 0.4}` " + NO_EVALUATIONS),
+        (["--num-eval-envs", "7"], "`num_eval_envs=7` " + NO_EVALUATIONS),
+        (
+            ["--log-models"],
+            "`log_models=True` has no effect: the run is not tracked. Leave it out, or have the run tracked in MLflow: "
+            "tracking=true.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_what_has_no_effect_is_warned_of_in_one_line(dry, words, message, capsys):
+    with pytest.warns(RuntimeWarning, match=f"^{re.escape(message)}$"):
+        assert main(["train", "CartPole", *SMALL, "--max-steps", "1", *words, *dry]) == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--steps-per-eval", "1"],
+        ["--stop", "confirmed: {hits_upper_bound: [episodes/returns/mean, 1e9]}"],
+        ["--stop", "any: [{confirmed: {hits_upper_bound: [episodes/returns/mean, 1e9]}}, {wall_time: 1h}]"],
+    ],
+)
+def test_options_of_evaluations_that_a_run_makes_are_not_warned_of(words, recwarn):
+    given = ["eval_env_config.length=0.4", "--num-eval-envs", "2"]
+    assert main(["train", "CartPole", *SMALL, *given, *words, "--dry-run"]) == 0
+    assert not [each for each in recwarn if "no effect" in str(each.message)]
+
+
 def test_the_summary_says_what_an_evaluation_in_the_training_environment_measured(capsys):
     words = ["--eval-env", "false", "--max-steps", "1", "--steps-per-eval", "1"]
     assert main(["train", "CartPole", *SMALL, *words]) == 0

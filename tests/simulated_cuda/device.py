@@ -2,6 +2,8 @@
 
 Values, devices and waits are as on a GPU; speed, memory, streams and the kernels themselves are not. A captured program
 is recorded once and replayed without Python, and whatever waits for the device while it is captured is refused.
+
+It needs a torch that is built for CPUs alone: one that is built with CUDA has registered its own hooks.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from tests.studies.synthetic import evaluations
 
 from rl8x.checkpoint import CheckpointManager
 from rl8x.cli.study import _rows
+from rl8x.config import RunConfig
 from rl8x.distributed import Ranks
 from rl8x.drawing import LIGHT
 from rl8x.envs import CartPole
@@ -484,6 +485,16 @@ def test_many_values_that_have_no_order_are_a_param_too():
 def test_what_is_wrong_is_said_before_anything_is_written(here, changes, message):
     with pytest.raises((ValueError, TypeError), match=message):
         make(tracking=False, **changes).run()
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", [{"num_envs": 3}, {"seed": 1}, {"device": "cpu"}, {"time_limt": 3}])
+def test_arguments_that_an_environment_does_not_take_are_refused_as_of_one_run(here, given):
+    with pytest.raises(ValueError, match=r"^env_kwargs: ") as of_run:
+        RunConfig(env="CartPole", env_kwargs=given).make_algorithm()
+    with pytest.raises(ValueError, match=r"^env_kwargs: ") as of_study:
+        make(tracking=False, env_kwargs=given).run()
+    assert str(of_study.value) == str(of_run.value)
     assert list(here.iterdir()) == []
 
 

@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import functools
 import json
 import math
@@ -9,12 +10,12 @@ import pytest
 import torch
 
 from rl8x import keys
-from rl8x.algorithms import DQNConfig, PPOConfig
+from rl8x.algorithms import DQNConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.checkpoint import CheckpointError, Checkpoints, files, find, listed, read
 from rl8x.checkpoint.tree import encode
 from rl8x.cli.main import main
 from rl8x.conditions import Condition, HitsUpperBound, Plateau, WallTime, as_condition
-from rl8x.envs import CartPole, CartPoleInfinite, DiscreteDummy, GymnasiumEnv
+from rl8x.envs import CartPole, CartPoleInfinite, DiscreteDummy, GymnasiumEnv, Pendulum
 from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
 from rl8x.tracking.locks import FileLock
@@ -359,6 +360,56 @@ def test_overrides_of_what_a_checkpoint_has_are_refused(tmp_path):
     ):
         with pytest.raises(CheckpointError, match=says):
             Trainer.resume(tmp_path, tracker=NullTracker(), overrides=overrides)
+
+
+CRITICS = {"critic_hidden_sizes": [8], "updates_per_sample": 0.1}
+KINDS_OF_VALUES = {
+    "dqn": (DQNConfig, CartPole, {"updates_per_sample": 0.1}),
+    "sac": (SACConfig, Pendulum, CRITICS),
+    "td3": (TD3Config, Pendulum, CRITICS),
+    "pqn": (PQNConfig, CartPole, {"sgd_minibatch_size": 32}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "overrides"),
+    [
+        ("dqn", {}, {"dueling": True}),
+        ("dqn", {"num_quantiles": 5}, {"dueling": True}),
+        ("dqn", {"num_atoms": 5}, {"v_max": 20.0}),
+        ("dqn", {"num_atoms": 5}, {"v_min": -20.0}),
+        ("dqn", {"num_atoms": 5}, {"num_atoms": 7}),
+        ("dqn", {"num_quantiles": 5}, {"num_quantiles": 1, "num_atoms": 5}),  # of the same shape
+        ("pqn", {}, {"dueling": True}),
+        ("sac", {"num_atoms": 5}, {"v_max": 20.0}),
+        ("sac", {"return_bound": 5.0}, {"return_bound": 9.0}),
+        ("sac", {}, {"return_bound": 9.0}),
+        ("td3", {"num_atoms": 5}, {"v_min": -20.0}),
+        ("td3", {"return_bound": 5.0}, {"return_bound": None}),
+    ],
+)
+def test_overrides_of_what_outputs_of_networks_mean_are_refused(name, given, overrides, tmp_path):
+    config_class, env, options = KINDS_OF_VALUES[name]
+    small = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+    algorithm = config_class(**small, **options, **given).build(env)
+    run(Trainer(algorithm, tracker=NullTracker(), checkpoints=tmp_path), max_steps=1)
+    (*_, (changed, value)) = overrides.items()
+    before = getattr(algorithm.config, changed)
+    says = (
+        rf"`{changed}` was {before} and is {value}, but decides what the outputs of the networks mean, .* begin a run"
+    )
+    with pytest.raises(CheckpointError, match=says):
+        Trainer.resume(tmp_path, overrides=overrides)
+    other = dataclasses.replace(algorithm.config, **overrides).build(env)
+    with pytest.raises(CheckpointError, match=says):
+        Trainer.resume(tmp_path, algorithm=other)
+
+
+def test_bounds_of_no_atoms_may_change(tmp_path):
+    algorithm = DQNConfig(num_envs=4, horizon=8, device="cpu", model_config={"hidden_sizes": [8]}).build(CartPole)
+    run(Trainer(algorithm, tracker=NullTracker(), checkpoints=tmp_path), max_steps=1)
+    with pytest.warns(RuntimeWarning, match=r"`v_max=20.0` has no effect"):
+        assert run(Trainer.resume(tmp_path, overrides={"v_max": 20.0}), max_steps=2)[keys.STEPS] == 2
 
 
 def test_an_algorithm_given_must_be_as_it_was_but_for_the_overrides(tmp_path):

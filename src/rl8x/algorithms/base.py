@@ -15,6 +15,7 @@ from torch import nn
 
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import check_names, check_options, option, replaced_by_schedules, resolve_device
+from rl8x.algorithms.memory_check import allocations_refused
 from rl8x.algorithms.seeds import draw_seed, part_seed, seeded
 from rl8x.distributed import ranks
 from rl8x.envs import Env
@@ -127,12 +128,18 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         made_env, factory = self.make_env(env, part_seed(seed, "env"), env_kwargs)
         if made_env is not None:
             made_env.shared_seed = part_seed(seed, "parameters", rank=0)
-        return algorithm(self, made_env, seed, factory)
+        with allocations_refused(algorithm.__name__, vars(self)):
+            return algorithm(self, made_env, seed, factory)
 
     @property
     def algorithm_class(self) -> type[GenericAlgorithmBase[Any]] | None:
         """The algorithm class that this config builds; a config may have several."""
         return self.algorithm
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """Hyperparameters that decide what the outputs of the networks mean: a resumed run cannot change them."""
+        return ()
 
     def without_effect(self) -> dict[str, str]:
         """Return the given hyperparameters that have no effect, as `name=value`, each with the reason.

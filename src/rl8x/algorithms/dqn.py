@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from rl8x import keys
 from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.hyperparameters import option
-from rl8x.algorithms.off_policy.config import OffPolicyConfig, bounds_of_no_atoms
+from rl8x.algorithms.off_policy.config import OffPolicyConfig, bounds_of_no_atoms, fixed_atoms
 from rl8x.algorithms.off_policy.learner import TAU, Learner, observed
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
@@ -100,6 +100,8 @@ class DQNConfig(
         low=0.0,
     )
 
+    needs_dataset: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.needs_dataset, "cql_coeff")
+
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
@@ -114,6 +116,11 @@ class DQNConfig(
                 f"`huber_delta` has no meaning with `num_atoms`, whose loss is a cross-entropy; got {self.huber_delta} "
                 f"and {self.num_atoms}. Leave it out."
             )
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """The form of the network's outputs."""
+        return "dueling", "num_quantiles", *fixed_atoms(self)
 
     def without_effect(self) -> dict[str, str]:
         """Return also the bounds of atoms, if there are no atoms."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +38,14 @@ _EVALUATED: Final = 16 * (4 + 1)
 # Measured memory of a run with a small network, relative to what is counted.
 _USUAL: Final = 1.5
 _CHECKS: Final = ContextVar("checks", default=True)
+# What torch says where there is no room for a tensor, or could be none; the second group: bytes.
+_NO_ROOM: Final = re.compile(
+    r"(can't allocate memory|not enough memory|Storage size calculation overflowed|Overflow when unpacking long)"
+    r"(?:.*?tried to allocate (\d+) bytes)?",
+    re.DOTALL,
+)
+# Options that decide how much memory an algorithm takes.
+_SIZES: Final = ("model_config", "critic_hidden_sizes", "num_envs", "horizon", "buffer_size")
 
 
 @contextlib.contextmanager
@@ -47,6 +56,30 @@ def no_memory_checks() -> Iterator[None]:
         yield
     finally:
         _CHECKS.reset(token)
+
+
+@contextlib.contextmanager
+def allocations_refused(name: str, options: Collection[str]) -> Iterator[None]:
+    """Say in one line, where an algorithm is made within the context, that torch had no memory for one of its tensors.
+
+    Args:
+        name: The algorithm's.
+        options: The names of its hyperparameters.
+
+    Raises:
+        ValueError: If so.
+    """
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:
+        found = _NO_ROOM.search(str(error))
+        if found is None and not isinstance(error, torch.OutOfMemoryError):
+            raise
+        size = "as much memory as a tensor needs" if found is None or not found[2] else _shown(int(found[2]))
+        listed = ", ".join(f"`{option}`" for option in _SIZES if option in options)
+        raise ValueError(
+            f"{name} does not fit into memory: torch could not allocate {size}. Lower the sizes given, in {listed}."
+        ) from error
 
 
 def check_training(

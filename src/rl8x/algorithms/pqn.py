@@ -76,6 +76,11 @@ class PQNConfig(
     dueling: bool = option(False, "Dueling heads: Q = V + A - mean A (arXiv:1511.06581).")
     reward_scale: float = option(1.0, "Factor that rewards are multiplied by.", above=0.0)
 
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """The form of the network's outputs."""
+        return ("dueling",)
+
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()

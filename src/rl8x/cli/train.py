@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -90,6 +91,8 @@ def train(stop: tuple[str, ...], resume: str | None, dry_run: bool, **options: A
         run = read_run(options, stop)
         going_on = resumed(run, resume, trust=options["trust"]) if resume is not None and not dry_run else None
         trainer = going_on or run.make_trainer()
+    for given, why in run.without_effect().items():
+        warnings.warn(f"`{given}` has no effect: {why}.", RuntimeWarning, stacklevel=1)
     if not dry_run:
         return run_to_the_end(trainer, functools.partial(run.train, trainer), run.progress)
     from rl8x.tracking.secrets import hide_in_data  # what is printed is mostly sent to a file

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.hyperparameters import check_names as check_hyperparameters
-from rl8x.algorithms.hyperparameters import check_names_in, check_options, kind_of, option
-from rl8x.conditions import Condition, as_conditions, from_spec
+from rl8x.algorithms.hyperparameters import check_names_in, check_options, given_for_nothing, kind_of, option
+from rl8x.conditions import Condition, as_conditions, from_spec, parts
 from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
-from rl8x.envs import env_maker
+from rl8x.envs import Env, env_maker
 from rl8x.importing import Trust, import_named
 from rl8x.names import did_you_mean
 from rl8x.replay.dataset import Dataset
@@ -188,6 +188,19 @@ class RunConfig:
                 changed[field.name] = list(value) if isinstance(value, tuple) else value
         return changed
 
+    def without_effect(self) -> dict[str, str]:
+        """Return the given keys that have no effect, as `key=value`, each with the reason; `rl8x train` warns of them.
+
+        One at its default does not count as given.
+        """
+        asked = any(part.evaluates for condition in self.conditions() for part in parts(condition))
+        names = () if asked or self.steps_per_eval is not None else ("eval_env_config", "num_eval_envs")
+        why = "the run makes no evaluations. Give steps_per_eval, such as 10, or leave it out"
+        untracked = () if self.tracking else ("log_models",)
+        return given_for_nothing(self, names, why) | given_for_nothing(
+            self, untracked, "the run is not tracked. Leave it out, or have the run tracked in MLflow: tracking=true"
+        )
+
     def conditions(self) -> list[Condition]:
         """Make the stop conditions, anew at each call, since they remember what they saw.
 
@@ -243,16 +256,27 @@ class RunConfig:
         if not self.env:
             dataset = self._dataset_with_spaces(config)
             return build() if dataset is None else build(dataset=dataset)
+        return build(self.find_env(self.env), **restored(self.env_kwargs, self.trusted))
+
+    def find_env(self, env: str) -> Callable[..., Env]:
+        """Return what makes the environments of a name, once `env_kwargs` are known to be theirs.
+
+        Args:
+            env: The name, as a run file has it.
+
+        Raises:
+            ValueError: If there are none of the name, or they do not take `env_kwargs`.
+        """
         for name in _GIVEN_BY_ALGORITHM:
             if name in self.env_kwargs:
                 raise ValueError(f"env_kwargs: `{name}` is a hyperparameter. Put it under `algorithm_config`.")
-        maker = env_maker(self.env, trust=self.trusted)
+        maker = env_maker(env, trust=self.trusted)
         signature = inspect.signature(maker)
         try:
             signature.bind(1, device="cpu", seed=0, **self.env_kwargs)
         except TypeError as error:
-            raise ValueError(f"env_kwargs: {self.env} takes {', '.join(signature.parameters)}; {error}.") from None
-        return build(maker, **restored(self.env_kwargs, self.trusted))
+            raise ValueError(f"env_kwargs: {env} takes {', '.join(signature.parameters)}; {error}.") from None
+        return maker
 
     def _dataset_with_spaces(self, config: AlgorithmConfig) -> Dataset | None:
         """Read a data set that does not say its spaces with those of the environment to evaluate in; None elsewhere."""

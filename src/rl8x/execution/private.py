@@ -1,6 +1,7 @@
 """The private names of torch that rl8x uses, all in this file, since any version of torch may change them.
 
-torch 2.13.0, with which the tests are run, has all of them. So have 2.14.1, and 2.10.0, whose compiled programs are
+torch 2.13.0, with which the tests are run, has all of them. So has 2.14.1, whose build with CUDA passes the tests on a
+CPU (but those of a simulated CUDA device, which need a build for CPUs). So has 2.10.0, whose compiled programs are
 wrong. Each entry says what happens if a name is missing.
 """
 

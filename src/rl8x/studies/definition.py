@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-import inspect
 import itertools
 import json
 import re
@@ -19,7 +18,6 @@ from rl8x.config import RunConfig, apply_overrides, load_run_file
 from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import one_line, put_at, shortened
 from rl8x.config.run import ALIASES, renamed, under_algorithm
-from rl8x.envs import env_maker
 from rl8x.importing import Trust, texts
 from rl8x.names import did_you_mean
 from rl8x.studies import cells as test_cells
@@ -291,11 +289,7 @@ class StudyConfig:
         dataclasses.replace(self.run_of(self.first_trainings()[0]), tracking=False, trust=self.trusted).make_trainer()
 
     def _check_env(self, run: RunConfig, name: str, num_envs: int) -> None:
-        maker = env_maker(tested_env(run), trust=self.trusted)
-        try:
-            inspect.signature(maker).bind(1, device="cpu", seed=0, **run.env_kwargs)
-        except TypeError as error:
-            raise ValueError(f"env_kwargs: {error}.") from None
+        maker = run.find_env(tested_env(run))
         env = maker(num_envs, device="cpu", seed=0, **restored(run.env_kwargs, self.trusted))
         try:
             if not env.episodic:

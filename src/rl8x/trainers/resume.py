@@ -173,6 +173,11 @@ def _tags(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any], override
     """Return what is recorded of a resume, and refuse what is different without having been asked for."""
     different = changes(checkpoint.metadata["build"], algorithm)
     for name, (before, now) in different.items():
+        if name in algorithm.config.fixed:
+            raise CheckpointError(
+                f"`{name}` was {before!r} and is {now!r}, but decides what the outputs of the networks mean, and these "
+                "were trained as it was: leave it as it was, or begin a run with it"
+            )
         if name not in overrides:
             raise CheckpointError(
                 f"`{name}` was {before!r} and is {now!r} in the algorithm given; "

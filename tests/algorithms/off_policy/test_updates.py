@@ -28,7 +28,7 @@ CASES = {
     "normalised": {"normalize_observations": True, "huber_delta": None},
     "prioritised": {"prioritized": True, "updates_per_sample": 1.5},
     "atoms": {"num_atoms": 5, "v_min": -1.0, "v_max": 9.0, "prioritized": True, "n_step": 2},
-    "quantiles": {"num_quantiles": 3, "huber_delta": 1.0, "dueling": True, "cql_coeff": 0.1},
+    "quantiles": {"num_quantiles": 3, "huber_delta": 1.0, "dueling": True},
     "schedules": {"lr_schedule": {"kind": "interp", "points": [[0, 0.01], [200, 0.0]]}, "epsilon": 0.5},
 }
 

@@ -282,6 +282,11 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
         return self.buffer_size * row_bytes(observation, action)
 
 
+def fixed_atoms(config: Any) -> tuple[str, ...]:
+    """Return the hyperparameters of atoms that a resumed run cannot change: the bounds too, where there are atoms."""
+    return ("num_atoms", "v_min", "v_max") if config.num_atoms > 1 else ("num_atoms",)
+
+
 def bounds_of_no_atoms(config: Any) -> dict[str, str]:
     """Return `v_min` and `v_max` where they were given and there are no atoms, as `given_for_nothing` does."""
     names = () if config.num_atoms > 1 else ("v_min", "v_max")
@@ -319,6 +324,11 @@ class ActorCriticConfig(OffPolicyConfig):
         super().__post_init__()
         if not -math.inf < self.v_min < self.v_max < math.inf:
             raise ValueError(f"`v_min` must be less than `v_max`, both finite; got {self.v_min} and {self.v_max}.")
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """The unit of the critics' values, and their form."""
+        return "return_bound", *fixed_atoms(self)
 
     def without_effect(self) -> dict[str, str]:
         """Return the bounds of atoms too, where there are none."""
