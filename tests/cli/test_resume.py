@@ -11,7 +11,7 @@ from rl8x.checkpoint import listed, read
 from rl8x.cli.main import main
 
 SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu", "--seed", "1", "--progress", "none"]
-SMALL += ["algorithm_config.model_config.hidden_sizes=[8]", "--num-eval-envs", "2"]
+SMALL += ["algorithm_config.model_config.hidden_sizes=[8]"]
 
 
 def train(folder, *words):
