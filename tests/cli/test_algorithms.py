@@ -294,7 +294,7 @@ def test_a_file_that_does_not_say_its_spaces_has_those_of_the_environment_to_eva
         for name, array in (rows | {"rewards": np.ones(8), "terminals": np.arange(8) % 4 == 3}).items():
             file[name] = array
     algorithm = ["--algorithm", "bc", "--dataset", "pendulum.hdf5", "--batch-size", "4", "--device", "cpu"]
-    run = ["--max-steps", "2", "--updates-per-step", "2", "--seed", "0", "--num-eval-envs", "2", "--progress", "none"]
+    run = ["--max-steps", "2", "--updates-per-step", "2", "--seed", "0", "--progress", "none"]
     words = ["train", *algorithm, *run, "model_config.hidden_sizes=[8]", "checkpoints.directory=run"]
     for more in ([], ["--eval-env", "false"], ["--eval-env", "true"]):
         assert main([*words, *more]) == 2
