@@ -12,7 +12,7 @@ from rl8x.tracking import MLflowTracker
 from rl8x.trainers import Trainer
 
 SMALL = ["--num-envs", "4", "--horizon", "8", "--device", "cpu", "--seed", "1", "--progress", "none"]
-SMALL += ["algorithm_config.model_config.hidden_sizes=[8]", "--num-eval-envs", "2"]
+SMALL += ["algorithm_config.model_config.hidden_sizes=[8]"]
 
 
 def steps_in(database):
