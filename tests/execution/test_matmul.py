@@ -197,3 +197,29 @@ def test_eager_products_are_the_usual_ones(rows, terms, columns, fast, monkeypat
     torch.testing.assert_close(products.multiply_transposed(left.t().contiguous(), right), exact.float(), **close)
     wide = rows * terms * columns >= 2**23 and min(rows, terms, columns) >= 128
     assert called == ([(rows, terms)] * 3 if wide and fast else [])
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "terms", "columns"), [(7, 3, 5), (9, 1, 6), (9, 6, 1), (256, 1, 256), (256, 256, 1), (256, 128, 256)]
+)
+def test_eager_products_of_stacks_are_those_of_each_item(rows, terms, columns, fast, monkeypatch):
+    monkeypatch.setattr(products, "has_fast_linear", lambda: fast)
+    called, linear = [], products.linear
+    monkeypatch.setattr(products, "linear", lambda *given: (called.append(given[0].shape), linear(*given))[1])
+    pairs = [random_pair(rows, terms, columns, False) for _ in range(3)]
+    left, right, bias = (torch.stack(each) for each in zip(*pairs, strict=True))
+    expected = torch.stack([(a.double() @ b.double() + c.double()).float() for a, b, c in pairs])
+    close = {"atol": 1e-4, "rtol": 1e-5}
+    torch.testing.assert_close(products.multiply(left, right, bias.unsqueeze(1)), expected, **close)
+    torch.testing.assert_close(products.multiply(left, right), expected - bias.unsqueeze(1), **close)
+    transposed = left.mT.contiguous()
+    result = products.multiply_transposed(transposed, right)
+    torch.testing.assert_close(result, expected - bias.unsqueeze(1), **close)
+    assert result.is_contiguous()
+    shared = left[:1].expand(3, -1, -1)  # of critics the first layer reads the same rows
+    torch.testing.assert_close(
+        products.multiply(shared, right, bias.unsqueeze(1)), shared @ right + bias.unsqueeze(1), **close
+    )
+    wide = rows * terms * columns >= 2**23 and min(rows, terms, columns) >= 128
+    assert called == ([(rows, terms)] * 12 if wide and fast else [])

@@ -176,6 +176,15 @@ def test_many_rows_are_differentiated_at_once_and_few_by_autograd():
     assert type(critics(obs[:500], actions[:500]).grad_fn.next_functions[0][0]).__name__ != name
 
 
+@pytest.mark.parametrize("rows", [100, 1024])
+def test_results_are_the_same_bits_with_and_without_gradients(rows):
+    torch.manual_seed(0)
+    mlp, x = MLP([64, 256, 256, 2]), torch.randn(rows, 64)
+    with torch.no_grad():
+        acted = mlp(x)
+    assert torch.equal(acted, mlp(x))
+
+
 def test_wide_layers_do_not_import_the_compiler():
     code = (
         "import sys, torch; from rl8x.nn import MLP;"

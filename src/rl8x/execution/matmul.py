@@ -93,23 +93,58 @@ def _thin_product(left: Tensor, right: Tensor) -> Tensor | None:
 
 
 def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Multiply `[rows, terms]` by `[terms, columns]` in float32 on the CPU, eagerly."""
-    if _is_wide(left, right.shape[1]) and left.is_contiguous() and has_fast_linear():
+    """Multiply `[rows, terms]` by `[terms, columns]`, or stacks of such, in float32 on the CPU, eagerly.
+
+    Args:
+        left: `[rows, terms]` or `[size, rows, terms]`.
+        right: `[terms, columns]` or `[size, terms, columns]`.
+        bias: Added to every row, `[columns]` or `[size, 1, columns]`.
+    """
+    if left.dim() == 3:
+        return _multiply_stacks(left, right, bias)
+    if left.is_contiguous() and _suits_onednn(left, right.shape[1]):
         return linear(left, right.t(), bias)
     return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
 
 
+def _multiply_stacks(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    columns = right.shape[2]
+    if left.shape[2] == 1:
+        return left * right if bias is None else torch.addcmul(bias, left, right)
+    if columns == 1 or _suits_onednn(left[0], columns):
+        # One by one: torch's batched products take twice as long, and those by vectors six times.
+        result = left.new_empty(*left.shape[:2], columns)
+        for i, product in enumerate(result):
+            product.copy_(multiply(left[i], right[i], None if bias is None else bias[i, 0]))
+        return result
+    return torch.bmm(left, right) if bias is None else torch.baddbmm(bias, left, right)
+
+
 def multiply_transposed(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply the transpose of `[terms, rows]` by `[terms, columns]`, as for the gradient of a linear weight."""
-    if right.shape[1] <= _NARROW:
-        return torch.mm(right.t(), left).t().contiguous()
-    if _is_wide(left.t(), right.shape[1]) and has_fast_linear():
+    """Multiply the transpose of one matrix by another, eagerly, as for the gradient of a linear weight.
+
+    Args:
+        left: `[terms, rows]` or `[size, terms, rows]`.
+        right: `[terms, columns]` or `[size, terms, columns]`.
+    """
+    columns = right.shape[-1]
+    if columns <= _NARROW:
+        return torch.matmul(right.mT, left).mT.contiguous()
+    if left.dim() == 3:
+        if not _suits_onednn(left[0], columns):
+            return torch.bmm(left.mT, right)
+        result = left.new_empty(len(left), left.shape[2], columns)
+        for i, product in enumerate(result):
+            product.copy_(multiply_transposed(left[i], right[i]))
+        return result
+    if _suits_onednn(left, columns):
         return linear(left.t().contiguous(), right.t(), None)
     return torch.mm(left.t(), right)
 
 
-def _is_wide(left: Tensor, columns: int) -> bool:
-    return min(*left.shape, columns) >= _WIDE and left.numel() * columns >= _LARGE
+def _suits_onednn(matrix: Tensor, columns: int) -> bool:
+    """Return whether oneDNN is the fastest for a matrix, or its transpose, times one with so many columns."""
+    return min(*matrix.shape, columns) >= _WIDE and matrix.numel() * columns >= _LARGE and has_fast_linear()
 
 
 def is_traced() -> bool:

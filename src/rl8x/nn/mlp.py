@@ -8,9 +8,9 @@ import numbers
 from collections.abc import Sequence
 from typing import Final
 
-import torch
 from torch import Tensor, nn
 
+from rl8x.execution.matmul import is_traced
 from rl8x.nn.activations import activation as make_activation
 from rl8x.nn.perceptron import perceptron, plain_layers
 
@@ -105,8 +105,9 @@ class MLP(nn.Sequential):
             raise ValueError(f"this MLP reads rows [..., {self.num_inputs}]; got {list(x.shape)}.")
         # As a matrix of rows: torch would copy a batch of more axes that is not contiguous, and add its bias apart.
         flat = x.reshape(-1, x.shape[-1])
-        trains = torch.is_grad_enabled() and len(flat) * self.num_activations >= MANY_ACTIVATIONS
-        layers = plain_layers(self, flat) if trains else None
+        # Not of what is traced: an export would keep the number of rows.
+        many = not is_traced() and len(flat) * self.num_activations >= MANY_ACTIVATIONS
+        layers = plain_layers(self, flat) if many else None
         rows: Tensor = super().forward(flat) if layers is None else perceptron(flat, layers)  # type: ignore[no-untyped-call]
         return rows.view(*x.shape[:-1], rows.shape[-1])
 

@@ -91,19 +91,16 @@ class _Perceptron(torch.autograd.Function):
 
 def _output(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Apply a linear layer, of a weight `[outputs, inputs]`, or a stack of them, of `[size, inputs, outputs]`."""
-    return torch.baddbmm(bias, x, weight) if weight.dim() == 3 else products.multiply(x, weight.t(), bias)
+    return products.multiply(x, weight if weight.dim() == 3 else weight.t(), bias)
 
 
 def _weights_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    if gradient.dim() == 3:
-        return torch.bmm(x.transpose(1, 2), gradient)
-    return products.multiply_transposed(gradient, x)
+    """Return the gradient of a layer's weight, in the layout of that."""
+    return products.multiply_transposed(*((x, gradient) if x.dim() == 3 else (gradient, x)))
 
 
 def _inputs_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
-    if weight.dim() == 3:
-        return torch.bmm(gradient, weight.transpose(1, 2))
-    return products.multiply(gradient, weight)
+    return products.multiply(gradient, weight.mT if weight.dim() == 3 else weight)
 
 
 def _gradients(
