@@ -9,6 +9,8 @@ from rl8x.tracking.store_errors import RunMissingError, StoreDownError, StoreRef
 class FakeStore:
     """Keeps runs in dicts; shared by all "connections", as a server is."""
 
+    most_points = 1000
+
     def __init__(self):
         self.down = False
         self.lose_answers = 0  # calls that work but whose answer is lost
@@ -92,7 +94,7 @@ class FakeStore:
     def log_points(self, run_id, points):
         self._enter("log_points")
         self._may_fail("log_points", points)
-        assert 0 < len(points) <= 1000
+        assert 0 < len(points) <= self.most_points
         if any(self.refuse(point) for point in points):
             raise StoreRefusedError("bad point")
         self._run(run_id)["points"].update(points)

@@ -58,7 +58,7 @@ def test_sends_all_in_order(spool, store):
     assert "find_runs" not in store.calls  # a new run costs no search
 
 
-def test_batches_are_whole_rows_of_at_most_1000(spool, store, monkeypatch):
+def test_batches_are_whole_rows_of_at_most_what_a_store_takes(spool, store, monkeypatch):
     sizes = []
     log_points = store.log_points
 

@@ -15,7 +15,7 @@ from mlflow.entities import Metric
 
 from rl8x.tracking.database import Point
 from rl8x.tracking.location import locate
-from rl8x.tracking.store import MLflowStore, RunSpec, quiet_thread, short_requests
+from rl8x.tracking.store import MAX_METRICS, MLflowStore, RunSpec, quiet_thread, short_requests
 from rl8x.tracking.store_errors import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
 
 _CONNECT = sqlite3.connect
@@ -39,6 +39,25 @@ def test_points_are_idempotent(store, mlflow_client):
     assert len(mlflow_client.get_metric_history(run_id, "b")) == 1
     assert store.last_steps(run_id) == {"a": 2, "b": 2}
     assert [point.step for point in store.points(run_id, "a")] == [1, 2]
+
+
+def test_one_call_takes_as_many_points_as_it_says_and_mlflow_1000_at_a_time(store, mlflow_client, monkeypatch):
+    run_id, sizes, log_batch = store.create_run(SPEC), [], type(mlflow_client).log_batch
+
+    def watched(client, run_id, metrics, *others):
+        sizes.append(len(metrics))
+        return log_batch(client, run_id, metrics, *others)
+
+    monkeypatch.setattr(type(mlflow_client), "log_batch", watched)
+    names = [f"m{i}" for i in range(1300)]
+    for step in (0, 3):  # unknown names, then names of which all but the newest points are past
+        points = [Point(name, float(at), at, at) for at in range(step, step + 3) for name in names]
+        assert 3 * MAX_METRICS < len(points) <= store.most_points
+        store.log_points(run_id, points)
+    assert sizes == [1000, 1000, 1000, 900, 1000, 300]
+    assert store.last_steps(run_id) == dict.fromkeys(names, 5)
+    for name in (names[0], names[-1]):
+        assert [(point.step, point.value) for point in store.points(run_id, name)] == [(i, float(i)) for i in range(6)]
 
 
 _VALUES = st.sampled_from([1.0, 2.0, -3.5, float("nan"), float("inf"), float("-inf")])

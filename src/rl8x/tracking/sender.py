@@ -17,7 +17,7 @@ from rl8x.tracking.rejected import name_of
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import Op
-from rl8x.tracking.store import MAX_METRICS, MAX_PARAMS, MLflowStore
+from rl8x.tracking.store import MAX_PARAMS, MLflowStore
 from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError, in_words
 from rl8x.tracking.stored_run import KnownPoints, StoredRun
 
@@ -192,7 +192,7 @@ class Sender:
 
     def _gather(self, op: Op, offset: int | None) -> None:
         points = self._parsed(op)
-        if self._points and len(self._points) + len(points) > MAX_METRICS:
+        if self._points and len(self._points) + len(points) > self.store.most_points:
             self._send_points()
         self._points += self._not_repeated(op, points)
         self._upto = offset
@@ -250,7 +250,7 @@ class Sender:
     def _log_points(self, points: Sequence[Point]) -> None:
         self._send_parts(
             points,
-            MAX_METRICS,
+            self.store.most_points,
             lambda batch: self.store.log_points(self.run.id, batch),
             lambda point: {"op": "m", "t": point.timestamp, "s": point.step, "m": {point.name: point.value}},
         )

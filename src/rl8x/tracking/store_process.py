@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from rl8x.tracking.location import Location
-from rl8x.tracking.store import MLflowStore
+from rl8x.tracking.store import MLflowStore, most_points
 from rl8x.tracking.store_errors import StoreDownError
 from rl8x.tracking.store_server import END_S, encode, result_of
 
@@ -52,6 +52,11 @@ class StoreProcess:
         if name not in _CALLS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return functools.partial(self._ask, name)
+
+    @property
+    def most_points(self) -> int:
+        """How many points `log_points` takes in one call."""
+        return most_points(self._opening[0])
 
     def _ask(self, name: str, *args: Any) -> Any:
         global _shared
