@@ -24,7 +24,7 @@ from rl8x.execution.building import HOST, PRODUCTS, build
 from rl8x.execution.hoisting import hoist_scalars, keep_copies
 from rl8x.execution.traces import ProgramDescription
 
-# Without `vec_isa_ok` Inductor probes vector instructions by four compilations; builds fail clearly without support.
+# `vec_isa_ok`: as in `private.trust_processor_flags`.
 _SETTINGS: Final = {"cpp.vec_isa_ok": True, "fx_graph_cache": False}
 # In Inductor's generated code: the calls of kernels and operators, and the lines among them that only its own runtime
 # needs.

@@ -64,6 +64,17 @@ def inductor() -> SimpleNamespace:
     return inductor
 
 
+def trust_processor_flags() -> None:
+    """Let Inductor take the vector instructions that the processor has, for all of this process.
+
+    It would build and load a program for each kind first, to see whether the compiler knows it: a second or two. Builds
+    fail clearly if it does not. Inductor does probe if the name is missing.
+    """
+    with contextlib.suppress(ModuleNotFoundError, AttributeError):
+        isa = importlib.import_module("torch._inductor.cpu_vec_isa").VecISA
+        isa.check_build = lambda *_: True
+
+
 def onednn() -> SimpleNamespace:
     """Return Inductor's names for calling oneDNN's matmul kernels.
 
