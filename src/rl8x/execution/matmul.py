@@ -23,6 +23,9 @@ from rl8x.execution import private
 _THIN: Final = 4
 _SMALL: Final = 2**16
 
+# Rows and columns from which `products.h` computes whole tiles.
+_WIDE_ENOUGH: Final = 16
+
 # Multiplications from which oneDNN's higher call overhead pays, and the same if the left side has to be transposed
 # first, as in gradients of weights. With 2^22, PPO's updates of 64 rows and two layers of 256 took 1.2 times as long
 # (forced, on an Intel Xeon); other processors may differ.
@@ -81,6 +84,8 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
 def _thin_product(left: Tensor, right: Tensor) -> Tensor | None:
     (rows, terms), columns = left.shape[-2:], right.shape[-1]
     few = _THIN if rows * terms * columns <= _SMALL else 1
+    if terms > 1 and right.stride(-1) != 1 and min(rows, columns) >= _WIDE_ENOUGH and has_own_products():
+        return None  # sums would read the right side element by element, for each row
     if terms <= few:
         return functools.reduce(torch.add, [left[..., k : k + 1] * right[..., k : k + 1, :] for k in range(terms)])
     if rows <= few:
