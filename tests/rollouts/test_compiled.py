@@ -87,6 +87,28 @@ def test_values_of_episodes_that_a_time_limit_cuts(fills, monkeypatch):
     torch.testing.assert_close(found, eager.rollout[keys.FINAL_VALUES])
 
 
+@pytest.mark.parametrize("fills", ["whole horizons", "single steps"])
+@pytest.mark.parametrize("model", ["mlp", "gru"])
+def test_values_of_episodes_that_a_time_limit_cuts_in_different_steps(model, fills, monkeypatch):
+    if fills == "single steps":
+        monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK", 0)
+    sizes = {"mlp": {"hidden_sizes": [8]}, "gru": {"hidden_size": 8}}[model]
+    options = {"horizon": 60, "seq_len": 4 if model == "gru" else 1, "model": model, "model_config": sizes}
+    config = PPOConfig(num_envs=3, seed=2, device="cpu", **options)
+    eager, recorded = (
+        dataclasses.replace(config, execution=mode).build(CartPole, time_limit=11) for mode in ("eager", "compile")
+    )
+    for algorithm in (eager, recorded):
+        algorithm.collect()
+    found = recorded.rollout[keys.FINAL_VALUES]
+    torch.testing.assert_close(found, eager.rollout[keys.FINAL_VALUES])
+    cut = recorded.rollout[keys.TRUNCATED] & ~recorded.rollout[keys.TERMINATED]
+    assert torch.equal(found[:60] != 0, cut[:60])
+    rows = cut[:60].sum(1)
+    assert rows.sum() > 2 * 3  # more than are evaluated at once
+    assert len(set(rows[rows > 0].tolist())) > 1  # of some steps one copy, of others several
+
+
 class EndsAtItsLimit(gymnasium.Env):
     """Terminates in the very step in which its time limit cuts."""
 

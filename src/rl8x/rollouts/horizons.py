@@ -69,12 +69,13 @@ class Horizon(ABC):
         self._final_layout, final = flat_of((after.step.final_obs, after.act.state))
         return before, after, flat_of((after.carry, after.cursor))[1], final
 
-    def _write_final_values(self, rollout: Rollout, final: Callable[[int], Sequence[Tensor]]) -> None:
-        """Write the values of the final observations of truncated episodes, step by step, since they are rare.
+    def _write_final_values(self, rollout: Rollout, final: Callable[[Tensor, Tensor], Sequence[Tensor]]) -> None:
+        """Write the values of the final observations of truncated episodes.
 
         Args:
             rollout: The buffer.
-            final: Returns the flattened final observations of step t and the policy's state after it.
+            final: Returns the flattened final observations of some steps and copies, `[rows]` each, in the order of
+                the steps, and the policy's states after them.
         """
         if self.stepper.bootstrap is None:
             return
@@ -83,8 +84,12 @@ class Horizon(ABC):
             return
         assert self._final_layout is not None
         cut = (rollout[keys.TRUNCATED] & ~rollout[keys.TERMINATED])[: rollout.horizon]
-        for t in cut.any(1).nonzero().squeeze(1).tolist():
-            self.stepper.value_cut(values[t], cut[t], *self._final_layout.tree(final(t)))
+        steps, copies = cut.nonzero(as_tuple=True)
+        # At most as many at a time as one step may have, for which there is memory.
+        size = rollout.num_envs
+        for i in range(0, len(steps), size):
+            where = steps[i : i + size], copies[i : i + size]
+            values[where] = self.stepper.final_obs_values(*self._final_layout.tree(final(*where)))
 
 
 class SteppedHorizon(Horizon):
@@ -101,7 +106,7 @@ class SteppedHorizon(Horizon):
         host_looks = self.stepper.execution.host_looks
         where = self._begin(rollout, carry, cursor)
         noises = zip(env_noise.unbind(0), policy_noise.unbind(0), rollout.slots(self._names), strict=True)
-        finals = []
+        finals: list[Sequence[Tensor]] = []
         for t, (noise, sampling, slots) in enumerate(noises):
             if cursor.state:
                 where = self._with_state(rollout, t, where)
@@ -109,7 +114,7 @@ class SteppedHorizon(Horizon):
             where, final = results[: len(where)], results[len(where) :]
             finals.append(final)
         if host_looks:
-            self._write_final_values(rollout, finals.__getitem__)
+            self._write_final_values(rollout, functools.partial(_rows, finals))
         assert self._layout is not None
         carry, cursor = self._layout.tree(where)
         self.stepper.write_last(rollout, cursor)
@@ -153,6 +158,12 @@ class SteppedHorizon(Horizon):
         return [*where, *final]
 
 
+def _rows(tensors: Sequence[Sequence[Tensor]], steps: Tensor, copies: Tensor) -> list[Tensor]:
+    """Return rows of tensors, `[num_envs, *]` each for each step, of some steps in order and copies, `[rows]` each."""
+    parts = [[each[copies[steps == t]] for each in tensors[t]] for t in sorted(set(steps.tolist()))]
+    return [torch.cat(part) for part in zip(*parts, strict=True)]
+
+
 class LoopedHorizon(Horizon):
     """Fills a horizon by a single program, for steps so small that the overhead of a call per step counts.
 
@@ -174,7 +185,7 @@ class LoopedHorizon(Horizon):
         states, finals = columns[: len(cursor.state)], columns[len(cursor.state) :]
         for t in range(0, horizon, rollout.state_every):
             rollout.write_state(t, {name: each[t] for name, each in zip(cursor.state, states, strict=True)})
-        self._write_final_values(rollout, lambda t: [each[t] for each in finals])
+        self._write_final_values(rollout, lambda steps, copies: [each[steps, copies] for each in finals])
         assert self._layout is not None
         carry, cursor = self._layout.tree(where)
         stepper.write_last(rollout, cursor)

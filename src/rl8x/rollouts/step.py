@@ -15,7 +15,7 @@ from rl8x.execution import Execution
 from rl8x.models import State
 from rl8x.policy import Act, Policy
 from rl8x.rollouts.buffer import Rollout
-from rl8x.trees import Tree, flatten_tree, tree_map
+from rl8x.trees import Tree, first_tensor, flatten_tree, tree_map
 
 Slot = Callable[["Cursor", Act, Step], dict[str, Tensor]]
 """Returns the tensors of one step that a slot of a rollout holds, by name, each `[num_envs, ...]`."""
@@ -195,11 +195,12 @@ class Stepper:
             return self._zeros
         cut = step.truncated & ~step.terminated
         if not host_looks:
-            return torch.where(cut, self._values(step.final_obs, act.state, torch.zeros_like(cut)), 0.0)
+            return torch.where(cut, self.final_obs_values(step.final_obs, act.state), 0.0)
         if not cut.any():  # not every model accepts an empty batch
             return self._zeros
-        values = torch.zeros_like(self._zeros)
-        self.value_cut(values, cut, step.final_obs, act.state)
+        values, rows = torch.zeros_like(self._zeros), cut.nonzero().squeeze(1)
+        state = {name: value[rows] for name, value in act.state.items()}
+        values[rows] = self.final_obs_values(tree_map(lambda part: part[rows], step.final_obs), state)
         return values
 
     @functools.cached_property
@@ -211,16 +212,19 @@ class Stepper:
     def _zeros(self) -> Tensor:
         return torch.zeros(self.env.num_envs, device=self.policy.device)
 
-    def value_cut(self, values: Tensor, cut: Tensor, final_obs: Any, state: State) -> None:
-        """Write the values of final observations into `values` `[num_envs]` where `cut` `[num_envs]` is true."""
-        rows = cut.nonzero().squeeze(1)
-        chosen = {name: value[rows] for name, value in state.items()}
-        values[rows] = self._values(tree_map(lambda part: part[rows], final_obs), chosen, torch.zeros_like(cut[rows]))
+    def final_obs_values(self, obs: Any, state: State) -> Tensor:
+        """Return values of final observations; NaN for non-finite ones, which a normaliser that clips would hide.
 
-    def _values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Return values of observations; NaN for non-finite ones, which a normaliser that clips would hide."""
+        Args:
+            obs: The observations, `[rows, *obs]` or a dict of them.
+            state: The policy's states before them, `[rows, *]` each.
+
+        Returns:
+            `[rows]`.
+        """
         assert self.bootstrap is not None
-        values = self.bootstrap(obs, state, starts)
+        first = first_tensor(obs)
+        values = self.bootstrap(obs, state, torch.zeros(len(first), dtype=torch.bool, device=first.device))
         for part in flatten_tree(keys.OBS, obs).values():
             if part.is_floating_point() and part.numel():
                 values = values.masked_fill(~part.isfinite().reshape(len(part), -1).all(1), torch.nan)
