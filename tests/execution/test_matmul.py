@@ -71,9 +71,11 @@ def test_a_sum_with_another_batch_keeps_the_usual_product():
         assert "aten.baddbmm.default" in [str(node.target) for node in record(first, left, right).graph.nodes]
 
 
-def multiplications(rows, terms, columns, monkeypatch, fast):
+def multiplications(rows, terms, columns, monkeypatch, fast, own=False, transposed=False):
     monkeypatch.setattr(products, "has_fast_linear", lambda: fast)
+    monkeypatch.setattr(products, "has_own_products", lambda: own)
     left, right, bias = random_pair(rows, terms, columns, False)
+    right = right.t().contiguous().t() if transposed else right
     record = make_fx(
         lambda *given: torch.addmm(given[2], given[0], given[1]), decomposition_table=products.DECOMPOSITIONS
     )(left, right, bias)
@@ -96,6 +98,23 @@ def multiplications(rows, terms, columns, monkeypatch, fast):
 )
 def test_each_product_is_done_in_its_way(shape, fast, expected, monkeypatch):
     assert multiplications(*shape, monkeypatch, fast) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "transposed", "expected"),
+    [
+        ((64, 4, 64), False, []),
+        ((64, 4, 64), True, ["aten.mm.default"]),  # sums would read it element by element, in each row
+        ((64, 1, 64), True, []),
+        ((64, 4, 8), True, []),
+        ((8, 4, 64), True, []),
+        ((64, 64, 2), True, []),
+        ((256, 256, 256), False, ["aten.mm.default"]),
+        ((512, 256, 256), True, ["rl8x.linear.default"]),
+    ],
+)
+def test_each_product_is_done_in_its_way_where_programs_have_their_own(shape, transposed, expected, monkeypatch):
+    assert multiplications(*shape, monkeypatch, True, own=True, transposed=transposed) == expected
 
 
 def test_other_numbers_and_devices_keep_the_usual_product():
@@ -138,6 +157,7 @@ def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch, tmp_path
     """Forward with a bias, and the gradients by the inputs and by the weight, a view of a flat vector."""
     products.lower_linear()
     monkeypatch.setattr(products, "has_fast_linear", lambda: True)
+    monkeypatch.setattr(products, "has_own_products", lambda: False)
     generator = torch.Generator().manual_seed(0)
     flat, x, slopes = (torch.randn(size, generator=generator) for size in (256 * 256 + 256, 256 * 256, 256 * 256))
     x, slopes = x.view(256, 256), slopes.view(256, 256)
@@ -163,7 +183,7 @@ def test_the_first_record_probes_with_values(monkeypatch):
     monkeypatch.setattr(Path, "read_text", lambda path: "vendor_id : AuthenticAMD")
     products.has_fast_linear.cache_clear()
     try:
-        description, _ = described(lambda x, y: [torch.mm(x, y)], torch.ones(4096, 64), torch.ones(64, 64))
+        description, _ = described(lambda x, y: [torch.mm(x, y)], torch.ones(8192, 64), torch.ones(64, 64))
         record, _ = fused(description)
     finally:
         products.has_fast_linear.cache_clear()
