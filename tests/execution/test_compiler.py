@@ -27,7 +27,9 @@ def shared(tmp_path_factory, give_headers):
     made = Compiler(Artifacts(tmp_path_factory.mktemp("cache")))
     give_headers(made.artifacts.folder)
     made._start = functools.partial(Compiler._start.__wrapped__, made)
-    yield made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(made.artifacts.folder / "inductor"))  # empty, as at a first run
+        yield made
     made.stop()
 
 
@@ -112,6 +114,30 @@ def test_programs_are_compiled_once_and_found_by_other_processes_without_tracing
     assert run(Affine(2.0, -1.0).program()) == ([1.0, 3.0], 8.0, 8.0)  # what it reads is read, not remembered
     with pytest.raises(pytest.fail.Exception, match="traced again"):
         run(Affine(3.0, 10.0).program())
+
+
+def test_nothing_is_built_but_programs(own):
+    """Inductor would probe the vector instructions of a processor with AVX-512, which takes a second or two."""
+    assert run(Affine(2.0, 4.0).program()) == ([6.0, 8.0], 8.0, 8.0)
+    assert list((own.artifacts.folder / "inductor").rglob("*.so")) == []
+
+
+def test_headers_are_precompiled_when_no_program_is_compiled(tmp_path, monkeypatch):
+    calls, children = [], iter([3, 2, 1])  # of the parent; one of them is the process itself
+
+    class Parent:
+        def children(self):
+            return [None] * next(children)
+
+    monkeypatch.setattr(compiler_process.psutil, "Process", lambda _: Parent())
+    monkeypatch.setattr(compiler_process.time, "sleep", lambda _: calls.append("waits"))
+    monkeypatch.setattr(compiler_process, "remove_unfinished", lambda _: calls.append("tidies"))
+    monkeypatch.setattr(compiler_process.Headers, "precompile", lambda _: calls.append("precompiles"))
+    for name in ("sched_setscheduler", "_exit"):
+        monkeypatch.setattr(compiler_process.os, name, lambda *_: None)
+    monkeypatch.setattr(compiler_process.signal, "signal", lambda *_: None)
+    compiler_process._tidy_and_precompile(Artifacts(tmp_path))
+    assert calls == ["waits"] * 3 + ["tidies", "precompiles"]
 
 
 def test_a_program_that_does_not_do_what_its_function_does_is_traced_again(own, monkeypatch):
