@@ -157,7 +157,8 @@ def _suits_onednn(matrix: Tensor, columns: int) -> bool:
 
 def is_traced() -> bool:
     """Return whether operators are being traced or transformed, rather than executed eagerly."""
-    return private.is_observed() or torch.compiler.is_compiling()
+    # In this order: torch.compile knows the first, and cannot trace the second.
+    return torch.compiler.is_compiling() or private.is_observed()
 
 
 # Decompositions of matmuls, applied by lowering.
