@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -144,3 +145,13 @@ def test_seeds_that_failed_count_as_slowest():
         for run, seconds in enumerate([1.0, 10.0, 3.0, 2.0, 4.0])
     ]
     assert "| skrl | as it comes | 3.00 | 1.00 - 4.00 | 4 of 5 |" in report.return_table(rows)
+
+
+def test_the_page_quotes_the_smaller_measurement():
+    result = json.loads((ROOT / "benchmarks" / "results" / "cpu-small.json").read_text())
+    peers = (("rl8x", "fp32"), ("rejax", None), ("sb3", None))
+    rates = [tables.best(result["throughput"], "small", peer, precision) for peer, precision in peers]
+    own, rejax, sb3 = (tables.short(found.rate) for found in rates)
+    page = " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
+    assert f"rl8x compiled {own} transitions/s, rejax {rejax}, Stable-Baselines3 {sb3}, medians" in page
+    assert rates[0].variant == "compile fp32"
