@@ -70,7 +70,8 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
         if widened:
             left, right = left.float(), right.float()
         least = _LARGE if left.is_contiguous() else _LARGE_TRANSPOSED
-        least = _LARGE_FOR_OWN if has_own_products() else least
+        if has_own_products():
+            least = _LARGE_FOR_OWN
         one = left.dim() == 2
         if one and left.dtype == torch.float32 and work >= least and has_fast_linear() and lower_linear():
             return LINEAR(left.contiguous(), right.t(), bias if bias is None else bias.float()).to(dtype)

@@ -6,18 +6,13 @@ import itertools
 import math
 import numbers
 from collections.abc import Sequence
-from typing import Final
 
 from torch import Tensor, nn
 
-from rl8x.execution.matmul import is_traced
 from rl8x.nn.activations import activation as make_activation
 from rl8x.nn.perceptron import perceptron, plain_layers
 
 HIDDEN_GAIN = math.sqrt(2.0)
-
-# From this size of all activations on, that of a core's cache, `perceptron` saves more time than its Python takes.
-MANY_ACTIVATIONS: Final = 2**17
 
 
 def linear(
@@ -105,9 +100,7 @@ class MLP(nn.Sequential):
             raise ValueError(f"this MLP reads rows [..., {self.num_inputs}]; got {list(x.shape)}.")
         # As a matrix of rows: torch would copy a batch of more axes that is not contiguous, and add its bias apart.
         flat = x.reshape(-1, x.shape[-1])
-        # Not of what is traced: an export would keep the number of rows.
-        many = not is_traced() and len(flat) * self.num_activations >= MANY_ACTIVATIONS
-        layers = plain_layers(self, flat) if many else None
+        layers = plain_layers(self, flat, self.num_activations)
         rows: Tensor = super().forward(flat) if layers is None else perceptron(flat, layers)  # type: ignore[no-untyped-call]
         return rows.view(*x.shape[:-1], rows.shape[-1])
 

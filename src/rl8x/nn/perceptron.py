@@ -18,6 +18,9 @@ from torch.nn import functional as F
 from rl8x.execution import matmul as products
 from rl8x.nn.stacks import LinearStack
 
+# From this size of all activations on, that of a core's cache, `perceptron` saves more time than its Python takes.
+_MANY_ACTIVATIONS: Final = 2**17
+
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -36,14 +39,19 @@ class Layer(NamedTuple):
     activation: type[nn.Module] | None
 
 
-def plain_layers(modules: Iterable[nn.Module], x: Tensor) -> list[Layer] | None:
+def plain_layers(modules: Iterable[nn.Module], x: Tensor, num_activations: int | None = None) -> list[Layer] | None:
     """Return the layers of a sequential perceptron that `perceptron` can apply to x, `[rows, inputs]`, or of a stack.
 
     None where the modules should be called: another precision, device or tracing is in force, or one of them is not a
-    plain linear layer, ReLU or tanh without hooks.
+    plain linear layer, ReLU or tanh without hooks. With `num_activations`, those of a row in all layers, also where it
+    would save no time.
     """
+    if products.is_traced():  # before rows are counted: an export would keep their number
+        return None
+    if num_activations is not None and x.numel() // x.shape[-1] * num_activations < _MANY_ACTIVATIONS:
+        return None
     direct = x.device.type == "cpu" and x.dtype == torch.float32
-    if not direct or torch.is_autocast_enabled("cpu") or products.is_traced():
+    if not direct or torch.is_autocast_enabled("cpu"):
         return None
     layers: list[Layer] = []
     for module in modules:

@@ -160,7 +160,10 @@ class SteppedHorizon(Horizon):
 
 def _rows(tensors: Sequence[Sequence[Tensor]], steps: Tensor, copies: Tensor) -> list[Tensor]:
     """Return rows of tensors, `[num_envs, *]` each for each step, of some steps in order and copies, `[rows]` each."""
-    parts = [[each[copies[steps == t]] for each in tensors[t]] for t in sorted(set(steps.tolist()))]
+    parts = []
+    for t in sorted(set(steps.tolist())):
+        rows = copies[steps == t]
+        parts.append([each[rows] for each in tensors[t]])
     return [torch.cat(part) for part in zip(*parts, strict=True)]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rl8x.models.observations import FlatObservations
 from rl8x.nn.activations import activation as make_activation
-from rl8x.nn.mlp import HIDDEN_GAIN, MANY_ACTIVATIONS, check_sizes
+from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes
 from rl8x.nn.perceptron import perceptron, plain_layers
 from rl8x.nn.stacks import LayerNormStack, LinearStack
 
@@ -89,9 +89,8 @@ class Critics(nn.Module):
         if self.flat_actions is not None:
             x = torch.cat([x, self.flat_actions(actions)], -1)
         x = x.expand(self.num_critics, *x.shape)
-        many = x.shape[0] * x.shape[1] * self.num_activations >= MANY_ACTIVATIONS
         with self.autocast():
-            layers = plain_layers([*self.hidden, self.head], x) if many else None
+            layers = plain_layers([*self.hidden, self.head], x, self.num_activations)
             x = x if layers else self.hidden(x)
         values: Tensor = perceptron(x, layers) if layers else self.head(x.float())
         return values.view(*values.shape[:-1], *self.shape)
