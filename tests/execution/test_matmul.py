@@ -27,7 +27,7 @@ def test_a_product_equals_the_usual_one(rows, terms, columns, transposed, biased
     left, right, bias = random_pair(rows, terms, columns, transposed)
     result = products.product(left, right, bias if biased else None)
     if result is NotImplemented:
-        assert min(rows, terms, columns) > 1
+        assert min(rows, terms, columns) > 1 or (products.has_own_products() and columns >= 16)
         return
     expected = left.double() @ right.double() + (bias.double() if biased else 0.0)
     torch.testing.assert_close(result, expected.float(), atol=1e-5, rtol=1e-5)
@@ -50,7 +50,7 @@ def test_a_product_of_batches_equals_that_of_each(rows, terms, columns, transpos
     with one_fake_mode():
         record = make_fx(batched, decomposition_table=products.DECOMPOSITIONS)(left, right, biases)
     names = [str(node.target) for node in record.graph.nodes]
-    assert ("aten.bmm.default" in names) == (products._thin_product(left, right) is None)
+    assert ("aten.bmm.default" in names) or products._thin_product(left, right) is not None
     assert "aten.baddbmm.default" not in names
     result = record(left, right, biases)
     exact = [
@@ -59,6 +59,24 @@ def test_a_product_of_batches_equals_that_of_each(rows, terms, columns, transpos
     ]
     torch.testing.assert_close(result, torch.stack(exact).float(), atol=2e-5, rtol=1e-5)
     assert result.is_contiguous()
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("own", [True, False])
+def test_gradients_of_thin_layers_are_products_where_programs_have_kernels(monkeypatch, batch, own):
+    """Those of weights `[64, 4]` and `[2, 64]`, for 64 rows."""
+    monkeypatch.setattr(products, "has_own_products", lambda: own)
+    x, hidden, before, logits = (torch.randn(*batch, 64, width) for width in (4, 64, 64, 2))
+    for left, right in ((before.mT, x), (logits.mT, hidden)):
+        record = make_fx(torch.matmul if not batch else torch.bmm, decomposition_table=products.DECOMPOSITIONS)(
+            left, right
+        )
+        names = [str(node.target) for node in record.graph.nodes]
+        assert any("mm.default" in name for name in names) == own
+        assert ("aten.sum.dim_IntList" in names) == (not own)
+        result = record(left, right)
+        torch.testing.assert_close(result, left @ right, atol=1e-5, rtol=1e-5)
+        assert result.is_contiguous()
 
 
 def test_a_sum_with_another_batch_keeps_the_usual_product():

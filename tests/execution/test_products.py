@@ -36,7 +36,10 @@ def layouts(rows, terms, columns):
     yield numbers(rows, 1).expand(rows, terms), numbers(3 * columns, 2 * terms)[::3, ::2].t()
 
 
+# Fewer rows than a tile has, with a right side that need not be packed.
+FEW = [(1, 300, 64), (2, 64, 32), (4, 64, 70), (5, 20, 48), (7, 40, 33), (15, 9, 16)]
 PAIRS = [pair for shape in ROWS for pair in layouts(*shape)]
+PAIRS += [(numbers(terms, rows).t(), numbers(terms, columns)) for rows, terms, columns in FEW]
 BATCH = [(numbers(3, 33, 40), numbers(3, 40, 48)), (numbers(2, 70, 30).mT, numbers(2, 90, 70).mT)]
 BESIDE = numbers(64, 5)
 

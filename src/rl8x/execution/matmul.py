@@ -90,6 +90,12 @@ def _thin_product(left: Tensor, right: Tensor) -> Tensor | None:
     few = _THIN if rows * terms * columns <= _SMALL else 1
     if terms > 1 and right.stride(-1) != 1 and min(rows, columns) >= _WIDE_ENOUGH and has_own_products():
         return None  # sums would read the right side element by element, for each row
+    if terms > few and has_own_products():
+        # Gradients of weights of thin layers. A loop would wait for each addition; a tile has many sums side by side.
+        if rows <= _THIN and columns >= _WIDE_ENOUGH and right.stride(-1) == 1:
+            return None
+        if columns <= _THIN and rows >= _WIDE_ENOUGH and left.stride(-2) == 1:
+            return torch.matmul(right.mT, left.mT).mT.contiguous()
     if terms <= few:
         return functools.reduce(torch.add, [left[..., k : k + 1] * right[..., k : k + 1, :] for k in range(terms)])
     if rows <= few:

@@ -64,9 +64,16 @@ void add_block(
   for (; i + kTileRows <= last; i += kTileRows)
     tile<kTileRows>(
         from + i * row, row, left.column_step, right, right_step, out + i * out_step, out_step, terms, term > 0);
-  for (; i < last; i++)
-    tile<1>(
-        from + i * row, row, left.column_step, right, right_step, out + i * out_step, out_step, terms, term > 0);
+  if (i + 4 <= last) {
+    tile<4>(from + i * row, row, left.column_step, right, right_step, out + i * out_step, out_step, terms, term > 0);
+    i += 4;
+  }
+  if (i + 2 <= last) {
+    tile<2>(from + i * row, row, left.column_step, right, right_step, out + i * out_step, out_step, terms, term > 0);
+    i += 2;
+  }
+  if (i < last)
+    tile<1>(from + i * row, row, left.column_step, right, right_step, out + i * out_step, out_step, terms, term > 0);
 }
 
 // Copy a block of terms of a tile's columns to a panel, with zeros for missing columns.
@@ -147,7 +154,8 @@ Matrix matrix_of(const Tensor& tensor, int64_t item) {
 bool multiplied(const Tensor& out, const Tensor& left, const Tensor& right) {
   if (out.dtype != aoti_torch_dtype_float32()) return false;
   const Matrix to = matrix_of(out, 0), from = matrix_of(right, 0);
-  if (to.column_step != 1 || to.rows < kFewRows || to.columns < kLanes || from.rows == 0) return false;
+  if (to.column_step != 1 || to.columns < kLanes || from.rows == 0) return false;
+  if (to.rows < kFewRows && from.column_step != 1) return false;
   for (int64_t item = 0; item < (out.ndim == 3 ? out.sizes[0] : 1); item++)
     multiply(matrix_of(left, item), matrix_of(right, item), matrix_of(out, item));
   return true;

@@ -180,9 +180,18 @@ def epoch(
     if minibatch_rows == num_rows or not shuffle:
         starts = range(0, num_rows, minibatch_rows)
         return [_sliced(low, low + minibatch_rows, chunk_rows) for low in starts]
-    order = torch.randperm(num_rows, generator=generator, device=generator.device)
-    batches = order.chunk(num_rows // minibatch_rows)
+    batches = shuffled(num_rows, minibatch_rows, 1, generator).unbind(0)
     return [[rows] if chunk_rows >= minibatch_rows else list(torch.split(rows, chunk_rows)) for rows in batches]
+
+
+def shuffled(num_rows: int, minibatch_rows: int, epochs: int, generator: torch.Generator) -> Tensor:
+    """Divide all rows into minibatches, in a new random order for each of some epochs.
+
+    Returns:
+        Numbers of sequences, `[epochs * minibatches, minibatch_rows]`, int64.
+    """
+    orders = [torch.randperm(num_rows, generator=generator, device=generator.device) for _ in range(epochs)]
+    return torch.cat(orders).view(-1, minibatch_rows)
 
 
 def _sliced(low: int, high: int, rows: int) -> list[Rows]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
-from rl8x.algorithms.on_policy.minibatches import Rows, SequenceBatch, SequencePack, epoch
+from rl8x.algorithms.on_policy.minibatches import Rows, SequenceBatch, SequencePack, epoch, shuffled
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
 from rl8x.distributed import ranks, sum_over_ranks
 from rl8x.execution import Execution, Program
@@ -151,10 +151,17 @@ class OnPolicyUpdater:
         if self.execution.prepares and not self.prepared:
             with self.execution.ahead():
                 self.prepare(coefficient)
-        with self._workers() as workers, training_mode(self.policy):
-            for _ in range(config.num_sgd_iters):
-                batches = self._batches(workers, self.generator)
-                for row, flag in self._epoch(batches, weight, active, workers):
+        with self._workers() as workers, self._training():
+            looped = self._is_looped(workers)
+            # A limited update may end after any epoch, and then draws no order for those after it.
+            at_once = config.num_sgd_iters if looped and not limited else 1
+            for _ in range(config.num_sgd_iters // at_once):
+                if looped:
+                    orders = self._orders(self.generator, at_once)
+                    results = iter([self._updates(*self._looped(orders, weight, active))])
+                else:
+                    results = self._epoch(self._batches(workers, self.generator), weight, active, workers)
+                for row, flag in results:
                     rows.append(row)
                     flags.append(flag)
                     active = flag[-1]
@@ -166,24 +173,35 @@ class OnPolicyUpdater:
         work = 0 if self.in_order else self._minibatch_rows * self.pack.seq_len * len(self.optimizer.weights)
         return self.execution.threads.workers_for(work)
 
+    def _training(self) -> contextlib.AbstractContextManager[None]:
+        """Put the policy into training mode, unless its model has none: for a small one that costs 2% of a step."""
+        return training_mode(self.policy) if self.policy.has_modes else contextlib.nullcontext()
+
+    def _chunk_rows(self, workers: Workers) -> int:
+        """Return the most sequences of a chunk: few enough to give every worker one, and to stay in the cache."""
+        return min(max(1, self._chunk_steps // self.pack.seq_len), -(-self._minibatch_rows // workers.count))
+
     def _batches(self, workers: Workers, generator: torch.Generator) -> list[list[Rows]]:
         """Return the minibatches of an epoch in chunks."""
-        config, pack, size = self.config, self.pack, self._minibatch_rows
-        # Chunks are small enough to give every worker one, and to keep their activations in the cache.
-        chunk = min(max(1, self._chunk_steps // pack.seq_len), -(-size // workers.count))
-        batches = epoch(pack.num_sequences, size, chunk, generator, shuffle=config.shuffle_minibatches)
+        config, num_rows, chunk = self.config, self.pack.num_sequences, self._chunk_rows(workers)
+        batches = epoch(num_rows, self._minibatch_rows, chunk, generator, shuffle=config.shuffle_minibatches)
         return [[part for batch in batches for part in batch]] if config.accumulate_grads else batches
+
+    def _orders(self, generator: torch.Generator, epochs: int) -> Tensor:
+        """Return the minibatches of some epochs, whose updates are one program, `[updates, sequences]`."""
+        return shuffled(self.pack.num_sequences, self._minibatch_rows, epochs, generator)
 
     def prepare(self, coefficient: float = 0.0) -> None:
         """Start compiling the programs of an update, for each size of chunk, without waiting for them."""
         self.prepared = True
         weight, active = self._first(coefficient)
-        with self._workers() as workers, ranks().alone(), training_mode(self.policy):
-            batches = self._batches(workers, torch.Generator(self.device))
-            if self._is_looped(batches):
-                prepare(self._updates, *self._looped(batches, weight, active))
+        generator = torch.Generator(self.device)
+        with self._workers() as workers, ranks().alone(), self._training():
+            if self._is_looped(workers):
+                at_once = self.config.num_sgd_iters if self.objective.limit is None else 1
+                prepare(self._updates, *self._looped(self._orders(generator, at_once), weight, active))
                 return
-            for chunks in batches:
+            for chunks in self._batches(workers, generator):
                 scale = self._scale(chunks)
                 for chunk in chunks:
                     if len(chunks) == 1:
@@ -196,10 +214,9 @@ class OnPolicyUpdater:
         active = torch.ones((), dtype=torch.bool, device=self.device)
         return torch.full((), coefficient, device=self.device), active
 
-    def _looped(self, batches: list[list[Rows]], coefficient: Tensor, active: Tensor) -> list[Tensor]:
-        """Return the arguments of the program that makes the optimizer steps of an epoch."""
-        items = torch.stack([rows for (rows,) in batches if isinstance(rows, Tensor)])
-        return [*self._state, *self.pack.sources, coefficient, self._scale(batches[0]), active, items]
+    def _looped(self, orders: Tensor, coefficient: Tensor, active: Tensor) -> list[Tensor]:
+        """Return the arguments of the program that makes an optimizer step for each minibatch of `orders`."""
+        return [*self._state, *self.pack.sources, coefficient, self._scale([orders[0]]), active, orders]
 
     def _single(self, chunk: Rows, coefficient: Tensor, scale: Tensor, active: Tensor) -> list[Tensor]:
         """Return the arguments of the program that makes one optimizer step."""
@@ -213,23 +230,19 @@ class OnPolicyUpdater:
     def _epoch(
         self, batches: list[list[Rows]], coefficient: Tensor, active: Tensor, workers: Workers
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Make the optimizer steps of an epoch; yield the results of each step, or of all if they are one program."""
-        if self._is_looped(batches):
-            rows, flags = self._updates(*self._looped(batches, coefficient, active))
-            yield rows, flags
-            return
+        """Make the optimizer steps of an epoch; yield the results of each, `[1, num_metrics + 1]` and `[1]`."""
         for chunks in batches:
             row, active = self._step(chunks, coefficient, active, workers)
             yield row.unsqueeze(0), active.unsqueeze(0)
 
-    def _is_looped(self, batches: list[list[Rows]]) -> bool:
-        """Return whether an epoch is one program: on the CPU, with one rank, if each minibatch is one chunk."""
-        first = batches[0]
-        if ranks().size > 1:
+    def _is_looped(self, workers: Workers) -> bool:
+        """Return whether epochs are one program: on the CPU, with one rank, if each minibatch is one chunk."""
+        if self.execution.mode != "compile" or self.device.type != "cpu" or ranks().size > 1:
             return False
-        if self.execution.mode != "compile" or self.device.type != "cpu" or isinstance(first[0], slice):
+        config, pack, size = self.config, self.pack, self._minibatch_rows
+        if pack.wide or pack.masked or config.accumulate_grads or not config.shuffle_minibatches:
             return False
-        return len(first) == 1 and not (self.pack.wide or self.pack.masked or self.config.accumulate_grads)
+        return size < pack.num_sequences and self._chunk_rows(workers) >= size
 
     def _step(self, chunks: list[Rows], coefficient: Tensor, active: Tensor, workers: Workers) -> tuple[Tensor, Tensor]:
         """Make one optimizer step if the KL divergence allows it.
