@@ -19,9 +19,9 @@ def test_this_torch_has_all_of_inductors_names():
 
 @pytest.mark.parametrize("name", ["_are_functorch_transforms_active", "_len_torch_dispatch_stack"])
 def test_what_sees_operations_is_known_here_and_assumed_elsewhere(name, monkeypatch):
-    assert not private.is_observed()
+    assert not private.is_traced()
     monkeypatch.delattr(torch._C, name)
-    assert private.is_observed()
+    assert private.is_traced()
 
 
 def test_this_torch_calls_onednn():

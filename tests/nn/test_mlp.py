@@ -1,10 +1,25 @@
 from __future__ import annotations
 
+import itertools
+import subprocess
+import sys
+
 import pytest
 import torch
+from gymnasium.spaces import Box
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.probes import described
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from rl8x.algorithms.off_policy.critics import Critics
+from rl8x.execution import matmul as products
+from rl8x.execution.lowering import fused
 from rl8x.nn import MLP, linear
+from rl8x.nn import mlp as mlp_module
+from rl8x.nn.stacks import LinearStack
 
 
 def test_layers_and_activations_in_order():
@@ -73,3 +88,176 @@ def test_rows_of_another_width_are_refused():
         MLP([3, 2])(torch.rand(5, 4))
     with pytest.raises(ValueError, match=r"reads rows \[..., 3\]; got \[5, 4\]"):
         MLP([3])(torch.rand(5, 4))
+
+
+def both_ways(module, x, *, create_graph=False):
+    """Differentiate the same function of a module's result by `perceptron` and by autograd through its layers."""
+    found = []
+    for layers in (mlp_module.plain_layers(module, x), None):
+        result = mlp_module.perceptron(x, layers) if layers else nn.Sequential.forward(module, x)
+        inputs = [tensor for tensor in (x, *module.parameters()) if tensor.requires_grad]
+        weighted = (result * torch.linspace(-1.0, 1.0, result.numel()).view_as(result)).square().sum()
+        found.append((result, torch.autograd.grad(weighted, inputs, create_graph=create_graph)))
+    assert mlp_module.plain_layers(module, x)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([1, 2, 5, 17, 33]), min_size=2, max_size=5),
+    st.sampled_from(["relu", "tanh"]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 63),
+)
+def test_results_and_gradients_are_those_of_autograd(sizes, activation, activate_last, input_trained, frozen):
+    torch.manual_seed(0)
+    mlp = MLP(sizes, activation=activation, activate_last=activate_last)
+    for i, weight in enumerate(mlp.parameters()):
+        weight.requires_grad_(not frozen >> i & 1)
+    x = torch.randn(7, sizes[0], requires_grad=input_trained)
+    if not any(tensor.requires_grad for tensor in (x, *mlp.parameters())):
+        x.requires_grad_()
+    (ours, gradients), (autograds, expected) = both_ways(mlp, x)
+    torch.testing.assert_close(ours, autograds, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(gradients, expected, atol=1e-5, rtol=1e-5)
+
+
+def stack(*sizes, size=3, activation=nn.Tanh):
+    """Perceptrons side by side, with biases that differ."""
+    layers = [LinearStack(size, *ends, 1.5) for ends in itertools.pairwise(sizes)]
+    for layer in layers:
+        nn.init.normal_(layer.bias)
+    return nn.Sequential(*(each for layer in layers for each in (layer, activation())))
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+@pytest.mark.parametrize("trained", ["all", "weights", "input", "second layer"])
+def test_a_stack_has_the_results_and_gradients_of_autograd(activation, trained):
+    torch.manual_seed(0)
+    module, rows = stack(4, 8, 6, 2, activation=activation), torch.randn(5, 4)
+    for i, weight in enumerate(module.parameters()):
+        weight.requires_grad_(trained in ("all", "weights") or (trained == "second layer" and i in (2, 3)))
+    x = rows.expand(3, 5, 4).requires_grad_(trained in ("all", "input"))
+    (ours, gradients), (autograds, expected) = both_ways(module, x)
+    torch.testing.assert_close(ours, autograds)
+    torch.testing.assert_close(gradients, expected, atol=1e-5, rtol=1e-5)
+    for i in range(3):  # each is a perceptron by itself
+        alone = rows
+        for layer, function in zip(module[::2], module[1::2], strict=True):
+            alone = function(alone @ layer.weight[i] + layer.bias[i])
+        torch.testing.assert_close(ours[i], alone)
+
+
+@pytest.mark.parametrize("make", [lambda: MLP([3, 8, 8, 2], activation="tanh"), lambda: stack(3, 8, 2)])
+def test_gradients_can_be_differentiated_again(make):
+    torch.manual_seed(0)
+    mlp = make()
+    x = torch.randn(3, 5, 3) if isinstance(mlp[0], LinearStack) else torch.randn(5, 3)
+    x.requires_grad_()
+    ours, autograds = [
+        torch.autograd.grad(gradients[0].square().sum(), [x, *mlp.parameters()], allow_unused=True)
+        for _, gradients in both_ways(mlp, x, create_graph=True)
+    ]
+    assert ours[0].abs().sum() > 0.0
+    for our, expected in zip(ours, autograds, strict=True):
+        torch.testing.assert_close(our, expected)
+
+
+def test_nothing_of_the_callers_is_written_to():
+    mlp = MLP([3, 8, 8], activate_last=True)
+    x = torch.randn(5, 3, requires_grad=True)
+    x_before = x.detach().clone()
+    result = mlp_module.perceptron(x, mlp_module.plain_layers(mlp, x))
+    result_before, gradient = result.detach().clone(), torch.randn(5, 8)
+    gradient_before = gradient.clone()
+    first = torch.autograd.grad(result, [x, *mlp.parameters()], gradient, retain_graph=True)
+    second = torch.autograd.grad(result, [x, *mlp.parameters()], gradient)
+    assert torch.equal(x, x_before)
+    assert torch.equal(result, result_before)
+    assert torch.equal(gradient, gradient_before)
+    torch.testing.assert_close(first, second, atol=0.0, rtol=0.0)
+
+
+def calls_modules(mlp, x):
+    return mlp_module.plain_layers(mlp, x) is None
+
+
+def test_modules_are_called_where_more_than_plain_training_is_meant():
+    mlp, x = MLP([3, 4, 2]), torch.randn(5, 3)
+    assert not calls_modules(mlp, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert calls_modules(mlp, x)
+    assert calls_modules(MLP([3, 4, 2]).double(), x.double())
+    seen = []
+    torch.func.vmap(lambda row: (seen.append(calls_modules(mlp, row)), row)[1])(x)
+    assert seen == [True]
+    make_fx(lambda x: (seen.append(calls_modules(mlp, x)), x)[1])(x)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        seen.append(calls_modules(mlp, x))
+    assert seen == [True] * 3
+
+
+def test_a_loss_that_differentiates_itself_is_traced_without_operators_that_a_compiler_refuses(monkeypatch):
+    monkeypatch.setattr(products, "has_fast_linear", lambda: True)
+    mlp, x = MLP([128, 256, 256, 1]), torch.randn(1024, 128)
+
+    def gradients(x):
+        return torch.autograd.grad(mlp(x).square().mean(), list(mlp.parameters()))
+
+    description, read = described(gradients, x)
+    record, _ = fused(description)
+    names = [str(node.target) for node in record.graph.nodes]
+    # oneDNN is called by the operator that the compiler was taught, and by no other.
+    assert (names.count("rl8x.linear.default") > 1, sum("mkldnn" in name for name in names)) == (True, 0)
+    torch.testing.assert_close(tuple(record(x, *read)), gradients(x), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "elu", "squared_relu"])
+def test_other_activations_are_called(activation):
+    assert calls_modules(MLP([3, 4, 2], activation=activation), torch.randn(5, 3))
+
+
+def test_layer_norm_is_called():
+    assert calls_modules(MLP([3, 4, 2], layer_norm=True), torch.randn(5, 3))
+
+
+def test_hooks_and_changed_layers_are_honoured():
+    x, seen = torch.randn(70_000, 3), []
+    mlp = MLP([3, 4, 2])
+    mlp[0].register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    mlp(x)
+    assert seen == [(70_000, 4)]
+    normed = MLP([3, 4, 2])
+    nn.utils.parametrizations.spectral_norm(normed[0])
+    assert calls_modules(normed, x)
+    assert calls_modules(nn.Sequential(nn.Linear(3, 4, bias=False)), x)
+
+
+def test_many_rows_are_differentiated_at_once_and_few_by_autograd():
+    mlp = MLP([3, 64, 64])
+    name = "_PerceptronBackward"
+    assert type(mlp(torch.randn(1024, 3)).grad_fn.next_functions[0][0]).__name__ == name
+    assert type(mlp(torch.randn(1023, 3)).grad_fn.next_functions[0][0]).__name__ != name
+    critics = Critics(Box(-1, 1, (3,)), Box(-1, 1, (1,)), hidden_sizes=(64, 64))
+    obs, actions = torch.randn(1024, 3), torch.randn(1024, 1)
+    assert type(critics(obs, actions).grad_fn.next_functions[0][0]).__name__ == name
+    assert type(critics(obs[:500], actions[:500]).grad_fn.next_functions[0][0]).__name__ != name
+
+
+@pytest.mark.parametrize("rows", [100, 1024])
+def test_results_are_the_same_bits_with_and_without_gradients(rows):
+    torch.manual_seed(0)
+    mlp, x = MLP([64, 256, 256, 2]), torch.randn(rows, 64)
+    with torch.no_grad():
+        acted = mlp(x)
+    assert torch.equal(acted, mlp(x))
+
+
+def test_wide_layers_do_not_import_the_compiler():
+    code = (
+        "import sys, torch; from rl8x.nn import MLP;"
+        "MLP([3, 256, 256])(torch.randn(4096, 3)).sum().backward();"
+        "print('torch._inductor.lowering' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

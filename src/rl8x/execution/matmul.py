@@ -162,12 +162,6 @@ def _suits_onednn(matrix: Tensor, columns: int) -> bool:
     return min(*matrix.shape, columns) >= _WIDE and matrix.numel() * columns >= _LARGE and has_fast_linear()
 
 
-def is_traced() -> bool:
-    """Return whether operators are being traced or transformed, rather than executed eagerly."""
-    # In this order: torch.compile knows the first, and cannot trace the second.
-    return torch.compiler.is_compiling() or private.is_observed()
-
-
 # Decompositions of matmuls, applied by lowering.
 DECOMPOSITIONS: Final[dict[Any, Callable[..., Any]]] = {
     torch.ops.aten.mm.default: product,

@@ -126,12 +126,15 @@ def one_fake_mode() -> Iterator[None]:
         yield
 
 
-def is_observed() -> bool:
-    """Return whether a transform of torch.func, or a dispatch mode such as that of make_fx or fake tensors, is active.
+def is_traced() -> bool:
+    """Return whether operators are being traced or transformed, rather than executed eagerly.
 
-    There are no public names for these. If the private ones are missing the answer is True, and eager perceptrons are
-    evaluated layer by layer, which is slower.
+    That a transform of torch.func or a dispatch mode, such as that of make_fx or fake tensors, is active has no public
+    names. If the private ones are missing the answer is True, and eager perceptrons are evaluated layer by layer, which
+    is slower.
     """
+    if torch.compiler.is_compiling():  # first, since torch.compile cannot trace what follows
+        return True
     transformed: bool = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)()
     modes: int = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)()
     return transformed or modes > 0

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from rl8x.models.observations import FlatObservations
 from rl8x.nn.activations import activation as make_activation
-from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes
-from rl8x.nn.perceptron import perceptron, plain_layers
+from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes, perceptron, plain_layers
 from rl8x.nn.stacks import LayerNormStack, LinearStack
 
 
