@@ -19,7 +19,7 @@ from rl8x.checkpoint.tree import CheckpointError, decode, encode
 from rl8x.conditions import Condition
 from rl8x.distributions import Distribution
 from rl8x.envs import Env, GymnasiumEnv
-from rl8x.envs.setter import Setter
+from rl8x.envs.setter_base import Setter
 from rl8x.importing import (
     CLASS,
     NOT_PLAIN,

@@ -28,9 +28,9 @@ from rl8x.envs.base import MAX_EVAL_ENVS, Actions, Carry, Env, Observation, Step
 from rl8x.envs.env_config import EnvConfig
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.mujoco_model import ModelField
+from rl8x.envs.parameter_writers import BatchedWriter, ParameterWriter, PerCopyWriter
 from rl8x.envs.parameters import ResolvedConfig
 from rl8x.envs.setters import Attribute, Function, Scale, setters_of
-from rl8x.envs.setting import BatchedSetting, PerCopySetting, Setting
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.envs.vectorised import (
     Source,
@@ -103,7 +103,7 @@ class GymnasiumEnv(SimulatorEnv):
             self._made_from = env, {**options, "parameters": parameters, **kwargs}
         self._kwargs = dict(kwargs)
         copies = (
-            PerCopySetting(self._setters, num_envs or 0, processes=vectorization == "async") if self._setters else None
+            PerCopyWriter(self._setters, num_envs or 0, processes=vectorization == "async") if self._setters else None
         )
         self.vector_env = vectorised(env, num_envs, time_limit, vectorization, kwargs, copies)
         self._vectorization = vectorization if self._made_from else type(env).__name__
@@ -121,8 +121,8 @@ class GymnasiumEnv(SimulatorEnv):
             check_supported(self._source_action_space, f"{self._source}.single_action_space")
             self.single_observation_space = map_spaces(self.vector_env.single_observation_space, in_float32)
             self.single_action_space = map_spaces(self._source_action_space, _policy_space)
-            self._setting = self._settle(copies)
-            self.parameters = {} if self._setting is None else self._setting.parameters
+            self._writer = self._make_writer(copies)
+            self.parameters = {} if self._writer is None else self._writer.parameters
             limit = time_limit_of(self.vector_env) if isinstance(time_limit, EllipsisType) else time_limit
             super().__init__(self.vector_env.num_envs, device=device, seed=seed, time_limit=limit)
         except BaseException:
@@ -143,7 +143,7 @@ class GymnasiumEnv(SimulatorEnv):
             **set_by,
         }
 
-    def _settle(self, copies: PerCopySetting | None) -> Setting | None:
+    def _make_writer(self, copies: PerCopyWriter | None) -> ParameterWriter | None:
         """Find where parameters are set: in each copy's own environment, or in the simulator that steps all copies."""
         if copies is None:
             return None
@@ -154,27 +154,27 @@ class GymnasiumEnv(SimulatorEnv):
                 "Give the id or function that makes a copy, with vectorization='async'."
             )
         if isinstance(inner, SyncVectorEnv) and self._made_from is None:
-            copies = PerCopySetting(self._setters, self.vector_env.num_envs, processes=False)
+            copies = PerCopyWriter(self._setters, self.vector_env.num_envs, processes=False)
         if isinstance(inner, SyncVectorEnv | AsyncVectorEnv):
             copies.adopt(self.vector_env)
             return copies
         advice = "Set what has a row for each copy, or let GymnasiumEnv make the copies ('sync' or 'async')."
         resets_itself = self.autoreset_mode == AutoresetMode.SAME_STEP
-        return BatchedSetting(self._setters, inner, resets_itself=resets_itself, advice=advice)
+        return BatchedWriter(self._setters, inner, resets_itself=resets_itself, advice=advice)
 
     def _resolve(
         self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs", *, steered: bool = False
     ) -> ResolvedConfig:
         """Check an `env_config`, also whether the simulator can be set so."""
         resolved = super()._resolve(config, called, copies, steered=steered)
-        if self._setting is not None:
-            self._setting.check(resolved, f"{type(self).__name__}: {called}")
+        if self._writer is not None:
+            self._writer.check(resolved, f"{type(self).__name__}: {called}")
         return resolved
 
     def _put(self, parameters: Mapping[str, Tensor]) -> None:
         """Have the episodes that start next under these values, `[num_envs]` each."""
-        if self._setting is not None:
-            self._setting.put(parameters, self._config.given)
+        if self._writer is not None:
+            self._writer.put(parameters, self._config.given)
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Reset all copies, copy i with seed + i after `set_seed`; the first observation is `[num_envs, *]`."""

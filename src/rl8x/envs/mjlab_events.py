@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl8x.envs.mujoco_model import ModelField
 from rl8x.envs.parameters import Parameter
-from rl8x.envs.setter import Setter
+from rl8x.envs.setter_base import Setter
 from rl8x.envs.setters import Scale
 from rl8x.names import unknown_name
 

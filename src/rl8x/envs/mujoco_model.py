@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from rl8x.envs.setter import Setter, Value
+from rl8x.envs.setter_base import Setter, Value
 from rl8x.names import did_you_mean
 
 # First part of a field's name: the accessor of what it belongs to, and how many there are

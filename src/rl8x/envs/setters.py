@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from torch import Tensor
 
-from rl8x.envs.setter import Setter, Value
+from rl8x.envs.setter_base import Setter, Value
 from rl8x.names import did_you_mean
 
 _STEP: Final = re.compile(r"\.?([A-Za-z_]\w*)|\[\s*(?:'([^']*)'|\"([^\"]*)\"|([^\]'\"]+?))\s*\]")

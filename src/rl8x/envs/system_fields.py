@@ -10,7 +10,7 @@ import numpy as np
 
 from rl8x.envs.mujoco_model import ModelField, rows_of
 from rl8x.envs.parameters import Parameter
-from rl8x.envs.setter import Setter
+from rl8x.envs.setter_base import Setter
 from rl8x.envs.setters import Function, Scale
 from rl8x.names import unknown_name
 

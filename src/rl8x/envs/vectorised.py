@@ -14,7 +14,7 @@ import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
-from rl8x.envs.setting import PerCopySetting
+from rl8x.envs.parameter_writers import PerCopyWriter
 from rl8x.names import did_you_mean
 
 Source: TypeAlias = "str | Callable[[], gymnasium.Env[Any, Any]] | VectorEnv[Any, Any, Any]"
@@ -36,7 +36,7 @@ def vectorised(
     time_limit: int | EllipsisType | None,
     vectorization: str,
     kwargs: dict[str, Any],
-    copies: PerCopySetting | None,
+    copies: PerCopyWriter | None,
 ) -> VectorEnv[Any, Any, Any]:
     """Return the vector environment that was given, or make one, of arguments as `GymnasiumEnv` takes them.
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
 from rl8x.envs.env_config import EnvConfig
 from rl8x.envs.episode_metrics import EpisodeMetrics
+from rl8x.envs.parameter_writers import BatchedWriter
 from rl8x.envs.parameters import ResolvedConfig
 from rl8x.envs.setters import Attribute, Function, Scale, setters_of
-from rl8x.envs.setting import BatchedSetting
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.spaces import check_supported
 
@@ -94,8 +94,8 @@ class VmasEnv(SimulatorEnv):
         )
         setters = setters_of(parameters or {}, (Attribute, Scale, Function), "VmasEnv")
         advice = "Set it by a function of all values, or an attribute with a row for each world (per_copy=True)."
-        self._setting = BatchedSetting(setters, self.worlds, resets_itself=False, advice=advice)
-        self.parameters = self._setting.parameters
+        self._writer = BatchedWriter(setters, self.worlds, resets_itself=False, advice=advice)
+        self.parameters = self._writer.parameters
         super().__init__(num_envs, device=device, seed=seed, time_limit=time_limit)
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
@@ -154,7 +154,7 @@ class VmasEnv(SimulatorEnv):
                     f"use a Grid of at most {self.num_worlds} values, one for each world."
                 )
             resolved.fixed[name] = shared if values else value
-        self._setting.check(resolved, f"VmasEnv: {called}")
+        self._writer.check(resolved, f"VmasEnv: {called}")
         return resolved
 
     def _of_worlds(self, values: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ class VmasEnv(SimulatorEnv):
 
     def _put(self, parameters: Mapping[str, Tensor]) -> None:
         worlds = {name: value[: self.num_worlds] for name, value in parameters.items()}
-        self._setting.put(worlds, self._config.given)
+        self._writer.put(worlds, self._config.given)
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
         """Make other worlds of a scenario that VMAS knows by name, at most 128 copies by default."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rl8x.envs.mujoco_model import ModelField, derive_constants
 from rl8x.envs.parameters import Parameter, ResolvedConfig
-from rl8x.envs.setter import Setter, Value
+from rl8x.envs.setter_base import Setter, Value
 from rl8x.envs.setters import Function
 
 
@@ -148,7 +148,7 @@ class ParameterWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return result
 
 
-class Setting(Protocol):
+class ParameterWriter(Protocol):
     """Sets the parameters of all copies."""
 
     parameters: Mapping[str, Parameter]
@@ -160,7 +160,7 @@ class Setting(Protocol):
         """Set the values, float32 `[num_envs]` each, of the parameters that are named; the others stay at defaults."""
 
 
-class PerCopySetting:
+class PerCopyWriter:
     """The copies of a vector environment, each an environment of its own; they take values over when they are reset."""
 
     def __init__(self, setters: Mapping[str, Setter], num_envs: int, *, processes: bool) -> None:
@@ -193,7 +193,7 @@ class PerCopySetting:
         self.table[:] = torch.stack(columns, 1).flatten().tolist()
 
 
-class BatchedSetting:
+class BatchedWriter:
     """A simulator that steps all copies itself.
 
     Its attributes serve all of them, but for those with a row for each copy and what functions set. Where it resets
