@@ -77,6 +77,28 @@ def test_a_compiled_update_equals_the_eager_one():
 
 
 @pytest.mark.usefixtures("_traced_only")
+@pytest.mark.parametrize(("limit", "calls"), [(None, [6]), (1e9, [2, 2, 2]), (1e-9, [2])])
+def test_the_updates_of_a_step_are_one_program_unless_a_limit_may_end_them_after_an_epoch(limit, calls):
+    """Three epochs of two minibatches; the orders of those that are not begun are not drawn."""
+    options = {"num_sgd_iters": 3, "target_kl_div": limit, "lr": 0.05}
+    eager, traced = build(**options, execution="eager"), build(**options, execution="compile")
+    program, made = traced.updater._updates, []
+
+    def counted(*tensors):
+        made.append(len(tensors[-1]))
+        return program(*tensors)
+
+    traced.updater._updates = counted
+    for algorithm in (eager, traced):
+        algorithm.collect()
+        algorithm.step()
+    assert made == calls
+    assert torch.equal(traced.updater.generator.get_state(), eager.updater.generator.get_state())
+    assert traced.counters == eager.counters
+    torch.testing.assert_close(weights(traced), weights(eager), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("_traced_only")
 def test_a_schedule_reaches_a_traced_update():
     schedule = {"kind": "interp", "points": [[0, 1e-2], [256, 0.0]]}
     algorithm = build(execution="compile", lr_schedule=schedule)
