@@ -153,8 +153,7 @@ class OnPolicyUpdater:
                 self.prepare(coefficient)
         with self._workers() as workers, self._training():
             looped = self._is_looped(workers)
-            # A limited update may end after any epoch, and then draws no order for those after it.
-            at_once = config.num_sgd_iters if looped and not limited else 1
+            at_once = self._epochs_at_once if looped else 1
             for _ in range(config.num_sgd_iters // at_once):
                 if looped:
                     orders = self._orders(self.generator, at_once)
@@ -187,6 +186,11 @@ class OnPolicyUpdater:
         batches = epoch(num_rows, self._minibatch_rows, chunk, generator, shuffle=config.shuffle_minibatches)
         return [[part for batch in batches for part in batch]] if config.accumulate_grads else batches
 
+    @property
+    def _epochs_at_once(self) -> int:
+        """Epochs of one program. A limited update may end after any, and then draws no order for those after it."""
+        return self.config.num_sgd_iters if self.objective.limit is None else 1
+
     def _orders(self, generator: torch.Generator, epochs: int) -> Tensor:
         """Return the minibatches of some epochs, whose updates are one program, `[updates, sequences]`."""
         return shuffled(self.pack.num_sequences, self._minibatch_rows, epochs, generator)
@@ -198,8 +202,7 @@ class OnPolicyUpdater:
         generator = torch.Generator(self.device)
         with self._workers() as workers, ranks().alone(), self._training():
             if self._is_looped(workers):
-                at_once = self.config.num_sgd_iters if self.objective.limit is None else 1
-                prepare(self._updates, *self._looped(self._orders(generator, at_once), weight, active))
+                prepare(self._updates, *self._looped(self._orders(generator, self._epochs_at_once), weight, active))
                 return
             for chunks in self._batches(workers, generator):
                 scale = self._scale(chunks)
