@@ -31,7 +31,8 @@ def test_a_product_equals_the_usual_one(rows, terms, columns, transposed, biased
     left, right, bias = random_pair(rows, terms, columns, transposed)
     result = products.product(left, right, bias if biased else None)
     if result is NotImplemented:
-        assert min(rows, terms, columns) > 1 or (products.has_own_products() and columns >= 16)
+        assert min(terms, columns) > 1
+        assert rows > 1 or (products.has_own_products() and columns >= 16)
         return
     expected = left.double() @ right.double() + (bias.double() if biased else 0.0)
     torch.testing.assert_close(result, expected.float(), atol=1e-5, rtol=1e-5)
@@ -44,7 +45,7 @@ def test_a_product_of_batches_equals_that_of_each(rows, terms, columns, transpos
     """As recorded of `baddbmm` and `bmm`; the left one may be the same for all, as what critics see is."""
     left, right, bias = random_pair(rows, terms, columns, transposed == "left")
     left = left.expand(3, *left.shape) if expanded else torch.stack([left, -left, left * 2])
-    right = torch.stack([right, right + 1, right * 3])
+    right = torch.stack([right, right + 1, right * 2])
     right = right.transpose(1, 2).contiguous().transpose(1, 2) if transposed == "right" else right
     biases = torch.stack([bias, bias * 2, -bias]).unsqueeze(1)
 
@@ -54,14 +55,16 @@ def test_a_product_of_batches_equals_that_of_each(rows, terms, columns, transpos
     with one_fake_mode():
         record = make_fx(batched, decomposition_table=products.DECOMPOSITIONS)(left, right, biases)
     names = [str(node.target) for node in record.graph.nodes]
-    assert ("aten.bmm.default" in names) or products._thin_product(left, right) is not None
+    few = products._THIN if rows * terms * columns <= products._SMALL else 1
+    turned = products.has_own_products() and terms > few and columns <= 4 and rows >= 16 and left.stride(-2) == 1
+    assert ("aten.bmm.default" in names) == (turned or products._thin_product(left, right) is None)
     assert "aten.baddbmm.default" not in names
     result = record(left, right, biases)
     exact = [
         (one.double() @ two.double()) + (add.double() if biased else 0)
         for one, two, add in zip(left, right, biases, strict=True)
     ]
-    torch.testing.assert_close(result, torch.stack(exact).float(), atol=5e-5, rtol=1e-5)
+    torch.testing.assert_close(result, torch.stack(exact).float(), atol=2e-5, rtol=1e-5)
     assert result.is_contiguous()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -152,12 +152,13 @@ class OnPolicyUpdater:
             with self.execution.ahead():
                 self.prepare(coefficient)
         with self._workers() as workers, self._training():
+            results: Iterable[Sequence[Tensor]]
             looped = self._is_looped(workers)
             at_once = self._epochs_at_once if looped else 1
             for _ in range(config.num_sgd_iters // at_once):
                 if looped:
                     orders = self._orders(self.generator, at_once)
-                    results = iter([self._updates(*self._looped(orders, weight, active))])
+                    results = [self._updates(*self._looped(orders, weight, active))]
                 else:
                     results = self._epoch(self._batches(workers, self.generator), weight, active, workers)
                 for row, flag in results:
