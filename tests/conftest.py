@@ -108,50 +108,25 @@ def mlflow_template(tmp_path_factory) -> Path:
     return database
 
 
-@pytest.fixture(scope="session")
-def give_headers():
-    """Return what puts precompiled headers into a folder for programs: made once for all workers, in ten seconds."""
-    from rl8x.execution.artifacts import Artifacts
-    from rl8x.execution.building import Headers
-    from rl8x.tracking.locks import FileLock
-
-    artifacts = Artifacts()
-    artifacts.make_folder()
-    headers = Headers(artifacts.folder)
-
-    def give(folder: Path) -> None:
-        if headers.find() is None:
-            with FileLock(artifacts.folder / "headers.lock"):
-                headers.precompile()
-        for path in artifacts.folder.glob(f"{headers.key}.*"):
-            if not (folder / path.name).exists():
-                os.link(path, folder / path.name)
-
-    return give
-
-
 @pytest.fixture(scope="session", autouse=True)
-def compilers_have_headers(give_headers):
-    """Give each compiler's process precompiled headers to begin with; each would make them, as programs are built.
+def compilers_are_forks():
+    """Make each compiler's process a fork of this one, which imports torch's compiler once for all of them.
 
-    It is a fork of this process, which then imports what compiles once for all of them; one that shall be a Python of
-    its own is given back `Compiler._start.__wrapped__`.
+    A test that needs a Python of its own calls `Compiler._start.__wrapped__`.
     """
     from rl8x.execution.compiler import Compiler
 
     start = Compiler._start
 
     @functools.wraps(start)
-    def start_with_headers(compiler: Compiler) -> None:
+    def fork(compiler: Compiler) -> None:
         import rl8x.execution.lowering  # noqa: F401, what its process imports
 
-        compiler.artifacts.make_folder()
-        give_headers(compiler.artifacts.folder)
         with mock.patch.object(subprocess, "Popen", ForkedPython):
             start(compiler)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Compiler, "_start", start_with_headers)
+        patch.setattr(Compiler, "_start", fork)
         yield
 
 

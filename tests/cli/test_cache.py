@@ -24,9 +24,9 @@ def kept(tmp_path, monkeypatch):
 def test_the_programs_that_are_kept_are_listed_the_one_used_last_first(kept, capsys):
     assert main(["cache"]) == 0
     head, first, second, _, total = capsys.readouterr().out.splitlines()
-    assert head.split() == ["what", "key", "MB", "last", "used", "torch"]
-    assert re.fullmatch(rf"program +b{{12}} +0\.5 +19\d\d-.* +{re.escape(torch.__version__)}", first)
-    assert second.startswith(f"program  {'a' * 12} ")
+    assert head.split() == ["key", "MB", "last", "used", "torch"]
+    assert re.fullmatch(rf"b{{12}} +0\.5 +19\d\d-.* +{re.escape(torch.__version__)}", first)
+    assert second.startswith(f"{'a' * 12} ")
     assert total == f"2 programs, 0.8 of 500 MB, in {kept.folder}"
 
 

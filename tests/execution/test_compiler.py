@@ -22,10 +22,9 @@ from rl8x.execution.programs import ProgramError
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory, give_headers):
+def shared(tmp_path_factory):
     """A compiler on a cache of its own, whose process these tests share: a Python of its own, as users have it."""
     made = Compiler(Artifacts(tmp_path_factory.mktemp("cache")))
-    give_headers(made.artifacts.folder)
     made._start = functools.partial(Compiler._start.__wrapped__, made)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(made.artifacts.folder / "inductor"))  # empty, as at a first run
@@ -122,24 +121,6 @@ def test_nothing_is_built_but_programs(own):
     assert list((own.artifacts.folder / "inductor").rglob("*.so")) == []
 
 
-def test_headers_are_precompiled_when_no_program_is_compiled(tmp_path, monkeypatch):
-    calls, children = [], iter([3, 2, 1])  # of the parent; one of them is the process itself
-
-    class Parent:
-        def children(self):
-            return [None] * next(children)
-
-    monkeypatch.setattr(compiler_process.psutil, "Process", lambda _: Parent())
-    monkeypatch.setattr(compiler_process.time, "sleep", lambda _: calls.append("waits"))
-    monkeypatch.setattr(compiler_process, "remove_unfinished", lambda _: calls.append("tidies"))
-    monkeypatch.setattr(compiler_process.Headers, "precompile", lambda _: calls.append("precompiles"))
-    for name in ("sched_setscheduler", "_exit"):
-        monkeypatch.setattr(compiler_process.os, name, lambda *_: None)
-    monkeypatch.setattr(compiler_process.signal, "signal", lambda *_: None)
-    compiler_process._tidy_and_precompile(Artifacts(tmp_path))
-    assert calls == ["waits"] * 3 + ["tidies", "precompiles"]
-
-
 def test_a_program_that_does_not_do_what_its_function_does_is_traced_again(own, monkeypatch):
     """Whatever a fingerprint may have missed, such as a number that lives nowhere that it looks."""
     hidden = [2.0]
@@ -208,7 +189,7 @@ def test_a_program_whose_compilation_is_killed_is_an_error(mortal):
 
 
 def _worker(process):
-    """Return what was forked, of what was forked, to compile a program; headers are precompiled beside it."""
+    """Return what was forked, of what was forked, to compile a program."""
     limit = time.monotonic() + 60
     while time.monotonic() < limit:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -271,8 +252,7 @@ def link_programs(source, folder):
                 os.link(path, folder / path.name)
 
 
-def test_a_run_with_a_warm_cache_has_the_same_bits_and_loads_no_compiler(tmp_path, give_headers):
-    give_headers(tmp_path)
+def test_a_run_with_a_warm_cache_has_the_same_bits_and_loads_no_compiler(tmp_path):
     link_programs(Artifacts().folder, tmp_path)
     options = {"env": os.environ | {"RL8X_CACHE_DIR": str(tmp_path)}, "stdout": subprocess.PIPE, "text": True}
     found = []

@@ -178,7 +178,7 @@ def test_whether_a_processor_multiplies_bfloat16_is_read_off_its_flags(flags, ha
     assert products.has_bfloat16.__wrapped__() is has
 
 
-def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch, tmp_path, give_headers):
+def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch, tmp_path):
     """Forward with a bias, and the gradients by the inputs and by the weight, a view of a flat vector."""
     products.lower_linear()
     monkeypatch.setattr(products, "has_fast_linear", lambda: True)
@@ -194,7 +194,6 @@ def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch, tmp_path
 
     description, _ = described(both, flat, x, slopes)
     assert sum("linear" in str(node.target) for node in fused(description)[0].graph.nodes) == 3
-    give_headers(tmp_path)
     lower(description, tmp_path / "both.so")
     program = load(tmp_path / "both.so")
     for mine, exact in zip(program(flat, x, slopes), both(*(part.double() for part in (flat, x, slopes))), strict=True):

@@ -52,12 +52,11 @@ def multiplied(*tensors):
 
 
 @pytest.fixture(scope="module")
-def products(tmp_path_factory, give_headers):
+def products(tmp_path_factory):
     """All products, computed by a program with two threads."""
     tensors = [tensor for pair in [*PAIRS, *BATCH] for tensor in pair]
     description, read = described(multiplied, *tensors)
     folder = tmp_path_factory.mktemp("products")
-    give_headers(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matmul, "has_own_products", lambda: True)
         lower(dataclasses.replace(description, threads=2), folder / "products.so")

@@ -5,15 +5,13 @@ from tests.ranks import problems, scenarios
 from tests.ranks.launch import launch
 
 from rl8x import keys
-from rl8x.execution.artifacts import Artifacts
 
 # Times and memory are rank 0's own.
 OWN = ("profiling/", "memory/")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory, give_headers):
-    give_headers(Artifacts().folder)
+def found(tmp_path_factory):
     # First what is compiled for real: `problems.run_traced` leaves the compiler out from then on.
     names = ["hundred_updates", "moving", "distilled", "ppo_equals_one_process", "ppo_compiled", "offline", "online"]
     return launch(tmp_path_factory.mktemp("ranks"), "scenarios", [*names, "evaluations"])

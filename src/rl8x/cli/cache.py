@@ -27,12 +27,11 @@ def cache(clear: bool) -> None:
     with users_mistakes():
         limit = artifacts.limit_mb
     kept = artifacts.list()
-    rows: list[tuple[str, ...]] = [("what", "key", "MB", "last used", "torch")]
+    rows: list[tuple[str, ...]] = [("key", "MB", "last used", "torch")]
     for artifact in kept:
         used = datetime.datetime.fromtimestamp(artifact.used).astimezone().strftime("%Y-%m-%d %H:%M")
-        rows.append((artifact.kind, artifact.key[:12], f"{artifact.size / 1e6:.1f}", used, artifact.torch))
+        rows.append((artifact.key[:12], f"{artifact.size / 1e6:.1f}", used, artifact.torch))
     if kept:
         click.echo(table(rows) + "\n")
     total = sum(artifact.size for artifact in kept) / 1e6
-    programs = sum(artifact.kind == "program" for artifact in kept)
-    click.echo(f"{counted(programs, 'program', 'programs')}, {total:.1f} of {limit:g} MB, in {artifacts.folder}")
+    click.echo(f"{counted(len(kept), 'program', 'programs')}, {total:.1f} of {limit:g} MB, in {artifacts.folder}")

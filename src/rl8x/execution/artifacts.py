@@ -22,7 +22,7 @@ import torch
 
 from rl8x._version import __version__
 
-# Environment variables: the cache's folder, and its size limit in MB. A program takes 0.5 MB, precompiled headers 150.
+# Environment variables: the cache's folder, and its size limit in MB. A program takes 0.5 MB.
 FOLDER_VARIABLE: Final = "RL8X_CACHE_DIR"
 LIMIT_VARIABLE: Final = "RL8X_CACHE_MB"
 _LIMIT_MB: Final = 500
@@ -30,21 +30,19 @@ _LIMIT_MB: Final = 500
 # it.
 _IN_USE_S: Final = 3600.0
 _MOST_NOTES: Final = 2000
-_KINDS: Final = ("so", "json", "note", "h", "gch", "pch")
+_KINDS: Final = ("so", "json", "note")
 
 
 class Artifact(NamedTuple):
-    """A compiled program on disk, or the precompiled headers that all programs share.
+    """A compiled program on disk.
 
     Attributes:
-        kind: "program" or "headers".
         key: Its key, which is its file name without the suffix.
         size: Size in bytes.
         used: Time of last use, in seconds since 1970.
         torch: The version of torch that compiled it; empty if unknown.
     """
 
-    kind: str
     key: str
     size: int
     used: float
@@ -86,14 +84,9 @@ class Artifacts:
         """Return the path of a key's shared library."""
         return self.folder / f"{key}.so"
 
-    def headers(self, key: str) -> Path | None:
-        """Return the path of a key's precompiled headers (`.gch` or `.pch`), or None if there are none."""
-        precompiled = [*self.folder.glob(f"{key}.h.?ch")]
-        return precompiled[0] if precompiled and (self.folder / f"{key}.h").exists() else None
-
     def find(self, key: str) -> dict[str, Any] | None:
-        """Return the metadata of a program or of headers if their hash matches; remove them if they are damaged."""
-        path, notes = self.headers(key) or self.library(key), self.folder / f"{key}.json"
+        """Return the metadata of a program if its hash matches; remove it if it is damaged."""
+        path, notes = self.library(key), self.folder / f"{key}.json"
         try:
             note: dict[str, Any] = json.loads(notes.read_text())
             if note["sha256"] == _sha256(path):
@@ -117,14 +110,6 @@ class Artifacts:
         beside.replace(self.folder / f"{key}.json")
         self.trim()
 
-    def put_headers(self, text: Path, precompiled: Path) -> None:
-        """Add headers that were precompiled in a subfolder of this folder, under their final file names."""
-        notes = text.with_suffix(".json")
-        notes.write_text(json.dumps({"sha256": _sha256(precompiled), "torch": torch.__version__}))
-        for path in (notes, precompiled, text):
-            path.replace(self.folder / path.name)
-        self.trim()
-
     def note(self, key: str, content: dict[str, Any]) -> None:
         """Write a small note beside the programs; do nothing if the folder is not writable."""
         with contextlib.suppress(OSError):
@@ -143,14 +128,14 @@ class Artifacts:
 
     def remove(self, key: str) -> None:
         """Remove all files of a key, the metadata first, so that `find` never sees an incomplete program."""
-        for suffix in ("json", "so", "h", "h.gch", "h.pch"):
+        for suffix in ("json", "so"):
             (self.folder / f"{key}.{suffix}").unlink(missing_ok=True)
 
     def list(self) -> list[Artifact]:
-        """Return all programs and precompiled headers, most recently used first."""
+        """Return all programs, most recently used first."""
         artifacts = []
-        for path in (path for pattern in ("*.so", "*.h.?ch") for path in self.folder.glob(pattern)):
-            kind, key = "program" if path.suffix == ".so" else "headers", path.name.split(".")[0]
+        for path in self.folder.glob("*.so"):
+            key = path.stem
             try:
                 stat = path.stat()
                 notes = json.loads((self.folder / f"{key}.json").read_text())
@@ -158,11 +143,11 @@ class Artifacts:
                 continue
             except (OSError, ValueError):
                 notes = {}
-            artifacts.append(Artifact(kind, key, stat.st_size, stat.st_mtime, str(notes.get("torch", ""))))
+            artifacts.append(Artifact(key, stat.st_size, stat.st_mtime, str(notes.get("torch", ""))))
         return sorted(artifacts, key=lambda artifact: -artifact.used)
 
     def clear(self) -> int:
-        """Remove all programs, headers and notes, and return the number of bytes freed."""
+        """Remove all programs and notes, and return the number of bytes freed."""
         freed = 0
         for path in [path for kind in _KINDS for path in self.folder.glob(f"*.{kind}")]:
             with contextlib.suppress(FileNotFoundError):  # another process has just removed it
@@ -184,11 +169,11 @@ class Artifacts:
         raise ValueError(f"{LIMIT_VARIABLE} must be a number of megabytes, finite and at least 0; got {given!r}.")
 
     def trim(self) -> None:
-        """Remove least recently used artifacts until the limit holds, except programs that may be in use."""
+        """Remove least recently used programs until the limit holds, except those that may be in use."""
         left, since = self.limit_mb * 1e6, time.time() - _IN_USE_S
         for artifact in self.list():
             left -= artifact.size
-            if left < 0 and (artifact.kind == "headers" or artifact.used < since):
+            if left < 0 and artifact.used < since:
                 self.remove(artifact.key)
         notes = []
         for path in self.folder.glob("*.note"):

@@ -11,23 +11,19 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from rl8x.execution import private
 from rl8x.execution.artifacts import Artifacts
-from rl8x.execution.building import Headers, remove_unfinished
+from rl8x.execution.building import remove_unfinished
 from rl8x.execution.lowering import lower
 from rl8x.execution.traces import ProgramDescription
 from rl8x.output import message_of
 
 # The run goes on meanwhile and has priority.
 _NICENESS: Final = 10
-_PATIENCE_S: Final = 1.0  # between two looks for programs that are being compiled
 
 
 def main() -> None:
@@ -40,32 +36,13 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # keeps the output of compilers apart from the answers
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
-    if os.fork() == 0:
-        _tidy_and_precompile(artifacts)
+    remove_unfinished(artifacts.folder)
     for line in sys.stdin:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _watch(artifacts, json.loads(line), answers)
             os._exit(0)
     os.killpg(0, signal.SIGKILL)
-
-
-def _tidy_and_precompile(artifacts: Artifacts) -> None:
-    """Remove leftovers of earlier builds, precompile headers, and exit this process.
-
-    It waits until no program is being compiled: at any priority it would delay those that a run waits for.
-    """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    with contextlib.suppress(Exception):  # programs are built without headers, and their errors say what is wrong
-        parent = psutil.Process(os.getppid())
-        time.sleep(_PATIENCE_S)
-        while len(parent.children()) > 1:
-            time.sleep(_PATIENCE_S)
-        remove_unfinished(artifacts.folder)
-        Headers(artifacts.folder).precompile()
-    os._exit(0)
 
 
 def _watch(artifacts: Artifacts, request: dict[str, str], answers: int) -> None:

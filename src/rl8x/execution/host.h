@@ -3,20 +3,13 @@
 // Inductor's own runtime creates a torch tensor for every buffer and view. A small minibatch has a hundred of them, and
 // they cost more than its arithmetic. Here a tensor is a pointer and a layout, and its memory comes from free lists of
 // this program and thread. A torch tensor is created only for arguments of torch's operators, as a view that is cached.
-// Compiling Inductor's headers also took three times as long as compiling all kernels.
+// Errors are thrown as literals: `<stdexcept>` takes a tenth of a build.
 
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/inductor/aoti_torch/c/shim_cpu.h>
-#include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
-#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
-
-#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <iterator>
+#include <exception>
 #include <new>
-#include <stdexcept>
-#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -35,8 +28,8 @@ struct Tensor {
   AtenTensorHandle torchs;  // the torch tensor that it is a view of, owned
 };
 
-void check(AOTITorchError error, const char* call) {
-  if (error != AOTI_TORCH_SUCCESS) throw std::runtime_error(std::string("failed: ") + call);
+void check(AOTITorchError error, const char* message) {
+  if (error != AOTI_TORCH_SUCCESS) throw message;
 }
 
 // The free lists and cached torch views of one thread.
@@ -92,7 +85,7 @@ class Memory {
           aoti_torch_create_tensor_from_blob(
               tensor.data, tensor.ndim, tensor.sizes, tensor.strides, 0, tensor.dtype, aoti_torch_device_type_cpu(), 0,
               &found),
-          "aoti_torch_create_tensor_from_blob");
+          "aoti_torch_create_tensor_from_blob failed");
     return found;
   }
 
@@ -117,7 +110,9 @@ class Memory {
     const int64_t* sizes;
     const int64_t* strides;
     int32_t dtype;
-    bool operator==(const Key&) const = default;
+    bool operator==(const Key& other) const {
+      return data == other.data && sizes == other.sizes && strides == other.strides && dtype == other.dtype;
+    }
   };
   struct Hash {
     size_t operator()(const Key& key) const {
@@ -172,11 +167,11 @@ Tensor* taken(AtenTensorHandle handle) {
   void* data = nullptr;
   int64_t *sizes = nullptr, *strides = nullptr, ndim = 0;
   int32_t dtype = 0;
-  check(aoti_torch_get_data_ptr(handle, &data), "aoti_torch_get_data_ptr");
-  check(aoti_torch_get_sizes(handle, &sizes), "aoti_torch_get_sizes");
-  check(aoti_torch_get_strides(handle, &strides), "aoti_torch_get_strides");
-  check(aoti_torch_get_dim(handle, &ndim), "aoti_torch_get_dim");
-  check(aoti_torch_get_dtype(handle, &dtype), "aoti_torch_get_dtype");
+  check(aoti_torch_get_data_ptr(handle, &data), "aoti_torch_get_data_ptr failed");
+  check(aoti_torch_get_sizes(handle, &sizes), "aoti_torch_get_sizes failed");
+  check(aoti_torch_get_strides(handle, &strides), "aoti_torch_get_strides failed");
+  check(aoti_torch_get_dim(handle, &ndim), "aoti_torch_get_dim failed");
+  check(aoti_torch_get_dtype(handle, &dtype), "aoti_torch_get_dtype failed");
   Tensor* tensor = made(static_cast<char*>(data), ndim, sizes, strides, dtype);
   tensor->torchs = handle;
   return tensor;
@@ -212,7 +207,7 @@ class RAIIAtenTensorHandle {
   host::Tensor* tensor_ = nullptr;
 };
 
-#define AOTI_TORCH_ERROR_CODE_CHECK(call) host::check(call, #call)
+#define AOTI_TORCH_ERROR_CODE_CHECK(call) host::check(call, "failed: " #call)
 #define CACHE_TORCH_DTYPE(name) static const int32_t cached_torch_dtype_##name = aoti_torch_dtype_##name()
 #define CACHE_TORCH_DEVICE(name) static const int32_t cached_torch_device_type_##name = aoti_torch_device_type_##name()
 #define CACHE_TORCH_LAYOUT(name) static const int32_t cached_torch_layout_##name = aoti_torch_layout_##name()
@@ -263,7 +258,9 @@ inline const RAIIAtenTensorHandle& wrap_with_raii_handle_if_needed(const RAIIAte
 }
 
 inline std::vector<RAIIAtenTensorHandle> steal_from_raw_handles_to_raii_handles(AtenTensorHandle* handles, size_t size) {
-  return {std::make_move_iterator(handles), std::make_move_iterator(handles + size)};
+  std::vector<RAIIAtenTensorHandle> owned;
+  for (size_t i = 0; i < size; i++) owned.emplace_back(handles[i]);
+  return owned;
 }
 
 template <class T>
@@ -311,9 +308,9 @@ class Flushed {
 #ifdef __x86_64__
   static void set_all(unsigned value) {
 #pragma omp parallel num_threads(THREADS) if (THREADS > 1)
-    _mm_setcsr(value);
+    __builtin_ia32_ldmxcsr(value);
   }
-  unsigned before_ = _mm_getcsr();
+  unsigned before_ = __builtin_ia32_stmxcsr();
 #else
   static void set_all(unsigned) {}
   unsigned before_ = 0;
@@ -342,7 +339,8 @@ void run(
     }
     body(in.data(), out.data());
     for (size_t i = 0; i < num_outputs; i++) {
-      size_t first = std::find(out.begin(), out.begin() + i, out[i]) - out.begin();
+      size_t first = 0;
+      while (out[first] != out[i]) first++;
       from[i] = first < i ? from[first] : taken(out[i]);
       from[i]->references += first < i;
       const Tensor& one = *from[i];

@@ -26,9 +26,10 @@ from rl8x.execution.traces import ProgramDescription
 
 # `vec_isa_ok`: as in `private.trust_processor_flags`.
 _SETTINGS: Final = {"cpp.vec_isa_ok": True, "fx_graph_cache": False}
-# In Inductor's generated code: the calls of kernels and operators, and the lines among them that only its own runtime
-# needs.
+# In Inductor's generated code: the calls of kernels and operators, kernels' headers, and the lines among the calls that
+# only its own runtime needs.
 _CALLS: Final = re.compile(r"void AOTInductorModel::run_impl\(.*?\) \{\n(.*?)\n\} // AOTInductorModel::run_impl", re.S)
+_INCLUDES: Final = re.compile(r"^#include .*\n", re.M)
 _OF_ITS_RUNTIME: Final = re.compile(
     r"^ *(__check_inputs_outputs|\[\[maybe_unused\]\] auto& kernels|if \(_check_aoti_runtime).*\n", re.M
 )
@@ -136,7 +137,7 @@ def _source(wrapper_code: str, kernel_code: str, description: ProgramDescription
     multiplies = any(name.endswith("mm_out(") for name in operators)
     return "\n".join(
         [
-            kernel_code,
+            _INCLUDES.sub("", kernel_code),
             f"constexpr bool KEEPS_MEMORY = {str(keeps).lower()};",
             f"constexpr int THREADS = {description.threads};",
             HOST.read_text(),
@@ -164,13 +165,14 @@ extern "C" __attribute__((visibility("default"))) const char* rl8x_run(char** gi
   static const host::Layout inputs[] = {{
     {inputs}}};
   static const int64_t sizes[] = {{{sizes}}};
-  static thread_local std::string error;
   try {{
     host::run(body, inputs, {len(description.inputs)}, sizes, {len(results)}, given, results, {count}, {ends});
     return nullptr;
+  }} catch (const char* message) {{
+    return message;
   }} catch (const std::exception& caught) {{
-    error = caught.what();
-    return error.c_str();
+    static thread_local char message[1000];
+    return std::strncpy(message, caught.what(), sizeof(message) - 1);
   }}
 }}
 

@@ -5,6 +5,10 @@
 // read in place if its rows are contiguous, else from packed panels of a tile's columns. The terms of each element are
 // added in the same order for any number of threads.
 
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
+
 namespace host {
 
 #ifdef __AVX512F__
@@ -23,9 +27,9 @@ typedef float Lanes __attribute__((vector_size(4 * kLanes), aligned(4), may_alia
 // Explicit intrinsics, since the compiler's options do not allow it to contract products and sums.
 inline __attribute__((always_inline)) Lanes multiply_add(float one, Lanes other, Lanes sum) {
 #if defined(__AVX512F__)
-  return (Lanes)_mm512_fmadd_ps(_mm512_set1_ps(one), (__m512)other, (__m512)sum);
+  return __builtin_ia32_vfmaddps512_mask(one - Lanes{}, other, sum, -1, 4);
 #elif defined(__AVX2__) && defined(__FMA__)
-  return (Lanes)_mm256_fmadd_ps(_mm256_set1_ps(one), (__m256)other, (__m256)sum);
+  return __builtin_ia32_vfmaddps256(one - Lanes{}, other, sum);
 #else
   return one * other + sum;
 #endif

@@ -1,0 +1,137 @@
+// What Inductor's generated kernels use beside vectors: scalars, sums in chunks, maxima with their indices, transposes.
+// Included after vectors.h, which says what these are for.
+
+namespace c10 {
+
+template <class To, class From>
+inline To convert(From x) {
+  return static_cast<To>(x);
+}
+template <class T>
+inline T div_floor_integer(T a, T b) {
+  return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
+
+}  // namespace c10
+
+// Scalars of reductions; NaN if one of them is.
+template <class T>
+inline T max_propagate_nan(T a, T b) {
+  return a > b || a != a ? a : b;
+}
+template <class T>
+inline T min_propagate_nan(T a, T b) {
+  return a < b || a != a ? a : b;
+}
+
+// Reductions of the first `count` lanes.
+#define MASKED(name, type, result)                               \
+  template <class T, int N>                                      \
+  inline at::vec::type<T, N> name##_masked_reduce(               \
+      const at::vec::type<T, N>& a, const at::vec::type<T, N>& b, int64_t count) { \
+    return at::vec::type<T, N>::set(a, result, count);           \
+  }
+MASKED(sum, VectorizedN, a + b)
+MASKED(prod, VectorizedN, a * b)
+MASKED(max, VectorizedN, maximum(a, b))
+MASKED(min, VectorizedN, minimum(a, b))
+MASKED(any, VecMask, a | b)
+
+// A sum in chunks, whose sums are added in pairs. Four sums take turns, so that no addition waits for the one before.
+template <class T, uint64_t CHUNK>
+class CascadeSumHelper {
+ public:
+  CascadeSumHelper(uint64_t) {}
+
+  T add(const T& term) {
+    T oldest = turns_[0] + term;
+    for (int i = 0; i < 3; i++) turns_[i] = turns_[i + 1];
+    turns_[3] = oldest;
+    if (++count_ % CHUNK == 0) end_chunk();
+    return oldest;
+  }
+  T total() const {
+    T total = chunk();
+    for (size_t i = 0; i < pairs_.size(); i++)
+      if (count_ / CHUNK >> i & 1) total = total + pairs_[i];
+    return total;
+  }
+
+ private:
+  T chunk() const { return (turns_[0] + turns_[1]) + (turns_[2] + turns_[3]); }
+  __attribute__((noinline)) void end_chunk() {
+    T sum = chunk();
+    size_t level = 0;
+    for (uint64_t before = count_ / CHUNK - 1; before & 1; before >>= 1) sum = sum + pairs_[level++];
+    if (level == pairs_.size()) pairs_.emplace_back(0);
+    pairs_[level] = sum;
+    for (T& turn : turns_) turn = T(0);
+  }
+
+  T turns_[4] = {T(0), T(0), T(0), T(0)};
+  uint64_t count_ = 0;
+  std::vector<T> pairs_;  // sums of 1, 2, 4, ... chunks, where the number of chunks has that bit
+};
+
+template <class T, uint64_t CHUNK>
+inline T cascade_sum_combine(T& term, CascadeSumHelper<T, CHUNK>* sum) {
+  return sum->add(term);
+}
+template <class T, uint64_t CHUNK>
+inline T cascade_sum_final(CascadeSumHelper<T, CHUNK>* sum) {
+  return sum->total();
+}
+
+// The largest number and its index, the first of equal ones; NaN if there is one.
+template <class T>
+struct IndexValue {
+  int64_t index;
+  T value;
+};
+template <class T>
+inline IndexValue<T>& argmax_combine(IndexValue<T>& most, T value, int64_t index) {
+  if (!(most.value >= value || most.value != most.value)) most = {index, value};
+  return most;
+}
+template <class T>
+inline IndexValue<T>& argmax_combine(IndexValue<T>& most, const IndexValue<T>& other) {
+  bool same = most.value == other.value || (most.value != most.value && other.value != other.value);
+  if (same ? other.index < most.index : !(most.value > other.value || most.value != most.value)) most = other;
+  return most;
+}
+
+template <class T, int N, int M>
+struct IndexValueVec {
+  at::vec::VectorizedN<T, N> value;
+  at::vec::VectorizedN<int64_t, M> index;
+  IndexValueVec(T least) : value(least), index(0) {}
+};
+// `AT_ONCE`: whether the lanes have indices one after the other, rather than all the same.
+template <class T, int N, int M, bool AT_ONCE>
+inline IndexValueVec<T, N, M>& argmax_combine_vec(
+    IndexValueVec<T, N, M>& most, const at::vec::VectorizedN<T, N>& values, int64_t index, int64_t count = 64) {
+  typedef at::vec::VecMask<T, N> Mask;
+  Mask more = ~(Mask(most.value >= values) | Mask(most.value != most.value));
+  more = Mask::set(Mask::from(false), more, count);
+  auto indices = at::vec::VectorizedN<int64_t, M>::arange(index, AT_ONCE);
+  most.value = most.value.blendv(most.value, values, more);
+  most.index = most.index.blendv(most.index, indices, more.template cast<int64_t, M>());
+  return most;
+}
+template <class T, int N, int M>
+inline IndexValue<T> argmax_vec_reduce_all(const IndexValueVec<T, N, M>& lanes) {
+  IndexValue<T> most{lanes.index.values[0], lanes.value.values[0]};
+  for (int i = 1; i < lanes.value.kLanes; i++)
+    argmax_combine(most, IndexValue<T>{lanes.index.values[i], lanes.value.values[i]});
+  return most;
+}
+
+template <class T, int ROWS, int COLUMNS, bool ADDS>
+inline std::enable_if_t<!ADDS> transpose_mxn(const T* from, int64_t from_step, T* to, int64_t to_step) {
+  for (int j = 0; j < COLUMNS; j++)
+    for (int i = 0; i < ROWS; i++) to[j * to_step + i] = from[i * from_step + j];
+}
+
+// Kernels set the flag, and read it at their end; those that divide integers are built with torch's header.
+inline std::atomic<int>* inductor_cpu_integer_div_error_flag = nullptr;
+inline void inductor_cpu_throw_if_integer_div_error(std::atomic<int>&) {}
