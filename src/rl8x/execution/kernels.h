@@ -42,35 +42,40 @@ template <class T, uint64_t CHUNK>
 class CascadeSumHelper {
  public:
   CascadeSumHelper(uint64_t) {}
+  ~CascadeSumHelper() { delete pairs_; }
 
   T add(const T& term) {
-    T oldest = turns_[0] + term;
-    for (int i = 0; i < 3; i++) turns_[i] = turns_[i + 1];
-    turns_[3] = oldest;
-    if (++count_ % CHUNK == 0) end_chunk();
-    return oldest;
+    T sum = first_ + term;
+    first_ = second_, second_ = third_, third_ = fourth_, fourth_ = sum;
+    if (++count_ % CHUNK == 0) {
+      pairs_ = with_chunk(pairs_, count_ / CHUNK - 1, chunk());
+      first_ = second_ = third_ = fourth_ = T(0);
+    }
+    return sum;
   }
   T total() const {
     T total = chunk();
-    for (size_t i = 0; i < pairs_.size(); i++)
-      if (count_ / CHUNK >> i & 1) total = total + pairs_[i];
+    for (size_t level = 0; count_ / CHUNK >> level; level++)
+      if (count_ / CHUNK >> level & 1) total = total + (*pairs_)[level];
     return total;
   }
 
  private:
-  T chunk() const { return (turns_[0] + turns_[1]) + (turns_[2] + turns_[3]); }
-  __attribute__((noinline)) void end_chunk() {
-    T sum = chunk();
+  // The sum of the last 1, 2, 4, ... chunks, where their number has that bit; apart, so that the rest is in registers.
+  typedef std::vector<T> Pairs;
+  static __attribute__((noinline)) Pairs* with_chunk(Pairs* pairs, uint64_t before, T sum) {
+    if (pairs == nullptr) pairs = new Pairs;
     size_t level = 0;
-    for (uint64_t before = count_ / CHUNK - 1; before & 1; before >>= 1) sum = sum + pairs_[level++];
-    if (level == pairs_.size()) pairs_.emplace_back(0);
-    pairs_[level] = sum;
-    for (T& turn : turns_) turn = T(0);
+    for (; before >> level & 1; level++) sum = sum + (*pairs)[level];
+    if (level == pairs->size()) pairs->emplace_back(0);
+    (*pairs)[level] = sum;
+    return pairs;
   }
+  T chunk() const { return (first_ + second_) + (third_ + fourth_); }
 
-  T turns_[4] = {T(0), T(0), T(0), T(0)};
+  T first_ = T(0), second_ = T(0), third_ = T(0), fourth_ = T(0);
   uint64_t count_ = 0;
-  std::vector<T> pairs_;  // sums of 1, 2, 4, ... chunks, where the number of chunks has that bit
+  Pairs* pairs_ = nullptr;
 };
 
 template <class T, uint64_t CHUNK>
