@@ -92,6 +92,8 @@ STATEMENTS = [
     "IndexValueVec<float, 1, 2> most(-INFINITY); for (int i = 0; i < 9; i++) {"
     "most = argmax_combine_vec<float, 1, 2, false>(most, V(i == 4 || i == 6 ? NAN : i == 2), i);}"
     "IndexValue<float> one{0, 1.0f}; one = argmax_combine(one, argmax_vec_reduce_all(most)); out[0] = one.index;",
+    "CascadeSumHelper<V, 4> sum(6); for (int i = 1; i < 7; i++) { V x(i); cascade_sum_combine(x, i, &sum); }"
+    "cascade_sum_final(&sum).store(out);",
     "std::atomic<int> flag{0}; inductor_cpu_integer_div_error_flag = &flag;"
     "inductor_cpu_throw_if_integer_div_error(flag); out[0] = C10_LIKELY(a[0] < b[0]);",
 ]

@@ -43,6 +43,7 @@ class CascadeSumHelper {
  public:
   CascadeSumHelper(uint64_t) {}
   ~CascadeSumHelper() { delete pairs_; }
+  CascadeSumHelper& operator=(CascadeSumHelper&&) = delete;  // nor any copy, as it owns its pairs
 
   T add(const T& term) {
     T sum = first_ + term;
@@ -81,6 +82,10 @@ class CascadeSumHelper {
 template <class T, uint64_t CHUNK>
 inline T cascade_sum_combine(T& term, CascadeSumHelper<T, CHUNK>* sum) {
   return sum->add(term);
+}
+template <class T, uint64_t CHUNK>
+inline T cascade_sum_combine(T& term, int64_t count, CascadeSumHelper<T, CHUNK>* sum) {
+  return sum->add(T::set(T(0), term, count));
 }
 template <class T, uint64_t CHUNK>
 inline T cascade_sum_final(CascadeSumHelper<T, CHUNK>* sum) {
