@@ -18,6 +18,7 @@ from benchmarks.fault_process import ForkedPython
 
 from rl8x.tracking.store import MLflowStore, source_tags
 
+pytest_plugins = ["tests.skips"]
 # Where it is set, as in images of containers, each process would translate all of rl8x and of its tests anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

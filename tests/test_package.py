@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from rl8x import __version__
 
@@ -41,6 +43,17 @@ def test_the_version_stands_in_one_place():
     assert "version" not in PYPROJECT["project"]
     others = [path for path in PACKAGE.rglob("*.py") if f'"{__version__}"' in path.read_text()]
     assert others == [PACKAGE / "_version.py"]
+
+
+def test_every_extra_is_installed_for_all_tests_in_a_version_that_is_pinned():
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    own, *others = map(Requirement, extras["test-all"])
+    assert own.extras == extras.keys() - {"test-all"}
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {canonicalize_name(pin.partition("==")[0]) for pin in pins}
+    named = [Requirement(text) for name, texts in extras.items() if name != "test-all" for text in texts]
+    for requirement in (*named, *others, *map(Requirement, PYPROJECT["project"]["dependencies"])):
+        assert canonicalize_name(requirement.name) in pinned | {"torch"}, requirement
 
 
 def test_the_changelog_is_of_this_version():

@@ -56,7 +56,7 @@ def test_versions_are_those_of_the_metadata(probed, mlruns, monkeypatch, capsys)
 
 
 def test_each_extra_is_there_with_what_it_is_for(probed, mlruns, monkeypatch, capsys):
-    extras = PROJECT["optional-dependencies"].keys() - {"dev"}
+    extras = PROJECT["optional-dependencies"].keys() - {"dev", "test-all"}
     assert extras <= doctor.FEATURES.keys()
     missing = {"imageio", "h5py"}
 
