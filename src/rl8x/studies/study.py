@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ from rl8x.studies import search
 from rl8x.studies.cells import Support
 from rl8x.studies.definition import StudyConfig, Training
 from rl8x.studies.find import DEFINITION, EVALUATIONS, SUPPORTS
-from rl8x.studies.jobs import check_backend, do_jobs, refuse_ranks, threads_of
+from rl8x.studies.jobs import RAY_ADDRESS, check_backend, do_jobs, refuse_ranks, threads_of
 from rl8x.studies.parent import ParentRun, child_tracking
 from rl8x.studies.progress import StudyProgress
 from rl8x.studies.training import RESULT, read_curve, read_points, read_result, rows_of, run_job
@@ -117,7 +118,7 @@ class Study:
 
         Args:
             jobs: Trainings at the same time on this machine, each with its share of the processors' threads.
-            backend: "processes", or "dask" or "ray": joblib's back ends for clusters.
+            backend: "processes", or the clusters of "dask" or "ray".
             cluster: Address of a Dask scheduler; None makes one of `jobs` workers on this machine.
             progress: "auto" (lines, and a bar on a terminal), "lines" or "none"; None is the study's own.
 
@@ -273,7 +274,7 @@ class Study:
     def _job(self, training: Training, parent: ParentRun, key: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Describe a job as plain data."""
         config = self.config
-        local = options["backend"] != "ray" and options["address"] is None
+        local = options["address"] is None and not (options["backend"] == "ray" and os.environ.get(RAY_ADDRESS))
         trust = config.trusted
         run_key = _run_key(key, training)
         return {
