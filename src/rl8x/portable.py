@@ -276,7 +276,7 @@ class Portable(nn.Module):
 
         Args:
             description: What it returned, and the two spaces as plain data.
-            tensors: The policy's weights and moments, its `state_dict`, of any shapes.
+            tensors: The policy's weights and moments by name, its `state_dict`, of any shapes, `[...]`.
             name: What error messages call where they are from.
             trust: As `load` has it.
 

@@ -238,17 +238,20 @@ class Study:
             return
         optuna_study = search.open_search(self.folder, self.config)
         per_trial = len(self.config.train) * len(self.config.seeds)
-        # What failed is tried again, though the search has the value of the others of its trial.
+        # Its trial has ended, but somebody has removed what came out.
         ended = search.trials_of(optuna_study, self.config, ended=True)
         yield [each for each in ended if read_result(self._folder_of(each)) is None]
-        while trials := search.next_trials(optuna_study, self.config, max(1, jobs // per_trial)):
+        tried = set[int]()
+        while trials := search.next_trials(optuna_study, self.config, max(1, jobs // per_trial), tried):
             yield [training for trainings in trials for training in trainings]
             for trainings in trials:
                 results = [result for each in trainings if (result := read_result(self._folder_of(each))) is not None]
-                values = [float(result["means"]["test/returns/mean"]) for result in results]
-                pruned = any(result["pruned"] for result in results)
-                assert trainings[0].trial is not None
-                search.tell(optuna_study, trainings[0].trial, values, pruned=pruned)
+                number = trainings[0].trial
+                assert number is not None
+                tried.add(number)
+                if len(results) == len(trainings):
+                    values = [float(result["means"]["test/returns/mean"]) for result in results]
+                    search.tell(optuna_study, number, values, pruned=any(result["pruned"] for result in results))
         self._trainings = search.trials_of(optuna_study, self.config)
 
     def _train(
