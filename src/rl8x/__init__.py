@@ -20,6 +20,7 @@ from rl8x._version import __version__
 if TYPE_CHECKING:
     from rl8x.algorithms import PPO, PPOConfig, distill
     from rl8x.checkpoint import load_algorithm
+    from rl8x.checkpoint import load_policy as load_policy
     from rl8x.conditions import Condition, Confirmed, HitsLowerBound, HitsUpperBound, Plateau, WallTime
     from rl8x.distributions import Distribution
     from rl8x.envs import Env, Parameter
@@ -52,6 +53,7 @@ _HOMES = {
     "compare": "studies.compare",
     "distill": "algorithms",
     "load_algorithm": "checkpoint",
+    "load_policy": "checkpoint",
 }
 
 __all__ = [

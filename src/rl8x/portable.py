@@ -197,16 +197,14 @@ class Portable(nn.Module):
         replace_synced(target, self.to_bytes())
         return target
 
-    def to_bytes(self) -> bytes:
-        """Return what `save` writes.
+    def describe(self) -> dict[str, Any]:
+        """Describe as plain data by what class and arguments this policy is made, beside its spaces.
 
         Raises:
             TypeError: If the policy is made of something that cannot be saved to a file.
         """
-        from safetensors.torch import save
-
         cls, arguments = self.form
-        problem = type(self).__name__ if "form" not in vars(type(self)) else None
+        problem = type(self).__name__ if "form" not in vars(type(self)) or dotted_path(cls) is None else None
         plain = {}
         for name, value in arguments.items():
             plain[name] = to_plain(value)
@@ -217,11 +215,20 @@ class Portable(nn.Module):
                 f"{problem} of this policy cannot be saved to a file: give model and distribution by name or by a "
                 "class of a module, with plain arguments; a Policy of your own defines `form`."
             )
+        return {"class": dotted_path(cls), "arguments": plain}
+
+    def to_bytes(self) -> bytes:
+        """Return what `save` writes.
+
+        Raises:
+            TypeError: If the policy is made of something that cannot be saved to a file.
+        """
+        from safetensors.torch import save
+
         description = {
             "format": _FORMAT,
             "version": _VERSION,
-            "class": dotted_path(cls),
-            "arguments": plain,
+            **self.describe(),
             "observation_space": space_to_plain(self.observation_space),
             "action_space": space_to_plain(self.action_space),
             "versions": {"rl8x": __version__, "torch": torch.__version__},
@@ -259,13 +266,30 @@ class Portable(nn.Module):
             ValueError: If the content is damaged, is not a policy's, or is of a newer rl8x.
         """
         description, tensors = _read(content, name)
+        return cls.from_description(description, tensors, name, trust=trust)
+
+    @classmethod
+    def from_description(
+        cls, description: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str, *, trust: Trust = False
+    ) -> Self:
+        """Make the policy that `describe` described.
+
+        Args:
+            description: What it returned, and the two spaces as plain data.
+            tensors: The policy's weights and moments by name, its `state_dict`, of any shapes, `[...]`.
+            name: What error messages call where they are from.
+            trust: As `load` has it.
+
+        Raises:
+            ValueError: If they do not make a policy.
+        """
         try:
             made_of = import_class(description["class"], (cls,), trust=trust)
             spaces = [space_from_plain(description[key]) for key in ("observation_space", "action_space")]
             arguments = from_plain(description["arguments"], _KINDS, trust=trust)
             with kept_generators():
                 policy: Self = made_of(*spaces, **arguments)
-            policy.load_state_dict(tensors)
+            policy.load_state_dict(dict(tensors))
             policy.eval()  # what a class of one's own has added, too
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             reason = " ".join(str(error).split())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from rl8x.cli.main import main
@@ -83,10 +85,12 @@ def test_trainings_that_fail_are_named_and_the_exit_code_is_1(file, capsys, monk
         (["-f", "tiny.yaml", "train.wide.length=-1"], "train['wide']['length'] must be in"),
         (["-f", "tiny.yaml", "vary.lr={uniform: [0, 1]}"], "say by `trials`"),
         (["-f", "tiny.yaml", "--cluster", "tcp://nowhere"], "backend='dask'"),
-        (["-f", "tiny.yaml", "--backend", "ray"], "pip install"),
+        (["-f", "tiny.yaml", "--backend", "ray"], "pip install 'rl8x[ray]'"),
     ],
 )
-def test_mistakes_are_one_line(file, capsys, words, message):
+def test_mistakes_are_one_line(file, capsys, monkeypatch, words, message):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: None if name == "ray" else find(name, *of))
     assert main(["study", *words]) == 2
     out, err = capsys.readouterr()
     assert message in err

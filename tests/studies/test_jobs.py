@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import multiprocessing
 import os
+import re
 import time
+import tomllib
+from pathlib import Path
 
 import psutil
 import pytest
 from tests.studies.lossy import begin, work
 
-from rl8x.studies import Study, table
+from rl8x.studies import Study, jobs, table
 from rl8x.studies.jobs import check_backend, do_jobs, end_with, threads_of
 
 HERE = {"num_jobs": 2, "backend": "processes", "address": None}
@@ -87,9 +91,18 @@ def test_back_ends_that_are_not_there_are_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for backend, package in (("dask", "distributed"), ("ray", "ray")):
         with pytest.raises(
-            ValueError, match=rf"needs {package}, which is not installed: pip install 'rl8x\[studies\]'"
+            ValueError, match=rf"needs {package}, which is not installed: pip install 'rl8x\[{backend}\]'"
         ):
             check_backend(backend, None)
+
+
+def test_the_extra_that_a_refusal_names_has_the_package():
+    """`jobs.check_backend` and `search.check_optuna` name them."""
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for extra, package in (("dask", "distributed"), ("ray", "ray"), ("studies", "optuna")):
+        assert package in [re.match(r"[\w-]+", each).group() for each in extras[extra]]
 
 
 def test_processors_are_shared():
@@ -99,35 +112,87 @@ def test_processors_are_shared():
     assert threads_of(10 * processors) == 1
 
 
-@pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="dask[distributed] is not installed")
-def test_a_dask_cluster_of_two_workers_gives_the_same_table(tmp_path, monkeypatch):
+def needs(package):
+    missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(missing, reason=f"{package} is not installed")
+
+
+@pytest.fixture(scope="module")
+def ray_here(tmp_path_factory):
+    """A Ray of this machine, begun in a folder with modules that nothing may import."""
+    folder = tmp_path_factory.mktemp("sent")
+    for name in ("rl8x", "json", "queue", "psutil", "joblib"):
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'imported')!r}, 'w')")
+    with contextlib.chdir(folder), jobs._cluster("ray", 2, None):
+        yield folder
+
+
+STUDY = {
+    "train": {"fixed": {"length": 0.5}},
+    "test": {"length": [0.25, 0.5]},
+    "seeds": 2,
+    "env": "CartPole",
+    "max_steps": 2,
+    "episodes": 2,
+    "tracking": False,
+    "progress": "none",
+    "algorithm_config": {
+        "num_envs": 8,
+        "horizon": 8,
+        "device": "cpu",
+        "num_threads": 1,
+        "model_config": {"hidden_sizes": [8]},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "backend", [pytest.param("dask", marks=needs("distributed")), pytest.param("ray", marks=needs("ray"))]
+)
+def test_a_cluster_of_two_workers_gives_the_same_table(backend, tmp_path, monkeypatch, request):
+    sent = request.getfixturevalue("ray_here") if backend == "ray" else None
     monkeypatch.chdir(tmp_path)
-    options = {
-        "train": {"fixed": {"length": 0.5}},
-        "test": {"length": [0.25, 0.5]},
-        "seeds": 2,
-        "env": "CartPole",
-        "max_steps": 2,
-        "episodes": 2,
-        "tracking": False,
-        "progress": "none",
-        "algorithm_config": {
-            "num_envs": 8,
-            "horizon": 8,
-            "device": "cpu",
-            "num_threads": 1,
-            "model_config": {"hidden_sizes": [8]},
-        },
-    }
-    here = Study(name="here", **options).run()
-    there = Study(name="there", **options)
-    frame = there.run(2, backend="dask")
+    here = Study(name="here", **STUDY).run()
+    there = Study(name="there", **STUDY)
+    frame = there.run(2, backend=backend)
     assert there.failed == {}
     assert frame.equals(here)
     assert set(frame[table.SEED]) == {0, 1}
+    assert sent is None or not (sent / "imported").exists()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="dask[distributed] is not installed")
+@needs("ray")
+def test_ray_does_again_what_a_lost_worker_did_and_gives_errors_of_the_work_itself(ray_here, tmp_path):
+    said = []
+    done = list(do_jobs(jobs_of(tmp_path, 0, 1, 0), work, num_jobs=2, backend="ray", address=None, say=said.append))
+    assert sorted(each["key"] for each in done) == ["job0", "job1", "job2"]
+    assert all(each["result"] != os.getpid() for each in done)
+    assert len(said) == 1
+    assert said[0].startswith("a worker was lost (WorkerCrashedError")
+    with pytest.raises(KeyError, match="folder"):
+        list(do_jobs([{"key": "x"}], work, num_jobs=2, backend="ray", address=None, say=print))
+
+
+@needs("ray")
+def test_results_come_as_they_are_done(ray_here, tmp_path):
+    slow, quick = jobs_of(tmp_path, 0, 0)
+    options = {"num_jobs": 2, "backend": "ray", "address": None, "say": print}
+    done = do_jobs([{**slow, "takes_s": 60.0}, quick], work, **options)
+    assert next(done)["key"] == "job1"
+    done.close()  # does not wait for the other
+
+
+@needs("ray")
+def test_a_ray_that_is_not_there_is_said_in_one_line(monkeypatch):
+    """Ray itself would try for minutes."""
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    for address, told in (("127.0.0.1:9", "Connection refused"), ("nowhere", "nowhere")):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ValueError, match=rf"there is no Ray cluster at {address}: .*{told}"):
+            list(do_jobs([{"key": "x"}], work, num_jobs=1, backend="ray", address=None, say=print))
+
+
+@needs("distributed")
 def test_a_scheduler_that_is_not_there_is_said_in_one_line(monkeypatch):
     monkeypatch.setattr("rl8x.studies.jobs.CONTACT_S", 0.5)
     with pytest.raises(ValueError, match=r"there is no Dask scheduler at tcp://127\.0\.0\.1:9"):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rl8x.studies import Study, StudyError, search
 from rl8x.studies.definition import Training
+from rl8x.studies.training import run_job
 
 NEEDS = pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="optuna is not installed")
 
@@ -113,6 +114,85 @@ def test_a_search_ends_after_its_trials_and_goes_on_with_more(tmp_path, monkeypa
     assert len(more[["vary.lr"]].drop_duplicates()) == 4
     assert begun[0]["lr"] in set(more["vary.lr"])
     assert more[: len(frame)].equals(frame)
+
+
+def stored(study):
+    """What Optuna itself says of each trial of a study: state, value, learning rate."""
+    import optuna
+
+    storage = f"sqlite:///{study.folder / search.DATABASE}"
+    trials = optuna.load_study(study_name=study.config.name, storage=storage).trials
+    return [(trial.state.name, trial.value, trial.params.get("lr")) for trial in trials]
+
+
+@NEEDS
+def test_a_trial_that_failed_has_its_value_once_it_is_mended(tmp_path, monkeypatch):
+    """All of its trainings fail, or one of two; what came after it was drawn meanwhile, and more trials come later."""
+    monkeypatch.chdir(tmp_path)
+    broken = {(1, 0), (1, 1), (2, 1)}
+
+    def training(job):
+        which = job["trial"], job["seed"]
+        return {"key": job["key"], "error": "no luck"} if which in broken else run_job(job)
+
+    monkeypatch.setattr("rl8x.studies.study.run_job", training)
+    study = make(4, seeds=2, evaluate_at=None)
+    study.run()
+    assert list(study.failed.values()) == ["no luck"] * 3
+    before = stored(study)
+    assert [state for state, _, _ in before] == ["COMPLETE", "RUNNING", "RUNNING", "COMPLETE"]
+    broken.discard((1, 0))
+    make(4, seeds=2, evaluate_at=None).run()
+    assert stored(study) == before  # half of it tells nothing
+    broken.clear()
+    mended = make(5, seeds=2, evaluate_at=None)
+    frame = mended.run()
+    assert mended.failed == {}
+    after = stored(study)
+    assert [(state, lr) for state, _, lr in after[:4]] == [("COMPLETE", lr) for _, _, lr in before]
+    assert [after[index] for index in (0, 3)] == [before[index] for index in (0, 3)]
+    assert len(after) == 5
+    for _, value, lr in after:
+        returns = frame[(frame["vary.lr"] == lr) & frame["final"]].groupby("seed")["returns"].mean()
+        assert len(returns) == 2
+        assert value == pytest.approx(returns.mean())
+
+
+@NEEDS
+def test_what_a_kill_leaves_is_ended_by_the_same_study(tmp_path, monkeypatch):
+    """A trial that was drawn alone, one that was begun, and one whose training was done but not told."""
+    monkeypatch.chdir(tmp_path)
+    make(1).run()
+    study = make(4)
+    opened = search.open_search(study.folder, study.config)
+    opened.ask()
+    assert len(search.next_trials(opened, study.config, 1, ())) == 1
+
+    def told(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(search, "tell", told)
+        with pytest.raises(KeyboardInterrupt):
+            make(4).run()
+    frame = make(4).run()
+    states = [state for state, _, _ in stored(study)]
+    assert states == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
+    assert frame["vary.lr"].nunique() == 4
+
+
+@NEEDS
+@pytest.mark.parametrize(
+    ("returns", "value"), [([1.0, 4.0], 2.5), ([math.nan, 1.0], -math.inf), ([math.inf], -math.inf)]
+)
+def test_a_value_that_is_not_finite_is_the_worst_for_optuna_too(returns, value):
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize")
+    search.tell(study, study.ask().number, returns, pruned=False)
+    (trial,) = study.trials
+    assert (trial.state.name, trial.value) == ("COMPLETE", value)
 
 
 def test_without_optuna_the_refusal_says_what_to_install(tmp_path, monkeypatch):

@@ -156,6 +156,34 @@ def test_commands_that_run_a_users_code_say_that_it_is_trusted(tmp_path):
     ]
 
 
+def made(num_envs, **options):
+    return CartPole(num_envs, **options)
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "export", "play"),
+    [
+        (lambda num_envs, **options: CartPole(num_envs, **options), {}, "", " --env ENV"),
+        (CartPole(4), {"eval_env": True}, "", " --env ENV"),
+        (CartPole(4), {"eval_env": "CartPole"}, "", ""),
+        (made, {}, "", " --trust"),
+        (functools.partial(GymnasiumEnv, CartPoleEnv), {}, "", ""),
+    ],
+)
+def test_commands_take_what_the_checkpoint_says_of_an_environment(env, options, export, play, tmp_path):
+    """Its policy needs none; an environment that it does not describe is to be filled in."""
+    note = trained(env, checkpoints=tmp_path, **options).tracker.description.split("\n\n")
+    assert note[-2:] == [
+        f"To take its policy elsewhere: `rl8x export {tmp_path}{export} --format pt2`",
+        f"To watch it play: `rl8x play {tmp_path}{play}`",
+    ]
+
+
+def test_a_call_that_finds_a_function_says_that_it_is_trusted(tmp_path):
+    trainer = trained(made, checkpoints=tmp_path, callbacks=[lambda trainer, row: None])
+    assert "tracker=..., callbacks=[...], trust=True)" in trainer.ending[-1]
+
+
 def test_what_a_run_is_made_of_is_described_without_passwords(monkeypatch):
     monkeypatch.setattr("sys.argv", ["train.py", "--wandb-api-key", "abcdefgh", "--name=x"])
     assert command() == "train.py --wandb-api-key '***' --name=x"

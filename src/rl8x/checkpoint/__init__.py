@@ -2,7 +2,7 @@
 
 from rl8x.checkpoint.files import Checkpoint, describe, listed, read
 from rl8x.checkpoint.find import find
-from rl8x.checkpoint.load import load_algorithm
+from rl8x.checkpoint.load import load_algorithm, load_policy
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.options import Checkpoints, CheckpointsLike
 from rl8x.checkpoint.tree import CheckpointError
@@ -17,5 +17,6 @@ __all__ = [
     "find",
     "listed",
     "load_algorithm",
+    "load_policy",
     "read",
 ]

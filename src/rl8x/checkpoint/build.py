@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -13,13 +14,14 @@ from torch import nn
 
 from rl8x._version import __version__
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
-from rl8x.algorithms.hyperparameters import check_names
+from rl8x.algorithms.hyperparameters import check_names, resolve_device
 from rl8x.algorithms.memory_check import no_memory_checks
 from rl8x.checkpoint.tree import CheckpointError, decode, encode
 from rl8x.conditions import Condition
 from rl8x.distributions import Distribution
 from rl8x.envs import Env, GymnasiumEnv
 from rl8x.envs.setter_base import Setter
+from rl8x.envs.stand_in import StandIn
 from rl8x.importing import (
     CLASS,
     NOT_PLAIN,
@@ -34,18 +36,21 @@ from rl8x.importing import (
     to_plain,
 )
 from rl8x.models import Model
+from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
 from rl8x.spaces import space_from_plain, space_to_plain
 from rl8x.tracking.secrets import find_hidden, hide_in_data
 
 # What a file may name: all that rl8x calls by a user's word.
 _KINDS: Final = (Env, gymnasium.Env, AlgorithmConfig, Condition, Model, Distribution, nn.Module)
+# Problems with what is not needed to act: the spaces are enough.
+_STOOD_IN_FOR: Final = ("`dataset` is ", "the environment")
 
 
 def describe_algorithm(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
     """Describe how an algorithm was built as plain data; values that a file cannot hold are listed as `problems`."""
     problems: list[str] = []
-    config = algorithm.config
+    config, policy = algorithm.config, algorithm.policy
     values = {}
     for field in dataclasses.fields(config):
         plain = _plain(getattr(config, field.name))
@@ -64,7 +69,11 @@ def describe_algorithm(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
         "config": values,
         "env": _describe_env(algorithm, problems),
         "env_class": None if algorithm.env is None else type(algorithm.env).__name__,
-        "spaces": _describe_spaces(algorithm),
+        "spaces": [_described_space(space) for space in (policy.observation_space, policy.action_space)],
+        "policy": _describe_policy(policy),
+        "algorithm": type(algorithm).__name__,
+        "state_reset_every": algorithm.state_reset_every,
+        "clock": algorithm.clock,
         "problems": problems,
     }
 
@@ -77,10 +86,10 @@ def _describe_env(algorithm: GenericAlgorithmBase[Any], problems: list[str]) -> 
         problems.append("the environment was given as an instance")
         return None
     made_by = factory if isinstance(factory, functools.partial) else functools.partial(factory)
-    path = dotted_path(made_by.func) if isinstance(made_by.func, type) and issubclass(made_by.func, Env) else None
-    arguments = _plain({"args": list(made_by.args), "kwargs": dict(made_by.keywords)})
+    path = _path(made_by.func)
+    arguments = to_plain({"args": list(made_by.args), "kwargs": dict(made_by.keywords)}, _form_for_env)
     if path is None:
-        problems.append("the environment is not made by a class that is an attribute of a module")
+        problems.append("the environment is not made by a class or a function that is an attribute of a module")
         return None
     if arguments is NOT_PLAIN:
         problems.append("the environment's arguments cannot be saved to a file")
@@ -88,18 +97,42 @@ def _describe_env(algorithm: GenericAlgorithmBase[Any], problems: list[str]) -> 
     return {"class": path, **arguments}
 
 
-def _describe_spaces(algorithm: GenericAlgorithmBase[Any]) -> list[dict[str, Any]] | None:
-    """Describe the observation and action spaces of an algorithm without an environment."""
-    if getattr(algorithm.config, "dataset", None) is None:
+def _described_space(space: gymnasium.Space[Any]) -> Any:
+    """Return a space as JSON can hold it, bounds that are infinite too; None for a kind that rl8x does not know."""
+    try:
+        return encode(space_to_plain(space))[0]
+    except ValueError:
         return None
-    spaces = (algorithm.policy.observation_space, algorithm.policy.action_space)
-    described: list[dict[str, Any]] = encode([space_to_plain(space) for space in spaces])[0]  # bounds may be infinite
-    return described
+
+
+def _describe_policy(policy: Policy) -> dict[str, Any] | None:
+    """Describe by what the policy is made beside its spaces; None if no file can say it."""
+    try:
+        return policy.describe()
+    except TypeError:
+        return None
 
 
 def _plain(value: Any) -> Any:
     """Return a value as JSON data; `NOT_PLAIN` if JSON cannot represent it."""
-    return to_plain(value, lambda part: part.to_dict() if isinstance(part, Setter) else part)
+    return to_plain(value, _form)
+
+
+def _form(part: Any) -> Any:
+    return part.to_dict() if isinstance(part, Setter) else part
+
+
+def _form_for_env(part: Any) -> Any:
+    """Return the form of an environment's argument in a file: of a function, as one that makes a copy, its path."""
+    path = _path(part) if isinstance(part, types.FunctionType) else None
+    return _form(part) if path is None else {CLASS: path}
+
+
+def _path(maker: Any) -> str | None:
+    """Return the dotted path of a class or function; None if no other process finds it."""
+    path = dotted_path(maker)
+    own = path is not None and path.startswith("__main__.") and not isinstance(maker, type)
+    return None if own else path
 
 
 def restored(value: Any, trust: Trust) -> Any:
@@ -129,7 +162,12 @@ def restored_options(config_class: type[AlgorithmConfig], values: Mapping[str, A
 
 
 def build_algorithm(
-    build: Mapping[str, Any], overrides: Mapping[str, Any], *, trust: bool = False, only_acts: bool = False
+    build: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    *,
+    trust: bool = False,
+    only_acts: bool = False,
+    env: Any = None,
 ) -> GenericAlgorithmBase[Any]:
     """Build the algorithm that `describe_algorithm` described.
 
@@ -138,55 +176,84 @@ def build_algorithm(
         overrides: Hyperparameters that are to be different; what they name is the user's own word.
         trust: Whether modules that the description names may be imported.
         only_acts: Whether it will not learn: there may be no room for its experience on this machine, or its data set
-            may not be here, for which one row of the same spaces stands.
+            may not be here, or nothing that makes its environment; something of the same spaces then stands for them.
+        env: The environment, in any form that a config's `build` takes; None: as the description says.
 
     Raises:
         CheckpointError: If it cannot be built from a file.
         ValueError: If an override is not a legal hyperparameter.
     """
-    spaces = build.get("spaces") if only_acts else None
     problems = [
-        problem for problem in build.get("problems") or () if spaces is None or not problem.startswith("`dataset` is ")
+        problem
+        for problem in build.get("problems") or ()
+        if not (only_acts and problem.startswith(_STOOD_IN_FOR) and None not in build["spaces"])
     ]
-    if problems:
-        raise CheckpointError(
-            f"the algorithm cannot be built again from the checkpoint: {problems[0]}. Pass `algorithm=`"
-        )
-    hidden = find_hidden(build.get("env"), "env") or find_hidden(build.get("config"), "config")
+    instead = "" if only_acts else "pass `algorithm=`"
+    hidden = find_hidden(build.get("config"), "config") or (None if only_acts else find_hidden(build.get("env"), "env"))
     if hidden is not None:
-        raise CheckpointError(
-            f"the algorithm cannot be built again: no password is kept in a checkpoint, and `{hidden}` had one. "
-            "Pass `algorithm=`"
-        )
+        problems.append(f"no password is kept in a checkpoint, and `{hidden}` had one")
+    if problems:
+        hint = instead and f". P{instead[1:]}"
+        raise CheckpointError(f"the algorithm cannot be built again from the checkpoint: {problems[0]}{hint}")
     try:
         config_class: type[AlgorithmConfig] = _imported(build["config_class"], AlgorithmConfig, trust)
         values = restored_options(config_class, build["config"], trust)
-        env, kwargs = (None, {}) if build["env"] is None else _env_maker(build["env"], trust)
-        if spaces is not None:
-            values["dataset"] = Dataset.stand_in(*map(space_from_plain, decode(spaces, {})))
+        maker, kwargs = env_maker_of(build, trust) if env is None else (env, {})
+        if only_acts and build["env_class"] is None and hasattr(config_class, "dataset"):
+            values["dataset"] = Dataset.stand_in(*spaces_of(build))
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"the checkpoint does not say how its algorithm is built ({error!r})") from None
     except UntrustedError as error:
         raise CheckpointError(str(error)) from None
     except ValueError as error:
-        raise CheckpointError(f"the algorithm cannot be built again: {error} Or pass `algorithm=`") from None
+        hint = instead and f" Or {instead}"
+        raise CheckpointError(f"the algorithm cannot be built again: {error}{hint}") from None
     check_names(overrides, config_class)
     _check_known(values, config_class)
     config = config_class(**{**values, **restored_options(config_class, overrides, trust=True)})
     if not only_acts:
-        return config.build(env, **kwargs)
+        return config.build(maker, **kwargs)
     with no_memory_checks(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* has no effect: ", RuntimeWarning)  # on learning
-        return config.build(env, **kwargs)
+        return config.build(_stand_in(build, config) if maker is None and build["env_class"] else maker, **kwargs)
 
 
-def _env_maker(env: Mapping[str, Any], trust: Trust) -> tuple[Any, dict[str, Any]]:
-    """Return the maker of the environment that a file describes, and its keyword arguments."""
-    env_class: type[Env] = _imported(env["class"], Env, trust)
-    args, kwargs = (restored(env[name], trust) for name in ("args", "kwargs"))
-    if issubclass(env_class, GymnasiumEnv) and args and isinstance(args[0], str):
+def env_maker_of(build: Mapping[str, Any], trust: bool) -> tuple[Any, dict[str, Any]]:
+    """Return the maker of the environment that a description describes, and its keyword arguments.
+
+    The maker is None where there is no environment, or the description does not say all of it.
+
+    Raises:
+        ValueError: If what it names cannot be imported or makes no environments, or may not be imported.
+    """
+    described = build["env"]
+    if described is None or find_hidden(described, "env") is not None:
+        return None, {}
+    maker = import_class(described["class"], (Env,), trust=trust)
+    if not (issubclass(maker, Env) if isinstance(maker, type) else callable(maker)):
+        raise CheckpointError(f"{described['class']!r} is not a subclass of Env, nor a function that makes one")
+    args, kwargs = (restored(described[name], trust) for name in ("args", "kwargs"))
+    if isinstance(maker, type) and issubclass(maker, GymnasiumEnv) and args and isinstance(args[0], str):
         check_gymnasium_id(args[0], trust)
-    return functools.partial(env_class, *args) if args else env_class, kwargs
+    return functools.partial(maker, *args) if args else maker, kwargs
+
+
+def spaces_of(build: Mapping[str, Any]) -> list[gymnasium.Space[Any]]:
+    """Return the spaces of observations and actions that a description describes."""
+    return [space_from_plain(decode(space, {})) for space in build["spaces"]]
+
+
+def _stand_in(build: Mapping[str, Any], config: Any) -> StandIn:
+    """Make what has the spaces of the environment that a description does not describe."""
+    problems = (each for each in build["problems"] if each.startswith("the environment"))
+    problem = next(problems, "no password is kept in a checkpoint, and its arguments had one")
+    return StandIn(
+        config.num_envs,
+        *spaces_of(build),
+        episodic=not build["state_reset_every"],
+        problem=problem,
+        device=resolve_device(config.device),
+    )
 
 
 def _imported(path: str, base: type, trust: Trust) -> Any:
@@ -209,12 +276,20 @@ def _check_known(values: Mapping[str, Any], config_class: type[AlgorithmConfig])
         )
 
 
-def names_in(build: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what of a description is imported when the algorithm is built again, as far as it has a form in a file."""
-    env = build["env"] or {}
-    yield from (path for path in (build["config_class"], env.get("class")) if path is not None)
-    yield from classes_in([build["config"], env])
-    yield from (text for text in texts([env.get("args"), env.get("kwargs")]) if not is_dotted(text))
+def names_in(build: Mapping[str, Any], *parts: str) -> Iterator[str]:
+    """Yield what is imported when some parts of a description are made again, as far as it has a form in a file.
+
+    Args:
+        build: The description.
+        parts: `"env"`, `"policy"`; without any, those that the algorithm is built of.
+    """
+    for part in [build[name] or {} for name in parts or ("config", "env")]:
+        yield from classes_in(part)
+        if "class" in part:
+            yield part["class"]
+            yield from (text for text in texts([part.get("args"), part.get("kwargs")]) if not is_dotted(text))
+    if not parts and build["config_class"] is not None:
+        yield build["config_class"]
 
 
 def classes_in(value: Any) -> Iterator[str]:

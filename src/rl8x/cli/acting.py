@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rl8x.cli.errors import UserError
 from rl8x.cli.options import find_modules_here
@@ -15,29 +16,30 @@ from rl8x.envs.env_config import inherited_config, shown_value
 from rl8x.policy import Policy
 from rl8x.spaces import are_alike
 
-if TYPE_CHECKING:
-    from rl8x.algorithms import GenericAlgorithmBase
-
 
 class Acting(NamedTuple):
     """Who acts where.
 
     Attributes:
-        algorithm: That of the run, with the weights that it learned.
+        policy: That of the run, with the weights that it learned.
         maker: What makes the environment.
+        algorithm: The name of what learned them.
+        state_reset_every: As the algorithm has it.
         trained_config: The `env_config` of the training's next reset, of what moves where it stood; of a run that
             learned from data what it evaluated under; empty in another environment than the run's.
         source: Whose `env_config` that is, in words: "as in the training".
     """
 
-    algorithm: GenericAlgorithmBase[Any]
+    policy: Policy
     maker: Callable[..., Env]
+    algorithm: str
+    state_reset_every: int
     trained_config: Mapping[str, Any]
     source: str = "as in the training"
 
 
 def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting:
-    """Build the algorithm of a run's checkpoint, and find what makes the environment that it is to act in.
+    """Make the policy of a run's checkpoint, and find what makes the environment that it is to act in.
 
     Args:
         run: The run's name or ID, the path of its checkpoints, or of one.
@@ -47,26 +49,29 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
 
     Raises:
         UserError: If nothing says in which environment.
-        CheckpointError: If there is no such checkpoint, or it does not say how to build the algorithm.
+        CheckpointError: If there is no such checkpoint, or it does not say how to make the policy.
     """
-    from rl8x.checkpoint import find
-    from rl8x.checkpoint.build import build_algorithm
+    from rl8x.algorithms.hyperparameters import resolve_device
+    from rl8x.checkpoint import find, load_policy
+    from rl8x.checkpoint.build import env_maker_of
 
     find_modules_here(trust or [] if env is None else trust or [env])
     checkpoint = find(run, auto=auto)
-    algorithm = build_algorithm(checkpoint.metadata["build"], {}, trust=trust, only_acts=True)
-    state = checkpoint.state["trainer"]["algorithm"]
-    algorithm.load_learned_state(state)
+    build = checkpoint.metadata["build"]
+    policy = load_policy(checkpoint, device=str(resolve_device(build["config"]["device"])), trust=trust)
+    about = build["algorithm"], build["state_reset_every"]
     if env is not None:
-        return Acting(algorithm, env_maker(env, trust=True), {})
-    if algorithm.env_factory is not None:
-        return Acting(algorithm, algorithm.env_factory, _trained_config(state))
+        return Acting(policy, env_maker(env, trust=True), *about, {})
+    maker, kwargs = env_maker_of(build, trust)
+    if maker is not None:
+        trained = _trained_config(checkpoint.state["trainer"]["algorithm"])
+        return Acting(policy, functools.partial(maker, **kwargs), *about, trained)
     evaluated_in = checkpoint.metadata["trainer"].get("eval_env")
-    if algorithm.env is not None or not isinstance(evaluated_in, str) or evaluated_in in ("auto", "given"):
+    if not isinstance(evaluated_in, str) or evaluated_in in ("auto", "given"):
         raise UserError(f"{run} does not say in which environment: give it by --env, as in --env CartPole.")
     options = (checkpoint.state["run"] or {}).get("options", {})
     config = options.get("eval_env_config") or {}
-    return Acting(algorithm, env_maker(evaluated_in, trust=trust), config, "as in the run's evaluations")
+    return Acting(policy, env_maker(evaluated_in, trust=trust), *about, config, "as in the run's evaluations")
 
 
 def acting_at_random(name: str) -> Callable[..., Env] | None:

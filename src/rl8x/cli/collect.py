@@ -117,22 +117,22 @@ def collect(
         if maker is None:
             acting = load_acting(run, env, auto=auto, trust=trust)
             maker, trained = acting.maker, dict(acting.trained_config)
-        device = "cpu" if acting is None else acting.algorithm.device
+        device = "cpu" if acting is None else acting.policy.device
         made = maker(min(how.pop("num_envs"), count), device=device, seed=how["seed"])
         with contextlib.closing(made) as environment:
             if acting is not None:
-                check_spaces(environment, acting.algorithm.policy)
-                how["state_reset_every"] = acting.algorithm.state_reset_every
+                check_spaces(environment, acting.policy)
+                how["state_reset_every"] = acting.state_reset_every
             asked = asked_config(trained, overrides, environment.num_envs)
             config = environment.plain_config(asked, copies="--num-envs")
             if isinstance(target, Path):
                 _make_parent(target)
-            policy = None if acting is None or is_random else acting.algorithm.policy
+            policy = None if acting is None or is_random else acting.policy
             recorded = record(policy, environment, count, env_config=config, **how)
         if isinstance(target, Path):
             recorded.dataset.save(target)
         else:
-            name = "random" if is_random or acting is None else type(acting.algorithm).__name__
+            name = "random" if is_random or acting is None else acting.algorithm
             write_minari(target, recorded.dataset, algorithm_name=name)
     source = "" if acting is None or overrides or env is not None else f", {acting.source}"
     say(f"env_config  {in_words(config)}{source}")

@@ -67,9 +67,9 @@ def export(
     """
     if alias is not None and register is None:
         raise UserError("--alias names a version of a registered model: give --register NAME too.")
-    from rl8x.checkpoint.build import build_algorithm
+    from rl8x.checkpoint import load_policy
     from rl8x.export import Format, export_policy
-    from rl8x.trainers.models import policy_at
+    from rl8x.trainers.models import about_policy
 
     chosen = cast("Format | None", format_name)
     if output is None:
@@ -80,13 +80,11 @@ def export(
     with users_mistakes():
         find_modules_here(trust)
         checkpoint = find_checkpoint(run, which)
-        # Of the run's own device there may be none here.
-        algorithm = build_algorithm(checkpoint.metadata["build"], {"device": "cpu"}, trust=trust, only_acts=True)
-        policy, at = policy_at(checkpoint, algorithm)
+        policy = load_policy(checkpoint, trust=trust)
         written = export_policy(policy, output, format=chosen, sampled=sampled)
         say(f"{checkpoint.path.name} -> {written}")
         if log or register is not None:
-            about = {**at, "name": which or "last", "register": register, "alias": alias}
+            about = {**about_policy(checkpoint), "name": which or "last", "register": register, "alias": alias}
             model_id = log_to_run(checkpoint, policy, about, tracking_uri)
             say(f"logged as models:/{model_id}" + (f" and models:/{register}@{alias}" if alias else ""))
 

@@ -99,14 +99,14 @@ def play(
         crossed = _crossed(axes)
         number = _copies(words, crossed, copies)
         acting = load_acting(run, env, auto=auto, trust=trust)
-        how |= {"deterministic": not sample, "state_reset_every": acting.algorithm.state_reset_every}
+        how |= {"deterministic": not sample, "state_reset_every": acting.state_reset_every}
         if out is not None:
             columns = len(axes[0][1]) if len(axes) > 1 else None
             options: Any = {"episodes": episodes or 1, "columns": columns, "fps": fps, **how}
-            made = make_filmed(acting.maker, number, device=acting.algorithm.device, seed=how["seed"])
+            made = make_filmed(acting.maker, number, device=acting.policy.device, seed=how["seed"])
             with contextlib.closing(made) as environment:
                 config = _config(acting, environment, words, crossed)
-                shown = film(acting.algorithm.policy, environment, Path(out).suffix, env_config=config, **options)
+                shown = film(acting.policy, environment, Path(out).suffix, env_config=config, **options)
             returns, lengths, finished = (array.T for array in (shown.returns, shown.lengths, shown.finished))
             shown.save(out)
         else:
@@ -154,7 +154,7 @@ def _config(
     acting: Acting, env: Env, words: Sequence[str], crossed: Mapping[str, list[Any]], each: int = 1
 ) -> dict[str, Any]:
     """Return the `env_config` in plain form, a list's values for `each` copies."""
-    check_spaces(env, acting.algorithm.policy)
+    check_spaces(env, acting.policy)
     config = asked_config(acting.trained_config, words, env.num_envs // each) | dict(crossed)
     if each > 1:
         config = {name: np.repeat(v, each).tolist() if isinstance(v, list) else v for name, v in config.items()}
@@ -165,9 +165,9 @@ def _play(
     acting: Acting, words: Sequence[str], crossed: Mapping[str, list[Any]], copies: int, episodes: int, how: Any
 ) -> tuple[dict[str, Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Play all episodes at once; returns config, returns, lengths and whether they ended, `[copies, episodes]`."""
-    with contextlib.closing(acting.maker(copies * episodes, device=acting.algorithm.device, seed=how["seed"])) as env:
+    with contextlib.closing(acting.maker(copies * episodes, device=acting.policy.device, seed=how["seed"])) as env:
         config = _config(acting, env, words, crossed, episodes)
-        last = deque(play_episodes(acting.algorithm.policy, env, env_config=config, **how), maxlen=1).pop()
+        last = deque(play_episodes(acting.policy, env, env_config=config, **how), maxlen=1).pop()
     config = {name: value[::episodes] if isinstance(value, list) else value for name, value in config.items()}
     played = (array.reshape(copies, episodes) for array in (last.returns, last.lengths, ~last.running))
     return (config, *played)  # type: ignore[return-value]

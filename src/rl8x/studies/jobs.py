@@ -1,4 +1,4 @@
-"""Run jobs one after the other in this process, in processes of this machine, or on a cluster, by joblib."""
+"""Run jobs one after the other in this process, in processes of this machine, or on a cluster of Dask or Ray."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import importlib
 import importlib.util
 import os
 import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +23,8 @@ BACKENDS: Final = ("processes", "dask", "ray")
 _PACKAGES: Final = {"dask": "distributed", "ray": "ray"}
 # So many losses of workers in a row, without a job done between them, are a job's own.
 _LOSSES: Final = 3
+RAY_ADDRESS: Final = "RAY_ADDRESS"
+"""The variable by which Ray is told where its cluster is."""
 CONTACT_S = 20.0
 """How long a scheduler is waited for."""
 # Names of the errors of joblib's, Dask's and Ray's own by which they say so
@@ -37,7 +41,7 @@ def check_backend(backend: str, address: str | None) -> None:
         raise ValueError(f"`backend` must be one of {', '.join(BACKENDS)}; got {backend!r}.")
     package = _PACKAGES.get(backend)
     if package is not None and importlib.util.find_spec(package) is None:
-        raise ValueError(f"backend={backend!r} needs {package}, which is not installed: pip install 'rl8x[studies]'.")
+        raise ValueError(f"backend={backend!r} needs {package}, which is not installed: pip install 'rl8x[{backend}]'.")
     if address is not None and backend != "dask":
         raise ValueError("`cluster` is the address of a Dask scheduler: give backend='dask' too.")
 
@@ -92,7 +96,8 @@ def do_jobs(
         while left:
             try:
                 some = list(left.values())[: 1 if losses == _LOSSES - 1 else None]
-                for done in _in_parallel(some, work, num_jobs, backend):
+                done_in_turn = _by_ray(some, work) if backend == "ray" else _by_joblib(some, work, num_jobs, backend)
+                for done in done_in_turn:
                     del left[done["key"]]
                     losses = 0
                     yield done
@@ -110,7 +115,7 @@ def do_jobs(
                     say(f"{loss}; {len(left)} trainings go on from where they were saved")
 
 
-def _in_parallel(
+def _by_joblib(
     jobs: Sequence[Job], work: Callable[[Job], dict[str, Any]], num_jobs: int, backend: str
 ) -> Iterator[dict[str, Any]]:
     import joblib
@@ -123,6 +128,29 @@ def _in_parallel(
             stack.enter_context(joblib.parallel_config("loky", initializer=begin_worker, initargs=(os.getpid(),)))
         # One job after the other to each worker, as they take long: nothing is handed out ahead.
         yield from joblib.Parallel(**how, return_as="generator_unordered", batch_size=1, pre_dispatch="all")(tasks)
+
+
+def _by_ray(jobs: Sequence[Job], work: Callable[[Job], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    ray: Any = importlib.import_module("ray")
+    path, module, name = list(sys.path), work.__module__, work.__name__
+
+    # Sent by its content, so that a worker imports nothing before it searches where this process does.
+    def do(job: Job) -> Any:
+        import importlib
+        import sys
+
+        sys.path += [folder for folder in path if folder not in sys.path]
+        return getattr(importlib.import_module(module), name)(job)
+
+    # A job that is lost goes on where it was saved, as `do_jobs` has it, and does not begin anew.
+    left = [ray.remote(max_retries=0)(do).remote(dict(job)) for job in jobs]
+    try:
+        while left:
+            (first, *_), left = ray.wait(left, num_returns=1)
+            yield ray.get(first)
+    finally:
+        for each in left:
+            ray.cancel(each, force=True)
 
 
 def begin_worker(parent: int) -> None:
@@ -156,15 +184,12 @@ def _cluster(backend: str, num_jobs: int, address: str | None) -> Iterator[None]
     if backend == "processes":
         yield
         return
-    import joblib
-
     if backend == "ray":
-        from ray.util.joblib import register_ray
-
-        register_ray()
-        with joblib.parallel_config("ray"):
+        with _ray_cluster(num_jobs):
             yield
         return
+    import joblib
+
     distributed: Any = importlib.import_module("distributed")
     with contextlib.ExitStack() as stack:
         if address is None:
@@ -178,9 +203,34 @@ def _cluster(backend: str, num_jobs: int, address: str | None) -> Iterator[None]
             yield
 
 
+@contextlib.contextmanager
+def _ray_cluster(num_jobs: int) -> Iterator[None]:
+    """Use the Ray of this process, that of RAY_ADDRESS, or one of this machine for as long as the context lasts."""
+    ray: Any = importlib.import_module("ray")
+    if ray.is_initialized():
+        yield
+        return
+    address = os.environ.get(RAY_ADDRESS, "")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    # Else workers would search the working directory first, which may have been sent by anybody.
+    config = importlib.import_module("ray.job_config").JobConfig(_client_job=True)
+    local = {} if address else {"num_cpus": num_jobs, "include_dashboard": False}
+    try:
+        if host:  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), CONTACT_S).close()
+        ray.init(job_config=config, log_to_driver=False, logging_level="ERROR", **local)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"there is no Ray cluster at {address or 'this machine'}: {error}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
 def _is_loss(error: Exception) -> bool:
     """Whether a worker has ended in the middle of a job, rather than the job in an error of its own."""
-    return bool(_LOST & {cls.__name__ for cls in type(error).__mro__})
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return bool(_LOST & names) and "RayTaskError" not in names
 
 
 def threads_of(num_jobs: int) -> int | None:

@@ -12,7 +12,7 @@ import importlib.util
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,13 +55,17 @@ def open_search(folder: Path, study: StudyConfig) -> Any:
     return search
 
 
-def next_trials(search: Any, study: StudyConfig, count: int) -> list[list[Training]]:
-    """Return the trainings of the next trials: of those that were begun and not ended, as by a kill, then of new ones.
+def next_trials(search: Any, study: StudyConfig, count: int, tried: Collection[int]) -> list[list[Training]]:
+    """Return the trainings of the next trials: of those that were begun and not ended, then of new ones.
+
+    Not ended are those that were killed, and those with a training that failed: Optuna changes nothing of a trial that
+    has ended, and the same study tries again.
 
     Args:
         search: The search.
         study: The study.
         count: How many new ones may be begun, if no others are left.
+        tried: The numbers of those that are not to be tried again now.
     """
     from optuna.trial import TrialState
 
@@ -69,14 +73,14 @@ def next_trials(search: Any, study: StudyConfig, count: int) -> list[list[Traini
     for trial in running:
         if _KEY not in trial.user_attrs:  # killed before its values were noted: it has no trainings
             search.tell(trial.number, state=TrialState.FAIL)
-    begun = [trial for trial in running if _KEY in trial.user_attrs]
+    begun = [trial for trial in running if _KEY in trial.user_attrs and trial.number not in tried]
     if begun:
         return [trainings_of(study, trial.number, json.loads(trial.user_attrs[_KEY])) for trial in begun]
     assert study.trials is not None
     trials = []
-    # A trial that failed before its trainings were known does not count.
-    ended = sum(trial.state.is_finished() and _KEY in trial.user_attrs for trial in search.trials)
-    for _ in range(min(count, study.trials - ended)):
+    # One that was killed before its trainings were known does not count.
+    known = sum(_KEY in trial.user_attrs for trial in search.trials)
+    for _ in range(min(count, study.trials - known)):
         trial = search.ask()
         vary = {name: suggest(trial, name, values) for name, values in study.vary.items()}
         trial.set_user_attr(_KEY, json.dumps(vary))
@@ -99,16 +103,16 @@ def trials_of(search: Any, study: StudyConfig, *, ended: bool = False) -> list[T
 
 
 def tell(search: Any, number: int, values: Sequence[float], *, pruned: bool) -> None:
-    """Give a trial the mean of its trainings' values; without any it has failed."""
+    """End a trial with the mean of the values of all its trainings."""
     from optuna.trial import TrialState
 
-    if not values:
-        search.tell(number, state=TrialState.FAIL)
-    elif pruned:
+    if pruned:
         # Told without a value: the sampler ranks it below all trials that have one.
         search.tell(number, state=TrialState.PRUNED)
     else:
-        search.tell(number, sum(values) / len(values))
+        mean = sum(values) / len(values)
+        # What is not finite is the worst; Optuna would take NaN for a failure, of which it learns nothing.
+        search.tell(number, mean if math.isfinite(mean) else -math.inf)
 
 
 def should_prune(folder: Path, training: Training, steps: int, value: float) -> bool:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ from rl8x.studies import search
 from rl8x.studies.cells import Support
 from rl8x.studies.definition import StudyConfig, Training
 from rl8x.studies.find import DEFINITION, EVALUATIONS, SUPPORTS
-from rl8x.studies.jobs import check_backend, do_jobs, refuse_ranks, threads_of
+from rl8x.studies.jobs import RAY_ADDRESS, check_backend, do_jobs, refuse_ranks, threads_of
 from rl8x.studies.parent import ParentRun, child_tracking
 from rl8x.studies.progress import StudyProgress
 from rl8x.studies.training import RESULT, read_curve, read_points, read_result, rows_of, run_job
@@ -117,7 +118,7 @@ class Study:
 
         Args:
             jobs: Trainings at the same time on this machine, each with its share of the processors' threads.
-            backend: "processes", or "dask" or "ray": joblib's back ends for clusters.
+            backend: "processes", or the clusters of "dask" or "ray".
             cluster: Address of a Dask scheduler; None makes one of `jobs` workers on this machine.
             progress: "auto" (lines, and a bar on a terminal), "lines" or "none"; None is the study's own.
 
@@ -237,17 +238,20 @@ class Study:
             return
         optuna_study = search.open_search(self.folder, self.config)
         per_trial = len(self.config.train) * len(self.config.seeds)
-        # What failed is tried again, though the search has the value of the others of its trial.
+        # Its trial has ended, but somebody has removed what came out.
         ended = search.trials_of(optuna_study, self.config, ended=True)
         yield [each for each in ended if read_result(self._folder_of(each)) is None]
-        while trials := search.next_trials(optuna_study, self.config, max(1, jobs // per_trial)):
+        tried = set[int]()
+        while trials := search.next_trials(optuna_study, self.config, max(1, jobs // per_trial), tried):
             yield [training for trainings in trials for training in trainings]
             for trainings in trials:
                 results = [result for each in trainings if (result := read_result(self._folder_of(each))) is not None]
-                values = [float(result["means"]["test/returns/mean"]) for result in results]
-                pruned = any(result["pruned"] for result in results)
-                assert trainings[0].trial is not None
-                search.tell(optuna_study, trainings[0].trial, values, pruned=pruned)
+                number = trainings[0].trial
+                assert number is not None
+                tried.add(number)
+                if len(results) == len(trainings):
+                    values = [float(result["means"]["test/returns/mean"]) for result in results]
+                    search.tell(optuna_study, number, values, pruned=any(result["pruned"] for result in results))
         self._trainings = search.trials_of(optuna_study, self.config)
 
     def _train(
@@ -273,7 +277,7 @@ class Study:
     def _job(self, training: Training, parent: ParentRun, key: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Describe a job as plain data."""
         config = self.config
-        local = options["backend"] != "ray" and options["address"] is None
+        local = options["address"] is None and not (options["backend"] == "ray" and os.environ.get(RAY_ADDRESS))
         trust = config.trusted
         run_key = _run_key(key, training)
         return {

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -224,12 +224,15 @@ class GoingOn:
             return {}
         folder = str(self.directory.absolute())
         calls = {"to continue training" if finished else "to continue it": self._call(folder, None, finished=finished)}
-        names = [*names_in(self.build)]
-        if not (self._missing("algorithm") or any(name.startswith("__main__.") for name in names)):
-            run = f"{shlex.quote(folder)}{' --trust' * any(map(runs_code, names))}"
-            calls["to take its policy elsewhere"] = f"rl8x export {run} --format pt2"
-            if self.plays:
-                calls["to watch it play"] = f"rl8x play {run}"
+        is_apart = self.build["policy"] is not None  # else it is made with its algorithm
+        names = [*names_in(self.build, *["policy"] * is_apart)]
+        if (is_apart or not self._missing("algorithm")) and not _of_script(names):
+            calls["to take its policy elsewhere"] = f"rl8x export {_trusted(folder, names)} --format pt2"
+            named = [*names_in(self.build, "env")]
+            if self.plays and not _of_script(named):
+                evaluated_in = str(self.options["eval_env"])
+                lacks = self.build["env"] is None and evaluated_in in ("auto", "given", "True", "False", "None")
+                calls["to watch it play"] = f"rl8x play {_trusted(folder, names + named)}{' --env ENV' * lacks}"
         return calls
 
     def _call(self, folder: str, word: str | None, *, finished: bool) -> str:
@@ -245,7 +248,8 @@ class GoingOn:
         if not self._needs_script:
             call = f"{self._command(in_store=word is not None)} {word or shlex.quote(folder)}"
             return call + " --max-steps N" * (limit is not None) + " --stop CONDITION" * met
-        arguments = [repr(folder), *self._missing(), *["trust=True"] * (not self._is_found)]
+        trust = not self._is_found or any(map(_is_called, names_in(self.build)))
+        arguments = [repr(folder), *self._missing(), *["trust=True"] * trust]
         asks = self.run is not None and None in self.run.specs
         options = ["max_steps=N"] * (limit is not None) + ["stop_conditions=[...]"] * (met or asks)
         options += ["env_config=..."] * self.steered
@@ -256,7 +260,7 @@ class GoingOn:
         """Whether continuing needs objects that no command line can name."""
         asks = self.run is not None and None in self.run.specs
         by_hand = bool(self._missing()) or asks or self.steered
-        return by_hand or any(name.startswith("__main__.") for name in self._names())
+        return by_hand or _of_script(self._names())
 
     def _command(self, *, in_store: bool) -> str:
         """Write the command without the run; `--trust` lets it run code, or use a store that only the folder names."""
@@ -291,6 +295,21 @@ class GoingOn:
         return [f"{name}=[...]" if name == "callbacks" else f"{name}=..." for name in parts or missing if missing[name]]
 
 
+def _trusted(folder: str, names: Iterable[str]) -> str:
+    """Write a run's folder as a command takes it, with `--trust` where names run code."""
+    return f"{shlex.quote(folder)}{' --trust' * any(map(runs_code, names))}"
+
+
+def _of_script(names: Iterable[str]) -> bool:
+    """Whether one of some names is of this process's script, which no other process finds."""
+    return any(name.startswith("__main__.") for name in names)
+
+
+def _is_called(name: str) -> bool:
+    """Whether a name is that of a function, which is only called where its file is trusted."""
+    return is_dotted(name) and not isinstance(import_named(name, trust=True), type)
+
+
 # -- the run file
 
 
@@ -316,7 +335,7 @@ def _env_part(build: Mapping[str, Any]) -> dict[str, Any] | None:
         if len(args) != 1 or import_named(name) is not GymnasiumEnv:
             return None
         name = args[0][CLASS] if isinstance(args[0], dict) and set(args[0]) == {CLASS} else args[0]
-        if not isinstance(name, str) or not (is_dotted(name) or is_gymnasium_id(name)):
+        if not isinstance(name, str) or not (is_gymnasium_id(name) or (is_dotted(name) and not _is_called(name))):
             return None
     elif registry.BUILTIN.get(build["env_class"]) is import_named(name):
         name = build["env_class"]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl8x import keys
-from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import Checkpoint
 from rl8x.checkpoint.tree import CheckpointError
 from rl8x.policy import Policy
@@ -44,22 +43,26 @@ def log_policy(tracker: Tracker, policy: Policy, **about: Any) -> None:
         tracker.log_model(path, describe_model(policy), **about)  # type: ignore[attr-defined]
 
 
-def policy_at(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any]) -> tuple[Policy, dict[str, Any]]:
-    """Return the policy in a checkpoint, and its step and metrics as arguments of `log_policy`.
+def policy_at(checkpoint: Checkpoint, policy: Policy) -> Policy:
+    """Return a copy of a run's policy as a checkpoint of the run has it.
 
     Raises:
         CheckpointError: If the checkpoint does not have the policy where built-in algorithms keep it.
     """
-    saved = checkpoint.state["trainer"]
-    policy = copy.deepcopy(algorithm.policy)
+    policy = copy.deepcopy(policy)
     try:
-        policy.load_state_dict(saved["algorithm"]["policy"])
+        policy.load_state_dict(checkpoint.state["trainer"]["algorithm"]["policy"])
     except (KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{checkpoint.path} does not have the policy under `policy` ({error!r:.100})") from None
-    best = checkpoint.state["best"]
+    return policy
+
+
+def about_policy(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return step and metrics of the policy in a checkpoint, as arguments of `log_policy`."""
+    saved, best, metadata = checkpoint.state["trainer"], checkpoint.state["best"], checkpoint.metadata
     # A condition may have evaluated after the row was made.
     metrics = model_metrics({**saved["row"], **saved["eval_row"]}, None if best is None else best["metric"])
-    return policy, {"step": checkpoint.metadata["counters"][algorithm.clock], "metrics": metrics}
+    return {"step": metadata["counters"][metadata["build"]["clock"]], "metrics": metrics}
 
 
 def model_metrics(row: Mapping[str, float], best: str | None = None) -> dict[str, float]:

@@ -27,7 +27,7 @@ from rl8x.tracking.secrets import hide, logger
 from rl8x.trainers.base import AlgorithmT, TrainerBase
 from rl8x.trainers.callbacks import callback_name, declared_by
 from rl8x.trainers.films import film_policy, log_film, make_film_env
-from rl8x.trainers.models import BEST, LAST, check_models, log_policy, model_metrics, policy_at
+from rl8x.trainers.models import BEST, LAST, about_policy, check_models, log_policy, model_metrics, policy_at
 from rl8x.trainers.plotting import plot_run
 from rl8x.trainers.progress import Progress, ProgressReporter
 from rl8x.trainers.ranks import agree, check_alike
@@ -239,8 +239,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         try:
             self.log_model(LAST)
             if path is not None:
-                policy, about = policy_at(read(path), self.algorithm)
-                log_policy(self.tracker, policy, name=BEST, **about)
+                best = read(path)
+                log_policy(self.tracker, policy_at(best, self.algorithm.policy), name=BEST, **about_policy(best))
         except (CheckpointError, OSError) as error:
             _log.warning("rl8x: not all policies are logged as models: %s", error)
 

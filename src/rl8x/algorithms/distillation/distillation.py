@@ -219,7 +219,7 @@ def distill(
         ValueError: If no environment is given and that of the teacher cannot be made again.
     """
     config, source = student_config or DistillationConfig(), teacher
-    if isinstance(teacher, str | Path):
+    if env is None and isinstance(teacher, str | Path):
         source = rl8x.load_algorithm(teacher, device=str(resolve_device(config.device)))
     if env is None:
         env = getattr(getattr(source, "algorithm", source), "env_factory", None)

@@ -160,7 +160,7 @@ def _read(source: str | Path, device: torch.device | str) -> Policy:
     """Read the policy of a run, or of a file that `Policy.save` wrote."""
     if Path(source).suffix == SUFFIX and Path(source).is_file():
         return Policy.load(source, device=device)
-    policy: Policy = rl8x.load_algorithm(source, device=str(device)).policy
+    policy: Policy = rl8x.load_policy(source, device=str(device))
     return policy
 
 

@@ -1,0 +1,245 @@
+"""Policies leave a run whatever made its environment, and other commands go by the run's own description."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from tests.combinations.tasks import Simulator, Walk
+
+from rl8x import NullTracker, PPOConfig, Trainer, distill, load_algorithm
+from rl8x.algorithms import BCConfig, DistillationConfig, DQNConfig, IQLConfig, PQNConfig, SACConfig, TD3Config
+from rl8x.checkpoint import CheckpointError, load_policy
+from rl8x.checkpoint.build import describe_algorithm
+from rl8x.cli.collect import record
+from rl8x.cli.main import main
+from rl8x.envs import CartPole, Env, GymnasiumEnv
+from rl8x.models.mlp import MLPModel
+from rl8x.policy import Policy
+from rl8x.trainers import description
+
+SMALL = {"num_envs": 4, "device": "cpu", "seed": 0, "execution": "eager"}
+ROLLOUT = SMALL | {"horizon": 4}
+REPLAY = SMALL | {"buffer_size": 64, "warmup_steps": 0, "batch_size": 4}
+MLP = {"model_config": {"hidden_sizes": [4]}}
+
+
+def task(observations="vector", actions="discrete from 5", **options):
+    """A factory that no file can name."""
+    return lambda num_envs, **given: Walk(num_envs, observations=observations, actions=actions, **options, **given)
+
+
+def student():
+    env = Walk(4, observations="vector", actions="discrete from 5")
+    teacher = Policy(
+        env.single_observation_space, env.single_action_space, model=MLPModel(env.single_observation_space, 3)
+    )
+    return DistillationConfig(**ROLLOUT, **MLP, teacher=teacher).build(task())
+
+
+class Own(Policy):
+    """A policy whose making only its algorithm knows."""
+
+
+RUNS = {
+    "a lambda": lambda: PPOConfig(**ROLLOUT, **MLP).build(task()),
+    "an instance": lambda: PPOConfig(**ROLLOUT, **MLP).build(Walk(4, observations="number", actions="bounded")),
+    "normalisers": lambda: PPOConfig(**ROLLOUT, **MLP, normalize_observations=True, normalize_values=True).build(
+        task()
+    ),
+    "a memory": lambda: PPOConfig(**ROLLOUT, model="gru", seq_len=2).build(task("dict", "unbounded")),
+    "a mask": lambda: PPOConfig(**ROLLOUT, **MLP).build(task("nested", "multi-discrete", masked=True)),
+    "an image": lambda: PPOConfig(**ROLLOUT).build(task("dict with an image", "nested")),
+    "numbers": lambda: PPOConfig(**ROLLOUT, **MLP).build(task("tuple", "tuple")),
+    "bits": lambda: PPOConfig(**ROLLOUT, **MLP).build(task("bits", "bits")),
+    "choices": lambda: PPOConfig(**ROLLOUT, **MLP).build(task("multi-discrete", "multi-discrete of rank 2")),
+    "a critic that sees more": lambda: PPOConfig(**ROLLOUT, **MLP).build(task(observe_parameters="critic")),
+    "all that is seen": lambda: PPOConfig(**ROLLOUT, **MLP).build(task(observe_parameters="all")),
+    "a simulator": lambda: PPOConfig(**ROLLOUT, **MLP).build(
+        functools.partial(GymnasiumEnv, lambda: Simulator("discrete", "dict", limit=99), vectorization="sync")
+    ),
+    "pqn": lambda: PQNConfig(**ROLLOUT, **MLP, sgd_minibatch_size=4).build(task()),
+    "dqn": lambda: DQNConfig(**REPLAY, **MLP, dueling=True).build(task()),
+    "c51": lambda: DQNConfig(**REPLAY, **MLP, num_atoms=5, v_min=-5.0, v_max=5.0).build(task(masked=True)),
+    "sac": lambda: SACConfig(**REPLAY, **MLP, normalize_observations=True).build(
+        task("dict", "bounded", observe_parameters="critic")
+    ),
+    "discrete sac": lambda: SACConfig(**REPLAY, **MLP).build(task()),
+    "td3": lambda: TD3Config(**REPLAY, **MLP).build(task(actions="bounded")),
+    "a student": student,
+    "iql": lambda: IQLConfig(device="cpu", seed=0, batch_size=4, dataset=data("unbounded"), **MLP).build(),
+    "bc": lambda: BCConfig(device="cpu", seed=0, batch_size=4, dataset=data("discrete from 5"), **MLP).build(),
+}
+
+
+def data(actions):
+    return record(None, task(actions=actions)(4, seed=0), 32).dataset
+
+
+def train(algorithm, folder, **options):
+    trainer = Trainer(algorithm, tracker=NullTracker(), checkpoints=folder, **{"eval_env": False, **options})
+    trainer.run(max_steps=2, progress="none")
+    return trainer
+
+
+@pytest.fixture
+def no_envs(monkeypatch):
+    def made(*_, **__):
+        raise AssertionError("an environment was made")
+
+    return lambda: monkeypatch.setattr(Env, "__init__", made)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_policy_of_any_run_is_exported_as_it_was_trained(name, tmp_path, monkeypatch, no_envs, capsys):
+    monkeypatch.chdir(tmp_path)
+    trainer = train(RUNS[name](), "run")
+    build = json.loads((tmp_path / "run" / "000002-step-2" / "checkpoint.json").read_text())["build"]
+    assert build["problems"] != []
+    no_envs()
+    assert main(["export", "run"]) == 0, capsys.readouterr().err
+    trained = trainer.algorithm.policy
+    assert (tmp_path / "policy.safetensors").read_bytes() == trained.save(tmp_path / "saved").read_bytes()
+    assert (tmp_path / "policy.safetensors").read_bytes() == load_policy("run").to_bytes()
+    assert main(["export", "run", "--format", "pt2"]) == 0
+
+
+@pytest.mark.parametrize("name", ["a lambda", "an instance", "a memory", "a critic that sees more", "sac", "bc"])
+def test_an_algorithm_that_acts_needs_no_environment(name, tmp_path):
+    trainer = train(RUNS[name](), tmp_path)
+    loaded, trained = load_algorithm(tmp_path), trainer.algorithm
+    assert loaded.policy.to_bytes() == trained.policy.to_bytes()
+    assert loaded.state_reset_every == trained.state_reset_every
+    if trained.env is not None:
+        with pytest.raises(
+            RuntimeError, match=r"without its environment: the environment .*\. Give load_algorithm `env`"
+        ):
+            loaded.env.reset()
+        again = load_algorithm(tmp_path, env=trained.env_factory or trained.env)
+        assert type(again.env) is type(trained.env)
+        assert again.policy.to_bytes() == trained.policy.to_bytes()
+
+
+MODULE = """
+import functools
+import gymnasium
+from rl8x.envs import CartPole, GymnasiumEnv
+
+def task(num_envs, *, length=3, **options):
+    return CartPole(num_envs, time_limit=length, **options)
+
+def copy():
+    return gymnasium.make("CartPole-v1")
+
+def copies(num_envs, **options):
+    return GymnasiumEnv(functools.partial(gymnasium.make, "CartPole-v1", max_episode_steps=3), num_envs, **options)
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of the working directory, and what forgets that it was imported."""
+    monkeypatch.chdir(tmp_path)
+    name = f"tasks_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    yield name
+    sys.modules.pop(name, None)
+
+
+@pytest.mark.filterwarnings("ignore:.*simulator's state cannot be saved")
+@pytest.mark.parametrize("function", ["task", "copies"])
+def test_every_command_goes_by_the_function_that_a_run_was_trained_in(function, module, tmp_path, capsys):
+    small = ["num_envs=4", "horizon=4", "device=cpu", "max_steps=1", "tracking=false", "progress=none"]
+    kwargs = ["env_kwargs.length=2"] * (function == "task")
+    assert main(["train", f"{module}.{function}", *small, *kwargs, "checkpoints.directory=run"]) == 0
+    length = 2 if kwargs else 3
+    commands = {
+        "play": ["run", "--episodes", "2"],
+        "collect": ["run", "--transitions", "8", "--num-envs", "2", "--output", "data"],
+        "resume": ["run", "--max-steps", "2", "--progress", "none"],
+    }
+    for command, words in commands.items():
+        sys.modules.pop(module)
+        assert main([command, *words]) == 2
+        err = capsys.readouterr().err
+        assert "--trust" in err
+        assert len(err.splitlines()) == 1
+        assert module not in sys.modules
+        assert main([command, *words, "--trust"]) == 0
+        assert command != "play" or f"; {length} steps on average" in capsys.readouterr().out
+    assert load_algorithm("run", trust=True).env.time_limit in (length, None)
+    sys.modules.pop(module)
+    assert main(["export", "run"]) == 0  # of what the policy is made all is rl8x's
+    assert module not in sys.modules
+
+
+@pytest.mark.filterwarnings("ignore:.*simulator's state cannot be saved")
+def test_functions_of_a_module_in_a_script_are_found_again(module, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    tasks = importlib.import_module(module)
+    made_by = functools.partial(tasks.task, length=4), functools.partial(GymnasiumEnv, tasks.copy, vectorization="sync")
+    for index, env in enumerate(made_by):
+        algorithm = PPOConfig(**ROLLOUT, **MLP).build(env)
+        train(algorithm, tmp_path / str(index))
+        again = Trainer.resume(tmp_path / str(index), trust=True).algorithm
+        assert (type(again.env), again.env.time_limit) == (type(algorithm.env), algorithm.env.time_limit)
+        with pytest.raises(CheckpointError, match="trust=True"):
+            Trainer.resume(tmp_path / str(index))
+        # A run file's `env` names what is called with a number of copies, which `copy` is not.
+        file = description.run_file(
+            algorithm, describe_algorithm(algorithm), {"eval_env": "auto", "stop_conditions": []}
+        )
+        assert (file and file["env"]) == (f"{module}.task", None)[index]
+
+
+def test_what_needs_an_environment_says_which_argument_gives_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    train(
+        PPOConfig(**ROLLOUT, **MLP).build(lambda num_envs, **options: CartPole(num_envs, time_limit=3, **options)),
+        "run",
+    )
+    for command, words in {"play": [], "collect": ["--transitions", "4"]}.items():
+        assert main([command, "run", *words]) == 2
+        assert capsys.readouterr().err == (
+            "rl8x: error: run does not say in which environment: give it by --env, as in --env CartPole.\n"
+        )
+        assert main([command, "run", *words, "--env", "CartPole"]) == 0
+    with pytest.raises(ValueError, match="give `env`"):
+        distill("run", DistillationConfig(**ROLLOUT))
+    with pytest.raises(CheckpointError, match=r"not made by a class or a function .* Pass `algorithm=`"):
+        Trainer.resume("run")
+    pupil = distill("run", DistillationConfig(**ROLLOUT, **MLP), CartPole)
+    taught = load_policy("run").state_dict()
+    assert all(torch.equal(part, taught[name]) for name, part in pupil.teacher.policy.state_dict().items())
+
+
+def test_a_run_plays_where_it_was_evaluated_if_nothing_says_where_it_was_trained(tmp_path, capsys):
+    train(PPOConfig(**ROLLOUT, **MLP).build(CartPole(4)), tmp_path, eval_env="CartPole")
+    assert main(["play", str(tmp_path), "--episodes", "2"]) == 0
+    assert "env_config  the defaults, as in the run's evaluations" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("env", [CartPole, lambda num_envs, **options: CartPole(num_envs, **options)])
+def test_a_policy_that_no_file_describes_is_made_with_its_algorithm(env, tmp_path, monkeypatch, capsys):
+    """It has no `form`, or its model was given as an instance."""
+    monkeypatch.setattr("rl8x.algorithms.ppo.ppo.Policy", Own)
+    monkeypatch.chdir(tmp_path)
+    trainer = train(PPOConfig(**ROLLOUT, **MLP).build(env), "own")
+    obs = np.zeros((2, 4), np.float32)
+    assert np.array_equal(load_policy("own").decide(obs).actions, trainer.algorithm.policy.decide(obs).actions)
+    assert main(["export", "own", "--format", "pt2"]) == 0
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    model = MLPModel(CartPole(1).single_observation_space, 2)
+    train(PPOConfig(**ROLLOUT, model=model).build(env), "given")
+    capsys.readouterr()
+    assert main(["export", "given"]) == 2
+    err = capsys.readouterr().err
+    assert "`model` is MLPModel, which cannot be saved to a file" in err
+    assert "algorithm=" not in err
+    assert len(err.splitlines()) == 1
