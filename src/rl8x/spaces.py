@@ -231,13 +231,6 @@ def where_rows(mask: Tensor, yes: Any, no: Any) -> Any:
     return torch.where(mask.view(-1, *(1,) * (no.ndim - 1)), yes, no)
 
 
-def from_zero(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return a `Discrete` or `MultiDiscrete` space with choices counted from 0; any other is returned as it is."""
-    if isinstance(space, spaces.Discrete):
-        return spaces.Discrete(int(space.n))
-    return spaces.MultiDiscrete(space.nvec) if isinstance(space, spaces.MultiDiscrete) else space
-
-
 # -- as plain data
 
 

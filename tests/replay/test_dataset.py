@@ -480,23 +480,21 @@ class FromThree(gymnasium.Env):
         return np.full(1, self.time, np.float32), float(action), self.time == 2, False, {}
 
 
-def test_minaris_actions_count_from_0_and_are_evaluated_in_the_simulator_they_came_from():
+def test_minaris_actions_are_as_recorded_and_are_evaluated_in_the_simulator_they_came_from():
     observations = np.arange(3, dtype=np.float32)[:, None]
     source = Recorded([episode(i, 2, "terminated", observations=observations, actions=np.full(2, 4)) for i in range(8)])
     source.observation_space, source.action_space = FromThree.observation_space, FromThree.action_space
     dataset = Dataset.from_minari(source)
-    assert dataset.action_space == spaces.Discrete(2)
-    assert dataset.transitions["actions"].tolist() == [1] * 16
-    kept = Dataset.from_minari(source, action_space=source.action_space)
-    assert kept.transitions["actions"].tolist() == [4] * 16  # as recorded, where the space is given
+    assert dataset.action_space == spaces.Discrete(2, start=3)
+    assert dataset.transitions["actions"].tolist() == [4] * 16
     config = BCConfig(dataset=dataset, device="cpu", seed=0, batch_size=16, lr=1e-2, updates_per_step=50)
     make = functools.partial(GymnasiumEnv, FromThree)
     trainer = Trainer(config.build(), eval_env=make, num_eval_envs=2, tracker=MemoryTracker())
     trainer.step()
-    assert trainer.eval()["eval/returns/mean"] == 8.0  # action 1 of the policy is 4 of the simulator, twice
+    assert trainer.eval()["eval/returns/mean"] == 8.0  # 4, twice
 
 
-def test_only_what_there_is_to_count_is_counted_from_0():
+def test_actions_that_are_not_of_the_space_are_refused_by_part():
     space = spaces.Dict(
         {"one": spaces.Discrete(3, start=-1), "two": spaces.MultiDiscrete([2, 3], start=[5, 0]), "x": spaces.Box(-1, 1)}
     )
@@ -504,12 +502,12 @@ def test_only_what_there_is_to_count_is_counted_from_0():
     source = Recorded([episode(0, 2, "terminated", actions=actions)])
     source.observation_space, source.action_space = spaces.Dict({"x": spaces.Box(-99.0, 99.0, (1,))}), space
     dataset = Dataset.from_minari(source)
-    assert dataset.transitions["actions/one"].tolist() == [0, 2]
-    assert dataset.transitions["actions/two"].tolist() == [[0, 2], [1, 0]]
+    assert dataset.transitions["actions/one"].tolist() == [-1, 1]
+    assert dataset.transitions["actions/two"].tolist() == [[5, 2], [6, 0]]
     assert dataset.transitions["actions/x"].tolist() == [[1.0], [1.0]]
-    assert dataset.action_space["two"] == spaces.MultiDiscrete([2, 3])
+    assert dataset.action_space == space
     source.episodes[0].actions["one"][0] = -2
-    with pytest.raises(ValueError, match="`actions/one` must be from 0 to 2"):
+    with pytest.raises(ValueError, match="`actions/one` must be from -1 to 1"):
         Dataset.from_minari(source)
 
 
