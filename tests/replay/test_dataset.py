@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rl8x.algorithms import BCConfig
+from rl8x.cli.errors import is_users_mistake
 from rl8x.envs import GymnasiumEnv
 from rl8x.replay import dataset_files
 from rl8x.replay.dataset import Dataset, normalized_score
@@ -112,6 +114,7 @@ def test_a_saved_data_set_has_the_returns_of_rows_that_were_left_out(tmp_path):
     assert loaded.episode_returns.equal(dataset.episode_returns)
     assert loaded.normalized_score(0.0, 28.0) == dataset.normalized_score(0.0, 28.0) == pytest.approx(100 / 3)
     assert loaded.digest == dataset.digest
+    (tmp_path / "data" / "SHA256SUMS").unlink()  # else the digests are what is wrong
     (tmp_path / "data" / "episodes.json").write_text('{"returns"')
     with pytest.raises(ValueError, match=r"episodes\.json does not say the returns of episodes"):
         Dataset.load(tmp_path / "data")
@@ -365,6 +368,176 @@ def test_a_folder_that_names_itself_is_not_read_for_ever(name, tmp_path):
     (tmp_path / "meta.json").write_text(json.dumps({name: {}}))
     with pytest.raises(ValueError, match="this one has no obs"):
         Dataset.load(tmp_path)
+
+
+def fields(meta):
+    """A meta.json with these fields in place of those of `obs`."""
+    return json.dumps({"obs": {"device": "cpu", "shape": [2, 1], "dtype": "torch.float32"} | meta})
+
+
+@pytest.mark.parametrize(
+    ("meta", "says"),
+    [
+        ({"shape": [-1, 1]}, r"`obs` has no shape of whole numbers; got \[-1, 1\]"),
+        ({"shape": [-2, -1]}, "no shape of whole numbers"),
+        ({"shape": [2.0]}, "no shape of whole numbers"),
+        ({"shape": [True]}, "no shape of whole numbers"),
+        ({"shape": [[2]]}, "no shape of whole numbers"),
+        ({"shape": 2}, "no shape of whole numbers"),
+        ({"shape": None}, "no shape of whole numbers"),
+        ({"shape": [10**12, 10**12]}, "must have 4,000,000,000,000,000,000,000,000 bytes, and is shorter"),
+        ({"dtype": "torch.quint8"}, "unknown dtype 'torch.quint8'"),
+        ({"dtype": 3}, "unknown dtype 3"),
+        ({"dtype": ["torch.float32"]}, "unhashable"),
+    ],
+)
+def test_what_no_tensor_can_be_is_one_line(meta, says, tmp_path):
+    (tmp_path / "obs.memmap").write_bytes(bytes(8))
+    (tmp_path / "meta.json").write_text(fields(meta))
+    with pytest.raises(ValueError, match=f"{tmp_path} is not a memory-mapped TensorDict, or damaged: .*{says}"):
+        Dataset.load(tmp_path)
+
+
+def test_a_folder_leads_to_no_file_elsewhere(tmp_path):
+    (tmp_path / "secret").write_bytes(bytes(8))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "obs.memmap").symlink_to(tmp_path / "secret")
+    (tmp_path / "data" / "meta.json").write_text(fields({}))
+    with pytest.raises(ValueError, match=r"obs\.memmap must have 8 bytes, and is shorter, a link or not there"):
+        Dataset.load(tmp_path / "data")
+
+
+def damaged(content, draw):
+    """A file with one of a few kinds of damage at a random place, and where."""
+    at, some = draw.randrange(len(content)), bytearray(content)
+    match draw.randrange(4):
+        case 0:
+            some[at] ^= 1 << draw.randrange(8)
+        case 1:
+            some[at : at + 16] = draw.randbytes(len(some[at : at + 16]))
+        case 2:
+            some[at : at + 8] = b"\xff" * len(some[at : at + 8])
+        case 3:
+            some = some[:at]
+    return bytes(some)
+
+
+def outcome(path, **options):
+    """The transitions of a data set, or the line that refuses it."""
+    try:
+        return Dataset.load(path, **options)
+    except ValueError as error:
+        refusal, ours = str(error), is_users_mistake(error)
+    assert ours, refusal
+    assert "\n" not in refusal
+    return refusal
+
+
+def test_a_damaged_data_set_is_refused_or_the_very_same(tmp_path):
+    rows = episode_rows([3, 4], ["terminated", "truncated"])
+    rows |= {"obs": {"x": rows["obs"], "y": rows["obs"]}, "next_obs": {"x": rows["next_obs"], "y": rows["next_obs"]}}
+    vector = spaces.Box(-np.inf, np.inf, rows["obs"]["x"].shape[1:])
+    given = {"observation_space": spaces.Dict({"x": vector, "y": vector}), "action_space": spaces.Discrete(2)}
+    rows["actions"] = torch.arange(7) % 2
+    made = Dataset.from_tensors(rows, **given)
+    made.save(tmp_path / "data")
+    files = sorted(file for file in (tmp_path / "data").rglob("*") if file.is_file())
+    assert len(files) == 14
+    draw, refused = random.Random(0), 0
+    for file in files:
+        whole = file.read_bytes()
+        for content in [None, whole + b" ", *(damaged(whole, draw) for _ in range(25))]:
+            file.unlink() if content is None else file.write_bytes(content)
+            found = outcome(tmp_path / "data")
+            refused += isinstance(found, str)
+            if not isinstance(found, str):
+                assert (found.digest, found.episode_returns.tolist()) == (made.digest, made.episode_returns.tolist())
+                assert (found.observation_space, found.action_space) == (made.observation_space, made.action_space)
+                assert content is None or content == whole, file  # without the digests nothing else is damaged
+            file.write_bytes(whole)
+    assert refused >= 14 * 27 - 4
+    assert outcome(tmp_path / "data").digest == made.digest
+
+
+@pytest.mark.parametrize("how", ["plain", "compressed"])
+def test_a_damaged_file_of_d4rls_is_refused_or_has_what_its_bytes_say(how, tmp_path):
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed, which reads D4RL's files")
+    rows, path = episode_rows([9, 20], ["terminated", "truncated"]), tmp_path / "data.hdf5"
+    arrays = {name: rows[ours].numpy() for name, ours in (D4RL | {"next_observations": "next_obs"}).items()}
+    stored = {"chunks": True, "compression": "gzip", "fletcher32": True} if how == "compressed" else {}
+    with h5py.File(path, "w") as file:
+        places = {}
+        for name, array in arrays.items():
+            dataset = file.create_dataset(name, data=array, **stored)
+            places[name] = None if stored else dataset.id.get_offset()
+    whole, draw = path.read_bytes(), random.Random(1)
+    kinds = {"same": 0, "changed": 0, "refused": 0}
+    for _ in range(150):
+        content = damaged(whole, draw)
+        path.write_bytes(content)
+        found = outcome(path, gaps="truncate")
+        if isinstance(found, str):
+            kinds["refused"] += 1
+            continue
+        wanted = {}
+        for name, array in arrays.items():
+            data = content[places[name] : places[name] + array.nbytes] if places[name] else array.tobytes()
+            wanted[(D4RL | {"next_observations": "next_obs"})[name]] = torch.from_numpy(
+                np.frombuffer(data, array.dtype).reshape(array.shape).copy()
+            )
+        expected = Dataset.from_tensors(wanted | {"truncated": torch.zeros(29)}, gaps="truncate")
+        kinds["same" if content == whole or places["rewards"] is None else "changed"] += 1
+        assert all(found.transitions[name].equal(part) for name, part in expected.transitions.items())
+    assert kinds["refused"] > 30
+    assert kinds["same"] + kinds["changed"] > 30
+
+
+def odd_rewards(h5py, other):
+    """What may be in the place of rewards, and what is said of it."""
+    virtual = h5py.VirtualLayout((7,), "f4")
+    virtual[:] = h5py.VirtualSource(str(other), "x", (7,))
+    compound, references, ragged = [("a", "f4"), ("b", "f4")], h5py.ref_dtype, h5py.vlen_dtype("f4")
+    return [
+        ("lies in another file", lambda f: f.create_dataset("rewards", (7,), "f4", external=[(str(other), 0, 28)])),
+        ("lies in another file", lambda f: f.create_virtual_dataset("rewards", virtual, fillvalue=1.0)),
+        ("is a link to something else", lambda f: f.__setitem__("rewards", h5py.ExternalLink(str(other), "/x"))),
+        ("is a link to something else", lambda f: f.__setitem__("rewards", h5py.SoftLink("/terminals"))),
+        ("is not an array of numbers", lambda f: f.create_group("rewards/x")),
+        ("is not an array of numbers", lambda f: f.__setitem__("rewards", np.dtype("f4"))),
+        ("is not an array of numbers", lambda f: f.create_dataset("rewards", data=["a"] * 7)),
+        ("is not an array of numbers", lambda f: f.create_dataset("rewards", data=np.zeros(7, compound))),
+        ("is not an array of numbers", lambda f: f.create_dataset("rewards", data=np.zeros(7, complex))),
+        ("not all was ever written", lambda f: f.create_dataset("rewards", (7,), dtype=references)),
+        ("not all was ever written", lambda f: f.create_dataset("rewards", (7,), dtype=ragged, chunks=(7,))),
+        ("not all was ever written", lambda f: f.create_dataset("rewards", (10**11, 3), "f4", chunks=(1000, 3))),
+        ("not all was ever written", lambda f: f.create_dataset("rewards", (10**11,), "f4")),
+        ("is empty", lambda f: f.__setitem__("rewards", h5py.Empty("f4"))),
+        ("numbers that no tensor holds", lambda f: f.__setitem__("rewards", np.full(7, 2**64 - 1))),
+        ("equally many rows", lambda f: f.__setitem__("rewards", 1.0)),
+    ]
+
+
+def test_only_numbers_that_an_hdf5_file_holds_are_read(tmp_path):
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed, which reads D4RL's files")
+    rows = episode_rows([3, 4], ["terminated", "truncated"])
+    (tmp_path / "other").write_bytes(bytes(4096))
+    for number, (says, make) in enumerate(odd_rewards(h5py, tmp_path / "other")):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            for name, ours in D4RL.items():
+                if ours != "rewards":
+                    file[name] = rows[ours].numpy()
+            make(file)
+        with pytest.raises(ValueError, match=f"rewards.* {says}|needs {says}"):
+            Dataset.load(tmp_path / f"{number}.h5")
+
+
+@pytest.mark.parametrize("kind", [">f8", "<f2", ">i4", "u2", "u4", "u8", "i1", "?"])
+def test_numbers_of_any_type_are_read_as_they_are(kind, tmp_path):
+    rows = episode_rows([3, 4], ["terminated", "truncated"])
+    arrays = {name: rows[ours].numpy() for name, ours in D4RL.items()} | {"rewards": np.arange(7).astype(kind)}
+    write_hdf5(tmp_path / "data.hdf5", arrays | {"timeouts": rows["truncated"].numpy()})
+    found = Dataset.load(tmp_path / "data.hdf5").transitions["rewards"].tolist()
+    assert found == [1.0 if kind == "?" and i else float(i) for i in range(6)]
 
 
 @pytest.mark.parametrize("content", ["text", "groups"])

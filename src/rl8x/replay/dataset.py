@@ -26,13 +26,14 @@ from rl8x.replay.dataset_files import (
     SPACES,
     is_hdf5,
     load_minari,
+    minaris_episodes,
     read_episode_returns,
     read_folder,
     read_hdf5,
     read_spaces,
-    transitions_of,
     write_episode_returns,
     write_spaces,
+    write_sums,
 )
 from rl8x.replay.dataset_rows import check_gaps, check_legal, checked, with_next
 from rl8x.replay.nstep import NStep
@@ -178,7 +179,7 @@ class Dataset:
             ImportError: If Minari is needed and not installed.
         """
         source = load_minari(source) if isinstance(source, str) else source
-        episodes = [transitions_of(episode) for episode in source.iterate_episodes()]
+        episodes = minaris_episodes(source)
         if not episodes:
             raise ValueError("this data set of Minari's has no episodes.")
         spaces: dict[str, Any] = {name: getattr(source, name, None) for name in SPACES}
@@ -211,6 +212,7 @@ class Dataset:
             self.as_tensordict().memmap(str(beside))
             write_spaces(beside, {name: getattr(self, name) for name in SPACES})
             write_episode_returns(beside, self.episode_returns)
+            write_sums(beside)
             beside.rename(path)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
