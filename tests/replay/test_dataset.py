@@ -7,6 +7,8 @@ import json
 import math
 import os
 import random
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from rl8x.cli.errors import is_users_mistake
 from rl8x.envs import GymnasiumEnv
 from rl8x.replay import dataset_files
 from rl8x.replay.dataset import Dataset, normalized_score
+from rl8x.replay.minari_format import write_minari
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 
@@ -718,6 +721,101 @@ def test_minaris_own_data_sets_are_read_by_id(tmp_path, monkeypatch):
     assert dataset.episode_returns.tolist() == [float(each.rewards.sum()) for each in made.iterate_episodes()]
     with pytest.raises(ValueError, match="Minari has no data set 'test/other-v0'"):
         Dataset.load("test/other-v0")
+
+
+OTHER_ENV = {"env_spec": json.dumps({"id": "antigravity:X-v0", "entry_point": "antigravity:X", "kwargs": {}})}
+
+
+@pytest.fixture
+def minaris(tmp_path, monkeypatch):
+    """A data set of Minari's as rl8x writes it, and the folder of its files."""
+    pytest.importorskip("minari", reason="Minari is not installed, whose data sets are read")
+    pytest.importorskip("h5py", reason="h5py is not installed, which Minari writes with")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    rows = episode_rows([3, 4], ["terminated", "truncated"]) | {"actions": torch.arange(7) % 3 - 1}
+    given = {"observation_space": spaces.Box(-np.inf, np.inf, (1,)), "action_space": spaces.Discrete(3, start=-1)}
+    made = Dataset.from_tensors(rows, **given)
+    write_minari("test/data-v0", made, algorithm_name="none")
+    assert Dataset.load("test/data-v0").digest == made.digest
+    return made, tmp_path / "test" / "data-v0" / "data"
+
+
+def test_damaged_metadata_of_minaris_are_refused_or_change_no_transition(minaris):
+    made, folder = minaris
+    file, draw, refused = folder / "metadata.json", random.Random(2), 0
+    whole = file.read_bytes()
+    for _ in range(150):
+        file.write_bytes(damaged(whole, draw))
+        found = outcome("test/data-v0")
+        refused += isinstance(found, str)
+        assert isinstance(found, str) or found.digest == made.digest
+    assert refused > 100
+
+
+def test_a_damaged_file_of_minaris_is_refused_or_has_as_many_transitions(minaris):
+    made, folder = minaris
+    file, draw, refused = folder / "main_data.hdf5", random.Random(3), 0
+    whole = file.read_bytes()
+    for _ in range(150):
+        file.write_bytes(damaged(whole, draw))
+        found = outcome("test/data-v0", gaps="truncate")
+        refused += isinstance(found, str)
+        assert isinstance(found, str) or found.transitions.keys() == made.transitions.keys()
+        assert isinstance(found, str) or found.size == made.size
+    assert refused > 30
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        # Minari would make this environment, which imports its module.
+        (lambda data: data.pop("action_space") and data.update(OTHER_ENV), "its metadata do not say the action_space"),
+        (lambda data: data.update(total_episodes=1), "its metadata say .'episodes': 1, 'steps': 7., and its file has"),
+        (lambda data: data.update(total_steps=9), "its metadata say .'episodes': 2, 'steps': 9., and its file has"),
+        (lambda data: data.update(total_episodes=10**10), "damaged: its metadata say"),
+        (lambda data: data.update(data_format="unknown"), "damaged: 'unknown'"),
+        (lambda data: data.update(minari_version="99"), "does not support"),
+        (
+            lambda data: data.update(
+                observation_space=json.dumps(
+                    {"type": "Box", "dtype": "float32", "shape": [10**6, 10**6], "low": 0.0, "high": 1.0}
+                )
+            ),
+            r"a Box has at most 268,435,456 numbers; got \[1000000, 1000000\]",
+        ),
+        (lambda data: data.update(observation_space="[" * 10_000), "damaged: "),
+    ],
+)
+def test_metadata_of_minaris_that_cannot_be_are_one_line(change, says, minaris):
+    file = minaris[1] / "metadata.json"
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))
+    found = outcome("test/data-v0")
+    assert isinstance(found, str)
+    assert re.search(f"{minaris[1]} is not one of Minari's data sets, or .*{says}", found), found
+    assert "antigravity" not in sys.modules
+
+
+def test_minaris_file_holds_its_own_arrays(minaris):
+    import h5py
+
+    made, folder = minaris
+    (folder / "other").write_bytes(bytes(4096))
+    with h5py.File(folder / "main_data.hdf5", "a") as file:
+        del file["episode_1/rewards"]
+        file["episode_1"].create_dataset("rewards", (4,), "f4", external=[(str(folder / "other"), 0, 16)])
+    assert "`episode_1/rewards` lies in another file" in outcome("test/data-v0")
+    with h5py.File(folder / "main_data.hdf5", "a") as file:
+        del file["episode_1/rewards"]
+        file["episode_1/rewards"] = made.transitions["rewards"][3:].numpy()
+        file["episode_1/infos/all"] = file["episode_1"]
+    assert "`episode_1/infos/all` is there twice" in outcome("test/data-v0")
+    with h5py.File(folder / "main_data.hdf5", "a") as file:
+        del file["episode_1/infos"]
+        del file["episode_0/actions"]
+        file["episode_0/actions"] = np.zeros((3, 2))
+    assert "episodes differ in the names, shapes or types" in outcome("test/data-v0")
 
 
 def test_nothing_of_a_folder_is_unpickled():

@@ -25,11 +25,10 @@ from rl8x.replay.columns import Columns, spec_of, take_room
 from rl8x.replay.dataset_files import (
     SPACES,
     is_hdf5,
-    load_minari,
-    minaris_episodes,
     read_episode_returns,
     read_folder,
     read_hdf5,
+    read_minari,
     read_spaces,
     write_episode_returns,
     write_spaces,
@@ -178,8 +177,7 @@ class Dataset:
             ValueError: If Minari has no data set of this id on this machine, or it has no steps.
             ImportError: If Minari is needed and not installed.
         """
-        source = load_minari(source) if isinstance(source, str) else source
-        episodes = minaris_episodes(source)
+        source, episodes = read_minari(source)
         if not episodes:
             raise ValueError("this data set of Minari's has no episodes.")
         spaces: dict[str, Any] = {name: getattr(source, name, None) for name in SPACES}

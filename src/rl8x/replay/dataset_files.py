@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -157,8 +158,29 @@ def read_hdf5(path: Path) -> dict[str, Tensor]:
     return rows
 
 
-def load_minari(name: str) -> Any:
-    """Return the local `MinariDataset` of an id, whose metadata were checked; raises as `Dataset.from_minari`."""
+def read_minari(source: Any) -> tuple[Any, list[dict[str, Tensor]]]:
+    """Return a `MinariDataset` and the transitions of each of its episodes; raises as `Dataset.from_minari`.
+
+    Args:
+        source: Its id, or the data set itself: what has `iterate_episodes()`.
+    """
+    folder, load = getattr(getattr(source, "storage", None), "data_path", None), None
+    if isinstance(source, str):
+        folder, load = _minaris_folder(source)
+    if folder is None:
+        return source, [transitions_of(episode) for episode in source.iterate_episodes()]
+    with refused_if_damaged(f"{folder} is not one of Minari's data sets"):
+        _check_minari(Path(folder))
+        source = source if load is None else load()
+        episodes = [transitions_of(episode) for episode in source.iterate_episodes()]
+        kinds = [{name: (part.dtype, part.shape[1:]) for name, part in each.items()} for each in episodes]
+        if any(kind != kinds[0] for kind in kinds):
+            raise ValueError("its episodes differ in the names, shapes or types of what they hold")
+        return source, episodes
+
+
+def _minaris_folder(name: str) -> tuple[Path, Callable[[], Any]]:
+    """Return the folder of a local data set of Minari's, and what loads it."""
     try:
         import minari
         from minari.storage import get_dataset_path
@@ -170,14 +192,23 @@ def load_minari(name: str) -> Any:
     folder = Path(get_dataset_path(name)) / "data"
     if not folder.exists():
         raise ValueError(f"Minari has no data set {name!r} on this machine: there is no {folder}.")
-    with refused_if_damaged(f"{folder} is not one of Minari's data sets"):
-        metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
-        for each in SPACES:
-            # Without them Minari makes the environment that the metadata name, which runs its code.
-            if not isinstance(metadata, dict) or not isinstance(metadata.get(each), str):
-                raise ValueError(f"its metadata do not say the {each}")
-            space_from_plain(_minaris_space(json.loads(metadata[each])))
-        return minari.load_dataset(name)
+    return folder, functools.partial(minari.load_dataset, name)
+
+
+def _check_minari(folder: Path) -> None:
+    """Refuse a data set of Minari's whose metadata, or whose file of HDF5, is not as Minari writes them."""
+    metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+    for name in SPACES:
+        # Without them Minari makes the environment that the metadata name, which runs its code.
+        if not isinstance(metadata, dict) or not isinstance(metadata.get(name), str):
+            raise ValueError(f"its metadata do not say the {name}")
+        space_from_plain(_minaris_space(json.loads(metadata[name])))
+    if (file := folder / "main_data.hdf5").exists():
+        rows = check_groups(file)
+        counted = {"episodes": len(rows), "steps": sum(each["rewards"] for each in rows.values())}
+        said = {name: metadata[f"total_{name}"] for name in counted}
+        if counted != said:
+            raise ValueError(f"its metadata say {said}, and its file has {counted}")
 
 
 def _minaris_space(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,29 +221,6 @@ def _minaris_space(data: Mapping[str, Any]) -> dict[str, Any]:
         "kind": data["type"],
         "parts": [[key, _minaris_space(part)] for key, part in items],
     }
-
-
-def minaris_episodes(source: Any) -> list[dict[str, Tensor]]:
-    """Read the transitions of each episode of a `MinariDataset`, or of what has `iterate_episodes()`."""
-    folder = getattr(getattr(source, "storage", None), "data_path", None)
-    if folder is None:
-        return [transitions_of(episode) for episode in source.iterate_episodes()]
-    with refused_if_damaged(f"{folder} is not one of Minari's data sets"):
-        file, storage = Path(folder) / "main_data.hdf5", source.storage
-        if file.exists():
-            rows = check_groups(file)
-            counted = {"episodes": len(rows), "steps": sum(each["rewards"] for each in rows.values())}
-            said = {"episodes": storage.total_episodes, "steps": storage.total_steps}
-            if counted != said:
-                raise ValueError(f"its metadata say {said}, and its file has {counted}")
-        episodes = [transitions_of(episode) for episode in source.iterate_episodes()]
-        for episode in episodes:
-            kinds = [
-                {name: (part.dtype, part.shape[1:]) for name, part in each.items()} for each in (episode, episodes[0])
-            ]
-            if kinds[0] != kinds[1]:
-                raise ValueError("its episodes differ in the names, shapes or types of what they hold")
-        return episodes
 
 
 def transitions_of(episode: Any) -> dict[str, Tensor]:
