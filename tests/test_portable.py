@@ -270,7 +270,7 @@ def test_no_flipped_bit_is_decided_by(tmp_path):
     for at in range(len(whole)):  # length, names, shapes, offsets, description, digest, padding, every weight
         flipped = bytearray(whole)
         flipped[at] ^= 1 << draw.randrange(8)
-        with pytest.raises(ValueError, match="damaged|holds tensors, but not|of the format") as refusal:
+        with pytest.raises(ValueError, match=r"damaged|holds tensors, but not|of the format") as refusal:
             Policy.from_bytes(bytes(flipped))
         assert len(str(refusal.value).splitlines()) == 1, at
     for damaged in (whole + b"\0", whole[:-1], whole[:-4] + whole[-8:-4], whole.replace(b'"sha256"', b'"sha255"')):

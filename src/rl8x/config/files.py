@@ -133,9 +133,10 @@ def parse_value(text: str) -> Any:
         value = _parse_yaml(text)
         _check_plain(value, shortened(text))
     except (ValueError, RecursionError) as error:
-        form = "number" if text.strip().lstrip("+-").isdecimal() else "list or mapping"
-        if form == "number" or text.lstrip()[:1] in ("[", "{"):
-            raise ValueError(f"{shortened(text)} is not a {form} in YAML: {one_line(error)}.") from None
+        if text.strip().lstrip("+-").isdecimal():
+            raise ValueError(f"{shortened(text)} is a whole number of more than 64 bits.") from None
+        if text.lstrip()[:1] in ("[", "{"):
+            raise ValueError(f"{shortened(text)} is not a list or mapping in YAML: {one_line(error)}.") from None
         return text
     return value
 

@@ -151,8 +151,8 @@ class Dataset:
         """
         place = Path(path)
         if (place / "meta.json").is_file():
-            dataset = cls(read_folder(place), device, **(read_spaces(place) | options))
-            returns = read_episode_returns(place)
+            spaces, returns = read_spaces(place), read_episode_returns(place)
+            dataset = cls(read_folder(place), device, **(spaces | options))
             dataset.episode_returns = dataset.episode_returns if returns is None else returns
             return dataset
         if is_hdf5(place):
