@@ -155,6 +155,18 @@ def test_the_depth_that_is_refused_does_not_depend_on_pythons_limit(tmp_path, li
         ("r.yaml", "env: !!set {a}", "env is a set"),
         ("r.yaml", "a: &x [*x]", "nested too deeply"),
         ("r.yaml", "a: " + "[" * 600, "nested too deeply"),
+        ("r.yaml", "a: &x {<<: *x}", "nested too deeply: .x stands within"),
+        ("r.yaml", "a: &x {? *x : 1}", "nested too deeply: .x stands within"),
+        ("r.yaml", "? [a]\n: 1", "keys are texts, neither lists nor mappings at line 1, column 3"),
+        ("r.yaml", "k" * 900 + ": 1\n" + "k" * 900 + ": 2", r"the key 'k{79} occurs twice at line 2"),
+        ("r.yaml", "a: !!int [1]", "expected a scalar node"),
+        ("r.yaml", "a: !!float x", "not a number, or one of too many digits: 'x'"),
+        ("r.yaml", 'a: "\\UFFFFFFFF"', "not plain YAML"),
+        ("r.yaml", f"a: [1, {2**64}]", r"a\[1\] is a whole number of more than 64 bits"),
+        ("r.json", f'{{"a": {-(2**63) - 1}}}', "a is a whole number of more than 64 bits"),
+        ("r.toml", f"a = {10**400}", "a is a whole number of more than 64 bits"),
+        ("r.toml", "a" + ' . "b"' * 100_000 + " = 1", "nested too deeply: a dotted key has at most 32 parts"),
+        ("r.yaml", "a: 1\n" + "#" * 2**22, "too large: a run file has at most 4 MiB"),
         ("r.yaml", "1: 2", "r.yaml: keys are texts; got 1"),
         ("r.yaml", "- 1", r"is a mapping, such as `env: CartPole`; got \[1\]"),
         ("r.yaml", "a: " + "1" * 5000, "digits"),
@@ -186,6 +198,45 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_anchors_and_merges_work(tmp_path):
     text = "a: &base {x: 1, y: 2}\nb: {<<: *base, y: 3}\nc: {<<: *base}"
     assert load_run_file(write(tmp_path, "r.yaml", text))["b"] == {"x": 1, "y": 3}
+
+
+def doubled(first, each, count=60):
+    """Lines that each have twice what the line before has, by its anchor."""
+    return f"a0: &a0 {first}\n" + "".join(f"a{i}: &a{i} {each.replace('*', f'*a{i - 1}')}\n" for i in range(1, count))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        doubled("{x: 1}", "{<<: [*, *]}"),
+        doubled("[1]", "[*, *]"),
+        doubled("{x: 1}", "{p: *, q: *}"),
+        doubled("[1]", "[*, *]") + "? *a59\n: 1",
+        doubled("{x: 1}", "{<<: {<<: [*, *]}, y: *}"),
+        "a: &a [1, 2]\nb: [" + "*a," * 7_000 + "]",
+        "a: [" + "1," * 20_000 + "]",
+    ],
+    ids=["merges", "lists", "mappings", "a key", "merges of merges", "one alias", "no alias"],
+)
+def test_what_a_text_stands_for_is_counted_before_it_is_made(tmp_path, text, monkeypatch):
+    monkeypatch.setattr("rl8x.plain_yaml.MAX_VALUES", 20_000)
+    with pytest.raises(ValueError, match="too large: more than 20,000 values, with what its aliases stand for at"):
+        load_run_file(write(tmp_path, "r.yaml", text))
+    if len(text) < 10_000:
+        assert parse_value(text) == text  # as anything else that is not YAML
+        with pytest.raises(ValueError, match="is not a list or mapping in YAML: too large"):
+            parse_value("{" + text.strip().replace("\n", ", ") + "}")
+
+
+def test_a_text_may_be_as_large_as_it_says(tmp_path, monkeypatch):
+    monkeypatch.setattr("rl8x.plain_yaml.MAX_VALUES", 20_000)
+    # A mapping, three keys of it, a key and a value in the last, two lists of 9,996 values: 20,000.
+    text = "a: &a [" + "1," * 9_995 + "{}]\nb: *a"
+    large = load_run_file(write(tmp_path, "r.yaml", text))
+    assert len(large["a"]) == len(large["b"]) == 9_996
+    with pytest.raises(ValueError, match=r"'9{76}\.\.\. is a whole number of more than 64 bits"):
+        parse_value("9" * 400)
+    assert [parse_value(str(edge)) for edge in (-(2**63), 2**64 - 1)] == [-(2**63), 2**64 - 1]
 
 
 def test_an_empty_file_is_an_empty_run(tmp_path):

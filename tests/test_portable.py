@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import random
 import subprocess
 import sys
 
@@ -222,9 +224,13 @@ def edited(path, change):
     header = json.loads(content[8 : 8 + size])
     description = json.loads(header["__metadata__"]["rl8x"])
     change(description)
-    header["__metadata__"]["rl8x"] = json.dumps(description)
-    written = json.dumps(header).encode()
-    path.write_bytes(len(written).to_bytes(8, "little") + written + content[8 + size :])
+    digest = header["__metadata__"]["sha256"]
+    header["__metadata__"] |= {"rl8x": json.dumps(description), "sha256": "0" * 64}
+    written = json.dumps(header, separators=(",", ":")).encode()
+    blank = len(written).to_bytes(8, "little") + written + content[8 + size :]
+    whole = blank.replace(b"0" * 64, hashlib.sha256(blank).hexdigest().encode(), 1)
+    assert digest.encode() not in whole
+    path.write_bytes(whole)
 
 
 def test_files_that_are_no_policys_are_refused(tmp_path):
@@ -254,6 +260,22 @@ def test_files_that_are_no_policys_are_refused(tmp_path):
         with pytest.raises(ValueError, match=words):
             Policy.load(path)
     assert "antigravity" not in sys.modules
+
+
+def test_no_flipped_bit_is_decided_by(tmp_path):
+    policy = Policy(VECTOR, STEER, normalize_observations=True, model_config=SMALL)
+    whole = policy.to_bytes()
+    assert same_weights(Policy.from_bytes(whole), policy)
+    draw = random.Random(0)
+    for at in range(len(whole)):  # length, names, shapes, offsets, description, digest, padding, every weight
+        flipped = bytearray(whole)
+        flipped[at] ^= 1 << draw.randrange(8)
+        with pytest.raises(ValueError, match=r"damaged|holds tensors, but not|of the format") as refusal:
+            Policy.from_bytes(bytes(flipped))
+        assert len(str(refusal.value).splitlines()) == 1, at
+    for damaged in (whole + b"\0", whole[:-1], whole[:-4] + whole[-8:-4], whole.replace(b'"sha256"', b'"sha255"')):
+        with pytest.raises(ValueError, match="is no policy that rl8x saved, or damaged"):
+            Policy.from_bytes(damaged)
 
 
 def test_what_has_no_form_in_a_file_is_refused_and_nothing_is_written(tmp_path):

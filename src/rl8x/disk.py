@@ -1,11 +1,17 @@
-"""Writing that survives a power cut."""
+"""Writing that survives a power cut, and digests by which damage is noticed."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Final
+
+SUMS: Final = "SHA256SUMS"
+"""The file of a folder that has the digests of the others."""
 
 
 def write_synced(path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> None:
@@ -54,3 +60,37 @@ def link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
         with open(target, "rb+") as file:
             os.fsync(file.fileno())
+
+
+def sums_of(folder: Path, names: Iterable[str], known: Mapping[str, str] | None = None) -> str:
+    """Return the digests of a folder's files as `sha256sum` writes them; those that are known are not computed.
+
+    Raises:
+        OSError: If a file cannot be read.
+    """
+    lines = []
+    for name in names:
+        digest = (known or {}).get(name)
+        if digest is None:
+            with open(folder / name, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        lines.append(f"{digest}  {name}\n")
+    return "".join(lines)
+
+
+def wrong_sums(folder: Path, actual: str) -> str | None:
+    """Return in words which files of a folder do not have the digests in its `SUMS`; None if all have.
+
+    Args:
+        folder: The folder.
+        actual: Their digests, as `sums_of` returns them.
+
+    Raises:
+        OSError: If the digests cannot be read.
+        UnicodeDecodeError: If they are damaged.
+    """
+    expected = (folder / SUMS).read_text(encoding="ascii")
+    if expected == actual:
+        return None
+    wrong = [line.split("  ")[-1] for line in actual.splitlines() if line not in expected.splitlines()]
+    return f"{' and '.join(wrong) or SUMS} does not have the digest that was written"

@@ -10,6 +10,10 @@ import yaml
 
 MAX_DEPTH: Final = 32
 """Mappings and lists within each other that a file may have."""
+MAX_VALUES: Final = 100_000
+"""Values that a file may have, keys among them; what an alias stands for counts wherever it stands."""
+
+_TAG: Final = "tag:yaml.org,2002:"
 
 
 class Loader(yaml.SafeLoader):
@@ -20,28 +24,60 @@ class Loader(yaml.SafeLoader):
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
         self._depth = 0
+        self._values = 0
+        # Of each composed node; one that is being composed has none yet.
+        self._values_of: dict[yaml.Node, int] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse what is nested too deeply: counted, since Python's own limit is another once torch has compiled."""
+        """Refuse what is nested too deeply or too large, as aliases of aliases are that 400 bytes can hold.
+
+        Counted before anything is made of it; depth too, since Python's own limit is another once torch has compiled.
+        """
+        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        before = self._values
         self._depth += 1
         if self._depth > MAX_DEPTH + 1:
             raise ValueError("nested too deeply")
         node = super().compose_node(parent, index)
+        assert node is not None
         self._depth -= 1
+        if isinstance(event, yaml.AliasEvent):
+            if node not in self._values_of:
+                raise _refusal(f"nested too deeply: *{event.anchor:.40} stands within what it stands for", event)
+            self._values += self._values_of[node]
+        else:
+            self._values += 1
+            self._values_of[node] = self._values - before
+        if self._values > MAX_VALUES:
+            raise _refusal(f"too large: more than {MAX_VALUES:,} values, with what its aliases stand for", event)
         return node
 
     def compose_mapping_node(self, anchor: Any) -> Any:
-        """Refuse a key that occurs twice."""
+        """Refuse a key that is no text or number, or occurs twice."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
-            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} occurs twice", key.start_mark
-                )
-            if isinstance(key, yaml.ScalarNode):
-                seen.add(key.value)
+            if not isinstance(key, yaml.ScalarNode):
+                raise _refusal("keys are texts, neither lists nor mappings", key)
+            if key.value in seen and key.tag != f"{_TAG}merge":
+                raise _refusal(f"the key {key.value!r:.80} occurs twice", key)
+            seen.add(key.value)
         return node
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        """Return a number; an explicit tag may stand before anything."""
+        text = self.construct_scalar(node)
+        # Python writes `.inf` and `.nan` without the dot.
+        kind, text = (int, text) if node.tag == f"{_TAG}int" else (float, re.sub(r"\.(?=[inIN])", "", text))
+        try:
+            return kind(text)
+        except ValueError:
+            # Python refuses whole numbers of more than 4300 digits, since reading them takes long.
+            raise _refusal(f"not a number, or one of too many digits: {text!r:.80}", node) from None
+
+
+def _refusal(problem: str, at: Any) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, at.start_mark)
 
 
 for _tag, _pattern, _first in (
@@ -55,10 +91,9 @@ for _tag, _pattern, _first in (
     ),
     ("merge", r"<<", ["<"]),
 ):
-    Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$", re.ASCII), _first)
-Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
-# Python writes `.inf` and `.nan` without the dot.
-Loader.add_constructor("tag:yaml.org,2002:float", lambda _, node: float(re.sub(r"\.(?=[inIN])", "", node.value)))
+    Loader.add_implicit_resolver(f"{_TAG}{_tag}", re.compile(rf"^(?:{_pattern})$", re.ASCII), _first)
+for _tag in ("int", "float"):
+    Loader.add_constructor(f"{_TAG}{_tag}", Loader.construct_number)
 
 
 class _Dumper(yaml.SafeDumper):

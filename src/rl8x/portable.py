@@ -1,14 +1,16 @@
 """The part of a policy that works without a trainer: decisions for observations, and its file, without pickle.
 
 The file is in the format of safetensors: weights and running moments by name, and in the header's metadata, under
-`rl8x`, the JSON that says what the policy is made of. It is read without running code, and makes the policy again
-without environment, trainer or algorithm.
+`rl8x`, the JSON that says what the policy is made of, and under `sha256` the digest of the whole file. It is read
+without running code, and makes the policy again without environment, trainer or algorithm.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,6 +43,9 @@ from rl8x.trees import Tree, first_tensor, flatten_tree, unflatten_tree
 SUFFIX: Final = ".safetensors"
 _FORMAT: Final = "rl8x-policy"
 _VERSION: Final = 1
+_ZEROS: Final = b"0" * 64
+# In the header; in a text inside of it the quotes would be escaped.
+_DIGEST: Final = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _KINDS: Final = (Model, Distribution, nn.Module)
 
 
@@ -235,8 +240,7 @@ class Portable(nn.Module):
         }
         # Copies, as weights are views of one vector while they are trained.
         tensors = {name: value.detach().cpu().clone().contiguous() for name, value in self.state_dict().items()}
-        content: bytes = save(tensors, {"rl8x": json.dumps(description)})
-        return content
+        return _sealed(save(tensors, {"rl8x": json.dumps(description), "sha256": _ZEROS.decode()}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str | torch.device = "cpu", trust: Trust = False) -> Self:
@@ -318,7 +322,20 @@ def _read(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]
         raise ValueError(
             f"{name} has version {version!r} of the format, and this rl8x reads up to {_VERSION}: update it."
         )
+    if _sealed(content) != content:
+        raise ValueError(
+            f"{name} is no policy that rl8x saved, or damaged (it does not have the digest that was written)."
+        )
     return description, tensors
+
+
+def _sealed(content: bytes) -> bytes:
+    """Return a file with its digest in place: the SHA-256 of all its bytes, with zeros where the digest stands."""
+    place = _DIGEST.search(content)
+    if place is None:
+        return b""
+    before, after = content[: place.start(1)], content[place.end(1) :]
+    return before + hashlib.sha256(before + _ZEROS + after).hexdigest().encode() + after
 
 
 def _check_finite(rows: Tree) -> None:

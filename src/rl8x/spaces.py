@@ -16,6 +16,8 @@ _DTYPES: dict[str, torch.dtype] = {
     for name in ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 }
 SUPPORTED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)
+# One observation of a GB: more comes of a damaged file.
+_MAX_NUMBERS = 2**28
 Nested: TypeAlias = "spaces.Dict | spaces.Tuple[Any]"
 """Spaces with parts. Their elements are dicts of tensors here; those of a `Tuple` have the keys "0", "1", ..."""
 
@@ -231,13 +233,6 @@ def where_rows(mask: Tensor, yes: Any, no: Any) -> Any:
     return torch.where(mask.view(-1, *(1,) * (no.ndim - 1)), yes, no)
 
 
-def from_zero(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return a `Discrete` or `MultiDiscrete` space with choices counted from 0; any other is returned as it is."""
-    if isinstance(space, spaces.Discrete):
-        return spaces.Discrete(int(space.n))
-    return spaces.MultiDiscrete(space.nvec) if isinstance(space, spaces.MultiDiscrete) else space
-
-
 # -- as plain data
 
 
@@ -292,6 +287,8 @@ def space_from_plain(plain: Mapping[str, Any]) -> spaces.Space[Any]:
     if kind == "Box":
         dtype = np.dtype(plain["dtype"])
         low, high = (np.broadcast_to(np.array(plain[name], dtype), plain["shape"]) for name in ("low", "high"))
+        if low.size > _MAX_NUMBERS:
+            raise ValueError(f"a Box has at most {_MAX_NUMBERS:,} numbers; got {list(low.shape)}")
         return spaces.Box(low.copy(), high.copy(), dtype=dtype.type)
     raise ValueError(f"no space of the kind {kind!r}")
 

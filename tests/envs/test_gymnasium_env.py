@@ -196,12 +196,12 @@ def test_step_hides_the_mark_of_fillers_from_gymnasiums_api():
     assert fillers > 3
 
 
-def test_nested_observations_and_actions_with_an_offset():
+def test_nested_observations_and_actions_that_begin_elsewhere():
     env = GymnasiumEnv(DictToy, 2, seed=4)
-    assert env.single_action_space == spaces.Discrete(2)
+    assert env.single_action_space == DictToy.action_space
     assert env.single_observation_space["x"].dtype == np.float32
-    actions = random_actions(25, 2)
-    first, rows = oracle(2, 25, 4, actions + 3, DictToy)
+    actions = random_actions(25, 2) + 3
+    first, rows = oracle(2, 25, 4, actions, DictToy)
     obs, _ = env.reset()
     close_to(obs["x"], [value["x"] for value in first])
     for t, row in enumerate(rows):

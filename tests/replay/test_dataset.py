@@ -6,6 +6,9 @@ import functools
 import json
 import math
 import os
+import random
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,11 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rl8x.algorithms import BCConfig
+from rl8x.cli.errors import is_users_mistake
 from rl8x.envs import GymnasiumEnv
 from rl8x.replay import dataset_files
 from rl8x.replay.dataset import Dataset, normalized_score
+from rl8x.replay.minari_format import write_minari
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 
@@ -367,6 +372,176 @@ def test_a_folder_that_names_itself_is_not_read_for_ever(name, tmp_path):
         Dataset.load(tmp_path)
 
 
+def fields(meta):
+    """A meta.json with these fields in place of those of `obs`."""
+    return json.dumps({"obs": {"device": "cpu", "shape": [2, 1], "dtype": "torch.float32"} | meta})
+
+
+@pytest.mark.parametrize(
+    ("meta", "says"),
+    [
+        ({"shape": [-1, 1]}, r"`obs` has no shape of whole numbers; got \[-1, 1\]"),
+        ({"shape": [-2, -1]}, "no shape of whole numbers"),
+        ({"shape": [2.0]}, "no shape of whole numbers"),
+        ({"shape": [True]}, "no shape of whole numbers"),
+        ({"shape": [[2]]}, "no shape of whole numbers"),
+        ({"shape": 2}, "no shape of whole numbers"),
+        ({"shape": None}, "no shape of whole numbers"),
+        ({"shape": [10**12, 10**12]}, "must have 4,000,000,000,000,000,000,000,000 bytes, and is shorter"),
+        ({"dtype": "torch.quint8"}, "unknown dtype 'torch.quint8'"),
+        ({"dtype": 3}, "unknown dtype 3"),
+        ({"dtype": ["torch.float32"]}, "unhashable"),
+    ],
+)
+def test_what_no_tensor_can_be_is_one_line(meta, says, tmp_path):
+    (tmp_path / "obs.memmap").write_bytes(bytes(8))
+    (tmp_path / "meta.json").write_text(fields(meta))
+    with pytest.raises(ValueError, match=f"{tmp_path} is not a memory-mapped TensorDict, or damaged: .*{says}"):
+        Dataset.load(tmp_path)
+
+
+def test_a_folder_leads_to_no_file_elsewhere(tmp_path):
+    (tmp_path / "secret").write_bytes(bytes(8))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "obs.memmap").symlink_to(tmp_path / "secret")
+    (tmp_path / "data" / "meta.json").write_text(fields({}))
+    with pytest.raises(ValueError, match=r"obs\.memmap must have 8 bytes, and is shorter, a link or not there"):
+        Dataset.load(tmp_path / "data")
+
+
+def damaged(content, draw):
+    """A file with one of a few kinds of damage at a random place, and where."""
+    at, some = draw.randrange(len(content)), bytearray(content)
+    match draw.randrange(4):
+        case 0:
+            some[at] ^= 1 << draw.randrange(8)
+        case 1:
+            some[at : at + 16] = draw.randbytes(len(some[at : at + 16]))
+        case 2:
+            some[at : at + 8] = b"\xff" * len(some[at : at + 8])
+        case 3:
+            some = some[:at]
+    return bytes(some)
+
+
+def outcome(path, **options):
+    """The transitions of a data set, or the line that refuses it."""
+    try:
+        return Dataset.load(path, **options)
+    except ValueError as error:
+        refusal, ours = str(error), is_users_mistake(error)
+    assert ours, refusal
+    assert "\n" not in refusal
+    return refusal
+
+
+def test_a_damaged_data_set_is_refused_or_the_very_same(tmp_path):
+    rows = episode_rows([3, 4], ["terminated", "truncated"])
+    rows |= {"obs": {"x": rows["obs"], "y": rows["obs"]}, "next_obs": {"x": rows["next_obs"], "y": rows["next_obs"]}}
+    vector = spaces.Box(-np.inf, np.inf, rows["obs"]["x"].shape[1:])
+    given = {"observation_space": spaces.Dict({"x": vector, "y": vector}), "action_space": spaces.Discrete(2)}
+    rows["actions"] = torch.arange(7) % 2
+    made = Dataset.from_tensors(rows, **given)
+    made.save(tmp_path / "data")
+    files = sorted(file for file in (tmp_path / "data").rglob("*") if file.is_file())
+    assert len(files) == 14
+    draw, refused = random.Random(0), 0
+    for file in files:
+        whole = file.read_bytes()
+        for content in [None, whole + b" ", *(damaged(whole, draw) for _ in range(25))]:
+            file.unlink() if content is None else file.write_bytes(content)
+            found = outcome(tmp_path / "data")
+            refused += isinstance(found, str)
+            if not isinstance(found, str):
+                assert (found.digest, found.episode_returns.tolist()) == (made.digest, made.episode_returns.tolist())
+                assert (found.observation_space, found.action_space) == (made.observation_space, made.action_space)
+                assert content is None or content == whole, file  # without the digests nothing else is damaged
+            file.write_bytes(whole)
+    assert refused >= 14 * 27 - 4
+    assert outcome(tmp_path / "data").digest == made.digest
+
+
+@pytest.mark.parametrize("how", ["plain", "compressed"])
+def test_a_damaged_file_of_d4rls_is_refused_or_has_what_its_bytes_say(how, tmp_path):
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed, which reads D4RL's files")
+    rows, path = episode_rows([9, 20], ["terminated", "truncated"]), tmp_path / "data.hdf5"
+    arrays = {name: rows[ours].numpy() for name, ours in (D4RL | {"next_observations": "next_obs"}).items()}
+    stored = {"chunks": True, "compression": "gzip", "fletcher32": True} if how == "compressed" else {}
+    with h5py.File(path, "w") as file:
+        places = {}
+        for name, array in arrays.items():
+            dataset = file.create_dataset(name, data=array, **stored)
+            places[name] = None if stored else dataset.id.get_offset()
+    whole, draw = path.read_bytes(), random.Random(1)
+    kinds = {"same": 0, "changed": 0, "refused": 0}
+    for _ in range(150):
+        content = damaged(whole, draw)
+        path.write_bytes(content)
+        found = outcome(path, gaps="truncate")
+        if isinstance(found, str):
+            kinds["refused"] += 1
+            continue
+        wanted = {}
+        for name, array in arrays.items():
+            data = content[places[name] : places[name] + array.nbytes] if places[name] else array.tobytes()
+            wanted[(D4RL | {"next_observations": "next_obs"})[name]] = torch.from_numpy(
+                np.frombuffer(data, array.dtype).reshape(array.shape).copy()
+            )
+        expected = Dataset.from_tensors(wanted | {"truncated": torch.zeros(29)}, gaps="truncate")
+        kinds["same" if content == whole or places["rewards"] is None else "changed"] += 1
+        assert all(found.transitions[name].equal(part) for name, part in expected.transitions.items())
+    assert kinds["refused"] > 30
+    assert kinds["same"] + kinds["changed"] > 30
+
+
+def odd_rewards(h5py, other):
+    """What may be in the place of rewards, and what is said of it."""
+    virtual = h5py.VirtualLayout((7,), "f4")
+    virtual[:] = h5py.VirtualSource(str(other), "x", (7,))
+    compound, references, ragged = [("a", "f4"), ("b", "f4")], h5py.ref_dtype, h5py.vlen_dtype("f4")
+    return [
+        ("lies in another file", lambda f: f.create_dataset("rewards", (7,), "f4", external=[(str(other), 0, 28)])),
+        ("lies in another file", lambda f: f.create_virtual_dataset("rewards", virtual, fillvalue=1.0)),
+        ("is a link to something else", lambda f: f.__setitem__("rewards", h5py.ExternalLink(str(other), "/x"))),
+        ("is a link to something else", lambda f: f.__setitem__("rewards", h5py.SoftLink("/terminals"))),
+        ("is not an array of numbers", lambda f: f.create_group("rewards/x")),
+        ("is not an array of numbers", lambda f: f.__setitem__("rewards", np.dtype("f4"))),
+        ("is not an array of numbers", lambda f: f.create_dataset("rewards", data=["a"] * 7)),
+        ("is not an array of numbers", lambda f: f.create_dataset("rewards", data=np.zeros(7, compound))),
+        ("is not an array of numbers", lambda f: f.create_dataset("rewards", data=np.zeros(7, complex))),
+        ("not all was ever written", lambda f: f.create_dataset("rewards", (7,), dtype=references)),
+        ("not all was ever written", lambda f: f.create_dataset("rewards", (7,), dtype=ragged, chunks=(7,))),
+        ("not all was ever written", lambda f: f.create_dataset("rewards", (10**11, 3), "f4", chunks=(1000, 3))),
+        ("not all was ever written", lambda f: f.create_dataset("rewards", (10**11,), "f4")),
+        ("is empty", lambda f: f.__setitem__("rewards", h5py.Empty("f4"))),
+        ("numbers that no tensor holds", lambda f: f.__setitem__("rewards", np.full(7, 2**64 - 1))),
+        ("equally many rows", lambda f: f.__setitem__("rewards", 1.0)),
+    ]
+
+
+def test_only_numbers_that_an_hdf5_file_holds_are_read(tmp_path):
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed, which reads D4RL's files")
+    rows = episode_rows([3, 4], ["terminated", "truncated"])
+    (tmp_path / "other").write_bytes(bytes(4096))
+    for number, (says, make) in enumerate(odd_rewards(h5py, tmp_path / "other")):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            for name, ours in D4RL.items():
+                if ours != "rewards":
+                    file[name] = rows[ours].numpy()
+            make(file)
+        with pytest.raises(ValueError, match=f"rewards.* {says}|needs {says}"):
+            Dataset.load(tmp_path / f"{number}.h5")
+
+
+@pytest.mark.parametrize("kind", [">f8", "<f2", ">i4", "u2", "u4", "u8", "i1", "?"])
+def test_numbers_of_any_type_are_read_as_they_are(kind, tmp_path):
+    rows = episode_rows([3, 4], ["terminated", "truncated"])
+    arrays = {name: rows[ours].numpy() for name, ours in D4RL.items()} | {"rewards": np.arange(7).astype(kind)}
+    write_hdf5(tmp_path / "data.hdf5", arrays | {"timeouts": rows["truncated"].numpy()})
+    found = Dataset.load(tmp_path / "data.hdf5").transitions["rewards"].tolist()
+    assert found == [1.0 if kind == "?" and i else float(i) for i in range(6)]
+
+
 @pytest.mark.parametrize("content", ["text", "groups"])
 def test_a_damaged_hdf5_file_is_one_line(content, tmp_path):
     h5py = pytest.importorskip("h5py", reason="h5py is not installed, which reads D4RL's files")
@@ -480,23 +655,21 @@ class FromThree(gymnasium.Env):
         return np.full(1, self.time, np.float32), float(action), self.time == 2, False, {}
 
 
-def test_minaris_actions_count_from_0_and_are_evaluated_in_the_simulator_they_came_from():
+def test_minaris_actions_are_as_recorded_and_are_evaluated_in_the_simulator_they_came_from():
     observations = np.arange(3, dtype=np.float32)[:, None]
     source = Recorded([episode(i, 2, "terminated", observations=observations, actions=np.full(2, 4)) for i in range(8)])
     source.observation_space, source.action_space = FromThree.observation_space, FromThree.action_space
     dataset = Dataset.from_minari(source)
-    assert dataset.action_space == spaces.Discrete(2)
-    assert dataset.transitions["actions"].tolist() == [1] * 16
-    kept = Dataset.from_minari(source, action_space=source.action_space)
-    assert kept.transitions["actions"].tolist() == [4] * 16  # as recorded, where the space is given
+    assert dataset.action_space == spaces.Discrete(2, start=3)
+    assert dataset.transitions["actions"].tolist() == [4] * 16
     config = BCConfig(dataset=dataset, device="cpu", seed=0, batch_size=16, lr=1e-2, updates_per_step=50)
     make = functools.partial(GymnasiumEnv, FromThree)
     trainer = Trainer(config.build(), eval_env=make, num_eval_envs=2, tracker=MemoryTracker())
     trainer.step()
-    assert trainer.eval()["eval/returns/mean"] == 8.0  # action 1 of the policy is 4 of the simulator, twice
+    assert trainer.eval()["eval/returns/mean"] == 8.0  # 4, twice
 
 
-def test_only_what_there_is_to_count_is_counted_from_0():
+def test_actions_that_are_not_of_the_space_are_refused_by_part():
     space = spaces.Dict(
         {"one": spaces.Discrete(3, start=-1), "two": spaces.MultiDiscrete([2, 3], start=[5, 0]), "x": spaces.Box(-1, 1)}
     )
@@ -504,12 +677,12 @@ def test_only_what_there_is_to_count_is_counted_from_0():
     source = Recorded([episode(0, 2, "terminated", actions=actions)])
     source.observation_space, source.action_space = spaces.Dict({"x": spaces.Box(-99.0, 99.0, (1,))}), space
     dataset = Dataset.from_minari(source)
-    assert dataset.transitions["actions/one"].tolist() == [0, 2]
-    assert dataset.transitions["actions/two"].tolist() == [[0, 2], [1, 0]]
+    assert dataset.transitions["actions/one"].tolist() == [-1, 1]
+    assert dataset.transitions["actions/two"].tolist() == [[5, 2], [6, 0]]
     assert dataset.transitions["actions/x"].tolist() == [[1.0], [1.0]]
-    assert dataset.action_space["two"] == spaces.MultiDiscrete([2, 3])
+    assert dataset.action_space == space
     source.episodes[0].actions["one"][0] = -2
-    with pytest.raises(ValueError, match="`actions/one` must be from 0 to 2"):
+    with pytest.raises(ValueError, match="`actions/one` must be from -1 to 1"):
         Dataset.from_minari(source)
 
 
@@ -547,6 +720,101 @@ def test_minaris_own_data_sets_are_read_by_id(tmp_path, monkeypatch):
     assert dataset.episode_returns.tolist() == [float(each.rewards.sum()) for each in made.iterate_episodes()]
     with pytest.raises(ValueError, match="Minari has no data set 'test/other-v0'"):
         Dataset.load("test/other-v0")
+
+
+OTHER_ENV = {"env_spec": json.dumps({"id": "antigravity:X-v0", "entry_point": "antigravity:X", "kwargs": {}})}
+
+
+@pytest.fixture
+def minaris(tmp_path, monkeypatch):
+    """A data set of Minari's as rl8x writes it, and the folder of its files."""
+    pytest.importorskip("minari", reason="Minari is not installed, whose data sets are read")
+    pytest.importorskip("h5py", reason="h5py is not installed, which Minari writes with")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    rows = episode_rows([3, 4], ["terminated", "truncated"]) | {"actions": torch.arange(7) % 3 - 1}
+    given = {"observation_space": spaces.Box(-np.inf, np.inf, (1,)), "action_space": spaces.Discrete(3, start=-1)}
+    made = Dataset.from_tensors(rows, **given)
+    write_minari("test/data-v0", made, algorithm_name="none")
+    assert Dataset.load("test/data-v0").digest == made.digest
+    return made, tmp_path / "test" / "data-v0" / "data"
+
+
+def test_damaged_metadata_of_minaris_are_refused_or_change_no_transition(minaris):
+    made, folder = minaris
+    file, draw, refused = folder / "metadata.json", random.Random(2), 0
+    whole = file.read_bytes()
+    for _ in range(150):
+        file.write_bytes(damaged(whole, draw))
+        found = outcome("test/data-v0")
+        refused += isinstance(found, str)
+        assert isinstance(found, str) or found.digest == made.digest
+    assert refused > 100
+
+
+def test_a_damaged_file_of_minaris_is_refused_or_has_as_many_transitions(minaris):
+    made, folder = minaris
+    file, draw, refused = folder / "main_data.hdf5", random.Random(3), 0
+    whole = file.read_bytes()
+    for _ in range(150):
+        file.write_bytes(damaged(whole, draw))
+        found = outcome("test/data-v0", gaps="truncate")
+        refused += isinstance(found, str)
+        assert isinstance(found, str) or found.transitions.keys() == made.transitions.keys()
+        assert isinstance(found, str) or found.size == made.size
+    assert refused > 30
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        # Minari would make this environment, which imports its module.
+        (lambda data: data.pop("action_space") and data.update(OTHER_ENV), "its metadata do not say the action_space"),
+        (lambda data: data.update(total_episodes=1), "its metadata say .'episodes': 1, 'steps': 7., and its file has"),
+        (lambda data: data.update(total_steps=9), "its metadata say .'episodes': 2, 'steps': 9., and its file has"),
+        (lambda data: data.update(total_episodes=10**10), "damaged: its metadata say"),
+        (lambda data: data.update(data_format="unknown"), "damaged: 'unknown'"),
+        (lambda data: data.update(minari_version="99"), "does not support"),
+        (
+            lambda data: data.update(
+                observation_space=json.dumps(
+                    {"type": "Box", "dtype": "float32", "shape": [10**6, 10**6], "low": 0.0, "high": 1.0}
+                )
+            ),
+            r"a Box has at most 268,435,456 numbers; got \[1000000, 1000000\]",
+        ),
+        (lambda data: data.update(observation_space="[" * 10_000), "damaged: "),
+    ],
+)
+def test_metadata_of_minaris_that_cannot_be_are_one_line(change, says, minaris):
+    file = minaris[1] / "metadata.json"
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))
+    found = outcome("test/data-v0")
+    assert isinstance(found, str)
+    assert re.search(f"{minaris[1]} is not one of Minari's data sets, or .*{says}", found), found
+    assert "antigravity" not in sys.modules
+
+
+def test_minaris_file_holds_its_own_arrays(minaris):
+    import h5py
+
+    made, folder = minaris
+    (folder / "other").write_bytes(bytes(4096))
+    with h5py.File(folder / "main_data.hdf5", "a") as file:
+        del file["episode_1/rewards"]
+        file["episode_1"].create_dataset("rewards", (4,), "f4", external=[(str(folder / "other"), 0, 16)])
+    assert "`episode_1/rewards` lies in another file" in outcome("test/data-v0")
+    with h5py.File(folder / "main_data.hdf5", "a") as file:
+        del file["episode_1/rewards"]
+        file["episode_1/rewards"] = made.transitions["rewards"][3:].numpy()
+        file["episode_1/infos/all"] = file["episode_1"]
+    assert "`episode_1/infos/all` is there twice" in outcome("test/data-v0")
+    with h5py.File(folder / "main_data.hdf5", "a") as file:
+        del file["episode_1/infos"]
+        del file["episode_0/actions"]
+        file["episode_0/actions"] = np.zeros((3, 2))
+    assert "episodes differ in the names, shapes or types" in outcome("test/data-v0")
 
 
 def test_nothing_of_a_folder_is_unpickled():

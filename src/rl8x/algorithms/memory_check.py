@@ -12,7 +12,7 @@ import math
 import re
 import tempfile
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final
@@ -23,8 +23,10 @@ import psutil
 import torch
 from torch import nn
 
+from rl8x.algorithms.optimizer_rules import Rule
 from rl8x.distributed import ranks
-from rl8x.execution.memory import give_back_freed_memory
+from rl8x.execution.memory import Unallocated, give_back_freed_memory
+from rl8x.execution.threads import kept_generators
 from rl8x.policy import Policy
 from rl8x.replay.columns import free_disk
 from rl8x.spaces import leaves
@@ -37,6 +39,8 @@ _SLOT: Final = 3 * 1 + 2 * 4 + 8
 _EVALUATED: Final = 16 * (4 + 1)
 # Measured memory of a run with a small network, relative to what is counted.
 _USUAL: Final = 1.5
+# Bytes of networks that are not worth a word: Python and torch take more.
+_SMALL_NETWORKS: Final = 10**8
 _CHECKS: Final = ContextVar("checks", default=True)
 # What torch says where there is no room for a tensor, or could be none; the second group: bytes.
 _NO_ROOM: Final = re.compile(
@@ -76,10 +80,62 @@ def allocations_refused(name: str, options: Collection[str]) -> Iterator[None]:
         if found is None and not isinstance(error, torch.OutOfMemoryError):
             raise
         size = "as much memory as a tensor needs" if found is None or not found[2] else _shown(int(found[2]))
-        listed = ", ".join(f"`{option}`" for option in _SIZES if option in options)
         raise ValueError(
-            f"{name} does not fit into memory: torch could not allocate {size}. Lower the sizes given, in {listed}."
+            f"{name} does not fit into memory: torch could not allocate {size}. Lower {_listed(options)}."
         ) from error
+
+
+def _listed(options: Collection[str]) -> str:
+    return "the sizes given, in " + ", ".join(f"`{option}`" for option in _SIZES if option in options)
+
+
+class CountedNets:
+    """Counts what the networks of an algorithm take, in place of `Nets`.
+
+    Attributes:
+        need: Bytes of all weights, gradients, moments and targets.
+    """
+
+    def __init__(self) -> None:
+        self.need = 0
+        self._weights: dict[str, int] = {}
+
+    def add(self, name: str, module: nn.Module, rule: Rule, **options: Any) -> None:
+        """Count a trained network: weights, gradients, and what the rule keeps beside them."""
+        trained = (weight for weight in module.parameters() if weight.requires_grad)
+        self._weights[name] = sum(weight.numel() * weight.element_size() for weight in trained)
+        kept = rule.moments(torch.zeros(2)).values()
+        self.need += self._weights[name] * (2 + sum(moment.numel() == 2 for moment in kept))
+
+    def add_target(self, name: str, *, of: str) -> None:
+        """Count the weights of a target network."""
+        self.need += self._weights[of]
+
+
+def check_networks(name: str, options: Collection[str], device: torch.device, count: Callable[[], int]) -> None:
+    """Raise if the networks of an algorithm do not fit into memory, before they are made.
+
+    Args:
+        name: The algorithm's.
+        options: The names of its hyperparameters.
+        device: Where it trains.
+        count: Makes them, of tensors without memory, and returns the bytes that they need.
+
+    Raises:
+        ValueError: If they need more memory than there is.
+    """
+    if not _CHECKS.get():
+        return
+    try:
+        with kept_generators(), Unallocated():
+            need = count()
+    except Exception:
+        return  # what is wrong is said where they are made; a model of one's own may read numbers that are not there
+    if need < _SMALL_NETWORKS:
+        return
+    what = f"{name} does not fit into memory: its networks, with gradients, moments and targets, need"
+    of_networks = [option for option in options if option in ("model_config", "critic_hidden_sizes")]
+    _check(need, device, what, _listed(of_networks))
 
 
 def check_training(

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import io
 import json
 import os
@@ -32,7 +31,7 @@ import torch
 from torch import Tensor
 
 from rl8x.checkpoint.tree import CheckpointError, decode, segment_names
-from rl8x.disk import link_or_copy, sync_folder, write_synced
+from rl8x.disk import SUMS, link_or_copy, sums_of, sync_folder, write_synced, wrong_sums
 from rl8x.segments import Content, Segment, is_segment_name
 from rl8x.tracking.secrets import hide_in_data
 
@@ -40,7 +39,6 @@ FORMAT: Final = "rl8x-checkpoint"
 VERSION: Final = 1
 DESCRIPTION: Final = "checkpoint.json"
 TENSORS: Final = "tensors.pt"
-SUMS: Final = "SHA256SUMS"
 _SEGMENT: Final = ".segment.pt"
 _NAME: Final = re.compile(r"(\d{6,})-step-(\d+)")
 _UNFINISHED: Final = ".unfinished-"
@@ -163,10 +161,8 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
     try:
         metadata, encoded = _description(folder)
         names = segment_names(encoded)
-        expected, actual = (folder / SUMS).read_text(encoding="ascii"), _sums(folder, names)
-        if expected != actual:
-            wrong = [line.split("  ")[-1] for line in actual.splitlines() if line not in expected.splitlines()]
-            raise CheckpointError(f"{' and '.join(wrong) or SUMS} does not have the digest that was written")
+        if (wrong := wrong_sums(folder, _sums(folder, names))) is not None:
+            raise CheckpointError(wrong)
         tensors = _tensors(folder / TENSORS)
         state = decode(encoded, tensors, lambda name: Segment(name, functools.partial(_content, folder, name)))
         return Checkpoint(folder, metadata, state)
@@ -269,15 +265,9 @@ def _number(path: Path) -> int:
 
 
 def _sums(folder: Path, segments: Iterable[str] = (), known: Mapping[str, str] | None = None) -> str:
-    """Return the digests of a checkpoint's files in the form of `sha256sum`; those that are known are not computed."""
-    lines = []
-    for name in (DESCRIPTION, TENSORS, *sorted(f"{segment}{_SEGMENT}" for segment in segments)):
-        digest = (known or {}).get(name)
-        if digest is None:
-            with open(folder / name, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        lines.append(f"{digest}  {name}\n")
-    return "".join(lines)
+    """Return the digests of a checkpoint's files; those that are known are not computed."""
+    files = (DESCRIPTION, TENSORS, *sorted(f"{segment}{_SEGMENT}" for segment in segments))
+    return sums_of(folder, files, known)
 
 
 def _one_line(error: object) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +15,15 @@ from typing import Any, Final
 
 import yaml
 
-from rl8x.plain_yaml import MAX_DEPTH, Loader
+from rl8x.plain_yaml import MAX_DEPTH, MAX_VALUES, Loader
 
 SUFFIXES: Final = (".yaml", ".yml", ".toml", ".json")
-_MAX_VALUES: Final = 100_000
+_MAX_BYTES: Final = 4 * 2**20
+# Whole numbers of 64 bits, signed or not: what tensors and generators hold.
+_WHOLE: Final = range(-(2**63), 2**64)
+_KEY: Final = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
+# A dotted key of TOML that is nested too deeply: tomllib takes time by the square of its parts.
+_DEEP_KEY: Final = re.compile(rf"(?<![\w-]){_KEY}(?:[ \t]*\.[ \t]*{_KEY}){{{MAX_DEPTH},}}", re.ASCII)
 
 
 def load_run_file(path: str | Path) -> dict[str, Any]:
@@ -36,7 +42,11 @@ def load_run_file(path: str | Path) -> dict[str, Any]:
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"{path}: a run file ends in {', '.join(SUFFIXES)}; got {path.suffix or 'no suffix'!r}.")
     try:
-        data = _parse(path.read_text(encoding="utf-8"), path.suffix.lower())
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ValueError(f"too large: a run file has at most {_MAX_BYTES // 2**20} MiB")
+        data = _parse(content.decode("utf-8"), path.suffix.lower())
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not a text in UTF-8 ({error.reason} at byte {error.start}).") from None
     except OSError as error:
@@ -56,6 +66,8 @@ def _parse(text: str, suffix: str) -> Any:
     if suffix == ".json":
         return json.loads(text, object_pairs_hook=_unique)
     if suffix == ".toml":
+        if _DEEP_KEY.search(text):
+            raise ValueError(f"nested too deeply: a dotted key has at most {MAX_DEPTH} parts")
         return tomllib.loads(text)
     data = _parse_yaml(text)
     return {} if data is None else data
@@ -70,8 +82,8 @@ def _parse_yaml(text: str) -> Any:
         raise ValueError(f"{error.problem or error.context}{where}") from None
     except yaml.YAMLError as error:
         raise ValueError(one_line(error)) from None
-    except (TypeError, AttributeError, KeyError, IndexError) as error:
-        # PyYAML trips over some tags that do not fit their values (`!!set 5`)
+    except (TypeError, AttributeError, KeyError, IndexError, OverflowError) as error:
+        # PyYAML trips over some tags and escapes that do not fit their values (`!!bool maybe`, "\\UFFFFFFFF")
         raise ValueError(f"not plain YAML ({one_line(error)})") from None
 
 
@@ -79,13 +91,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} occurs twice")
+        raise ValueError(f"the key {shortened(next(name for name in names if names.count(name) > 1))} occurs twice")
     return data
 
 
 def _check_plain(value: Any, where: str) -> None:
-    """Refuse what is not plain data, or so deep or large (an alias within itself) that it cannot be meant."""
-    budget = [_MAX_VALUES]
+    """Refuse what is not plain data, or so deep or large that it cannot be meant."""
+    budget = [MAX_VALUES]
 
     def walk(value: Any, path: str, depth: int) -> None:
         budget[0] -= 1
@@ -95,11 +107,13 @@ def _check_plain(value: Any, where: str) -> None:
             for name, item in value.items():
                 if not isinstance(name, str):
                     at = f"{path}: " if path else ""
-                    raise ValueError(f"{where}: {at}keys are texts; got {name!r}. Put it in quotes.")
+                    raise ValueError(f"{where}: {at}keys are texts; got {shortened(name)}. Put it in quotes.")
                 walk(item, f"{path}.{name}" if path else name, depth + 1)
         elif isinstance(value, list):
             for index, item in enumerate(value):
                 walk(item, f"{path}[{index}]", depth + 1)
+        elif isinstance(value, int) and value not in _WHOLE:
+            raise ValueError(f"{where}: {path or 'the value'} is a whole number of more than 64 bits.")
         elif value is not None and not isinstance(value, bool | int | float | str):
             raise ValueError(f"{where}: {path} is a {type(value).__name__}, which means nothing here; got {value!r}.")
 
@@ -113,12 +127,14 @@ def parse_value(text: str) -> Any:
         text: What was written.
 
     Raises:
-        ValueError: If it is a list or mapping that is not well formed.
+        ValueError: If it is a list or mapping that is not well formed, or a whole number that is too large.
     """
     try:
         value = _parse_yaml(text)
-        _check_plain(value, repr(text))
+        _check_plain(value, shortened(text))
     except (ValueError, RecursionError) as error:
+        if text.strip().lstrip("+-").isdecimal():
+            raise ValueError(f"{shortened(text)} is a whole number of more than 64 bits.") from None
         if text.lstrip()[:1] in ("[", "{"):
             raise ValueError(f"{shortened(text)} is not a list or mapping in YAML: {one_line(error)}.") from None
         return text

@@ -43,7 +43,7 @@ from rl8x.envs.vectorised import (
     time_limit_of,
     vectorised,
 )
-from rl8x.spaces import check_supported, element_of, from_zero, in_float32, map_spaces, tree_of, where_rows
+from rl8x.spaces import check_supported, element_of, in_float32, map_spaces, tree_of, where_rows
 from rl8x.trees import first_tensor, tree_map
 
 
@@ -55,7 +55,7 @@ class GymnasiumEnv(SimulatorEnv):
     which `Step.valid` says; such a row has reward 0 and is marked truncated, so that the next row begins an episode.
     In DISABLED mode the adapter resets the copies that ended, in the same step.
 
-    Float64 becomes float32, and discrete actions count from 0, whatever the simulator has.
+    Float64 becomes float32.
 
     Raises:
         TypeError: If nothing that makes environments was given.
@@ -326,21 +326,17 @@ class GymnasiumEnv(SimulatorEnv):
         return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
 
     def _raw_actions(self, space: spaces.Space[Any], actions: Tensor) -> Any:
-        """Return actions as the simulators take them: their offset, their type, an array unless they give tensors."""
-        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
-            actions = actions + torch.as_tensor(space.start, device=actions.device)
+        """Return actions as the simulators take them: in their type, an array unless they give tensors."""
         if self._takes_tensors:
             return actions.detach()
         return actions.detach().cpu().numpy().astype(space.dtype, copy=False)
 
 
 def _policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return an action space in float32, discrete actions counted from 0; `_raw_actions` adds the offset.
+    """Return an action space in float32.
 
     Its bounds are no wider than the simulator's, which may refuse what lies beyond: 0.1 in float32 is more than 0.1.
     """
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        return from_zero(space)
     rounded = in_float32(space)
     if rounded is not space and isinstance(space, spaces.Box) and isinstance(rounded, spaces.Box):
         low, high = rounded.low, rounded.high

@@ -1,11 +1,15 @@
-"""Settings of glibc's allocator that keep freed memory in the process for reuse."""
+"""Memory: settings of glibc's allocator that keep what is freed for reuse, and tensors that take none."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import sys
-from typing import Final
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 # glibc's names for what is set here (malloc.h).
 _M_MXFAST: Final = 1
@@ -39,3 +43,25 @@ def give_back_freed_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+_FACTORIES: Final = frozenset((torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye))
+_SMALL: Final = 2**12
+
+
+class Unallocated(TorchFunctionMode):
+    """Within it tensors have a shape, but neither numbers nor memory; small ones have both, since some are read."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Make a tensor of more than a few thousand numbers on no device, and leave it there."""
+        kwargs = kwargs or {}
+        if func in _FACTORIES:
+            shaped = func(*args, **{**kwargs, "device": "meta"})
+            return shaped if shaped.numel() > _SMALL else func(*args, **kwargs)
+        in_place = func.__name__.endswith("_") and not func.__name__.endswith("__")
+        stays = func is Tensor.to or (in_place and func is not Tensor.requires_grad_)
+        if stays and args and isinstance(args[0], Tensor) and args[0].is_meta:
+            return args[0]  # torch would import its compiler to say as much
+        if func is Tensor.clone and args[0].numel() > _SMALL:  # in copies of models that are given
+            return torch.empty_like(args[0], device="meta")
+        return func(*args, **kwargs)

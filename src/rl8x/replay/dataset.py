@@ -25,18 +25,18 @@ from rl8x.replay.columns import Columns, spec_of, take_room
 from rl8x.replay.dataset_files import (
     SPACES,
     is_hdf5,
-    load_minari,
     read_episode_returns,
     read_folder,
     read_hdf5,
+    read_minari,
     read_spaces,
-    transitions_of,
     write_episode_returns,
     write_spaces,
+    write_sums,
 )
 from rl8x.replay.dataset_rows import check_gaps, check_legal, checked, with_next
 from rl8x.replay.nstep import NStep
-from rl8x.spaces import as_elements, from_zero, leaves, map_spaces, only_legal, tree_of
+from rl8x.spaces import as_elements, only_legal, tree_of
 from rl8x.trees import flatten_tree, is_part, unflatten_tree
 
 if TYPE_CHECKING:
@@ -151,8 +151,8 @@ class Dataset:
         """
         place = Path(path)
         if (place / "meta.json").is_file():
-            dataset = cls(read_folder(place), device, **(read_spaces(place) | options))
-            returns = read_episode_returns(place)
+            spaces, returns = read_spaces(place), read_episode_returns(place)
+            dataset = cls(read_folder(place), device, **(spaces | options))
             dataset.episode_returns = dataset.episode_returns if returns is None else returns
             return dataset
         if is_hdf5(place):
@@ -166,27 +166,22 @@ class Dataset:
 
     @classmethod
     def from_minari(cls, source: Any, device: torch.device | str = "cpu", **options: Any) -> Self:
-        """Create a data set from one of Minari's; discrete actions are counted from 0, as in `GymnasiumEnv`.
+        """Create a data set from one of Minari's.
 
         Args:
             source: Its id, or the `MinariDataset`: what has `iterate_episodes()`.
             device: Where batches are made.
-            options: `gaps`, `observation_space` and `action_space` of the class; with an `action_space` actions stay as
-                they were recorded.
+            options: `gaps`, `observation_space` and `action_space` of the class.
 
         Raises:
             ValueError: If Minari has no data set of this id on this machine, or it has no steps.
             ImportError: If Minari is needed and not installed.
         """
-        source = load_minari(source) if isinstance(source, str) else source
-        episodes = [transitions_of(episode) for episode in source.iterate_episodes()]
+        source, episodes = read_minari(source)
         if not episodes:
             raise ValueError("this data set of Minari's has no episodes.")
         spaces: dict[str, Any] = {name: getattr(source, name, None) for name in SPACES}
         rows = {name: torch.cat([each[name] for each in episodes]) for name in episodes[0]}
-        if spaces["action_space"] is not None and "action_space" not in options:
-            spaces["action_space"], counted = _counted_from_zero(spaces["action_space"], rows)
-            rows |= counted
         return cls(rows, device, **(spaces | options))
 
     def save(self, path: str | Path) -> None:
@@ -215,6 +210,7 @@ class Dataset:
             self.as_tensordict().memmap(str(beside))
             write_spaces(beside, {name: getattr(self, name) for name in SPACES})
             write_episode_returns(beside, self.episode_returns)
+            write_sums(beside)
             beside.rename(path)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
@@ -382,19 +378,6 @@ def normalized_score(value: float, random: float, expert: float) -> float:
     if random == expert:
         raise ValueError(f"the returns of `random` and `expert` must differ; both are {random:g}.")
     return 100.0 * (value - random) / (expert - random)
-
-
-def _counted_from_zero(
-    space: gymnasium.Space[Any], rows: Mapping[str, Tensor]
-) -> tuple[gymnasium.Space[Any], dict[str, Tensor]]:
-    """Return an action space and actions with discrete parts counted from 0."""
-    starts = {"/".join((keys.ACTIONS, *path)): getattr(leaf, "start", None) for path, leaf in leaves(space)}
-    counted = {
-        name: rows[name].long() - torch.as_tensor(start)
-        for name, start in starts.items()
-        if start is not None and name in rows
-    }
-    return map_spaces(space, from_zero), counted
 
 
 def _episode_returns(rows: Mapping[str, Tensor]) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,9 +13,15 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
+from rl8x.disk import SUMS, sums_of, wrong_sums
+from rl8x.replay.hdf5_files import check_groups, read_arrays, refused_if_damaged
 from rl8x.spaces import space_from_plain, space_to_plain
 from rl8x.trees import flatten_tree
 
+_DTYPES: Final = {
+    f"torch.{name}": getattr(torch, name)
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+}
 # Names in D4RL's layout.
 _D4RL: Final = {
     "observations": keys.OBS,
@@ -27,34 +34,63 @@ _D4RL: Final = {
 
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
-    """Map the tensors of a memory-mapped TensorDict, by flat names; only its JSON and plain memory are read."""
+    """Map the tensors of a memory-mapped TensorDict, by flat names; only its JSON and plain memory are read.
+
+    What `Dataset.save` wrote has digests, which are checked.
+    """
     try:
-        return _mapped_tensors(folder)
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ValueError(f"{folder} is not a memory-mapped TensorDict, or damaged: {error!r}.") from None
+        tensors = _mapped_tensors(folder)
+        wrong = wrong_sums(folder, _sums(folder)) if (folder / SUMS).exists() else None
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise ValueError(f"{folder} is not a memory-mapped TensorDict, or damaged: {_shown(error)}.") from None
+    if wrong is not None:
+        raise ValueError(f"{folder} is damaged: {wrong}.")
+    return tensors
 
 
 def _mapped_tensors(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    meta = json.loads((folder / "meta.json").read_text())
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     for name, entry in meta.items():
         if not isinstance(entry, dict) or "/" in name or name in ("", ".", ".."):  # none that tensordict writes
             continue
         if "dtype" not in entry:
             tensors |= {f"{name}/{part}": tensor for part, tensor in _mapped_tensors(folder / name).items()}
             continue
-        file, shape, dtype = (
-            folder / f"{name}.memmap",
-            entry["shape"],
-            getattr(torch, entry["dtype"].split(".")[-1], None),
-        )
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{folder}: `{name}` has the unknown dtype {entry['dtype']!r}.")
+        file, shape, dtype = folder / f"{name}.memmap", entry["shape"], _DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise ValueError(f"`{name}` has the unknown dtype {entry['dtype']!r:.80}")
+        if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+            raise ValueError(f"`{name}` has no shape of whole numbers; got {shape!r:.80}")
         size = math.prod(shape)
-        if not file.is_file() or file.stat().st_size < size * dtype.itemsize:
-            raise ValueError(f"{file} must have {size * dtype.itemsize:,} bytes, and is shorter or not there.")
-        tensors[name] = torch.from_file(str(file), shared=False, size=size, dtype=dtype).view(shape)
+        if not _is_regular(file) or file.stat().st_size < size * dtype.itemsize:
+            raise ValueError(f"{file} must have {size * dtype.itemsize:,} bytes, and is shorter, a link or not there")
+        tensors[name] = (
+            torch.from_file(str(file), shared=False, size=size, dtype=dtype).view(shape)
+            if size
+            else torch.zeros(shape, dtype=dtype)
+        )
     return tensors
+
+
+def _is_regular(file: Path) -> bool:
+    """Whether there is a file and no link: a data set of somebody else's may lead to any file here."""
+    return file.is_file() and not file.is_symlink()
+
+
+def _sums(folder: Path) -> str:
+    """Return the digests of a data set's files."""
+    files = (file for file in folder.rglob("*") if file.suffix in (".memmap", ".json"))
+    return sums_of(folder, sorted(file.relative_to(folder).as_posix() for file in files))
+
+
+def write_sums(folder: Path) -> None:
+    """Write the digests of a data set's files, which `read_folder` checks."""
+    (folder / SUMS).write_text(_sums(folder), encoding="ascii")
+
+
+def _shown(error: Exception) -> str:
+    return " ".join((str(error) if type(error) is ValueError else repr(error)).split()).rstrip(".")
 
 
 SPACES: Final = ("observation_space", "action_space")
@@ -75,8 +111,8 @@ def read_spaces(folder: Path) -> dict[str, Any]:
     try:
         plain = json.loads(file.read_text())
         return {name: space_from_plain(plain[name]) for name in SPACES if name in plain}
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{file} does not say the spaces of a data set: {error!r}.") from None
+    except (KeyError, TypeError, AttributeError, ValueError, AssertionError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{file} does not say the spaces of a data set: {_shown(error)}.") from None
 
 
 _EPISODES_FILE: Final = "episodes.json"
@@ -94,8 +130,8 @@ def read_episode_returns(folder: Path) -> Tensor | None:
         return None
     try:
         return torch.tensor([float(each) for each in json.loads(file.read_text())])
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{file} does not say the returns of episodes: {error!r}.") from None
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{file} does not say the returns of episodes: {_shown(error)}.") from None
 
 
 def is_hdf5(path: Path) -> bool:
@@ -110,15 +146,11 @@ def lacks_spaces(path: Path) -> bool:
 
 def read_hdf5(path: Path) -> dict[str, Tensor]:
     """Read a file in D4RL's layout; other entries are ignored."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise ImportError(f"{path} needs h5py to be read: pip install h5py.") from error
-    try:
-        with h5py.File(path, "r") as file:
-            rows = {ours: torch.from_numpy(file[name][()]) for name, ours in _D4RL.items() if name in file}
-    except (OSError, TypeError) as error:  # TypeError: a group, or not numbers
-        raise ValueError(f"{path} is not a file in the layout of D4RL, or damaged: {error}.") from None
+    with refused_if_damaged(f"{path} is not a file in the layout of D4RL"):
+        try:
+            rows = read_arrays(path, _D4RL)
+        except ImportError as error:
+            raise ImportError(f"{path} needs h5py to be read: pip install h5py.") from error
     missing = [name for name in ("observations", "actions", "rewards", "terminals") if _D4RL[name] not in rows]
     if missing:
         raise ValueError(f"{path} has no {', '.join(missing)}: a file in the layout of D4RL has them.")
@@ -126,19 +158,69 @@ def read_hdf5(path: Path) -> dict[str, Tensor]:
     return rows
 
 
-def load_minari(name: str) -> Any:
-    """Return the local `MinariDataset` of an id; raises as `Dataset.from_minari`."""
+def read_minari(source: Any) -> tuple[Any, list[dict[str, Tensor]]]:
+    """Return a `MinariDataset` and the transitions of each of its episodes; raises as `Dataset.from_minari`.
+
+    Args:
+        source: Its id, or the data set itself: what has `iterate_episodes()`.
+    """
+    folder, load = getattr(getattr(source, "storage", None), "data_path", None), None
+    if isinstance(source, str):
+        folder, load = _minaris_folder(source)
+    if folder is None:
+        return source, [transitions_of(episode) for episode in source.iterate_episodes()]
+    with refused_if_damaged(f"{folder} is not one of Minari's data sets"):
+        _check_minari(Path(folder))
+        source = source if load is None else load()
+        episodes = [transitions_of(episode) for episode in source.iterate_episodes()]
+        kinds = [{name: (part.dtype, part.shape[1:]) for name, part in each.items()} for each in episodes]
+        if any(kind != kinds[0] for kind in kinds):
+            raise ValueError("its episodes differ in the names, shapes or types of what they hold")
+        return source, episodes
+
+
+def _minaris_folder(name: str) -> tuple[Path, Callable[[], Any]]:
+    """Return the folder of a local data set of Minari's, and what loads it."""
     try:
         import minari
+        from minari.storage import get_dataset_path
     except ImportError as error:
         raise ImportError(
             f"{name!r} is not a file here, and reading it as one of Minari's data sets needs Minari: "
             "pip install 'minari[hdf5]'."
         ) from error
-    try:
-        return minari.load_dataset(name)
-    except (FileNotFoundError, ValueError, KeyError) as error:
-        raise ValueError(f"Minari has no data set {name!r} on this machine: {error}") from error
+    folder = Path(get_dataset_path(name)) / "data"
+    if not folder.exists():
+        raise ValueError(f"Minari has no data set {name!r} on this machine: there is no {folder}.")
+    return folder, functools.partial(minari.load_dataset, name)
+
+
+def _check_minari(folder: Path) -> None:
+    """Refuse a data set of Minari's whose metadata, or whose file of HDF5, is not as Minari writes them."""
+    metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+    for name in SPACES:
+        # Without them Minari makes the environment that the metadata name, which runs its code.
+        if not isinstance(metadata, dict) or not isinstance(metadata.get(name), str):
+            raise ValueError(f"its metadata do not say the {name}")
+        space_from_plain(_minaris_space(json.loads(metadata[name])))
+    if (file := folder / "main_data.hdf5").exists():
+        rows = check_groups(file)
+        counted = {"episodes": len(rows), "steps": sum(each["rewards"] for each in rows.values())}
+        said = {name: metadata[f"total_{name}"] for name in counted}
+        if counted != said:
+            raise ValueError(f"its metadata say {said}, and its file has {counted}")
+
+
+def _minaris_space(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a space as Minari's metadata have it in the form of `space_to_plain`."""
+    parts = data.get("subspaces", {})
+    items = list(parts.items() if isinstance(parts, dict) else enumerate(parts))
+    return {
+        "dtype": "int64",
+        **data,
+        "kind": data["type"],
+        "parts": [[key, _minaris_space(part)] for key, part in items],
+    }
 
 
 def transitions_of(episode: Any) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 import gymnasium
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
-from rl8x.algorithms.memory_check import row_bytes
+from rl8x.algorithms.memory_check import CountedNets, check_networks, row_bytes
 from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.nets import Net, Nets
 from rl8x.algorithms.off_policy.updates import (
@@ -191,7 +191,14 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         module = module.to(self.device)
         self.nets.add(name, module, rule, lr=config.schedule("lr")(0), max_grad_norm=config.max_grad_norm)
 
+    def _count_networks(self) -> int:
+        self.policy, counted = self.make_policy(), CountedNets()
+        self.nets = cast(Nets, counted)  # `make_nets` adds to them
+        self.make_nets()
+        return counted.need
+
     def _make_networks(self) -> None:
+        check_networks(type(self).__name__, vars(self.config), self.device, self._count_networks)
         with seeded(part_seed(self.seed, "weights"), self.device):
             self.policy = self.make_policy().to(self.device)
             if self.policy.recurrent:

@@ -17,7 +17,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory
 from rl8x.algorithms.hyperparameters import nearest_divisor
-from rl8x.algorithms.memory_check import check_training
+from rl8x.algorithms.memory_check import CountedNets, check_networks, check_training
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import SequenceBatch, SequencePack, rounded_parts
 from rl8x.algorithms.on_policy.update import Objective, OnPolicyUpdater
@@ -167,7 +167,13 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
 
     # -- building
 
+    def _count_networks(self) -> int:
+        counted, config = CountedNets(), self.config
+        counted.add("policy", self.make_policy(), make_rule(config.optimizer, config.optimizer_config))
+        return counted.need
+
     def _make_policy(self) -> Policy:
+        check_networks(type(self).__name__, vars(self.config), self.device, self._count_networks)
         with seeded(part_seed(self.seed, "weights"), self.device):
             policy = self.make_policy()
         return policy.to(self.device)
