@@ -280,7 +280,8 @@ def test_no_verdict_stays_none_whatever_is_around_it(condition, row):
 
 
 @pytest.mark.parametrize(
-    ("score", "met", "not_met"), [(None, False, False), (math.nan, False, False), (4.0, False, True), (6.0, True, False)]
+    ("score", "met", "not_met"),
+    [(None, False, False), (math.nan, False, False), (4.0, False, True), (6.0, True, False)],
 )
 def test_what_no_evaluation_has_measured_is_neither_confirmed_nor_refuted(score, met, not_met):
     row, condition = {"episodes/returns/mean": 9.0}, Confirmed(HitsUpperBound("episodes/returns/mean", 5))

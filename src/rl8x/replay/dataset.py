@@ -197,7 +197,7 @@ class Dataset:
 
         Raises:
             FileExistsError: If there is something.
-            ValueError: If the disk refuses.
+            ValueError: If the disk refuses, or a part has a name that a TensorDict's file has for itself.
         """
         path = Path(path)
         if path.exists():
@@ -213,6 +213,10 @@ class Dataset:
         beside = path.with_name(f"{path.name}.new-{os.getpid()}")
         try:
             self.as_tensordict().memmap(str(beside))
+            written = read_folder(beside)
+            lost = [name for name in self.transitions if name not in written]
+            if lost:  # tensordict keeps its own `device` or `shape` there
+                raise ValueError(f"`{lost[0]}` cannot be written to a file: rename that part of the space.")
             write_spaces(beside, {name: getattr(self, name) for name in SPACES})
             write_episode_returns(beside, self.episode_returns)
             beside.rename(path)

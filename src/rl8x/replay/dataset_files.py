@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -38,13 +39,13 @@ def _mapped_tensors(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     meta = json.loads((folder / "meta.json").read_text())
     for name, entry in meta.items():
-        if not isinstance(entry, dict) or "/" in name or name in ("", ".", ".."):  # none that tensordict writes
+        if not isinstance(entry, dict) or "/" in name:  # none that tensordict writes for an observation's part
             continue
         if "dtype" not in entry:
-            tensors |= {f"{name}/{part}": tensor for part, tensor in _mapped_tensors(folder / name).items()}
+            tensors |= {f"{name}/{part}": tensor for part, tensor in _mapped_tensors(folder / _file_name(name)).items()}
             continue
         file, shape, dtype = (
-            folder / f"{name}.memmap",
+            folder / f"{_file_name(name)}.memmap",
             entry["shape"],
             getattr(torch, entry["dtype"].split(".")[-1], None),
         )
@@ -55,6 +56,13 @@ def _mapped_tensors(folder: Path) -> dict[str, Tensor]:
             raise ValueError(f"{file} must have {size * dtype.itemsize:,} bytes, and is shorter or not there.")
         tensors[name] = torch.from_file(str(file), shared=False, size=size, dtype=dtype).view(shape)
     return tensors
+
+
+def _file_name(name: str) -> str:
+    """Return the name of a part's file or folder, in which tensordict writes some characters as numbers."""
+    if name in ("", ".", ".."):
+        return "%2E" * len(name) or "%"
+    return re.sub(r'[\x00-\x1f\x7f/<>:"|?*\\ %]', lambda found: f"%{ord(found[0]):02X}", name)
 
 
 SPACES: Final = ("observation_space", "action_space")
