@@ -238,7 +238,7 @@ class GymnasiumEnv(SimulatorEnv):
         """Return the observations after and before the reset of the copies whose episode ended."""
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self._put(parameters)
-            fresh, _ = self.vector_env.reset(options={"reset_mask": done.cpu().numpy()})
+            fresh, _ = self.vector_env.reset(options=_PartialReset(done.cpu().numpy()))
             return where_rows(done, self._observation(fresh), obs), obs
         final = info.get("final_obs", info.get("final_observation"))
         if final is None:
@@ -332,6 +332,24 @@ class GymnasiumEnv(SimulatorEnv):
         if self._takes_tensors:
             return actions.detach()
         return actions.detach().cpu().numpy().astype(space.dtype, copy=False)
+
+
+class _PartialReset(dict[str, Any]):
+    """Options of a reset of some copies: each layer takes the mask out, and those around it find it all the same.
+
+    Otherwise Gymnasium's `RecordEpisodeStatistics` would begin anew for all copies.
+    """
+
+    def __init__(self, mask: np.ndarray) -> None:
+        super().__init__(reset_mask=mask)
+        self._mask = mask
+
+    def __contains__(self, key: object) -> bool:
+        return key == "reset_mask" or super().__contains__(key)
+
+    def pop(self, key: str, *default: Any) -> Any:  # type: ignore[override] # as `dict` has it
+        """Take the mask out, also where somebody has before."""
+        return super().pop(key, self._mask) if key == "reset_mask" else super().pop(key, *default)
 
 
 def _policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
