@@ -361,10 +361,13 @@ class MLflowTracker:
         self._append({"op": "model", "file": file, "about": about})
 
     def _kept(self, source: Path) -> str | None:
-        """Copy a file or folder to the spool and return its name there; None where the disk refuses."""
+        """Copy a file or folder to the spool and return its name there; None where the disk refuses, or in a fork."""
+        spool = self._running()
+        if self._own_writer is None:
+            return None
         try:
             artifacts = None if self._location is None else self._location.artifact_root
-            return self._running().keep_file(source.absolute(), [] if artifacts is None else [artifacts])
+            return spool.keep_file(source.absolute(), [] if artifacts is None else [artifacts])
         except OSError as error:
             _log.warning("tracking: the artifact %s is not logged, it cannot be copied to the spool: %s", source, error)
             return None
