@@ -29,6 +29,7 @@ from rl8x.schedules import Schedule
 ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
 EnvFactory = Callable[..., Env]
 
+
 def refuse_inference_mode() -> None:
     """Raise in `torch.inference_mode()`: no later step could change what is made there.
 

@@ -160,8 +160,8 @@ class TrainerBase(Generic[AlgorithmT]):
         Raises:
             ValueError: If the `env_config` is not legal, or would never apply.
             NonFiniteError: If numbers are not finite and `on_non_finite` is "stop".
-            RuntimeError: If called within a `run()` of this trainer or in a callback, in `torch.inference_mode()`, or in a
-                process that was forked after the run began.
+            RuntimeError: If called within a `run()` of this trainer or in a callback, in `torch.inference_mode()`, or
+                in a process that was forked after the run began.
         """
         if self.train_step.is_in_progress:
             raise RuntimeError("a step of this trainer is in progress: a callback cannot make another one.")
@@ -365,6 +365,7 @@ class TrainerBase(Generic[AlgorithmT]):
             self.evaluations.env_config = evaluated_under
         if isinstance(self.tracker, MLflowTracker):
             self.tracker.resumed_spool = spool_of(checkpoint.path.parent, metadata)
+            self.tracker.names_before = metadata["run"].get("names") or {}
         self.record.resume(
             handle_for(metadata["run"], self.tracker), origin.tags, state.get("results", {}), evaluated_under
         )

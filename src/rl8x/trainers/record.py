@@ -183,8 +183,8 @@ class Record:
         """
         if self.is_elsewhere:
             raise RuntimeError(
-                f"this trainer's run belongs to process {self._process}, and this is a fork of it, which would write into "
-                "that run: make a trainer here, or go on with the run by Trainer.resume(...) once it has ended."
+                f"this trainer's run belongs to process {self._process}, and this is a fork of it, which would write "
+                "into that run: make a trainer here, or go on with the run by Trainer.resume(...) once it has ended."
             )
 
     def log(self, row: Mapping[str, float], *, trains: bool = True) -> None:
@@ -347,6 +347,7 @@ class Record:
             "id": tracker.run_id,
             "location": tracker.location,
             "spool": relative,
+            "names": getattr(tracker, "names", None),
             "database": None if directory is None else beside(directory, getattr(tracker, "database", None)),
         }
 

@@ -99,8 +99,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             CheckpointError: If another process is training the run, or has continued it.
             TrackingError: If the tracker cannot store runs.
             KeyboardInterrupt: After SIGINT, once the run is saved.
-            SystemExit: After SIGTERM and SIGHUP, once the run is saved. One of a callback's own makes the status FINISHED
-                by code 0 or None, else KILLED.
+            SystemExit: After SIGTERM and SIGHUP, once the run is saved. A callback's own makes the status FINISHED by
+                code 0 or None, else KILLED.
         """
         if self.train_step.is_in_progress:
             raise RuntimeError("this trainer is in a run() already: one at a time, and not from its callbacks.")
