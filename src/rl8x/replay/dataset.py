@@ -103,7 +103,7 @@ class Dataset:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Any], device: torch.device | str = "cpu", **options: Any) -> Self:
-        """Create a data set from transitions by name; observations and actions may be trees `[rows, ...]`.
+        """Create a data set from copies of transitions by name; observations and actions may be trees `[rows, ...]`.
 
         Args:
             tensors: Transitions by name, see the class; a dict of tensors in place of one is a tree.
@@ -114,7 +114,7 @@ class Dataset:
             ValueError: If something is wrong with them; it says what, and in which row.
         """
         flat = {key: leaf for name, tree in tensors.items() for key, leaf in flatten_tree(name, tree).items()}
-        return cls({name: torch.as_tensor(leaf) for name, leaf in flat.items()}, device, **options)
+        return cls({name: torch.as_tensor(leaf).detach().clone() for name, leaf in flat.items()}, device, **options)
 
     @classmethod
     def stand_in(cls, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> Self:
