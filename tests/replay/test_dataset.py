@@ -384,7 +384,7 @@ def test_a_damaged_folder_is_one_line(meta, tmp_path):
 @pytest.mark.parametrize("name", [".", ""])
 def test_a_folder_that_names_itself_is_not_read_for_ever(name, tmp_path):
     (tmp_path / "meta.json").write_text(json.dumps({name: {}}))
-    with pytest.raises(ValueError, match="this one has no obs"):
+    with pytest.raises(ValueError, match="is not a memory-mapped TensorDict, or damaged"):
         Dataset.load(tmp_path)
 
 

@@ -100,6 +100,18 @@ def test_only_what_interrupted_a_loop_makes_it_failed_in_an_interpreter(tmp_path
             interrupted.log_metrics({"a": 1.0}, step)
             if step == 1: raise KeyboardInterrupt
 
+        left = start("left with code 4")
+
+        for step in range(3):
+            left.log_metrics({"a": 1.0}, step)
+            if step == 1: sys.exit(4)
+
+        done = start("left with code 0")
+
+        for step in range(3):
+            done.log_metrics({"a": 1.0}, step)
+            if step == 1: sys.exit(0)
+
         before_failed = start("before a failed line")
 
         loop(before_failed)
@@ -124,6 +136,8 @@ def test_only_what_interrupted_a_loop_makes_it_failed_in_an_interpreter(tmp_path
         "after a failed line": "FINISHED",
         "failed": "FAILED",
         "interrupted": "KILLED",
+        "left with code 4": "KILLED",
+        "left with code 0": "FINISHED",
         "before a failed line": "FINISHED",
         "tried again": "FINISHED",
         "failed at last": "FAILED",
