@@ -80,6 +80,13 @@ def test_the_end_of_a_script(script, status, tmp_path):
     assert statuses(tmp_path) == {"run": status}
 
 
+@pytest.mark.parametrize(("code", "status"), [("4", "KILLED"), ("'no'", "KILLED"), ("0", "FINISHED"), ("", "FINISHED")])
+def test_the_code_of_an_exit_counts_where_python_keeps_it(code, status, tmp_path):
+    """As notebooks and `python -i` do; a script's own exit leaves no trace."""
+    python(tmp_path, "-i", "-c", f"{BEGIN}tracker = start('run'); loop(tracker); sys.exit({code})", input="")
+    assert statuses(tmp_path) == {"run": status}
+
+
 def test_only_what_interrupted_a_loop_makes_it_failed_in_an_interpreter(tmp_path):
     cells = """
         exec(open("begin.py").read())
@@ -99,18 +106,6 @@ def test_only_what_interrupted_a_loop_makes_it_failed_in_an_interpreter(tmp_path
         for step in range(3):
             interrupted.log_metrics({"a": 1.0}, step)
             if step == 1: raise KeyboardInterrupt
-
-        left = start("left with code 4")
-
-        for step in range(3):
-            left.log_metrics({"a": 1.0}, step)
-            if step == 1: sys.exit(4)
-
-        done = start("left with code 0")
-
-        for step in range(3):
-            done.log_metrics({"a": 1.0}, step)
-            if step == 1: sys.exit(0)
 
         before_failed = start("before a failed line")
 
@@ -136,8 +131,6 @@ def test_only_what_interrupted_a_loop_makes_it_failed_in_an_interpreter(tmp_path
         "after a failed line": "FINISHED",
         "failed": "FAILED",
         "interrupted": "KILLED",
-        "left with code 4": "KILLED",
-        "left with code 0": "FINISHED",
         "before a failed line": "FINISHED",
         "tried again": "FINISHED",
         "failed at last": "FAILED",
