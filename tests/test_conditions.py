@@ -118,12 +118,14 @@ def model(tree, history):
     name, number = rest
     if name not in row:
         return None
+    if kind.startswith("hits") and math.isnan(row[name]):
+        return None
     if kind == "hits_lower_bound":
         return row[name] <= number
     if kind == "hits_upper_bound":
         return row[name] >= number
     series = [past[name] for past in history if name in past and (name != EVAL or name in past.fresh)]
-    return trailing(kind, series) >= number
+    return trailing(kind, series) >= number or (False if math.isfinite(row[name]) else None)
 
 
 def trailing(kind, series):
@@ -249,6 +251,42 @@ def test_patience_on_evaluations_counts_evaluations():
 @pytest.mark.parametrize("condition", [HitsUpperBound(EVAL, -9), ~HitsUpperBound(EVAL, 9), Not(Not(Plateau(EVAL)))])
 def test_nothing_stops_a_run_before_the_first_evaluation(condition):
     assert not condition({X: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("condition", "row"),
+    [
+        (HitsUpperBound(X, 1), {X: math.nan}),
+        (HitsLowerBound(X, 1), {X: math.nan}),
+        (Plateau(X, patience=2), {X: math.nan}),
+        (Plateau(X, patience=2), {X: math.inf}),
+        (StopsIncreasing(X, patience=9), {X: math.nan}),
+        (StopsDecreasing(X, patience=9), {X: math.nan}),
+        (NonFinite(["absent"]), {X: 0.0}),
+        (NonFinite([X, "absent"]), {X: 0.0}),
+        (as_condition(lambda stats: stats[X] > 1 if X in stats else None), {}),
+        (as_condition(lambda stats: stats[EVAL] > 1), {}),
+        (HitsUpperBound(X, 1) & HitsUpperBound("steps", 1), {X: math.nan, "steps": 2.0}),
+        (HitsUpperBound(X, 1) | HitsUpperBound("steps", 1), {X: math.nan, "steps": 0.0}),
+    ],
+    ids=repr,
+)
+def test_no_verdict_stays_none_whatever_is_around_it(condition, row):
+    assert not condition(row)
+    assert not (~condition)(row)
+    assert not (~(~condition & HitsLowerBound("missing", 0)))(row)
+    assert (condition | HitsLowerBound("here", 0))({**row, "here": -1.0})  # what is decided is decided
+    assert (~(condition & HitsLowerBound("here", 0)))({**row, "here": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("score", "met", "not_met"),
+    [(None, False, False), (math.nan, False, False), (4.0, False, True), (6.0, True, False)],
+)
+def test_what_no_evaluation_has_measured_is_neither_confirmed_nor_refuted(score, met, not_met):
+    row, condition = {"episodes/returns/mean": 9.0}, Confirmed(HitsUpperBound("episodes/returns/mean", 5))
+    condition.bind(Trainer(score, score))
+    assert [condition(row), (~condition)(row)] == [met, not_met]
 
 
 def test_plain_callables_compose():

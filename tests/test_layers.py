@@ -19,6 +19,7 @@ LAYERS: list[dict[str, set[str]]] = [
         "keys": set(),
         "names": set(),
         "trees": set(),
+        "frozen": set(),
         "segments": set(),
         "output": set(),
         "disk": set(),

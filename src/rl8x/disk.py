@@ -89,7 +89,7 @@ def wrong_sums(folder: Path, actual: str) -> str | None:
         OSError: If the digests cannot be read.
         UnicodeDecodeError: If they are damaged.
     """
-    expected = (folder / SUMS).read_text(encoding="ascii")
+    expected = (folder / SUMS).read_text(encoding="utf-8")
     if expected == actual:
         return None
     wrong = [line.split("  ")[-1] for line in actual.splitlines() if line not in expected.splitlines()]

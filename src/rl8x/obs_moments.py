@@ -16,6 +16,8 @@ from rl8x.trees import Tree, flatten_tree, unflatten_tree
 
 # Normalised observations are clipped to [-10, 10].
 _CLIP = 10.0
+# The module name of an observation without parts; of one with parts, that of the part with the key "".
+_WHOLE = "observation"
 
 
 def make_obs_moments(space: gymnasium.Space[Any]) -> nn.ModuleDict:
@@ -71,6 +73,10 @@ def update_obs_moments(obs_moments: nn.ModuleDict, obs: Tree, valid: Tensor | No
 
 @functools.cache
 def _module_name(path: str) -> str:
-    """Return a module name for a part's moments; torch allows no dots, empty names or names of its own attributes."""
-    name = path.replace(".", ":") or "observation"
-    return f"{name}:" if hasattr(nn.ModuleDict(), name) else name
+    """Return a module name for a part's moments, another for each path.
+
+    torch allows no dots, empty names or names of its own attributes.
+    """
+    name = path.replace("%", "%25").replace(".", "%2E")
+    # A "%" at the end is no escape, so that this is no other part's name.
+    return f"{name}%" if name == _WHOLE or hasattr(nn.ModuleDict(), name) else name or _WHOLE

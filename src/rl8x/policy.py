@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from rl8x.distributions import Distribution, make_distribution
 from rl8x.distributions.validation import check_distribution
+from rl8x.frozen import thawed
 from rl8x.functional import RunningMoments
 from rl8x.keys import ACTION_MASK
 from rl8x.models import BUILTIN, Model, State, make_model
@@ -150,7 +151,7 @@ class Policy(Portable):
         if self.model_is_made:
             model_arguments = resolved_arguments(type(self.model), model_config or {}, num_positional=2)
         own_arguments = resolved_arguments(type(self.distribution), distribution_config or {}, num_positional=1)
-        self.arguments = {"model": model_arguments, "distribution": own_arguments}
+        self.arguments: dict[str, dict[str, Any]] = thawed({"model": model_arguments, "distribution": own_arguments})
         critic_obs = model_arguments.get("critic_obs", ())
         parts = self.inputs_space.spaces if isinstance(self.inputs_space, spaces.Dict) else ()
         self.unseen = tuple(name for name in parts if name in {*self.hidden, *critic_obs})

@@ -8,8 +8,8 @@ from tests.algorithms.off_policy.test_offline import dataset
 from torch import nn
 
 from rl8x import NullTracker, PPOConfig, Trainer
-from rl8x.algorithms import BCConfig, DistillationConfig, DQNConfig, IQLConfig
-from rl8x.envs import CartPole
+from rl8x.algorithms import BCConfig, DistillationConfig, DQNConfig, IQLConfig, SACConfig
+from rl8x.envs import CartPole, Pendulum
 from rl8x.execution import threads
 from rl8x.export import export_policy
 from rl8x.models import Model
@@ -239,3 +239,53 @@ def test_ppo_says_that_its_ratios_see_the_difference():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         offline(BCConfig)
+
+
+# -- whether gradients are on around it
+
+
+def small(kind):
+    options = {**CONFIG, "model_config": {"hidden_sizes": [8]}}
+    if kind is BCConfig:
+        return kind(dataset=dataset(), batch_size=16, updates_per_step=2, **options).build()
+    if kind is DistillationConfig:
+        options["teacher"] = PPOConfig(num_envs=8, horizon=8, **options).build(CartPole)
+    replay = {"warmup_steps": 16, "batch_size": 16} if kind in (DQNConfig, SACConfig) else {"num_sgd_iters": 2}
+    return kind(**{**ONLINE, **options, **replay}).build(Pendulum if kind is SACConfig else CartPole)
+
+
+@pytest.mark.parametrize("kind", [PPOConfig, DQNConfig, SACConfig, DistillationConfig, BCConfig])
+def test_without_gradients_around_it_a_training_is_the_same(kind):
+    trained = []
+    for around in (torch.enable_grad, torch.no_grad):
+        with around():
+            trainer = Trainer(small(kind), tracker=NullTracker())
+            trainer.run(max_steps=2, progress="none")
+            trainer.step()
+        trainer.algorithm.collect()
+        with around():
+            trainer.algorithm.step()
+        trained.append(torch.cat([weights.detach().flatten() for weights in trainer.algorithm.policy.parameters()]))
+    assert torch.equal(*trained)
+    assert not torch.equal(trained[0], torch.cat([each.flatten() for each in small(kind).policy.parameters()]))
+
+
+@pytest.mark.parametrize("kind", [PPOConfig, SACConfig, BCConfig])
+def test_inference_mode_is_refused_wherever_something_is_made_or_learned(kind, tmp_path):
+    trainer = Trainer(small(kind), tracker=NullTracker(), checkpoints=tmp_path)
+    algorithm = trainer.algorithm
+    calls = [
+        lambda: small(kind),
+        lambda: Trainer(algorithm, tracker=NullTracker()),
+        lambda: trainer.run(max_steps=1),
+        trainer.step,
+        lambda: next(iter(trainer)),
+        trainer.eval,
+        algorithm.step,
+        *([] if algorithm.env is None else [algorithm.collect]),
+    ]
+    for call in calls:
+        with torch.inference_mode(), pytest.raises(RuntimeError, match=r"torch\.inference_mode\(\) does not allow"):
+            call()
+    assert not list(tmp_path.iterdir())
+    trainer.run(max_steps=1, progress="none")  # nothing was spoilt

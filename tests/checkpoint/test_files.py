@@ -80,6 +80,13 @@ def test_the_state_of_one_of_torchs_optimizers_survives_json():
     assert torch.allclose(fresh.state[weight]["exp_avg"], 0.1 * torch.tensor([2.0, -4.0]))  # 1 - beta_1 of the gradient
 
 
+def test_keys_with_slashes_keep_their_tensors_apart():
+    tree = {"a/b": torch.tensor(1), "a": {"b": torch.tensor(2)}, "a/b'": torch.tensor(3), "c": [torch.tensor(4)]}
+    tree |= {"c/0": torch.tensor(5)}
+    decoded = decode(*encode(tree))
+    assert [decoded["a/b"], decoded["a"]["b"], decoded["a/b'"], decoded["c"][0], decoded["c/0"]] == [1, 2, 3, 4, 5]
+
+
 def test_encoding_copies_views_without_their_neighbours():
     whole = torch.arange(1000.0)
     _, tensors = encode({"a": whole[:3]})

@@ -8,6 +8,8 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import RecordEpisodeStatistics
+from gymnasium.wrappers.vector import RecordEpisodeStatistics as RecordEpisodesOfVector
 
 from rl8x import MemoryTracker, PPOConfig, Trainer
 from rl8x.envs import Env, GymnasiumEnv, validate
@@ -104,6 +106,48 @@ def test_figures_over_episodes_in_each_autoreset_mode(mode):
             ended += 1
     assert ended > 15
     env.close()
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("around", ["the vector", "each copy", "both"])
+def test_gymnasiums_statistics_of_episodes_are_those_of_the_episodes(around, mode, kind):
+    """Its wrapper around the vector puts a mask beside its dict, that around a copy beside each number too."""
+    vector = kind(
+        [Goal if around == "the vector" else lambda: RecordEpisodeStatistics(Goal())] * 3, autoreset_mode=mode
+    )
+    names = {"each copy": ["episode"], "the vector": ["episode"], "both": ["episode", "outer"]}[around]
+    if around != "each copy":
+        vector = RecordEpisodesOfVector(vector, stats_key=names[-1])
+    env = GymnasiumEnv(vector, seed=4, metrics=[f"{name}/{figure}" for name in names for figure in "rl"])
+    env.reset()
+    carry, ended = env.carry, 0
+    for _ in range(30):
+        carry, step = env.advance(carry, torch.zeros(3, dtype=torch.int64), torch.empty(3, 0))
+        rows = (step.terminated | step.truncated) & (step.valid if step.valid is not None else True)
+        for row in rows.nonzero().squeeze(1).tolist():
+            for name in names:
+                assert step.metrics[f"{name}/r"][row] == step.episode_returns[row] == step.episode_lengths[row]
+                assert step.metrics[f"{name}/l"][row] == step.episode_lengths[row]
+            ended += 1
+    assert ended > 12
+    env.close()
+
+
+def test_masks_at_all_levels_count_together():
+    some, others = torch.tensor([True, True, False]), torch.tensor([True, False, True])
+    log = {"x": torch.tensor([1.0, 2.0, 3.0]), "_x": others}
+    reported = {"log": log, "_log": some, "deep": {"log": log}, "_deep": "no mask", "log/y": 4.0, "_log/y": some}
+    figures = EpisodeMetrics(["log/x", "deep/log/x", "log/y"])
+    values = figures.values(figures.update({}, reported, None, ALL))
+    assert {name: value.nan_to_num(-1).tolist() for name, value in values.items()} == {
+        "log/x": [1, -1, -1],
+        "deep/log/x": [1, -1, 3],
+        "log/y": [4, 4, -1],
+    }
+    info = {"final_info": {"x": torch.tensor([1.0, 2.0, 3.0])}, "_final_info": some}
+    values = EpisodeMetrics("x").update({}, info, ALL, ALL)["x"]["value"]
+    assert values.nan_to_num(-1).tolist() == [1, 2, -1]
 
 
 def test_the_mean_reaches_the_tracker_and_conditions_know_it():

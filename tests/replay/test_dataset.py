@@ -329,6 +329,27 @@ def test_a_saved_data_set_is_loaded_as_it_was(tmp_path):
         Dataset.load(tmp_path / "data")
 
 
+def test_a_saved_data_set_keeps_parts_apart_whatever_they_are_called(tmp_path):
+    names = ["x.y", "x:y", "x%3Ay", "x y", "x_y", "", ".", "..", "a?b", "meta.json", "shape.", "ü"]
+    rows = episode_rows([3, 4], ["terminated", "truncated"])
+    for obs in ("obs", "next_obs"):
+        rows[obs] = {name: rows[obs] + 100.0 * i for i, name in enumerate(names)} | {"in": {"a b": rows[obs]}}
+    dataset = Dataset.from_tensors(rows, gaps="truncate")
+    dataset.save(tmp_path / "data")
+    loaded = Dataset.load(tmp_path / "data", gaps="truncate")
+    assert loaded.transitions.keys() == dataset.transitions.keys()
+    assert all(torch.equal(loaded.transitions[name], part) for name, part in dataset.transitions.items())
+
+
+@pytest.mark.parametrize("name", ["device", "shape", "_type"])
+def test_a_part_that_a_file_would_lose_is_refused_and_nothing_is_left(name, tmp_path):
+    rows = episode_rows([3, 4], ["terminated", "truncated"])
+    rows |= {obs: {name: rows[obs], "x": rows[obs]} for obs in ("obs", "next_obs")}
+    with pytest.raises(ValueError, match=f"`obs/{name}` cannot be written to a file: rename that part"):
+        Dataset.from_tensors(rows, gaps="truncate").save(tmp_path / "data")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot be asked for a file's space")
 def test_a_disk_without_room_is_a_line_and_no_death_by_a_signal(tmp_path, monkeypatch):
     """Its files are mapped: what a full disk does not take would end the process."""
@@ -368,7 +389,7 @@ def test_a_damaged_folder_is_one_line(meta, tmp_path):
 @pytest.mark.parametrize("name", [".", ""])
 def test_a_folder_that_names_itself_is_not_read_for_ever(name, tmp_path):
     (tmp_path / "meta.json").write_text(json.dumps({name: {}}))
-    with pytest.raises(ValueError, match="this one has no obs"):
+    with pytest.raises(ValueError, match="is not a memory-mapped TensorDict, or damaged"):
         Dataset.load(tmp_path)
 
 

@@ -80,6 +80,13 @@ def test_the_end_of_a_script(script, status, tmp_path):
     assert statuses(tmp_path) == {"run": status}
 
 
+@pytest.mark.parametrize(("code", "status"), [("4", "KILLED"), ("'no'", "KILLED"), ("0", "FINISHED"), ("", "FINISHED")])
+def test_the_code_of_an_exit_counts_where_python_keeps_it(code, status, tmp_path):
+    """As notebooks and `python -i` do; a script's own exit leaves no trace."""
+    python(tmp_path, "-i", "-c", f"{BEGIN}tracker = start('run'); loop(tracker); sys.exit({code})", input="")
+    assert statuses(tmp_path) == {"run": status}
+
+
 def test_only_what_interrupted_a_loop_makes_it_failed_in_an_interpreter(tmp_path):
     cells = """
         exec(open("begin.py").read())

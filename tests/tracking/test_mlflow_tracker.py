@@ -336,8 +336,6 @@ def test_problems_are_told_at_once(mlruns, tmp_path):
     with pytest.raises(ValueError, match="FINISHED, FAILED, KILLED; got 'ok'"):
         tracker.finish("ok")
     tracker.finish("FINISHED")  # nothing was started: nothing to end
-    with pytest.raises(ValueError, match=r"'a\('.*'a\['"):
-        tracker.start(params={"a[": 1, "a(": 2}, tags={})
     assert not (mlruns / "spool").exists()
 
 

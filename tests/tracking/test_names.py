@@ -52,14 +52,40 @@ def test_names_that_are_none():
         legal_name("//")
 
 
-def test_two_names_cannot_become_one():
+def test_names_that_would_become_one_are_numbered(caplog):
     table = NameTable()
-    assert table.add("a(") == "a_"
-    assert table.add("a(") == "a_"
-    with pytest.raises(ValueError, match=r"'a\['.*'a\('.*'a_'"):
-        table.add("a[")
-    assert table.legal({"a(": 1}) == {"a_": 1}
-    assert table.legal({"b": 1}) == {"b": 1}
+    assert [table.add(name) for name in ("a(", "a(", "a[", "a_", "a_-2", "b")] == [
+        "a_",
+        "a_",
+        "a_-2",
+        "a_-3",
+        "a_-2-2",
+        "b",
+    ]
+    assert "'a[' is logged as 'a_-2', since 'a(' is called 'a_'" in caplog.text
+    long = "x" * 249
+    assert [NameTable().legal({long + c: c for c in "(["})[name] for name in (long + "_", long[:248] + "-2")] == [
+        "(",
+        "[",
+    ]
+
+
+@pytest.mark.parametrize("order", ["x>0 x<0 x_0", "x_0 x<0 x>0", "x<0 x_0 x>0"])
+def test_names_in_one_call_are_numbered_whatever_their_order(order):
+    # What is legal keeps its name; the others are numbered in the order of the alphabet.
+    table = NameTable().legal({name: name for name in order.split()})
+    assert table == {"x_0": "x_0", "x_0-2": "x<0", "x_0-3": "x>0"}
+
+
+def test_a_run_that_goes_on_has_the_names_it_had():
+    before = NameTable()
+    first = [before.add(name) for name in ("x_0", "x>0", "y(", "x<0", "z")]
+    after = NameTable(before=before.state)
+    assert before.state == {"x>0": "x_0-2", "y(": "y_", "x<0": "x_0-3", "x_0": "x_0"}
+    assert [after.add(name) for name in ("x=0", "y[", "z", "x<0", "y(", "x>0", "x_0")] == [
+        *("x_0-4", "y_-2", "z"),
+        *(first[3], first[2], first[1], first[0]),
+    ]
 
 
 def test_metric_values():

@@ -184,3 +184,29 @@ def test_trainers_that_are_stepped_and_never_closed_share_a_process_and_end_when
         steps = [point.step for point in mlflow_client.get_metric_history(run_id, "algorithm/steps")]
         assert steps == [32, 64, 96]
         assert not spool.exists()
+
+
+def test_names_that_mlflow_takes_for_one_stay_apart_also_in_a_run_that_goes_on(mlruns, mlflow_client, tmp_path):
+    params = {"weights.x<0": 1, "weights.x>0": 2, "weights.x_0": 3, "other(": 4}
+    tags = {"part[": "a", "part(": "b"}
+    tracker = MLflowTracker(params=params, tags=tags)
+    trainer = trained(tracker, checkpoints=tmp_path / "checkpoints")
+    trainer.run(max_steps=1)
+    changed = dict(reversed(params.items())) | {"weights.x=0": 5}
+    again = MLflowTracker(params=changed, tags=dict(reversed(tags.items())) | {"part{": "c"})
+    Trainer.resume(tmp_path / "checkpoints", tracker=again).run(max_steps=2)
+    assert again.run_id == tracker.run_id
+    data = mlflow_client.get_run(tracker.run_id).data
+    assert {name: value for name, value in data.params.items() if name.startswith(("weights", "other"))} == {
+        "weights.x_0": "3",  # legal as it is
+        "weights.x_0-2": "1",
+        "weights.x_0-3": "2",
+        "weights.x_0-4": "5",
+        "other_": "4",
+    }
+    assert {name: value for name, value in data.tags.items() if name.startswith("part")} == {
+        "part_": "b",
+        "part_-2": "a",
+        "part_-3": "c",
+    }
+    assert not [name for name in data.tags if "weights" in name]  # as of a param that has changed

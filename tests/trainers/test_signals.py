@@ -1,5 +1,6 @@
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from tests.trainers.test_resume import make, rows, run, weights
 
 from rl8x import keys
-from rl8x.checkpoint import listed, read
+from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 from rl8x.trainers.signals import SignalGuard
@@ -128,3 +129,115 @@ def test_handlers_are_put_back_when_a_run_fails():
     trainer = make(trainer={"tracker": MemoryTracker(), "callbacks": [fail]})
     with pytest.raises(RuntimeError, match="out of luck"):
         run(trainer)
+
+
+@pytest.mark.parametrize("how", ["run", "step", "a loop over the trainer"])
+@pytest.mark.parametrize(
+    ("codes", "status"),
+    [
+        ((), "FINISHED"),
+        ((None,), "FINISHED"),
+        ((0,), "FINISHED"),
+        ((4,), "KILLED"),
+        (("no",), "KILLED"),
+        ((0.0,), "KILLED"),
+    ],
+)
+def test_sys_exit_in_a_callback_ends_the_run_by_its_code(codes, status, how):
+    def exits(trainer, stats):
+        if stats[keys.STEPS] == 2:
+            sys.exit(*codes)
+
+    tracker = MemoryTracker()
+    trainer = make(trainer={"tracker": tracker, "callbacks": [exits]})
+    ways = {
+        "run": lambda: run(trainer, max_steps=9),
+        "step": lambda: [trainer.step() for _ in range(9)],
+        "a loop over the trainer": lambda: list(trainer),
+    }
+    with pytest.raises(SystemExit):
+        ways[how]()
+    assert tracker.status == status
+    assert tracker.tags["rl8x.stop_reason"] == f"sys.exit({codes[0] if codes else None!r})"
+    assert trainer.state[keys.STEPS] == 2
+
+
+def in_fork(do):
+    """Return what a forked process says of doing something, and its exit code."""
+    read_end, write_end = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            do()
+            said = "done"
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(write_end, said.encode())
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("while_it_runs", [False, True])
+def test_a_fork_leaves_the_run_and_its_checkpoints_to_its_parent(while_it_runs, tmp_path):
+    said, before, after = {}, {}, {}
+
+    def forks(trainer, stats=None):
+        trainer.checkpoints.wait()
+        before.update(contents(tmp_path))
+        steps = {"step": trainer.step, "eval": trainer.eval, "save": trainer.save, "next": lambda: next(iter(trainer))}
+        for name, do in {"run": lambda: run(trainer, max_steps=9), **steps}.items():
+            if name not in while_it_runs * ["run", "step", "save", "next"]:  # these do nothing within a run
+                said[name] = in_fork(do)
+        after.update(contents(tmp_path))
+
+    trainer = make(trainer={"checkpoints": tmp_path, "callbacks": [forks] if while_it_runs else []})
+    run(trainer, max_steps=1)
+    if not while_it_runs:
+        forks(trainer)
+    line = f"RuntimeError: this trainer's run belongs to process {os.getpid()}, and this is a fork of it"
+    assert len(said) == (1 if while_it_runs else 5)
+    assert all(each.startswith(line) for each in said.values()), said
+    assert before == after != {}
+    run(trainer, max_steps=1)  # the parent goes on
+    assert trainer.state[keys.STEPS] == 2
+
+
+def test_a_fork_that_comes_back_from_a_callback_writes_nothing(tmp_path):
+    parent, ended = os.getpid(), []
+
+    def forks(trainer, stats):
+        if stats[keys.STEPS] == 2:
+            trainer.checkpoints.wait()
+            before = contents(tmp_path)
+            if (child := os.fork()) == 0:
+                return
+            ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            assert contents(tmp_path) == before
+
+    tracker = MemoryTracker()
+    checkpoints = Checkpoints(tmp_path, every_steps=1)
+    trainer = make(trainer={"checkpoints": checkpoints, "callbacks": [forks], "tracker": tracker})
+    try:
+        run(trainer, max_steps=3)
+    except RuntimeError as error:
+        if os.getpid() != parent:
+            os._exit(7 if "is a fork of it" in str(error) and tracker.status == "RUNNING" else 1)
+        raise
+    finally:
+        if os.getpid() != parent:
+            os._exit(2)
+    assert (ended, tracker.status) == ([7], "FINISHED")
+    assert read(listed(tmp_path)[-1]).metadata["counters"][keys.STEPS] == 3
+
+
+def test_a_trainer_that_was_made_before_a_fork_may_begin_in_it(tmp_path):
+    trainer = make(trainer={"checkpoints": tmp_path})
+    assert in_fork(lambda: run(trainer, max_steps=1)) == "done"
+    assert len(listed(tmp_path)) > 0

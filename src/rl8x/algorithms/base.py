@@ -29,6 +29,20 @@ from rl8x.schedules import Schedule
 ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
 EnvFactory = Callable[..., Env]
 
+
+def refuse_inference_mode() -> None:
+    """Raise in `torch.inference_mode()`: no later step could change what is made there.
+
+    Raises:
+        RuntimeError: If it is on.
+    """
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "this builds or trains an algorithm, which torch.inference_mode() does not allow: leave it, or use "
+            "torch.no_grad(), which does no harm here."
+        )
+
+
 LR: Final = "coefficients/lr"
 """The metric of the learning rate of a step's updates."""
 
@@ -108,7 +122,9 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             TypeError: If no algorithm declares this class as its `config=`, or it takes no environment.
             ValueError: If config, environment and model do not fit together, there is too little memory, or torch's
                 default dtype is not float32.
+            RuntimeError: In `torch.inference_mode()`.
         """
+        refuse_inference_mode()
         algorithm = self.algorithm_class
         if algorithm is None:
             name = type(self).__name__

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from rl8x.distributed import ranks
+from rl8x.frozen import frozen
 from rl8x.schedules import Schedule
 
 T = TypeVar("T")
@@ -49,18 +50,18 @@ def kind_of(field: dataclasses.Field[Any]) -> str:
 
 
 def check_options(config: Any) -> None:
-    """Check every field of a config against what its `option` declares.
+    """Check every field of a config against what its `option` declares, and make its value the config's own.
 
     Raises:
         TypeError: If a value is not of the declared type.
         ValueError: If a value is out of its range or not among the choices.
     """
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+        value = frozen(getattr(config, field.name))
         declared = field.metadata
         if isinstance(value, np.generic):  # such as np.int64(64)
             value = value.item()
-            object.__setattr__(config, field.name, value)
+        object.__setattr__(config, field.name, value)
         if not declared or (value is None and _may_be_none(field)):
             continue
         if value is None:

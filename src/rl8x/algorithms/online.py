@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import EnvFactory, GenericAlgorithmBase, flatten_params
+from rl8x.algorithms.base import EnvFactory, GenericAlgorithmBase, flatten_params, refuse_inference_mode
 from rl8x.algorithms.online_config import OnlineConfig
 from rl8x.distributed import ranks
 from rl8x.envs import Env
@@ -196,7 +196,9 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         Raises:
             ValueError: If a name is unknown or a value out of its bounds, or `env_config` is another than the one in
                 force and no reset will ever apply it.
+            RuntimeError: In `torch.inference_mode()`.
         """
+        refuse_inference_mode()
         known = {**self._row, **self.counters}
         is_due = self.reset_is_due()
         if callable(env_config):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from rl8x.algorithms.hyperparameters import option, resolve_device
 from rl8x.algorithms.memory_check import Space, check_training, slot_bytes
 from rl8x.envs import Env, GymnasiumEnv, env_maker
 from rl8x.envs.vectorised import is_vectorised
+from rl8x.frozen import Factory, frozen
 
 EnvLike = str | type[Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any] | Callable[..., Env]
 
@@ -91,7 +91,7 @@ class OnlineConfig(AlgorithmConfig):
             _check_memory(self, env, device)
             return env, None
         maker = env_maker(env, trust=True)  # a name that a file gave does not come here
-        factory = functools.partial(maker, **env_kwargs)
+        factory = Factory(maker, **frozen(dict(env_kwargs)))
         _check_memory(self, maker, device)
         _check_call(env, factory)
         made_env = factory(self.num_envs, device=device, seed=seed)

@@ -122,7 +122,7 @@ class CheckpointManager:
     @property
     def is_open(self) -> bool:
         """Whether this process holds the folder's lock."""
-        return self._lock is not None
+        return self._lock is not None and self._lock.is_held
 
     def take(self) -> None:
         """Lock the folder if it is known already, and remove leftovers of killed processes.

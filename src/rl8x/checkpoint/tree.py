@@ -46,6 +46,8 @@ def encode(tree: Any) -> tuple[Any, dict[str, Tensor]]:
 
 def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
+        while path in tensors:  # keys may have slashes: of "a/b" there may be two
+            path += "'"
         # A copy, since a view would be saved with its whole storage.
         copied = value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         tensors[path] = copied

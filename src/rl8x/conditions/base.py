@@ -1,8 +1,8 @@
 """The base class of conditions, and how conditions compose.
 
-A row of statistics may lack a metric: `eval/*` before the first evaluation, `episodes/*` while none has ended. A
-condition then has no verdict, `None`, which is *not met* and stays so under `~`: nothing stops a run because of what
-nobody has measured. `&` and `|` follow Kleene's three-valued logic.
+A row of statistics may lack a metric: `eval/*` before the first evaluation, `episodes/*` while none has ended; and NaN
+is no value. A condition then has no verdict, `None`, which is *not met* and stays so under `~`: nothing stops a run
+because of what nobody has measured. `&` and `|` follow Kleene's three-valued logic.
 
 Rows keep the latest `eval/*` values between evaluations. A row may say in an attribute `fresh`, a set of names, which
 of its `eval/*` metrics were newly measured; without the attribute all were. Conditions that count, like `Plateau`,
@@ -218,7 +218,7 @@ class Condition(ABC):
 
 
 class FromCallable(Condition):
-    """A plain callable on the statistics as a condition; what it returns is taken as true or false.
+    """A plain callable on the statistics as a condition; what it returns is taken as true or false, None as no verdict.
 
     It may look up metrics that the row lacks and another may have, such as `eval/*` and `episodes/*`: then it is not
     met, and `missed` is the last that it looked up in vain.
@@ -237,7 +237,8 @@ class FromCallable(Condition):
         """Ask the callable."""
         self.missed = None
         try:
-            return bool(self.function(stats))
+            verdict = self.function(stats)
+            return None if verdict is None else bool(verdict)
         except KeyError as error:
             name = error.args[0] if error.args else None
             if not isinstance(name, str) or name in stats:

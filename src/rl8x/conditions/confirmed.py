@@ -103,7 +103,8 @@ class Confirmed(Condition):
             stats: Metrics by name.
 
         Returns:
-            Whether the condition is met and confirmed; None where the row lacks what it needs.
+            Whether the condition is met and confirmed; None where the row lacks what it needs, or nothing was measured
+            that could decide it.
 
         Raises:
             RuntimeError: If it was bound to no trainer.
@@ -117,10 +118,11 @@ class Confirmed(Condition):
         for _ in range(self.evaluations):
             measured = self._trainer.evaluate_now()
             if measured is None:
-                return False
+                return None
             self._measured = measured
-            if not ranks().all("what was measured", self.test(_joined(measured, stats))):
-                return False
+            confirmed = self.test.judge(_joined(measured, stats))
+            if not ranks().all("what was measured", confirmed is True):
+                return False if ranks().any("what was refuted", confirmed is False) else None
         return True
 
     def own_state(self) -> dict[str, Any]:

@@ -55,9 +55,9 @@ class _Bound(_OnMetric):
         self.bound = _checked_number(bound, type(self).__name__, "bound")
 
     def judge(self, stats: Stats) -> Verdict:
-        """Compare the row's value."""
+        """Compare the row's value; NaN compares with nothing."""
         value = stats.get(self.name)
-        return None if value is None else bool(self.holds(value, self.bound))
+        return None if value is None or math.isnan(value) else bool(self.holds(value, self.bound))
 
     def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
         """Return the same bound on the evaluation's equivalent of the metric; None if there is none."""
@@ -66,7 +66,7 @@ class _Bound(_OnMetric):
 
 
 class HitsLowerBound(_Bound):
-    """Met while the metric is at or below the bound; NaN never is.
+    """Met while the metric is at or below the bound; NaN gives no verdict.
 
     Args:
         name: The metric, such as `"losses/vf"`.
@@ -81,7 +81,7 @@ class HitsLowerBound(_Bound):
 
 
 class HitsUpperBound(_Bound):
-    """Met while the metric is at or above the bound; NaN never is.
+    """Met while the metric is at or above the bound; NaN gives no verdict.
 
     The value of the row decides, not the best so far: a score that was high once does not count later.
 
@@ -98,7 +98,10 @@ class HitsUpperBound(_Bound):
 
 
 class _Patient(_OnMetric):
-    """A condition that is met when something held for `patience` fresh values in a row; meanwhile the verdict stays."""
+    """A condition that is met when something held for `patience` fresh values in a row; meanwhile the verdict stays.
+
+    A value that is not finite may complete the count, but does not tell that something goes on: it is no verdict then.
+    """
 
     def __init__(self, name: str, patience: int = 5) -> None:
         super().__init__(name)
@@ -118,7 +121,9 @@ class _Patient(_OnMetric):
         fresh = getattr(stats, "fresh", None)
         if fresh is None or not self.name.startswith(keys.EVAL_PREFIX) or self.name in fresh:
             self.count = self.count + 1 if self.holds(float(value)) else 0
-        return self.count >= self.patience
+        if self.count >= self.patience:
+            return True
+        return False if math.isfinite(value) else None
 
     @abstractmethod
     def holds(self, value: float) -> bool:
@@ -227,9 +232,11 @@ class NonFinite(Condition):
             raise ValueError("NonFinite: `names` must be at least one metric, or None for all; got an empty list.")
 
     def judge(self, stats: Stats) -> Verdict:
-        """Look at the watched values that the row has."""
+        """Look at the watched values that the row has; without all of them nobody knows that all are finite."""
         watched = self._watched(stats)
-        return any(not math.isfinite(stats[name]) for name in watched) if watched else None
+        if any(not math.isfinite(stats[name]) for name in watched):
+            return True
+        return False if watched and len(watched) == len(self.names or watched) else None
 
     def _watched(self, stats: Stats) -> list[str]:
         return [name for name in (stats if self.names is None else self.names) if name in stats]

@@ -18,6 +18,7 @@ from rl8x.conditions import Condition, as_conditions, from_spec, parts
 from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
 from rl8x.envs import Env, env_maker
+from rl8x.frozen import frozen, thawed
 from rl8x.importing import Trust, import_named
 from rl8x.names import did_you_mean
 from rl8x.replay.dataset import Dataset
@@ -121,7 +122,6 @@ class RunConfig:
         check_options(self)
         if not isinstance(self.eval_env, str | bool):
             raise TypeError(f"`eval_env` must be auto, true, false or an environment's name; got {self.eval_env!r}.")
-        object.__setattr__(self, "algorithm_config", dict(self.algorithm_config))
         for name in ("env_kwargs", "algorithm_config"):
             hidden = find_hidden(getattr(self, name), name)
             if hidden is not None:
@@ -132,9 +132,12 @@ class RunConfig:
         self.conditions()
         self.make_checkpoints()
         check_hyperparameters(self.algorithm_config, cls)
-        for field in dataclasses.fields(cls):
-            if field.name in self.algorithm_config:
-                self.algorithm_config[field.name] = _coerced(field, self.algorithm_config[field.name])
+        coerced = {
+            field.name: _coerced(field, self.algorithm_config[field.name])
+            for field in dataclasses.fields(cls)
+            if field.name in self.algorithm_config
+        }
+        object.__setattr__(self, "algorithm_config", frozen({**self.algorithm_config, **coerced}))
         self.make_algorithm_config()
 
     @classmethod
@@ -185,7 +188,7 @@ class RunConfig:
             value = getattr(self, field.name)
             factory = field.default_factory
             if value != (field.default if factory is dataclasses.MISSING else factory()):
-                changed[field.name] = list(value) if isinstance(value, tuple) else value
+                changed[field.name] = thawed(list(value) if isinstance(value, tuple) else value)
         return changed
 
     def without_effect(self) -> dict[str, str]:
@@ -210,7 +213,7 @@ class RunConfig:
         conditions, find = [], functools.partial(import_named, trust=self.trusted)
         for index, spec in enumerate(self.stop_conditions):
             try:
-                conditions.append(from_spec(spec, find=find))
+                conditions.append(from_spec(thawed(spec), find=find))
             except (ValueError, TypeError) as error:
                 raise ValueError(f"stop_conditions[{index}]: {one_line(error)}.") from None
         return as_conditions(conditions)

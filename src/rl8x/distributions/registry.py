@@ -10,6 +10,7 @@ from typing import Any, Final
 import gymnasium
 
 from rl8x.distributions.base import Distribution
+from rl8x.frozen import thawed
 from rl8x.names import check_arguments, unknown_name
 from rl8x.spaces import describe_space
 
@@ -43,7 +44,7 @@ def make_distribution(
         raise TypeError(
             f"`distribution` must be a name ({', '.join(BUILTIN)}) or a subclass of Distribution; got {spec!r}."
         )
-    config = dict(config or {})
+    config = thawed(dict(config or {}))
     check_arguments(spec, config, "distribution_config", num_positional=1)
     made = spec(action_space, **config)
     for name in ("num_features", "num_noise"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -115,12 +115,13 @@ class EpisodeMetrics:
         """Return a metric's values and for which copies they are reported, None where it is not in `info`."""
         now = _lookup(info, name, counts)
         if final is not None and isinstance(info.get("final_info"), Mapping):
-            last = _lookup(info["final_info"], name, counts)
-            if last is None:
-                return now if now is None else (now[0], now[1] & counts & ~final)
-            value, mask = now or (last[0], torch.zeros_like(counts))
-            now = torch.where(final, last[0], value), torch.where(final, last[1], mask)
-        return now if now is None else (now[0], now[1] & counts)
+            last = _lookup(info, f"final_info/{name}", counts)
+            if last is not None:
+                value, mask, _ = now or (last.value, torch.zeros_like(counts), False)
+                now = _Reported(torch.where(final, last.value, value), torch.where(final, last.mask, mask), False)
+            elif now is not None and not now.by_vector:
+                now = now._replace(mask=now.mask & ~final)  # what these copies said of the episode that begins
+        return None if now is None else (now.value, now.mask & counts)
 
 
 def _reported_names(info: Mapping[str, Any], like: Tensor) -> Iterator[str]:
@@ -143,19 +144,46 @@ def _reduced(reduction: str, parts: Mapping[str, Tensor], value: Tensor, mask: T
     return {"value": torch.where(mask, value, before), "count": parts["count"] + mask}
 
 
-def _lookup(info: Mapping[str, Any], name: str, like: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return a metric as float32 `[num_envs]` and which copies have it; a single number is one for all of them."""
-    last = name
+class _Reported(NamedTuple):
+    """What a report says of one metric.
+
+    Attributes:
+        value: Of each copy, float32 `[num_envs]`.
+        mask: Copies that have it, `[num_envs]`, bool.
+        by_vector: Whether what steps the copies said it of their step, not the copies themselves.
+    """
+
+    value: Tensor
+    mask: Tensor
+    by_vector: bool
+
+
+def _lookup(info: Mapping[str, Any], name: str, like: Tensor) -> _Reported | None:
+    """Return what is reported of a metric; a single number is one for all copies.
+
+    A mask, with `_` before the name, may stand at each level. Gymnasium puts one beside what copies say at every level;
+    a wrapper around the vector, such as `RecordEpisodeStatistics`, only beside its dict.
+    """
+    last, outer = name, torch.ones_like(like, dtype=torch.bool)
+    by_vector = False
     while last not in info:  # a key may have slashes itself
         head, _, last = last.partition("/")
         child = info.get(head)
         if not last or not isinstance(child, Mapping):
             return None
-        info = child
-    value, mask = _tensor(info[last], like), _tensor(info.get(f"_{last}", True), like)
-    if value is None or mask is None:
+        mask = _mask(info, head, like)
+        outer, by_vector, info = outer if mask is None else outer & mask, by_vector or mask is not None, child
+    value, mask = _tensor(info[last], like), _mask(info, last, like)
+    if value is None:
         return None
-    return value.to(torch.float32), mask.bool() & ~value.isnan()
+    mask, by_vector = (outer, by_vector) if mask is None else (outer & mask, False)
+    return _Reported(value.to(torch.float32), mask & ~value.isnan(), by_vector)
+
+
+def _mask(info: Mapping[str, Any], key: str, like: Tensor) -> Tensor | None:
+    """Return which copies have what a key says, `[num_envs]`, bool; None without such a mask."""
+    mask = _tensor(info.get(f"_{key}"), like)
+    return None if mask is None or mask.is_floating_point() else mask.bool()
 
 
 def _tensor(value: Any, like: Tensor) -> Tensor | None:

@@ -43,6 +43,7 @@ from rl8x.envs.vectorised import (
     time_limit_of,
     vectorised,
 )
+from rl8x.frozen import frozen, thawed
 from rl8x.spaces import check_supported, element_of, in_float32, map_spaces, tree_of, where_rows
 from rl8x.trees import first_tensor, tree_map
 
@@ -100,8 +101,8 @@ class GymnasiumEnv(SimulatorEnv):
         self._made_from: tuple[Source, dict[str, Any]] | None = None
         if not is_vectorised(env):
             options = {"device": device, "time_limit": time_limit, "vectorization": vectorization, "metrics": metrics}
-            self._made_from = env, {**options, "parameters": parameters, **kwargs}
-        self._kwargs = dict(kwargs)
+            self._made_from = env, frozen({**options, "parameters": parameters, **kwargs})
+        self._kwargs = frozen(kwargs)
         copies = (
             PerCopyWriter(self._setters, num_envs or 0, processes=vectorization == "async") if self._setters else None
         )
@@ -238,7 +239,7 @@ class GymnasiumEnv(SimulatorEnv):
         """Return the observations after and before the reset of the copies whose episode ended."""
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self._put(parameters)
-            fresh, _ = self.vector_env.reset(options={"reset_mask": done.cpu().numpy()})
+            fresh, _ = self.vector_env.reset(options=_PartialReset(done.cpu().numpy()))
             return where_rows(done, self._observation(fresh), obs), obs
         final = info.get("final_obs", info.get("final_observation"))
         if final is None:
@@ -297,7 +298,7 @@ class GymnasiumEnv(SimulatorEnv):
             return super().another(num_envs, seed=seed)
         source, options = self._made_from
         try:
-            twin = type(self)(source, num_envs or min(self.num_envs, MAX_EVAL_ENVS), seed=seed, **options)
+            twin = type(self)(source, num_envs or min(self.num_envs, MAX_EVAL_ENVS), seed=seed, **thawed(options))
         except Exception:  # whatever a simulator raises of which there can be one only
             return None
         # A function that returns the same environment each time cannot make a second one to play in.
@@ -330,6 +331,24 @@ class GymnasiumEnv(SimulatorEnv):
         if self._takes_tensors:
             return actions.detach()
         return actions.detach().cpu().numpy().astype(space.dtype, copy=False)
+
+
+class _PartialReset(dict[str, Any]):
+    """Options of a reset of some copies: each layer takes the mask out, and those around it find it all the same.
+
+    Otherwise Gymnasium's `RecordEpisodeStatistics` would begin anew for all copies.
+    """
+
+    def __init__(self, mask: np.ndarray) -> None:
+        super().__init__(reset_mask=mask)
+        self._mask = mask
+
+    def __contains__(self, key: object) -> bool:
+        return key == "reset_mask" or super().__contains__(key)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Take the mask out, also where somebody has before."""
+        return super().pop(key, self._mask) if key == "reset_mask" else super().pop(key, *default)
 
 
 def _policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:

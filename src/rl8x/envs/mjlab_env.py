@@ -28,6 +28,7 @@ from rl8x.envs.mujoco_model import ModelField
 from rl8x.envs.setters import Scale, setters_of
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.execution.threads import kept_generators
+from rl8x.frozen import frozen, thawed
 from rl8x.names import unknown_name
 from rl8x.spaces import tree_of, where_rows
 
@@ -80,7 +81,7 @@ class MjlabEnv(SimulatorEnv):
 
         self._made_from: tuple[Any, dict[str, Any]] = (
             task,
-            {"metrics": metrics, "groups": groups, "parameters": parameters},
+            frozen({"metrics": metrics, "groups": groups, "parameters": parameters}),
         )
         config = _config_of(task)
         config.scene.num_envs, config.auto_reset, config.seed = num_envs, False, None
@@ -150,7 +151,7 @@ class MjlabEnv(SimulatorEnv):
         """Make the task again, at most 128 copies by default."""
         task, options = self._made_from
         count = num_envs or min(self.num_envs, MAX_EVAL_ENVS)
-        return type(self)(task, count, device=self.device, seed=seed, time_limit=self.time_limit, **options)
+        return type(self)(task, count, device=self.device, seed=seed, time_limit=self.time_limit, **thawed(options))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the task."""

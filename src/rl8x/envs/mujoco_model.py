@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from rl8x.envs.setter_base import Setter, Value
+from rl8x.frozen import frozen
 from rl8x.names import did_you_mean
 
 # First part of a field's name: the accessor of what it belongs to, and how many there are
@@ -94,6 +95,9 @@ class ModelField(Setter):
     field: str
     of: str | Sequence[str] | None = None
     index: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of", frozen(self.of))
 
     def read(self, simulator: Any) -> Any:
         """Return a copy of the field's elements."""

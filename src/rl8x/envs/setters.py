@@ -18,6 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from rl8x.envs.setter_base import Setter, Value
+from rl8x.frozen import frozen
 from rl8x.names import did_you_mean
 
 _STEP: Final = re.compile(r"\.?([A-Za-z_]\w*)|\[\s*(?:'([^']*)'|\"([^\"]*)\"|([^\]'\"]+?))\s*\]")
@@ -114,6 +115,7 @@ class Scale(Setter):
     of: Any
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "of", frozen(self.of))
         if self.default is None:
             object.__setattr__(self, "default", 1.0)
 

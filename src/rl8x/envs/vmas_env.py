@@ -23,6 +23,7 @@ from rl8x.envs.parameter_writers import BatchedWriter
 from rl8x.envs.parameters import ResolvedConfig
 from rl8x.envs.setters import Attribute, Function, Scale, setters_of
 from rl8x.envs.simulator import SimulatorEnv
+from rl8x.frozen import frozen, thawed
 from rl8x.spaces import check_supported
 
 
@@ -88,7 +89,7 @@ class VmasEnv(SimulatorEnv):
         check_supported(self.single_action_space, "VmasEnv.single_action_space")
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names
-        self._made_from = scenario, {"metrics": metrics, "parameters": parameters, **kwargs}
+        self._made_from = scenario, frozen({"metrics": metrics, "parameters": parameters, **kwargs})
         self.worlds = make_env(
             scenario, num_envs=self.num_worlds, device=str(device), terminated_truncated=True, **kwargs
         )
@@ -172,7 +173,7 @@ class VmasEnv(SimulatorEnv):
             return None  # it keeps its world
         most = max(self.num_agents, MAX_EVAL_ENVS // self.num_agents * self.num_agents)
         count = num_envs or min(self.num_envs, most)
-        return type(self)(scenario, count, device=self.device, seed=seed, time_limit=self.time_limit, **options)
+        return type(self)(scenario, count, device=self.device, seed=seed, time_limit=self.time_limit, **thawed(options))
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
         """Lay the agents' rows one after the other, `[num_envs, ...]` float32, a copy."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import gymnasium
 
+from rl8x.frozen import thawed
 from rl8x.models.base import Model
 from rl8x.models.encoders import is_image
 from rl8x.names import check_arguments, unknown_name
@@ -37,7 +38,7 @@ def make_model(
         TypeError: If `spec` is none of these, or an instance cannot be copied.
         ValueError: If the name or an argument is unknown, or an instance does not fit the action distribution.
     """
-    config = dict(model_config or {})
+    config = thawed(dict(model_config or {}))
     if isinstance(spec, Model):
         name = type(spec).__name__
         if config:

@@ -103,7 +103,7 @@ class Dataset:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Any], device: torch.device | str = "cpu", **options: Any) -> Self:
-        """Create a data set from transitions by name; observations and actions may be trees `[rows, ...]`.
+        """Create a data set from copies of transitions by name; observations and actions may be trees `[rows, ...]`.
 
         Args:
             tensors: Transitions by name, see the class; a dict of tensors in place of one is a tree.
@@ -114,7 +114,7 @@ class Dataset:
             ValueError: If something is wrong with them; it says what, and in which row.
         """
         flat = {key: leaf for name, tree in tensors.items() for key, leaf in flatten_tree(name, tree).items()}
-        return cls({name: torch.as_tensor(leaf) for name, leaf in flat.items()}, device, **options)
+        return cls({name: torch.as_tensor(leaf).detach().clone() for name, leaf in flat.items()}, device, **options)
 
     @classmethod
     def stand_in(cls, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> Self:
@@ -192,7 +192,7 @@ class Dataset:
 
         Raises:
             FileExistsError: If there is something.
-            ValueError: If the disk refuses.
+            ValueError: If the disk refuses, or a part has a name that a TensorDict's file has for itself.
         """
         path = Path(path)
         if path.exists():
@@ -208,6 +208,10 @@ class Dataset:
         beside = path.with_name(f"{path.name}.new-{os.getpid()}")
         try:
             self.as_tensordict().memmap(str(beside))
+            written = read_folder(beside)
+            lost = [name for name in self.transitions if name not in written]
+            if lost:  # tensordict keeps its own `device` or `shape` there
+                raise ValueError(f"`{lost[0]}` cannot be written to a file: rename that part of the space.")
             write_spaces(beside, {name: getattr(self, name) for name in SPACES})
             write_episode_returns(beside, self.episode_returns)
             write_sums(beside)

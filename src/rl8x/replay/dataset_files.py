@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -52,12 +53,13 @@ def _mapped_tensors(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     for name, entry in meta.items():
-        if not isinstance(entry, dict) or "/" in name or name in ("", ".", ".."):  # none that tensordict writes
+        if not isinstance(entry, dict) or "/" in name:  # none that tensordict writes for an observation's part
             continue
         if "dtype" not in entry:
-            tensors |= {f"{name}/{part}": tensor for part, tensor in _mapped_tensors(folder / name).items()}
+            tensors |= {f"{name}/{part}": tensor for part, tensor in _mapped_tensors(folder / _file_name(name)).items()}
             continue
-        file, shape, dtype = folder / f"{name}.memmap", entry["shape"], _DTYPES.get(entry["dtype"])
+        file, shape = folder / f"{_file_name(name)}.memmap", entry["shape"]
+        dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
             raise ValueError(f"`{name}` has the unknown dtype {entry['dtype']!r:.80}")
         if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
@@ -86,11 +88,18 @@ def _sums(folder: Path) -> str:
 
 def write_sums(folder: Path) -> None:
     """Write the digests of a data set's files, which `read_folder` checks."""
-    (folder / SUMS).write_text(_sums(folder), encoding="ascii")
+    (folder / SUMS).write_text(_sums(folder), encoding="utf-8")
 
 
 def _shown(error: Exception) -> str:
     return " ".join((str(error) if type(error) is ValueError else repr(error)).split()).rstrip(".")
+
+
+def _file_name(name: str) -> str:
+    """Return the name of a part's file or folder, in which tensordict writes some characters as numbers."""
+    if name in ("", ".", ".."):
+        return "%2E" * len(name) or "%"
+    return re.sub(r'[\x00-\x1f\x7f/<>:"|?*\\ %]', lambda found: f"%{ord(found[0]):02X}", name)
 
 
 SPACES: Final = ("observation_space", "action_space")

@@ -63,8 +63,8 @@ def _check_same_kind(name: str, rows: Mapping[str, Tensor]) -> None:
     """Raise if `obs` and `next_obs` differ in their parts, shapes or dtypes."""
     if not any(is_part(each, keys.NEXT_OBS) for each in rows) or not is_part(name, keys.OBS, keys.NEXT_OBS):
         return
-    first, _, rest = name.partition("/")
-    other = "/".join([keys.NEXT_OBS if first == keys.OBS else keys.OBS, *([rest] if rest else [])])
+    first = name.partition("/")[0]
+    other = (keys.NEXT_OBS if first == keys.OBS else keys.OBS) + name.removeprefix(first)
     if other not in rows:
         raise ValueError(f"`{name}` has no `{other}` to go with it.")
     kinds = [f"{each.dtype} {list(each.shape[1:])}" for each in (rows[name], rows[other])]

@@ -18,6 +18,7 @@ from rl8x.config import RunConfig, apply_overrides, load_run_file
 from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import one_line, put_at, shortened
 from rl8x.config.run import ALIASES, renamed, under_algorithm
+from rl8x.frozen import frozen, thawed
 from rl8x.importing import Trust, texts
 from rl8x.names import did_you_mean
 from rl8x.studies import cells as test_cells
@@ -129,6 +130,8 @@ class StudyConfig:
         self._check_vary()
         self._check_points()
         self.cells()  # raises where there are none
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, frozen(getattr(self, field.name)))
 
     # -- reading
 
@@ -182,7 +185,7 @@ class StudyConfig:
     def plain(self) -> dict[str, Any]:
         """All of it as plain data, of which `from_dict` makes the same."""
         own = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "run"}
-        return {**self.run, **own}
+        return dict(thawed({**self.run, **own}))
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data for a file, without passwords."""

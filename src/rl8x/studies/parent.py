@@ -17,7 +17,7 @@ from rl8x.studies.find import STUDY_TAG
 from rl8x.studies.statistics import mean_curve
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker, TrackingError, log_table
 from rl8x.tracking.location import locate
-from rl8x.tracking.names import legal_name
+from rl8x.tracking.names import NameTable
 from rl8x.tracking.secrets import hide_in_data
 from rl8x.tracking.spool_files import Unsent
 
@@ -221,6 +221,8 @@ def _series(curves: Sequence[tuple[str, Sequence[tuple[int, float]]]], most: int
         if points := [point for point in curve if np.isfinite(point[1])]:
             groups.setdefault(group, []).append(points)
     ordered = sorted(groups.items(), key=lambda item: -np.mean([curve[-1][1] for curve in item[1]]))
+    names = NameTable()
+    names.legal({_curve_name(group, name): 0 for group in groups for name in ("mean", "low", "high")})
     series: dict[str, list[tuple[int, float]]] = {}
     for group, members in ordered[:most]:
         separate = [([x for x, _ in member], [y for _, y in member]) for member in members]
@@ -228,6 +230,9 @@ def _series(curves: Sequence[tuple[str, Sequence[tuple[int, float]]]], most: int
         steps = [int(step) for step in mean.steps]
         for name, values in (("mean", mean.mean), ("low", mean.low), ("high", mean.high)):
             if np.isfinite(values).all():
-                key = legal_name(f"returns/{group.replace('=', ' ')}/{name}")
-                series[key] = list(zip(steps, map(float, values), strict=True))
+                series[names.add(_curve_name(group, name))] = list(zip(steps, map(float, values), strict=True))
     return series
+
+
+def _curve_name(group: str, name: str) -> str:
+    return f"returns/{group.replace('=', ' ')}/{name}"

@@ -62,6 +62,11 @@ class FileLock:
             return os.path.samestat(os.fstat(fd), os.stat(self.path))
         return False
 
+    @property
+    def is_held(self) -> bool:
+        """Whether this process holds it; a fork of the one that does never does."""
+        return self._fd is not None
+
     def owner(self) -> str:
         """Return the name of the process that last took the lock, for a message."""
         try:

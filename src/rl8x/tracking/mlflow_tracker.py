@@ -65,6 +65,7 @@ class MLflowTracker:
 
     Attributes:
         resumed_spool: Where the spool of the run to resume was last, if not in `spool_dir`.
+        names_before: The `names` of the run to resume, as the process that began it had them.
     """
 
     experiment_name: str | None = None
@@ -99,7 +100,8 @@ class MLflowTracker:
         self._sender: Sender | None = None
         self._writer: Writer | None = None  # while a run goes on
         self._outage = ""
-        self._metric_names = NameTable("metric")
+        self.names_before: Mapping[str, Mapping[str, str]] = {}
+        self._names = _name_tables({})
         self._last_time = 0
         self._may_repeat = False
         self._pid = os.getpid()
@@ -130,6 +132,11 @@ class MLflowTracker:
     def spool_folder(self) -> Path | None:
         """The folder with what is not in the store yet."""
         return None if self._spool is None else self._spool.folder
+
+    @property
+    def names(self) -> dict[str, dict[str, str]]:
+        """The names that MLflow takes of those that it does not take, of metrics, params and tags, as plain data."""
+        return {kind: table.state for kind, table in self._names.items()}
 
     def whereabouts(self) -> Whereabouts | None:
         """Describe where the last run is, and what of it has not arrived and why; None before the first run."""
@@ -169,11 +176,16 @@ class MLflowTracker:
         check_installed()
         self._pid = os.getpid()
         self._outage = ""
-        self._metric_names = NameTable("metric")
         begins = resume is None
         if resume is None and self.run_key is not None:
             resume = HANDLE_PREFIX + self.run_key  # a missing spool or run is made
-        first = [params_op({**(self.params or {}), **params}), tags_op({**(self.tags or {}), **tags})]
+        if begins or self.names_before:
+            self._names = _name_tables({} if begins else self.names_before)
+            self.names_before = {}
+        first = [
+            params_op({**(self.params or {}), **params}, self._names["param"]),
+            tags_op({**(self.tags or {}), **tags}, self._names["tag"]),
+        ]
         going_on = resume is not None and not repeats and resume == self.resume_handle
         known = self._sender.known if going_on and self._sender is not None else None
         # If nothing was logged since the run was resumed, rows may still repeat those of the previous process.
@@ -272,13 +284,14 @@ class MLflowTracker:
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Log one row at a step of the clock.
 
-        A name that MLflow does not take is logged under one that it takes, with a warning.
+        A name that MLflow does not take is logged under one that it takes, with a warning; of several that would become
+        one there, all but one get a number.
 
         Raises:
             TypeError: A value is not a number, a name not a string, or the step not an integer.
-            ValueError: Two names would become one, or the step does not fit into 64 bits.
+            ValueError: A name has nothing but slashes, or the step does not fit into 64 bits.
         """
-        metrics = self._metric_names.legal(metrics)
+        metrics = self._names["metric"].legal(metrics)
         # `type(...) is float` spares most values the call
         row = {name: value if type(value) is float else metric_value(name, value) for name, value in metrics.items()}
         time_ms, at = self._now(), metric_step(step)
@@ -290,12 +303,12 @@ class MLflowTracker:
     def log_params(self, params: Mapping[str, object]) -> None:
         """Add hyperparameters. One that has another value already keeps it, and a tag has the new value."""
         if params:
-            self._append(params_op(params))
+            self._append(params_op(params, self._names["param"]))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags; a tag set before is replaced."""
         if tags:
-            self._append(tags_op(tags))
+            self._append(tags_op(tags, self._names["tag"]))
 
     def describe(self, text: str) -> None:
         """Describe the run on its page, in Markdown; a description that the user gave or changed stays."""
@@ -354,17 +367,22 @@ class MLflowTracker:
             key=key,
             name=name,
             step=metric_step(step),
-            metrics={metric: float(value) for metric, value in metrics.items() if math.isfinite(value)},
+            metrics=self._names["metric"].legal(
+                {metric: float(value) for metric, value in metrics.items() if math.isfinite(value)}
+            ),
             register=register,
             alias=alias,
         )
         self._append({"op": "model", "file": file, "about": about})
 
     def _kept(self, source: Path) -> str | None:
-        """Copy a file or folder to the spool and return its name there; None where the disk refuses."""
+        """Copy a file or folder to the spool and return its name there; None where the disk refuses, or in a fork."""
+        spool = self._running()
+        if self._own_writer is None:
+            return None
         try:
             artifacts = None if self._location is None else self._location.artifact_root
-            return self._running().keep_file(source.absolute(), [] if artifacts is None else [artifacts])
+            return spool.keep_file(source.absolute(), [] if artifacts is None else [artifacts])
         except OSError as error:
             _log.warning("tracking: the artifact %s is not logged, it cannot be copied to the spool: %s", source, error)
             return None
@@ -401,3 +419,8 @@ class MLflowTracker:
         """
         self._last_time = max(self._last_time + 1, time.time_ns() // 1_000_000)
         return self._last_time
+
+
+def _name_tables(before: Mapping[str, Mapping[str, str]]) -> dict[str, NameTable]:
+    """Return a table for each kind of name; those of params and tags, of which there may be many, warn less."""
+    return {kind: NameTable("metric" * (kind == "metric"), before.get(kind, {})) for kind in ("metric", "param", "tag")}

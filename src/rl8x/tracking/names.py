@@ -8,6 +8,7 @@ import operator
 import posixpath
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 from rl8x.tracking.protocol import TrackingError
@@ -67,30 +68,46 @@ def fitted(name: str, text: str) -> tuple[str, str | None]:
 
 
 class NameTable:
-    """Remembers which legal name each given name got, and refuses two given names for one legal name.
+    """Remembers which legal name each given name got, and numbers those that would become one: `a_`, `a_-2`.
 
     Where it is told what `kind` of thing is named, it warns at the first use of a name that is not legal.
+
+    Args:
+        kind: What is named.
+        before: The `state` of the table by which the run began.
     """
 
-    def __init__(self, kind: str = "") -> None:
+    def __init__(self, kind: str = "", before: Mapping[str, str] = MappingProxyType({})) -> None:
         self._kind = kind
-        self._legal: dict[str, str] = {}
-        self._given: dict[str, str] = {}
+        self._legal = dict(before)
+        self._given = {legal: name for name, legal in before.items()}
+
+    @property
+    def state(self) -> dict[str, str]:
+        """The names that another process could take otherwise: all that are not legal, and that one of them is like."""
+        changed = {name: legal for name, legal in self._legal.items() if legal != name}
+        return changed | {other: other for other in map(legal_name, changed) if other in self._legal}
 
     def legal(self, named: Mapping[str, _ValueT]) -> Mapping[str, _ValueT]:
-        """Return values under the legal ones of their names; raises as `add`."""
-        return {self.add(name): value for name, value in named.items()}
+        """Return values under the legal ones of their names, whatever order they come in; raises as `legal_name`."""
+        new = [name for name in named if name not in self._legal]
+        for name in sorted(new, key=lambda name: (legal_name(name) != name, name)):
+            self.add(name)
+        return {self._legal[name]: value for name, value in named.items()}
 
     def add(self, name: str) -> str:
-        """Return the legal name of `name`; raises `ValueError` where another name already became the same."""
+        """Return the legal name of `name`, which no other name has."""
         if name in self._legal:
             return self._legal[name]
-        legal = legal_name(name)
-        other = self._given.setdefault(legal, name)
-        if other != name:
-            raise ValueError(f"{name!r} and {other!r} are both called {legal!r} in MLflow; rename one of them")
+        first = legal = legal_name(name)
+        number = 1
+        while self._given.setdefault(legal, name) != name:
+            number += 1
+            legal = f"{first[: MAX_NAME_LENGTH - len(f'-{number}')]}-{number}"
         self._legal[name] = legal
-        if legal != name and self._kind:
+        if number > 1:
+            _log.warning("tracking: %r is logged as %r, since %r is called %r", name, legal, self._given[first], first)
+        elif legal != name and self._kind:
             _log.warning("tracking: the %s %r is logged as %r, which MLflow takes", self._kind, name, legal)
         return legal
 

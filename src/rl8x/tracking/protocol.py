@@ -20,6 +20,13 @@ def check_status(status: str) -> None:
         raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {status!r}")
 
 
+def status_of(error: BaseException) -> Status:
+    """Return how a run ended that an exception has ended; `sys.exit()` and `sys.exit(0)` end it as they should."""
+    if isinstance(error, SystemExit):
+        return "FINISHED" if error.code is None or (isinstance(error.code, int) and error.code == 0) else "KILLED"
+    return "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+
+
 @runtime_checkable
 class Tracker(Protocol):
     """Keeps the params, metrics, tags and artifacts of one run.

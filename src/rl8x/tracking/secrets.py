@@ -131,8 +131,8 @@ def _replaced(data: Any, known: re.Pattern[str]) -> Any:
         return known.sub(HIDDEN, hide_in_uris(data))
     if isinstance(data, Mapping):
         return {name: _replaced(value, known) for name, value in data.items()}
-    if type(data) in (list, tuple):
-        return type(data)(_replaced(value, known) for value in data)
+    if isinstance(data, list) or type(data) is tuple:
+        return (tuple if isinstance(data, tuple) else list)(_replaced(value, known) for value in data)
     return data
 
 

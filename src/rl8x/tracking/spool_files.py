@@ -25,7 +25,7 @@ from typing import Any
 
 from rl8x.output import counted
 from rl8x.tracking.locks import FileLock, is_locked
-from rl8x.tracking.names import NameTable, legal_name, readable
+from rl8x.tracking.names import NameTable, readable
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.secrets import hide, hide_in_data
 
@@ -96,9 +96,9 @@ class Unsent:
         return " and ".join(filter(None, (rows, others)))
 
 
-def params_op(params: Mapping[str, object]) -> Op:
+def params_op(params: Mapping[str, object], names: NameTable) -> Op:
     """Make the op of hyperparameters."""
-    return {"op": "params", "params": {name: _text(value) for name, value in NameTable().legal(params).items()}}
+    return {"op": "params", "params": {name: _text(value) for name, value in names.legal(params).items()}}
 
 
 def _text(value: object) -> str:
@@ -109,9 +109,9 @@ def _text(value: object) -> str:
         return f"{type(value).__name__} that cannot be written ({type(error).__name__})"
 
 
-def tags_op(tags: Mapping[str, str]) -> Op:
+def tags_op(tags: Mapping[str, str], names: NameTable) -> Op:
     """Make the op of tags."""
-    return {"op": "tags", "tags": {legal_name(name): _text(value) for name, value in tags.items()}}
+    return {"op": "tags", "tags": {name: _text(value) for name, value in names.legal(tags).items()}}
 
 
 def encode(op: Mapping[str, object]) -> bytes:

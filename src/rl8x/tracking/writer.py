@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 from rl8x.tracking.location import Location
-from rl8x.tracking.protocol import Status
+from rl8x.tracking.protocol import Status, status_of
 from rl8x.tracking.runs import Whereabouts
 from rl8x.tracking.secrets import hide, logger
 from rl8x.tracking.sender import Sender
@@ -47,9 +47,9 @@ class _Call(NamedTuple):
 class LastCall:
     """Remembers the code that logged last; the run is FINISHED, unless that code was interrupted.
 
-    - An exception came after the last row, out of the code that logged it: FAILED, or KILLED where it was a Ctrl-C.
+    - An exception came after the last row, out of the code that logged it: FAILED, or what `status_of` says.
       `sys.last_value` is what ended a script, a cell of a notebook or a line of an interpreter, and stays for good: an
-      earlier one, or one of another cell, has nothing to do with this run.
+      earlier one, or one of another cell, has nothing to do with this run. Of `sys.exit()` a script leaves none.
     - A daemon thread is still in that code when the interpreter ends, which cuts it off: KILLED.
     """
 
@@ -71,7 +71,7 @@ class LastCall:
         while traceback is not None and traceback.tb_frame.f_code is not call.code:
             traceback = traceback.tb_next
         if traceback is not None:
-            self._error = (call, "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+            self._error = (call, status_of(error))
 
     def status(self, *, at_exit: bool) -> Status:
         """Return how the run ended; `at_exit` where the interpreter ends now, and with it its daemon threads."""

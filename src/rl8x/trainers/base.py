@@ -11,7 +11,7 @@ from types import EllipsisType
 from typing import Any, Generic, Self, TypeVar
 
 from rl8x import keys
-from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.base import GenericAlgorithmBase, refuse_inference_mode
 from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike
 from rl8x.checkpoint.find import spool_of
 from rl8x.checkpoint.ranks import RANKS, num_ranks, of_rank
@@ -21,6 +21,7 @@ from rl8x.envs.env_config import AnyEnvConfig
 from rl8x.names import did_you_mean
 from rl8x.output import described
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
+from rl8x.tracking.protocol import status_of
 from rl8x.trainers.callbacks import Callback, check_callbacks, declared_by
 from rl8x.trainers.evaluation import Evaluations, check_evaluation_name, in_group
 from rl8x.trainers.evaluator import EpisodeEvaluator, make_evaluator
@@ -39,6 +40,7 @@ from rl8x.trainers.resume import (
     unfinished,
     with_generators_of,
 )
+from rl8x.trainers.signals import interruption
 from rl8x.trainers.statistics import EvalStats, Timer, TrainStats
 from rl8x.trainers.train_step import TrainStep
 
@@ -108,6 +110,7 @@ class TrainerBase(Generic[AlgorithmT]):
             raise TypeError(
                 f"a trainer needs an algorithm, such as PPOConfig().build(CartPole); got {algorithm!r:.200}."
             )
+        refuse_inference_mode()
         # A look at the protocol's properties, as `isinstance` takes it, would look for the store.
         if tracker is not None and not callable(getattr(type(tracker), "log_metrics", None)):
             raise TypeError(f"`tracker` must keep runs, as MLflowTracker(...) does; got {tracker!r:.200}.")
@@ -157,13 +160,28 @@ class TrainerBase(Generic[AlgorithmT]):
         Raises:
             ValueError: If the `env_config` is not legal, or would never apply.
             NonFiniteError: If numbers are not finite and `on_non_finite` is "stop".
-            RuntimeError: If called within a `run()` of this trainer, or in a callback.
+            RuntimeError: If called within a `run()` of this trainer or in a callback, in `torch.inference_mode()`, or
+                in a process that was forked after the run began.
         """
         if self.train_step.is_in_progress:
             raise RuntimeError("a step of this trainer is in progress: a callback cannot make another one.")
-        stats = self.train_step.finish(self.train_step.make_row(env_config), self)
+        self._check_place()
+        try:
+            stats = self.train_step.finish(self.train_step.make_row(env_config), self)
+        except SystemExit as error:  # a callback's; of one in the loop around nobody hears
+            self.record.close(status_of(error), interruption(error), self.train_step.eval_row)
+            raise
         self.train_step.open_row = stats
         return stats
+
+    def _check_place(self) -> None:
+        """Raise where nothing can be learned, or the run is another process's.
+
+        Raises:
+            RuntimeError: In `torch.inference_mode()`, and in a process that was forked after the run began.
+        """
+        refuse_inference_mode()
+        self.record.check_process()
 
     def __iter__(self) -> Iterator[TrainStats]:
         """Yield the rows of `step()` after `step()`, without end."""
@@ -192,9 +210,11 @@ class TrainerBase(Generic[AlgorithmT]):
                 name never replaces the run's own.
 
         Raises:
-            RuntimeError: If the training environment is used and is not at a reset, or there is no environment.
+            RuntimeError: If the training environment is used and is not at a reset, or there is no environment; and as
+                `step` does.
             ValueError: If `env_config` could not be applied, or MLflow does not take the name.
         """
+        self._check_place()
         if name is not None:
             check_evaluation_name(name)
         tracked_name = self.evaluations.config_name(env_config) if name is None else name
@@ -345,6 +365,7 @@ class TrainerBase(Generic[AlgorithmT]):
             self.evaluations.env_config = evaluated_under
         if isinstance(self.tracker, MLflowTracker):
             self.tracker.resumed_spool = spool_of(checkpoint.path.parent, metadata)
+            self.tracker.names_before = metadata["run"].get("names") or {}
         self.record.resume(
             handle_for(metadata["run"], self.tracker), origin.tags, state.get("results", {}), evaluated_under
         )

@@ -24,7 +24,7 @@ from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.env_config import AnyEnvConfig, PlainConfig, function_form, function_name, inherited_config, shown_value
 from rl8x.plain_yaml import dump_run
-from rl8x.tracking import MLflowTracker, Tracker
+from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.location import beside
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.secrets import hide, hide_in_data
@@ -80,6 +80,7 @@ class Record:
         self._num_eval_envs = num_eval_envs
         self._steered_by: str | None = None
         self._handle: str | None = None
+        self._process: int | None = None  # that began what is kept of the run
         self._results = Results()
         self._repeats = False
         self._only_adds = False
@@ -137,10 +138,13 @@ class Record:
         Args:
             trains: Whether training goes on; what is only added to a run that is over leaves its status alone.
         """
+        self.check_process()
         if self.is_open:
             if not (trains and self._only_adds):
                 return
             self.close("FINISHED")
+        if not (isinstance(self.tracker, NullTracker) and self.checkpoints.options is None):
+            self._process = os.getpid()
         fresh = self._handle is None
         self._only_adds = not fresh and not trains
         known = self._config is not None
@@ -166,6 +170,23 @@ class Record:
         if fresh and self._whole_file is not None:
             self.tracker.log_text(dump_run(self._whole_file), description.RUN_FILE)
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another process has begun the run, of which this one is a fork."""
+        return self._process not in (None, os.getpid())
+
+    def check_process(self) -> None:
+        """Raise where the run is another process's.
+
+        Raises:
+            RuntimeError: If it is.
+        """
+        if self.is_elsewhere:
+            raise RuntimeError(
+                f"this trainer's run belongs to process {self._process}, and this is a fork of it, which would write "
+                "into that run: make a trainer here, or go on with the run by Trainer.resume(...) once it has ended."
+            )
+
     def log(self, row: Mapping[str, float], *, trains: bool = True) -> None:
         """Log a row at the algorithm's clock; for `trains` see `open`."""
         self.open(trains=trains)
@@ -177,14 +198,14 @@ class Record:
 
     def log_failure(self, trace: str) -> None:
         """Log the traceback of the error that ended the run."""
-        if self.is_open:
+        if self.is_open and not self.is_elsewhere:
             self.tracker.log_text(hide(trace), "traceback.txt")
 
     def close(
         self, status: Status, stop_reason: str | None = None, evaluation: Mapping[str, float] = MappingProxyType({})
     ) -> None:
         """End the tracked run, if it is open, with the last evaluation's metrics; None keeps its stop reason."""
-        if not self.is_open:
+        if not self.is_open or self.is_elsewhere:
             return
         self.is_open = False
         if stop_reason is not None:
@@ -326,6 +347,7 @@ class Record:
             "id": tracker.run_id,
             "location": tracker.location,
             "spool": relative,
+            "names": getattr(tracker, "names", None),
             "database": None if directory is None else beside(directory, getattr(tracker, "database", None)),
         }
 

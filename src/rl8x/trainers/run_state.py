@@ -25,6 +25,7 @@ from rl8x.conditions import (
 )
 from rl8x.conditions.base import FromCallable, in_turn
 from rl8x.envs.env_config import function_name
+from rl8x.frozen import thawed
 from rl8x.importing import import_named
 from rl8x.names import did_you_mean
 from rl8x.trainers.statistics import TrainStats
@@ -67,7 +68,8 @@ class RunState:
         callbacks: Sequence[str] = (),
     ) -> None:
         before: Mapping[str, Any] = {} if saved is None else saved["options"]
-        self.options = {name: before.get(name) if options[name] is ... else options[name] for name in OPTIONS}
+        given = {name: before.get(name) if options[name] is ... else options[name] for name in OPTIONS}
+        self.options: dict[str, Any] = thawed(given)  # the run's own: the script may go on with its lists
         lost = function_name(self.options["env_config"])
         if lost is not None:
             raise CheckpointError(

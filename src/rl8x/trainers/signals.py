@@ -13,6 +13,11 @@ from typing import Any, Final
 _SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 
 
+def interruption(error: BaseException) -> str:
+    """Return the stop reason of a run that a KeyboardInterrupt or SystemExit has ended."""
+    return f"sys.exit({error.code!r:.100})" if isinstance(error, SystemExit) else "interrupted"
+
+
 class SignalGuard:
     """Notes signals within a block: SIGINT, SIGTERM and SIGHUP end the run, SIGUSR1 saves it.
 

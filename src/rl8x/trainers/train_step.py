@@ -81,7 +81,7 @@ class TrainStep:
             algorithm.follow(self.known)
             collected = algorithm.collect(env_config=env_config)
             self._record.note_config(env_config)
-        with Timer(device) as learning:
+        with Timer(device) as learning, torch.enable_grad():
             learned = algorithm.step()
 
         def measure() -> dict[str, float]:

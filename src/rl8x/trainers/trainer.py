@@ -21,7 +21,7 @@ from rl8x.envs import Env
 from rl8x.envs.env_config import AnyEnvConfig, followed_in
 from rl8x.output import described
 from rl8x.tracking import MLflowTracker
-from rl8x.tracking.protocol import Status
+from rl8x.tracking.protocol import Status, status_of
 from rl8x.tracking.runs import shown_path
 from rl8x.tracking.secrets import hide, logger
 from rl8x.trainers.base import AlgorithmT, TrainerBase
@@ -32,7 +32,7 @@ from rl8x.trainers.plotting import plot_run
 from rl8x.trainers.progress import Progress, ProgressReporter
 from rl8x.trainers.ranks import agree, check_alike
 from rl8x.trainers.run_state import RUN_OPTIONS, RunState, StopConditions
-from rl8x.trainers.signals import SignalGuard
+from rl8x.trainers.signals import SignalGuard, interruption
 from rl8x.trainers.statistics import TrainStats
 from rl8x.video import Film
 
@@ -94,14 +94,17 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             TypeError: If a stop condition is not a condition.
             ValueError: If an option is not legal, before the first step.
             NonFiniteError: If numbers are not finite and `on_non_finite` is "stop".
-            RuntimeError: If called within another `run()` of this trainer.
+            RuntimeError: If called within another `run()` of this trainer, in `torch.inference_mode()`, or in a process
+                that was forked after the run began.
             CheckpointError: If another process is training the run, or has continued it.
             TrackingError: If the tracker cannot store runs.
             KeyboardInterrupt: After SIGINT, once the run is saved.
-            SystemExit: After SIGTERM and SIGHUP, once the run is saved.
+            SystemExit: After SIGTERM and SIGHUP, once the run is saved. A callback's own makes the status FINISHED by
+                code 0 or None, else KILLED.
         """
         if self.train_step.is_in_progress:
             raise RuntimeError("this trainer is in a run() already: one at a time, and not from its callbacks.")
+        self._check_place()
         options = {
             "env_config": env_config,
             "eval_env_config": eval_env_config,
@@ -192,25 +195,32 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         status: Status = "FINISHED"
         try:
             yield
-        except (KeyboardInterrupt, SystemExit):
-            status = "KILLED"
-            self.stop_reason = "interrupted" if signals.stop is None else f"interrupted by {signals.stop.name}"
-            raise
         except BaseException as error:
-            status, self.stop_reason = "FAILED", hide(described(error))
-            self.record.log_failure(traceback.format_exc())
+            status = status_of(error)
+            if status == "FAILED":
+                self.stop_reason = hide(described(error))
+                self.record.log_failure(traceback.format_exc())
+            elif signals.stop is None:
+                self.stop_reason = interruption(error)
+            else:
+                status, self.stop_reason = "KILLED", f"interrupted by {signals.stop.name}"
             raise
         finally:
             reporter.close()
-            try:
-                self.checkpoints.wait()
-                if status != "FAILED" and self.options["log_models"]:
-                    self._log_models()
-                self.record.close(status, self.stop_reason, self.train_step.eval_row)
-            finally:
-                # If the run failed before its first step, the error alone is reported.
-                if status != "FAILED" or run.has_stepped:
-                    self.ending = self.record.report(status, self.stop_reason, reporter.say)
+            if not self.record.is_elsewhere:
+                self._end(run, status, reporter)
+
+    def _end(self, run: RunState, status: Status, reporter: ProgressReporter) -> None:
+        """End the tracked run, and report how to continue it."""
+        try:
+            self.checkpoints.wait()
+            if status != "FAILED" and self.options["log_models"]:
+                self._log_models()
+            self.record.close(status, self.stop_reason, self.train_step.eval_row)
+        finally:
+            # If the run failed before its first step, the error alone is reported.
+            if status != "FAILED" or run.has_stepped:
+                self.ending = self.record.report(status, self.stop_reason, reporter.say)
 
     def _save_where_due(
         self, run: RunState, stats: TrainStats, signals: SignalGuard, reporter: ProgressReporter

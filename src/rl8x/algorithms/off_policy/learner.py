@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
+from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase, refuse_inference_mode
 from rl8x.algorithms.memory_check import CountedNets, check_networks, row_bytes
 from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.nets import Net, Nets
@@ -217,6 +217,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     def step(self) -> Stats:
         """Make the updates that are due; if none is, the step's row has no losses."""
+        refuse_inference_mode()
         lr = self.lr_schedule(self.counters[self.clock])
         self.nets.set_lr(lr)
         rows, threads = [], self.execution.threads.for_work(self._work)

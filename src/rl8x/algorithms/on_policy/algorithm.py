@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import LR, EnvFactory
+from rl8x.algorithms.base import LR, EnvFactory, refuse_inference_mode
 from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.memory_check import CountedNets, check_networks, check_training
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
@@ -261,8 +261,9 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         """Update the policy with the last collect's data.
 
         Raises:
-            RuntimeError: If `collect()` has not been called since the last `step()`.
+            RuntimeError: If `collect()` has not been called since the last `step()`, or in `torch.inference_mode()`.
         """
+        refuse_inference_mode()
         if not self.fresh:
             raise RuntimeError("`step()` needs fresh experience: call `collect()` before each `step()`.")
         self.fresh = False

@@ -308,8 +308,9 @@ class OnPolicyUpdater:
             return sums
         if worker not in self._parts:
             self._parts[worker] = self.optimizer.split(gradient)
-        losses = self._losses(self.optimizer.views, coefficient, scale, *self.pack.gather(chunk))
-        new_gradients = torch.autograd.grad(losses[self._total], self.optimizer.views, allow_unused=True)
+        with torch.enable_grad():
+            losses = self._losses(self.optimizer.views, coefficient, scale, *self.pack.gather(chunk))
+            new_gradients = torch.autograd.grad(losses[self._total], self.optimizer.views, allow_unused=True)
         pairs = [(part, new) for part, new in zip(self._parts[worker], new_gradients, strict=True) if new is not None]
         parts, gradients = zip(*pairs, strict=True)
         add_to_each(parts, gradients)
