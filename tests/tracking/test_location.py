@@ -157,7 +157,7 @@ def test_a_password_that_is_read_as_it_is_meant_is_taken(uri):
 
 def test_a_new_mlruns_is_ignored_by_git(tmp_path):
     make_mlruns(tmp_path / "mlruns")
-    assert (tmp_path / "mlruns/.gitignore").read_text() == "*\n"
+    assert (tmp_path / "mlruns/.gitignore").read_text() == "*\n!.gitignore\n"
     (tmp_path / "mine").mkdir()
     make_mlruns(tmp_path / "mine")
     assert list((tmp_path / "mine").iterdir()) == []
