@@ -63,7 +63,7 @@ def test_a_run_of_any_name_is_found_by_it(trained, tmp_path, mlflow_client):
 
 @pytest.mark.parametrize("name", ["ppo/seed0", "a folder"])
 def test_every_command_finds_it(name, trained, tmp_path, capsys):
-    run_id, rename = trained
+    _, rename = trained
     (tmp_path / "a folder").mkdir()
     rename(name)
     assert type(rl8x.load_algorithm(name)).__name__ == "PPO"
