@@ -1,4 +1,4 @@
-"""Writing that survives a power cut, and digests by which damage is noticed."""
+"""Writing that survives a power cut, digests by which damage is noticed, files that are moved while they are open."""
 
 from __future__ import annotations
 
@@ -94,3 +94,23 @@ def wrong_sums(folder: Path, actual: str) -> str | None:
         return None
     wrong = [line.split("  ")[-1] for line in actual.splitlines() if line not in expected.splitlines()]
     return f"{' and '.join(wrong) or SUMS} does not have the digest that was written"
+
+
+def is_at(fd: int, path: Path) -> bool:
+    """Return whether a path leads to an open file or folder."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    return False
+
+
+def moved_to(fd: int, path: Path) -> Path | None:
+    """Return where an open file or folder is that was moved away from its path.
+
+    None where it is in its place, or was deleted, or the system does not know.
+    """
+    if is_at(fd, path):
+        return None
+    with contextlib.suppress(OSError):
+        now = Path(os.readlink(f"/proc/self/fd/{fd}"))  # on Linux alone
+        return now if is_at(fd, now) else None
+    return None

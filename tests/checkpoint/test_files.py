@@ -23,7 +23,7 @@ from rl8x.importing import dotted_path, import_named
 from rl8x.models import MLPModel
 from rl8x.segments import Segment
 from rl8x.tracking import NullTracker
-from rl8x.tracking.locks import FileLock
+from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.spool import Spool
 
 # -- trees
@@ -124,6 +124,7 @@ def test_a_tree_too_deep_is_refused():
 
 def put(directory, steps=1, value=1.0, **metadata):
     state, tensors = encode({"x": torch.full((3,), value), "y": float("nan"), "n": [1, "two", None]})
+    directory.mkdir(parents=True, exist_ok=True)
     return files.write(directory, steps, {"run": {"key": "k"}, **metadata}, state, tensors)
 
 
@@ -246,6 +247,7 @@ def test_a_missing_file_is_named(tmp_path, name):
 def with_segment(directory, content, kept=None):
     segment = Segment("a-0-1", lambda: content)
     state, tensors = encode({"best": None, "parts": [segment]})
+    directory.mkdir(parents=True, exist_ok=True)
     return files.write(directory, 1, {"run": {"key": "k"}}, state, tensors, {segment.name: kept or content})
 
 
@@ -398,7 +400,7 @@ def test_a_run_that_was_killed_before_its_store_had_all_has_not_finished(tmp_pat
         "12345"
     )  # of a process that did not give it back: it was killed before it told its end
     assert find_unfinished(config, folder.parent) == folder
-    with FileLock(folder / "lock"):
+    with FolderLock(folder):
         assert find_unfinished(config, folder.parent) is None
     assert find_unfinished(config, folder.parent) is None
 

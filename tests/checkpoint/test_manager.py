@@ -3,18 +3,24 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 from unittest import mock
 
 import pytest
 from benchmarks.fault_process import ForkedPython
+from mlflow import MlflowClient
 
-from rl8x.checkpoint import CheckpointError, listed, read
+from rl8x import keys
+from rl8x.algorithms import PPOConfig
+from rl8x.checkpoint import CheckpointError, Checkpoints, files, find, listed, read
 from rl8x.cli.main import main
-from rl8x.tracking import sync
+from rl8x.envs import CartPole
+from rl8x.tracking import MLflowTracker, NullTracker, sync
 from rl8x.trainers import Trainer
 
 TRAINS = """
@@ -107,6 +113,8 @@ def test_a_run_that_is_copied_while_it_runs_stays_its_own_process_s(mlruns, clie
         newest = listed(folder)[-1]
         for place in (tmp_path, tmp_path / "elsewhere"):
             monkeypatch.chdir(place)
+            if place != tmp_path:  # a clean-up takes the files of all locks
+                assert len([path.unlink() for path in tmp_path.rglob("*lock*")]) >= 4
             assert sync(mlruns / "spool").num_busy == sync(tmp_path / "backup/spool").num_busy == 1
             with pytest.raises(CheckpointError, match=f"in use by process {process.pid}; wait for it or end it"):
                 Trainer.resume(folder).run(progress="none")
@@ -143,6 +151,140 @@ def test_a_run_that_is_resumed_from_another_folder_has_no_row_twice(mlruns, clie
         assert sync().spools == []
     assert the_run(client).info.status == "FINISHED"
     assert times_logged(client) == EIGHT_STEPS
+
+
+SMALL = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "execution": "eager"}
+ON_LINUX = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="only Linux tells where a folder was moved to")
+
+
+def at_step(step, act):
+    return lambda trainer, stats: act(trainer) if stats[keys.STEPS] == step else None
+
+
+def trained(checkpoints, act, tracker=None):
+    """Train six steps, at the third of which somebody acts, while the checkpoint of the second may be being written."""
+    config = PPOConfig(**SMALL, model_config={"hidden_sizes": [8]})
+    tracker = tracker or NullTracker()
+    trainer = Trainer(config.build(CartPole), callbacks=[at_step(3, act)], checkpoints=checkpoints, tracker=tracker)
+    trainer.run(max_steps=6, progress="none")
+    return trainer
+
+
+def steps_of(folder):
+    return [int(path.name.rpartition("-")[2]) for path in listed(folder)]
+
+
+def replaced(trainer, by):
+    trainer.checkpoints.wait()
+    shutil.rmtree(trainer.checkpoints.directory)
+    by.rename(trainer.checkpoints.directory)
+
+
+@ON_LINUX
+@pytest.mark.parametrize(("moved", "to"), [("runs", "archive"), ("runs/a", "runs/b"), ("runs", "far/away/runs")])
+@pytest.mark.parametrize("another", [False, True])
+def test_checkpoints_that_are_moved_are_followed_and_nothing_is_made_where_they_were(
+    moved, to, another, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+
+    def moves(trainer):
+        Path(to).parent.mkdir(parents=True, exist_ok=True)
+        os.rename(moved, to)
+        if another:
+            Path("runs/a").mkdir(parents=True)
+
+    trainer = trained(Checkpoints("runs/a", every_steps=1, keep=9, best="returns/mean"), moves)
+    now = tmp_path / ("runs/a".replace(moved, to))
+    assert trainer.checkpoints.directory == now
+    assert steps_of(now) == [0, 1, 2, 3, 4, 5, 6]
+    assert trainer.checkpoints.best_path.parent == now
+    assert trainer.ending[-1].endswith(
+        f"Trainer.resume('{now.relative_to(tmp_path)}', callbacks=[...]).run(max_steps=N), N above 6"
+    )
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning == f"rl8x: the checkpoints in {tmp_path}/runs/a were moved to {now}, where the next ones go"
+    assert (list(Path("runs/a").iterdir()) if another else Path("runs/a").exists()) in ([], False)
+    assert Trainer.resume(now, callbacks=[]).run(max_steps=7, progress="none")[keys.STEPS] == 7
+
+
+@ON_LINUX
+def test_a_folder_that_is_moved_within_a_write_gets_the_whole_checkpoint(tmp_path, monkeypatch, caplog):
+    write, folder = files._write_tensors, tmp_path / "a"
+
+    def moving(path, tensors):
+        if folder.exists() and len(listed(folder)) == 3:
+            folder.rename(tmp_path / "b")
+        write(path, tensors)
+
+    monkeypatch.setattr(files, "_write_tensors", moving)
+    trained(Checkpoints(folder, every_steps=1, keep=9), lambda trainer: None)
+    assert steps_of(tmp_path / "b") == [0, 1, 2, 3, 4, 5, 6]
+    assert [read(path).path for path in listed(tmp_path / "b")] == listed(tmp_path / "b")
+    assert not folder.exists()
+    assert len(caplog.records) == 1
+
+
+def test_a_folder_that_is_deleted_is_made_anew(tmp_path, caplog):
+    folder = tmp_path / "a"
+
+    def deletes(trainer):
+        trainer.checkpoints.wait()
+        shutil.rmtree(folder)
+
+    trainer = trained(Checkpoints(folder, every_steps=1, keep=9), deletes)
+    assert steps_of(folder) == [3, 4, 5, 6]
+    assert trainer.checkpoints.directory == folder
+    warned = [record.getMessage() for record in caplog.records]
+    assert warned == [f"rl8x: {folder} was deleted with its checkpoints, and is made anew"]
+    assert find(folder).metadata["counters"][keys.STEPS] == 6
+
+
+def test_in_the_place_of_a_deleted_folder_a_copy_is_gone_on_with_and_another_runs_is_left_alone(tmp_path, caplog):
+    folder, other = tmp_path / "a", tmp_path / "other"
+
+    def restores(trainer):
+        trainer.checkpoints.wait()
+        replaced(trainer, by=shutil.copytree(folder, tmp_path / "copy"))
+
+    trained(Checkpoints(folder, every_steps=2, keep=9), restores)
+    assert steps_of(folder) == [0, 2, 4, 6]
+    trained(Checkpoints(other, every_steps=2, keep=9), lambda trainer: None)
+    caplog.clear()
+    trained(Checkpoints(tmp_path / "mine", every_steps=2, keep=9), lambda trainer: replaced(trainer, other))
+    assert steps_of(tmp_path / "mine") == [0, 2, 4, 6]
+    assert len({read(path).metadata["run"]["key"] for path in listed(tmp_path / "mine")}) == 1
+    warned = [record.getMessage() for record in caplog.records]
+    assert [text[:31] for text in warned] == ["rl8x: no checkpoint at step 4: ", "rl8x: no checkpoint at step 6: "]
+    assert all("has checkpoints of another run" in text for text in warned)
+
+
+@ON_LINUX
+@pytest.mark.parametrize("moved", ["mlruns", "mlruns/checkpoints"])
+def test_a_moved_run_goes_on_where_it_is_by_its_last_lines(moved, mlruns, tmp_path, client, monkeypatch):
+    def moves(trainer):
+        mlflow_tracker.flush()
+        os.rename(moved, "moved")
+
+    mlflow_tracker = MLflowTracker(interval_s=0.05, outage_timeout_s=0.2)
+    trainer = trained(Checkpoints(every_steps=1), moves, mlflow_tracker)
+    now = tmp_path / "moved" / ("checkpoints" if moved == "mlruns" else "") / trainer.checkpoints.directory.name
+    assert trainer.checkpoints.directory == now
+    assert mlruns.exists() == (moved != "mlruns")
+    assert not (mlruns / "checkpoints").exists()
+    lines = [line.split(": rl8x ")[1].split() for line in trainer.ending if ": rl8x sync" in line]
+    assert lines == ([["sync", f"moved/spool/{now.name}"]] if moved == "mlruns" else [])
+    for line in lines:
+        assert main(line) == 0
+    run = read(listed(now)[-1]).metadata["run"]
+    assert run["database"] == ("../../mlflow.db" if moved == "mlruns" else None)
+    database = tmp_path / ("moved" if moved == "mlruns" else "mlruns") / "mlflow.db"
+    mlflow = MlflowClient(f"sqlite:///{database}")
+    (found,) = mlflow.search_runs([mlflow.get_experiment_by_name("rl8x").experiment_id])
+    assert found.data.tags["rl8x.checkpoints"] == str(now)
+    assert len(mlflow.get_metric_history(found.info.run_id, "losses/total")) == 6
+    Trainer.resume(now, callbacks=[]).run(max_steps=7, progress="none")
+    assert len(mlflow.get_metric_history(found.info.run_id, "losses/total")) == 7
 
 
 @pytest.mark.parametrize("ack", ["ahead of the spool", "lost"])

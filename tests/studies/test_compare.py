@@ -162,6 +162,7 @@ def test_runs_are_found_by_experiment_parent_and_checkpoints(store, tmp_path, mo
 
     folder = tmp_path / "checkpoints"
     folder.mkdir()
+    (folder / "checkpoint.json").touch()
     monkeypatch.setattr(files, "describe", lambda path: {"run": {"id": ids["b"]}})
     assert [run.id for run in compare([folder]).runs] == [ids["b"]]
     monkeypatch.setattr(files, "describe", lambda path: {"run": {"id": None, "handle": "spool-nothing"}})

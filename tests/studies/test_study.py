@@ -27,7 +27,7 @@ from rl8x.studies import study as module
 from rl8x.studies import training as work
 from rl8x.studies.definition import Training
 from rl8x.studies.parent import _best, _complete, _described, _results, _series
-from rl8x.tracking.locks import FileLock, is_locked
+from rl8x.tracking.locks import FolderLock, is_locked
 from rl8x.tracking.store_errors import StoreDownError
 
 BASE = {
@@ -258,7 +258,7 @@ def test_a_study_that_was_changed_is_refused(ran, changes, message):
 def test_two_processes_do_not_run_one_study(ran):
     study, _, _, again, _ = ran
     (study.folder / "done").rename(study.folder / "was-done")
-    lock = FileLock(study.folder / "lock")
+    lock = FolderLock(study.folder)
     assert lock.acquire()
     try:
         with pytest.raises(StudyError, match="is at the study in"):
@@ -584,7 +584,7 @@ def test_who_has_a_training_is_said(here, capfd, monkeypatch):
     folder = study.folder / Training("fixed", {}, 0).key
     folder.mkdir(parents=True)
     (study.folder / "study.json").write_text(json.dumps({"definition": study.config.to_dict(), "run_key": "0" * 32}))
-    lock = FileLock(folder / "lock")
+    lock = FolderLock(folder)
     assert lock.acquire()
 
     def looked_at(path):

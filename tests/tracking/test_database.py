@@ -1,4 +1,5 @@
 import sqlite3
+import threading
 from contextlib import closing
 
 import pytest
@@ -8,7 +9,7 @@ from sqlalchemy.engine import Engine
 
 from rl8x.tracking import database
 from rl8x.tracking.database import Point, add_past_points, empty_tables, ensure_database, prepare_tables
-from rl8x.tracking.location import locate
+from rl8x.tracking.location import Location, locate
 
 
 def schema(connection):
@@ -86,6 +87,20 @@ def test_where_memory_will_not_do_mlflow_makes_them_on_the_disk(tmp_path, monkey
         event.remove(Engine, "connect", not_synced)
     with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as made:
         assert len(schema(made)) > 50
+
+
+def test_nothing_but_the_database_stays_in_a_folder_of_the_users_own(tmp_path, monkeypatch):
+    mine = [Location(f"sqlite:///{tmp_path}/{name}.db", tmp_path / f"{name}.db") for name in "abc"]
+    threads = [threading.Thread(target=ensure_database, args=(location,)) for location in (*mine, *mine)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {path.name for path in tmp_path.iterdir()} == {"a.db", "b.db", "c.db"}
+    monkeypatch.setattr("rl8x.tracking.database._make", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ensure_database(Location(f"sqlite:///{tmp_path}/d.db", tmp_path / "d.db"))
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_one_that_is_there_is_left_alone(mlruns):

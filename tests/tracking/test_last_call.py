@@ -141,10 +141,10 @@ def test_a_run_whose_tracker_is_collected_ends_then(tmp_path):
     script = """
         import gc, os
         from pathlib import Path
-        from rl8x.tracking.locks import FileLock
+        from rl8x.tracking.locks import FolderLock
         tracker = start("collected")
         loop(tracker)
-        lock = FileLock(tracker.spool_folder / "lock")
+        lock = FolderLock(tracker.spool_folder)
         cycle = [tracker]
         cycle.append(cycle)
         other = start("other")

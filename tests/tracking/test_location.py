@@ -157,7 +157,16 @@ def test_a_password_that_is_read_as_it_is_meant_is_taken(uri):
 
 def test_a_new_mlruns_is_ignored_by_git(tmp_path):
     make_mlruns(tmp_path / "mlruns")
-    assert (tmp_path / "mlruns/.gitignore").read_text() == "*\n"
+    (tmp_path / "mlruns/mlflow.db").touch()
+
+    def git(*words):
+        return subprocess.run(["git", "-C", str(tmp_path), *words], capture_output=True, check=True, text=True).stdout
+
+    git("init")
+    git("add", ".")
+    assert git("ls-files") == "mlruns/.gitignore\n"  # it can be committed as it is, and keeps all else out
+    assert git("status", "--porcelain") == "A  mlruns/.gitignore\n"
+    assert (tmp_path / "mlruns/.gitignore").read_text() == "*\n!.gitignore\n"
     (tmp_path / "mine").mkdir()
     make_mlruns(tmp_path / "mine")
     assert list((tmp_path / "mine").iterdir()) == []

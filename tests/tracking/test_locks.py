@@ -5,11 +5,17 @@ import subprocess
 import sys
 import threading
 
-from rl8x.tracking.locks import FileLock, is_locked
+import pytest
+
+from rl8x.tracking.locks import FileLock, FolderLock, is_locked, was_left
+
+KINDS = {"file": lambda folder: FileLock(folder / "lock"), "folder": FolderLock}
+EITHER = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
-def test_one_holder_in_a_process(tmp_path):
-    first, second = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
+@EITHER
+def test_one_holder_in_a_process(kind, tmp_path):
+    first, second = kind(tmp_path), kind(tmp_path)
     assert first.acquire()
     assert not second.acquire(0.1)
     assert second.owner() == "this process"
@@ -19,37 +25,90 @@ def test_one_holder_in_a_process(tmp_path):
     second.release()
 
 
-def test_another_process_sees_it_and_its_death_frees_it(tmp_path):
-    code = """
+def holder(folder, then=""):
+    """Return a process that has locked a folder; `then` does something once a line comes."""
+    code = f"""
 import sys
 from pathlib import Path
-from rl8x.tracking.locks import FileLock
-lock = FileLock(Path(sys.argv[1]))
+from rl8x.tracking.locks import FolderLock
+lock = FolderLock(Path(sys.argv[1]))
 print(lock.acquire(), flush=True)
+sys.stdin.readline()
+{then}
+print(flush=True)
 sys.stdin.read()
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", code, str(folder)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "True\n"
-    lock = FileLock(tmp_path / "lock")
+    return process
+
+
+@EITHER
+def test_another_process_sees_it_and_its_death_frees_it(kind, tmp_path):
+    process = holder(tmp_path)
+    lock = kind(tmp_path)
     assert not lock.acquire()
     assert lock.owner() == f"process {process.pid}"
+    assert is_locked(tmp_path)
+    process.kill()
+    process.communicate()
+    assert was_left(tmp_path)
+    assert lock.acquire(5)
+    lock.release()
+    assert not was_left(tmp_path)
+
+
+def test_a_folder_stays_locked_where_its_file_is_removed_and_who_has_it_is_said(tmp_path):
+    process = holder(tmp_path, then="lock.follow()")
+    (tmp_path / "lock").unlink()
+    lock = FolderLock(tmp_path)
+    assert not lock.acquire()
+    assert is_locked(tmp_path)
+    assert lock.owner() == (f"process {process.pid}" if os.path.exists("/proc/locks") else "another process")
+    assert not (tmp_path / "lock").exists()  # who is refused makes none
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "\n"
+    assert (tmp_path / "lock").read_text() == str(process.pid)  # the owner makes it anew, and locks it
+    assert not FileLock(tmp_path / "lock").acquire()
     process.kill()
     process.communicate()
     assert lock.acquire(5)
     lock.release()
 
 
-def test_a_forked_child_does_not_keep_it(tmp_path):
-    lock = FileLock(tmp_path / "lock")
+def test_a_lock_keeps_up_with_its_folder(tmp_path):
+    (tmp_path / "a").mkdir()
+    lock = FolderLock(tmp_path / "a")
+    assert lock.acquire()
+    assert not lock.follow()
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "a").mkdir()
+    assert lock.follow()
+    assert lock.folder == tmp_path / "b"
+    assert not lock.follow()
+    assert (is_locked(tmp_path / "b"), is_locked(tmp_path / "a"), lock.is_deleted) == (True, False, False)
+    (lock.place / "file").touch()
+    shutil.rmtree(tmp_path / "b")
+    (tmp_path / "b").mkdir()
+    assert lock.is_deleted
+    assert not lock.follow()
+    assert list((tmp_path / "b").iterdir()) == []  # another folder, which is not its own
+    lock.release()
+    assert not lock.is_held
+
+
+@EITHER
+def test_a_forked_child_does_not_keep_it(kind, tmp_path):
+    lock = kind(tmp_path)
     lock.acquire()
     end, begin = os.pipe()
     if (child := os.fork()) == 0:
         os.read(end, 1)
         os._exit(0)
     lock.release()
-    other = FileLock(tmp_path / "lock")
+    other = kind(tmp_path)
     assert other.acquire()
     other.release()
     os.write(begin, b"x")
@@ -76,8 +135,8 @@ def test_waiting(tmp_path):
 HOLDS_IT = """
 import os, sys
 from pathlib import Path
-from rl8x.tracking.locks import FileLock
-lock = FileLock(Path(sys.argv[1]))
+from rl8x.tracking.locks import FolderLock
+lock = FolderLock(Path(sys.argv[1]))
 assert lock.acquire()
 if os.fork() == 0:
     os.read(0, 1)
@@ -88,13 +147,13 @@ os.read(0, 1)
 
 
 def test_a_forked_child_that_outlives_its_killed_parent_does_not_keep_it(tmp_path):
-    command = [sys.executable, "-c", HOLDS_IT, str(tmp_path / "lock")]
+    command = [sys.executable, "-c", HOLDS_IT, str(tmp_path)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
-    assert is_locked(tmp_path / "lock")
+    assert is_locked(tmp_path)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    lock = FileLock(tmp_path / "lock")
+    lock = FolderLock(tmp_path)
     assert lock.acquire(5)
     lock.release()
     process.communicate()  # lets the child end
@@ -103,22 +162,23 @@ def test_a_forked_child_that_outlives_its_killed_parent_does_not_keep_it(tmp_pat
 def test_copies_of_the_file_and_readers_of_it_do_not_drop_it(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    with FileLock(folder / "lock"):
+    with FolderLock(folder):
         shutil.copytree(folder, tmp_path / "copy")
         shutil.make_archive(str(tmp_path / "backup"), "zip", folder)
         code = "import sys; from rl8x.tracking.locks import *; sys.exit(is_locked(Path(sys.argv[1])))"
         command = [sys.executable, "-c", code]
-        assert subprocess.run([*command, str(folder / "lock")], check=False).returncode == 1
-        assert subprocess.run([*command, str(tmp_path / "copy/lock")], check=False).returncode == 0
-        assert not FileLock(folder / "lock").acquire()
-    assert not is_locked(folder / "lock")
+        assert subprocess.run([*command, str(folder)], check=False).returncode == 1
+        assert subprocess.run([*command, str(tmp_path / "copy")], check=False).returncode == 0
+        assert not FolderLock(folder).acquire()
+    assert not is_locked(folder)
     assert not is_locked(tmp_path / "none")
 
 
-def test_a_file_that_was_removed_by_the_holder_before_is_not_taken(tmp_path, monkeypatch):
+@EITHER
+def test_what_was_removed_by_the_holder_before_is_not_taken(kind, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     folder.mkdir()
-    first, second = FileLock(folder / "lock"), FileLock(folder / "lock")
+    first, second = kind(folder), kind(folder)
     first.acquire()
     opened = os.open
 
@@ -132,5 +192,5 @@ def test_a_file_that_was_removed_by_the_holder_before_is_not_taken(tmp_path, mon
 
     monkeypatch.setattr("rl8x.tracking.locks.os.open", ends_in_between)
     assert second.acquire(1)
-    assert is_locked(folder / "lock")
+    assert is_locked(folder)
     second.release()

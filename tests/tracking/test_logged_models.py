@@ -175,6 +175,26 @@ def test_the_scoring_server_answers_over_http(logged, server):
     assert requests.post(server, json={"inputs": [[1.0, 2.0]]}).status_code == 400
 
 
+# MLflow's filters have no escapes for these.
+ODD_NAMES = ["it's", 'say "hi"', """both ' and \"""", "end\\", "'\\", "tick`s", "50%_x", "x' OR '1'='1", "Łódź √"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_any_name_that_the_registry_takes_is_registered_once(logged, name):
+    for _ in range(2):
+        assert logged.log("last", register=name, alias="champion") == logged.ids["last"]
+    assert logged.client.get_model_version_by_alias(name, "champion").version == 1
+    versions = logged.client.search_model_versions(f"run_id = '{logged.run_id}'")
+    assert [each.source for each in versions if each.name == name] == [logged.location("last")]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_model_whose_key_has_any_letters_is_there_once(logged, name):
+    ids = {logged.log("last", key=f"spool/{name}") for _ in range(2)}
+    assert len(ids) == 1
+    assert ids.isdisjoint(logged.ids.values())
+
+
 def test_a_registered_model_is_found_by_its_alias(logged):
     for _ in range(2):
         assert logged.log("last", register="cartpole", alias="champion") == logged.ids["last"]

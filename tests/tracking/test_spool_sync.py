@@ -8,7 +8,7 @@ from benchmarks.odd_spools import odd_spools
 from rl8x.cli.main import main
 from rl8x.tracking import TrackingError, sync
 from rl8x.tracking.database import Point
-from rl8x.tracking.locks import FileLock
+from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.store import RunSpec
@@ -62,7 +62,7 @@ def test_one_spool_alone(tmp_path):
 def test_a_spool_without_a_word_is_removed_once_its_process_is_gone(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "one/ops.jsonl").touch()  # killed before the header was written
-    with FileLock(tmp_path / "one/lock"):
+    with FolderLock(tmp_path / "one"):
         assert sync(tmp_path).num_busy == 1
     report = sync(tmp_path)
     assert (report.num_failed, report.num_sent) == (0, 1)

@@ -163,6 +163,14 @@ def test_a_runs_name_and_whether_it_is_the_only_one(store, mlflow_client):
         store.run_name("none")
 
 
+@pytest.mark.parametrize("name", ["it's", 'say "hi"', """both ' and \"""", "end\\", "'\\", "a `b` 50%_", "x' OR '1"])
+def test_runs_of_any_name_are_found_by_it(store, name):
+    run_id = store.create_run(SPEC._replace(run_name=name))
+    store.create_run(SPEC._replace(run_name=f"{name}."))
+    assert [run.info.run_id for run in store.search_by_name(name)] == [run_id]
+    assert store.run_name(run_id) == (name, True)
+
+
 def test_what_mlflow_refuses(store):
     run_id = store.create_run(SPEC)
     with pytest.raises(StoreRefusedError, match="Invalid value"):

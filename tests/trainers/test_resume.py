@@ -18,7 +18,7 @@ from rl8x.conditions import Condition, HitsUpperBound, Plateau, WallTime, as_con
 from rl8x.envs import CartPole, CartPoleInfinite, DiscreteDummy, GymnasiumEnv, Pendulum
 from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
-from rl8x.tracking.locks import FileLock
+from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.reading import RunReader
 from rl8x.trainers import Trainer
 from rl8x.trainers.resume import torch_generators
@@ -713,7 +713,7 @@ def test_a_lock_that_is_held_is_met_before_the_tracker_is_told_anything(tmp_path
     run(make(trainer={"checkpoints": tmp_path}), max_steps=1)
     tracker = MemoryTracker()
     trainer = Trainer.resume(tmp_path, tracker=tracker)
-    with FileLock(tmp_path / "lock"):
+    with FolderLock(tmp_path):
         with pytest.raises(CheckpointError, match="in use by this process; wait for it or end it"):
             run(trainer, max_steps=2)
         assert (tracker.run_id, tracker.status, trainer.ending) == (None, None, [])

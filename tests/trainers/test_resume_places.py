@@ -136,3 +136,69 @@ def test_the_usual_store_needs_none(mlruns, capsys):
     [folder] = (mlruns / "checkpoints").iterdir()
     assert main(["resume", str(folder), "--max-steps", "4", "--progress", "none"]) == 0
     assert steps_in(mlruns / "mlflow.db") == [[1, 2, 3, 4]]
+
+
+X, Y = "sqlite:///x.db", "sqlite:///y.db"
+DOWN = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("in_shell", "typed", "source", "expected"),
+    [
+        (X, None, "mine", "resume mine"),
+        (X, X, "mine", "resume mine"),
+        (X, None, "FOLDER", "resume mine"),
+        (None, None, "mine", "resume mine"),
+        (None, X, "mine", "resume --trust FOLDER"),
+        (None, "sqlite:///mlruns/x.db", "mine", "resume FOLDER"),
+        (Y, X, "mine", "resume --tracking-uri sqlite:///HERE/x.db FOLDER"),
+        (Y, "sqlite:///mlruns/x.db", "mine", "resume --tracking-uri sqlite:///HERE/mlruns/x.db FOLDER"),
+        (DOWN, None, "FOLDER", "resume FOLDER"),
+        (Y, DOWN, "FOLDER", f"resume --tracking-uri {DOWN} FOLDER"),
+    ],
+)
+@pytest.mark.usefixtures("mlflow_client")  # MLflow is imported, as it is where a run is looked for by its name
+def test_printed_commands_are_what_is_needed(in_shell, typed, source, expected, mlruns, tmp_path, monkeypatch, capsys):
+    for name in ("x.db", "y.db", "mlruns/x.db"):
+        shutil.copy(mlruns / "mlflow.db", name)
+    if in_shell is not None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", in_shell)
+    where = [] if typed is None else ["--tracking-uri", typed]
+    assert main(["train", "CartPole", *SMALL, *where, "--run-name", "mine", "--max-steps", "1"]) == 0
+    (folder,) = (mlruns / "checkpoints").iterdir()
+    expected = expected.replace("FOLDER", f"mlruns/checkpoints/{folder.name}").replace("HERE", str(tmp_path))
+
+    def printed():
+        lines = [line.partition(": rl8x ")[2] for line in capsys.readouterr().out.splitlines()]
+        return [line.split(" --max-steps")[0] for line in lines if line.startswith(("resume", "sync"))]
+
+    printed()
+    source = source.replace("FOLDER", str(folder))
+    words = ["--max-steps", "2", "--progress", "none"]
+    assert main(["resume", source, *words, *where]) == 0
+    *sends, goes_on = printed()
+    assert goes_on == expected
+    assert main([*goes_on.split(), "--max-steps", "3", "--progress", "none"]) == 0
+    assert printed()[-1] == expected
+    if DOWN in (in_shell, typed):
+        waits = f"sync mlruns/spool/{folder.name} --to {DOWN}"
+        assert sends == ["sync" if in_shell == DOWN else waits]
+    else:
+        database = (typed or in_shell or "sqlite:///mlruns/mlflow.db").removeprefix("sqlite:///")
+        assert sends == []
+        assert steps_in(tmp_path / database) == [[1, 2, 3]]
+        assert steps_in(tmp_path / "y.db") == []
+
+
+def test_a_call_in_python_names_a_store_that_the_shell_does_not(mlruns, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", Y)
+    shutil.copy(mlruns / "mlflow.db", "x.db")
+    trainer = make(trainer={"tracker": MLflowTracker(tracking_uri=X, interval_s=0.05), "callbacks": [lambda *_: None]})
+    run(trainer, max_steps=1)
+    call = trainer.ending[-1].split("training: ")[1].split(", N above")[0]
+    assert f"callbacks=[...], tracker=MLflowTracker(tracking_uri='sqlite:///{tmp_path}/x.db')).run(max_steps=N" in call
+    eval(
+        call.replace("N)", "2, progress='none')").replace("[...]", "[]"),
+        {"Trainer": Trainer, "MLflowTracker": MLflowTracker},
+    )
+    assert steps_in(tmp_path / "x.db") == [[1, 2]]

@@ -97,7 +97,7 @@ def write(
     """Write a checkpoint to a run's folder atomically, synced to disk.
 
     Args:
-        directory: The run's folder.
+        directory: The run's folder, which is there.
         steps: Steps of the trainer.
         metadata: What it is; JSON can hold it.
         state: The state as `tree.encode` returned it.
@@ -113,7 +113,7 @@ def write(
     number = max((_number(path) for path in listed(directory)), default=0) + 1
     target = directory / f"{number:06d}-step-{steps}"
     unfinished = directory / f"{_UNFINISHED}{uuid.uuid4().hex}"
-    unfinished.mkdir(parents=True)
+    unfinished.mkdir()
     try:
         description = {"format": FORMAT, "version": VERSION, **hide_in_data(metadata), "state": state}
         _write_tensors(unfinished / TENSORS, tensors)
@@ -235,6 +235,12 @@ def listed(directory: str | os.PathLike[str]) -> list[Path]:
     if not os.path.isdir(directory):  # not Path.is_dir(), which raises at a name that is too long
         return []
     return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=_number)
+
+
+def is_place(path: Path) -> bool:
+    """Return whether a path leads to a checkpoint, to one that is missing among others, or to a run's folder."""
+    missing = _NAME.fullmatch(path.name) is not None and bool(listed(path.parent))
+    return missing or os.path.isfile(path / DESCRIPTION) or bool(listed(path))
 
 
 def good(directory: Path, besides: Path | None = None) -> Iterator[Checkpoint]:

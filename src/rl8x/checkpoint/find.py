@@ -12,9 +12,10 @@ from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Checkpoint
 from rl8x.checkpoint.tree import CheckpointError
 from rl8x.portable import SUFFIX
-from rl8x.tracking import TrackingError, find_run
+from rl8x.tracking import TrackingError
 from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.locks import is_locked, was_left
+from rl8x.tracking.reading import find_record
 from rl8x.tracking.runs import HANDLE_PREFIX
 from rl8x.tracking.secrets import hide_in_data
 from rl8x.tracking.spool_files import read_ack
@@ -33,14 +34,11 @@ def find(source: str | Path, *, auto: bool = False) -> Checkpoint:
         CheckpointError: If there is none, or it cannot be used; the message names the newest good one.
     """
     path = Path(source)
-    if not os.path.exists(path) and len(path.parts) == 1:  # a name may be too long for a path
-        path = _folder_of_run(str(source))
-    if files.listed(path):
-        path = files.listed(path)[-1]
-    elif os.path.isdir(path) and not (path / files.DESCRIPTION).exists() and not files.listed(path.parent):
-        raise CheckpointError(f"there is no checkpoint in {path}")
-    elif path.suffix == SUFFIX and path.is_file():
+    if path.suffix == SUFFIX and os.path.isfile(path):
         raise CheckpointError(f"{path} is a policy alone, without the rest of its run: Policy.load reads it")
+    if not files.is_place(path):
+        path = _folder_of_run(str(source))
+    path = (files.listed(path) or [path])[-1]
     try:
         if not os.path.isdir(path):
             raise CheckpointError(f"there is no checkpoint {path}")
@@ -54,28 +52,34 @@ def find(source: str | Path, *, auto: bool = False) -> Checkpoint:
 
 
 def _folder_of_run(run: str) -> Path:
-    """Find a run's folder of checkpoints: by its name, by its checkpoints' metadata, or by the run's ID in MLflow."""
+    """Find a run's folder of checkpoints: by its name, by its checkpoints' metadata, or by the run's ID in MLflow.
+
+    Any text may be a run's name, also one that reads like a path.
+    """
     root = mlruns_dir() / "checkpoints"
     names = {run, run.removeprefix(HANDLE_PREFIX)}
     for folder, metadata in _runs(root):
         if folder.name in names or run in (metadata["run"].get("id"), metadata["run"].get("handle")):
             return folder
     try:
-        stored_run = find_run(run)
+        stored_run = find_record(run)
     except TrackingError as error:
+        path = Path(run)
+        where = f"in {path}" if os.path.isdir(path) else path
+        there = f"there is no checkpoint {where}, and " if os.path.isdir(path) or len(path.parts) > 1 else ""
         raise CheckpointError(
-            f"{error}; and no folder of checkpoints in {root} is of this name. To look in another store set "
+            f"{there}{error}; and no folder of checkpoints in {root} is of this name. To look in another store set "
             "MLFLOW_TRACKING_URI; the path of its checkpoints finds any run"
         ) from None
     # The checkpoints of a short run were written before it had an ID, so ask the run for them.
-    tagged = Path(stored_run.data.tags.get(CHECKPOINTS_TAG, "none"))
+    tagged = Path(stored_run.tags.get(CHECKPOINTS_TAG, "none"))
     for folder, metadata in _runs(root):
-        if metadata["run"].get("id") == stored_run.info.run_id or folder.name == tagged.name:
+        if metadata["run"].get("id") == stored_run.id or folder.name == tagged.name:
             return folder
     if tagged.is_absolute() and files.listed(tagged):
         return tagged
     raise CheckpointError(
-        f"the run {run!r} ({stored_run.info.run_id}) has no checkpoints in {root}: give the path of one. A loop over "
+        f"the run {run!r} ({stored_run.id}) has no checkpoints in {root}: give the path of one. A loop over "
         "step() has those that trainer.save() makes"
     )
 
@@ -90,7 +94,7 @@ def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Pa
     candidates, wanted = [], _without_progress(hide_in_data(dict(run_file)))
     for folder, metadata in _runs(mlruns_dir() / "checkpoints" if root is None else root):
         is_wanted = _without_progress(metadata.get("run_file")) == wanted
-        if is_wanted and not is_locked(folder / "lock") and not _has_finished(folder, metadata):
+        if is_wanted and not is_locked(folder) and not _has_finished(folder, metadata):
             candidates.append((str(metadata.get("created")), folder))
     return max(candidates)[1] if candidates else None
 
@@ -132,7 +136,7 @@ def _has_finished(folder: Path, metadata: Mapping[str, Any]) -> bool:
     """Return whether a run has ended and all of its data has been sent to the store."""
     spool = spool_of(folder, metadata)
     arrived = spool is None or read_ack(spool).finished
-    return metadata.get("status") == "FINISHED" and arrived and not was_left(folder / "lock")
+    return metadata.get("status") == "FINISHED" and arrived and not was_left(folder)
 
 
 def spool_of(folder: Path, metadata: Mapping[str, Any]) -> Path | None:

@@ -26,7 +26,7 @@ from rl8x.checkpoint.tree import CheckpointError, encode, segments_in
 from rl8x.disk import sync_folder
 from rl8x.tracking import Tracker
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
-from rl8x.tracking.locks import FileLock
+from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.runs import shown_path
 from rl8x.tracking.secrets import logger
 
@@ -67,7 +67,7 @@ class CheckpointManager:
         self._tracker = tracker
         self._known: frozenset[str] | None = None
         self._has_begun = False
-        self._lock: FileLock | None = None
+        self._lock: FolderLock | None = None
         self._thread: threading.Thread | None = None
         self._written: Path | None = None
         # The last checkpoint that was written or resumed from: it is valid, and later ones share its segments.
@@ -130,13 +130,18 @@ class CheckpointManager:
         Raises:
             CheckpointError: If another process has it, or another run, or it cannot be made.
         """
-        directory = self._directory
-        if self.options is None or directory is None or self.is_open:
+        if self.options is None or self._directory is None or self.is_open:
             return
-        lock = FileLock(directory / "lock")
+        self._directory = self._directory.absolute()  # a script may change its working directory
+        self._lock, self._written = self._locked(self._directory, _BUSY_WAIT_S), None
+        self._last_save = time.monotonic()
+
+    def _locked(self, directory: Path, wait_s: float) -> FolderLock:
+        """Make and lock a folder for this run, and remove leftovers in it; raises as `take`."""
+        lock = FolderLock(directory)
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            if not lock.acquire(_BUSY_WAIT_S):
+            if not lock.acquire(wait_s):
                 raise CheckpointError(f"{directory} is in use by {lock.owner()}; wait for it or end it")
         except OSError as error:
             raise CheckpointError(f"{directory} cannot hold checkpoints: {error.strerror}") from None
@@ -148,7 +153,39 @@ class CheckpointManager:
         files.tidy(directory)
         for folder in directory.parents[:2]:  # these may be new, too
             sync_folder(folder)
-        self._lock, self._written, self._last_save = lock, None, time.monotonic()
+        return lock
+
+    def is_ready(self, steps: int) -> bool:
+        """Return whether a checkpoint can be written now, to where the folder is now; call it before `save`.
+
+        A folder that was deleted is made anew; if that fails, a warning says that there is no checkpoint of this step.
+
+        Args:
+            steps: Steps of the trainer.
+        """
+        self.wait()
+        if self._directory is not None and self._lock is not None and self._lock.is_deleted:
+            try:
+                lock = self._locked(self._directory, 0.0)
+            except CheckpointError as error:
+                self.skip(steps, error)
+                return False
+            self._lock.release()
+            self._lock, self._shared = lock, None
+            _log.warning("rl8x: %s was deleted with its checkpoints, and is made anew", self._directory)
+        return self.is_open
+
+    def _follow(self) -> None:
+        """Go on in the folder where it is now, if somebody has moved it."""
+        before, lock = self._directory, self._lock
+        if lock is None or before is None or not lock.follow():
+            return
+        self._directory = now = lock.folder
+        paths = (self._written, self._shared, self._best_path)
+        self._written, self._shared, self._best_path = (
+            now / path.name if path is not None and path.parent == before else path for path in paths
+        )
+        _log.warning("rl8x: the checkpoints in %s were moved to %s, where the next ones go", before, now)
 
     def _look_around(self, directory: Path) -> None:
         """Find the best checkpoint of the run in its folder; raise if the folder is another run's."""
@@ -280,12 +317,15 @@ class CheckpointManager:
             state: Nested dicts and lists of plain data and tensors of any shapes, `[...]`.
             is_best: Whether it is the best so far.
         """
-        if self.options is None or self._directory is None or not self.is_open:
-            return
         self.wait()
+        if self.options is None or self._directory is None or self._lock is None or not self.is_open:
+            return
+        place, shared = self._lock.place, self._shared
+        if shared is not None and shared.parent == self._directory:
+            shared = place / shared.name
         try:
             encoded, tensors = encode(state)
-            kept = {} if self._shared is None else files.kept_segments(self._shared)
+            kept = {} if shared is None else files.kept_segments(shared)
             segments = {segment.name: kept.get(segment.name) or segment.content() for segment in segments_in(state)}
         except TypeError as error:
             self.skip(steps, error)
@@ -297,8 +337,8 @@ class CheckpointManager:
             "checkpoints": self.options.to_dict(),
             "is_best": is_best,
         }
-        write = functools.partial(files.write, self._directory, steps, metadata, encoded, tensors, segments)
-        arguments = (self.options.keep, self._directory, steps, metadata, self.best, write)
+        write = functools.partial(files.write, place, steps, metadata, encoded, tensors, segments)
+        arguments = (self.options.keep, self._directory, place, steps, metadata, self.best, write)
         self._thread = threading.Thread(target=self._write, args=arguments, name="rl8x-checkpoint")
         self._thread.start()
         self._last_save = time.monotonic()
@@ -322,33 +362,37 @@ class CheckpointManager:
         self,
         keep: int,
         directory: Path,
+        place: Path,
         steps: int,
         metadata: dict[str, Any],
         best: dict[str, Any] | None,
         write: Callable[[], Path],
     ) -> None:
+        """Write a checkpoint to its folder, by a `place` that leads there if the folder is moved meanwhile."""
         try:
             # A resumed run does not log earlier rows again, so they must be on disk before the checkpoint is.
             getattr(self._tracker, "sync_to_disk", lambda: None)()
-            path = write()
+            path = directory / write().name
         except (OSError, ValueError, TypeError) as error:
-            _log.warning("rl8x: no checkpoint at step %d, those before are kept: %s", steps, error)
+            why = str(error).replace(str(place), str(directory))
+            _log.warning("rl8x: no checkpoint at step %d, those before are kept: %s", steps, why)
             if metadata["is_best"] and self.best is best:
                 self.best = self._written_best  # so that the next row better than the written best is saved
             return
         self._written = self._shared = path
         if metadata["is_best"]:
             self._best_path, self._written_best = path, best
-        kept = {*listed(directory)[-keep:], self._best_path}
-        for old in listed(directory):
-            if old not in kept:
+        kept = {path.name for path in listed(place)[-keep:]} | {self._best_path and self._best_path.name}
+        for old in listed(place):
+            if old.name not in kept:
                 files.remove(old)
 
     def wait(self) -> Path | None:
-        """Wait until nothing is being written, and return the last written checkpoint."""
+        """Wait until nothing is being written, and return the last written checkpoint, where it is now."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        self._follow()
         return self._written if self.is_open else None
 
     def last_good(self) -> Checkpoint | None:
@@ -370,6 +414,7 @@ class CheckpointManager:
         Returns:
             Its path; None if no checkpoints are saved, or writing fails.
         """
+        self.wait()
         directory = self.directory
         if self.options is None or directory is None:
             return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rl8x.cli.errors import UserError
@@ -81,7 +81,7 @@ def acting_at_random(name: str) -> Callable[..., Env] | None:
         name: As `env_maker` takes it. A file or folder of this name is meant before an environment.
     """
     find_modules_here([name])
-    if not Path(name).exists():
+    if not os.path.exists(name):  # not Path.exists(), which raises at a name that is too long
         with contextlib.suppress(ValueError):
             return env_maker(name, trust=True)
     return None

@@ -12,6 +12,7 @@ from rl8x import keys
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.cli.options import find_modules_here
 from rl8x.output import say
+from rl8x.tracking.location import typed_store
 
 if TYPE_CHECKING:
     from rl8x.checkpoint import Checkpoint
@@ -46,7 +47,7 @@ rl8x export abundant-crane-42 --log --register cartpole --alias champion
 @click.option("--register", metavar="NAME", help="Make that model a version of this registered one; means --log.")
 @click.option("--alias", metavar="ALIAS", help="Call that version so, such as champion: models:/NAME@champion.")
 @click.option("--trust", is_flag=True, help="Import what the checkpoint names, whose code then runs.")
-@click.option("--tracking-uri", metavar="URI", help="Where the run is, for --log. Default: as in training.")
+@click.option("--tracking-uri", metavar="URI", help="Where the run is. Default: as in training.")
 def export(
     run: str,
     format_name: str | None,
@@ -77,7 +78,7 @@ def export(
         output = f"policy.{chosen}"
     if not Path(output).absolute().parent.is_dir():
         raise UserError(f"there is no folder {Path(output).parent} to write {Path(output).name} to: make it first.")
-    with users_mistakes():
+    with users_mistakes(), typed_store(tracking_uri):
         find_modules_here(trust)
         checkpoint = find_checkpoint(run, which)
         policy = load_policy(checkpoint, trust=trust)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +22,7 @@ from rl8x.distributed import RankError, ranks
 from rl8x.execution.programs import ProgramError
 from rl8x.importing import import_named, texts
 from rl8x.output import counted, say
+from rl8x.tracking.location import typed_store
 
 if TYPE_CHECKING:
     from rl8x.trainers import Trainer, TrainStats
@@ -53,7 +52,6 @@ An algorithm of your own is a subclass of rl8x.algorithms.AlgorithmConfig, whose
 _OWN_FORM: Final = ("env", "algorithm_config", "stop_conditions", "seed")
 # What their messages explain: what was asked for is not to be had on this machine, or with these ranks.
 _IMPOSSIBLE: Final = (ProgramError, RankError)
-_URI: Final = "MLFLOW_TRACKING_URI"
 
 
 class _TrainCommand(RunCommand):
@@ -116,27 +114,15 @@ class _ResumeCommand(AlgorithmCommand):
             raise UserError(f"name the run first: rl8x resume RUN {run} ...")
         from rl8x.checkpoint import find
 
-        with _as_users_store(parameters.get("tracking_uri")):
+        with typed_store(parameters.get("tracking_uri")):
             name = find(run, auto=parameters.get("auto", False)).metadata.get("build", {}).get("config_class")
         find_modules_here(trust)
         return None if name is None else algorithm_config_class(str(name), trust)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command with the store that was typed as the user's."""
-        with _as_users_store(ctx.params.pop("tracking_uri")):
+        with typed_store(ctx.params.pop("tracking_uri")):
             return super().invoke(ctx)
-
-
-@contextlib.contextmanager
-def _as_users_store(tracking_uri: str | None) -> Iterator[None]:
-    """Let a tracking URI be the user's, as `MLFLOW_TRACKING_URI` makes it; None changes nothing."""
-    before = os.environ.get(_URI)
-    os.environ |= {} if tracking_uri is None else {_URI: tracking_uri}
-    try:
-        yield
-    finally:
-        os.environ.pop(_URI, None)
-        os.environ |= {} if before is None else {_URI: before}
 
 
 @click.command("resume", cls=_ResumeCommand)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rl8x.studies.evaluations import Supports
 from rl8x.studies.table import RUN
+from rl8x.tracking import TrackingError
 from rl8x.tracking.database_runs import RunRecord
 from rl8x.tracking.reading import RunReader
 from rl8x.tracking.runs import HANDLE_PREFIX
@@ -58,7 +60,7 @@ def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | N
     """
     records: dict[str, RunRecord] = {}
     for word in runs:
-        run = _of_folder(reader, Path(word)) if Path(word).is_dir() else reader.run(str(word))
+        run = _of_folder(reader, Path(word)) or reader.run(str(word))
         for each in reader.children(run.id) or [run]:
             records.setdefault(each.id, each)
     if experiment is not None:
@@ -74,11 +76,14 @@ def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | N
     return list(records.values())
 
 
-def _of_folder(reader: RunReader, path: Path) -> RunRecord:
-    """Find the parent run of a study's folder, or the run of a folder of checkpoints by what the newest says."""
+def _of_folder(reader: RunReader, path: Path) -> RunRecord | None:
+    """Find the parent run of a study's folder, or the run of a folder of checkpoints by what the newest says.
+
+    None where a path leads to neither: it may be the name of a run.
+    """
     from rl8x.checkpoint import files
 
-    if (path / DEFINITION).exists():
+    if os.path.isfile(path / DEFINITION):
         parent = reader.run_of_spool(str(_json(path / DEFINITION).get("run_key", "")))
         if parent is not None:
             return parent
@@ -87,6 +92,8 @@ def _of_folder(reader: RunReader, path: Path) -> RunRecord:
         if run_id is None:
             raise ValueError(f"the study in {path} has no runs in MLflow.")
         return reader.run(run_id)
+    if not files.is_place(path):
+        return None
     listed = files.listed(path)
     described = files.describe(listed[-1] if listed else path).get("run")
     known = described if isinstance(described, dict) else {}
@@ -106,12 +113,17 @@ def find_study(study: str | Path, tracking_uri: str | None = None) -> FoundStudy
         ValueError: If there is none, or it has no table of evaluations that can be read.
     """
     folder = Path(study)
-    if folder.is_dir():
-        if (folder / DEFINITION).exists() and not (folder / EVALUATIONS).exists():
-            raise ValueError(f"the study in {folder} has no results yet: {_UNFINISHED}.")
+    if os.path.isfile(folder / EVALUATIONS):
         return _read(folder, folder.resolve().name, folder / "report", None)
-    reader = RunReader(tracking_uri)
-    run = reader.run(str(study))
+    if os.path.isfile(folder / DEFINITION):
+        raise ValueError(f"the study in {folder} has no results yet: {_UNFINISHED}.")
+    try:
+        reader = RunReader(tracking_uri)
+        run = reader.run(str(study))
+    except TrackingError:
+        if os.path.isdir(folder):
+            _json(folder / EVALUATIONS)  # raises, as it is not there
+        raise
     with tempfile.TemporaryDirectory() as copies:
         for name in (EVALUATIONS, DEFINITION, SUPPORTS):
             reader.artifact(run.id, name, Path(copies))

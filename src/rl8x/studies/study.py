@@ -42,7 +42,7 @@ from rl8x.studies.progress import StudyProgress
 from rl8x.studies.training import RESULT, read_curve, read_points, read_result, rows_of, run_job
 from rl8x.tracking import MLflowTracker, sync
 from rl8x.tracking.location import check_writable, make_mlruns
-from rl8x.tracking.locks import FileLock, is_locked
+from rl8x.tracking.locks import FolderLock, is_locked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -207,7 +207,7 @@ class Study:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StudyError(f"the study's folder {self.folder} cannot be made: {error.strerror}.") from None
-        lock = FileLock(self.folder / "lock")
+        lock = FolderLock(self.folder)
         if not lock.acquire():
             raise StudyError(f"{lock.owner()} is at the study in {self.folder}: wait for it, or end it.")
         try:
@@ -265,8 +265,8 @@ class Study:
         jobs = [self._job(training, parent, key, options) for training in left.values()]
         is_here = options["num_jobs"] == 1 and options["backend"] == "processes"
         for training in left.values():
-            lock = FileLock(self._folder_of(training) / "lock")
-            if is_locked(lock.path):
+            lock = FolderLock(self._folder_of(training))
+            if is_locked(lock.folder):
                 shown.say(f"{training.label}: {lock.owner()} is still at it, and is waited for; end it if it hangs")
         for done in do_jobs(jobs, shown.noting(run_job) if is_here else run_job, **options):
             training = by_key[done["key"]]

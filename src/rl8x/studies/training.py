@@ -38,7 +38,7 @@ from rl8x.studies.cells import inside, support
 from rl8x.studies.definition import StudyConfig, Training, tested_env
 from rl8x.studies.find import EVALUATIONS, STUDY_TAG
 from rl8x.tracking import MLflowTracker, NullTracker, Thinning, Tracker, log_table, parent_tag
-from rl8x.tracking.locks import FileLock
+from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.secrets import hide
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
     folder = Path(job["folder"])
     if not folder.parent.is_dir():
         return {"key": job["key"], "error": f"{folder.parent} is not there: all workers must see the study's folder"}
-    lock = FileLock(folder / "lock")
+    lock = FolderLock(folder)
     try:
         folder.mkdir(exist_ok=True)
         if not lock.acquire(_BUSY_WAIT_S):

@@ -49,16 +49,22 @@ def ensure_database(location: Location) -> None:
     if has_tables(database):
         return
     make_mlruns(database.parent)
-    with FileLock(database.with_name(f".{database.name}.lock")):
-        if has_tables(database):
-            return
-        beside = database.with_name(f".{database.name}.new")
-        for leftover in (beside, *_logs(beside)):
-            leftover.unlink(missing_ok=True)
-        _make(beside, location.artifact_root or Path("mlruns"))
-        for leftover in _logs(database):  # of one that was deleted: sqlite would write it into the new one
-            leftover.unlink(missing_ok=True)
-        os.replace(beside, database)
+    with FileLock(database.with_name(f".{database.name}.lock")) as lock:
+        try:
+            if not has_tables(database):
+                _make_beside(database, location.artifact_root or Path("mlruns"))
+        finally:
+            lock.path.unlink(missing_ok=True)  # a folder of the user's own may be under version control
+
+
+def _make_beside(database: Path, artifact_root: Path) -> None:
+    beside = database.with_name(f".{database.name}.new")
+    for leftover in (beside, *_logs(beside)):
+        leftover.unlink(missing_ok=True)
+    _make(beside, artifact_root)
+    for leftover in _logs(database):  # of one that was deleted: sqlite would write it into the new one
+        leftover.unlink(missing_ok=True)
+    os.replace(beside, database)
 
 
 def _logs(database: Path) -> list[Path]:

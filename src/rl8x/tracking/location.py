@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from importlib.metadata import entry_points
@@ -26,6 +26,7 @@ from rl8x.tracking.secrets import hide, hide_in_uris, is_hidden, learn, recall
 _SQL = ("sqlite", "postgresql", "mysql", "mssql")
 _REMOTE = ("http", "https", "databricks", "databricks-uc")
 _BESIDE = re.compile(r"\.\./\.\./([^/\0]+)")
+_typed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,32 @@ def mlruns_dir() -> Path:
     return Path("mlruns")  # the working directory was removed: nothing is there, and nothing can be made
 
 
+@contextlib.contextmanager
+def typed_store(tracking_uri: str | None) -> Iterator[None]:
+    """Let the tracking URI of a command be the one that the user set; None changes nothing."""
+    global _typed
+    before, _typed = _typed, tracking_uri or _typed
+    try:
+        yield
+    finally:
+        _typed = before
+
+
 def user_tracking_uri() -> str | None:
-    """Return the tracking URI that the user set, in this process or by `MLFLOW_TRACKING_URI`."""
+    """Return the tracking URI that the user set, for this command, in this process or by `MLFLOW_TRACKING_URI`."""
+    if _typed is not None:
+        return _typed
     mlflow = sys.modules.get("mlflow")
     if mlflow is not None and hasattr(mlflow, "is_tracking_uri_set") and mlflow.is_tracking_uri_set():
         return str(mlflow.get_tracking_uri())
+    return os.environ.get("MLFLOW_TRACKING_URI") or None
+
+
+def shell_tracking_uri() -> str | None:
+    """Return the tracking URI that is set for a command which is started in this shell."""
+    mlflows = sys.modules.get("mlflow.tracking._tracking_service.utils")
+    if getattr(mlflows, "_tracking_uri", None) is not None:
+        return None  # by mlflow.set_tracking_uri(), which sets the variable too, in this process alone
     return os.environ.get("MLFLOW_TRACKING_URI") or None
 
 
@@ -123,8 +145,7 @@ def locate(tracking_uri: str | None = None) -> Location:
 
 def is_default(location: Location) -> bool:
     """Return whether a command of rl8x that is started in this folder finds a store without its URI."""
-    # If MLflow is imported, mlflow.set_tracking_uri() may have set the variable, in this process alone.
-    uri = None if "mlflow" in sys.modules else os.environ.get("MLFLOW_TRACKING_URI")
+    uri = shell_tracking_uri()
     with contextlib.suppress(TrackingError):
         return (locate(uri) if uri else _default_location()).uri == location.uri
     return False
@@ -188,11 +209,14 @@ def _file_store(uri: str) -> Location:
 
 
 def make_mlruns(folder: Path) -> None:
-    """Make a folder for runs that git ignores, or raise `OSError`; an existing one is left as it is."""
+    """Make a folder for runs that git ignores, or raise `OSError`; an existing one is left as it is.
+
+    Its `.gitignore` does not ignore itself: it can be committed, as what keeps runs out of a repository.
+    """
     if not folder.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError), open(folder / ".gitignore", "x") as file:
-            file.write("*\n")
+            file.write("*\n!.gitignore\n")
 
 
 def check_writable(folder: Path) -> None:

@@ -1,14 +1,19 @@
-"""A lock on a file, which is released when the process that holds it ends, however it ends."""
+"""Locks on a file or a folder, which are released when the process that holds them ends, however it ends."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import stat
 import threading
 import time
 from pathlib import Path
+from typing import Final
 
+from rl8x.disk import is_at, moved_to
+
+LOCK: Final = "lock"  # the file in a locked folder
 _held: set[FileLock] = set()
 _held_guard = threading.RLock()
 
@@ -23,7 +28,14 @@ class FileLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd: int | None = None
+        # In somebody else's folder it may be a link to any file, which would be cut to nothing.
+        self._opened = {path: os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW}
+        self._fds: list[int] = []  # while it is held, of each
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process holds it; a fork of the one that does never does."""
+        return bool(self._fds)
 
     def acquire(self, timeout_s: float = 0.0) -> bool:
         """Take the lock, waiting at most `timeout_s`; False where another one keeps it.
@@ -40,55 +52,50 @@ class FileLock:
 
     def _try(self) -> bool:
         with _held_guard:
-            if self._fd is not None:
+            if self._fds:
                 return False
-            # In somebody else's folder it may be a link to any file, which would be cut to nothing below.
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             with contextlib.ExitStack() as unless_locked:
-                unless_locked.callback(os.close, fd)
-                if not (_lock(fd, fcntl.LOCK_EX) and self._is_there(fd)):
-                    return False
+                fds = []
+                for path, flags in self._opened.items():
+                    fd = os.open(path, flags, 0o600)
+                    unless_locked.callback(os.close, fd)
+                    # Its folder may have been removed by the last owner.
+                    if not (_lock(fd, fcntl.LOCK_EX) and is_at(fd, path)):
+                        return False
+                    fds.append(fd)
                 unless_locked.pop_all()
-            self._fd = fd
+            self._fds = fds
             _held.add(self)
-            with contextlib.suppress(OSError):  # only there to be read by a person or an error message
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, str(os.getpid()).encode(), 0)
+            self._sign()
             return True
 
-    def _is_there(self, fd: int) -> bool:
-        """Return whether the path still names an open file: its folder may have been removed by the last owner."""
-        with contextlib.suppress(FileNotFoundError):
-            return os.path.samestat(os.fstat(fd), os.stat(self.path))
-        return False
-
-    @property
-    def is_held(self) -> bool:
-        """Whether this process holds it; a fork of the one that does never does."""
-        return self._fd is not None
+    def _sign(self) -> None:
+        with contextlib.suppress(OSError):  # only there to be read by a person or an error message
+            os.ftruncate(self._fds[-1], 0)
+            os.pwrite(self._fds[-1], str(os.getpid()).encode(), 0)
 
     def owner(self) -> str:
         """Return the name of the process that last took the lock, for a message."""
-        try:
+        pid = ""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
             pid = self.path.read_text().strip()
-        except (OSError, UnicodeDecodeError):
-            return "another process"
-        return "this process" if pid == str(os.getpid()) else f"process {pid or '?'}"
+        pid = pid or next(filter(None, map(_holder, self._opened)), "")
+        return "another process" if not pid else "this process" if pid == str(os.getpid()) else f"process {pid}"
 
     def release(self) -> None:
         """Give the lock back; without effect where it is not held."""
         with _held_guard:
-            if self._fd is not None:
+            if self._fds:
                 with contextlib.suppress(OSError):  # whose process ends without that has left its number there
-                    os.ftruncate(self._fd, 0)
-                fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing would not do where a library of C has forked
+                    os.ftruncate(self._fds[-1], 0)
+                for fd in self._fds:
+                    fcntl.flock(fd, fcntl.LOCK_UN)  # closing would not do where a library of C has forked
                 self.close()
 
     def close(self) -> None:
-        """Close the file of a lock that is held: in a forked child, where the parent goes on holding it."""
-        assert self._fd is not None
-        os.close(self._fd)
-        self._fd = None
+        """Close the files of a lock that is held: in a forked child, where the parent goes on holding it."""
+        while self._fds:
+            os.close(self._fds.pop())
         _held.discard(self)
 
     def __enter__(self) -> FileLock:
@@ -101,30 +108,92 @@ class FileLock:
         self.release()
 
 
-def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock on a file; makes and changes none."""
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            return not _lock(fd, fcntl.LOCK_SH)
-        finally:
-            os.close(fd)
+class FolderLock(FileLock):
+    """A lock on a folder: on the folder itself, which no clean-up removes unnoticed, and on the file `lock` in it.
+
+    The file says which process has it, or had it when it was killed, and keeps other machines away: file systems of
+    networks pass the lock of a file on, and that of a folder not.
+
+    Attributes:
+        folder: The folder; `follow` keeps up with it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / LOCK)
+        self.folder = folder
+        self._opened = {folder: os.O_RDONLY | os.O_DIRECTORY, **self._opened}
+
+    @property
+    def place(self) -> Path:
+        """A path to the folder that leads there wherever it is moved while the lock is held, where the system can."""
+        place = Path(f"/proc/self/fd/{self._fds[0]}") if self._fds else self.folder
+        return place if place.is_dir() else self.folder
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the folder of a lock that is held is gone, and nowhere else."""
+        return self.is_held and os.fstat(self._fds[0]).st_nlink == 0
+
+    def follow(self) -> bool:
+        """Look where the folder of a lock that is held is now; return whether it was moved.
+
+        The file in it is made anew where it was removed.
+        """
+        folder = moved_to(self._fds[0], self.folder) if self.is_held else None
+        if folder is not None:
+            self.folder, self.path = folder, folder / LOCK
+            self._opened = dict(zip((self.folder, self.path), self._opened.values(), strict=True))
+        with _held_guard, contextlib.suppress(OSError):
+            if self.is_held and is_at(self._fds[0], self.folder) and not is_at(self._fds[-1], self.path):
+                fd = os.open(self.path, self._opened[self.path], 0o600)
+                if _lock(fd, fcntl.LOCK_EX):
+                    fd, self._fds[-1] = self._fds[-1], fd
+                    self._sign()
+                os.close(fd)
+        return folder is not None
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a process holds the lock on a folder; makes and changes nothing."""
+    for path in (folder, folder / LOCK):
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                if not _lock(fd, fcntl.LOCK_SH):
+                    return True
+            finally:
+                os.close(fd)
     return False
 
 
-def was_left(path: Path) -> bool:
-    """Return whether the last process with the lock on a file ended without giving it back, as a killed one does."""
+def was_left(folder: Path) -> bool:
+    """Return whether the last process with the lock on a folder ended without giving it back, as a killed one does."""
     with contextlib.suppress(OSError):
-        return path.stat().st_size > 0 and not is_locked(path)
+        return (folder / LOCK).stat().st_size > 0 and not is_locked(folder)
     return False
+
+
+def _holder(path: Path) -> str:
+    """Return the number of the process that holds a lock, as Linux tells it; else nothing."""
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        named = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if words[1] == "FLOCK" and words[5] == named:
+                return words[4]
+    return ""
 
 
 def _lock(fd: int, kind: int) -> bool:
-    """Lock an open file; False where it is locked by another opening of it."""
+    """Lock an open file or folder; False where it is locked by another opening of it."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):  # a file system may lock files alone
+            raise
     return True
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rl8x.tracking.names import legal_name
+from rl8x.tracking.names import digest, legal_name
 
 # By name, as importing it would import torch, which the process that talks to MLflow does not need.
 LOADER: Final = "rl8x.tracking.policy_model"
@@ -34,8 +34,9 @@ def log_model(client: Any, run: Any, path: Path, about: Mapping[str, Any]) -> st
     from mlflow.entities import LoggedModelOutput, Metric
 
     run_id, experiment_id = run.info.run_id, run.info.experiment_id
-    logged = client.search_logged_models([experiment_id], f"tags.`{KEY_TAG}` = '{about['key']}'", max_results=1)
-    tags = {KEY_TAG: about["key"], "rl8x.step": str(about["step"])}
+    key = digest(about["key"])  # MLflow's filters have no escapes, and a key may have any letters
+    logged = client.search_logged_models([experiment_id], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
+    tags = {KEY_TAG: key, "rl8x.step": str(about["step"])}
     model = (
         logged[0]
         if logged
@@ -113,8 +114,8 @@ def _register(client: Any, model: Any, run_id: str, name: str, alias: str | None
             raise
     # Not `models:/ID`, which MLflow looks up in the process's own store, whichever this client's is.
     source = str(model.artifact_location)
-    versions = client.search_model_versions(f"name = '{name}'")
-    version = next((version for version in versions if version.source == source), None)
+    versions = client.search_model_versions(f"run_id = '{run_id}'")  # not by the name, which may have quotes
+    version = next((version for version in versions if (version.name, version.source) == (name, source)), None)
     if version is None:
         version = client.create_model_version(name, source, run_id, model_id=model.model_id)
     if alias is not None:

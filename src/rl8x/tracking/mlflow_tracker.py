@@ -130,7 +130,9 @@ class MLflowTracker:
 
     @property
     def spool_folder(self) -> Path | None:
-        """The folder with what is not in the store yet."""
+        """The folder with what is not in the store yet, where it is now."""
+        if self._spool is not None and self._own_writer is not None:
+            self._spool.follow()
         return None if self._spool is None else self._spool.folder
 
     @property

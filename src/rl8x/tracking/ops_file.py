@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from rl8x.disk import replace_synced
+from rl8x.disk import moved_to, replace_synced
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.spool_files import OPS, Op, decode, open_regular
 
@@ -99,12 +99,7 @@ class OpsFile:
     @property
     def moved_to(self) -> Path | None:
         """The path of the file where it was moved; None where it is in its place, or the system does not know."""
-        now = f"/proc/self/fd/{self._fd}"  # on Linux alone
-        with contextlib.suppress(OSError):
-            if not (self.path.exists() and os.path.samefile(self.path, now)):
-                path = Path(os.readlink(now))
-                return path if os.path.samefile(path, now) else None
-        return None
+        return moved_to(self._fd, self.path)
 
     def copy_from(self, other: OpsFile) -> None:
         """Make this file the same as another one; raises `OSError` where one of the two cannot be used."""

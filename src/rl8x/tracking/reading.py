@@ -204,6 +204,14 @@ class _StoreRuns:
         return RunRecord(run_id, name, str(info.status), start, params, metrics, tags)
 
 
+def find_record(run: str, tracking_uri: str | None = None) -> RunRecord:
+    """Find a run by its ID or its name; see `find_run`. Of a local database without importing mlflow."""
+    database, run = locate(tracking_uri).database, readable(run)
+    if database is not None and not database.exists():
+        raise TrackingError(f"there is no run {run!r}: {database} does not exist")
+    return RunReader(tracking_uri).run(run)
+
+
 def find_run(run: str, tracking_uri: str | None = None) -> Any:
     """Find a run, an `mlflow.entities.Run`, by its ID or its name. Imports mlflow.
 
@@ -214,7 +222,4 @@ def find_run(run: str, tracking_uri: str | None = None) -> Any:
     Raises:
         TrackingError: If there is none, or if several have the name.
     """
-    database, run = locate(tracking_uri).database, readable(run)
-    if database is not None and not database.exists():
-        raise TrackingError(f"there is no run {run!r}: {database} does not exist")
-    return RunReader(tracking_uri).entity(run)
+    return RunReader(tracking_uri).entity(find_record(run, tracking_uri).id)

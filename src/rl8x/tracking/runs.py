@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import re
 import shlex
 import sqlite3
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rl8x.output import counted
-from rl8x.tracking.location import Location, beside, is_default, locate, mlruns_dir
+from rl8x.tracking.location import Location, beside, is_default, locate, mlruns_dir, shell_tracking_uri
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import OPS, REJECTED, REMOVED, Unsent, read_ack, read_header
@@ -128,6 +127,7 @@ class Whereabouts:
         self.ack, self.unsent, self.spool = spool.ack, spool.unsent(), spool.folder
         self.why = f" ({reason})" if reason else ""
         self._given_name = spool.header.get("run_name")
+        self._database_beside = spool.header.get("database")
 
     @property
     def resume_word(self) -> str | None:
@@ -139,8 +139,9 @@ class Whereabouts:
         if ack.run_id is None or not is_default(self.location) or self.unsent != Unsent():
             return None
         name = ack.run_name or ""
-        plain = re.fullmatch(r"\w[\w .-]*", name) is not None and not os.path.exists(name)
-        return shlex.quote(name) if plain and ack.name_is_free else ack.run_id
+        is_option = name.startswith("-")  # or would be taken for one
+        plain = name.isprintable() and not is_option and not os.path.exists(name)
+        return shlex.quote(name) if name and plain and ack.name_is_free else ack.run_id
 
     def lines(self) -> list[str]:
         """Write it in words, a fact a line."""
@@ -169,15 +170,35 @@ class Whereabouts:
     @property
     def sync_command(self) -> str:
         """Write the command that sends what waits, started in this folder, without asking anything."""
-        location, folder = self.location, shlex.quote(shown_path(self.spool))
-        if not self.is_found_by(self.spool):
-            uri = shlex.quote(location.uri) if location.shown == location.uri else "URI"
-            return f"rl8x sync {folder} --to {uri}"
+        folder = shlex.quote(shown_path(self.spool))
+        if not (self._is_beside(self.spool) or is_default(self.location)):
+            return f"rl8x sync {folder} --to {self._typed_uri}"
         return "rl8x sync" if self.spool.parent == mlruns_dir() / "spool" else f"rl8x sync {folder}"
 
-    def is_found_by(self, folder: Path) -> bool:
-        """Return whether a command that is started here on a folder of the run may use the store without asking."""
-        return beside(folder.absolute(), self.location.database) is not None or is_default(self.location)
+    def resume_option(self, folder: Path) -> str:
+        """Return the option with which `rl8x resume`, started here on a folder of checkpoints, finds the store.
+
+        Empty where none is needed.
+        """
+        is_hidden = self.location.uri != self.location.shown
+        if is_default(self.location):
+            return ""
+        if shell_tracking_uri() is not None:  # that is where the run would go on
+            return f"--tracking-uri {self._typed_uri}"
+        if self._is_beside(folder):
+            return ""
+        return f"--tracking-uri {self._typed_uri}" if is_hidden else "--trust"
+
+    @property
+    def _typed_uri(self) -> str:
+        """The address of the store for a command; one with a password is left to be filled in."""
+        return shlex.quote(self.location.uri) if self.location.uri == self.location.shown else "URI"
+
+    def _is_beside(self, folder: Path) -> bool:
+        """Return whether the database is beside a folder of the run, where both may have been moved."""
+        moved = folder.absolute() / str(self._database_beside)
+        is_there = self._database_beside is not None and moved.exists()
+        return is_there or beside(folder.absolute(), self.location.database) is not None
 
 
 def shown_path(path: Path) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 from rl8x.disk import replace_synced, sync_folder
 from rl8x.tracking import kept_files, spool_files
 from rl8x.tracking.location import make_mlruns
-from rl8x.tracking.locks import FileLock
+from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.ops_file import OpsFile, WaitingLines
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.rejected import Rejected
@@ -42,7 +42,7 @@ class Spool:
     there it makes one, in memory for as long as the disk refuses.
     """
 
-    def __init__(self, folder: Path, header: Op, lock: FileLock | None) -> None:
+    def __init__(self, folder: Path, header: Op, lock: FolderLock | None) -> None:
         self.folder = folder
         self.header = header
         self.ack = spool_files.read_ack(folder)
@@ -78,7 +78,7 @@ class Spool:
         Raises `SpoolInUseError` where another process has it, or the one that it is a copy of; else `TrackingError`.
         """
         spool_files.check_plain(folder)
-        lock = FileLock(folder / "lock")
+        lock = FolderLock(folder)
         try:
             if not lock.acquire(timeout_s):
                 raise SpoolInUseError(f"the spool {folder} is in use by {lock.owner()}; try again when that has ended")
@@ -192,7 +192,7 @@ class Spool:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         self.folder.mkdir(mode=0o700, exist_ok=True)
         if self._lock is None:
-            lock = FileLock(self.folder / "lock")
+            lock = FolderLock(self.folder)
             if not lock.acquire():
                 raise OSError(11, f"the spool is in use by {lock.owner()}")
             self._lock = lock
@@ -214,14 +214,12 @@ class Spool:
 
         The descriptor that is open still has all of it.
         """
+        self.follow()
         with self._guard:
-            if self._file is None:
-                return
-            if not self._file.is_deleted:
-                self._follow(self._file.moved_to)
+            if self._file is None or not self._file.is_deleted:
                 return
             try:
-                if self._lock is not None:  # its file has gone with the folder
+                if self._lock is not None:  # it may have gone with the folder
                     self._lock.release()
                     self._lock = None
                 file = self._make_file(self._file)
@@ -233,12 +231,17 @@ class Spool:
         self._write_ack()
         _log.warning("tracking: the spool %s was deleted, and has been written anew", self.folder)
 
-    def _follow(self, moved_to: Path | None) -> None:
-        if moved_to is not None and self._file is not None:
-            self._file.path = moved_to
-            self.folder = moved_to.parent
-            self.rejected.path = self.folder / spool_files.REJECTED
-            _log.warning("tracking: the spool was moved to %s; rows go on to wait there", self.folder)
+    def follow(self) -> None:
+        """Follow the file where somebody moved it; may be called by any thread."""
+        with self._guard:
+            if self._lock is not None:
+                self._lock.follow()
+            moved_to = None if self._file is None else self._file.moved_to
+            if moved_to is not None and self._file is not None:
+                self._file.path = moved_to
+                self.folder = moved_to.parent
+                self.rejected.path = self.folder / spool_files.REJECTED
+                _log.warning("tracking: the spool was moved to %s; rows go on to wait there", self.folder)
 
     def keep_file(self, source: Path, besides: Collection[Path] = ()) -> str:
         """Copy a file or folder into the spool, as `kept_files.keep` does; returns its path there."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rl8x.output import counted
-from rl8x.tracking.locks import FileLock, is_locked
+from rl8x.tracking.locks import FolderLock, is_locked
 from rl8x.tracking.names import NameTable, readable
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.secrets import hide, hide_in_data
@@ -181,11 +181,11 @@ def check_plain(folder: Path) -> None:
 
 def check_is_no_copy(folder: Path, header: Op) -> None:
     """Refuse the copy of a spool that a process still writes: what it sends would be sent twice, and end the run."""
-    lock = FileLock(Path(str(header.get("folder", folder))) / "lock")
+    original = Path(str(header.get("folder", folder)))
     with contextlib.suppress(OSError):
-        if not os.path.samefile(lock.path, folder / "lock") and is_locked(lock.path):
+        if not os.path.samefile(original, folder) and is_locked(original):
             raise SpoolInUseError(
-                f"the spool {folder} is a copy of {lock.path.parent}, which is in use by {lock.owner()}; "
+                f"the spool {folder} is a copy of {original}, which is in use by {FolderLock(original).owner()}; "
                 "try again when that has ended"
             )
 

@@ -14,7 +14,7 @@ from rl8x.output import counted
 from rl8x.tracking import spool_files
 from rl8x.tracking.database import has_tables
 from rl8x.tracking.location import Location, is_users_own, locate, mlruns_dir, recorded_location, user_tracking_uri
-from rl8x.tracking.locks import FileLock
+from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.runs import spool_folders, unreadable
 from rl8x.tracking.secrets import hide
@@ -187,7 +187,7 @@ def _sync_one(
 
 def _removed_empty(folder: Path) -> bool:
     """Remove a spool to which nothing was written before its process was killed; returns whether it was one."""
-    ops, lock = folder / OPS, FileLock(folder / "lock")
+    ops, lock = folder / OPS, FolderLock(folder)
     if not stat.S_ISREG(ops.lstat().st_mode) or ops.lstat().st_size or os.path.lexists(folder / FILES):
         return False
     check_plain(folder)

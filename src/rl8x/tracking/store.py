@@ -180,8 +180,7 @@ class MLflowStore:
     def run_name(self, run_id: str) -> tuple[str, bool]:
         """Read a run's name, and whether no other run has it."""
         name = str(self.run(run_id).info.run_name or "")
-        can_be_searched = name != "" and "'" not in name
-        return name, can_be_searched and len(self.search_everywhere(f"attributes.run_name = '{name}'")) == 1
+        return name, name != "" and len(self.search_by_name(name)) == 1
 
     def status(self, run_id: str) -> tuple[str, int | None]:
         """Read a run's status, and when it ended in milliseconds since 1970, if that is known."""
@@ -351,10 +350,14 @@ class MLflowStore:
         return self.search([experiment.experiment_id for experiment in self.experiments()], query)
 
     def search_by_name(self, name: str) -> list[Any]:
-        """Search for the runs of a name in all experiments; MLflow's texts have one of the two quotes around them."""
+        """Search for the runs of a name in all experiments.
+
+        MLflow's texts have one of the two quotes around them and no escapes; before a quote its parser sees one.
+        """
         quote = '"' if "'" in name else "'"
-        if quote in name:
-            return [run for run in self.search_everywhere("") if run.info.run_name == name]
+        if quote in name or name.endswith("\\"):
+            everywhere = [experiment.experiment_id for experiment in self.experiments()]
+            return [run for run in self.search_all(everywhere, "") if run.info.run_name == name]
         return self.search_everywhere(f"attributes.run_name = {quote}{name}{quote}")
 
     def set_experiment_tag(self, experiment_id: str, name: str, value: str) -> None:

@@ -248,8 +248,10 @@ class GoingOn:
         if not self._needs_script:
             call = f"{self._command(in_store=word is not None)} {word or shlex.quote(folder)}"
             return call + " --max-steps N" * (limit is not None) + " --stop CONDITION" * met
-        trust = not self._is_found or any(map(_is_called, names_in(self.build)))
-        arguments = [repr(folder), *self._missing(), *["trust=True"] * trust]
+        _, given, uri = self._store_option.partition("--tracking-uri ")
+        named = [f"tracker=MLflowTracker(tracking_uri={' '.join(shlex.split(uri))!r})"] * bool(given)
+        trust = self._store_option == "--trust" or any(map(_is_called, names_in(self.build)))
+        arguments = [repr(folder), *self._missing(), *named, *["trust=True"] * trust]
         asks = self.run is not None and None in self.run.specs
         options = ["max_steps=N"] * (limit is not None) + ["stop_conditions=[...]"] * (met or asks)
         options += ["env_config=..."] * self.steered
@@ -264,18 +266,19 @@ class GoingOn:
 
     def _command(self, *, in_store: bool) -> str:
         """Write the command without the run; `--trust` lets it run code, or use a store that only the folder names."""
-        trust = any(map(runs_code, self._names())) or not (in_store or self._is_found)
-        return "rl8x resume" + " --trust" * trust
+        option = "" if in_store else self._store_option
+        trust = any(map(runs_code, self._names())) or option == "--trust"
+        return "rl8x resume" + " --trust" * trust + (f" {option}" if option not in ("", "--trust") else "")
 
     @property
     def _whereabouts(self) -> Whereabouts | None:
         return self.tracker.whereabouts() if isinstance(self.tracker, MLflowTracker) else None
 
     @property
-    def _is_found(self) -> bool:
-        """Whether a command with the folder may use the store without `--trust`."""
+    def _store_option(self) -> str:
+        """The option with which a command with the folder uses the store; mostly empty."""
         where = self._whereabouts
-        return where is None or self.directory is None or where.is_found_by(self.directory)
+        return "" if where is None or self.directory is None else where.resume_option(self.directory)
 
     def _names(self) -> list[str]:
         """List the names that continuing imports."""

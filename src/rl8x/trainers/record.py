@@ -19,6 +19,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.checkpoint import CheckpointManager, CheckpointsLike
 from rl8x.checkpoint.build import describe_algorithm
+from rl8x.checkpoint.find import CHECKPOINTS_TAG
 from rl8x.checkpoint.ranks import RANKS, gathered
 from rl8x.distributed import ranks
 from rl8x.envs import Env
@@ -88,6 +89,8 @@ class Record:
         self._whole_file: dict[str, Any] | None = None
         self._logged: dict[str, Any] = {}
         self._shown: set[str] = set()  # all that ever were
+        self._tagged: Path | None = None
+        self._database: str | None = None
         # What is trained under, once that is known: a run that begins with an evaluation does not say it yet.
         self._config: PlainConfig | None = None
         if algorithm.env is None:
@@ -211,6 +214,8 @@ class Record:
         if stop_reason is not None:
             self.tracker.set_tags({"rl8x.stop_reason": stop_reason})
         self.tracker.set_tags(self.algorithm.tags)
+        if self._tagged is not None:
+            self.tag_checkpoints()
         if not self._only_adds:
             self._log_results(finished=status == "FINISHED")
             ended = description.describe_ending(
@@ -291,6 +296,13 @@ class Record:
 
     # -- checkpoints
 
+    def tag_checkpoints(self) -> None:
+        """Tag the tracked run with the folder of its checkpoints, if they have another than before."""
+        directory = self.checkpoints.directory
+        if directory is not None and directory != self._tagged:
+            self.tracker.set_tags({CHECKPOINTS_TAG: str(directory.absolute())})
+            self._tagged = directory
+
     def save(
         self, state: Mapping[str, Any], run: RunState | None, status: str = "RUNNING", *, is_best: bool = False
     ) -> None:
@@ -303,7 +315,7 @@ class Record:
             is_best: Whether this is the best so far.
         """
         manager, counters = self.checkpoints, self.algorithm.counters
-        if not ranks().first("whether there are checkpoints", manager.is_open):
+        if not ranks().first("whether there are checkpoints", manager.is_ready(counters[keys.STEPS])):
             return
         own = {"trainer": state, "torch_generators": torch_generators(self.algorithm.device)}
         try:
@@ -341,6 +353,9 @@ class Record:
         relative = None
         if spool is not None and directory is not None:
             relative = os.path.relpath(spool.resolve(), directory.resolve())
+        # The tracker names the database where it was, and the folder of both may have been moved since.
+        if directory is not None and not (self._database and (directory / self._database).exists()):
+            self._database = beside(directory, getattr(tracker, "database", None))
         return {
             "tracker": kind_of(tracker),
             "handle": tracker.resume_handle,
@@ -348,7 +363,7 @@ class Record:
             "location": tracker.location,
             "spool": relative,
             "names": getattr(tracker, "names", None),
-            "database": None if directory is None else beside(directory, getattr(tracker, "database", None)),
+            "database": self._database,
         }
 
     # -- how to go on

@@ -14,7 +14,6 @@ from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names_in
 from rl8x.checkpoint import CheckpointError, read
-from rl8x.checkpoint.find import CHECKPOINTS_TAG
 from rl8x.conditions import Condition
 from rl8x.distributed import ranks
 from rl8x.envs import Env
@@ -167,9 +166,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         if run.last is not None:  # killed after its end was saved, before the tracked run knew
             return run.last
         self.stop_reason = None
-        directory = self.checkpoints.begin()
-        if directory is not None:
-            self.tracker.set_tags({CHECKPOINTS_TAG: str(directory.absolute())})
+        if self.checkpoints.begin() is not None:
+            self.record.tag_checkpoints()
         if run.steps == 0:
             # A checkpoint before the first tracked row: the run can be resumed whenever it is killed.
             self.record.save(self.state_dict(), run)
