@@ -140,18 +140,19 @@ def run_folder(tmp_path_factory):
     (folder / "study.yaml").write_text(STUDY)
     done = command(folder, "train", "CartPole", *SMALL, "execution=compile", "--max-steps", "1", "--run-name", "one")
     assert done.returncode == 0, done.stderr
+    assert executed(folder) == ""
     return folder
 
 
 def command(folder, *words, python=(), **variables):
     """Run `rl8x` as its script does, where all warnings are errors."""
+    (folder / "executed").unlink(missing_ok=True)
     words = [sys.executable, *python, str(folder.parent / "bin" / "rl8x"), *words]
     environment = {**os.environ, "PYTHONWARNINGS": "error", "RL8X_CACHE_DIR": str(folder.parent / "cache"), **variables}
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 COMMANDS = {
-    "train": ["train", "CartPole", *SMALL, "--max-steps", "1", "--run-name", "two"],
     "resume": ["resume", "one", "execution=compile", "--max-steps", "2"],
     "study": ["study", "-f", "study.yaml", "--jobs", "2", "--trust"],
     "bench": ["bench", "CartPole", *SMALL, "--modes", "eager", "--passes", "1", "--seconds", "0.1"],

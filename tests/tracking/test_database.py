@@ -47,7 +47,19 @@ def test_a_new_database_is_in_wal_mode_and_whole(mlflow_template):
     assert not mlflow_template.with_name(".mlflow.db.new").exists()
 
 
-ODD = ["'", '"', "b'o\"th", ":lon", "'; DROP TABLE runs; --", "ba\\ck", "new\nline", "?a#b&c=d", "%41%2F", "a@b:c", "sp ace"]
+ODD = [
+    "'",
+    '"',
+    "b'o\"th",
+    ":lon",
+    "'; DROP TABLE runs; --",
+    "ba\\ck",
+    "new\nline",
+    "?a#b&c=d",
+    "%41%2F",
+    "a@b:c",
+    "sp ace",
+]
 
 
 @pytest.mark.parametrize("name", ODD)

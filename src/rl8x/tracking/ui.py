@@ -22,7 +22,7 @@ import threading
 import time
 import webbrowser
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
@@ -146,20 +146,32 @@ def serve_ui(
     Raises:
         TrackingError: The store is a server, which has a UI of its own, or cannot be used; or there is no such port.
     """
+    command = guarded(ui_command(tracking_uri, host, port), ui_environment(tracking_uri))
+    with _interrupted_by_signals():
+        process = subprocess.Popen(**command, process_group=0)  # a Ctrl-C in the terminal is for this process alone
+        if link is not None:
+            threading.Thread(target=_open_when_served, args=(process, link), daemon=True).start()
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            return 0
+
+
+@contextlib.contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """Be interrupted as by Ctrl-C where this process is told to end, or its terminal is closed."""
+    before = {}
     with contextlib.suppress(ValueError):  # not in the main thread
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, signal.default_int_handler)
-    command = guarded(ui_command(tracking_uri, host, port), ui_environment(tracking_uri))
-    process = subprocess.Popen(**command, process_group=0)  # a Ctrl-C in the terminal is for this process alone
-    if link is not None:
-        threading.Thread(target=_open_when_served, args=(process, link), daemon=True).start()
+                before[number] = signal.signal(number, signal.default_int_handler)
     try:
-        return process.wait()
-    except KeyboardInterrupt:
-        process.terminate()
-        process.wait()
-        return 0
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def open_browser(link: str) -> bool:
