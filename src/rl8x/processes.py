@@ -99,12 +99,16 @@ def own_variables() -> dict[str, str]:
 
 
 def _path() -> list[str]:
-    """Return where this process finds modules, without the working directory, unless rl8x itself lies there."""
+    """Return where this process finds modules, without the working directory where nobody has named it.
+
+    It is kept where rl8x itself lies there.
+    """
+    named = {_ROOT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     here = None
     with contextlib.suppress(OSError):  # it was removed
         here = os.getcwd()
     found = [os.path.abspath(entry) for entry in sys.path if entry and (here or os.path.isabs(entry))]
-    kept = [entry for entry in found if entry == _ROOT or (os.pathsep not in entry and not _is_same(entry, here))]
+    kept = [entry for entry in found if entry in named or (os.pathsep not in entry and not _is_same(entry, here))]
     return kept if _ROOT in kept else [*kept, _ROOT]
 
 
