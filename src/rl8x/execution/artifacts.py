@@ -87,8 +87,8 @@ class Artifacts:
         if why is not None:
             self.why = f"is not safe ({why})"
             warnings.warn(
-                f"compiled programs are neither taken from {self.folder} nor kept there, since {why}: remove it and "
-                f"what it has, or set {FOLDER_VARIABLE} to a folder to which only you can write.",
+                f"compiled programs are neither taken from {self.folder} nor kept there, since {why}: set "
+                f"{FOLDER_VARIABLE} to a folder that only you can write to, in folders that only you can write to.",
                 RuntimeWarning,
                 stacklevel=2,
             )
