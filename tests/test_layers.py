@@ -28,6 +28,7 @@ LAYERS: list[dict[str, set[str]]] = [
         "spaces": set(),
         "importing": set(),
         "local_sockets": set(),
+        "processes": set(),
         "distributed": {"local_sockets"},
     },
     {"execution": set()},

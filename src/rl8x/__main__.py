@@ -2,9 +2,10 @@
 
 import sys
 
+from rl8x.processes import leave_working_directory
+
 if __name__ == "__main__":
-    if not sys.flags.safe_path:
-        sys.path.pop(0)  # the working directory, whose modules would be taken for our dependencies
+    leave_working_directory(runs_module=True)  # its modules would be taken for our dependencies
     from rl8x.cli.main import main
 
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Writing that survives a power cut, digests by which damage is noticed, files that are moved while they are open."""
+"""Files: writing that survives a power cut, digests by which damage is noticed, where they moved, who can write."""
 
 from __future__ import annotations
 
@@ -6,12 +6,38 @@ import contextlib
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 SUMS: Final = "SHA256SUMS"
 """The file of a folder that has the digests of the others."""
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether a path is a file, not a link, of this user or root, and nobody else can write to it."""
+    with contextlib.suppress(OSError):
+        about = path.lstat()
+        return stat.S_ISREG(about.st_mode) and about.st_uid in (0, os.geteuid()) and not about.st_mode & 0o022
+    return False
+
+
+def exposure(folder: Path) -> str | None:
+    """Say by whom what lies in a folder could be changed, or all of it replaced; None if by this user and root only.
+
+    Above the folder a sticky bit keeps others from replacing it, and this user's own group may write, as it may by the
+    umask of many systems. In a container root may have another number: that of the owner of `/`.
+    """
+    real = Path(os.path.realpath(folder))
+    for path in (real, *real.parents):
+        about, inside = path.stat(), path is real
+        if about.st_uid not in (0, os.geteuid()) and (inside or about.st_uid != os.stat("/").st_uid):
+            return f"{path} is another user's"
+        others = 0o022 if inside or about.st_gid != os.getegid() else 0o002
+        if about.st_mode & others and (inside or not about.st_mode & stat.S_ISVTX):
+            return f"other users can write to {path}"
+    return None
 
 
 def write_synced(path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> None:

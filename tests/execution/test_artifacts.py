@@ -169,6 +169,89 @@ def test_a_new_folder_is_for_nobody_else(tmp_path):
     assert artifacts.unwritable is None
 
 
+OTHERS = {
+    "a folder that all may write to": lambda folder: folder.chmod(0o777),
+    "a folder that a group may write to": lambda folder: folder.chmod(0o770),
+    "a folder with a sticky bit": lambda folder: folder.chmod(0o1777),
+    "another user's folder": lambda folder: os.chown(folder, 12345, -1),
+    "a parent that all may write to": lambda folder: folder.parent.chmod(0o777),
+    "another user's parent": lambda folder: os.chown(folder.parent, 12345, -1),
+    "a parent that another group may write to": lambda folder: (
+        os.chown(folder.parent, -1, 12345),
+        folder.parent.chmod(0o775),
+    ),
+}
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@as_root
+@pytest.mark.parametrize("named", [True, False], ids=["RL8X_CACHE_DIR", "the default"])
+@pytest.mark.parametrize("expose", OTHERS.values(), ids=OTHERS)
+def test_nothing_is_taken_from_a_folder_that_others_can_change(tmp_path, monkeypatch, expose, named):
+    folder = tmp_path / "parent" / "cache"
+    folder.parent.mkdir()
+    kept(folder, "a").note("b", {"x": 1})
+    if named:
+        monkeypatch.setenv("RL8X_CACHE_DIR", str(folder))
+    else:
+        monkeypatch.delenv("RL8X_CACHE_DIR")
+        monkeypatch.setattr(module.platformdirs, "user_cache_dir", lambda *_, **__: str(folder))
+    assert Artifacts().find("a") is not None
+    expose(folder)
+    for look in (lambda artifacts: artifacts.find("a"), lambda artifacts: artifacts.noted("b")):
+        artifacts = Artifacts()
+        with pytest.warns(RuntimeWarning, match=f"neither taken from {folder} nor kept there, since .*RL8X_CACHE_DIR"):
+            assert look(artifacts) is None
+        assert artifacts.unwritable == folder
+        assert artifacts.folder.stat().st_mode & 0o777 == 0o700
+        artifacts.make_folder()
+        artifacts.note("c", {})  # without another warning
+        assert artifacts.noted("c") == {}
+    assert sorted(path.name for path in folder.iterdir()) == ["a.json", "a.so", "b.note"]
+
+
+FOREIGN = {
+    "another user's": lambda path: os.chown(path, 12345, -1),
+    "writable by all": lambda path: path.chmod(0o666),
+    "writable by a group": lambda path: path.chmod(0o664),
+    "a link": lambda path: path.symlink_to(path.rename(path.parent.parent / path.name)),
+}
+
+
+@as_root
+@pytest.mark.parametrize("suffix", ["so", "json", "note"])
+@pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
+def test_a_file_that_others_can_change_is_not_found_and_made_anew(tmp_path, make, suffix):
+    folder = tmp_path / "cache"
+    artifacts = kept(folder, "a")
+    artifacts.note("a", {"x": 1})
+    make(folder / f"a.{suffix}")
+    found = [artifacts.find("a"), artifacts.noted("a")]
+    assert found[suffix == "note"] is None
+    assert found[suffix != "note"] is not None
+    kept(folder, "a").note("a", {"x": 1})
+    assert None not in (artifacts.find("a"), artifacts.noted("a"))
+
+
+def test_what_is_kept_is_found_again_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        artifacts = kept(tmp_path / "cache", "a")
+        artifacts.folder.chmod(0o700)
+        artifacts.note("a", {})
+    finally:
+        os.umask(before)
+    assert None not in (artifacts.find("a"), artifacts.noted("a"))
+
+
+def test_links_to_a_folder_and_parents_of_the_users_own_group_are_no_danger(tmp_path):
+    (tmp_path / "parent").mkdir(mode=0o700)
+    (tmp_path / "parent").chmod(0o770)  # as with a umask of 002
+    kept(tmp_path / "parent" / "cache", "a")
+    (tmp_path / "link").symlink_to("parent/cache")
+    assert Artifacts(tmp_path / "link").find("a") is not None
+
+
 def test_the_folder_is_the_users_own_unless_another_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("RL8X_CACHE_DIR", str(tmp_path))
     assert Artifacts().folder == tmp_path

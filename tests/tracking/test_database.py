@@ -7,9 +7,11 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
+from rl8x.cli.main import main
 from rl8x.tracking import database
 from rl8x.tracking.database import Point, add_past_points, empty_tables, ensure_database, prepare_tables
 from rl8x.tracking.location import Location, locate
+from rl8x.tracking.store import MLflowStore, RunSpec
 
 
 def schema(connection):
@@ -44,6 +46,47 @@ def test_a_new_database_is_in_wal_mode_and_whole(mlflow_template):
     assert connection.execute("SELECT name FROM experiments").fetchall() == [("Default",)]
     connection.close()
     assert not mlflow_template.with_name(".mlflow.db.new").exists()
+
+
+ODD = [
+    "'",
+    '"',
+    "b'o\"th",
+    ":lon",
+    "'; DROP TABLE runs; --",
+    "ba\\ck",
+    "new\nline",
+    "?a#b&c=d",
+    "%41%2F",
+    "a@b:c",
+    "sp ace",
+]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_it_can_be_made_in_a_folder_of_any_name(name, tmp_path, monkeypatch):
+    folder = tmp_path / name
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    store = MLflowStore(locate())
+    for experiment in ("Default", "mine"):
+        run_id = store.create_run(RunSpec(experiment[0] * 32, experiment, None, "run", 1000))
+        store.log_text(run_id, "words", "notes.txt")
+    found = [path.relative_to(folder / "mlruns" / "artifacts") for path in folder.rglob("notes.txt")]
+    assert sorted(path.parts[0] == "0" for path in found) == [False, True]  # that of the experiment Default
+    assert sorted(tmp_path.iterdir()) == [folder]
+
+
+def test_a_folder_whose_name_is_not_utf8_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "a\udcffb"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert main(["train", "CartPole", "num_envs=4", "horizon=4", "device=cpu", "--max-steps", "1"]) == 2
+    err = capsys.readouterr().err
+    assert "MLflow cannot keep runs in" in err
+    assert "whose name is not UTF-8: work in another folder" in err
+    assert err.count("\n") == 1
+    assert list(folder.iterdir()) == []
 
 
 def test_it_is_what_mlflow_alone_would_have_made(by_mlflow_alone, tmp_path, monkeypatch):

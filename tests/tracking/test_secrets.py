@@ -73,6 +73,10 @@ def test_a_text_without_secrets_stays_as_it_is(text, number):
         "s3://bucket/key?max_tokens=100",
         "a=1&b=2 token = 3",
         "ssh://git@github.com/owner/repository",
+        "git+ssh://git@github.com/owner/repository",
+        "postgresql+psycopg2://me@host/db",
+        "abfss://container@account.dfs.core.windows.net/runs",
+        "git@github.com:owner/repository",
     ],
 )
 def test_what_is_no_secret(text):
@@ -94,6 +98,16 @@ def test_what_is_no_secret(text):
         ),
         ("mssql+pyodbc:///?odbc_connect=DRIVER%3Dx%3BPWD%3Dabc", "mssql+pyodbc:///?odbc_connect=***"),
         ("https://ghp_0123456789abcdefghij@github.com/me/it", "https://***@github.com/me/it"),
+        ("https://x@host", "https://***@host"),
+        ("https://abc123@host:5000/a?b=c", "https://***@host:5000/a?b=c"),
+        ("git+https://abc123@github.com/me/it.git@main", "git+https://***@github.com/me/it.git@main"),
+        ("'HTTPS://a%40b%2Fc@host'", "'HTTPS://***@host'"),
+        ("https://t@k@host", "https://***@host"),
+        ("wss://abc@host (refused)", "wss://***@host (refused)"),
+        ("plugin://abc@host", "plugin://***@host"),
+        ("https://abc123:@github.com/me/it", "https://***:@github.com/me/it"),
+        ("https://abc123:x-oauth-basic@github.com/me/it", "https://***:***@github.com/me/it"),
+        ("https://oauth2:abc123@gitlab.com/me/it", "https://oauth2:***@gitlab.com/me/it"),
         ("jdbc:sqlserver://host;user=me;pwd=abc;a=b", "jdbc:sqlserver://host;user=me;pwd=***"),
     ],
 )
@@ -127,6 +141,12 @@ def test_the_environments_secrets(monkeypatch, name):
 def test_a_uri_in_the_environment(monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:p%2Fw%401234@host/db")
     assert hide("FATAL: p/w@1234") == "FATAL: ***"
+
+
+@pytest.mark.parametrize(("user", "hidden"), [("abc123de", True), ("abcdefghijklmnopqrst", True), ("alexander", False)])
+def test_a_token_is_hidden_in_other_texts_and_a_users_name_is_not(user, hidden):
+    learn(f"https://{user}@host")
+    assert hide(f"/home/{user}/runs") == ("/home/***/runs" if hidden else f"/home/{user}/runs")
 
 
 def test_everyday_words_are_hidden_in_uris_only(monkeypatch, tmp_path):

@@ -1,11 +1,14 @@
+import contextlib
 import http.server
 import re
+import signal
 import socket
 import subprocess
 import sys
-import threading
+import time
 import webbrowser
 
+import psutil
 import pytest
 
 from rl8x.cli.main import main
@@ -47,27 +50,46 @@ def test_serving(mlruns, monkeypatch):
     assert serve_ui() == 7
 
 
-def test_an_interrupt_ends_the_server(mlruns, monkeypatch):
-    class Process:
-        waited = 0
-        terminated = False
+SERVER = """
+import os, signal, socket, subprocess, sys, time
+if sys.argv[2:]:  # as MLflow's command, which starts the server and does not end it
+    sys.exit(subprocess.Popen([sys.executable, sys.argv[0], sys.argv[1]]).wait())
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))):
+    time.sleep(60)
+"""
+DRIVER = """
+import sys
+from rl8x.tracking import ui
+ui.ui_command = lambda *_: [sys.executable, *sys.argv[1:], "starts another"]
+sys.exit(ui.serve_ui("sqlite:///x.db"))
+"""
 
-        def __init__(self, command, env):
-            Process.last = self
 
-        def wait(self):
-            self.waited += 1
-            if self.waited == 1:
-                raise KeyboardInterrupt
-
-        def terminate(self):
-            self.terminated = True
-
-    monkeypatch.setattr(subprocess, "Popen", Process)
-    monkeypatch.setattr(ui, "_check_address", lambda *_: None)
-    assert serve_ui() == 0
-    assert Process.last.terminated
-    assert Process.last.waited == 2
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
+@pytest.mark.usefixtures("default_signals")
+def test_however_it_is_ended_nothing_is_left_on_the_port(tmp_path, sent):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    (tmp_path / "server.py").write_text(SERVER)
+    command = [sys.executable, "-c", DRIVER, str(tmp_path / "server.py"), str(port)]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as driver:
+        deadline = time.monotonic() + 60
+        while True:
+            assert driver.poll() is None
+            assert time.monotonic() < deadline
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.05)
+        family = psutil.Process(driver.pid).children(recursive=True)
+        assert len(family) == 3  # what watches over the others, MLflow's command, and the server
+        driver.send_signal(getattr(signal, sent))
+        assert driver.wait(30) == (-signal.SIGKILL if sent == "SIGKILL" else 0)
+        assert driver.stderr.read() == ""  # at the end of which all have closed it
+    if sent == "SIGKILL":
+        psutil.wait_procs(family, timeout=10)
+    assert [process for process in family if process.is_running()] == []
+    socket.create_server(("127.0.0.1", port)).close()
 
 
 @pytest.mark.parametrize(("display", "opened"), [(":0", ["http://x/"]), (None, [])])
@@ -92,30 +114,15 @@ def test_a_browser_that_does_not_start_is_no_failure(monkeypatch):
     assert not open_browser("http://x/")
 
 
-def test_the_link_is_opened_once_the_server_answers(mlruns, monkeypatch):
+def test_the_link_is_opened_once_the_server_answers(mlruns, monkeypatch, tmp_path):
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
-        link, opened = f"http://127.0.0.1:{server.server_port}/#/experiments/1", threading.Event()
-        links = []
-        monkeypatch.setattr(ui, "open_browser", lambda link: links.append(link) or opened.set())
-        monkeypatch.setattr(ui, "ui_command", lambda *_: [sys.executable, "-c", "input()"])
-        popen = subprocess.Popen
-        monkeypatch.setattr(
-            subprocess, "Popen", lambda *a, **k: Held(popen(*a, **k, stdin=subprocess.PIPE), until=opened)
-        )
+        link, links = f"http://127.0.0.1:{server.server_port}/#/experiments/1", []
+        opened = tmp_path / "opened"
+        monkeypatch.setattr(ui, "open_browser", lambda link: links.append(link) or opened.touch())
+        waits = f"import os, time\nwhile not os.path.exists({str(opened)!r}): time.sleep(0.05)"
+        monkeypatch.setattr(ui, "ui_command", lambda *_: [sys.executable, "-c", waits])
         assert serve_ui(link=link) == 0
     assert links == [link]
-
-
-class Held:
-    """A process that is told to end when an event has come."""
-
-    def __init__(self, process, until):
-        self.process, self.until, self.poll = process, until, process.poll
-
-    def wait(self):
-        assert self.until.wait(30)
-        self.process.communicate(b"\n")
-        return self.process.returncode
 
 
 def test_an_address_that_cannot_be_used_is_refused_before_mlflow_starts(tmp_path, monkeypatch, capsys):

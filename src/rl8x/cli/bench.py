@@ -35,6 +35,7 @@ from rl8x.config import RunConfig
 from rl8x.disk import replace_synced
 from rl8x.importing import Trust
 from rl8x.output import described, message_of, short, table
+from rl8x.processes import python_process, restore_variables
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.secrets import hide_in_data
 from rl8x.trainers import Trainer, TrainStats
@@ -178,12 +179,13 @@ def _measure(
 def _in_fresh_process(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
     """Do a job in a process of its own, with nothing in the compiler's cache; its answer is a file, as users print."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
-    variables |= {name: f"{job['answer']}.{name}" for name in _CACHES}
-    # -P: modules of the working directory are found last, and where they are trusted, as by the command itself.
-    command = [sys.executable, "-P", "-m", "rl8x.cli.bench"]
-    pipes: Any = {"input": json.dumps(job), "capture_output": True, "text": True, "timeout": timeout_s}
+    variables |= {name: f"{job['answer']}.{name}" for name in _CACHES} | {"MLFLOW_DISABLE_TELEMETRY": "true"}
+    # Modules of the working directory are found last, and where they are trusted, as by the command itself.
+    process = python_process("-m", "rl8x.cli.bench", variables=variables)
     try:
-        done = subprocess.run(command, env=variables | {"MLFLOW_DISABLE_TELEMETRY": "true"}, check=False, **pipes)
+        done = subprocess.run(
+            **process, input=json.dumps(job), capture_output=True, text=True, timeout=timeout_s, check=False
+        )
     except subprocess.TimeoutExpired:
         return {"error": f"took more than {timeout_s:.0f} s"}
     if done.returncode < 0:
@@ -392,6 +394,7 @@ def verdict(summary: Sequence[Mapping[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
+    restore_variables()
     _job = json.loads(sys.stdin.read())
     find_modules_here(_job["trust"])
     Path(_job["answer"]).write_text(json.dumps(measure(_job)))

@@ -19,7 +19,9 @@ from typing import Any, Final
 import click
 
 from rl8x._version import __version__
+from rl8x.disk import exposure
 from rl8x.output import counted, described, say, table
+from rl8x.processes import python_process
 
 # What the extras of the package are for.
 FEATURES: Final = {
@@ -161,13 +163,9 @@ def _of_extras(requirement: Any) -> Iterator[Any]:
 
 def _probe(modules: list[str]) -> tuple[dict[str, str | None], dict[str, Any]]:
     """Import modules in another process; returns an error, or None, for each, and what torch says of the machine."""
-    # It finds the same packages, and nothing of the working directory.
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    process = python_process("-c", _PROBE, *modules, variables=os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"})
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE, *modules], capture_output=True, text=True, timeout=_IMPORT_S, env=environment
-        )
+        done = subprocess.run(**process, capture_output=True, text=True, timeout=_IMPORT_S)
         output, end = done.stdout, f"ends Python (exit status {done.returncode})"
     except subprocess.TimeoutExpired as expired:
         output, end = (expired.stdout or b"").decode(), f"is not imported within {_IMPORT_S:.0f} s"
@@ -257,7 +255,7 @@ def _compiler() -> list[str]:
         source = Path(folder) / "program.cpp"
         source.write_text(_PROGRAM)
         command = [*words, str(source), "-o", str(source.with_suffix(".so"))]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILER_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILER_S, cwd=folder)
     version = subprocess.run([words[0], "--version"], capture_output=True, text=True, timeout=_COMPILER_S).stdout
     first = (version.splitlines() or [words[0]])[0]
     if done.returncode:
@@ -276,7 +274,8 @@ def _cache() -> list[str]:
     files = [path for path in folder.iterdir() if path.is_file()]
     size = sum(path.stat().st_size for path in files) / 1e6
     programs = sum(path.suffix == ".so" for path in files)
-    note = "" if os.access(folder, os.W_OK | os.X_OK) else ", not writable: each run compiles for itself"
+    why = exposure(folder) or (None if os.access(folder, os.W_OK | os.X_OK) else "it is not writable")
+    note = "" if why is None else f", not used, since {why}: each run compiles for itself"
     return [f"{folder}, {counted(programs, 'program', 'programs')}, {size:.1f} MB{note} (`rl8x cache`)"]
 
 

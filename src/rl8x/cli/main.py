@@ -10,10 +10,13 @@ import re
 import sys
 import warnings
 
-if __name__ == "__main__" and not sys.flags.safe_path:
-    sys.path.pop(0)  # where `python -m` puts the working directory, whose modules would be taken for our dependencies
+from rl8x.processes import forget_errors, leave_working_directory, tolerate_warnings
+
+if __name__ == "__main__" or os.path.basename(sys.argv[0]) == "rl8x":
+    leave_working_directory(runs_module=__name__ == "__main__")  # its modules would be taken for our dependencies
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import click
@@ -137,6 +140,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         sys.excepthook, warnings.showwarning = show_bug, show_warning
+        forget_errors()
+    with warnings.catch_warnings():
+        tolerate_warnings()
+        return _run(words, contextlib.nullcontext() if argv is not None else _early_tracking(words))
+
+
+def _run(words: Sequence[str], tracking: AbstractContextManager[None]) -> int:
     debug = "--debug" in words
     try:
         os.getcwd()
@@ -144,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report("the working directory does not exist any more: change to another", debug=False)
         return 2
     try:
-        with contextlib.nullcontext() if argv is not None else _early_tracking(words):
+        with tracking:
             code: Any = rl8x.main([word for word in words if word != "--debug"], "rl8x", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())

@@ -11,6 +11,7 @@ import math
 import os
 import weakref
 from collections.abc import Collection, Mapping, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from rl8x.envs.mujoco_model import ModelField, derive_constants
 from rl8x.envs.parameters import Parameter, ResolvedConfig
 from rl8x.envs.setter_base import Setter, Value
 from rl8x.envs.setters import Function
+from rl8x.processes import lending_variables
 
 
 class Simulator:
@@ -93,6 +95,8 @@ class SharedTable:
 
     def __init__(self, values: Sequence[float]) -> None:
         self.length = len(values)
+        with lending_variables():
+            resource_tracker.ensure_running()  # a Python process, which shared memory would start
         self.memory = SharedMemory(create=True, size=8 * self.length)
         weakref.finalize(self, _release, self.memory, os.getpid())
         self[:] = values

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import time
 import uuid
+import warnings
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +22,7 @@ import platformdirs
 import torch
 
 from rl8x._version import __version__
+from rl8x.disk import exposure, is_own_file
 
 # Environment variables: the cache's folder, and its size limit in MB. A program takes 0.5 MB.
 FOLDER_VARIABLE: Final = "RL8X_CACHE_DIR"
@@ -53,28 +55,48 @@ class Artifacts:
     """A folder of compiled programs: for each, a shared library and a JSON file with the library's hash.
 
     Several processes may use the folder at once: files are written under a temporary name and renamed, the JSON file
-    last.
+    last. A program is loaded only if nobody but this user and root could have written it.
 
     Args:
         folder: The folder; None takes `RL8X_CACHE_DIR`, or this user's cache folder.
 
     Attributes:
-        unwritable: The configured folder if it is not writable; a temporary folder of this process is used instead.
+        unwritable: The configured folder if it is not used; a temporary folder of this process is used instead.
+        why: Why it is not used.
     """
 
     unwritable: Path | None = None
+    why = "cannot be written to"
 
     def __init__(self, folder: Path | None = None) -> None:
         given = os.environ.get(FOLDER_VARIABLE)
-        self.folder = folder or (Path(given) if given else Path(platformdirs.user_cache_dir("rl8x", appauthor=False)))
+        default = platformdirs.user_cache_dir("rl8x", appauthor=False)
+        self.folder = (folder or Path(given or default)).absolute()
 
     def make_folder(self) -> None:
         """Create the folder, readable by this user alone since it contains code; a temporary one if that fails."""
         with contextlib.suppress(OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._leave_if_exposed()
         if not os.access(self.folder, os.W_OK | os.X_OK):
-            self.unwritable, self.folder = self.folder, Path(tempfile.mkdtemp(prefix="rl8x-cache-"))
-            atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
+            self._leave_folder()
+
+    def _leave_if_exposed(self) -> None:
+        """Use a temporary folder where others could put programs of theirs into this one."""
+        why = exposure(self.folder) if self.unwritable is None and self.folder.is_dir() else None
+        if why is not None:
+            self.why = f"is not safe ({why})"
+            warnings.warn(
+                f"compiled programs are neither taken from {self.folder} nor kept there, since {why}: set "
+                f"{FOLDER_VARIABLE} to a folder that only you can write to, in folders that only you can write to.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self._leave_folder()
+
+    def _leave_folder(self) -> None:
+        self.unwritable, self.folder = self.folder, Path(tempfile.mkdtemp(prefix="rl8x-cache-"))
+        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
 
     def beside(self, kind: str) -> Path:
         """Return a unique temporary path; process IDs would not do, as containers that share a folder repeat them."""
@@ -85,11 +107,12 @@ class Artifacts:
         return self.folder / f"{key}.so"
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """Return the metadata of a program if its hash matches; remove it if it is damaged."""
+        """Return the metadata of a program if its hash matches; remove it if it is damaged, or not ours."""
+        self._leave_if_exposed()
         path, notes = self.library(key), self.folder / f"{key}.json"
         try:
             note: dict[str, Any] = json.loads(notes.read_text())
-            if note["sha256"] == _sha256(path):
+            if is_own_file(path) and is_own_file(notes) and note["sha256"] == _sha256(path):
                 with contextlib.suppress(OSError):  # the file is another user's and read-only
                     os.utime(path)
                 return note
@@ -104,10 +127,10 @@ class Artifacts:
     def put(self, key: str, built: Path, **notes: Any) -> None:
         """Add a shared library that was built in this folder under a temporary name."""
         content = json.dumps({"sha256": _sha256(built), "torch": torch.__version__, **notes})
-        built.replace(self.library(key))
+        _publish(built, self.library(key))
         beside = built.with_suffix(".json")
         beside.write_text(content)
-        beside.replace(self.folder / f"{key}.json")
+        _publish(beside, self.folder / f"{key}.json")
         self.trim()
 
     def note(self, key: str, content: dict[str, Any]) -> None:
@@ -116,15 +139,15 @@ class Artifacts:
             self.make_folder()
             beside = self.beside("note")
             beside.write_text(json.dumps(content))
-            beside.replace(self.folder / f"{key}.note")
+            _publish(beside, self.folder / f"{key}.note")
 
     def noted(self, key: str) -> dict[str, Any] | None:
-        """Return the note of a key; None if there is none or it is damaged."""
-        try:
-            note = json.loads((self.folder / f"{key}.note").read_text())
-        except (OSError, ValueError):
-            return None
-        return note if isinstance(note, dict) else None
+        """Return the note of a key; None if there is none, or it is damaged or not ours."""
+        self._leave_if_exposed()
+        path, note = self.folder / f"{key}.note", None
+        with contextlib.suppress(OSError, ValueError):
+            note = json.loads(path.read_text())
+        return note if isinstance(note, dict) and is_own_file(path) else None
 
     def remove(self, key: str) -> None:
         """Remove all files of a key, the metadata first, so that `find` never sees an incomplete program."""
@@ -181,6 +204,12 @@ class Artifacts:
                 notes.append((path.stat().st_mtime, path))
         for _, path in sorted(notes)[:-_MOST_NOTES]:
             path.unlink(missing_ok=True)
+
+
+def _publish(beside: Path, path: Path) -> None:
+    """Give a file its name, writable by its owner only, whatever the umask."""
+    beside.chmod(beside.stat().st_mode & ~0o022)
+    beside.replace(path)
 
 
 def _sha256(path: Path) -> str:

@@ -122,7 +122,11 @@ def _run(source: str, folder: Path, *options: str) -> tuple[str, Path]:
     )
     builder = inductor.CppBuilder("program", [str(written)], settings, str(folder))
     done = subprocess.run(
-        shlex.split(builder.get_command_line()), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        shlex.split(builder.get_command_line()),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,  # where it looks for headers and libraries too, for an empty entry of CPATH or LIBRARY_PATH
     )
     if not done.returncode:
         return "", Path(builder.get_target_file_path())

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Final
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rl8x.execution.artifacts import Artifacts, key_of
+from rl8x.processes import python_process
 
 Run = Callable[..., Sequence[Tensor]]
 
@@ -51,16 +51,15 @@ class Compiler:
 
     def _start(self) -> None:
         self.artifacts.make_folder()
-        path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-        # Nobody sees its warnings, and PYTHONWARNINGS=error would end the import of torch's compiler.
-        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        process = python_process(
+            "-c", _CODE, str(self.artifacts.folder), variables=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _CODE, str(self.artifacts.folder)],
+            **process,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=environment,
             # A process group of its own keeps Ctrl-C from it; a session of its own would make its niceness ineffective.
             process_group=0,
         )
@@ -103,7 +102,7 @@ class Compiler:
         if key in self._requested:
             later, folder = "later runs like this one find what it makes in the cache", self.artifacts.unwritable
             if folder is not None:
-                later = f"each run like this one will, since {folder} cannot be written to: "
+                later = f"each run like this one will, since {folder} {self.artifacts.why}: "
                 later += "set RL8X_CACHE_DIR to another folder"
             self.say(f"waiting for the compiler; {later}")
         while key in self._requested:

@@ -29,6 +29,7 @@ _NICENESS: Final = 10
 def main() -> None:
     """Compile programs until stdin is closed."""
     artifacts = Artifacts(Path(sys.argv[1]))
+    artifacts.unwritable = artifacts.folder  # where it is, the run has decided
     os.nice(_NICENESS)
     private.trust_processor_flags()
     with contextlib.suppress(RuntimeError):  # each program reports it

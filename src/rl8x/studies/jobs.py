@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from rl8x.distributed import ranks
 from rl8x.output import described, say
+from rl8x.processes import lending_variables, restore_variables
 from rl8x.tracking.store_process import keep_process
 
 Job = Mapping[str, Any]
@@ -92,7 +93,7 @@ def do_jobs(
         yield from (work(job) for job in jobs)
         return
     left, losses = {job["key"]: job for job in jobs}, 0
-    with _cluster(backend, num_jobs, address):
+    with lending_variables(), _cluster(backend, num_jobs, address):
         while left:
             try:
                 some = list(left.values())[: 1 if losses == _LOSSES - 1 else None]
@@ -155,6 +156,7 @@ def _by_ray(jobs: Sequence[Job], work: Callable[[Job], dict[str, Any]]) -> Itera
 
 def begin_worker(parent: int) -> None:
     """Begin a process that does one job after another: it keeps MLflow's process, and ends with its parent."""
+    restore_variables()
     end_with(parent)
     keep_process()
 

@@ -215,9 +215,13 @@ def _make(database: Path, artifact_root: Path) -> None:
             source.backup(target)
     make_store = _store_class()  # it adds the default experiment, and checks the tables
     uri = sqlite_uri(database)
-    make_store(uri, str(artifact_root)).engine.dispose()
+    make_store(uri, "/").engine.dispose()
     make_store._engine_map.pop(uri, None)  # the file is about to have another name
     with closing(sqlite3.connect(database)) as connection:
+        # MLflow writes this path into its SQL as it is, where some quotes, colons and backslashes mean something else.
+        default = (artifact_root.absolute() / "0").as_uri()
+        connection.execute("UPDATE experiments SET artifact_location = ? WHERE experiment_id = 0", (default,))
+        connection.commit()
         # Readers (the UI) and one writer then do not wait for each other; the mode stays with the file.
         # MLflow itself waits 20 s for a lock, in each session.
         connection.execute("PRAGMA journal_mode=WAL")

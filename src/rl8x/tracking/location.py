@@ -153,7 +153,7 @@ def is_default(location: Location) -> bool:
 
 def _default_location() -> Location:
     root = mlruns_dir()
-    database = root / "mlflow.db"
+    database = _checked(root / "mlflow.db")
     old = [file.parent.name for file in root.glob("[0-9]*/meta.yaml") if file.parent.name.isdigit()]
     if old and not database.exists():
         raise TrackingError(
@@ -161,6 +161,18 @@ def _default_location() -> Location:
             "run `mlflow migrate-filestore`, or choose another store by tracking_uri or MLFLOW_TRACKING_URI"
         )
     return Location(sqlite_uri(database), database, root / "artifacts")
+
+
+def _checked(database: Path) -> Path:
+    """Refuse a path beside which MLflow would put the files of runs into a folder of another name."""
+    try:
+        str(database).encode()
+    except UnicodeEncodeError:
+        raise TrackingError(
+            f"MLflow cannot keep runs in {str(database.parent)!r}, whose name is not UTF-8: work in another folder, or "
+            "choose a store elsewhere by tracking_uri or MLFLOW_TRACKING_URI"
+        ) from None
+    return database
 
 
 def _check_password(uri: str, scheme: str) -> None:
@@ -190,7 +202,7 @@ def _sqlite_location(uri: str) -> Location:
     if not path.startswith("/") or name in ("", ":memory:"):
         example = "sqlite:///mlruns/mlflow.db"
         raise TrackingError(f"an sqlite tracking_uri must name a file, as in {example}; got {hide(uri)!r}")
-    database = Path(unquote(name) if _decodes() else name).absolute()
+    database = _checked(Path(unquote(name) if _decodes() else name).absolute())
     plain_uri = sqlite_uri(database)
     own_uri = plain_uri if driver == "sqlite" else driver + plain_uri[plain_uri.index(":") :]
     absolute = own_uri + (f"?{query}" if query else "")

@@ -27,13 +27,19 @@ _NAMES: Final = (
 # Up to the last `@`, since people write `/` and `@` in passwords as they are. A port and a path with `@` are none.
 _PASSWORD: Final = re.compile(r"(://(?!\[)[^\s/:?#]*:)(?!\d{1,5}(?:[/?#\"'<>`]|$))(\S{1,4000})(?=@)")
 _PASSWORD_IN_SQL: Final = re.compile(r"((?:postgresql|mysql|mssql)[\w+]*://[^\s/:]*:)(\S{1,4000})(?=@)", re.IGNORECASE)
-_LONE_TOKEN: Final = re.compile(r"(https?://)([^\s/:?#@]{20,})(?=@)", re.IGNORECASE)
+# A user without a password is mostly a token; by these schemes it is the name of a user, or of a container.
+_NAMED: Final = r"ssh|sftp|scp|rsync|postgres\w*|mysql|mariadb|mssql|oracle|wasbs?|abfss?|hdfs|file"
+_LONE_TOKEN: Final = re.compile(
+    rf"(?<![\w+.-])((?![\w+.-]*\b(?:{_NAMED})\b[\w+.-]*://)[\w+.-]+://)([^\s/:?#]+)(?=@)", re.IGNORECASE
+)
+# Git's servers take a token with an empty password, or with this one.
+_TOKEN_AS_USER: Final = re.compile(r"(https?://)([^\s/:?#@]+)(?=:(?:x-oauth-basic)?@(?!\S*@))", re.IGNORECASE)
 _QUERY: Final = re.compile(
     rf"([?&;#](?:[\w.-]*(?:{_NAMES})|pass|sig|odbc_connect)=)([^\s&\"'<>`]+)", re.IGNORECASE | re.ASCII
 )
-_IN_URIS: Final = (_PASSWORD_IN_SQL, _PASSWORD, _LONE_TOKEN, _QUERY)
+_IN_URIS: Final = (_TOKEN_AS_USER, _PASSWORD_IN_SQL, _PASSWORD, _LONE_TOKEN, _QUERY)
 _HIDDEN_IN_DATA: Final = re.compile(r"(?<!\*)\*\*\*(?!\*)")
-_HIDDEN_IN_URI: Final = re.compile(r"[/:]\*\*\*@|[?&;#][\w.-]+=\*\*\*(?=[&\s\"'<>`]|$)")
+_HIDDEN_IN_URI: Final = re.compile(r"[/:]\*\*\*:?@|[?&;#][\w.-]+=\*\*\*(?=[&\s\"'<>`]|$)")
 _SECRET_NAME: Final = re.compile(rf"(?:^|[\W_])(?:{_NAMES})$|(?:password|passwd|secret|apikey)$", re.IGNORECASE)
 _NOT_SECRETS: Final = ("PWD", "OLDPWD")  # folders
 _FLAGS: Final = ("true", "false", "none", "null")
@@ -42,6 +48,7 @@ _FLAGS: Final = ("true", "false", "none", "null")
 _SHORTEST: Final = 4
 # What is shorter is hidden as a whole word only, and not in data that is read back.
 _STRONG: Final = 8
+_LONG: Final = 20
 
 _given: dict[str, None] = {}
 
@@ -174,7 +181,13 @@ def _secrets(variables: Iterable[tuple[str, str]], words: Iterable[str]) -> Iter
         if "://" in uri:
             around = hide_in_uris(uri)
             for pattern in _IN_URIS if around != uri else ():
-                yield from ((match[2], around) for match in pattern.finditer(uri))
+                found = (match[2] for match in pattern.finditer(uri))
+                yield from ((secret, around) for secret in found if pattern is not _LONE_TOKEN or _is_token(secret))
+
+
+def _is_token(user: str) -> bool:
+    """Whether what stands in the place of a user's name is none, which other texts, such as paths, would have too."""
+    return len(user) >= _LONG or (len(user) >= _STRONG and any(map(str.isdecimal, user)))
 
 
 def _forms(secret: str) -> set[str]:

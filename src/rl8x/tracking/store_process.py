@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, cast
 
+from rl8x.processes import python_process
 from rl8x.tracking.location import Location
 from rl8x.tracking.store import MLflowStore, most_points
 from rl8x.tracking.store_errors import StoreDownError
@@ -270,17 +271,13 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 def _start(database: Path | None) -> subprocess.Popen[bytes]:
     words = f"{os.getpid()}, {database and str(database)!a}"
-    # It finds the same packages, and nothing of the working directory that this process would not have found.
-    path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(
-        # MLflow writes paths as text: in UTF-8, whatever the locale. Nobody sees its warnings, and PYTHONWARNINGS=error
-        # would end its import.
-        [sys.executable, "-X", "utf8", "-W", "ignore", "-c", f"{_CODE}({words})"],
+        # MLflow writes paths as text: in UTF-8, whatever the locale.
+        **python_process("-X", "utf8", "-c", f"{_CODE}({words})"),
         bufsize=0,  # nothing that a fork would copy and write twice
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
         # A Ctrl-C in the terminal is the training's business. No session of its own: Linux shares processors between
         # sessions first, whatever the niceness inside each.
         process_group=0,

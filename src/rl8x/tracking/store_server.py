@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from rl8x.importing import importing_much
 from rl8x.output import described
+from rl8x.processes import OWN
 from rl8x.tracking.database import merge_log, prepare_tables
 from rl8x.tracking.location import Location
 from rl8x.tracking.secrets import hide
@@ -30,7 +31,6 @@ END_S = 1.0  # how long to wait for a process, or a channel, that was asked to e
 BEAT = b"\n"
 # Where there are no more processors than training uses, it gets a tenth of one and the training the rest.
 _NICENESS = 10
-_OWN = ("PYTHONPATH", "PYTHONSAFEPATH")  # of the environment, what this process was given for itself
 
 _Answer = Callable[[int, Any], None]
 _Inbox = queue.SimpleQueue[tuple[int, str, list[Any]]]
@@ -92,9 +92,9 @@ def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., MLflowSto
 
 def _adopt(wanted: Mapping[str, str], before: Mapping[str, str]) -> None:
     """Change the environment as the other process has changed its own since this one, or another channel, was begun."""
-    for name in before.keys() - wanted.keys() - {*_OWN}:
+    for name in before.keys() - wanted.keys() - {*OWN}:
         os.environ.pop(name, None)
-    os.environ.update({name: value for name, value in wanted.items() if before.get(name) != value and name not in _OWN})
+    os.environ.update({name: value for name, value in wanted.items() if before.get(name) != value and name not in OWN})
 
 
 def _prepare(database: Path | None) -> None:

@@ -13,6 +13,7 @@ import errno
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -21,11 +22,12 @@ import threading
 import time
 import webbrowser
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from rl8x import keys
+from rl8x.processes import guarded, own_variables
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.store import MLflowStore
@@ -67,7 +69,7 @@ def ui_environment(tracking_uri: str | None = None) -> dict[str, str]:
 
     Plain `mlflow ui` opens `./mlflow.db` whatever `MLFLOW_TRACKING_URI` says. No module of the working directory is
     taken for one of MLflow's: not by Python, and not by uvicorn, which looks there unless it is given another folder,
-    such as the one where it is itself.
+    such as the one where it is itself. No warning is an error.
 
     Args:
         tracking_uri: The store; None is the one that `MLflowTracker` would use.
@@ -78,10 +80,9 @@ def ui_environment(tracking_uri: str | None = None) -> dict[str, str]:
     settings = {
         "MLFLOW_BACKEND_STORE_URI": _own_store(tracking_uri).uri,
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "PYTHONSAFEPATH": "1",
         "UVICORN_APP_DIR": sysconfig.get_path("purelib"),
     }
-    return {**os.environ, **settings}
+    return {**os.environ, **own_variables(), **settings}
 
 
 def _own_store(tracking_uri: str | None) -> Location:
@@ -131,7 +132,7 @@ def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: in
 def serve_ui(
     tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, link: str | None = None
 ) -> int:
-    """Serve the UI until it is interrupted.
+    """Serve the UI until this process is interrupted, or told to end.
 
     Args:
         tracking_uri: The store; None is the one that `MLflowTracker` would use.
@@ -145,15 +146,32 @@ def serve_ui(
     Raises:
         TrackingError: The store is a server, which has a UI of its own, or cannot be used; or there is no such port.
     """
-    process = subprocess.Popen(ui_command(tracking_uri, host, port), env=ui_environment(tracking_uri))
-    if link is not None:
-        threading.Thread(target=_open_when_served, args=(process, link), daemon=True).start()
+    command = guarded(ui_command(tracking_uri, host, port), ui_environment(tracking_uri))
+    with _interrupted_by_signals():
+        process = subprocess.Popen(**command, process_group=0)  # a Ctrl-C in the terminal is for this process alone
+        if link is not None:
+            threading.Thread(target=_open_when_served, args=(process, link), daemon=True).start()
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            return 0
+
+
+@contextlib.contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """Be interrupted as by Ctrl-C where this process is told to end, or its terminal is closed."""
+    before = {}
+    with contextlib.suppress(ValueError):  # not in the main thread
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, signal.default_int_handler)
     try:
-        return process.wait()
-    except KeyboardInterrupt:  # the terminal has interrupted the server as well
-        process.terminate()
-        process.wait()
-        return 0
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def open_browser(link: str) -> bool:

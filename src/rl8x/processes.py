@@ -1,0 +1,153 @@
+"""Starting Python processes that import nothing of the working directory, which may be somebody else's.
+
+Python looks for modules there first where it is started by `-c` or `-m`, and wherever PYTHONPATH has an empty entry,
+as after `export PYTHONPATH=$PYTHONPATH:/x`. A folder that one was sent may have a `json.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+OWN: Final = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONWARNINGS")
+"""The variables that a process of ours is given for itself, not for what a user's code starts there."""
+_USERS: Final = "RL8X_USERS_VARIABLES"
+_ROOT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def python_process(*words: str, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the `args` and `env` of `subprocess.Popen`, or `run`, for a Python process of ours.
+
+    Args:
+        words: Its arguments, such as `-c` and code.
+        variables: Its environment, but for `OWN`; None is that of this process.
+    """
+    return {"args": [sys.executable, *words], "env": {**(variables or os.environ), **own_variables()}}
+
+
+def guarded(command: Sequence[str], variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return what `python_process` does for one that runs a command until it is told to end, or this process is gone.
+
+    The processes that the command has started end with it; a server's own command may leave those on its port.
+    """
+    code = f"from {__name__} import guard; guard()"
+    return python_process("-c", code, str(os.getpid()), *command, variables=variables)
+
+
+def guard() -> None:
+    """Be a process of `guarded`."""
+    import signal
+    import subprocess
+    import threading
+
+    import psutil
+
+    parent, *command = sys.argv[1:]
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: told.set())
+    child = subprocess.Popen(command)
+    while child.poll() is None and os.getppid() == int(parent) and not told.is_set():
+        told.wait(0.2)
+    family = psutil.Process().children(recursive=True)
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        for process in family:
+            with contextlib.suppress(psutil.Error):
+                end(process)
+        family = psutil.wait_procs(family, timeout=5)[1]
+    code = child.wait()
+    os._exit(code if code >= 0 else 128 - code)
+
+
+@contextlib.contextmanager
+def lending_variables() -> Iterator[None]:
+    """Let the processes that a library starts within the block have the variables of `python_process`."""
+    own = own_variables()
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def restore_variables() -> None:
+    """Give what a user's code starts from here the user's own variables again, in a process of ours."""
+    import json
+
+    _restore({**json.loads(os.environ.get(_USERS, "{}")), _USERS: None})
+
+
+def _restore(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def own_variables() -> dict[str, str]:
+    """Return the variables by which a process finds the same packages as this one, and makes no warning an error."""
+    import json  # not before `leave_working_directory`
+
+    users = {name: os.environ.get(name) for name in OWN}
+    own = (os.pathsep.join(_path()), "1", _without_errors(users["PYTHONWARNINGS"] or ""))
+    return {**dict(zip(OWN, own, strict=True)), _USERS: json.dumps(users)}
+
+
+def _path() -> list[str]:
+    """Return where this process finds modules, without the working directory where nobody has named it.
+
+    It is kept where rl8x itself lies there.
+    """
+    named = {_ROOT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    here = None
+    with contextlib.suppress(OSError):  # it was removed
+        here = os.getcwd()
+    found = [os.path.abspath(entry) for entry in sys.path if entry and (here or os.path.isabs(entry))]
+    kept = [entry for entry in found if entry in named or (os.pathsep not in entry and not _is_same(entry, here))]
+    return kept if _ROOT in kept else [*kept, _ROOT]
+
+
+def _is_same(path: str, folder: str | None) -> bool:
+    return folder is not None and os.path.realpath(path) == os.path.realpath(folder)
+
+
+def leave_working_directory(*, runs_module: bool) -> None:
+    """Find no modules in the working directory where only `python -m` or an empty entry of PYTHONPATH says so."""
+    if runs_module and not sys.flags.safe_path:
+        sys.path.pop(0)
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if "" in given and not sys.flags.ignore_environment:
+        with contextlib.suppress(OSError):
+            here = os.getcwd()
+            sys.path[:] = [entry for entry in sys.path if entry not in ("", here) or here in given]
+
+
+def tolerate_warnings() -> None:
+    """Make no warning an error, but those of rl8x itself where a filter names it: libraries warn about each other."""
+    import warnings
+
+    kept = [each for each in warnings.filters if each[0] != "error" or _names_us(each[3])]
+    warnings.resetwarnings()
+    warnings.filters[:] = kept  # type: ignore[index] # a list, typed as a sequence
+
+
+def forget_errors() -> None:
+    """Let what is started from here make no warning an error."""
+    sys.warnoptions[:] = filter(_without_errors, sys.warnoptions)
+    if "PYTHONWARNINGS" in os.environ:
+        os.environ["PYTHONWARNINGS"] = _without_errors(os.environ["PYTHONWARNINGS"])
+
+
+def _names_us(module: Any) -> bool:
+    return str(getattr(module, "pattern", module)).startswith("rl8x")
+
+
+def _without_errors(kinds: str) -> str:
+    """Take out of the value of PYTHONWARNINGS, or of `-W`, what makes errors; an action may be cut short."""
+    actions = {kind: kind.partition(":")[0].strip() for kind in kinds.split(",")}
+    return ",".join(kind for kind, action in actions.items() if not (action and "error".startswith(action)))

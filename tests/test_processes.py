@@ -1,0 +1,236 @@
+"""Processes that rl8x starts run no module of the working directory, and no warning of a library ends a command."""
+
+import ast
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rl8x import processes
+from rl8x.cli.main import main
+from rl8x.processes import OWN, lending_variables, python_process, restore_variables, tolerate_warnings
+
+PACKAGE = Path(processes.__file__).parent
+STANDARD = [name for name in sorted(sys.stdlib_module_names) if importlib.util.find_spec(name)]
+OTHERS = ["torch", "rl8x", "numpy", "mlflow", "joblib", "uvicorn", "sqlalchemy", "sitecustomize", "usercustomize"]
+SMALL = ["num_envs=4", "horizon=4", "device=cpu", "num_threads=1", "model_config.hidden_sizes=[4]"]
+STUDY = """
+env: mine.Mine
+algorithm_config: {num_envs: 4, horizon: 4, device: cpu, num_threads: 1, model_config: {hidden_sizes: [4]}}
+max_steps: 1
+train: {fixed: {length: 0.5}}
+test: {length: [0.5]}
+seeds: 2
+episodes: 1
+tracking: false
+progress: none
+"""
+
+
+def fill(folder, names=(*STANDARD, *OTHERS)):
+    """Put modules into a folder that leave a mark there when they are run, and fail."""
+    folder.mkdir(exist_ok=True)
+    code = f"import sys\nopen({str(folder / 'executed')!r}, 'a').write(f'{{__name__}} {{sys.orig_argv}}\\n')\n"
+    for name in names:
+        (folder / f"{name}.py").write_text(f"{code}raise ImportError('hostile')\n")
+    return folder
+
+
+def executed(folder):
+    mark = folder / "executed"
+    return mark.read_text() if mark.exists() else ""
+
+
+@pytest.fixture
+def hostile(tmp_path, monkeypatch):
+    monkeypatch.chdir(fill(tmp_path / "hostile"))
+    return tmp_path / "hostile"
+
+
+CODE = "import json, queue, sys, rl8x; print(json.dumps([sys.path, rl8x.__file__]))"
+
+
+@pytest.mark.parametrize("path", [None, "", ":/x", "/x:", "/x::/y", ".", "relative:/x"])
+def test_a_process_of_ours_finds_nothing_in_the_working_directory(hostile, monkeypatch, path):
+    monkeypatch.delenv("PYTHONPATH", raising=False) if path is None else monkeypatch.setenv("PYTHONPATH", path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path, ".", str(hostile), "beside"])
+    done = subprocess.run(**python_process("-c", CODE), capture_output=True, text=True, check=False)
+    assert executed(hostile) == ""
+    found, package = json.loads(done.stdout)
+    assert not {"", ".", str(hostile)} & {*found}
+    assert all(map(os.path.isabs, found))
+    assert str(hostile / "beside") in found
+    assert Path(package).parent == PACKAGE
+
+
+def test_it_finds_rl8x_where_this_process_did(tmp_path, monkeypatch):
+    for folder in (PACKAGE.parent, tmp_path):  # in the working directory itself too
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(PACKAGE.parent)])
+        done = subprocess.run(**python_process("-c", CODE), capture_output=True, text=True, check=True)
+        assert Path(json.loads(done.stdout)[1]).parent == PACKAGE
+
+
+def test_what_a_library_starts_meanwhile_is_as_safe_and_the_users_code_has_its_own_variables(hostile, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", ":/x")
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    before = dict(os.environ)
+    with lending_variables():
+        subprocess.run([sys.executable, "-c", "import queue"], check=True)
+        restore_variables()  # as a worker does
+        assert {name: os.environ.get(name) for name in OWN} == {name: before.get(name) for name in OWN}
+    assert dict(os.environ) == before
+    assert executed(hostile) == ""
+
+
+def test_so_is_what_shared_memory_starts(hostile, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("from rl8x.envs.parameter_writers import SharedTable\nprint(SharedTable([1.0, 2.0])[0:2])\n")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.stdout == "[1.0, 2.0]\n", done.stderr
+    assert executed(hostile) == ""
+
+
+def test_no_other_file_starts_a_python():
+    """`ui_command` is a command for others to run, and `doctor` prints the name."""
+    naming = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"
+    }
+    assert naming == {"processes.py", "tracking/ui.py", "cli/doctor.py"}
+
+
+# -- warnings
+
+
+@pytest.mark.parametrize("kinds", ["error", "error::DeprecationWarning", "default,er:x", "ignore::UserWarning,error"])
+def test_no_warning_is_an_error_in_a_process_of_ours(monkeypatch, kinds):
+    monkeypatch.setenv("PYTHONWARNINGS", kinds)
+    code = "import warnings; [warnings.warn('x', kind) for kind in (UserWarning, DeprecationWarning)]"
+    assert subprocess.run(**python_process("-c", code), capture_output=True, check=False).returncode == 0
+
+
+def test_warnings_of_libraries_are_no_errors_and_those_of_rl8x_are_as_before():
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        warnings.filterwarnings("ignore", "y")
+        warnings.simplefilter("error")
+        warnings.filterwarnings("error", module="rl8x", category=RuntimeWarning)
+        tolerate_warnings()
+        with warnings.catch_warnings(record=True):
+            warnings.warn("x", UserWarning, stacklevel=1)
+        assert [each[0] for each in warnings.filters] == ["error", "ignore"]
+
+
+# -- commands
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A folder with a run of compiled programs, a study's file, and modules that nobody asked for."""
+    base = tmp_path_factory.mktemp("commands")
+    (base / "bin").mkdir()
+    (base / "bin" / "rl8x").write_text("from rl8x.cli.main import main\nraise SystemExit(main())\n")
+    folder = fill(base / "sent")
+    (folder / "mine.py").write_text("from rl8x.envs import CartPole\nclass Mine(CartPole): pass\n")
+    (folder / "study.yaml").write_text(STUDY)
+    done = command(folder, "train", "CartPole", *SMALL, "execution=compile", "--max-steps", "1", "--run-name", "one")
+    assert done.returncode == 0, done.stderr
+    assert executed(folder) == ""
+    return folder
+
+
+def command(folder, *words, python=(), **variables):
+    """Run `rl8x` as its script does, where all warnings are errors."""
+    (folder / "executed").unlink(missing_ok=True)
+    words = [sys.executable, *python, str(folder.parent / "bin" / "rl8x"), *words]
+    environment = {**os.environ, "PYTHONWARNINGS": "error", "RL8X_CACHE_DIR": str(folder.parent / "cache"), **variables}
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+COMMANDS = {
+    "resume": ["resume", "one", "execution=compile", "--max-steps", "2"],
+    "study": ["study", "-f", "study.yaml", "--jobs", "2", "--trust"],
+    "bench": ["bench", "CartPole", *SMALL, "--modes", "eager", "--passes", "1", "--seconds", "0.1"],
+    "doctor": ["doctor"],
+    "export": ["export", "one"],
+    "play": ["play", "one", "--episodes", "1"],
+    "collect": ["collect", "one", "--transitions", "8"],
+    "compare": ["compare", "one"],
+}
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_a_command_runs_nothing_of_the_folder_that_it_works_in(run_folder, words):
+    done = command(run_folder, *words)
+    assert done.returncode == 0, done.stderr
+    assert executed(run_folder) == ""
+
+
+def test_warnings_are_no_errors_where_python_was_told_so_by_an_option(run_folder):
+    done = command(run_folder, "compare", "one", python=["-W", "error"])
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_waits_is_sent_where_warnings_are_errors(run_folder, monkeypatch):
+    monkeypatch.chdir(run_folder)
+    words = ["--max-steps", "1", "--progress", "none", "--tracking-uri", "http://127.0.0.1:1"]
+    assert main(["train", "CartPole", *SMALL, *words]) == 0
+    done = command(run_folder, "sync", "--to", f"sqlite:///{run_folder}/mlruns/mlflow.db")
+    assert done.returncode == 0, done.stderr
+    assert "sent" in done.stdout
+    assert executed(run_folder) == ""
+
+
+def test_an_empty_entry_of_pythonpath_is_not_the_working_directory(tmp_path):
+    """As after `PYTHONPATH=$PYTHONPATH:/x`; what Python itself imports before the command is out of our hands."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "rl8x").write_text("from rl8x.cli.main import main\nraise SystemExit(main())\n")
+    folder = fill(tmp_path / "sent", ["json", "queue", "torch", "click", "yaml"])
+    for path in (f"{PACKAGE.parent}:", f"{PACKAGE.parent}::/x"):
+        done = command(folder, "train", "CartPole", *SMALL, "--dry-run", PYTHONPATH=path)
+        assert done.returncode == 0, done.stderr
+        assert executed(folder) == ""
+
+
+def test_the_page_ends_with_its_command_and_leaves_the_port(run_folder):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [sys.executable, str(run_folder.parent / "bin" / "rl8x"), "ui", "--no-browser", "--port", str(port)]
+    environment = {**os.environ, "PYTHONWARNINGS": "error"}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(words, cwd=run_folder, env=environment, **quiet) as page:
+        deadline = time.monotonic() + 120
+        while not answers(port):
+            assert page.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        family = psutil.Process(page.pid).children(recursive=True)
+        page.send_signal(signal.SIGTERM)
+        assert page.wait(30) == 0
+    assert len(family) == 3
+    assert not any(process.is_running() for process in family)
+    with socket.create_server(("127.0.0.1", port)):  # it is free at once
+        pass
+    assert executed(run_folder) == ""
+
+
+def answers(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
