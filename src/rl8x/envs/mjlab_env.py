@@ -12,6 +12,7 @@ import contextlib
 import copy
 import importlib.metadata
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, ClassVar, Final
@@ -161,7 +162,7 @@ class MjlabEnv(SimulatorEnv):
     ) -> tuple[Observation, dict[str, Any]]:
         """Reset some copies under parameters `[num_envs]` each; return all observations and what they logged."""
         self._events.begin(copies, parameters)
-        with self._own_random(self.device):
+        with self._own_random(self.device), _kept_variable("PYTHONHASHSEED"):
             obs, extras = self.simulator.reset(seed=seed, env_ids=copies)
         return self._observation(obs), dict(extras["log"])
 
@@ -181,6 +182,18 @@ class MjlabEnv(SimulatorEnv):
         """Copy the groups that are taken to tensors, one of them by itself; floats as float32."""
         groups = {name: tree_of(raw[name], _copied) for name in self._groups}
         return groups if len(groups) > 1 else groups[self._groups[0]]
+
+
+@contextlib.contextmanager
+def _kept_variable(name: str) -> Iterator[None]:
+    """Restore a variable that mjlab sets when it is seeded, and every process that is started later would have."""
+    value = os.environ.get(name)
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 def _copied(tensor: Tensor) -> Tensor:

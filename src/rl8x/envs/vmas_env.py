@@ -102,8 +102,7 @@ class VmasEnv(SimulatorEnv):
         """Reset all worlds; the first observation is `[num_envs, *]`."""
         parameters = self.starting_parameters(noise)
         self._put(parameters)
-        seed = None if self.next_seed is None else self.next_seed % 2**32  # more it does not take
-        obs = self.worlds.reset(seed=seed)
+        obs = self.worlds.reset(seed=self.next_seed)
         self.next_seed = None
         return self.first_carry({}, parameters) | {"metrics": {}}, self._joined(obs)
 
