@@ -93,11 +93,11 @@ def in_float32(space: spaces.Space[Any]) -> spaces.Space[Any]:
     return space
 
 
-def check_bounds(space: spaces.Box, owner: str, instead: str) -> None:
+def check_bounds(space: Any, owner: str, instead: str) -> None:
     """Raise `ValueError` unless an action of floats has bounds in each dimension, less than `LARGEST_BOUND`.
 
     Args:
-        space: Space of one copy's action.
+        space: Space of one copy's action, a `Box` of floats.
         owner: Who scales actions to the bounds, in error messages.
         instead: What takes actions without bounds.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -90,9 +89,8 @@ class OnlineConfig(AlgorithmConfig):
             _check_instance(self, env, device, env_kwargs)
             _check_memory(self, env, device)
             return env, None
-        maker = env_maker(env, trust=True)  # a name that a file gave does not come here
-        factory = functools.partial(maker, **env_kwargs)
-        _check_memory(self, maker, device)
+        factory = env_maker(env, env_kwargs, trust=True)  # a name that a file gave does not come here
+        _check_memory(self, factory.func, device)
         _check_call(env, factory)
         made_env = factory(self.num_envs, device=device, seed=seed)
         if not isinstance(made_env, Env):

@@ -184,8 +184,9 @@ def _env_maker(env: Mapping[str, Any], trust: Trust) -> tuple[Any, dict[str, Any
     """Return the maker of the environment that a file describes, and its keyword arguments."""
     env_class: type[Env] = _imported(env["class"], Env, trust)
     args, kwargs = (restored(env[name], trust) for name in ("args", "kwargs"))
-    if issubclass(env_class, GymnasiumEnv) and args and isinstance(args[0], str):
-        check_gymnasium_id(args[0], trust)
+    for name in [*args[:1], kwargs.get("env")] if issubclass(env_class, GymnasiumEnv) else ():
+        if isinstance(name, str):
+            check_gymnasium_id(name, trust)
     return functools.partial(env_class, *args) if args else env_class, kwargs
 
 

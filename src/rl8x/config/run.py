@@ -249,17 +249,15 @@ class RunConfig:
         Raises:
             ValueError: If `env_kwargs` are not the environment's, or the config's `build` refuses the environment.
         """
-        from rl8x.checkpoint.build import restored
-
         config = self.make_algorithm_config()
         build: Callable[..., GenericAlgorithmBase[Any]] = config.build
         if not self.env:
             dataset = self._dataset_with_spaces(config)
             return build() if dataset is None else build(dataset=dataset)
-        return build(self.find_env(self.env), **restored(self.env_kwargs, self.trusted))
+        return build(self.find_env(self.env))
 
     def find_env(self, env: str) -> Callable[..., Env]:
-        """Return what makes the environments of a name, once `env_kwargs` are known to be theirs.
+        """Return what makes the environments of a name with `env_kwargs`, once these are known to be theirs.
 
         Args:
             env: The name, as a run file has it.
@@ -267,15 +265,17 @@ class RunConfig:
         Raises:
             ValueError: If there are none of the name, or they do not take `env_kwargs`.
         """
+        from rl8x.checkpoint.build import restored
+
         for name in _GIVEN_BY_ALGORITHM:
             if name in self.env_kwargs:
                 raise ValueError(f"env_kwargs: `{name}` is a hyperparameter. Put it under `algorithm_config`.")
-        maker = env_maker(env, trust=self.trusted)
-        signature = inspect.signature(maker)
+        maker = env_maker(env, restored(self.env_kwargs, self.trusted), trust=self.trusted)
         try:
-            signature.bind(1, device="cpu", seed=0, **self.env_kwargs)
+            inspect.signature(maker).bind(1, device="cpu", seed=0)
         except TypeError as error:
-            raise ValueError(f"env_kwargs: {env} takes {', '.join(signature.parameters)}; {error}.") from None
+            takes = ", ".join(inspect.signature(maker.func).parameters)
+            raise ValueError(f"env_kwargs: {env} takes {takes}; {error}.") from None
         return maker
 
     def _dataset_with_spaces(self, config: AlgorithmConfig) -> Dataset | None:

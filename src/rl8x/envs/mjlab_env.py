@@ -74,6 +74,7 @@ class MjlabEnv(SimulatorEnv):
 
         Raises:
             RuntimeError: If mjlab is not installed, or too old.
+            TypeError: If `task` is neither a name nor a config.
             ValueError: If there is no such task, group, event or field.
         """
         _check_version()
@@ -221,6 +222,8 @@ def _check_version() -> None:
 def _config_of(task: Any) -> Any:
     """Return a config of a task's own, by its registered name or from a config."""
     if not isinstance(task, str):
+        if not hasattr(task, "scene"):
+            raise TypeError(f"MjlabEnv: task must be a registered name or a ManagerBasedRlEnvCfg; got {task!r}.")
         return copy.deepcopy(task)
     from mjlab.tasks.registry import list_tasks, load_env_cfg
 

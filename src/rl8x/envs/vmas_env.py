@@ -63,13 +63,20 @@ class VmasEnv(SimulatorEnv):
 
         Raises:
             RuntimeError: If VMAS is not installed.
-            ValueError: If agents differ in their spaces, or `num_envs` is not a multiple of their number.
+            TypeError: If `scenario` is neither a name nor a scenario.
+            ValueError: If there is no such scenario, agents differ in their spaces, or `num_envs` is not a multiple of
+                their number.
         """
         try:
             from vmas import make_env
         except ImportError as error:
             raise RuntimeError("VmasEnv needs VMAS. Install it with: pip install 'rl8x[vmas]'") from error
-        probe = make_env(scenario, num_envs=1, device="cpu", **kwargs)
+        if not isinstance(scenario, str) and not hasattr(scenario, "env_make_world"):
+            raise TypeError(f"VmasEnv: scenario must be a name or a scenario of VMAS; got {scenario!r}.")
+        try:
+            probe = make_env(scenario, num_envs=1, device="cpu", **kwargs)
+        except AssertionError as error:  # so it says that there is no such name
+            raise ValueError(f"VmasEnv: {error}") from error
         agents = probe.n_agents
         if num_envs % agents:
             below = max(agents, num_envs // agents * agents)

@@ -128,8 +128,8 @@ def _make_env(algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs
     trained, policy = algorithm.env, algorithm.policy
     # Each rank plays its share of the copies that are asked for, or else of the training copies of all ranks.
     share = None if num_eval_envs is None else max(1, ranks().share_of(num_eval_envs))
-    eval_env = env_maker(eval_env) if isinstance(eval_env, str) and eval_env != "auto" else eval_env
-    factory = eval_env if callable(eval_env) else algorithm.env_factory
+    is_named = isinstance(eval_env, str) and eval_env != "auto"
+    factory = env_maker(eval_env) if is_named or callable(eval_env) else algorithm.env_factory
     if factory is not None:
         trains = MAX_EVAL_ENVS if trained is None else trained.num_envs * ranks().size
         num_envs = share or max(1, ranks().share_of(min(trains, MAX_EVAL_ENVS)))
