@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
+from types import EllipsisType
 from typing import Any
 
 import gymnasium
@@ -43,7 +44,7 @@ class OnlineConfig(AlgorithmConfig):
             )
         super().__post_init__()
 
-    def build(self, env: EnvLike, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:  # type: ignore[override] # no None
+    def build(self, env: EnvLike | EllipsisType = ..., /, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:
         """Make the environment, check that it fits, and return the algorithm.
 
         Args:

@@ -351,7 +351,7 @@ class RunConfig:
 def _needs_env(cls: type[AlgorithmConfig]) -> bool:
     """Whether `build` must be given an environment; algorithms that learn from data alone can do without."""
     parameter = inspect.signature(cls.build).parameters.get("env")
-    return parameter is None or parameter.default is parameter.empty
+    return parameter is None or parameter.default is not None
 
 
 def _names(cls: Any) -> list[str]:
