@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import EllipsisType
@@ -124,7 +125,7 @@ def _check_instance(config: OnlineConfig, env: Env, device: torch.device, env_kw
         raise ValueError(f"`device` is {device}, but the environment given lives on {env.device}. Make them equal.")
 
 
-def _check_call(env: EnvLike, factory: EnvFactory) -> None:
+def _check_call(env: EnvLike, factory: functools.partial[Env]) -> None:
     """Raise if a function cannot be called like a factory of environments.
 
     Raises:
@@ -133,7 +134,7 @@ def _check_call(env: EnvLike, factory: EnvFactory) -> None:
     if isinstance(env, str) or inspect.isclass(env):
         return
     try:
-        inspect.signature(factory).bind(1, device=None, seed=0)
+        inspect.signature(factory.func).bind(*factory.args, 1, device=None, seed=0, **factory.keywords)
     except TypeError as error:
         raise TypeError(
             f"{env!r} is called with the number of copies, `device=` and `seed=`, to make environments for training "

@@ -271,11 +271,11 @@ class RunConfig:
             if name in self.env_kwargs:
                 raise ValueError(f"env_kwargs: `{name}` is a hyperparameter. Put it under `algorithm_config`.")
         maker = env_maker(env, restored(self.env_kwargs, self.trusted), trust=self.trusted)
+        signature = inspect.signature(maker.func)
         try:
-            inspect.signature(maker).bind(1, device="cpu", seed=0)
+            signature.bind(*maker.args, 1, device="cpu", seed=0, **maker.keywords)
         except TypeError as error:
-            takes = ", ".join(inspect.signature(maker.func).parameters)
-            raise ValueError(f"env_kwargs: {env} takes {takes}; {error}.") from None
+            raise ValueError(f"env_kwargs: {env} takes {', '.join(signature.parameters)}; {error}.") from None
         return maker
 
     def _dataset_with_spaces(self, config: AlgorithmConfig) -> Dataset | None:

@@ -16,8 +16,9 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.memory_check import check_evaluation
 from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import ranks
-from rl8x.envs import Env, env_maker
+from rl8x.envs import Env, GymnasiumEnv, env_maker
 from rl8x.envs.base import MAX_EVAL_ENVS
+from rl8x.envs.vectorised import own_statistics
 from rl8x.execution import Execution
 from rl8x.policy import Policy
 from rl8x.rollouts.collector import Collector
@@ -156,6 +157,20 @@ def _make_env(algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs
     return another
 
 
+def _warn_of_statistics(env: Env, config: Any) -> None:
+    """Warn where an environment of its own goes by statistics that are not those of the training."""
+    options = own_statistics(env.vector_env) if isinstance(env, GymnasiumEnv) else []
+    if options:
+        known = " and ".join(f"`{option}`" for option in options if hasattr(config, option))
+        warnings.warn(
+            "a wrapper of the environment normalises by statistics of its own, which each environment gathers anew: "
+            "evaluations, films and whoever has the policy go by others than it was trained with. Leave that wrapper "
+            f"out{f' and use {known}, whose statistics are saved with the run' if known else ''}.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
 def make_evaluator(
     algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None
 ) -> EpisodeEvaluator | None:
@@ -194,5 +209,6 @@ def make_evaluator(
     spaces = (env.single_observation_space, env.single_action_space)
     if not all(map(are_alike, spaces, (policy.observation_space, policy.action_space))):
         raise ValueError(f"`eval_env` must have the training environment's spaces; got {spaces[0]} and {spaces[1]}.")
+    _warn_of_statistics(env, algorithm.config)
     generator = torch.Generator(algorithm.device).manual_seed(noise_seed)
     return EpisodeEvaluator(env, policy, generator, algorithm.execution, state_reset_every=algorithm.state_reset_every)
