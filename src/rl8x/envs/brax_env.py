@@ -91,7 +91,11 @@ class BraxEnv(SimulatorEnv):
         return self.first_carry({}, parameters), self._tensors_of(self._simulated.obs)
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the simulators by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's."""
+        """Step the simulators by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's.
+
+        Raises:
+            RuntimeError: If `reset` was not called before, or not since `load_state_dict`.
+        """
         if self._simulated is None:
             raise RuntimeError("BraxEnv: call reset() first, also after load_state_dict().")
         elapsed = carry["elapsed"] + 1

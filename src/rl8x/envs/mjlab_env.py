@@ -118,7 +118,11 @@ class MjlabEnv(SimulatorEnv):
         return self.first_carry({}, parameters) | {"metrics": {}}, obs
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the copies by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's."""
+        """Step the copies by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's.
+
+        Raises:
+            RuntimeError: If `reset` was not called before, or not since `load_state_dict`.
+        """
         if self._must_reset:
             raise RuntimeError("MjlabEnv: call reset() first, also after load_state_dict().")
         with self._own_random(self.device):
