@@ -225,6 +225,14 @@ def test_what_names_a_module(text, module):
     assert runs_code(text) == (module is not None)
 
 
+def test_an_id_without_a_version_names_a_module_only_where_there_is_one():
+    for text, runs in (("json:Env", True), ("json:ns/Env", True), ("left:right", False), ("json:0", False)):
+        assert runs_code(text) == runs
+    run = {"env": "CartPole-v1", "env_kwargs": {"sides": "left:right"}, "algorithm_config": SMALL, "tracking": False}
+    with pytest.raises(ValueError, match="takes no argument 'sides'"):
+        RunConfig.from_dict(run).make_algorithm()
+
+
 def test_what_is_our_own_or_there_already_needs_no_trust():
     assert import_named("rl8x.models.MLPModel") is MLPModel
     assert import_class("rl8x.models.MLPModel", (Model,)) is MLPModel

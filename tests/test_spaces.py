@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import functools
+
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
+from rl8x import PPOConfig
+from rl8x.algorithms import SACConfig, TD3Config
+from rl8x.distributions import NoisyDeterministic, SquashedNormal
+from rl8x.envs import GymnasiumEnv
 from rl8x.spaces import (
     AsymmetricDict,
     check_supported,
@@ -84,3 +91,71 @@ def test_forbidden_actions_give_way_to_the_first_legal_one():
 def test_a_critics_part_that_is_none_is_refused(names):
     with pytest.raises(ValueError, match=r"`critic_only` names parts: a, b; got '[xc]'"):
         AsymmetricDict(NESTED.spaces, critic_only=names)
+
+
+LARGEST = {dtype: float(np.finfo(dtype).max) for dtype in (np.float16, np.float32, np.float64)}
+
+
+class Moves(gymnasium.Env):
+    """One copy of a task whose actions may be bounded by anything."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.ones(2, np.float32), 1.0, True, False, {}
+
+
+def build_moves(config, action_space, **options):
+    env = functools.partial(GymnasiumEnv, lambda: Moves(action_space))
+    small = {"num_envs": 2, "horizon": 4, "seed": 0, "device": "cpu", "execution": "eager"}
+    return config(**small, **options).build(env)
+
+
+@pytest.mark.filterwarnings("error:overflow")
+@pytest.mark.parametrize(
+    ("low", "high", "dtype"),
+    [
+        *((-LARGEST[dtype], LARGEST[dtype], dtype) for dtype in LARGEST),
+        *((0.0, LARGEST[dtype], dtype) for dtype in LARGEST),
+        *((-LARGEST[dtype], 1.0, dtype) for dtype in LARGEST),
+        (-LARGEST[np.float32], LARGEST[np.float32], np.float64),
+        (-1e300, 1e300, np.float64),
+        (-1e30, 1e30, np.float32),
+        (-1e12, 1e12, np.float32),
+        (-np.inf, np.inf, np.float64),
+    ],
+)
+@pytest.mark.parametrize(
+    ("config", "options", "owner"),
+    [
+        (SACConfig, {}, "SAC"),
+        (TD3Config, {}, "TD3"),
+        (PPOConfig, {"distribution": SquashedNormal}, "SquashedNormal"),
+        (PPOConfig, {"distribution": NoisyDeterministic}, "NoisyDeterministic"),
+    ],
+)
+def test_bounds_that_nothing_can_be_scaled_to_are_refused(low, high, dtype, config, options, owner):
+    with pytest.raises(ValueError, match=rf"{owner} needs actions with finite bounds; got Box.* up to .*as good as no"):
+        build_moves(config, spaces.Box(low, high, (2,), dtype), **options)
+
+
+@pytest.mark.parametrize("config", [SACConfig, TD3Config])
+def test_actions_in_large_bounds_train(config):
+    algorithm = build_moves(config, spaces.Box(-9e8, 9e8, (2,), np.float64), warmup_steps=8, batch_size=8)
+    flags = set()
+    for _ in range(8):
+        stats = dict(algorithm.collect()) | dict(algorithm.step())
+        flags |= {name for name, value in stats.items() if name.startswith("finite/") and value}
+    assert algorithm.counters["algorithm/updates"] > 0
+    assert not flags
+
+
+def test_bounds_of_the_largest_float_are_none_for_actions_that_are_clipped():
+    algorithm = build_moves(PPOConfig, spaces.Box(-LARGEST[np.float64], LARGEST[np.float64], (2,), np.float64))
+    assert all(np.isfinite(value) for value in (dict(algorithm.collect()) | dict(algorithm.step())).values())

@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import gc
 import importlib
+import importlib.util
 import json
 import re
 import sys
@@ -29,6 +30,10 @@ NOT_PLAIN: Final = object()
 _OWN: Final = ("rl8x", "torch", "gymnasium")
 _DOTTED: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 _GYMNASIUM_ID: Final = re.compile(r"-v\d+\s*$", re.ASCII)
+# Of a name that has a letter: "cuda:0" is none.
+_ID_OF_MODULE: Final = re.compile(
+    r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?=.*[A-Za-z_])(?:[\w-]+/)?[\w.-]+\s*", re.ASCII
+)
 
 
 class UntrustedError(ValueError):
@@ -63,11 +68,23 @@ def is_gymnasium_id(text: str) -> bool:
 
 
 def module_named(text: str) -> str | None:
-    """Return the module that a dotted path or a Gymnasium id of the form `module:MyEnv-v0` imports, else None."""
+    """Return the module that a dotted path or a Gymnasium id of the form `module:MyEnv-v0` may import, else None."""
     if is_dotted(text):
         return text.rpartition(".")[0]
-    module, colon, _ = text.partition(":")
-    return module if colon and is_gymnasium_id(text) and all(map(str.isidentifier, module.split("."))) else None
+    match = _ID_OF_MODULE.fullmatch(text)
+    return None if match is None else match["module"]
+
+
+def would_import(text: str) -> str | None:
+    """Return the module that a text would import as a name, else None.
+
+    An id without a version looks like many a text ("left:right"), and names a module only if there is one.
+    """
+    module = module_named(text)
+    if module is None or is_dotted(text) or is_gymnasium_id(text):
+        return module
+    top = module.partition(".")[0]
+    return module if top in sys.modules or importlib.util.find_spec(top) is not None else None
 
 
 def texts(data: Any) -> Iterator[str]:
@@ -84,7 +101,7 @@ def texts(data: Any) -> Iterator[str]:
 
 def runs_code(name: str) -> bool:
     """Whether what a name means is neither rl8x's, torch's nor Gymnasium's own."""
-    module = module_named(name)
+    module = would_import(name)
     return module is not None and module.partition(".")[0] not in _OWN
 
 
@@ -104,7 +121,9 @@ def check_trust(name: str, module: str, trust: Trust) -> None:
 
 def check_gymnasium_id(name: str, trust: Trust) -> None:
     """Refuse a Gymnasium id whose module does not exist, or is not trusted; see `check_trust`."""
-    module, colon, _ = name.partition(":")
+    module, colon, own = name.partition(":")
+    if ":" in own:
+        raise ValueError(f"an id of Gymnasium's looks like module:namespace/Name-v0; got {name!r}.")
     if colon:
         check_trust(name, module, trust)
         _import_module(module, name)  # as Gymnasium will
@@ -212,6 +231,6 @@ def from_plain(value: Any, kinds: tuple[type, ...], *, trust: Trust = False) -> 
         if set(value) == {CLASS}:
             return import_class(str(value[CLASS]), kinds, trust=trust)
         return {key: from_plain(item, kinds, trust=trust) for key, item in value.items()}
-    if isinstance(value, str) and not is_dotted(value) and module_named(value) is not None:
+    if isinstance(value, str) and not is_dotted(value) and would_import(value) is not None:
         check_gymnasium_id(value, trust)
     return [from_plain(item, kinds, trust=trust) for item in value] if isinstance(value, list) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -15,6 +15,9 @@ _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 }
+LARGEST_BOUND: Final = 1e9
+"""Bounds of actions from here on are none: float32 cannot hold their fourth power, of which the squared norm of a
+critic's gradient is."""
 SUPPORTED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)
 # One observation of a GB: more comes of a damaged file.
 _MAX_NUMBERS = 2**28
@@ -87,8 +90,32 @@ def map_spaces(space: spaces.Space[Any], function: Callable[[spaces.Space[Any]],
 def in_float32(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Return the space with float32 in place of float64."""
     if isinstance(space, spaces.Box) and np.dtype(space.dtype) == np.float64:
-        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), space.shape, np.float32)
+        with np.errstate(over="ignore"):  # bounds of the largest float64 become infinite
+            return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), space.shape, np.float32)
     return space
+
+
+def check_bounds(space: Any, owner: str, instead: str) -> None:
+    """Raise `ValueError` unless an action of floats has bounds in each dimension, less than `LARGEST_BOUND`.
+
+    Args:
+        space: Space of one copy's action, a `Box` of floats.
+        owner: Who scales actions to the bounds, in error messages.
+        instead: What takes actions without bounds.
+    """
+    largest = min(LARGEST_BOUND, float(np.finfo(space.dtype).max))
+    sizes = np.maximum(np.abs(space.low), np.abs(space.high))
+    if not (sizes < largest).all():
+        raise ValueError(
+            f"{owner} needs actions with finite bounds; got {describe_space(space)} with bounds up to {sizes.max():g}, "
+            "which are as good as none. Give the environment's Box the largest actions that make sense (Gymnasium: "
+            f"RescaleAction), or use {instead}."
+        )
+    if not (space.low < space.high).all():
+        raise ValueError(
+            f"{owner} needs actions that can be chosen, with low < high in each dimension; got {space.low.tolist()} "
+            f"and {space.high.tolist()}. Leave out what is fixed, or use {instead}."
+        )
 
 
 def are_alike(one: spaces.Space[Any], other: spaces.Space[Any]) -> bool:

@@ -182,7 +182,7 @@ def test_random_actions_of_an_environment_need_no_run(tmp_path, monkeypatch, cap
     Path("own_env.py").write_text("from rl8x.envs import Pendulum\n\n\nclass Mine(Pendulum):\n    pass\n")
     monkeypatch.setattr(sys, "path", [*sys.path])  # as where the command is a script of its own
     for name in ("CartPole-v1", "own_env.Mine"):
-        assert main(["collect", name, *words]) == 0
+        assert main(["collect", name, *words, "--seed", str(2**63 - 1)]) == 0
         assert Dataset.load(f"datasets/{name}-60").size == 60
     capsys.readouterr()
     assert main(["collect", "CartPol", *words]) == 2
@@ -199,6 +199,7 @@ def test_what_cannot_be_recorded_is_one_line(run, capsys):
     for words, message in (
         ([run, "--transitions", "0"], "--transitions must be a whole number of at least 1; got '0'"),
         ([run, "--transitions", "many"], "got 'many'"),
+        ([run, "--transitions", "9", "--seed", str(2**64)], f"{2**64} is not in the range 0<=x<={2**63 - 1}"),
         ([run, "--transitions", "nan"], "got 'nan'"),
         ([run], "Missing option '--transitions'"),
         (["nothing", "--transitions", "5"], "there is no run 'nothing'"),

@@ -5,10 +5,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import wrappers
 from tests.probes import Probe
 
 from rl8x import keys
-from rl8x.algorithms import PPOConfig
+from rl8x.algorithms import DQNConfig, PPOConfig
 from rl8x.checkpoint import Checkpoints
 from rl8x.conditions import Confirmed, HitsUpperBound
 from rl8x.envs import CartPole, DiscreteDummy, Env, GymnasiumEnv
@@ -416,3 +417,63 @@ def test_evaluations_after_a_run_are_all_in_mlflow_and_leave_its_result_and_stat
     assert len(mlflow_client.get_metric_history(run_id, "eval/returns/mean")) == 1
     assert found.info.status == "FINISHED"
     assert len(mlflow_client.search_runs([found.info.experiment_id])) == 1
+
+
+# -- statistics of the environment's own
+
+
+def one():
+    return gymnasium.make("CartPole-v1")
+
+
+def frozen():
+    env = wrappers.NormalizeObservation(one())
+    env.update_running_mean = False
+    return env
+
+
+def in_vectors(num_envs, **options):
+    vector = gymnasium.vector.SyncVectorEnv([one] * num_envs)
+    return GymnasiumEnv(wrappers.vector.NormalizeReward(wrappers.vector.NormalizeObservation(vector)), **options)
+
+
+OBS, REWARDS = "use `normalize_observations`,", "use `normalize_rewards`,"
+WRAPPED = {
+    "none": (functools.partial(GymnasiumEnv, one), None),
+    "none in processes": (functools.partial(GymnasiumEnv, one, vectorization="async"), None),
+    "observations": (functools.partial(GymnasiumEnv, lambda: wrappers.NormalizeObservation(one())), OBS),
+    "rewards": (functools.partial(GymnasiumEnv, lambda: wrappers.NormalizeReward(one())), REWARDS),
+    "deep": (
+        functools.partial(GymnasiumEnv, lambda: wrappers.TimeLimit(wrappers.NormalizeObservation(one()), 9)),
+        OBS,
+    ),
+    "of an id": (functools.partial(GymnasiumEnv, "CartPole-v1", wrappers=[wrappers.NormalizeObservation]), OBS),
+    "in processes": (
+        functools.partial(GymnasiumEnv, lambda: wrappers.NormalizeReward(frozen()), vectorization="async"),
+        "use `normalize_observations` and `normalize_rewards`,",
+    ),
+    "of all copies": (in_vectors, "use `normalize_observations` and `normalize_rewards`,"),
+    "that stay": (functools.partial(GymnasiumEnv, frozen), None),
+    "that stay in processes": (functools.partial(GymnasiumEnv, frozen, vectorization="async"), None),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_statistics_of_an_environments_own_are_warned_of_once(name):
+    env, expected = WRAPPED[name]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = make(env, num_envs=2)
+        run(trainer, max_steps=2, steps_per_eval=1)
+    texts = [str(warning.message) for warning in caught if "statistics of its own" in str(warning.message)]
+    assert len(texts) == (expected is not None)
+    assert all(expected in text for text in texts)
+    for each in (trainer.algorithm.env, trainer.evaluator.env):
+        each.close()
+
+
+def test_only_options_that_an_algorithm_has_are_named():
+    config = DQNConfig(num_envs=2, horizon=2, device="cpu", execution="eager")
+    algorithm = config.build(functools.partial(GymnasiumEnv, lambda: wrappers.NormalizeReward(one())))
+    with pytest.warns(RuntimeWarning, match=r"statistics of its own.* Leave that wrapper out\.$"):
+        Trainer(algorithm, tracker=MemoryTracker())

@@ -111,11 +111,11 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         """Check every field against its declaration."""
         check_options(self)
 
-    def build(self, env: Any = None, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:
+    def build(self, env: Any = None, /, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:
         """Return the algorithm, after checking that config and environment fit.
 
         Args:
-            env: The training environment; None for an algorithm without one.
+            env: The training environment, also by name; None for an algorithm without one.
             env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
 
         Raises:
@@ -125,6 +125,8 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             RuntimeError: In `torch.inference_mode()`.
         """
         refuse_inference_mode()
+        if env is None or env is ...:  # beside an environment, `env` is an argument of its constructor
+            env = env_kwargs.pop("env", None)
         algorithm = self.algorithm_class
         if algorithm is None:
             name = type(self).__name__

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping
+from types import EllipsisType
 from typing import Any
 
 import gymnasium
@@ -44,7 +46,7 @@ class OnlineConfig(AlgorithmConfig):
             )
         super().__post_init__()
 
-    def build(self, env: EnvLike, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:  # type: ignore[override] # no None
+    def build(self, env: EnvLike | EllipsisType = ..., /, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:
         """Make the environment, check that it fits, and return the algorithm.
 
         Args:
@@ -90,9 +92,9 @@ class OnlineConfig(AlgorithmConfig):
             _check_instance(self, env, device, env_kwargs)
             _check_memory(self, env, device)
             return env, None
-        maker = env_maker(env, trust=True)  # a name that a file gave does not come here
-        factory = Factory(maker, **frozen(dict(env_kwargs)))
-        _check_memory(self, maker, device)
+        maker = env_maker(env, env_kwargs, trust=True)  # a name that a file gave does not come here
+        factory = Factory(maker.func, *frozen(maker.args), **frozen(maker.keywords))
+        _check_memory(self, factory.func, device)
         _check_call(env, factory)
         made_env = factory(self.num_envs, device=device, seed=seed)
         if not isinstance(made_env, Env):
@@ -125,7 +127,7 @@ def _check_instance(config: OnlineConfig, env: Env, device: torch.device, env_kw
         raise ValueError(f"`device` is {device}, but the environment given lives on {env.device}. Make them equal.")
 
 
-def _check_call(env: EnvLike, factory: EnvFactory) -> None:
+def _check_call(env: EnvLike, factory: functools.partial[Env]) -> None:
     """Raise if a function cannot be called like a factory of environments.
 
     Raises:
@@ -134,7 +136,7 @@ def _check_call(env: EnvLike, factory: EnvFactory) -> None:
     if isinstance(env, str) or inspect.isclass(env):
         return
     try:
-        inspect.signature(factory).bind(1, device=None, seed=0)
+        inspect.signature(factory.func).bind(*factory.args, 1, device=None, seed=0, **factory.keywords)
     except TypeError as error:
         raise TypeError(
             f"{env!r} is called with the number of copies, `device=` and `seed=`, to make environments for training "

@@ -233,8 +233,10 @@ def env_maker_of(build: Mapping[str, Any], trust: bool) -> tuple[Any, dict[str, 
     if not (issubclass(maker, Env) if isinstance(maker, type) else callable(maker)):
         raise CheckpointError(f"{described['class']!r} is not a subclass of Env, nor a function that makes one")
     args, kwargs = (restored(described[name], trust) for name in ("args", "kwargs"))
-    if isinstance(maker, type) and issubclass(maker, GymnasiumEnv) and args and isinstance(args[0], str):
-        check_gymnasium_id(args[0], trust)
+    is_gymnasiums = isinstance(maker, type) and issubclass(maker, GymnasiumEnv)
+    for name in [*args[:1], kwargs.get("env")] if is_gymnasiums else ():
+        if isinstance(name, str):
+            check_gymnasium_id(name, trust)
     return functools.partial(maker, *args) if args else maker, kwargs
 
 

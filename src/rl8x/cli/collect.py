@@ -17,6 +17,7 @@ from rl8x import keys
 from rl8x.cli.acting import acting_at_random, asked_config, check_spaces, in_words, load_acting
 from rl8x.cli.errors import FiniteRange, UserError, users_mistakes
 from rl8x.envs import Env
+from rl8x.envs.arguments import narrow_seed
 from rl8x.output import say
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
@@ -82,7 +83,7 @@ class Recording(NamedTuple):
 @click.option(
     "--num-envs", type=click.IntRange(min=1), default=8, help="Copies of the environment. Each ends in a cut episode."
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seeds the environment and the actions.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seeds the environment and the actions.")
 @click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged.")
 @click.option("--trust", is_flag=True, help="Import the modules that the checkpoint names: their code runs.")
 def collect(
@@ -118,7 +119,7 @@ def collect(
             acting = load_acting(run, env, auto=auto, trust=trust)
             maker, trained = acting.maker, dict(acting.trained_config)
         device = "cpu" if acting is None else acting.policy.device
-        made = maker(min(how.pop("num_envs"), count), device=device, seed=how["seed"])
+        made = maker(min(how.pop("num_envs"), count), device=device, seed=narrow_seed(how["seed"]))
         with contextlib.closing(made) as environment:
             if acting is not None:
                 check_spaces(environment, acting.policy)

@@ -252,17 +252,15 @@ class RunConfig:
         Raises:
             ValueError: If `env_kwargs` are not the environment's, or the config's `build` refuses the environment.
         """
-        from rl8x.checkpoint.build import restored
-
         config = self.make_algorithm_config()
         build: Callable[..., GenericAlgorithmBase[Any]] = config.build
         if not self.env:
             dataset = self._dataset_with_spaces(config)
             return build() if dataset is None else build(dataset=dataset)
-        return build(self.find_env(self.env), **restored(self.env_kwargs, self.trusted))
+        return build(self.find_env(self.env))
 
     def find_env(self, env: str) -> Callable[..., Env]:
-        """Return what makes the environments of a name, once `env_kwargs` are known to be theirs.
+        """Return what makes the environments of a name with `env_kwargs`, once these are known to be theirs.
 
         Args:
             env: The name, as a run file has it.
@@ -270,13 +268,15 @@ class RunConfig:
         Raises:
             ValueError: If there are none of the name, or they do not take `env_kwargs`.
         """
+        from rl8x.checkpoint.build import restored
+
         for name in _GIVEN_BY_ALGORITHM:
             if name in self.env_kwargs:
                 raise ValueError(f"env_kwargs: `{name}` is a hyperparameter. Put it under `algorithm_config`.")
-        maker = env_maker(env, trust=self.trusted)
-        signature = inspect.signature(maker)
+        maker = env_maker(env, restored(self.env_kwargs, self.trusted), trust=self.trusted)
+        signature = inspect.signature(maker.func)
         try:
-            signature.bind(1, device="cpu", seed=0, **self.env_kwargs)
+            signature.bind(*maker.args, 1, device="cpu", seed=0, **maker.keywords)
         except TypeError as error:
             raise ValueError(f"env_kwargs: {env} takes {', '.join(signature.parameters)}; {error}.") from None
         return maker
@@ -354,7 +354,7 @@ class RunConfig:
 def _needs_env(cls: type[AlgorithmConfig]) -> bool:
     """Whether `build` must be given an environment; algorithms that learn from data alone can do without."""
     parameter = inspect.signature(cls.build).parameters.get("env")
-    return parameter is None or parameter.default is parameter.empty
+    return parameter is None or parameter.default is not None
 
 
 def _names(cls: Any) -> list[str]:

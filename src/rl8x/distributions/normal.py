@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.distributions.base import Distribution
-from rl8x.spaces import describe_space
+from rl8x.spaces import check_bounds, describe_space
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -154,11 +154,7 @@ class Scaled(Normal):
 
     def _scale_to(self, low: Tensor, high: Tensor) -> None:
         """Take the bounds of the box, float64 `[*action]`, which must be finite."""
-        if not bool((low.isfinite() & high.isfinite() & (low < high)).all()):
-            raise ValueError(
-                f"{type(self).__name__} needs a Box with finite bounds, low < high; got {describe_space(self.space)}. "
-                "Use Normal."
-            )
+        check_bounds(self.space, type(self).__name__, "Normal")
         self.register_buffer("action_middle", ((low + high) / 2).float(), persistent=False)
         self.register_buffer("action_half_range", ((high - low) / 2).float(), persistent=False)
 

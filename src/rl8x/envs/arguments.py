@@ -34,6 +34,15 @@ def whole_number(number: Any, owner: str, name: str) -> int:
         raise TypeError(f"{owner}: {name} must be a whole number; got {number!r}.") from None
 
 
+def narrow_seed(seed: int) -> int:
+    """Return a seed that any simulator takes: of 31 bits, as many have no more, also with the number of a copy added.
+
+    Args:
+        seed: Any whole number; one below 2^31 - 2^24 stays as it is.
+    """
+    return operator.index(seed) % (2**31 - 2**24)
+
+
 def check_time_limit(limit: Any, owner: str) -> None:
     """Refuse a time limit that is not a positive number of steps.
 

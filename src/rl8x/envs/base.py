@@ -397,7 +397,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
         if seed is None:
             self.generator.seed()
         else:
-            self.generator.manual_seed(whole_number(seed, type(self).__name__, "seed"))
+            self.generator.manual_seed(whole_number(seed, type(self).__name__, "seed") % 2**64)
 
 
 def _apart(obs: Observation, state: State) -> Any:

@@ -49,7 +49,7 @@ class BraxEnv(SimulatorEnv):
         """Compile the environment for a batch.
 
         Args:
-            env: An environment of `brax.envs.get_environment` or Playground's `registry.load`.
+            env: An environment of `brax.envs.get_environment`, or its name there, or of Playground's `registry.load`.
             num_envs: Copies.
             device: Where the tensors are wanted; JAX simulates on its own default device.
             seed: Seeds the keys.
@@ -60,13 +60,18 @@ class BraxEnv(SimulatorEnv):
 
         Raises:
             RuntimeError: If JAX is not installed.
-            ValueError: If there is no such field.
+            TypeError: If it is no such environment.
+            ValueError: If there is no such field or name.
         """
         try:
             import jax
         except ImportError as error:
             raise RuntimeError("BraxEnv needs JAX. Install it with: pip install 'rl8x[brax]'") from error
         self.jax = jax
+        if isinstance(env, str):
+            env = _named(env)
+        if not hasattr(env, "observation_size"):
+            raise TypeError(f"BraxEnv: env must be an environment of Brax or Playground, or a name; got {env!r}.")
         self._copied, self._set_by = env, parameters
         systems = Systems(setters_of(parameters or {}, (SystemField, ModelField, Scale, Function), "BraxEnv"), env)
         self.parameters = systems.parameters
@@ -86,7 +91,11 @@ class BraxEnv(SimulatorEnv):
         return self.first_carry({}, parameters), self._tensors_of(self._simulated.obs)
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the simulators by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's."""
+        """Step the simulators by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's.
+
+        Raises:
+            RuntimeError: If `reset` was not called before, or not since `load_state_dict`.
+        """
         if self._simulated is None:
             raise RuntimeError("BraxEnv: call reset() first, also after load_state_dict().")
         elapsed = carry["elapsed"] + 1
@@ -162,6 +171,18 @@ def _programs(
         return jax.tree.map(choose, begun, stepped), stepped, stepped.done > 0
 
     return jax.jit(lambda values, key: reset(values, jax.random.split(key, num_envs))), jax.jit(advance)
+
+
+def _named(name: str) -> Any:
+    """Make an environment of Brax by its name."""
+    try:
+        from brax import envs
+    except ImportError as error:
+        raise RuntimeError(f"Brax makes {name!r}. Install it with: pip install 'rl8x[brax]'") from error
+    try:
+        return envs.get_environment(name)
+    except KeyError:
+        raise ValueError(f"BraxEnv: Brax has no environment {name!r}, such as 'ant'.") from None
 
 
 def _observation_space(size: Any) -> Any:

@@ -12,6 +12,7 @@ import contextlib
 import copy
 import importlib.metadata
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, ClassVar, Final
@@ -74,6 +75,7 @@ class MjlabEnv(SimulatorEnv):
 
         Raises:
             RuntimeError: If mjlab is not installed, or too old.
+            TypeError: If `task` is neither a name nor a config.
             ValueError: If there is no such task, group, event or field.
         """
         _check_version()
@@ -117,7 +119,11 @@ class MjlabEnv(SimulatorEnv):
         return self.first_carry({}, parameters) | {"metrics": {}}, obs
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the copies by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's."""
+        """Step the copies by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's.
+
+        Raises:
+            RuntimeError: If `reset` was not called before, or not since `load_state_dict`.
+        """
         if self._must_reset:
             raise RuntimeError("MjlabEnv: call reset() first, also after load_state_dict().")
         with self._own_random(self.device):
@@ -162,7 +168,7 @@ class MjlabEnv(SimulatorEnv):
     ) -> tuple[Observation, dict[str, Any]]:
         """Reset some copies under parameters `[num_envs]` each; return all observations and what they logged."""
         self._events.begin(copies, parameters)
-        with self._own_random(self.device):
+        with self._own_random(self.device), _kept_variable("PYTHONHASHSEED"):
             obs, extras = self.simulator.reset(seed=seed, env_ids=copies)
         return self._observation(obs), dict(extras["log"])
 
@@ -182,6 +188,18 @@ class MjlabEnv(SimulatorEnv):
         """Copy the groups that are taken to tensors, one of them by itself; floats as float32."""
         groups = {name: tree_of(raw[name], _copied) for name in self._groups}
         return groups if len(groups) > 1 else groups[self._groups[0]]
+
+
+@contextlib.contextmanager
+def _kept_variable(name: str) -> Iterator[None]:
+    """Restore a variable that mjlab sets when it is seeded, and every process that is started later would have."""
+    value = os.environ.get(name)
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -209,6 +227,8 @@ def _check_version() -> None:
 def _config_of(task: Any) -> Any:
     """Return a config of a task's own, by its registered name or from a config."""
     if not isinstance(task, str):
+        if not hasattr(task, "scene"):
+            raise TypeError(f"MjlabEnv: task must be a registered name or a ManagerBasedRlEnvCfg; got {task!r}.")
         return copy.deepcopy(task)
     from mjlab.tasks.registry import list_tasks, load_env_cfg
 

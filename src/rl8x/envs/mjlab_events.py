@@ -156,7 +156,7 @@ def _event_of(field: ModelField, operation: str, config: Any) -> Any:
     (entity,) = entities
     if entity not in config.scene.entities:
         raise ValueError(unknown_name("entity", entity, config.scene.entities, " of the task"))
-    named = {_NAMES[prefix]: tuple(name.partition("/")[2] for name in names)}
+    named: dict[str, Any] = {_NAMES[prefix]: tuple(name.partition("/")[2] for name in names)}
     axes = {} if field.index is None else {"axes": [field.index]}
     params = {"asset_cfg": SceneEntityCfg(entity, **named), "operation": operation, **axes}
     return EventTermCfg(func=getattr(dr, field.field), mode="reset", params=params)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import gymnasium
 
 from rl8x.envs import builtin
 from rl8x.envs.base import Env
 from rl8x.envs.gymnasium_env import GymnasiumEnv
-from rl8x.importing import Trust, check_gymnasium_id, import_class, is_dotted, is_gymnasium_id
+from rl8x.importing import Trust, check_gymnasium_id, dotted_path, import_class, is_dotted, is_gymnasium_id
 from rl8x.names import did_you_mean
 
 BUILTIN: dict[str, type[Env]] = {name: getattr(builtin, name) for name in builtin.__all__}
+
+# What steps an environment; a class that has none of these of its own is only a base of others.
+_STEPS: Final[dict[type[Any], tuple[str, ...]]] = {
+    gymnasium.Env: ("step",),
+    Env: ("transition", "outcome", "advance", "step"),
+}
 
 
 def resolve(name: str) -> type[Env]:
@@ -28,15 +36,22 @@ def resolve(name: str) -> type[Env]:
     """
     if name in BUILTIN:
         return BUILTIN[name]
-    hint = did_you_mean(name, BUILTIN, show=str)
-    raise ValueError(f"no built-in environment {name!r}.{hint} There are {', '.join(BUILTIN)}.")
+    raise _unknown(name, [*BUILTIN])
 
 
-def env_maker(env: object, *, trust: Trust = False) -> Callable[..., Env]:
+def _unknown(name: str, near: list[str]) -> ValueError:
+    hint = did_you_mean(name, near, show=str)
+    return ValueError(f"no built-in environment {name!r}.{hint} There are {', '.join(BUILTIN)}.")
+
+
+def env_maker(
+    env: object, arguments: Mapping[str, Any] = MappingProxyType({}), *, trust: Trust = False
+) -> functools.partial[Env]:
     """Find what makes an environment.
 
     Args:
         env: A built-in name, a Gymnasium id, a dotted path, a class of ours or of Gymnasium's, or a factory.
+        arguments: Keyword arguments of what makes it.
         trust: Whether a dotted path or an id may import any module, and name any factory rather than a class.
 
     Returns:
@@ -44,15 +59,13 @@ def env_maker(env: object, *, trust: Trust = False) -> Callable[..., Env]:
 
     Raises:
         ValueError: If nothing is known or importable by that name.
-        TypeError: If it makes no environments.
+        TypeError: If it makes no environments, or lacks an argument.
     """
     if isinstance(env, str):
-        if is_gymnasium_id(env):
-            check_gymnasium_id(env, trust)
-            return functools.partial(GymnasiumEnv, env)
-        env = import_class(env, (Env, gymnasium.Env), trust=trust) if is_dotted(env) else resolve(env)
-    if isinstance(env, type) and issubclass(env, gymnasium.Env):
-        return functools.partial(GymnasiumEnv, env)
+        env = _named(env, trust)
+    if isinstance(env, type):
+        _check_concrete(env)
+        env = functools.partial(GymnasiumEnv, env) if issubclass(env, gymnasium.Env) else env
     if isinstance(env, gymnasium.Env):
         name = repr(type(env).__name__ if env.spec is None else env.spec.id)
         raise TypeError(
@@ -64,7 +77,79 @@ def env_maker(env: object, *, trust: Trust = False) -> Callable[..., Env]:
             "An environment is a class, a factory, a built-in name, a Gymnasium id, a dotted path, an rl8x Env or a "
             f"vector environment; got {env!r}."
         )
-    return env
+    maker = _with_arguments(env, arguments)
+    if maker.args and isinstance(maker.args[0], str) and maker.func is GymnasiumEnv:
+        check_gymnasium_id(maker.args[0], trust)  # of an id among the arguments
+    return maker
+
+
+def _named(name: str, trust: Trust) -> Any:
+    """Return what a name means: a built-in class, what Gymnasium has registered, or what is at a dotted path."""
+    if name in BUILTIN:
+        return BUILTIN[name]
+    check_gymnasium_id(name, trust)
+    registered = registered_id(name)
+    if registered is not None or ":" in name or "/" in name or is_gymnasium_id(name):
+        return functools.partial(GymnasiumEnv, registered or name)
+    if is_dotted(name):
+        return import_class(name, (Env, gymnasium.Env, gymnasium.vector.VectorEnv), trust=trust)
+    raise _unknown(name, [*BUILTIN, *gymnasium.registry])
+
+
+def registered_id(name: str) -> str | None:
+    """Return the id of Gymnasium's registry that a name means: that one, or its newest version; None without one."""
+    module, colon, own = name.rpartition(":")
+    if own in gymnasium.registry:
+        return name
+    versions = [spec for spec in gymnasium.registry.values() if spec.id == f"{own}-v{spec.version}"]
+    newest = max(versions, key=lambda spec: spec.version or 0, default=None)
+    return None if newest is None else f"{module}{colon}{newest.id}"
+
+
+def _check_concrete(env_class: type) -> None:
+    """Raise `TypeError` if of a class no environment can be made by itself, with what to give in its place."""
+    name, make_one = dotted_path(env_class) or env_class.__name__, "functools.partial(rl8x.envs.GymnasiumEnv, make_one)"
+    if issubclass(env_class, gymnasium.Wrapper):
+        raise TypeError(
+            f"{name} wraps an environment that is there already. Give a function that makes a copy and wraps it, "
+            f"{make_one}, or an id with `wrappers` among its arguments."
+        )
+    if issubclass(env_class, gymnasium.vector.VectorEnv) and not issubclass(env_class, Env):
+        raise TypeError(
+            f"{name} is a class of Gymnasium's vector environments. Give one that is made, or a function: "
+            f"lambda num_envs, **options: rl8x.envs.GymnasiumEnv({name}(...), **options)."
+        )
+    missing = [*getattr(env_class, "__abstractmethods__", ())]
+    for base, steps in _STEPS.items():
+        if issubclass(env_class, base) and all(getattr(env_class, step) is getattr(base, step) for step in steps):
+            missing.append(steps[0])
+    if missing:
+        lacks = ", ".join(f"{method}()" for method in sorted(missing))
+        raise TypeError(f"{name} is a base class, without {lacks} of its own. Give a subclass of it.")
+
+
+def _with_arguments(maker: Callable[..., Any], arguments: Mapping[str, Any]) -> functools.partial[Any]:
+    """Return what makes environments with keyword arguments, those before `num_envs` by position as the number is.
+
+    Raises:
+        TypeError: If one of these is missing.
+    """
+    made_by = functools.partial(maker, **arguments)
+    given, keywords = list(made_by.args), dict(made_by.keywords)
+    try:
+        parameters = inspect.signature(made_by.func).parameters
+    except (TypeError, ValueError):  # some functions in C have none
+        return made_by
+    names = [*parameters]
+    for name in names[len(given) : names.index("num_envs")] if "num_envs" in parameters else ():
+        if name not in keywords:
+            called = getattr(made_by.func, "__name__", repr(made_by.func))
+            raise TypeError(
+                f"{called} is missing an argument: give {name!r} too, as in build({called}, {name}=...) or on the "
+                f"command line --env-kwargs '{{{name}: ...}}'."
+            )
+        given.append(keywords.pop(name))
+    return functools.partial(made_by.func, *given, **keywords)
 
 
 def make(name: str, num_envs: int, **kwargs: Any) -> Env:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from rl8x.envs.arguments import narrow_seed
 from rl8x.envs.base import Carry, Env
 
 
@@ -23,12 +24,12 @@ class SimulatorEnv(Env):
     resumable: ClassVar[bool] = False
 
     next_seed: int | None = None
-    """The seed of the simulator's next reset, after `set_seed`; None lets its random numbers go on."""
+    """The seed of the simulator's next reset, after `set_seed`, narrowed; None lets its random numbers go on."""
 
     def set_seed(self, seed: int | None) -> None:
         """Seed the generator, and the simulator at its next reset."""
         super().set_seed(seed)
-        self.next_seed = seed
+        self.next_seed = None if seed is None else narrow_seed(seed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seeding and the configuration; the simulator's own state cannot be taken."""

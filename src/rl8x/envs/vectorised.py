@@ -11,7 +11,7 @@ from types import EllipsisType
 from typing import Any, Final, TypeAlias, TypeGuard
 
 import gymnasium
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import TimeLimit
 
 from rl8x.envs.parameter_writers import PerCopyWriter
@@ -22,6 +22,9 @@ _VECTORIZATIONS: Final = {"sync": "sync", "async": "async", "vector": "vector_en
 """Our names and Gymnasium's."""
 # What `gymnasium.make_vec` keeps among the arguments of a spec
 _OF_MAKE_VEC: Final = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "max_episode_steps")
+
+# Running statistics of wrappers that normalise, and what rl8x has for the same.
+_STATISTICS: Final = {"obs_rms": "normalize_observations", "return_rms": "normalize_rewards"}
 
 
 def is_vectorised(env: object) -> TypeGuard[VectorEnv[Any, Any, Any]]:
@@ -85,6 +88,28 @@ def single_copies(vector_env: VectorEnv[Any, Any, Any]) -> set[int]:
     return {id(copy.unwrapped) for copy in getattr(vector_env, "envs", ())}
 
 
+def own_statistics(vector_env: Any) -> list[str]:
+    """Return the options in whose place wrappers, of all copies or of one, normalise by statistics that they gather."""
+    layers = _layers(vector_env)
+    base = layers[-1]
+    layers += [layer for copy in getattr(base, "envs", ()) for layer in _layers(copy)]
+    gathering = [layer for layer in layers if getattr(layer, "update_running_mean", True)]
+    found = {name for name in _STATISTICS if any(hasattr(layer, name) for layer in gathering)}
+    if isinstance(base, AsyncVectorEnv):
+        there = {name: any(base.call("has_wrapper_attr", name)) for name in (*_STATISTICS, "update_running_mean")}
+        if not there["update_running_mean"] or any(base.call("get_wrapper_attr", "update_running_mean")):
+            found |= {name for name in _STATISTICS if there[name]}
+    return [option for name, option in _STATISTICS.items() if name in found]
+
+
+def _layers(env: Any) -> list[Any]:
+    """Return the wrappers around an environment, from the outermost, and itself."""
+    layers = [env]
+    while isinstance(layers[-1], gymnasium.Wrapper | VectorWrapper):
+        layers.append(layers[-1].env)
+    return layers
+
+
 def spec_of(vector_env: VectorEnv[Any, Any, Any]) -> Any:
     """Return the spec that the copies were made by, None where they were not made by an id."""
     copies = getattr(vector_env, "envs", None)
@@ -108,10 +133,7 @@ def time_limit_of(vector_env: VectorEnv[Any, Any, Any]) -> int | None:
 
 def _wrapped_limit(copy: Any) -> int | None:
     """Return the least limit of the wrappers around a copy, which no spec has where no id made it; None without one."""
-    limits = []
-    while isinstance(copy, gymnasium.Wrapper):
-        limits += [copy.get_wrapper_attr("_max_episode_steps")] if isinstance(copy, TimeLimit) else []
-        copy = copy.env
+    limits = [layer.get_wrapper_attr("_max_episode_steps") for layer in _layers(copy) if isinstance(layer, TimeLimit)]
     return min(limits, default=None)
 
 

@@ -64,13 +64,20 @@ class VmasEnv(SimulatorEnv):
 
         Raises:
             RuntimeError: If VMAS is not installed.
-            ValueError: If agents differ in their spaces, or `num_envs` is not a multiple of their number.
+            TypeError: If `scenario` is neither a name nor a scenario.
+            ValueError: If there is no such scenario, agents differ in their spaces, or `num_envs` is not a multiple of
+                their number.
         """
         try:
             from vmas import make_env
         except ImportError as error:
             raise RuntimeError("VmasEnv needs VMAS. Install it with: pip install 'rl8x[vmas]'") from error
-        probe = make_env(scenario, num_envs=1, device="cpu", **kwargs)
+        if not isinstance(scenario, str) and not hasattr(scenario, "env_make_world"):
+            raise TypeError(f"VmasEnv: scenario must be a name or a scenario of VMAS; got {scenario!r}.")
+        try:
+            probe = make_env(scenario, num_envs=1, device="cpu", **kwargs)
+        except AssertionError as error:  # so it says that there is no such name
+            raise ValueError(f"VmasEnv: {error}") from error
         agents = probe.n_agents
         if num_envs % agents:
             below = max(agents, num_envs // agents * agents)
@@ -103,8 +110,7 @@ class VmasEnv(SimulatorEnv):
         """Reset all worlds; the first observation is `[num_envs, *]`."""
         parameters = self.starting_parameters(noise)
         self._put(parameters)
-        seed = None if self.next_seed is None else self.next_seed % 2**32  # more it does not take
-        obs = self.worlds.reset(seed=seed)
+        obs = self.worlds.reset(seed=self.next_seed)
         self.next_seed = None
         return self.first_carry({}, parameters) | {"metrics": {}}, self._joined(obs)
 

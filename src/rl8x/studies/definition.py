@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from rl8x.algorithms.hyperparameters import check_options, option
-from rl8x.checkpoint.build import restored
 from rl8x.config import RunConfig, apply_overrides, load_run_file
 from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import one_line, put_at, shortened
@@ -292,8 +291,7 @@ class StudyConfig:
         dataclasses.replace(self.run_of(self.first_trainings()[0]), tracking=False, trust=self.trusted).make_trainer()
 
     def _check_env(self, run: RunConfig, name: str, num_envs: int) -> None:
-        maker = run.find_env(tested_env(run))
-        env = maker(num_envs, device="cpu", seed=0, **restored(run.env_kwargs, self.trusted))
+        env = run.find_env(tested_env(run))(num_envs, device="cpu", seed=0)
         try:
             if not env.episodic:
                 raise ValueError(

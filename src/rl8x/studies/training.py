@@ -14,7 +14,6 @@ Its inputs are plain data and its outputs files in its folder, so that a lost pr
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import math
@@ -28,10 +27,8 @@ import numpy as np
 
 from rl8x import keys
 from rl8x.checkpoint import CheckpointError, listed
-from rl8x.checkpoint.build import restored
 from rl8x.config import RunConfig
 from rl8x.disk import replace_synced
-from rl8x.envs import env_maker
 from rl8x.output import described
 from rl8x.studies import table
 from rl8x.studies.cells import inside, support
@@ -292,8 +289,7 @@ class _TrainingJob:
         """Return what makes an environment to test in, where the algorithm trains without one."""
         if algorithm.env_factory is not None or algorithm.env is not None:
             return None
-        trust = self.job["trust"]
-        return functools.partial(env_maker(tested_env(self.run), trust=trust), **restored(self.run.env_kwargs, trust))
+        return self.run.find_env(tested_env(self.run))
 
     def _prune(self, measured: Mapping[str, Any], steps: int) -> None:
         """End a trial that a search gives up."""

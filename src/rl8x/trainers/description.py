@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import shlex
 import sys
@@ -17,7 +18,7 @@ from rl8x.checkpoint.build import default_of, names_in
 from rl8x.conditions.spec import kinds_in
 from rl8x.envs import GymnasiumEnv, registry
 from rl8x.envs.env_config import function_name, shown_value
-from rl8x.importing import CLASS, dotted_path, import_named, is_dotted, is_gymnasium_id, runs_code, texts
+from rl8x.importing import CLASS, dotted_path, import_named, is_dotted, runs_code, texts
 from rl8x.output import counted, is_interactive
 from rl8x.tracking import MLflowTracker, Tracker
 from rl8x.tracking.protocol import Status
@@ -308,9 +309,9 @@ def _of_script(names: Iterable[str]) -> bool:
     return any(name.startswith("__main__.") for name in names)
 
 
-def _is_called(name: str) -> bool:
+def _is_called(name: str | None) -> bool:
     """Whether a name is that of a function, which is only called where its file is trusted."""
-    return is_dotted(name) and not isinstance(import_named(name, trust=True), type)
+    return name is not None and is_dotted(name) and not isinstance(import_named(name, trust=True), type)
 
 
 # -- the run file
@@ -331,20 +332,22 @@ def run_file(
 
 def _env_part(build: Mapping[str, Any]) -> dict[str, Any] | None:
     env = build["env"]
-    if env is None or not _plain(env["kwargs"]):
+    if env is None:
         return None
-    name, args = env["class"], env["args"]
-    if args:
-        if len(args) != 1 or import_named(name) is not GymnasiumEnv:
-            return None
-        name = args[0][CLASS] if isinstance(args[0], dict) and set(args[0]) == {CLASS} else args[0]
-        if not isinstance(name, str) or not (is_gymnasium_id(name) or (is_dotted(name) and not _is_called(name))):
-            return None
-    elif registry.BUILTIN.get(build["env_class"]) is import_named(name):
+    name, args, kwargs = env["class"], env["args"], env["kwargs"]
+    env_class = import_named(name)
+    first = args[0] if args else None
+    named = first[CLASS] if isinstance(first, dict) and set(first) == {CLASS} else None
+    if registry.BUILTIN.get(build["env_class"]) is env_class and not args:
         name = build["env_class"]
-    if name.startswith("__main__."):
+    elif env_class is not GymnasiumEnv or len(args) != 1 or first in [*registry.BUILTIN] or _is_called(named):
+        if args:
+            kwargs = dict(zip(inspect.signature(env_class).parameters, args, strict=False)) | kwargs
+    else:
+        name = named or first
+    if not isinstance(name, str) or not _plain([name, kwargs]):
         return None
-    return {"env": name, **({"env_kwargs": env["kwargs"]} if env["kwargs"] else {})}
+    return {"env": name, **({"env_kwargs": kwargs} if kwargs else {})}
 
 
 def _algorithm_part(algorithm: GenericAlgorithmBase[Any], build: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -16,8 +16,9 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.memory_check import check_evaluation
 from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import ranks
-from rl8x.envs import Env, env_maker
+from rl8x.envs import Env, GymnasiumEnv, env_maker
 from rl8x.envs.base import MAX_EVAL_ENVS
+from rl8x.envs.vectorised import own_statistics
 from rl8x.execution import Execution
 from rl8x.policy import Policy
 from rl8x.rollouts.collector import Collector
@@ -128,8 +129,8 @@ def _make_env(algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs
     trained, policy = algorithm.env, algorithm.policy
     # Each rank plays its share of the copies that are asked for, or else of the training copies of all ranks.
     share = None if num_eval_envs is None else max(1, ranks().share_of(num_eval_envs))
-    eval_env = env_maker(eval_env) if isinstance(eval_env, str) and eval_env != "auto" else eval_env
-    factory = eval_env if callable(eval_env) else algorithm.env_factory
+    is_named = isinstance(eval_env, str) and eval_env != "auto"
+    factory = env_maker(eval_env) if is_named or callable(eval_env) else algorithm.env_factory
     if factory is not None:
         trains = MAX_EVAL_ENVS if trained is None else trained.num_envs * ranks().size
         num_envs = share or max(1, ranks().share_of(min(trains, MAX_EVAL_ENVS)))
@@ -154,6 +155,20 @@ def _make_env(algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs
             f"{type(trained).__name__} that can neither be copied nor made again. Pass an instance or a factory."
         )
     return another
+
+
+def _warn_of_statistics(env: Env, config: Any) -> None:
+    """Warn where an environment of its own goes by statistics that are not those of the training."""
+    options = own_statistics(env.vector_env) if isinstance(env, GymnasiumEnv) else []
+    if options:
+        known = " and ".join(f"`{option}`" for option in options if hasattr(config, option))
+        warnings.warn(
+            "a wrapper of the environment normalises by statistics of its own, which each environment gathers anew: "
+            "evaluations, films and whoever has the policy go by others than it was trained with. Leave that wrapper "
+            f"out{f' and use {known}, whose statistics are saved with the run' if known else ''}.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def make_evaluator(
@@ -194,5 +209,6 @@ def make_evaluator(
     spaces = (env.single_observation_space, env.single_action_space)
     if not all(map(are_alike, spaces, (policy.observation_space, policy.action_space))):
         raise ValueError(f"`eval_env` must have the training environment's spaces; got {spaces[0]} and {spaces[1]}.")
+    _warn_of_statistics(env, algorithm.config)
     generator = torch.Generator(algorithm.device).manual_seed(noise_seed)
     return EpisodeEvaluator(env, policy, generator, algorithm.execution, state_reset_every=algorithm.state_reset_every)

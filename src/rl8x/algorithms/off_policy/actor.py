@@ -16,7 +16,7 @@ from rl8x.models import Model, State
 from rl8x.models.registry import BUILTIN
 from rl8x.nn.masking import masked_logits
 from rl8x.policy import Act, Policy
-from rl8x.spaces import critic_only, describe_space
+from rl8x.spaces import check_bounds, critic_only, describe_space
 from rl8x.trees import Tree
 
 
@@ -29,7 +29,7 @@ def check_bounded(name: str, space: gymnasium.Space[Any], *, discrete: bool = Fa
         discrete: Whether a `Discrete` space fits too.
 
     Raises:
-        ValueError: If it is another; it says which algorithm fits.
+        ValueError: If it is another; it says which algorithm fits. Or as `check_bounds` does.
     """
     if isinstance(space, gymnasium.spaces.Discrete):
         if discrete:
@@ -38,16 +38,7 @@ def check_bounded(name: str, space: gymnasium.Space[Any], *, discrete: bool = Fa
     if not isinstance(space, gymnasium.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
         fits = "Box action space of floats, or a Discrete one" if discrete else "Box action space of floats"
         raise ValueError(f"{name} needs a {fits}; got {describe_space(space)}. Use PPO.")
-    if not (np.isfinite(space.low) & np.isfinite(space.high)).all():
-        raise ValueError(
-            f"{name} needs actions with finite bounds; got {describe_space(space)}. Give the environment's Box the "
-            "largest actions that make sense (Gymnasium: RescaleAction), or use PPO."
-        )
-    if not (space.low < space.high).all():
-        raise ValueError(
-            f"{name} needs actions that can be chosen, with low < high in each dimension; got {space.low.tolist()} and "
-            f"{space.high.tolist()}. Leave out what is fixed, or use PPO."
-        )
+    check_bounds(space, name, "PPO")
 
 
 class Actor(Policy):

@@ -71,7 +71,7 @@ class LearnerConfig(AlgorithmConfig):
         self.schedule("lr").bounded(0.0, math.inf, "lr_schedule")
         make_rule(self.optimizer, self.optimizer_config)
 
-    def build(self, env: Any = None, *, dataset: str | Dataset | None = None, **env_kwargs: Any) -> Any:
+    def build(self, env: Any = None, /, *, dataset: str | Dataset | None = None, **env_kwargs: Any) -> Any:
         """Return the algorithm, after checking that all fits.
 
         Args:
