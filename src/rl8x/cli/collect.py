@@ -17,6 +17,7 @@ from rl8x import keys
 from rl8x.cli.acting import acting_at_random, asked_config, check_spaces, in_words, load_acting
 from rl8x.cli.errors import FiniteRange, UserError, users_mistakes
 from rl8x.envs import Env
+from rl8x.envs.steps import advanced
 from rl8x.output import say
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
@@ -186,7 +187,7 @@ def record(
             act = policy.act(obs, state, starts, noise)
             state = act.state
             actions = _mixed(policy.env_actions(act.actions), obs, env, epsilon, generator)
-        carry, step = env.advance(carry, actions, env.noise(1)[0])
+        carry, step = advanced(env, carry, actions, env.noise(1)[0])
         ends = step.terminated | step.truncated
         valid = torch.ones_like(ends) if step.valid is None else step.valid
         slots.append(

@@ -119,7 +119,8 @@ class BraxEnv(SimulatorEnv):
         return self.jax.random.PRNGKey(int(seed))
 
     def _array_of(self, tensor: Tensor) -> Any:
-        return self.jax.numpy.asarray(tensor.cpu().numpy())
+        # A copy: on the CPU JAX may go on with the very memory of an array.
+        return self.jax.numpy.array(tensor.cpu().numpy())
 
     def _arrays_of(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return parameters, `[num_envs]` each, for JAX; those that stay as they were are not copied again."""

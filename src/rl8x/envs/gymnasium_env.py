@@ -30,6 +30,7 @@ from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.mujoco_model import ModelField
 from rl8x.envs.parameter_writers import BatchedWriter, ParameterWriter, PerCopyWriter
 from rl8x.envs.parameters import ResolvedConfig
+from rl8x.envs.results import check_reset, check_step
 from rl8x.envs.setters import Attribute, Function, Scale, setters_of
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.envs.vectorised import (
@@ -38,6 +39,7 @@ from rl8x.envs.vectorised import (
     autoreset_mode_of,
     is_vectorised,
     own_kwargs,
+    own_results,
     single_copies,
     spec_of,
     time_limit_of,
@@ -113,9 +115,11 @@ class GymnasiumEnv(SimulatorEnv):
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self.metadata["autoreset_mode"] = AutoresetMode.SAME_STEP
         ask_for_final_obs(self.vector_env)
+        own_results(self.vector_env)
         self._source_action_space = self.vector_env.single_action_space
         self._must_reset = True
         self._takes_tensors = False
+        self._is_known = False  # whether what it returns was looked at
         try:
             check_supported(self.vector_env.single_observation_space, f"{self._source}.single_observation_space")
             check_supported(self._source_action_space, f"{self._source}.single_action_space")
@@ -180,7 +184,10 @@ class GymnasiumEnv(SimulatorEnv):
         """Reset all copies, copy i with seed + i after `set_seed`; the first observation is `[num_envs, *]`."""
         parameters = self.starting_parameters(noise)
         self._put(parameters)
-        obs, _ = self.vector_env.reset(seed=self.next_seed)
+        result = self.vector_env.reset(seed=self.next_seed)
+        if not self._is_known:
+            check_reset(self.vector_env, result, self.vector_env.single_observation_space, num_envs=self.num_envs)
+        obs, _ = result
         self.next_seed, self._must_reset = None, False
         self._takes_tensors = isinstance(first_tensor(tree_of(obs, lambda part: part)), Tensor)
         masked = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
@@ -209,7 +216,11 @@ class GymnasiumEnv(SimulatorEnv):
         elif self.autoreset_mode == AutoresetMode.SAME_STEP:
             self._put(fresh)  # whoever ends takes them over within the step
         raw_actions = element_of(self._source_action_space, actions, self._raw_actions)
-        raw_obs, raw_rewards, raw_terminated, raw_truncated, info = self.vector_env.step(raw_actions)
+        result: Any = self.vector_env.step(raw_actions)
+        if not self._is_known:
+            check_step(self.vector_env, result, self.vector_env.single_observation_space, num_envs=self.num_envs)
+            self._is_known = True
+        raw_obs, raw_rewards, raw_terminated, raw_truncated, info = result
         obs = self._observation(raw_obs)
         rewards = self._tensor(raw_rewards).to(torch.float32)
         terminated, truncated = self._tensor(raw_terminated).bool(), self._tensor(raw_truncated).bool()
@@ -326,12 +337,15 @@ class GymnasiumEnv(SimulatorEnv):
         return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
 
     def _raw_actions(self, space: spaces.Space[Any], actions: Tensor) -> Any:
-        """Return actions as the simulators take them: their offset, their type, an array unless they give tensors."""
+        """Return actions as the simulators take them: their offset, their type, an array unless they give tensors.
+
+        Copies, since simulators may write into them.
+        """
         if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
             actions = actions + torch.as_tensor(space.start, device=actions.device)
         if self._takes_tensors:
-            return actions.detach()
-        return actions.detach().cpu().numpy().astype(space.dtype, copy=False)
+            return actions.detach().clone()
+        return actions.detach().cpu().numpy().astype(space.dtype)
 
 
 def _policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:

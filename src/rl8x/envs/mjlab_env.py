@@ -120,7 +120,7 @@ class MjlabEnv(SimulatorEnv):
         if self._must_reset:
             raise RuntimeError("MjlabEnv: call reset() first, also after load_state_dict().")
         with self._own_random(self.device):
-            raw_obs, raw_rewards, ended, timed_out, extras = self.simulator.step(actions.detach())
+            raw_obs, raw_rewards, ended, timed_out, extras = self.simulator.step(actions.detach().clone())
         final_obs = obs = self._observation(raw_obs)
         rewards, terminated, truncated = raw_rewards.to(torch.float32, copy=True), ended.clone(), timed_out.clone()
         if self.simulator.cfg.is_finite_horizon:  # the task says that nothing comes after its end

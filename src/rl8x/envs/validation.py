@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env
+from rl8x.envs.gymnasium_env import GymnasiumEnv
+from rl8x.envs.results import try_copy
 from rl8x.execution.threads import kept_generators
 from rl8x.keys import ACTION_MASK
 from rl8x.output import described
@@ -28,7 +30,7 @@ def validate(env: Env) -> None:
 
     It draws from a generator of its own and works on a copy of the environment's attributes, so that the environment,
     its generator and its carry stay as they are. Of an environment with a state of its own (`capturable` is false)
-    only the spaces are checked, because each probe would move it.
+    only the spaces are checked, because each probe would move it; of Gymnasium's one more copy is made and tried.
 
     Args:
         env: The environment to check.
@@ -42,7 +44,9 @@ def validate(env: Env) -> None:
     name = type(env).__name__
     check_supported(env.single_observation_space, f"{name}.single_observation_space")
     check_supported(env.single_action_space, f"{name}.single_action_space")
-    if env.capturable:
+    if isinstance(env, GymnasiumEnv):
+        try_copy(env.vector_env)
+    elif env.capturable:
         with kept_generators(env.device), torch.no_grad():
             _Probe(env).run()
 
