@@ -46,7 +46,7 @@ from rl8x.envs.vectorised import (
     vectorised,
 )
 from rl8x.spaces import check_supported, element_of, from_zero, in_float32, map_spaces, tree_of, where_rows
-from rl8x.trees import first_tensor, tree_map
+from rl8x.trees import first_tensor, tree_map, without_ends
 
 
 class GymnasiumEnv(SimulatorEnv):
@@ -234,7 +234,7 @@ class GymnasiumEnv(SimulatorEnv):
             valid = ~masked
             rewards, truncated = rewards.masked_fill(masked, 0.0), truncated | masked
             returns, elapsed = returns.masked_fill(masked, 0.0), elapsed.masked_fill(masked, 0)
-            masked = done
+            obs, masked = without_ends(obs, done), done  # what comes of it is the reset alone
         elif bool(done.any()):
             parameters = self.redrawn(done, parameters, fresh)
             obs, final_obs = self._reset_done(obs, done, info, parameters)

@@ -18,7 +18,7 @@ import gymnasium
 import gymnasium.spaces as spaces
 import numpy as np
 import torch
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import HumanRendering, RecordVideo
 from torch import Tensor
 
@@ -194,8 +194,30 @@ def try_copy(vector_env: Any) -> None:
                     break
                 if layer is layers[-1] or not type(layer).__module__.startswith("gymnasium."):
                     _try_layer(layer)
+            if isinstance(inner, AsyncVectorEnv) and inner.autoreset_mode == AutoresetMode.SAME_STEP:
+                _check_own_memory(env)
         finally:
             env.close()
+
+
+def _check_own_memory(env: Any) -> None:
+    """Raise ValueError if a reset overwrites the last observation of an episode, which a worker sends after it."""
+    last, first = _came(_step_at_random, env, _came(env.reset)), _came(env.reset)
+    if last is not None and first is not None and _shares_memory(last[0], first[0]):
+        raise ValueError(
+            f"{type(env.unwrapped).__name__} overwrites and returns one array, so that an AsyncVectorEnv that resets "
+            "copies in the same step sends the first observation of an episode as the last of the one before. Give "
+            "GymnasiumEnv the function that makes a copy, with vectorization='async', or take another autoreset_mode."
+        )
+
+
+def _shares_memory(one: Any, other: Any) -> bool:
+    """Whether two observations of one space have memory in common."""
+    if isinstance(one, Mapping):
+        return any(_shares_memory(part, other[key]) for key, part in one.items())
+    if isinstance(one, tuple):
+        return any(map(_shares_memory, one, other))
+    return isinstance(one, np.ndarray) and np.shares_memory(one, other)
 
 
 def _layers(env: Any) -> list[Any]:
@@ -210,13 +232,14 @@ def _try_layer(env: Any) -> None:
     if result is None:
         return
     check_reset(env, result, env.observation_space)
-    result = _came(_step_at_random, env, result[0])
+    result = _came(_step_at_random, env, result)
     if result is not None:
         check_step(env, result, env.observation_space)
 
 
-def _step_at_random(env: Any, obs: Any) -> Any:
-    """Step by a random action, a legal one if the observation has an action mask."""
+def _step_at_random(env: Any, reset: Any) -> Any:
+    """Step by a random action, a legal one if the observation that the reset gave has an action mask."""
+    obs, _ = reset
     space = copy.deepcopy(env.action_space)
     space.seed(0)
     actions, seen = tree_of((space.sample(), obs), lambda part: torch.as_tensor(np.asarray(part)[None])).values()

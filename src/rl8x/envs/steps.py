@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
+from rl8x.envs.results import check_rows
 from rl8x.trees import tree_map
 
 State: TypeAlias = dict[str, Tensor]
@@ -60,5 +61,7 @@ def advanced(env: Any, carry: Carry, actions: Actions, noise: Tensor) -> tuple[C
         stepped: tuple[Carry, Step] = env.advance(carry, actions, noise)
         return stepped
     carry, step = env.advance(carry, tree_map(Tensor.clone, actions), noise)
+    flags = {"terminated": step.terminated, "truncated": step.truncated}
+    check_rows(f"{type(env).__name__}.advance", env.num_envs, rewards=step.rewards, **flags)
     parts: Any = (part if part is None else tree_map(Tensor.clone, part) for part in step)
     return carry, Step(*parts)

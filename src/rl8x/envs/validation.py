@@ -84,7 +84,7 @@ class _Probe:
             result = self.call("transition", state, actions, parameters, step_noise, pure=t < PURITY_STEPS)
             state, terminated = self.check_transition(result, before, actions)
             obs = self.call("observe", state, parameters)
-            self.check_observation(obs, env.single_observation_space, "")
+            self.check_observation(obs, env.single_observation_space, "", terminated)
             self.check_metrics(self.call("measure", state, parameters))
             if bool(terminated.any()):
                 state = where_rows(terminated, fresh, state)
@@ -197,8 +197,13 @@ class _Probe:
         for name, value in metrics.items():
             self.check_tensor(value, "measure", repr(name), ([], torch.float32))
 
-    def check_observation(self, obs: Any, space: spaces.Space[Any], path: str) -> None:
-        """Raise where an observation is not of the declared space; a space with parts is checked part by part."""
+    def check_observation(
+        self, obs: Any, space: spaces.Space[Any], path: str, terminated: Tensor | None = None
+    ) -> None:
+        """Raise where an observation is not of the declared space; a space with parts is checked part by part.
+
+        NaN is allowed where an episode terminated: nobody acts on such an observation or bootstraps from it.
+        """
         part_name = f"obs{path}"
         if isinstance(space, spaces.Dict | spaces.Tuple):
             parts = dict(named_parts(space))
@@ -206,11 +211,12 @@ class _Probe:
                 got = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
                 raise self.fault("observe", f"must return {part_name} as a dict with {sorted(parts)}; got {got}.")
             for key, part in parts.items():
-                self.check_observation(obs[key], part, f"{path}[{key!r}]")
+                self.check_observation(obs[key], part, f"{path}[{key!r}]", terminated)
             return
         need = [*(space.shape or ())], torch_dtype(space)
         self.check_tensor(obs, "observe", part_name, need, ", by single_observation_space")
-        if obs.dtype.is_floating_point and bool(obs.isnan().any()):
+        seen = obs if terminated is None else obs[~terminated]
+        if seen.dtype.is_floating_point and bool(seen.isnan().any()):
             raise self.fault("observe", f"returned NaN in {part_name}.")
 
 

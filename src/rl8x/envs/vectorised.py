@@ -154,6 +154,10 @@ def _limited(
             f"GymnasiumEnv: `env` must make a gymnasium.Env, one copy; it made {type(env).__name__}. One of the older "
             "`gym` package becomes one by shimmy's GymV26CompatibilityV0 or GymV21CompatibilityV0."
         )
+    for name in ("observation_space", "action_space"):
+        if not isinstance(space := getattr(env, name, None), gymnasium.Space):
+            maker = type(env.unwrapped).__name__
+            raise TypeError(f"{maker}: declare `{name}`, a gymnasium.spaces.Space; got {space!r}.")
     if not isinstance(time_limit, EllipsisType):
         env = _without_time_limit(env)
         env = env if time_limit is None else TimeLimit(env, time_limit)
