@@ -16,7 +16,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.cli.acting import acting_at_random, asked_config, check_spaces, in_words, load_acting
 from rl8x.cli.errors import FiniteRange, UserError, users_mistakes
-from rl8x.envs import Env
+from rl8x.envs import Env, validate
 from rl8x.envs.steps import advanced
 from rl8x.output import say
 from rl8x.policy import Policy
@@ -121,6 +121,7 @@ def collect(
         device = "cpu" if acting is None else acting.algorithm.device
         made = maker(min(how.pop("num_envs"), count), device=device, seed=how["seed"])
         with contextlib.closing(made) as environment:
+            validate(environment)
             if acting is not None:
                 check_spaces(environment, acting.algorithm.policy)
                 how["state_reset_every"] = acting.algorithm.state_reset_every

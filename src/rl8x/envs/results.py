@@ -28,6 +28,7 @@ from rl8x.spaces import describe_space, element_of, named_parts, only_legal, tre
 from rl8x.trees import tree_map
 
 _RESET: Final = "(observation, info)"
+_RAISED: Final = object()
 _STEP: Final = "(observation, reward, terminated, truncated, info)"
 
 
@@ -185,7 +186,7 @@ def try_copy(vector_env: Any) -> None:
         return
     with _kept_random(), warnings.catch_warnings(action="ignore"):
         env = _came(inner.env_fns[0])
-        if env is None or any(env.unwrapped is stepped.unwrapped for stepped in getattr(inner, "envs", ())):
+        if env is _RAISED or any(env.unwrapped is stepped.unwrapped for stepped in getattr(inner, "envs", ())):
             return
         layers = [layer for layer in _layers(env) if not isinstance(layer, OwnResults)]
         try:
@@ -203,7 +204,7 @@ def try_copy(vector_env: Any) -> None:
 def _check_own_memory(env: Any) -> None:
     """Raise ValueError if a reset overwrites the last observation of an episode, which a worker sends after it."""
     last, first = _came(_step_at_random, env, _came(env.reset)), _came(env.reset)
-    if last is not None and first is not None and _shares_memory(last[0], first[0]):
+    if last is not _RAISED and first is not _RAISED and _shares_memory(last[0], first[0]):
         raise ValueError(
             f"{type(env.unwrapped).__name__} overwrites and returns one array, so that an AsyncVectorEnv that resets "
             "copies in the same step sends the first observation of an episode as the last of the one before. Give "
@@ -229,11 +230,11 @@ def _try_layer(env: Any) -> None:
     """Reset and step an environment, or a wrapper with what is in it."""
     check_takes_seeds(env)
     result = _came(env.reset, seed=0)
-    if result is None:
+    if result is _RAISED:
         return
     check_reset(env, result, env.observation_space)
     result = _came(_step_at_random, env, result)
-    if result is not None:
+    if result is not _RAISED:
         check_step(env, result, env.observation_space)
 
 
@@ -249,11 +250,11 @@ def _step_at_random(env: Any, reset: Any) -> Any:
 
 
 def _came(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Return what a function of a simulator gives; None where it raises."""
+    """Return what a function of a simulator gives; `_RAISED` where it raises."""
     try:
         return function(*arguments, **named)
     except Exception:
-        return None
+        return _RAISED
 
 
 @contextlib.contextmanager
