@@ -25,7 +25,6 @@ from torch import Tensor
 from rl8x.execution.threads import kept_generators
 from rl8x.keys import ACTION_MASK
 from rl8x.spaces import describe_space, element_of, named_parts, only_legal, tree_of
-from rl8x.trees import tree_map
 
 _RESET: Final = "(observation, info)"
 _RAISED: Final = object()
@@ -49,7 +48,7 @@ class OwnResults(gymnasium.Wrapper[Any, Any, Any, Any]):
         if not self._is_known:
             check_reset(self.env, result, self.env.observation_space)
         obs, info = result
-        return copy.deepcopy(obs), _own(info)
+        return _own(obs), info
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step the copy by an action of its space."""
@@ -57,14 +56,19 @@ class OwnResults(gymnasium.Wrapper[Any, Any, Any, Any]):
         if not self._is_known:
             check_step(self.env, result, self.env.observation_space)
             self._is_known = True
-        *others, info = result
-        return *copy.deepcopy(others), _own(info)
+        obs, reward, terminated, truncated, info = result
+        if terminated or truncated:  # a reset may follow
+            reward, terminated, truncated, info = map(_own, (reward, terminated, truncated, info))
+        return obs.copy() if type(obs) is np.ndarray else _own(obs), reward, terminated, truncated, info
 
 
-def _own(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the arrays of an info and its dicts; what else is in it may be anything, and is passed on."""
-    copied: dict[str, Any] = tree_map(lambda value: value.copy() if isinstance(value, np.ndarray) else value, info)
-    return copied
+def _own(value: Any) -> Any:
+    """Return a result in memory of its own; what is no array, nor a dict, list or tuple of them, is passed on."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {name: _own(part) for name, part in value.items()}
+    return type(value)(map(_own, value)) if type(value) in (tuple, list) else value
 
 
 # -- forms
@@ -73,7 +77,10 @@ def _own(info: Mapping[str, Any]) -> dict[str, Any]:
 def check_takes_seeds(env: Any) -> None:
     """Raise TypeError if the reset of an environment, or of a wrapper around it, does not take `seed` and `options`."""
     for layer in _layers(env):
-        parameters = inspect.signature(layer.reset).parameters.values()
+        try:
+            parameters = inspect.signature(layer.reset).parameters.values()
+        except ValueError:  # it is not written in Python
+            continue
         names = {each.name for each in parameters if each.kind is not each.VAR_POSITIONAL}
         if not {"seed", "options"} <= names and not any(each.kind is each.VAR_KEYWORD for each in parameters):
             takes = ", ".join(map(str, parameters)) or "nothing"
