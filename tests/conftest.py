@@ -135,7 +135,7 @@ def compilers_are_forks():
 def own_environments_are_checked_once():
     """Check rl8x's own environments when a worker first builds for one of their kind, not each of thousands of times.
 
-    Those of tests are checked whenever they are built for, as users' are.
+    Those of tests, and of simulators, are checked whenever they are built for, as users' are.
     """
     from rl8x.algorithms.off_policy import learner
     from rl8x.algorithms.on_policy import algorithm
@@ -144,7 +144,7 @@ def own_environments_are_checked_once():
     checked = set()
 
     def check(env) -> None:
-        own = type(env).__module__.startswith("rl8x.") and env._next_config is None
+        own = type(env).__module__.startswith("rl8x.") and env.capturable and env._next_config is None
         key = (env.program_key, repr(env.single_observation_space), repr(env.single_action_space)) if own else None
         if key is None or key not in checked:
             validate(env)

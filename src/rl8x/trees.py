@@ -44,6 +44,20 @@ def unflatten_tree(name: str, flat: Mapping[str, Tensor]) -> Any:
     return tree
 
 
+def without_ends(obs: Any, terminated: Tensor) -> Any:
+    """Return next observations with finite numbers where an episode terminated, since nothing bootstraps from there.
+
+    Args:
+        obs: Observations `[rows, *obs]`, or a tree of them.
+        terminated: `[rows]`, bool.
+    """
+
+    def finite(part: Tensor) -> Tensor:
+        return torch.where(terminated.view(-1, *(1,) * (part.ndim - 1)), part.nan_to_num(0.0, 0.0, 0.0), part)
+
+    return tree_map(lambda part: finite(part) if part.is_floating_point() else part, obs)
+
+
 def is_part(name: str, *trees: str) -> bool:
     """Whether a flat name belongs to one of some trees."""
     return name.split("/", 1)[0] in trees

@@ -134,6 +134,59 @@ def test_hyperparameters_need_no_algorithm_config_before_them(capsys):
     assert run["algorithm_config"]["model_config"]["activation"] == "tanh"
 
 
+OLD = """
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+class Fine(gymnasium.Env):
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None): return np.zeros(2, np.float32), {}
+    def step(self, action): return np.zeros(2, np.float32), 1.0, False, True, {}
+class Alone(Fine):
+    def reset(self, *, seed=None, options=None): return np.zeros(2, np.float32)
+class NoSeed(Fine):
+    def reset(self): return np.zeros(2, np.float32), {}
+class Four(Fine):
+    def step(self, action): return np.zeros(2, np.float32), 1.0, False, {}
+class Column(Fine):
+    def step(self, action): return np.zeros(2, np.float32), np.ones(1), False, True, {}
+class Short(Fine):
+    def reset(self, *, seed=None, options=None): return np.zeros(1, np.float32), {}
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "dry", "evaluations", "collect"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Alone", "Alone.reset must return (observation, info), as Gymnasium's API has it; it returned ndarray [2] of"),
+        ("NoSeed", "NoSeed.reset must take `seed` and `options` by name, as Gymnasium's API has it; it takes nothing."),
+        ("Four", "Four.step must return (observation, reward, terminated, truncated, info), as Gymnasium's API has it"),
+        ("Column", "Column.step: `reward` must be one number, of the shape []; got ndarray [1] of float64."),
+        ("Short", "Short.reset: the observation must be elements of Box([2], float32), as the space says; got ndarray"),
+    ],
+)
+def test_an_environment_of_an_older_api_is_refused_in_one_line(name, message, command, tmp_path, monkeypatch, capsys):
+    (tmp_path / "old_task_module.py").write_text(OLD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "old_task_module", raising=False)
+    name = f"old_task_module.{name}"
+    words = {
+        "train": ["train", name, *SMALL, "--max-steps", "1"],
+        "dry": ["train", name, *SMALL, "--dry-run"],
+        "evaluations": ["train", "old_task_module.Fine", *SMALL, "--eval-env", name, "--trust", "--dry-run"],
+        "collect": ["collect", name, "--random", "--transitions", "9"],
+    }
+    assert main(words[command]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"rl8x: error: {message}")
+    assert captured.err.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} <= {"old_task_module.py", "__pycache__"}
+
+
 # -- mistakes -------------------------------------------------------------------------------------------
 
 

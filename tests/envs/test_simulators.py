@@ -164,6 +164,28 @@ def test_vmas_agents_share_a_policy():
     assert "episodes/info/pos_rew/mean" in stats
 
 
+def test_actions_stay_as_they_were_where_a_scenario_writes_into_its_own(monkeypatch):
+    needs("vmas")
+    env = VmasEnv("balance", 6, seed=0, n_agents=3)
+    env.reset()
+    step = env.worlds.step
+
+    def spoiling(actions):
+        result = step([part.clone() for part in actions])
+        for part in actions:
+            part.fill_(7.0)
+        return result
+
+    monkeypatch.setattr(env.worlds, "step", spoiling)
+    actions = torch.linspace(-1, 1, 12).view(6, 2)
+    before = actions.clone()
+    env.advance(env.carry, actions, env.noise(1)[0])
+    assert torch.equal(actions, before)
+    monkeypatch.setattr(env.worlds, "step", lambda actions: (step(actions)[0], [torch.ones(2, 1)] * 3, None, None, []))
+    with pytest.raises(ValueError, match=r"VmasEnv: `rewards` must be shaped \[6\], .* got Tensor \[6, 1\]"):
+        env.step(actions)
+
+
 def test_vmas_worlds_are_whole():
     needs("vmas")
     with pytest.raises(ValueError, match=r"multiple of the 3 agents of a world; got 7. Try 6"):

@@ -125,6 +125,10 @@ CASES = {
     ),
     "observation no tensor": (bad(observe=lambda self, state, parameters: [1, 2]), "Bad.observe .* got list"),
     "observation NaN": (bad(observe=lambda self, state, parameters: state["at"] / 0 * 0), "Bad.observe returned NaN"),
+    "NaN of a part": (
+        type("Bad", (DictGood,), {"observe": lambda *given: DictGood.observe(*given) | {"at": given[1]["at"] / 0 * 0}}),
+        r"Bad.observe returned NaN in obs\['at'\]",
+    ),
     "observation random": (
         bad(observe=lambda self, state, parameters: state["at"] + torch.rand(2)),
         "Bad.observe gave two results for the same arguments",
@@ -210,6 +214,17 @@ def test_faults_name_the_function(case):
         validate(env)
     assert "\n" not in str(caught.value)
     assert torch.equal(env.generator.get_state(), state)
+
+
+def test_an_episode_may_terminate_with_nan():
+    class Explodes(Good):
+        def transition(self, state, actions, parameters, noise):
+            state, rewards, _ = Good.transition(self, state, actions, parameters, noise)
+            over = state["at"][:, 0] > state["at"][:, 1]
+            return {"at": torch.where(over[:, None], torch.nan, state["at"])}, rewards, over
+
+    assert Explodes.terminates
+    validate(Explodes(5, seed=0))
 
 
 def test_a_simulator_with_its_own_state_is_not_moved():

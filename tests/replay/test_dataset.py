@@ -278,6 +278,17 @@ def test_what_is_wrong_is_said_in_one_line(rows, says):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_what_follows_a_termination_may_be_anything(wrong):
+    next_obs = broken()["next_obs"].clone()
+    next_obs[2] = wrong  # where the first episode terminated
+    found = Dataset.from_tensors(broken(next_obs=next_obs)).transitions
+    assert found["next_obs"].flatten().tolist() == [1.0, 2.0, 0.0, 101.0, 102.0, 103.0, 104.0]
+    next_obs[6] = wrong  # where the second was truncated
+    with pytest.raises(ValueError, match="`next_obs` is not finite in row 6 of 7"):
+        Dataset.from_tensors(broken(next_obs=next_obs))
+
+
 SEEN = spaces.Dict({"x": spaces.Box(-1e3, 1e3, (1,)), "action_mask": spaces.MultiBinary(3)})
 
 

@@ -1,16 +1,23 @@
+import functools
 import json
 import math
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from benchmarks.faults import inject
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests import probes
 from tests.probes import traced_only
 from tests.trainers.test_resume import make, run, weights
 
 from rl8x import keys
+from rl8x.algorithms import DQNConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.checkpoint import Checkpoints, listed, read
-from rl8x.envs import CartPole
+from rl8x.envs import CartPole, GymnasiumEnv
+from rl8x.tracking import MemoryTracker
 from rl8x.trainers import NonFiniteError, Trainer
 from rl8x.trainers.non_finite import MAX_IN_A_ROW, message, take_counts
 
@@ -89,6 +96,74 @@ def test_what_a_cut_episode_ends_with_is_named_before_a_normaliser_clips_it(how,
     assert bool(trainer.algorithm.rollout[keys.OBS].isfinite().all())
     assert error.value.diagnosis["final"] is True
     assert error.value.diagnosis["rollout"]["observations"]["num_environments_in_rollout"] == 1
+
+
+class EndsInNaN(gymnasium.Env):
+    """Counts three steps; the observation of the end is NaN, as of a simulator that has exploded."""
+
+    def __init__(self, action_space, is_cut, *, nested=False):
+        box = spaces.Box(-9.0, 9.0, (1,))
+        self.action_space, self.is_cut, self.nested = action_space, is_cut, nested
+        self.observation_space = spaces.Dict(x=box, n=spaces.Discrete(4)) if nested else box
+
+    def observation(self, number):
+        x = np.array([number], np.float32)
+        return {"x": x, "n": self.time} if self.nested else x
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return self.observation(0), {}
+
+    def step(self, action):
+        self.time += 1
+        ended = self.time == 3
+        return (
+            self.observation(math.nan if ended else self.time),
+            1.0,
+            ended and not self.is_cut,
+            ended and self.is_cut,
+            {},
+        )
+
+
+TWO, INTERVAL = spaces.Discrete(2), spaces.Box(-1.0, 1.0, (1,))
+REPLAYED = {"horizon": 8, "warmup_steps": 8, "batch_size": 8}
+LEARNERS = {
+    "ppo": (PPOConfig, TWO, {"horizon": 8, "normalize_observations": True}),
+    "ppo-lstm": (PPOConfig, INTERVAL, {"horizon": 8, "model": "lstm"}),
+    "pqn": (PQNConfig, TWO, {"horizon": 64}),
+    "dqn": (DQNConfig, TWO, REPLAYED),
+    "dqn of 3 steps": (DQNConfig, TWO, REPLAYED | {"n_step": 3}),
+    "sac": (SACConfig, INTERVAL, REPLAYED | {"normalize_observations": True}),
+    "td3": (TD3Config, INTERVAL, REPLAYED),
+}
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("name", LEARNERS)
+def test_nan_that_an_episode_terminated_with_is_ignored_and_nan_that_is_bootstrapped_from_is_not(name, mode):
+    config, action_space, options = LEARNERS[name]
+    nested = name in ("ppo", "td3")
+    for is_cut in (False, True):
+        copies = [functools.partial(EndsInNaN, action_space, is_cut, nested=nested)] * 2
+        env = GymnasiumEnv(SyncVectorEnv(copies, autoreset_mode=mode))
+        trainer = Trainer(
+            config(num_envs=2, seed=0, device="cpu", execution="eager", **options).build(env), tracker=MemoryTracker()
+        )
+        if is_cut:
+            with pytest.raises(NonFiniteError, match=r"observations .* in the final observation of an episode that"):
+                trainer.step()
+            continue
+        rows = [trainer.step() for _ in range(4)]
+        assert not [stat for stat in rows[-1] if stat.startswith("finite/")]
+        assert rows[-1]["episodes/returns/mean"] == 3.0
+        assert weights(trainer).isfinite().all()
+        assert all(map(math.isfinite, trainer.eval().values()))
+        # The simulator's own word is not touched where it is asked.
+        env.reset()
+        finals = [env.step(torch.as_tensor(env.action_space.sample()))[4]["final_obs"] for _ in range(3)]
+        last = finals[-1]["x"] if nested else finals[-1]
+        assert last.isnan().all()
 
 
 def test_weights_that_are_not_finite_are_no_fault_of_a_final_observation():

@@ -16,8 +16,9 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.cli.acting import acting_at_random, asked_config, check_spaces, in_words, load_acting
 from rl8x.cli.errors import FiniteRange, UserError, users_mistakes
-from rl8x.envs import Env
+from rl8x.envs import Env, validate
 from rl8x.envs.arguments import narrow_seed
+from rl8x.envs.steps import advanced
 from rl8x.output import say
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
@@ -121,6 +122,7 @@ def collect(
         device = "cpu" if acting is None else acting.policy.device
         made = maker(min(how.pop("num_envs"), count), device=device, seed=narrow_seed(how["seed"]))
         with contextlib.closing(made) as environment:
+            validate(environment)
             if acting is not None:
                 check_spaces(environment, acting.policy)
                 how["state_reset_every"] = acting.state_reset_every
@@ -187,7 +189,7 @@ def record(
             act = policy.act(obs, state, starts, noise)
             state = act.state
             actions = _mixed(policy.env_actions(act.actions), obs, env, epsilon, generator)
-        carry, step = env.advance(carry, actions, env.noise(1)[0])
+        carry, step = advanced(env, carry, actions, env.noise(1)[0])
         ends = step.terminated | step.truncated
         valid = torch.ones_like(ends) if step.valid is None else step.valid
         slots.append(

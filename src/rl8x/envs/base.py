@@ -28,7 +28,7 @@ from rl8x.envs.moving import MovesParameters
 from rl8x.envs.observed import ObserveParameters, ShowsParameters
 from rl8x.envs.parameters import Parameter
 from rl8x.envs.pictures import DrawsItself
-from rl8x.envs.steps import Actions, Carry, Observation, Outcome, Parameters, State, Step
+from rl8x.envs.steps import Actions, Carry, Observation, Outcome, Parameters, State, Step, advanced
 from rl8x.spaces import tree_of
 from rl8x.trees import tree_map
 
@@ -281,7 +281,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
             self.set_seed(seed)
         self.begin_moving()
         self.carry, obs = self.restart(self.noise(1)[0])
-        return _apart(obs, self.carry["state"]), {}
+        return tree_map(Tensor.clone, obs), {}
 
     def step(self, actions: Any) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Take one step in every copy; copies whose episode ended have already started the next one.
@@ -302,7 +302,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
             raise RuntimeError(f"{type(self).__name__}: call reset() before step().")
         actions = tree_of(actions, lambda part: torch.as_tensor(part, device=self.device))
         actions = taken_actions(actions, self.single_action_space, self.num_envs, type(self).__name__)
-        self.carry, step = self.advance(self.carry, actions, self.noise(1)[0])
+        self.carry, step = advanced(self, self.carry, actions, self.noise(1)[0])
         done = step.terminated | step.truncated
         info = {
             "final_obs": _apart(step.final_obs, self.carry["state"]),

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
 from rl8x.envs.mujoco_model import ModelField
+from rl8x.envs.results import check_rows
 from rl8x.envs.setters import Function, Scale, setters_of
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.envs.system_fields import SystemField, Systems
@@ -107,6 +108,7 @@ class BraxEnv(SimulatorEnv):
         given, over = self._array_of(actions.detach().to(torch.float32)), self._array_of(truncated)
         self._simulated, stepped, ended = self._advance(self._simulated, *values, given, over, self._key())
         rewards, terminated = self._tensors_of(stepped.reward), self._tensors_of(ended).bool()
+        check_rows("BraxEnv", self.num_envs, rewards=rewards, terminated=terminated)
         returns, done = carry["returns"] + rewards, terminated | truncated
         obs, final_obs = self._tensors_of(self._simulated.obs), self._tensors_of(stepped.obs)
         step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, {})
@@ -128,7 +130,8 @@ class BraxEnv(SimulatorEnv):
         return self.jax.random.PRNGKey(int(seed))
 
     def _array_of(self, tensor: Tensor) -> Any:
-        return self.jax.numpy.asarray(tensor.cpu().numpy())
+        # A copy: on the CPU JAX may go on with the very memory of an array.
+        return self.jax.numpy.array(tensor.cpu().numpy())
 
     def _arrays_of(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return parameters, `[num_envs]` each, for JAX; those that stay as they were are not copied again."""

@@ -30,6 +30,7 @@ from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.mujoco_model import ModelField
 from rl8x.envs.parameter_writers import BatchedWriter, ParameterWriter, PerCopyWriter
 from rl8x.envs.parameters import ResolvedConfig
+from rl8x.envs.results import check_reset, check_step
 from rl8x.envs.setters import Attribute, Function, Scale, setters_of
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.envs.vectorised import (
@@ -38,6 +39,7 @@ from rl8x.envs.vectorised import (
     autoreset_mode_of,
     is_vectorised,
     own_kwargs,
+    own_results,
     single_copies,
     spec_of,
     time_limit_of,
@@ -45,7 +47,7 @@ from rl8x.envs.vectorised import (
 )
 from rl8x.frozen import frozen, thawed
 from rl8x.spaces import check_supported, element_of, in_float32, map_spaces, tree_of, where_rows
-from rl8x.trees import first_tensor, tree_map
+from rl8x.trees import first_tensor, tree_map, without_ends
 
 
 class GymnasiumEnv(SimulatorEnv):
@@ -114,9 +116,11 @@ class GymnasiumEnv(SimulatorEnv):
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self.metadata["autoreset_mode"] = AutoresetMode.SAME_STEP
         ask_for_final_obs(self.vector_env)
+        own_results(self.vector_env)
         self._source_action_space = self.vector_env.single_action_space
         self._must_reset = True
         self._takes_tensors = False
+        self._is_known = False  # whether what it returns was looked at
         try:
             check_supported(self.vector_env.single_observation_space, f"{self._source}.single_observation_space")
             check_supported(self._source_action_space, f"{self._source}.single_action_space")
@@ -181,7 +185,10 @@ class GymnasiumEnv(SimulatorEnv):
         """Reset all copies, copy i with seed + i after `set_seed`; the first observation is `[num_envs, *]`."""
         parameters = self.starting_parameters(noise)
         self._put(parameters)
-        obs, _ = self.vector_env.reset(seed=self.next_seed)
+        result = self.vector_env.reset(seed=self.next_seed)
+        if not self._is_known:
+            check_reset(self.vector_env, result, self.vector_env.single_observation_space, num_envs=self.num_envs)
+        obs, _ = result
         self.next_seed, self._must_reset = None, False
         self._takes_tensors = isinstance(first_tensor(tree_of(obs, lambda part: part)), Tensor)
         masked = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
@@ -210,7 +217,11 @@ class GymnasiumEnv(SimulatorEnv):
         elif self.autoreset_mode == AutoresetMode.SAME_STEP:
             self._put(fresh)  # whoever ends takes them over within the step
         raw_actions = element_of(self._source_action_space, actions, self._raw_actions)
-        raw_obs, raw_rewards, raw_terminated, raw_truncated, info = self.vector_env.step(raw_actions)
+        result: Any = self.vector_env.step(raw_actions)
+        if not self._is_known:
+            check_step(self.vector_env, result, self.vector_env.single_observation_space, num_envs=self.num_envs)
+            self._is_known = True
+        raw_obs, raw_rewards, raw_terminated, raw_truncated, info = result
         obs = self._observation(raw_obs)
         rewards = self._tensor(raw_rewards).to(torch.float32)
         terminated, truncated = self._tensor(raw_terminated).bool(), self._tensor(raw_truncated).bool()
@@ -224,7 +235,7 @@ class GymnasiumEnv(SimulatorEnv):
             valid = ~masked
             rewards, truncated = rewards.masked_fill(masked, 0.0), truncated | masked
             returns, elapsed = returns.masked_fill(masked, 0.0), elapsed.masked_fill(masked, 0)
-            masked = done
+            obs, masked = without_ends(obs, done), done  # what comes of it is the reset alone
         elif bool(done.any()):
             parameters = self.redrawn(done, parameters, fresh)
             obs, final_obs = self._reset_done(obs, done, info, parameters)
@@ -327,10 +338,13 @@ class GymnasiumEnv(SimulatorEnv):
         return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
 
     def _raw_actions(self, space: spaces.Space[Any], actions: Tensor) -> Any:
-        """Return actions as the simulators take them: in their type, an array unless they give tensors."""
+        """Return actions as the simulators take them: in their type, an array unless they give tensors.
+
+        Copies, since simulators may write into them.
+        """
         if self._takes_tensors:
-            return actions.detach()
-        return actions.detach().cpu().numpy().astype(space.dtype, copy=False)
+            return actions.detach().clone()
+        return actions.detach().cpu().numpy().astype(space.dtype)
 
 
 class _PartialReset(dict[str, Any]):

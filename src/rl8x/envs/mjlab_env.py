@@ -26,6 +26,7 @@ from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.mjlab_events import Event, Events
 from rl8x.envs.mujoco_model import ModelField
+from rl8x.envs.results import check_rows
 from rl8x.envs.setters import Scale, setters_of
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.execution.threads import kept_generators
@@ -127,7 +128,8 @@ class MjlabEnv(SimulatorEnv):
         if self._must_reset:
             raise RuntimeError("MjlabEnv: call reset() first, also after load_state_dict().")
         with self._own_random(self.device):
-            raw_obs, raw_rewards, ended, timed_out, extras = self.simulator.step(actions.detach())
+            raw_obs, raw_rewards, ended, timed_out, extras = self.simulator.step(actions.detach().clone())
+        check_rows("MjlabEnv", self.num_envs, rewards=raw_rewards, terminated=ended, truncated=timed_out)
         final_obs = obs = self._observation(raw_obs)
         rewards, terminated, truncated = raw_rewards.to(torch.float32, copy=True), ended.clone(), timed_out.clone()
         if self.simulator.cfg.is_finite_horizon:  # the task says that nothing comes after its end

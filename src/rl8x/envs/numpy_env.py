@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from torch import Tensor
 
 from rl8x.envs.base import Env
 from rl8x.envs.registry import make
@@ -80,8 +81,8 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
                 "final_info": {"episode": episode, "_episode": done},
                 "_final_info": done,
             }
-        flags = terminated.cpu().numpy(), truncated.cpu().numpy()
-        return self._arrays(obs), rewards.cpu().numpy(), *flags, infos
+        numbers = (_array(part) for part in (rewards, terminated, truncated))
+        return self._arrays(obs), *numbers, infos
 
     def render(self) -> Any:
         """Render the copies, where the environment can."""
@@ -92,13 +93,14 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         self.env.close(**kwargs)
 
     def _arrays(self, obs: Any) -> Any:
-        """Return observations as the batched space has them.
+        """Return observations as the batched space has them."""
+        return element_of(self.single_observation_space, obs, lambda _, part: _array(part))
 
-        Copies, as arrays on the CPU would share the memory of a state that the next step may go on with.
-        """
-        return element_of(
-            self.single_observation_space, obs, lambda _, part: part.detach().to("cpu", copy=True).numpy()
-        )
+
+def _array(part: Tensor) -> np.ndarray:
+    """Return a copy: an array on the CPU would share the memory of what the next step may go on with."""
+    array: np.ndarray = part.detach().to("cpu", copy=True).numpy()
+    return array
 
 
 def _row(obs: Any, row: int) -> Any:

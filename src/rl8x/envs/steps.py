@@ -1,4 +1,4 @@
-"""Types of an environment's step: state, actions, parameters, the carry between steps, and the step's result."""
+"""An environment's step, and its types: state, actions, parameters, the carry between steps, the step's result."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
+
+from rl8x.envs.results import check_rows
+from rl8x.trees import tree_map
 
 State: TypeAlias = dict[str, Tensor]
 """The physics' state between two steps: tensors by name, each `[num_envs, ...]`."""
@@ -46,3 +49,19 @@ class Step(NamedTuple):
     """Further metrics of the episode up to this step, before the reset, float32; NaN if there is none."""
     sources: dict[str, Tensor] = {}  # noqa: RUF012 - as above
     """The source of the episode's parameters, int64, by the label of each group that moves with returns."""
+
+
+def advanced(env: Any, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
+    """Step an environment; arguments and results are those of `Env.advance`.
+
+    One with a state of its own may be anybody's code, which writes into the actions that it gets and into the tensors
+    that it gave: it gets copies, and copies of its results go on.
+    """
+    if env.capturable:  # pure, which `validate` has looked at
+        stepped: tuple[Carry, Step] = env.advance(carry, actions, noise)
+        return stepped
+    carry, step = env.advance(carry, tree_map(Tensor.clone, actions), noise)
+    flags = {"terminated": step.terminated, "truncated": step.truncated}
+    check_rows(f"{type(env).__name__}.advance", env.num_envs, rewards=step.rewards, **flags)
+    parts: Any = (part if part is None else tree_map(Tensor.clone, part) for part in step)
+    return carry, Step(*parts)

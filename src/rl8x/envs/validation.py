@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env
+from rl8x.envs.gymnasium_env import GymnasiumEnv
+from rl8x.envs.results import try_copy
 from rl8x.execution.threads import kept_generators
 from rl8x.keys import ACTION_MASK
 from rl8x.output import described
@@ -28,7 +30,7 @@ def validate(env: Env) -> None:
 
     It draws from a generator of its own and works on a copy of the environment's attributes, so that the environment,
     its generator and its carry stay as they are. Of an environment with a state of its own (`capturable` is false)
-    only the spaces are checked, because each probe would move it.
+    only the spaces are checked, because each probe would move it; of Gymnasium's one more copy is made and tried.
 
     Args:
         env: The environment to check.
@@ -42,7 +44,9 @@ def validate(env: Env) -> None:
     name = type(env).__name__
     check_supported(env.single_observation_space, f"{name}.single_observation_space")
     check_supported(env.single_action_space, f"{name}.single_action_space")
-    if env.capturable:
+    if isinstance(env, GymnasiumEnv):
+        try_copy(env.vector_env)
+    elif env.capturable:
         with kept_generators(env.device), torch.no_grad():
             _Probe(env).run()
 
@@ -80,7 +84,7 @@ class _Probe:
             result = self.call("transition", state, actions, parameters, step_noise, pure=t < PURITY_STEPS)
             state, terminated = self.check_transition(result, before, actions)
             obs = self.call("observe", state, parameters)
-            self.check_observation(obs, env.single_observation_space, "")
+            self.check_observation(obs, env.single_observation_space, "", terminated)
             self.check_metrics(self.call("measure", state, parameters))
             if bool(terminated.any()):
                 state = where_rows(terminated, fresh, state)
@@ -193,8 +197,13 @@ class _Probe:
         for name, value in metrics.items():
             self.check_tensor(value, "measure", repr(name), ([], torch.float32))
 
-    def check_observation(self, obs: Any, space: spaces.Space[Any], path: str) -> None:
-        """Raise where an observation is not of the declared space; a space with parts is checked part by part."""
+    def check_observation(
+        self, obs: Any, space: spaces.Space[Any], path: str, terminated: Tensor | None = None
+    ) -> None:
+        """Raise where an observation is not of the declared space; a space with parts is checked part by part.
+
+        NaN is allowed where an episode terminated: nobody acts on such an observation or bootstraps from it.
+        """
         part_name = f"obs{path}"
         if isinstance(space, spaces.Dict | spaces.Tuple):
             parts = dict(named_parts(space))
@@ -202,11 +211,12 @@ class _Probe:
                 got = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
                 raise self.fault("observe", f"must return {part_name} as a dict with {sorted(parts)}; got {got}.")
             for key, part in parts.items():
-                self.check_observation(obs[key], part, f"{path}[{key!r}]")
+                self.check_observation(obs[key], part, f"{path}[{key!r}]", terminated)
             return
         need = [*(space.shape or ())], torch_dtype(space)
         self.check_tensor(obs, "observe", part_name, need, ", by single_observation_space")
-        if obs.dtype.is_floating_point and bool(obs.isnan().any()):
+        seen = obs if terminated is None else obs[~terminated]
+        if seen.dtype.is_floating_point and bool(seen.isnan().any()):
             raise self.fault("observe", f"returned NaN in {part_name}.")
 
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import EllipsisType
 from typing import Any, Final, TypeAlias, TypeGuard
 
@@ -15,9 +15,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.wrappers import TimeLimit
 
 from rl8x.envs.parameter_writers import PerCopyWriter
+from rl8x.envs.results import OwnResults
 from rl8x.names import did_you_mean
 
 Source: TypeAlias = "str | Callable[[], gymnasium.Env[Any, Any]] | VectorEnv[Any, Any, Any]"
+_Wrap: TypeAlias = "Callable[[gymnasium.Env[Any, Any]], Any]"
 _VECTORIZATIONS: Final = {"sync": "sync", "async": "async", "vector": "vector_entry_point"}
 """Our names and Gymnasium's."""
 # What `gymnasium.make_vec` keeps among the arguments of a spec
@@ -66,10 +68,12 @@ def vectorised(
     if vectorization != "vector":
         vector_kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **kwargs.get("vector_kwargs", {})}
         kwargs = {**kwargs, "vector_kwargs": vector_kwargs}
-    wrapped = copies.wrapped if copies is not None and vectorization == "async" else None
+    wrappers: list[_Wrap] = []
+    if vectorization == "async":  # those in this process are wrapped by `own_results`, and where parameters are read
+        wrappers = [OwnResults, *([] if copies is None else [copies.wrapped])]
     if isinstance(env, str):
-        if wrapped is not None:
-            kwargs = {**kwargs, "wrappers": [*(kwargs.get("wrappers") or ()), wrapped]}
+        if wrappers:
+            kwargs = {**kwargs, "wrappers": [*(kwargs.get("wrappers") or ()), *wrappers]}
         return _from_id(env, num_envs, time_limit, vectorization, kwargs)
     if not callable(env):
         raise TypeError(
@@ -78,9 +82,16 @@ def vectorised(
     if vectorization == "vector":
         raise ValueError("GymnasiumEnv: a function makes one copy at a time; vectorization must be 'sync' or 'async'.")
     vector_kwargs = kwargs.pop("vector_kwargs")
-    make_one = functools.partial(_limited, functools.partial(env, **kwargs), time_limit, wrapped)
+    make_one = functools.partial(_limited, functools.partial(env, **kwargs), time_limit, wrappers)
     kind = SyncVectorEnv if vectorization == "sync" else AsyncVectorEnv
     return kind([make_one] * num_envs, **vector_kwargs)
+
+
+def own_results(vector_env: VectorEnv[Any, Any, Any]) -> None:
+    """Have the copies that a vector environment steps in this process copy and look at their results."""
+    inner = vector_env.unwrapped
+    if isinstance(inner, SyncVectorEnv):
+        inner.envs = [env if isinstance(env, OwnResults) else OwnResults(env) for env in inner.envs]
 
 
 def single_copies(vector_env: VectorEnv[Any, Any, Any]) -> set[int]:
@@ -156,14 +167,23 @@ def autoreset_mode_of(vector_env: Any) -> AutoresetMode:
 def _limited(
     make_one: Callable[[], gymnasium.Env[Any, Any]],
     time_limit: int | EllipsisType | None,
-    wrapped: Callable[[gymnasium.Env[Any, Any]], Any] | None,
+    wrappers: Sequence[_Wrap],
 ) -> Any:
-    """Make one copy, with a time limit in place of its own and a wrapper of ours where they are given."""
+    """Make one copy, with a time limit in place of its own where that is given, and wrappers of ours."""
     env = make_one()
+    if not isinstance(env, gymnasium.Env):
+        raise TypeError(
+            f"GymnasiumEnv: `env` must make a gymnasium.Env, one copy; it made {type(env).__name__}. One of the older "
+            "`gym` package becomes one by shimmy's GymV26CompatibilityV0 or GymV21CompatibilityV0."
+        )
+    for name in ("observation_space", "action_space"):
+        if not isinstance(space := getattr(env, name, None), gymnasium.Space):
+            maker = type(env.unwrapped).__name__
+            raise TypeError(f"{maker}: declare `{name}`, a gymnasium.spaces.Space; got {space!r}.")
     if not isinstance(time_limit, EllipsisType):
         env = _without_time_limit(env)
         env = env if time_limit is None else TimeLimit(env, time_limit)
-    return env if wrapped is None else wrapped(env)
+    return functools.reduce(lambda inner, wrap: wrap(inner), wrappers, env)
 
 
 def _without_time_limit(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:

@@ -21,6 +21,7 @@ from rl8x.envs.env_config import EnvConfig
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.parameter_writers import BatchedWriter
 from rl8x.envs.parameters import ResolvedConfig
+from rl8x.envs.results import check_rows
 from rl8x.envs.setters import Attribute, Function, Scale, setters_of
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.frozen import frozen, thawed
@@ -117,8 +118,11 @@ class VmasEnv(SimulatorEnv):
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
         """Step the worlds by actions `[num_envs, *]`, which changes them: not pure, unlike the base class's."""
         agents = [part.clone() for part in actions.unflatten(0, (self.num_agents, -1)).unbind(0)]
-        obs, rewards, ended, _, infos = self.worlds.step(agents)
-        returns = carry["returns"] + self._joined(rewards)
+        obs, raw_rewards, ended, _, infos = self.worlds.step(agents)
+        rewards = self._joined(raw_rewards)
+        check_rows("VmasEnv", self.num_envs, rewards=rewards)
+        check_rows("VmasEnv", self.num_worlds, terminated=ended)
+        returns = carry["returns"] + rewards
         elapsed = carry["elapsed"] + 1
         terminated = ended.repeat(self.num_agents)
         truncated = elapsed >= self.time_limit if self.time_limit is not None else torch.zeros_like(terminated)
@@ -137,7 +141,7 @@ class VmasEnv(SimulatorEnv):
         if over:
             next_obs = self._joined(self.worlds.get_from_scenario(True, False, False, False)[0])
         values = self.episode_metrics.values(metrics)
-        step = Step(next_obs, self._joined(rewards), terminated, truncated, final_obs, returns, elapsed, None, values)
+        step = Step(next_obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, values)
         metrics = self.episode_metrics.restarted(metrics, done)
         return self.next_carry(done, elapsed, returns, parameters) | {"metrics": metrics}, step
 

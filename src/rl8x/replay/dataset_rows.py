@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.spaces import check_mask, only_legal
-from rl8x.trees import flatten_tree, is_part, unflatten_tree
+from rl8x.trees import flatten_tree, is_part, unflatten_tree, without_ends
 
 _FLAGS: Final = (keys.TERMINATED, keys.TRUNCATED)
 _NAMES: Final = "`obs`, `actions`, `rewards`, `terminated`, `truncated` and, where it is known, `next_obs`"
@@ -38,8 +38,8 @@ def checked(transitions: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name in _FLAGS:
         rows[name] = _flags(name, rows[name])
     rows[keys.REWARDS] = rows[keys.REWARDS].float()
-    for name, tensor in rows.items():
-        _check_finite(name, tensor)
+    rows = {name: _finite(name, tensor, rows[keys.TERMINATED]) for name, tensor in rows.items()}
+    for name in rows:
         _check_same_kind(name, rows)
     return rows
 
@@ -52,11 +52,17 @@ def _flags(name: str, tensor: Tensor) -> Tensor:
     return tensor.bool()
 
 
-def _check_finite(name: str, tensor: Tensor) -> None:
+def _finite(name: str, tensor: Tensor, terminated: Tensor) -> Tensor:
+    """Return numbers `[rows, ...]` that are finite; refuse others, but after a termination, where none bootstraps."""
     if not tensor.is_floating_point() or tensor.isfinite().all():
-        return
-    row = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).to(torch.uint8).argmax())
-    raise ValueError(f"`{name}` is not finite in row {row:,} of {len(tensor):,}: leave such rows out.")
+        return tensor
+    if is_part(name, keys.NEXT_OBS):
+        tensor = without_ends(tensor, terminated)
+    wrong = (~tensor.isfinite()).reshape(len(tensor), -1).any(1)
+    if wrong.any():
+        row = int(wrong.to(torch.uint8).argmax())
+        raise ValueError(f"`{name}` is not finite in row {row:,} of {len(tensor):,}: leave such rows out.")
+    return tensor
 
 
 def _check_same_kind(name: str, rows: Mapping[str, Tensor]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.envs.base import Carry
+from rl8x.envs.steps import advanced
 from rl8x.execution.compiled import CompiledProgram
 from rl8x.execution.programs import ProgramError, TreeProgram, trees_allclose
 from rl8x.output import message_of
@@ -79,7 +80,7 @@ class CompiledStepper(Stepper):
             after: Transition = program(carry, cursor, env_noise, policy_noise)
             return after
         act = self._program(policy_noise is None, self._act)(cursor, policy_noise)
-        carry, step = self.env.advance(carry, self.policy.env_actions(act.actions), env_noise)
+        carry, step = advanced(self.env, carry, self.policy.env_actions(act.actions), env_noise)
         return Transition(carry, Cursor(step.obs, step.terminated | step.truncated, act.state), act, step)
 
     def _step_program(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.envs.base import Carry, Env, Step
+from rl8x.envs.steps import advanced
 from rl8x.execution import Execution
 from rl8x.models import State
 from rl8x.policy import Act, Policy
@@ -65,7 +66,7 @@ def act_and_step(
     """
     act = policy.act(cursor.obs, cursor.state, cursor.starts, policy_noise)
     actions = policy.env_actions(act.actions) if policy.clips else act.actions
-    carry, step = env.advance(carry, actions, env_noise)
+    carry, step = advanced(env, carry, actions, env_noise)
     return Transition(carry, Cursor(step.obs, step.terminated | step.truncated, act.state), act, step)
 
 

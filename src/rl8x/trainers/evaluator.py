@@ -16,7 +16,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.memory_check import check_evaluation
 from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import ranks
-from rl8x.envs import Env, GymnasiumEnv, env_maker
+from rl8x.envs import Env, GymnasiumEnv, env_maker, validate
 from rl8x.envs.base import MAX_EVAL_ENVS
 from rl8x.envs.vectorised import own_statistics
 from rl8x.execution import Execution
@@ -210,5 +210,7 @@ def make_evaluator(
     if not all(map(are_alike, spaces, (policy.observation_space, policy.action_space))):
         raise ValueError(f"`eval_env` must have the training environment's spaces; got {spaces[0]} and {spaces[1]}.")
     _warn_of_statistics(env, algorithm.config)
+    if eval_env not in (True, "auto"):  # others are of the training's own kind
+        validate(env)
     generator = torch.Generator(algorithm.device).manual_seed(noise_seed)
     return EpisodeEvaluator(env, policy, generator, algorithm.execution, state_reset_every=algorithm.state_reset_every)

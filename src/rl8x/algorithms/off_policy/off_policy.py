@@ -48,7 +48,7 @@ from rl8x.rollouts.statistics import (
 )
 from rl8x.rollouts.stats_program import StatsProgram
 from rl8x.rollouts.step import Cursor, experience
-from rl8x.trees import flatten_tree
+from rl8x.trees import flatten_tree, without_ends
 
 OffPolicyConfigT = TypeVar("OffPolicyConfigT", bound=OffPolicyConfig)
 
@@ -61,7 +61,7 @@ _SECONDS_PER_ENV_STEP: Final = 3e-4
 
 def transition(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     """Return the tensors of a step to store, `[num_envs, ...]` each, with the next observation before any reset."""
-    return experience(cursor, act, step) | flatten_tree(keys.NEXT_OBS, step.final_obs)
+    return experience(cursor, act, step) | flatten_tree(keys.NEXT_OBS, without_ends(step.final_obs, step.terminated))
 
 
 def collected_stats(rollout: Mapping[str, Tensor], horizon: int) -> Stats:

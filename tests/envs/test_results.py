@@ -1,0 +1,478 @@
+"""What simulators are given, and what they return: nobody else's memory, and of the right form."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers import TimeLimit
+
+from rl8x import PPOConfig, keys
+from rl8x.cli.collect import record
+from rl8x.envs import GymnasiumEnv, NumpyEnv, validate
+from rl8x.envs.base import Step
+from rl8x.envs.simulator import SimulatorEnv
+from rl8x.trees import flatten_tree
+
+BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+SMALL = {"num_envs": 2, "seed": 0, "device": "cpu", "model_config": {"hidden_sizes": [4]}}
+
+
+def spoil(part):
+    """Write into an action, as environments do that scale or shift it in place."""
+    if isinstance(part, dict):
+        part = tuple(part.values())
+    if isinstance(part, tuple):
+        for each in part:
+            spoil(each)
+    elif getattr(part, "ndim", 0):
+        part *= 0
+        part += 7
+
+
+class Reusing(gymnasium.Env):
+    """Overwrites and returns the same arrays, writes into its actions, and counts the steps of its episodes of 3."""
+
+    def __init__(self, action_space=BOX, *, nested=False, ends="terminated"):
+        self.action_space, self.ends = action_space, ends
+        self.observation_space = spaces.Dict(a=BOX, pair=spaces.Tuple([BOX, BOX])) if nested else BOX
+        self.x, self.reward, self.flag = np.zeros(2, np.float32), np.zeros(()), np.zeros((), bool)
+        self.obs = {"a": self.x, "pair": (self.x, self.x)} if nested else self.x
+        self.info, self.taken = {"count": np.zeros(()), "nested": {"count": self.reward}}, []
+
+    def reset(self, *, seed=None, options=None):
+        for array in (self.x, self.reward, self.flag, self.info["count"]):
+            array[...] = 0
+        return self.obs, self.info
+
+    def step(self, action):
+        self.taken.append(copy.deepcopy(action))
+        spoil(action)
+        for array in (self.x, self.reward, self.info["count"]):
+            array += 1
+        self.flag[...] = self.x[0] == 3
+        flags = (self.flag, False) if self.ends == "terminated" else (False, self.flag)
+        return self.obs, self.reward, *flags, self.info
+
+
+class Batch(VectorEnv):
+    """A vector environment in arrays or tensors that writes into its actions; its results may be given."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, action_space=BOX, *, tensors=False, num_envs=2, **results):
+        self.num_envs, self.tensors, self.results = num_envs, tensors, results
+        self.single_observation_space, self.single_action_space = BOX, action_space
+        self.observation_space, self.action_space = batch_space(BOX, num_envs), batch_space(action_space, num_envs)
+        self.taken = []
+
+    def form(self, array):
+        return torch.as_tensor(array) if self.tensors else array
+
+    def reset(self, *, seed=None, options=None):
+        return self.results.get("reset", (self.form(np.zeros((self.num_envs, 2), np.float32)), {}))
+
+    def step(self, actions):
+        self.taken.append(copy.deepcopy(actions))
+        spoil(actions)
+        nothing = np.zeros(self.num_envs)
+        given = {"obs": self.reset()[0], "rewards": self.form(nothing)}
+        given |= {name: self.form(nothing.astype(bool)) for name in ("terminated", "truncated")}
+        return *(given | self.results).values(), {}
+
+
+SPACES = {
+    "unbounded": BOX,
+    "bounded": spaces.Box(-1.0, 1.0, (2,), np.float32),
+    "float64": spaces.Box(-1.0, 1.0, (2,), np.float64),
+    "discrete": spaces.Discrete(3),
+    "offset": spaces.MultiDiscrete([3, 4], start=[1, 2]),
+    "choices": spaces.MultiDiscrete([3, 4]),
+    "bits": spaces.MultiBinary(3),
+    "dict": spaces.Dict(x=BOX, m=spaces.MultiDiscrete([3, 4])),
+    "tuple": spaces.Tuple([spaces.MultiBinary(2), spaces.Box(-1.0, 1.0, (1,), np.float32)]),
+}
+
+
+def parts_of(element):
+    """Return an action's innermost parts, by their keys."""
+    if isinstance(element, dict):
+        return [leaf for key in sorted(element) for leaf in parts_of(element[key])]
+    if isinstance(element, tuple):
+        return [leaf for part in element for leaf in parts_of(part)]
+    return [np.asarray(element, np.float64)]
+
+
+@pytest.mark.parametrize("kind", ["copies", "arrays", "tensors"])
+@pytest.mark.parametrize("name", SPACES)
+def test_the_actions_that_are_stored_are_those_that_the_simulator_got(name, kind):
+    space, made = SPACES[name], []
+
+    def make_one():
+        made.append(Reusing(space))
+        return made[-1]
+
+    batch = Batch(space, tensors=kind == "tensors")
+    env = GymnasiumEnv(make_one, 2) if kind == "copies" else GymnasiumEnv(batch)
+    algorithm = PPOConfig(**SMALL, horizon=4).build(env)
+    algorithm.collect()
+    got = [np.stack(part) for part in zip(*map(parts_of, batch.taken), strict=True)]  # [step, copy, ...] each
+    if kind == "copies":
+        of_copies = [zip(*map(parts_of, one.taken), strict=True) for one in made[:2]]
+        got = [np.stack([np.stack(each) for each in part], 1) for part in zip(*of_copies, strict=True)]
+    stored = parts_of(algorithm.policy.env_actions(algorithm.rollout.tree(keys.ACTIONS)))
+    for expected, part in zip(got, stored, strict=True):
+        np.testing.assert_allclose(part[:4] + (space.start if name == "offset" else 0), expected)
+        assert not (expected == 7).all()
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+@pytest.mark.parametrize("space", [BOX, SPACES["choices"]])
+def test_actions_that_are_recorded_or_given_by_hand_stay_as_they_were(space, tensors):
+    batch = Batch(space, tensors=tensors)
+    env = GymnasiumEnv(batch)
+    algorithm = PPOConfig(**SMALL, horizon=4).build(env)
+    for policy in (algorithm.policy, None):
+        batch.taken.clear()
+        rows = record(policy, env, 6).dataset.as_tensordict()[keys.ACTIONS]
+        np.testing.assert_allclose(rows, np.stack(batch.taken, 1).reshape(6, 2))
+    mine = np.zeros((2, 2), space.dtype)
+    env.step(mine)
+    actions = torch.zeros(2, 2, dtype=torch.as_tensor(mine).dtype)
+    env.advance(env.carry, actions, env.noise(1)[0])
+    assert not mine.any()
+    assert not actions.any()
+
+
+class Own(SimulatorEnv):
+    """An adapter of somebody's own that writes into its actions, and returns the same tensors in every step."""
+
+    single_observation_space, single_action_space = spaces.Box(-9.0, 9.0, (1,)), BOX
+    default_time_limit = None
+    given: dict[str, torch.Tensor] = {}  # noqa: RUF012 - shapes that a test asks for
+
+    def restart(self, noise):
+        self.x, self.ones, self.no, self.taken = torch.zeros(2, 1), torch.ones(2), torch.zeros(2).bool(), []
+        return self.first_carry({}, {}), self.x
+
+    def advance(self, carry, actions, noise):
+        self.taken.append(actions.clone())
+        spoil(actions)
+        self.x += 1
+        self.ones.copy_(self.x[:, 0])
+        elapsed = carry["elapsed"] + 1
+        step = Step(self.x, self.ones, self.no, self.no, self.x, carry["returns"] + 1, elapsed)._replace(**self.given)
+        return self.next_carry(self.no, elapsed, carry["returns"], {}), step
+
+
+def test_an_adapter_of_ones_own_may_write_into_what_it_gets_and_gave():
+    algorithm = PPOConfig(**SMALL, horizon=4).build(Own(2))
+    algorithm.collect()
+    env, rollout = algorithm.env, algorithm.rollout
+    torch.testing.assert_close(rollout[keys.ACTIONS][:4], torch.stack(env.taken))
+    assert rollout[keys.OBS][:, 0, 0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    rows = record(None, env, 6).dataset.as_tensordict()
+    assert rows[keys.OBS][:, 0].tolist() == [0.0, 1.0, 2.0] * 2
+    assert (rows[keys.NEXT_OBS][:, 0].tolist(), rows[keys.REWARDS].tolist()) == ([1.0, 2.0, 3.0] * 2,) * 2
+    torch.testing.assert_close(rows[keys.ACTIONS].view(2, 3, 2), torch.stack(env.taken, 1))
+    arrays = NumpyEnv(env)
+    first, _ = arrays.reset()
+    steps = [arrays.step(np.zeros((2, 2), np.float32)) for _ in range(2)]
+    assert [first[0, 0], *(float(obs[0, 0]) for obs, *_ in steps)] == [0.0, 1.0, 2.0]
+    assert [float(rewards[0]) for _, rewards, *_ in steps] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("field", ["rewards", "terminated", "truncated"])
+def test_an_adapter_of_ones_own_gives_one_number_for_each_copy(field, monkeypatch):
+    env = Own(2)
+    env.reset()
+    monkeypatch.setattr(Own, "given", {field: torch.zeros(2, 1)})
+    with pytest.raises(ValueError, match=rf"^Own.advance: `{field}` must be shaped \[2\], .* got Tensor \[2, 1\] of"):
+        env.step(torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize("ends", ["terminated", "truncated"])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("kind", ["sync", "async", "given", "wrapped"])
+def test_an_environment_that_overwrites_what_it_returned_loses_nothing(kind, mode, nested, ends):
+    def make_one():
+        return Reusing(spaces.Discrete(2), nested=nested, ends=ends)
+
+    if kind in ("given", "wrapped"):
+        vector_env = SyncVectorEnv([make_one] * 2, autoreset_mode=mode)
+        if kind == "wrapped":
+            vector_env = gymnasium.wrappers.vector.TransformReward(vector_env, lambda rewards: rewards)
+        env = GymnasiumEnv(vector_env, metrics={"count": "last"})
+    else:
+        options = {"vector_kwargs": {"autoreset_mode": mode}, "metrics": {"count": "last", "nested/count": "last"}}
+        env = GymnasiumEnv(make_one, 2, vectorization=kind, **options)
+    env.reset()
+    for t in range(12):
+        obs, rewards, terminated, truncated, info = env.step(torch.zeros(2, dtype=torch.int64))
+        period = 4 if mode == AutoresetMode.NEXT_STEP else 3
+        count = t % period + 1
+        if count == 4:  # the row of a reset
+            continue
+        for part in flatten_tree("obs", info["final_obs"]).values():
+            assert (part == count).all()
+        for part in flatten_tree("obs", obs).values():
+            assert (part == (0 if count == 3 and mode != AutoresetMode.NEXT_STEP else count)).all()
+        assert rewards.tolist() == info["count"].tolist() == [count, count]
+        assert (terminated if ends == "terminated" else truncated).tolist() == [count == 3] * 2
+        assert not (truncated if ends == "terminated" else terminated).any()
+    env.close()
+
+
+class Shared(Reusing):
+    """All copies return one array of the class."""
+
+    array = np.zeros(2, np.float32)
+
+    def __init__(self):
+        super().__init__()
+        self.own = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.own = seed or 0
+        self.array[:] = self.own
+        return self.array, {}
+
+    def step(self, action):
+        self.own += 10
+        self.array[:] = self.own
+        return self.array, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_copies_that_return_one_array_are_told_apart(mode):
+    env = GymnasiumEnv(SyncVectorEnv([Shared] * 3, autoreset_mode=mode))
+    obs, _ = env.reset(seed=5)
+    assert obs[:, 0].tolist() == [5.0, 6.0, 7.0]
+    obs, *_ = env.step(torch.zeros(3, 2))
+    assert obs[:, 0].tolist() == [15.0, 16.0, 17.0]
+
+
+def test_workers_that_run_already_and_would_lose_the_last_observation_are_refused():
+    env = GymnasiumEnv(AsyncVectorEnv([Reusing] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
+    with pytest.raises(ValueError, match=r"^Reusing overwrites and returns one array, .*vectorization='async'"):
+        PPOConfig(**SMALL, horizon=4).build(env)
+    env.close()
+    for mode in AutoresetMode:
+        made = Fine if mode == AutoresetMode.SAME_STEP else Reusing
+        env = GymnasiumEnv(AsyncVectorEnv([made] * 2, autoreset_mode=mode))
+        validate(env)
+        env.close()
+
+
+# -- forms
+
+
+class Fine(gymnasium.Env):
+    """What the following are variants of."""
+
+    observation_space, action_space = spaces.Box(-9.0, 9.0, (2,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+X = np.zeros(2, np.float32)
+PAIR = spaces.Tuple([BOX, spaces.Discrete(3)])
+
+
+class OldWrapper(gymnasium.Wrapper):
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, reward, terminated or truncated, info
+
+
+def returning(value):
+    return lambda self, *_, **__: value
+
+
+def variant(**attributes):
+    """Return a class whose functions return what is given."""
+    return type(
+        "Old", (Fine,), {name: returning(v) if name in ("reset", "step") else v for name, v in attributes.items()}
+    )
+
+
+def reset_without_arguments(self):
+    return X, {}
+
+
+def reset_with_a_seed(self, seed=None):
+    return X, {}
+
+
+FORMS = {
+    "reset alone": (variant(reset=X), r"Old.reset must return \(observation, info\), .* returned ndarray \[2\]"),
+    "reset of three": (variant(reset=(X, 0, {})), r"Old.reset must return .* it returned a tuple of 3 values\."),
+    "no arguments": (type("Old", (Fine,), {"reset": reset_without_arguments}), "Old.reset must take .* takes nothing"),
+    "no options": (type("Old", (Fine,), {"reset": reset_with_a_seed}), "Old.reset must take .* takes seed=None"),
+    "step of four": (variant(step=(X, 1.0, False, {})), "Old.step must return .*truncated, info.* a tuple of 4 values"),
+    "step of nothing": (variant(step=None), "Old.step must return .* returned None"),
+    "info of a reset": (variant(reset=(X, None)), "Old.reset must return .*a dict as `info`; got None"),
+    "info of a step": (variant(step=(X, 1.0, False, False, [])), "Old.step must .* a dict as `info`; got a list of 0"),
+    "shape": (variant(reset=(X[:1], {})), r"Old.reset: the observation must be elements of Box\(\[2\], .* \[1\]"),
+    "later shape": (variant(step=(X[None], 1.0, False, False, {})), r"Old.step: the observation must .* \[1, 2\]"),
+    "type": (variant(observation_space=spaces.Box(0, 9, (2,), np.uint8)), "Old.reset: .* got ndarray .* float32"),
+    "number": (variant(observation_space=spaces.Discrete(3), reset=(1.5, {})), r"elements of Discrete\(3\).* got 1.5"),
+    "missing part": (variant(observation_space=PAIR, reset=((X,), {})), r"must have the parts of Tuple\(.* got 0\."),
+    "no parts": (variant(observation_space=spaces.Dict(a=BOX)), r"the parts of Dict\(a: .* got ndarray \[2\]"),
+    "inner": (
+        variant(observation_space=spaces.Dict(a=BOX), reset=({"a": X[:1]}, {})),
+        r"the observation\['a'\] must be elements of Box\(\[2\]",
+    ),
+    "reward": (
+        variant(step=(X, X[:1], False, False, {})),
+        r"Old.step: `reward` must be one number.* got ndarray \[1\]",
+    ),
+    "no reward": (variant(step=(X, None, False, False, {})), "Old.step: `reward` must be one number.* got None"),
+    "terminated": (variant(step=(X, 1.0, X == 1, False, {})), r"Old.step: `terminated` must .* \[2\] of bool"),
+    "truncated": (variant(step=(X, 1.0, False, {}, {})), "Old.step: `truncated` must be one number.* got a dict"),
+    "wrapper": (lambda: OldWrapper(Fine()), "OldWrapper.step must return .* a tuple of 4 values"),
+    "inside of one": (lambda: TimeLimit(OldWrapper(Fine()), 5), "OldWrapper.step must return .* a tuple of 4 values"),
+    "no space": (variant(observation_space=None), "Old: declare `observation_space`.* got None"),
+    "no environment": (lambda: object(), "`env` must make a gymnasium.Env, one copy; it made object"),
+}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("case", FORMS)
+def test_what_has_not_the_form_of_gymnasiums_api_is_told_at_build(case, vectorization):
+    make_one, message = FORMS[case]
+
+    def make(num_envs, **options):
+        return GymnasiumEnv(make_one, num_envs, vectorization=vectorization, **options)
+
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        PPOConfig(**SMALL, horizon=4).build(make)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["step of four", "no arguments", "reward", "shape"])
+def test_a_registered_id_is_tried_too(name):
+    gymnasium.register("rl8x/Old-v0", FORMS[name][0], max_episode_steps=5)
+    try:
+        with pytest.raises((TypeError, ValueError), match=FORMS[name][1]):
+            PPOConfig(**SMALL, horizon=4).build("rl8x/Old-v0")
+    finally:
+        del gymnasium.registry["rl8x/Old-v0"]
+
+
+@pytest.mark.parametrize("name", ["reset alone", "no options", "step of four", "reward", "later shape"])
+def test_what_nobody_tried_is_told_in_the_first_step(name):
+    make_one, message = FORMS[name]
+    env = GymnasiumEnv(make_one, 2)
+    with pytest.raises((TypeError, ValueError), match=message):  # noqa: PT012 - either of the two
+        env.reset()
+        env.step(torch.zeros(2, dtype=torch.int64))
+
+
+class Watched(Fine):
+    """Draws from global generators, has legal actions, and keeps what was done with its copies."""
+
+    made: list[Watched] = []  # noqa: RUF012
+    observation_space = spaces.Dict(x=BOX, action_mask=spaces.MultiBinary(2))
+
+    def __init__(self):
+        self.made.append(self)
+        self.calls = []
+
+    def observation(self):
+        return {"x": np.random.rand(2).astype(np.float32), "action_mask": np.array([0, 1], np.int8)}
+
+    def reset(self, *, seed=None, options=None):
+        self.calls.append("reset")
+        np.random.seed(seed)
+        random.seed(seed)
+        torch.manual_seed(seed or 0)
+        return self.observation(), {}
+
+    def step(self, action):
+        self.calls.append(action)
+        if action != 1:
+            raise ValueError("illegal")
+        return self.observation(), 1.0, False, False, {}
+
+    def close(self):
+        self.calls.append("close")
+
+
+def test_trying_takes_a_legal_action_of_a_copy_of_its_own_and_leaves_all_else_as_it_was():
+    Watched.made.clear()
+    env = GymnasiumEnv(Watched, 2)
+    before = np.random.get_state()[1].copy(), random.getstate(), torch.get_rng_state()
+    validate(env)
+    assert (np.random.get_state()[1] == before[0]).all()
+    assert random.getstate() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2])
+    assert [one.calls for one in Watched.made] == [[], [], ["reset", 1, "close"]]
+    env.close()
+
+
+def test_a_simulator_of_which_there_is_one_only_is_not_tried():
+    the_one = Watched()
+    for make_one in (lambda: the_one, iter([the_one]).__next__):
+        the_one.calls.clear()
+        env = GymnasiumEnv(make_one, 1)
+        validate(env)
+        assert the_one.calls == []
+
+
+def test_errors_of_an_environments_own_are_left_to_the_training():
+    class Fails(Fine):
+        def step(self, action):
+            raise KeyError("mine")
+
+    algorithm = PPOConfig(**SMALL, horizon=4).build(
+        lambda num_envs, **options: GymnasiumEnv(Fails, num_envs, **options)
+    )
+    with pytest.raises(KeyError, match="mine"):
+        algorithm.collect()
+
+
+BATCHES = {
+    "rewards": ({"rewards": np.ones((4, 1))}, r"Batch.step: `rewards` must be shaped \[4\], .* got ndarray \[4, 1\]"),
+    "a row": ({"rewards": np.ones((1, 4))}, r"`rewards` must be shaped \[4\], .* got ndarray \[1, 4\]"),
+    "tensors": ({"rewards": torch.ones(4, 1)}, r"`rewards` must be shaped \[4\], .* got Tensor \[4, 1\] of float32"),
+    "one reward": ({"rewards": 1.0}, r"`rewards` must be shaped \[4\], one number for each copy; got 1.0"),
+    "too few": ({"rewards": np.ones(3)}, r"`rewards` must be shaped \[4\], .* got ndarray \[3\]"),
+    "terminated": (
+        {"terminated": np.zeros((4, 1), bool)},
+        r"`terminated` must be shaped \[4\], .* got ndarray \[4, 1\]",
+    ),
+    "truncated": ({"truncated": False}, r"`truncated` must be shaped \[4\], .* got False"),
+    "none": ({"truncated": None}, r"`truncated` must be shaped \[4\], .* got None"),
+    "observation": ({"obs": np.zeros((4, 1, 2))}, r"Batch.step: the observation must be 4 elements of Box\(\[2\]"),
+    "one observation": ({"reset": (X, {})}, r"Batch.reset: the observation must be 4 elements of .* got ndarray \[2\]"),
+    "reset alone": ({"reset": np.zeros((4, 2))}, r"Batch.reset must return \(observation, info\)"),
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_shapes_of_a_vector_environment_are_told_in_the_first_step(case):
+    results, message = BATCHES[case]
+    algorithm = PPOConfig(**SMALL | {"num_envs": 4}, horizon=4).build(GymnasiumEnv(Batch(num_envs=4, **results)))
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        algorithm.collect()
+    assert "\n" not in str(caught.value)
+
+
+def test_lists_and_whole_numbers_are_numbers():
+    env = GymnasiumEnv(Batch(num_envs=3, rewards=[1, 2, 3], terminated=[0, 0, 1]))
+    env.reset()
+    _, rewards, terminated, *_ = env.step(torch.zeros(3, 2))
+    assert (rewards.tolist(), terminated.tolist()) == ([1.0, 2.0, 3.0], [False, False, True])
