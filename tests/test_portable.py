@@ -224,8 +224,8 @@ def edited(path, change):
     header = json.loads(content[8 : 8 + size])
     description = json.loads(header["__metadata__"]["rl8x"])
     change(description)
-    digest = header["__metadata__"]["sha256"]
-    header["__metadata__"] |= {"rl8x": json.dumps(description), "sha256": "0" * 64}
+    digest, description["sha256"] = description["sha256"], "0" * 64
+    header["__metadata__"]["rl8x"] = json.dumps(description)
     written = json.dumps(header, separators=(",", ":")).encode()
     blank = len(written).to_bytes(8, "little") + written + content[8 + size :]
     whole = blank.replace(b"0" * 64, hashlib.sha256(blank).hexdigest().encode(), 1)
@@ -265,6 +265,7 @@ def test_files_that_are_no_policys_are_refused(tmp_path):
 def test_no_flipped_bit_is_decided_by(tmp_path):
     policy = Policy(VECTOR, STEER, normalize_observations=True, model_config=SMALL)
     whole = policy.to_bytes()
+    assert {policy.to_bytes() for _ in range(16)} == {whole}
     assert same_weights(Policy.from_bytes(whole), policy)
     draw = random.Random(0)
     for at in range(len(whole)):  # length, names, shapes, offsets, description, digest, padding, every weight
@@ -273,7 +274,7 @@ def test_no_flipped_bit_is_decided_by(tmp_path):
         with pytest.raises(ValueError, match=r"damaged|holds tensors, but not|of the format") as refusal:
             Policy.from_bytes(bytes(flipped))
         assert len(str(refusal.value).splitlines()) == 1, at
-    for damaged in (whole + b"\0", whole[:-1], whole[:-4] + whole[-8:-4], whole.replace(b'"sha256"', b'"sha255"')):
+    for damaged in (whole + b"\0", whole[:-1], whole[:-4] + whole[-8:-4], whole.replace(b"sha256", b"sha255")):
         with pytest.raises(ValueError, match="is no policy that rl8x saved, or damaged"):
             Policy.from_bytes(damaged)
 

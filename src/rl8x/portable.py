@@ -1,7 +1,7 @@
 """The part of a policy that works without a trainer: decisions for observations, and its file, without pickle.
 
 The file is in the format of safetensors: weights and running moments by name, and in the header's metadata, under
-`rl8x`, the JSON that says what the policy is made of, and under `sha256` the digest of the whole file. It is read
+`rl8x`, the JSON that says what the policy is made of, with the digest of the whole file. It is read
 without running code, and makes the policy again without environment, trainer or algorithm.
 """
 
@@ -44,8 +44,8 @@ SUFFIX: Final = ".safetensors"
 _FORMAT: Final = "rl8x-policy"
 _VERSION: Final = 1
 _ZEROS: Final = b"0" * 64
-# In the header; in a text inside of it the quotes would be escaped.
-_DIGEST: Final = re.compile(rb'"sha256":"([0-9a-f]{64})"')
+# In the header, the first: JSON within JSON, whose quotes are escaped.
+_DIGEST: Final = re.compile(rb'\\"sha256\\": \\"([0-9a-f]{64})\\"')
 _KINDS: Final = (Model, Distribution, nn.Module)
 
 
@@ -233,6 +233,7 @@ class Portable(nn.Module):
         description = {
             "format": _FORMAT,
             "version": _VERSION,
+            "sha256": _ZEROS.decode(),
             **self.describe(),
             "observation_space": space_to_plain(self.observation_space),
             "action_space": space_to_plain(self.action_space),
@@ -240,7 +241,8 @@ class Portable(nn.Module):
         }
         # Copies, as weights are views of one vector while they are trained.
         tensors = {name: value.detach().cpu().clone().contiguous() for name, value in self.state_dict().items()}
-        return _sealed(save(tensors, {"rl8x": json.dumps(description), "sha256": _ZEROS.decode()}))
+        # One entry: those of safetensors' metadata are written in no order, and equal policies make equal files.
+        return _sealed(save(tensors, {"rl8x": json.dumps(description)}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str | torch.device = "cpu", trust: Trust = False) -> Self:
