@@ -56,20 +56,20 @@ def test_an_evaluation_before_a_step_is_fresh_in_its_row_and_of_an_earlier_polic
 @pytest.mark.parametrize("counting_first", [False, True])
 def test_what_confirmations_measure_counts_for_the_other_conditions(joined, counting_first):
     never = Confirmed(HitsUpperBound(keys.STEPS, 2), by=HitsUpperBound("eval/returns/mean", 1e9))
-    conditions = [never, Plateau("eval/returns/mean", patience=2, rtol=1e9)]
+    conditions = [never, Plateau("eval/returns/mean", patience=1, rtol=1e9)]
     if counting_first:
         conditions.reverse()
     trainer = make()
     conditions = [conditions[0] | conditions[1]] if joined else conditions
     stats = trainer.run(stop_conditions=conditions, max_steps=9, progress="none")
-    # Of three evaluations, after steps 2, 3 and 4, two compare with the one before.
-    assert stats[keys.STEPS] == 4
-    assert [value for _, value in trainer.tracker.history("eval/returns/mean")][2:] == [stats["eval/returns/mean"]]
+    # Of two evaluations, after steps 2 and 3, one compares with the one before.
+    assert stats[keys.STEPS] == 3
+    assert [value for _, value in trainer.tracker.history("eval/returns/mean")][1:] == [stats["eval/returns/mean"]]
 
 
 def test_an_evaluation_in_a_loop_of_ones_own_is_counted_once_in_the_row_of_its_step():
     trainer = make()
-    counted, sometimes = Plateau("eval/returns/mean", patience=2, rtol=1e9), StopsIncreasing("eval/returns/mean", 99)
+    counted, sometimes = Plateau("eval/returns/mean", patience=1, rtol=1e9), StopsIncreasing("eval/returns/mean", 99)
     rows = []
     for stats in trainer:
         assert "eval/returns/mean" not in stats.fresh
@@ -84,11 +84,9 @@ def test_an_evaluation_in_a_loop_of_ones_own_is_counted_once_in_the_row_of_its_s
         if counted(stats):
             break
     trainer.close()
-    assert [stats[keys.STEPS] for stats in rows] == [1, 2, 3, 4, 5, 6]  # three evaluations: two compare with one before
+    assert [stats[keys.STEPS] for stats in rows] == [1, 2, 3, 4]  # two evaluations: one compares with the one before
     assert [("eval/returns/mean" in stats, "eval/returns/mean" in stats.fresh) for stats in rows] == [
         (False, False),
-        (True, True),
-        (True, False),
         (True, True),
         (True, False),
         (True, True),
@@ -127,11 +125,11 @@ def test_what_confirms_the_end_is_tracked_at_the_present_step_and_saved_as_the_b
 def test_conditions_count_the_evaluations_that_another_asks_for(place):
     trainer = make()
     conditions = [Confirmed(HitsUpperBound(keys.STEPS, 2), evaluations=2, by=HitsUpperBound("eval/returns/mean", 1e6))]
-    conditions.insert(place, Plateau("eval/returns/mean", patience=2, rtol=1e9))
+    conditions.insert(place, Plateau("eval/returns/mean", patience=1, rtol=1e9))
     stats = trainer.run(stop_conditions=conditions, max_steps=9, progress="none")
-    # Of steps 2, 3 and 4 there is an evaluation, as the first of two does not confirm: two compare with one before.
-    assert [step for step, _ in trainer.tracker.history("eval/returns/mean")] == [64, 96, 128]
-    assert stats[keys.STEPS] == 4
+    # Of steps 2 and 3 there is an evaluation, as the first of two does not confirm: one compares with the one before.
+    assert [step for step, _ in trainer.tracker.history("eval/returns/mean")] == [64, 96]
+    assert stats[keys.STEPS] == 3
     assert stats.stop_reason.startswith("Plateau")
 
 

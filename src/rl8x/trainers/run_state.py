@@ -15,7 +15,9 @@ from rl8x.checkpoint import CheckpointError
 from rl8x.conditions import (
     Condition,
     Confirmed,
+    HitsLowerBound,
     HitsUpperBound,
+    Not,
     Or,
     as_conditions,
     check_names,
@@ -376,6 +378,8 @@ def _bounds(conditions: Iterable[Condition], name: str) -> list[float]:
             bounds += _bounds(condition.children, name)
         elif isinstance(condition, HitsUpperBound) and condition.name == name:
             bounds.append(condition.bound)
+        elif isinstance(condition, Not) and isinstance(condition.condition, HitsLowerBound):  # `name > bound`
+            bounds += [condition.condition.bound] if condition.condition.name == name else []
     return bounds
 
 
