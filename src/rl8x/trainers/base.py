@@ -84,7 +84,7 @@ class TrainerBase(Generic[AlgorithmT]):
         train_step: Makes the steps, and has the latest row and evaluation.
         origin: The checkpoint that was resumed from, until a `run()` has continued it; otherwise None.
         saved_run: State of the `run()` in that checkpoint, which the next `run()` continues, or None.
-        stop_reason: Why the last `run()` stopped.
+        stop_reason: Why the last `run()` stopped, or the loop.
         ending: Lines for the user: where that run is, which rows have not arrived there, and how to continue it.
 
     Raises:
@@ -162,12 +162,16 @@ class TrainerBase(Generic[AlgorithmT]):
         if self.train_step.is_in_progress:
             raise RuntimeError("a step of this trainer is in progress: a callback cannot make another one.")
         stats = self.train_step.finish(self.train_step.make_row(env_config), self)
+        asked = ranks().share("whether a callback ends the loop", self.train_step.take_stop())
+        stats.stop_reason = next(filter(None, asked), None)
+        self.stop_reason = stats.stop_reason or self.stop_reason
         self.train_step.open_row = stats
         return stats
 
     def __iter__(self) -> Iterator[TrainStats]:
-        """Yield the rows of `step()` after `step()`, without end."""
-        while True:
+        """Yield the rows of `step()` after `step()`, until `stop()` is called."""
+        stats = None
+        while stats is None or stats.stop_reason is None:
             try:
                 stats = self.step()
             except KeyboardInterrupt:
