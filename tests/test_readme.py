@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import inspect
 import json
 import re
 import textwrap
@@ -113,9 +114,9 @@ def test_the_first_script_does_what_the_demo_does_and_ends_when_its_return_stays
     assert [blocks(start, language)[0] for language in ("python", "text")] == [blocks(PAGES[0], "python")[0], promised]
 
 
-def test_the_script_of_the_package_solves_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rl8x.__doc__ is not None
-    (code,) = re.findall(r"\n\n((?:    .*\n|\n)+)", rl8x.__doc__)
+@pytest.mark.parametrize("owner", [rl8x, Trainer], ids=["package", "Trainer"])
+def test_the_scripts_of_docstrings_solve_their_task(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(r"\n\n((?:    .*\n|\n)+)", inspect.getdoc(owner) or "")
     run, init = Trainer.run, PPOConfig.__init__
     monkeypatch.setattr(Trainer, "run", lambda self, **options: run(self, **options, max_steps=60))
     monkeypatch.setattr(PPOConfig, "__init__", lambda self, **fields: init(self, **fields, seed=0, device="cpu"))

@@ -145,7 +145,7 @@ class _Patient(_OnMetric):
         """Whether it is met by the values so far."""
         return self.count >= self.patience
 
-    def margin(self, reference: float) -> float:
+    def _margin(self, reference: float) -> float:
         """Return the difference from a reference that does not count: `max(atol, rtol * |reference|)`."""
         return max(self.atol, self.rtol * abs(reference))
 
@@ -202,7 +202,7 @@ class Plateau(_Patient):
         if len(self.values) < 2 * size:
             return False
         before, now = _mean(self.values[:size]), _mean(self.values[size:])
-        return abs(now - before) <= self.margin(before)
+        return abs(now - before) <= self._margin(before)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -230,7 +230,7 @@ class _StopsImproving(_Patient):
     def holds(self, value: float) -> bool:
         """Compare with the best value so far, which only one that is better by the margin replaces."""
         best = self.reference
-        if not math.isfinite(value) or (best is not None and self.sign * (value - best) <= self.margin(best)):
+        if not math.isfinite(value) or (best is not None and self.sign * (value - best) <= self._margin(best)):
             return True
         self.reference = value
         return False

@@ -335,6 +335,8 @@ class TrainerBase(Generic[AlgorithmT]):
         self.origin = origin
         try:
             self._load_rank(state)
+            if origin.overrides.keys() & {"lr", "lr_schedule"}:
+                algorithm.set_lr(None)
             self.saved_run = state["run"]
             self.checkpoints.go_on_from(checkpoint, origin.known)
         except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
