@@ -73,7 +73,8 @@ class TrainerBase(Generic[AlgorithmT]):
             have a `best_metric`, each with the metrics of its step. See `log_model`.
         callbacks: Called with the trainer and each row of statistics, after it was tracked and before the conditions
             judge it. A callback with an attribute `metric_names`, a list of names, may return values for them by name,
-            which are tracked and join the row. What `trainer.eval()` measures in a callback joins the row too.
+            which are tracked and join the row. What `trainer.eval()` measures in a callback joins the row too. It ends
+            the run by `trainer.stop("why")`.
 
     Attributes:
         checkpoints: The manager of its checkpoints.
