@@ -29,7 +29,7 @@ class Curve(NamedTuple):
     title: str
     value: Callable[[int], float]
     noise: float
-    conditions: tuple[tuple[type[Condition], dict[str, Any], str], ...]
+    conditions: tuple[tuple[Callable[..., Condition], dict[str, Any], str], ...]
 
 
 def rise(k: int, tau: float) -> float:
@@ -114,11 +114,11 @@ def stop(condition: Condition, curve: Curve, seed: int) -> int | None:
     return None
 
 
-def row(curve: Curve, kind: type[Condition], options: dict[str, Any]) -> tuple[str, str, str]:
+def row(curve: Curve, kind: Callable[..., Condition], options: dict[str, Any]) -> tuple[str, str, str]:
     """Return the condition, after how many values it stops the curve, and how much of its way that has come then."""
     stops = [stop(kind(NAME, **options), curve, seed) for seed in range(SEEDS if curve.noise else 1)]
     arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
-    shown = f"`{kind.__name__}(name, {arguments})`"
+    shown = f"`{getattr(kind, '__name__', kind)}(name, {arguments})`"
     ends = sorted(LENGTH + 1 if end is None else end for end in stops)
     if ends[0] > LENGTH:
         return shown, f"never in {LENGTH:,}", ""
