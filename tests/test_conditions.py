@@ -124,14 +124,12 @@ def model(tree, history):
     name, number, *more = rest
     if name not in row:
         return None
-    if kind.startswith("hits"):
-        return (
-            None
-            if math.isnan(row[name])
-            else row[name] <= number
-            if kind.endswith("lower_bound")
-            else row[name] >= number
-        )
+    if kind.startswith("hits") and math.isnan(row[name]):
+        return None
+    if kind == "hits_lower_bound":
+        return row[name] <= number
+    if kind == "hits_upper_bound":
+        return row[name] >= number
     rtol, atol, after = more
     series = [past[name] for past in history if name in past and (name != EVAL or name in past.fresh)]
     if len(series) <= after:

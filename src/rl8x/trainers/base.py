@@ -163,10 +163,10 @@ class TrainerBase(Generic[AlgorithmT]):
         if self.train_step.is_in_progress:
             raise RuntimeError("a step of this trainer is in progress: a callback cannot make another one.")
         stats = self.train_step.finish(self.train_step.make_row(env_config), self)
+        self.train_step.open_row = stats
         asked = ranks().share("whether a callback ends the loop", self.train_step.take_stop())
         stats.stop_reason = next(filter(None, asked), None)
         self.stop_reason = stats.stop_reason or self.stop_reason
-        self.train_step.open_row = stats
         return stats
 
     def __iter__(self) -> Iterator[TrainStats]:
