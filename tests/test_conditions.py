@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+import random
+import statistics
 
 import numpy as np
 import pytest
@@ -69,12 +71,16 @@ def rows(draw):
     return history
 
 
+tolerances = st.sampled_from([0.0, 1e-3, 0.25])
 leaves = st.one_of(
     st.tuples(st.sampled_from(["hits_lower_bound", "hits_upper_bound"]), st.sampled_from([X, EVAL]), st.floats(-1, 1)),
     st.tuples(
         st.sampled_from(["plateau", "stops_decreasing", "stops_increasing"]),
         st.sampled_from([X, EVAL]),
         st.integers(1, 3),
+        tolerances,
+        tolerances,
+        st.sampled_from([0, 0, 1, 4]),
     ),
     st.tuples(st.just("non_finite"), st.sampled_from([None, X, EVAL])),
 )
@@ -115,7 +121,7 @@ def model(tree, history):
     if kind == "non_finite":
         seen = [value for name, value in row.items() if rest[0] in (None, name)]
         return any(math.isnan(value) or math.isinf(value) for value in seen) if seen else None
-    name, number = rest
+    name, number, *more = rest
     if name not in row:
         return None
     if kind.startswith("hits") and math.isnan(row[name]):
@@ -124,28 +130,40 @@ def model(tree, history):
         return row[name] <= number
     if kind == "hits_upper_bound":
         return row[name] >= number
+    rtol, atol, after = more
     series = [past[name] for past in history if name in past and (name != EVAL or name in past.fresh)]
-    return trailing(kind, series) >= number or (False if math.isfinite(row[name]) else None)
+    if len(series) <= after:
+        return None
+    is_met = flat if kind == "plateau" else unimproved
+    met = is_met(series[after:], number, rtol, atol, sign=-1 if kind == "stops_decreasing" else 1)
+    return met or (False if math.isfinite(row[name]) else None)
 
 
-def trailing(kind, series):
-    """How many of the last values, in a row, count."""
-    count = 0
-    for i in range(len(series) - 1, -1, -1):
-        past = [value for value in series[:i] if math.isfinite(value)]
-        if kind == "plateau":
-            pair = series[i - 1 : i + 1] if i else []
-            holds = len(pair) == 2 and all(map(math.isfinite, pair)) and abs(pair[1] - pair[0]) <= 1e-3 * abs(pair[0])
-        elif not math.isfinite(series[i]):
-            holds = True
-        elif kind == "stops_decreasing":
-            holds = bool(past) and series[i] >= min(past)
+def flat(series, patience, rtol, atol, sign):
+    """Whether the last values are equal, or means of windows that end in each of the last values agree."""
+    odd = [i for i, value in enumerate(series) if not math.isfinite(value)]
+    series = series[odd[-1] + 1 :] if odd else series
+    if len(series) > patience and series[-patience - 1 :] == [series[-1]] * (patience + 1):
+        return True
+    if len(series) < 3 * patience - 1:
+        return False
+    for end in range(len(series) - patience + 1, len(series) + 1):
+        now, before = series[end - patience : end], series[end - 2 * patience : end - patience]
+        earlier = statistics.fmean(before)
+        if abs(statistics.fmean(now) - earlier) > max(atol, rtol * abs(earlier)):
+            return False
+    return True
+
+
+def unimproved(series, patience, rtol, atol, sign):
+    """Whether none of the last values was better than the best before it, the best by steps of the margin."""
+    best, count = None, 0
+    for value in (sign * value for value in series):
+        if math.isfinite(value) and (best is None or value - best > max(atol, rtol * abs(best))):
+            best, count = value, 0
         else:
-            holds = bool(past) and series[i] <= max(past)
-        if not holds:
-            break
-        count += 1
-    return count
+            count += 1
+    return count >= patience
 
 
 @settings(max_examples=300, deadline=None)
@@ -179,36 +197,57 @@ def test_bounds_look_at_the_row_and_not_at_the_best_so_far():
     assert verdicts(HitsLowerBound(X, 0.5), [0.5, 0.6, -1, math.nan]) == [True, False, True, False]
 
 
-def test_plateau_by_hand():
-    # within 10% of the one before: 1.05 (5%), 1.1 (4.8%), 1.5 (36%), 1.5, 1.5
-    assert verdicts(Plateau(X, patience=2, rtol=0.1), [1, 1.05, 1.1, 1.5, 1.5, 1.5]) == [
-        False,
-        False,
-        True,
-        False,
-        False,
-        True,
-    ]
+@pytest.mark.parametrize(
+    ("arguments", "values", "met_at"),
+    [
+        # means, before and now: 1.5 1.7 (13% apart), 1.7 1.9 (12%) twice, 1.9 2.05 (8%), 1.9 2 (5%), 2.05 1.95 (5%)
+        ({"patience": 2, "rtol": 0.1}, [1, 2, 1.4, 2, 1.8, 2, 2.1, 1.9, 2], {7, 8}),
+        # windows of three have the same mean, in whatever order of their values
+        ({"patience": 3, "rtol": 0.0}, [0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0], {7, 8}),
+        # exactly equal: patience + 1 of them, at once, and no longer than they are
+        ({"patience": 3, "rtol": 0.0}, [5, 1, 1, 1, 1, 1, 2, 2, 2, 2], {4, 5, 9}),
+        ({"patience": 1}, [0.0, 0.0], {1}),  # rl8 compares the first value with 0
+        ({"patience": 1, "rtol": 10}, [1.0], set()),
+        ({"patience": 1, "rtol": 0.5}, [1.0, 1.6, 1.0], {2}),  # relative to the mean before: 60% of 1, 37% of 1.6
+        # around 0 no relative tolerance helps
+        ({"patience": 1, "rtol": 0.5}, [0.01, -0.01, 0.01], set()),
+        ({"patience": 1, "atol": 0.03}, [0.01, -0.01, 0.01, 0.05], {1, 2}),
+        ({"patience": 1, "rtol": 0.1, "atol": 5}, [100, 110, 104, 88], {1, 2}),  # the larger of the two: 10, 11, 10.4
+        # values that are not finite begin anew, and are no plateau themselves
+        ({"patience": 1, "rtol": 0.5}, [math.inf, 1.0, math.inf, math.inf, math.nan, math.nan, 2, 2], {7}),
+        ({"patience": 2, "rtol": 0.5}, [1, 1.1, 1, 1.1, math.nan, 1.1, 1, 1.1, 1, 1.1], {9}),
+        # the first values are left out, those that are not finite among them
+        ({"patience": 2, "after": 3}, [7, 7, 7, 7, 7, 7, 7], {5, 6}),
+        ({"patience": 2, "after": 2}, [math.nan, 7, 7, 7, 7], {4}),
+        ({"patience": 2, "rtol": 1.0}, [1e308, 1.7e308] * 3, set()),  # no float is their sum
+    ],
+)
+def test_plateaus_by_hand(arguments, values, met_at):
+    met = verdicts(Plateau(X, **arguments), values)
+    assert {i for i, verdict in enumerate(met) if verdict} == met_at
 
 
-def test_the_first_value_of_a_plateau_compares_with_nothing():
-    # rl8 compares the first value with 0
-    assert verdicts(Plateau(X, patience=1), [0.0, 0.0]) == [False, True]
-    assert verdicts(Plateau(X, patience=1, rtol=10), [1.0]) == [False]
+def stops_at(condition, curve):
+    return next((i for i, value in enumerate(curve) if condition({X: value})), None)
 
 
-def test_a_plateau_is_relative_to_the_value_before():
-    # 1 -> 1.6 is 60% of 1, though 37% of 1.6; 1.6 -> 1 is 37% of 1.6
-    assert verdicts(Plateau(X, patience=1, rtol=0.5), [1.0, 1.6, 1.0]) == [False, False, True]
+@pytest.mark.parametrize("tau", [20, 60, 200])
+def test_a_smooth_rise_is_a_plateau_near_its_end_and_not_on_its_way(tau):
+    curve = [480 - 460 * math.exp(-k / tau) for k in range(20 * tau)]
+    at = stops_at(Plateau(X, patience=10, rtol=0.01), curve)
+    # rl8's, neighbour by neighbour, stops the slowest at 37%
+    assert curve[at] > 0.8 * 480
+    assert at <= 5 * tau
 
 
-def test_plateau_at_infinity_is_none():
-    assert verdicts(
-        Plateau(X, patience=1, rtol=0.5), [math.inf, 1.0, math.inf, math.inf, math.nan, math.nan, 2, 2]
-    ) == [
-        *[False] * 7,
-        True,
-    ]
+def test_a_noisy_rise_is_a_plateau_when_it_is_flat_and_soon():
+    rise = [480 - 460 * math.exp(-k / 30) for k in range(1000)]
+    nearly = next(k for k, value in enumerate(rise) if value >= 0.99 * 480)
+    for seed in range(500):
+        draw = random.Random(seed)
+        at = stops_at(Plateau(X, patience=30, rtol=0.05), [value + draw.gauss(0, 24) for value in rise])
+        assert rise[at] >= 0.9 * 480
+        assert at <= nearly + 150
 
 
 def test_conditions_forget_when_a_new_run_starts():
@@ -219,17 +258,32 @@ def test_conditions_forget_when_a_new_run_starts():
     assert verdicts(condition, [5, 5, 5]) == [False, False, True]
 
 
-def test_stops_decreasing_and_increasing_compare_with_the_best_so_far():
-    assert verdicts(StopsDecreasing(X, patience=2), [3, 1, 2, 1.5, 0.5, math.nan, 0.5]) == [
-        False,
-        False,
-        False,
-        True,
-        False,
-        False,
-        True,
-    ]
-    assert verdicts(StopsIncreasing(X, patience=2), [1, 3, 2, 2.5, 4]) == [False, False, False, True, False]
+@pytest.mark.parametrize(
+    ("condition", "values", "met_at"),
+    [
+        (StopsDecreasing(X, patience=2), [3, 1, 2, 1.5, 0.5, math.nan, 0.5], {3, 6}),
+        (StopsIncreasing(X, patience=2), [1, 3, 2, 2.5, 4], {3}),
+        # 10.4 and 10.9 are within 10% of 10; 11.1 is better, and 12.2 not by 10% of that
+        (StopsIncreasing(X, patience=2, rtol=0.1), [10, 10.4, 10.9, 11.1, 12.2], {2}),
+        # small steps add up: each is compared with the last that counted
+        (StopsIncreasing(X, patience=3, atol=1), [0, 0.6, 1.2, 1.8, 2.4, 2.4, 2.4, 2.4], {7}),
+        (StopsIncreasing(X, patience=1, atol=1), [0, 1, 1.5, 3], {1}),  # by more than the margin
+        (StopsDecreasing(X, patience=2, atol=0.5), [1, 0.6, 0.5, 0.4], {2}),
+        (StopsDecreasing(X, patience=1, rtol=0.5), [-1, -1.4, -1.6], {1}),  # by the margin's size, whatever its sign
+        # a late start: what comes before it has no verdict
+        (StopsIncreasing(X, patience=2, after=3), [9, 9, 9, 1, 1, 2, 2, 2], {7}),
+        (StopsDecreasing(X, patience=1, after=2), [0, 0, 5, 4, 4], {4}),
+    ],
+)
+def test_what_stops_improving_is_compared_with_the_best_so_far(condition, values, met_at):
+    assert {i for i, verdict in enumerate(verdicts(condition, values)) if verdict} == met_at
+
+
+@pytest.mark.parametrize("kind", [Plateau, StopsIncreasing, StopsDecreasing])
+def test_the_first_values_give_no_verdict_also_negated_and_count_as_evaluations(kind):
+    condition = ~kind(EVAL, patience=2, after=2)
+    stale, fresh = Row({EVAL: 5.0}, fresh=set()), Row({EVAL: 5.0}, fresh={EVAL})
+    assert [condition(row) for row in (fresh, stale, stale, fresh, stale, fresh)] == [False] * 5 + [True]
 
 
 def test_every_part_sees_every_row():
@@ -237,7 +291,7 @@ def test_every_part_sees_every_row():
     for composed in (And(*parts), Or(HitsLowerBound(X, 100), *parts)):
         composed.start()
         verdicts(composed, [1, 1, 1])
-        assert parts[1].count == 2
+        assert parts[1].is_met
 
 
 def test_patience_on_evaluations_counts_evaluations():
@@ -424,7 +478,7 @@ def test_confirmed_by_another_condition_within_a_composition():
     again = from_spec(to_spec(condition))
     assert repr(again) == repr(condition)
     again.load_state_dict(condition.state_dict())
-    assert again.children[1].condition.count == 2
+    assert again.children[1].condition.values == [1.0, 1.0]
 
 
 def test_confirmed_keeps_counters_beside_evaluation_forms():
@@ -484,7 +538,13 @@ def test_confirmed_needs_a_trainer_that_evaluates():
         lambda: Plateau(X, patience=True),
         lambda: Plateau(X, rtol=-1e-3),
         lambda: Plateau(X, rtol=math.nan),
+        lambda: Plateau(X, atol=-1),
+        lambda: Plateau(X, after=-1),
+        lambda: Plateau(X, after=2.5),
         lambda: StopsDecreasing(X, patience=-1),
+        lambda: StopsDecreasing(X, atol=math.inf),
+        lambda: StopsIncreasing(X, rtol=-0.1),
+        lambda: StopsIncreasing(X, after=True),
         lambda: StopsIncreasing(X, patience="5"),
         lambda: HitsUpperBound(X, math.nan),
         lambda: HitsLowerBound(X, "5"),
@@ -558,12 +618,12 @@ def test_by_default_a_condition_saves_its_attributes():
     condition({X: 1.0})
     state = condition.state_dict()
     rows_ = [{"value": math.inf, "pair": (1, None)}, {"value": 1.0, "pair": (1, None)}]
-    assert state == {"rows": rows_, "children": [{"count": 0, "reference": 1.0}]}
+    assert state == {"rows": rows_, "children": [{"seen": 2, "count": 0, "values": [1.0]}]}
     condition({X: 1.0})
     assert state["rows"] == rows_  # a copy
     again = Remembers(Plateau(X))
     again.load_state_dict(state)
-    assert (again.rows, again.inner.reference, again.scale, again.function) == (rows_, 1.0, 2.0, abs)
+    assert (again.rows, again.inner.values, again.scale, again.function) == (rows_, [1.0], 2.0, abs)
     with pytest.raises(ValueError, match="occurs twice"):
         as_conditions([condition, condition])
 
@@ -593,7 +653,7 @@ def test_a_condition_derived_from_one_that_remembers_saves_what_it_adds():
 
     condition = Late(X)
     condition({X: 3.0})
-    assert condition.state_dict() == {"count": 0, "reference": 3.0, "latest": 3.0}
+    assert condition.state_dict() == {"seen": 1, "count": 0, "values": [3.0], "latest": 3.0}
 
 
 def test_a_state_of_other_conditions_is_refused():
@@ -609,6 +669,8 @@ def test_a_state_of_other_conditions_is_refused():
     ("spec", "shown"),
     [
         ({"plateau": {"name": X, "patience": 10}}, "Plateau('losses/total', patience=10, rtol=0.001)"),
+        ({"plateau": [X, 3, 0, 0.5, 20]}, "Plateau('losses/total', patience=3, rtol=0, atol=0.5, after=20)"),
+        ({"stops_increasing": {"name": X, "after": 9}}, "StopsIncreasing('losses/total', patience=5, after=9)"),
         ({"HitsUpperBound": [X, 5]}, "HitsUpperBound('losses/total', 5)"),
         ({"wall_time": "2h"}, "WallTime('2h')"),
         ("non_finite", "NonFinite()"),
@@ -637,7 +699,7 @@ def test_specs(spec, shown):
             {"platteau": {"name": X}},
             "unknown stop condition 'platteau'. Did you mean 'plateau'\\? There are all, .*confirmed\\.$",
         ),
-        ({"plateau": {"name": X, "patienc": 3}}, "'plateau' takes name, patience, rtol; .*'patienc'"),
+        ({"plateau": {"name": X, "patienc": 3}}, "'plateau' takes name, patience, rtol, atol, after; .*'patienc'"),
         ({"plateau": {"patience": 3}}, "missing a required argument: 'name'"),
         ({"plateau": X, "wall_time": 3}, "written as one entry"),
         ([1, 2], r"written as one entry.*got \[1, 2\]"),

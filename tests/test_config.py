@@ -374,6 +374,8 @@ def test_the_defaults_and_no_change_of_an_env_config_are_apart():
 def test_one_condition_needs_no_list():
     run = RunConfig.from_dict({"env": "A", "stop_conditions": {"wall_time": 5}})
     assert repr(run.conditions()) == "[WallTime(5)]"
+    run = RunConfig.from_dict({"env": "A", "stop_conditions": "env/steps >= 5 and a > 1"})
+    assert repr(run.conditions()) == "[And(HitsUpperBound('env/steps', 5), Not(HitsLowerBound('a', 1)))]"
 
 
 def result_or_refusal(function, *arguments):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import inspect
 import json
 import re
 import textwrap
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -28,6 +30,7 @@ from rl8x.config import RunConfig
 from rl8x.envs import CartPole
 from rl8x.plain_yaml import Loader
 from rl8x.studies import Study, StudyConfig
+from rl8x.trainers import TrainStats
 
 TUTORIAL = ROOT / "docs" / "tutorials" / "own-environment.md"  # run whole, as it stands, by test_tutorial.py
 EXTRAS = {*tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]}
@@ -113,9 +116,9 @@ def test_the_first_script_does_what_the_demo_does_and_ends_when_its_return_stays
     assert [blocks(start, language)[0] for language in ("python", "text")] == [blocks(PAGES[0], "python")[0], promised]
 
 
-def test_the_script_of_the_package_solves_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rl8x.__doc__ is not None
-    (code,) = re.findall(r"\n\n((?:    .*\n|\n)+)", rl8x.__doc__)
+@pytest.mark.parametrize("owner", [rl8x, Trainer], ids=["package", "Trainer"])
+def test_the_scripts_of_docstrings_solve_their_task(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(r"\n\n((?:    .*\n|\n)+)", inspect.getdoc(owner) or "")
     run, init = Trainer.run, PPOConfig.__init__
     monkeypatch.setattr(Trainer, "run", lambda self, **options: run(self, **options, max_steps=60))
     monkeypatch.setattr(PPOConfig, "__init__", lambda self, **fields: init(self, **fields, seed=0, device="cpu"))
@@ -147,6 +150,38 @@ def test_the_page_of_conditions_has_a_complete_one(capsys: pytest.CaptureFixture
     trainer = Trainer(algorithm, tracker=NullTracker())
     with pytest.raises(ValueError, match="Unknown metric 'episodes/return/mean' in Falls"):
         trainer.run(stop_conditions=[namespace["Falls"]("episodes/return/mean", 0.5)])
+
+
+@pytest.mark.usefixtures("small")
+def test_the_callbacks_of_their_page_do_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
+    namespace: dict[str, Any] = {}
+    for code in blocks(ROOT / "docs" / "callbacks.md", "python"):
+        exec(code, namespace)
+    assert re.fullmatch(r"([\d,]+ transitions: return \d+\n){2}max_steps=2\n", capsys.readouterr().out)
+    assert len(namespace["trainer"].tracker.history("weights/norm")) == 2
+
+    Path("STOP").touch()
+    stopped = Trainer(PPOConfig().build(CartPole), tracker=NullTracker(), callbacks=[namespace["stop_file"]])
+    assert stopped.run(progress="none").stop_reason == "there is a file STOP"
+
+    rates, halves = [1.0], namespace["HalvesRate"]()
+    trainer = SimpleNamespace(algorithm=SimpleNamespace(set_lr=rates.append))
+    after = []
+    for value in (
+        10,
+        10,
+        9,
+        10,
+        10,
+        10,
+        10,
+        11,
+    ):  # three no better than 10, then three no better than the first of these
+        row = TrainStats({"eval/returns/mean": value, "coefficients/lr": rates[-1]})
+        halves(trainer, row)
+        halves(trainer, TrainStats(row, fresh=frozenset()))  # a row without an evaluation
+        after.append(rates[-1])
+    assert after == [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5]
 
 
 @with_blocks("bash")

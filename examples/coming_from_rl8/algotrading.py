@@ -35,7 +35,7 @@ def main(models: tuple[str, ...] = tuple(MODELS), max_steps: int = 30, num_envs:
         )
         trainer = Trainer(config.build(AlgoTrading), tracker=NullTracker())
         # A memory is worth more than 21 percent; what has none comes to rest below, or the steps run out.
-        stops = [HitsUpperBound("eval/returns/mean", 21.0), Plateau("eval/returns/mean", patience=3, rtol=0.005)]
+        stops = [HitsUpperBound("eval/returns/mean", 21.0), Plateau("eval/returns/mean", patience=2, rtol=0.005)]
         stats = trainer.run(steps_per_eval=5, stop_conditions=stops, max_steps=max_steps)
         returns[model] = stats["eval/returns/mean"]
         print(f"{model}: {returns[model]:.1f} percent in 32 steps, stopped by {stats.stop_reason}")

@@ -107,6 +107,49 @@ def test_stop_conditions_of_the_command_line_replace_the_files(tmp_path):
     assert repr(run.conditions()) == "[HitsUpperBound('env/steps', 1000000.0), NonFinite()]"
 
 
+@pytest.mark.parametrize(
+    ("stop", "shown"),
+    [
+        ("env/steps >= 1e6", "HitsUpperBound('env/steps', 1000000.0)"),
+        (
+            "eval/returns/mean >= 475 and env/steps >= 50000",
+            "And(HitsUpperBound('eval/returns/mean', 475), HitsUpperBound('env/steps', 50000))",
+        ),
+        ("'eval/a and b' >= 5", "HitsUpperBound('eval/a and b', 5)"),  # no YAML
+        ("not: env/steps <= 5", "Not(HitsLowerBound('env/steps', 5))"),
+        ("all: [env/steps >= 5, {wall_time: 3}]", "And(HitsUpperBound('env/steps', 5), WallTime(3))"),
+        ("hits_upper_bound: ['a > b', 5]", "HitsUpperBound('a > b', 5)"),
+        ("plateau: eval/returns/mean", "Plateau('eval/returns/mean', patience=5, rtol=0.001)"),
+        (
+            "stops_increasing: {name: eval/returns/mean, patience: 9, atol: 5, after: 20}",
+            "StopsIncreasing('eval/returns/mean', patience=9, atol=5, after=20)",
+        ),
+    ],
+)
+def test_stop_conditions_are_comparisons_or_yaml_and_a_file_may_hold_both(stop, shown, tmp_path):
+    run = read("CartPole", stop=(stop,))
+    assert repr(run.conditions()) == f"[{shown}]"
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(run.to_dict()))
+    assert repr(RunConfig.from_file(path).conditions()) == f"[{shown}]"
+
+
+def test_a_comparison_ends_a_run_and_a_resumed_one(mlruns, capsys):
+    words = [word for word in SMALL if word != "--no-tracking"]
+    assert (
+        main(["train", "CartPole", *words, "--run-name", "one", "--stop", "algorithm/steps > 1 or 9e9 < env/steps"])
+        == 0
+    )
+    assert "stopped by Or(Not(HitsLowerBound('algorithm/steps', 1)), " in capsys.readouterr().out
+    assert main(["resume", "one", "--progress", "none", "--stop", "not algorithm/steps < 4"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("stopped by HitsUpperBound('algorithm/steps', 4): algorithm/steps = 4\n")
+    assert main(["resume", "one", "--stop", "algorithm/steps >> 4"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "rl8x: error: unknown stop condition 'algorithm/steps >> 4'. A metric or a"
+    )
+
+
 def test_every_hyperparameter_and_run_key_has_an_option():
     context = train.train.make_context("train", ["CartPole"])
     flags = {name for parameter in train.train.get_params(context) for name in parameter.opts}
@@ -227,6 +270,16 @@ def test_an_environment_of_an_older_api_is_refused_in_one_line(name, message, co
         (["CartPole", *SMALL, "num_threads=9999"], "`num_threads` must be at least 1 and at most 1024; got 9999"),
         (["CartPole", *SMALL, "--stop", "hits_upper_bound: [return/mean, 1]"], "Nearest: returns/mean"),
         (["CartPole", *SMALL, "--stop", "plateau: {name: ["], "unknown stop condition"),
+        (["CartPole", *SMALL, "--stop", "env/steps ** 2 >= 5"], "unknown stop condition 'env/steps ** 2 >= 5'. '** 2"),
+        (["CartPole", *SMALL, "--stop", "return/mean >= 1"], "Nearest: returns/mean"),
+        (
+            ["CartPole", *SMALL, "--stop", "eval/returns/mean >= 475"],
+            "this run makes no evaluations: give `steps_per_eval`",
+        ),
+        (
+            ["CartPole", *SMALL, "stop_conditions=env/steps > "],
+            "A metric or a number is missing at the end. There are all",
+        ),
         (["CartPole", *SMALL, "--model", "rl8x.models.Nothing"], "module 'rl8x.models' has no 'Nothing'"),
         (["nowhere_at_all.Env", *SMALL], "No module named 'nowhere_at_all'"),
         (["nowhere_at_all:Env-v0", *SMALL], "cannot import 'nowhere_at_all:Env-v0': No module named 'nowhere_at_all'"),

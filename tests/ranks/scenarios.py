@@ -166,6 +166,17 @@ def one_rank_stops_all(folder):
     return {"steps": row[keys.STEPS], "reason": row.stop_reason, "tracker": type(trainer.tracker).__name__}
 
 
+def one_ranks_callback_stops_all(folder):
+    """`trainer.stop` on rank 1 alone ends both, in a run and in a loop."""
+    found = {}
+    for kind in ("run", "loop"):
+        callback = lambda trainer, row: trainer.stop("enough") if ranks().rank == 1 and row[keys.STEPS] == 2 else None  # noqa: E731
+        trainer = problems.trainer(problems.rank_algorithm(problems.ppo()), callbacks=[callback])
+        *_, row = trainer if kind == "loop" else [trainer.run(max_steps=9, progress="none")]
+        found[kind] = [row[keys.STEPS], row.stop_reason]
+    return found
+
+
 def one_rank_asks_to_be_confirmed(folder):
     """What is to be confirmed is met on rank 1 alone, and what confirms it there at once, on rank 0 later."""
     asked = lambda row: ranks().rank == 1 and row[keys.STEPS] >= 2  # noqa: E731

@@ -14,6 +14,7 @@ from rl8x.trainers import Trainer
 
 NAMES = [
     "one_rank_stops_all",
+    "one_ranks_callback_stops_all",
     "one_rank_asks_to_be_confirmed",
     "one_ranks_signal_stops_all",
     "bad_numbers",
@@ -49,6 +50,11 @@ def test_a_condition_of_one_rank_stops_all(found):
     assert first["reason"] == second["reason"]
     assert first["reason"].endswith("(rank 1)")
     assert (first["tracker"], second["tracker"]) == ("MemoryTracker", "NullTracker")
+
+
+def test_a_callback_of_one_rank_stops_all(found):
+    first, second = found["one_ranks_callback_stops_all"]
+    assert first == second == {"run": [2, "enough (rank 1)"], "loop": [2, "enough"]}
 
 
 def test_all_evaluate_what_one_rank_wants_to_be_confirmed(found):

@@ -96,8 +96,10 @@ def run(name: str, device: Device) -> dict[str, Any]:
     given = {} if RUNS[name][0] is IQLConfig else {"env_config": env_config}
     host, other = make(name, "cpu"), make(name, "cuda")
     for trainer in (host, other):
-        for _ in range(STEPS):
+        for step in range(STEPS):
             trainer.step(**given)
+            if step == STEPS // 2:  # captured programs read it from where it lay
+                trainer.algorithm.set_lr(0.1)
     apart = float((numbers(host.algorithm.learned_state()) - numbers(other.algorithm.learned_state())).abs().max())
     before = device.waits
     for _ in range(COUNTED):

@@ -1,5 +1,6 @@
 import warnings
 
+import numpy as np
 import pytest
 
 from rl8x import keys
@@ -123,6 +124,25 @@ def test_what_a_callback_returns_is_checked():
 def test_what_a_callback_without_metrics_returns_means_nothing():
     stats = make(lambda trainer, stats: {"returns/mean": -1.0}, lambda trainer, stats: 3).step()
     assert stats["returns/mean"] >= 0
+
+
+@pytest.mark.parametrize("false", [False, np.False_])
+def test_returning_false_does_not_end_the_run_and_a_line_says_what_does(false):
+    def callback(trainer, stats):
+        return false
+
+    trainer = make(callback)
+    with pytest.warns(
+        RuntimeWarning, match=r"callback returned False, which does not end .*trainer\.stop\('why'\)"
+    ) as told:
+        assert run(trainer, max_steps=2)[keys.STEPS] == 2
+    assert {(warning.filename, warning.lineno) for warning in told} == {
+        (told[0].filename, told[0].lineno)
+    }  # shown once
+    with pytest.raises(TypeError, match=r"got (np\.)?False_?\. To end the run call trainer\.stop\('why'\)"):
+        make(declaring(["score"], false)).step()
+    with warnings.catch_warnings(action="error"):
+        make(lambda trainer, stats: True).step()
 
 
 def test_a_metric_that_is_not_declared_is_told_of():

@@ -4,7 +4,7 @@ import pytest
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
-from rl8x.conditions import Confirmed, HitsUpperBound, Plateau
+from rl8x.conditions import Confirmed, HitsUpperBound, Plateau, from_spec
 from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
@@ -79,3 +79,11 @@ def test_a_confirmation_evaluates_by_itself():
     # What it measures others read in the same row.
     stats = run(make(), stop_conditions=[Confirmed(HitsUpperBound(keys.STEPS, 2), by=SOLVED), ~SOLVED])
     assert stats[keys.STEPS] == 2
+
+
+@pytest.mark.parametrize(("text", "steps"), [("env/steps >= 96", 3), ("env/steps > 96", 4), ("not env/steps <= 96", 4)])
+def test_a_run_until_more_than_a_bound_is_as_long_as_one_that_reaches_the_next(text, steps):
+    trainer = make()
+    stats = run(trainer, stop_conditions=[from_spec(text)])
+    assert stats["algorithm/steps"] == steps
+    assert trainer.record.run.most_steps == pytest.approx(3)

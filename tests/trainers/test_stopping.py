@@ -1,5 +1,9 @@
 """How a run stops that was solved by an evaluation: at once, at the right place, with its checkpoint."""
 
+import os
+import signal
+import threading
+
 import pytest
 
 from rl8x import keys
@@ -56,20 +60,20 @@ def test_an_evaluation_before_a_step_is_fresh_in_its_row_and_of_an_earlier_polic
 @pytest.mark.parametrize("counting_first", [False, True])
 def test_what_confirmations_measure_counts_for_the_other_conditions(joined, counting_first):
     never = Confirmed(HitsUpperBound(keys.STEPS, 2), by=HitsUpperBound("eval/returns/mean", 1e9))
-    conditions = [never, Plateau("eval/returns/mean", patience=2, rtol=1e9)]
+    conditions = [never, Plateau("eval/returns/mean", patience=1, rtol=1e9)]
     if counting_first:
         conditions.reverse()
     trainer = make()
     conditions = [conditions[0] | conditions[1]] if joined else conditions
     stats = trainer.run(stop_conditions=conditions, max_steps=9, progress="none")
-    # Of three evaluations, after steps 2, 3 and 4, two compare with the one before.
-    assert stats[keys.STEPS] == 4
-    assert [value for _, value in trainer.tracker.history("eval/returns/mean")][2:] == [stats["eval/returns/mean"]]
+    # Of two evaluations, after steps 2 and 3, one compares with the one before.
+    assert stats[keys.STEPS] == 3
+    assert [value for _, value in trainer.tracker.history("eval/returns/mean")][1:] == [stats["eval/returns/mean"]]
 
 
 def test_an_evaluation_in_a_loop_of_ones_own_is_counted_once_in_the_row_of_its_step():
     trainer = make()
-    counted, sometimes = Plateau("eval/returns/mean", patience=2, rtol=1e9), StopsIncreasing("eval/returns/mean", 99)
+    counted, sometimes = Plateau("eval/returns/mean", patience=1, rtol=1e9), StopsIncreasing("eval/returns/mean", 99)
     rows = []
     for stats in trainer:
         assert "eval/returns/mean" not in stats.fresh
@@ -84,11 +88,9 @@ def test_an_evaluation_in_a_loop_of_ones_own_is_counted_once_in_the_row_of_its_s
         if counted(stats):
             break
     trainer.close()
-    assert [stats[keys.STEPS] for stats in rows] == [1, 2, 3, 4, 5, 6]  # three evaluations: two compare with one before
+    assert [stats[keys.STEPS] for stats in rows] == [1, 2, 3, 4]  # two evaluations: one compares with the one before
     assert [("eval/returns/mean" in stats, "eval/returns/mean" in stats.fresh) for stats in rows] == [
         (False, False),
-        (True, True),
-        (True, False),
         (True, True),
         (True, False),
         (True, True),
@@ -127,12 +129,97 @@ def test_what_confirms_the_end_is_tracked_at_the_present_step_and_saved_as_the_b
 def test_conditions_count_the_evaluations_that_another_asks_for(place):
     trainer = make()
     conditions = [Confirmed(HitsUpperBound(keys.STEPS, 2), evaluations=2, by=HitsUpperBound("eval/returns/mean", 1e6))]
-    conditions.insert(place, Plateau("eval/returns/mean", patience=2, rtol=1e9))
+    conditions.insert(place, Plateau("eval/returns/mean", patience=1, rtol=1e9))
     stats = trainer.run(stop_conditions=conditions, max_steps=9, progress="none")
-    # Of steps 2, 3 and 4 there is an evaluation, as the first of two does not confirm: two compare with one before.
-    assert [step for step, _ in trainer.tracker.history("eval/returns/mean")] == [64, 96, 128]
-    assert stats[keys.STEPS] == 4
+    # Of steps 2 and 3 there is an evaluation, as the first of two does not confirm: one compares with the one before.
+    assert [step for step, _ in trainer.tracker.history("eval/returns/mean")] == [64, 96]
+    assert stats[keys.STEPS] == 3
     assert stats.stop_reason.startswith("Plateau")
+
+
+def stops_at(step, why, then=None):
+    def callback(trainer, stats):
+        if stats[keys.STEPS] == step:
+            trainer.stop(why)
+        elif then is not None:
+            then(trainer)
+
+    return callback
+
+
+def test_a_callback_ends_a_run_which_is_finished_saved_and_over(tmp_path):
+    trainer = make(
+        checkpoints=Checkpoints(tmp_path, every_steps=100), callbacks=[stops_at(3, "the budget\n is spent ")]
+    )
+    stats = trainer.run(max_steps=9, progress="none")
+    assert stats[keys.STEPS] == trainer.state[keys.STEPS] == 3
+    assert stats.stop_reason == trainer.stop_reason == "the budget is spent"
+    assert len(trainer.tracker.history("losses/total")) == 3  # the row of the last step too
+    assert trainer.tracker.status == "FINISHED"
+    assert trainer.tracker.tags["rl8x.stop_reason"] == "the budget is spent"
+    saved = read(listed(tmp_path)[-1])
+    assert (saved.metadata["status"], saved.metadata["counters"][keys.STEPS]) == ("FINISHED", 3)
+    resumed = {"tracker": trainer.tracker, "callbacks": [lambda trainer, stats: None]}
+    over = Trainer.resume(tmp_path, **resumed).run(progress="none")
+    assert (over[keys.STEPS], over.stop_reason) == (3, "the budget is spent")
+    assert Trainer.resume(tmp_path, **resumed).run(max_steps=5, progress="none")[keys.STEPS] == 5
+
+
+def test_the_first_reason_counts_beside_those_of_conditions():
+    callbacks = [stops_at(2, "first"), stops_at(2, "second")]
+    trainer = make(callbacks=callbacks)
+    stats = trainer.run(stop_conditions=[HitsUpperBound(keys.STEPS, 2)], max_steps=2, progress="none")
+    assert stats.stop_reason == "HitsUpperBound('algorithm/steps', 2): algorithm/steps = 2; first; max_steps=2"
+    assert trainer.run(max_steps=1, progress="none").stop_reason == "max_steps=1"  # another run knows nothing of it
+
+
+def test_signal_handlers_and_other_threads_end_a_run(default_signals):
+    trainer = make(callbacks=[lambda trainer, stats: os.kill(os.getpid(), signal.SIGUSR2)])
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: trainer.stop("a signal"))
+    try:
+        assert trainer.run(max_steps=9, progress="none").stop_reason == "a signal"
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+    def of_a_thread(trainer, stats):
+        thread = threading.Thread(target=trainer.stop, args=["a thread"])
+        thread.start()
+        thread.join()
+
+    trainer = make(callbacks=[of_a_thread])
+    stats = trainer.run(max_steps=9, progress="none")
+    assert (stats[keys.STEPS], stats.stop_reason, trainer.tracker.status) == (1, "a thread", "FINISHED")
+
+
+def test_a_callback_ends_a_loop_over_the_trainer_too():
+    trainer = make(callbacks=[stops_at(3, "enough")])
+    rows = [(stats[keys.STEPS], stats.stop_reason) for stats in trainer]
+    assert rows == [(1, None), (2, None), (3, "enough")]
+    trainer.close()
+    assert (trainer.tracker.status, trainer.tracker.tags["rl8x.stop_reason"]) == ("FINISHED", "enough")
+    assert trainer.step().stop_reason is None
+
+
+def test_a_stop_of_nothing_or_for_nothing_is_refused():
+    trainer = make()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="ends a run\\(\\) in progress, and there is none"):
+            trainer.stop("why")
+        trainer.run(max_steps=1, progress="none")
+    for why, error in ((None, TypeError), (3, TypeError), (" ", ValueError)):
+        with pytest.raises(error, match=r"`why` must .*trainer\.stop\('the budget is spent'\); got"):
+            make(callbacks=[stops_at(1, why)]).run(max_steps=2, progress="none")
+
+
+def test_a_run_that_failed_leaves_no_stop_behind():
+    def fail(trainer, stats):
+        if stats[keys.STEPS] == 1:
+            raise ZeroDivisionError
+
+    trainer = make(callbacks=[stops_at(1, "enough"), fail])
+    with pytest.raises(ZeroDivisionError):
+        trainer.run(max_steps=2, progress="none")
+    assert trainer.run(max_steps=2, progress="none").stop_reason == "max_steps=2"
 
 
 def test_a_best_by_evaluations_that_nobody_makes_is_warned_of(tmp_path, recwarn):

@@ -349,12 +349,12 @@ def test_a_confirmation_evaluates_under_the_runs_config():
 
 def test_a_second_run_starts_conditions_afresh_and_goes_on_in_the_same_tracked_run():
     trainer = make()
-    plateau = Plateau("algorithm/steps", patience=2, rtol=10.0)
-    assert run(trainer, stop_conditions=[plateau])[keys.STEPS] == 3
+    plateau = Plateau("algorithm/steps", patience=1, rtol=10.0)
+    assert run(trainer, stop_conditions=[plateau])[keys.STEPS] == 2
     first = trainer.tracker.run_id
-    assert run(trainer, stop_conditions=[plateau])[keys.STEPS] == 6
+    assert run(trainer, stop_conditions=[plateau])[keys.STEPS] == 4
     assert trainer.tracker.run_id == first
-    assert [step for step, _ in trainer.tracker.history("algorithm/steps")] == [32 * n for n in range(1, 7)]
+    assert [step for step, _ in trainer.tracker.history("algorithm/steps")] == [32 * n for n in range(1, 5)]
 
 
 def test_a_run_within_a_run_is_refused():

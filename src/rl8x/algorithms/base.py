@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import math
+import numbers
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -211,6 +213,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         counters: Running totals, by metric name (`keys.COUNTERS`).
         device: Device of environment, policy and update.
         execution: Runs the programs.
+        lr_schedule: The learning rate by the clock; None if the algorithm has none.
         metrics: Names of the metrics that `step()` returns, as they are logged.
         policy: The trained policy.
         state_reset_every: The recurrent state is reset every so many steps of a horizon; 0: only at episode starts.
@@ -225,7 +228,9 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     """Whether updates do not depend on the scale of action distributions, which then may differ between copies."""
 
     policy: Policy
+    lr_schedule: Schedule | None = None
     state_reset_every: int = 0
+    _lr: float | None = None
     _model_draws = False
 
     def __init_subclass__(cls, *, config: type[AlgorithmConfig] | None = None, **options: Any) -> None:
@@ -282,6 +287,35 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     def _generator(self, part: str) -> torch.Generator:
         """Return a generator for a part of the run, on the device, seeded from the run's seed."""
         return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
+
+    def set_lr(self, lr: float | None) -> None:
+        """Set the learning rate of all optimizers from the next step on; checkpoints keep it.
+
+        Resuming with another `lr` or `lr_schedule` forgets it. With several ranks, each has to call this.
+
+        Args:
+            lr: The rate, at least 0; None goes back to the config's.
+
+        Raises:
+            TypeError: If it is not a number.
+            ValueError: If it is negative or not finite, or the algorithm has a schedule, or no learning rate at all.
+        """
+        if self.lr_schedule is None:
+            raise ValueError(f"{type(self).__name__} has no learning rate that could be set.")
+        if lr is not None:
+            if isinstance(lr, bool) or not isinstance(lr, numbers.Real):
+                raise TypeError(f"the learning rate must be a number; got {lr!r}.")
+            if not 0.0 <= lr < math.inf:
+                raise ValueError(f"the learning rate must be finite and at least 0; got {lr!r}.")
+            if self._has_schedule:
+                raise ValueError("the learning rate follows `lr_schedule`, which set_lr would break: use one of them.")
+        self._lr = None if lr is None else float(lr)
+        # Updates read the rate from a tensor, which every step fills by the schedule, however they are executed.
+        self.lr_schedule = self.config.schedule("lr") if lr is None else Schedule.make(self._lr)
+
+    @property
+    def _has_schedule(self) -> bool:
+        return getattr(self.config, "lr_schedule", None) is not None
 
     # -- models that behave differently in training mode
 
@@ -350,7 +384,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return all state that the next collect and step depend on."""
-        return {**self.learned_state(), "counters": dict(self.counters)}
+        return {**self.learned_state(), "counters": dict(self.counters), "lr": self._lr}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of `state_dict`; training continues with the same bits.
@@ -359,7 +393,13 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
             state: A `state_dict`.
         """
         self.load_learned_state(state)
+        self._load_totals(state)
+
+    def _load_totals(self, state: Mapping[str, Any]) -> None:
+        """Restore what no update changes: the counters, and a learning rate that was set."""
         self.counters.update(state["counters"])
+        if self.lr_schedule is not None:
+            self.set_lr(None if self._has_schedule else state["lr"])
 
     def join(self, state: Mapping[str, Any]) -> None:
         """Restore another rank's state on a rank that is new to the run.
@@ -369,7 +409,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         """
         own = self.learned_state()
         self.load_learned_state({**state, **{name: own[name] for name in self.of_rank}})
-        self.counters.update(state["counters"])
+        self._load_totals(state)
 
     # -- non-finite numbers
 

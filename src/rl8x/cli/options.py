@@ -21,6 +21,7 @@ from rl8x.algorithms.hyperparameters import kind_of
 from rl8x.algorithms.off_policy.config import ActorCriticConfig, LearnerConfig, ValueConfig
 from rl8x.algorithms.on_policy import OnPolicyConfig
 from rl8x.cli.errors import UserError, users_mistakes
+from rl8x.conditions.expressions import is_expression
 from rl8x.config import RunConfig, apply_overrides, load_run_file, parse_value
 from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import SUFFIXES
@@ -151,8 +152,13 @@ def _config_class(parameters: Mapping[str, Any], data: Mapping[str, Any]) -> typ
     return algorithm_config_class(name if isinstance(name, str) else RunConfig.algorithm, trusted)
 
 
+def stop_specs(stop: Sequence[str]) -> list[Any]:
+    """Return what `--stop` was given as plain data: comparisons as they are, anything else read as YAML."""
+    return [text if is_expression(text) else parse_value(text) for text in stop]
+
+
 def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunConfig:
-    """Put a run together from the parameters of a `RunCommand`, and stop conditions in YAML, which replace the file's.
+    """Put a run together from the parameters of a `RunCommand`, and stop conditions, which replace the file's.
 
     Names on the command line may import their modules, names in a file only with `--trust`.
     """
@@ -168,7 +174,7 @@ def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunConf
     config_class = _config_class(parameters, data)
     overrides = [under_algorithm(word, config_class) for word in parameters["words"] if "=" in word]
     data = apply_overrides(data, overrides, ALIASES)
-    conditions = [parse_value(text) for text in stop]
+    conditions = stop_specs(stop)
     if envs:
         data["env"] = envs[0]
     if conditions:

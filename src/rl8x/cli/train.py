@@ -14,9 +14,9 @@ import click
 from rl8x import keys
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.cli.errors import LOST_ROWS, UserError, is_users_mistake, users_mistakes
-from rl8x.cli.options import AlgorithmCommand, RunCommand, find_modules_here, given_options, read_run
+from rl8x.cli.options import AlgorithmCommand, RunCommand, find_modules_here, given_options, read_run, stop_specs
 from rl8x.conditions import from_spec
-from rl8x.config import RunConfig, apply_overrides, dump_run, parse_value
+from rl8x.config import RunConfig, apply_overrides, dump_run
 from rl8x.config.algorithms import algorithm_config_class
 from rl8x.distributed import RankError, ranks
 from rl8x.execution.programs import ProgramError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES: Final = """\b
 rl8x train CartPole --stop "wall_time: 1m"
-rl8x train CartPole --num-envs 4096 --lr 3e-4 --steps-per-eval 5 --stop "hits_upper_bound: [eval/returns/mean, 475]"
+rl8x train CartPole --num-envs 4096 --lr 3e-4 --steps-per-eval 5 --stop "eval/returns/mean >= 475"
 rl8x train -f run.yaml lr=1e-3 env_config.length='{uniform: [0.25, 1]}'
 rl8x train my_module.MyEnv algorithm_config.model_config.hidden_sizes='[64, 64]' --max-steps 100
 rl8x train CartPole --lr 3e-4 --dry-run > run.yaml
@@ -42,7 +42,7 @@ A run file has the same keys, in YAML, TOML or JSON:
   steps_per_eval: 5
   stop_conditions:
     - plateau: {name: episodes/returns/mean, patience: 20}
-    - any: [{wall_time: 10m}, {hits_upper_bound: [env/steps, 1e8]}]
+    - any: [{wall_time: 10m}, env/steps >= 1e8]
 
 \b
 An algorithm of your own is a subclass of rl8x.algorithms.AlgorithmConfig, whose fields are options too:
@@ -66,9 +66,9 @@ class _TrainCommand(RunCommand):
     "--stop",
     multiple=True,
     metavar="CONDITION",
-    help="End the run when this is met, as in 'wall_time: 1h' or 'plateau: {name: episodes/returns/mean}'; may be "
-    "repeated. Kinds: hits_upper_bound, hits_lower_bound, plateau, stops_decreasing, stops_increasing, wall_time, "
-    "non_finite, confirmed, all, any, not.",
+    help="End the run when this is met, as in 'eval/returns/mean >= 475 and env/steps >= 1e5', 'wall_time: 1h' or "
+    "'plateau: {name: episodes/returns/mean}'; may be repeated. Kinds: hits_upper_bound, hits_lower_bound, plateau, "
+    "stops_decreasing, stops_increasing, wall_time, non_finite, confirmed, all, any, not.",
 )
 @click.option(
     "--resume",
@@ -156,7 +156,7 @@ def resume(
     options = given_options({"max_steps": max_steps, "steps_per_eval": steps_per_eval})
     with users_mistakes(RankError):
         overrides = apply_overrides({}, words) | given_options(hyperparameters)
-        conditions = [parse_value(text) for text in stop]
+        conditions = stop_specs(stop)
         find_modules_here(trust or list(texts([overrides, conditions])))
         if conditions:
             import_condition = functools.partial(import_named, trust=True)

@@ -207,14 +207,18 @@ class Condition(ABC):
         )
 
     def __repr__(self) -> str:
-        parameters = inspect.signature(type(self)).parameters.values()
-        required = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
+        defaults = {name: each.default for name, each in inspect.signature(type(self)).parameters.items()}
+        required = {name for name, default in defaults.items() if default is inspect.Parameter.empty}
         shown = [
             repr(value) if name in required else f"{name}={value!r}"
             for name, value in self.arguments().items()
-            if value is not None
+            if value is not None and not (_is_zero(value) and _is_zero(defaults.get(name)))
         ]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _is_zero(value: object) -> bool:
+    return isinstance(value, int | float) and value == 0
 
 
 class FromCallable(Condition):

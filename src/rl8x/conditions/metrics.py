@@ -6,7 +6,7 @@ import math
 import numbers
 import operator
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from rl8x import keys
@@ -26,11 +26,18 @@ def _checked_number(value: object, owner: str, argument: str) -> float:
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
-def checked_count(value: object, owner: str, argument: str) -> int:
-    """Return a whole number of at least 1, or raise naming the argument of `owner`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise ValueError(f"{owner}: `{argument}` must be a whole number of at least 1; got {value!r}.")
+def checked_count(value: object, owner: str, argument: str, least: int = 1) -> int:
+    """Return a whole number of at least `least`, or raise naming the argument of `owner`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise ValueError(f"{owner}: `{argument}` must be a whole number of at least {least}; got {value!r}.")
     return int(value)
+
+
+def _checked_tolerance(value: object, owner: str, argument: str) -> float:
+    number = _checked_number(value, owner, argument)
+    if number < 0:
+        raise ValueError(f"{owner}: `{argument}` must be at least 0; got {value!r}.")
+    return number
 
 
 class _OnMetric(Condition):
@@ -101,17 +108,21 @@ class _Patient(_OnMetric):
     """A condition that is met when something held for `patience` fresh values in a row; meanwhile the verdict stays.
 
     A value that is not finite may complete the count, but does not tell that something goes on: it is no verdict then.
+    The first `after` values give none either.
     """
 
-    def __init__(self, name: str, patience: int = 5) -> None:
+    def __init__(self, name: str, patience: int, rtol: float, atol: float, after: int) -> None:
         super().__init__(name)
-        self.patience = checked_count(patience, type(self).__name__, "patience")
+        owner = type(self).__name__
+        self.patience = checked_count(patience, owner, "patience")
+        self.rtol = _checked_tolerance(rtol, owner, "rtol")
+        self.atol = _checked_tolerance(atol, owner, "atol")
+        self.after = checked_count(after, owner, "after", least=0)
         self.start()
 
     def start(self) -> None:
-        """Clear the count and the value that the next one is compared with."""
-        self.count = 0
-        self.reference: float | None = None
+        """Forget all values."""
+        self.seen = self.count = 0
 
     def judge(self, stats: Stats) -> Verdict:
         """Count the row's value if it is fresh."""
@@ -120,14 +131,27 @@ class _Patient(_OnMetric):
             return None
         fresh = getattr(stats, "fresh", None)
         if fresh is None or not self.name.startswith(keys.EVAL_PREFIX) or self.name in fresh:
-            self.count = self.count + 1 if self.holds(float(value)) else 0
-        if self.count >= self.patience:
+            self.seen += 1
+            if self.seen > self.after:
+                self.count = self.count + 1 if self.holds(float(value)) else 0
+        if self.seen <= self.after:
+            return None
+        if self.is_met:
             return True
         return False if math.isfinite(value) else None
 
+    @property
+    def is_met(self) -> bool:
+        """Whether it is met by the values so far."""
+        return self.count >= self.patience
+
+    def _margin(self, reference: float) -> float:
+        """Return the difference from a reference that does not count: `max(atol, rtol * |reference|)`."""
+        return max(self.atol, self.rtol * abs(reference))
+
     @abstractmethod
     def holds(self, value: float) -> bool:
-        """Compare a value with the reference, and renew that.
+        """Compare a value with those before, and keep what the next ones are compared with.
 
         Args:
             value: The fresh value of the metric.
@@ -138,42 +162,75 @@ class _Patient(_OnMetric):
 
 
 class Plateau(_Patient):
-    """Met when `patience` values in a row were each within `rtol` of the one before.
+    """Met when means over `patience` values stay the same: noise averages out, and a slow rise is seen.
 
-        |value_t - value_{t-1}| <= rtol * |value_{t-1}|
+        |mean of the last `patience` values - mean of the `patience` before| <= max(atol, rtol * |mean before|)
+
+    has to hold for `patience` values in a row, for the first time after 3 * `patience` - 1 values. `patience` + 1
+    values that are exactly equal, as repeated evaluations are, meet it at once. A value that is not finite begins anew.
 
     Args:
         name: The metric.
-        patience: How often in a row, at least 1. The first value compares with nothing.
-        rtol: Relative tolerance, at least 0.
+        patience: Length of both windows, and how often in a row the means must agree; at least 1.
+        rtol: Tolerance relative to the earlier mean, at least 0.
+        atol: Absolute tolerance, in the metric's unit, at least 0; for metrics around 0.
+        after: How many of the metric's first values are left out, at least 0.
 
     Raises:
         TypeError: If the name is not a string.
         ValueError: If a number is out of its range.
     """
 
-    def __init__(self, name: str, patience: int = 5, rtol: float = 1e-3) -> None:
-        super().__init__(name, patience)
-        self.rtol = _checked_number(rtol, "Plateau", "rtol")
-        if self.rtol < 0:
-            raise ValueError(f"Plateau: `rtol` must be at least 0; got {rtol!r}.")
+    def __init__(self, name: str, patience: int = 5, rtol: float = 1e-3, atol: float = 0.0, after: int = 0) -> None:
+        super().__init__(name, patience, rtol, atol, after)
+
+    def start(self) -> None:
+        """Forget all values."""
+        super().start()
+        self.values: list[float] = []
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the means stay the same, or the last values are equal."""
+        last = self.values[-self.patience - 1 :]
+        return super().is_met or (len(last) > self.patience and len(set(last)) == 1)
 
     def holds(self, value: float) -> bool:
-        """Compare with the value before; one that is not finite compares with nothing, before or after."""
-        previous, self.reference = self.reference, value if math.isfinite(value) else None
-        if previous is None or self.reference is None:
+        """Compare the means of the last two windows, once there are two; a value that is not finite empties them."""
+        size = self.patience
+        self.values = [*self.values[1 - 2 * size :], value] if math.isfinite(value) else []
+        if len(self.values) < 2 * size:
             return False
-        return abs(value - previous) <= self.rtol * abs(previous)
+        before, now = _mean(self.values[:size]), _mean(self.values[size:])
+        return abs(now - before) <= self._margin(before)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean, which does not depend on the order of the values; NaN where their sum is no float."""
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.nan
 
 
 class _StopsImproving(_Patient):
     """Met when the metric was no better than its best value so far `patience` times in a row."""
 
-    better: ClassVar[staticmethod[[float, float], bool]]
+    sign: ClassVar[int]
+    """1 where higher is better, -1 where lower is."""
+
+    def __init__(self, name: str, patience: int = 5, rtol: float = 0.0, atol: float = 0.0, after: int = 0) -> None:
+        super().__init__(name, patience, rtol, atol, after)
+
+    def start(self) -> None:
+        """Forget all values."""
+        super().start()
+        self.reference: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Compare with the best value so far."""
-        if not math.isfinite(value) or (self.reference is not None and not self.better(value, self.reference)):
+        """Compare with the best value so far, which only one that is better by the margin replaces."""
+        best = self.reference
+        if not math.isfinite(value) or (best is not None and self.sign * (value - best) <= self._margin(best)):
             return True
         self.reference = value
         return False
@@ -182,35 +239,47 @@ class _StopsImproving(_Patient):
 class StopsDecreasing(_StopsImproving):
     """Met when the metric did not fall below its lowest value so far `patience` times in a row.
 
-    The first finite value is the lowest so far; one that is not finite never counts as lower.
+        value < lowest - max(atol, rtol * |lowest|)
+
+    makes a value the new lowest; the first finite value is the lowest so far, and one that is not finite never counts
+    as lower.
 
     Args:
         name: The metric.
         patience: How often in a row, at least 1.
+        rtol: By how much of the lowest value another must be lower to count, at least 0.
+        atol: The same in the metric's unit (elsewhere `min_delta`), at least 0.
+        after: How many of the metric's first values are left out, at least 0.
 
     Raises:
         TypeError: If the name is not a string.
-        ValueError: If `patience` is not a whole number of at least 1.
+        ValueError: If a number is out of its range.
     """
 
-    better = staticmethod(operator.lt)
+    sign = -1
 
 
 class StopsIncreasing(_StopsImproving):
-    """Met when the metric did not rise above its highest value so far `patience` times in a row.
+    """Met when the metric did not rise above its highest value so far `patience` times in a row: no improvement.
 
-    The first finite value is the highest so far; one that is not finite never counts as higher.
+        value > highest + max(atol, rtol * |highest|)
+
+    makes a value the new highest; the first finite value is the highest so far, and one that is not finite never counts
+    as higher.
 
     Args:
         name: The metric.
         patience: How often in a row, at least 1.
+        rtol: By how much of the highest value another must be higher to count, at least 0.
+        atol: The same in the metric's unit (elsewhere `min_delta`), at least 0.
+        after: How many of the metric's first values are left out, at least 0.
 
     Raises:
         TypeError: If the name is not a string.
-        ValueError: If `patience` is not a whole number of at least 1.
+        ValueError: If a number is out of its range.
     """
 
-    better = staticmethod(operator.gt)
+    sign = 1
 
 
 class NonFinite(Condition):

@@ -6,6 +6,7 @@ stop_conditions:
       - plateau: {name: episodes/returns/mean, patience: 20}
       - not: {hits_lower_bound: [episodes/returns/mean, 100]}
   - wall_time: 2h
+  - eval/returns/mean >= 475 and env/steps >= 50000
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from rl8x.conditions.base import And, Condition, FromCallable, Not, Or
+from rl8x.conditions.expressions import looks_like_comparison, parse
 from rl8x.conditions.kinds import KINDS
 from rl8x.conditions.metrics import NonFinite
 from rl8x.conditions.plain import plain
@@ -31,13 +33,19 @@ def from_spec(spec: object, *, find: Find | None = None) -> Condition:
 
     Args:
         spec: One entry, from the kind (`"plateau"` or `"Plateau"`) to its arguments by name, in order, or the only one;
-            or the kind alone. `all` and `any` take a list of conditions, `not` one.
+            or the kind alone. `all` and `any` take a list of conditions, `not` one. Or a text that compares metrics
+            with numbers, such as `"eval/returns/mean >= 475 and env/steps >= 5e4"`.
         find: Finds the class of a kind with a dot in its name, a user's own condition.
 
     Raises:
         ValueError: If the kind is unknown or the arguments are not its own.
         TypeError: If an argument is of the wrong type.
     """
+    if isinstance(spec, str) and looks_like_comparison(spec):
+        try:
+            return parse(spec)
+        except ValueError as error:
+            raise _unknown(spec, f" {str(error)[:1].upper()}{str(error)[1:].removesuffix('.')}.") from None
     kind, arguments = _split(spec)
     cls = _find_class(kind, find)
     if cls in (And, Or):
@@ -90,8 +98,11 @@ def _find_class(kind: str, find: Find | None) -> type[Condition]:
         if isinstance(cls, type) and issubclass(cls, Condition):
             return cls
         raise ValueError(f"{kind!r} is not a subclass of rl8x.conditions.Condition.")
-    hint = did_you_mean(kind, [*KINDS, *_BY_CLASS_NAME])
-    raise ValueError(f"unknown stop condition {kind!r}.{hint} There are {', '.join(KINDS)}.")
+    raise _unknown(kind, did_you_mean(kind, [*KINDS, *_BY_CLASS_NAME]))
+
+
+def _unknown(kind: str, hint: str) -> ValueError:
+    return ValueError(f"unknown stop condition {kind!r}.{hint} There are {', '.join(KINDS)}.")
 
 
 def kinds_in(specs: object) -> Iterator[str]:

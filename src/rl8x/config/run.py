@@ -76,7 +76,9 @@ class RunConfig:
     )
     max_steps: int | None = option(None, "The run ends after so many steps at the latest. None: no limit.", low=1)
     stop_conditions: Sequence[Any] = option(
-        (), "The run ends when one of these is met, such as {hits_upper_bound: [eval/returns/mean, 475]}."
+        (),
+        "The run ends when one of these is met, such as {plateau: {name: eval/returns/mean, patience: 10}} or "
+        "'eval/returns/mean >= 475 and env/steps >= 1e5'.",
     )
     eval_env: str | bool = option(
         "auto",

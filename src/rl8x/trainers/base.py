@@ -75,7 +75,8 @@ class TrainerBase(Generic[AlgorithmT]):
             have a `best_metric`, each with the metrics of its step. See `log_model`.
         callbacks: Called with the trainer and each row of statistics, after it was tracked and before the conditions
             judge it. A callback with an attribute `metric_names`, a list of names, may return values for them by name,
-            which are tracked and join the row. What `trainer.eval()` measures in a callback joins the row too.
+            which are tracked and join the row. What `trainer.eval()` measures in a callback joins the row too. It ends
+            the run by `trainer.stop("why")`.
 
     Attributes:
         checkpoints: The manager of its checkpoints.
@@ -86,7 +87,7 @@ class TrainerBase(Generic[AlgorithmT]):
         train_step: Makes the steps, and has the latest row and evaluation.
         origin: The checkpoint that was resumed from, until a `run()` has continued it; otherwise None.
         saved_run: State of the `run()` in that checkpoint, which the next `run()` continues, or None.
-        stop_reason: Why the last `run()` stopped.
+        stop_reason: Why the last `run()` stopped, or the loop.
         ending: Lines for the user: where that run is, which rows have not arrived there, and how to continue it.
 
     Raises:
@@ -172,6 +173,9 @@ class TrainerBase(Generic[AlgorithmT]):
             self.record.close(status_of(error), interruption(error), self.train_step.eval_row)
             raise
         self.train_step.open_row = stats
+        asked = ranks().share("whether a callback ends the loop", self.train_step.take_stop())
+        stats.stop_reason = next(filter(None, asked), None)
+        self.stop_reason = stats.stop_reason or self.stop_reason
         return stats
 
     def _check_place(self) -> None:
@@ -184,8 +188,9 @@ class TrainerBase(Generic[AlgorithmT]):
         self.record.check_process()
 
     def __iter__(self) -> Iterator[TrainStats]:
-        """Yield the rows of `step()` after `step()`, without end."""
-        while True:
+        """Yield the rows of `step()` after `step()`, until `stop()` is called."""
+        stats = None
+        while stats is None or stats.stop_reason is None:
             try:
                 stats = self.step()
             except KeyboardInterrupt:
@@ -351,6 +356,8 @@ class TrainerBase(Generic[AlgorithmT]):
         self.origin = origin
         try:
             self._load_rank(state)
+            if origin.overrides.keys() & {"lr", "lr_schedule"}:
+                algorithm.set_lr(None)
             self.saved_run = state["run"]
             self.checkpoints.go_on_from(checkpoint, origin.known)
         except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:

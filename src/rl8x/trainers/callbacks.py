@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from rl8x import keys
 from rl8x.tracking.names import legal_name, metric_value
 from rl8x.trainers.statistics import TrainStats
@@ -63,6 +65,13 @@ def returned_metrics(
     a name that is neither one of these nor in the row, it was meant as a metric, and a warning says how to declare it.
     """
     declared = declared_metrics(callback)
+    if not declared and isinstance(returned, bool | np.bool_) and not returned:
+        warnings.warn(
+            f"the callback {callback_name(callback)} returned False, which does not end the run: call "
+            "trainer.stop('why') for that, and return nothing.",
+            RuntimeWarning,
+            stacklevel=5,
+        )
     if not declared or returned is None:
         known = {*evaluated, *row}
         new = [name for name in returned if name not in known] if isinstance(returned, Mapping) else []
@@ -77,7 +86,8 @@ def returned_metrics(
         return {}
     if not isinstance(returned, Mapping):
         raise TypeError(
-            f"The callback {callback_name(callback)} must return its metrics by name, or None; got {returned!r}."
+            f"The callback {callback_name(callback)} must return its metrics by name, or None; got {returned!r}. To "
+            "end the run call trainer.stop('why')."
         )
     for name in returned:
         if name not in declared and name not in evaluated:

@@ -15,7 +15,9 @@ from rl8x.checkpoint import CheckpointError
 from rl8x.conditions import (
     Condition,
     Confirmed,
+    HitsLowerBound,
     HitsUpperBound,
+    Not,
     Or,
     as_conditions,
     check_names,
@@ -285,19 +287,20 @@ class RunState:
         limit: int | None = self.options["max_steps"]
         return limit if limit is not None and self.steps >= limit else None
 
-    def judge(self, stats: TrainStats, evaluated: Collection[str]) -> None:
-        """Set a row's `stop_reason` if a condition is met or `max_steps` reached.
+    def judge(self, stats: TrainStats, evaluated: Collection[str], why: str | None = None) -> None:
+        """Set a row's `stop_reason` if a condition is met, `max_steps` reached, or the run was asked to stop.
 
         Args:
             stats: The row.
             evaluated: Metrics that evaluations have measured so far.
+            why: What it was asked to stop for; None if it was not.
         """
         # Every condition sees every row: one that counts must not miss any because another was met.
         met = {id(condition) for condition in in_turn(self.conditions) if condition(stats)}
         self.met = [condition for condition in self.conditions if id(condition) in met]
         if self.options["steps_per_eval"] is None:
             self._check_callables(evaluated)
-        reasons = [condition.reason(stats) for condition in self.met]
+        reasons = [condition.reason(stats) for condition in self.met] + ([] if why is None else [why])
         if self.limit_reached is not None:
             reasons.append(f"max_steps={self.limit_reached}")
         stats.stop_reason = "; ".join(reasons) or None
@@ -378,6 +381,8 @@ def _bounds(conditions: Iterable[Condition], name: str) -> list[float]:
             bounds += _bounds(condition.children, name)
         elif isinstance(condition, HitsUpperBound) and condition.name == name:
             bounds.append(condition.bound)
+        elif isinstance(condition, Not) and isinstance(condition.condition, HitsLowerBound):  # `name > bound`
+            bounds += [condition.condition.bound] if condition.condition.name == name else []
     return bounds
 
 

@@ -26,7 +26,7 @@ class TrainStats(dict[str, float]):
         fresh: Names that were measured by this step or by an evaluation right after it, and `earlier`. The others come
             from older evaluations.
         earlier: Those of `fresh` that were measured before the step, with the policy before it.
-        stop_reason: Why `run()` stopped; None while it goes on.
+        stop_reason: Why `run()` stopped, or a loop is to; None while it goes on.
     """
 
     def __init__(

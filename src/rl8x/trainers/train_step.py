@@ -36,6 +36,7 @@ class TrainStep:
         unseen: Metrics of an evaluation that are in no row yet.
         in_run: Whether a `run()` is in progress.
         calls_back: Whether a callback is being called.
+        asked_to_stop: Why somebody wants the run to end after this step; None if nobody does.
     """
 
     def __init__(self, algorithm: GenericAlgorithmBase[Any], record: Record, on_non_finite: OnNonFinite) -> None:
@@ -44,6 +45,7 @@ class TrainStep:
         self.open_row: TrainStats | None = None
         self.unseen: frozenset[str] = frozenset()
         self.in_run = self.calls_back = False
+        self.asked_to_stop: str | None = None
         self._algorithm = algorithm
         self._record = record
         self._guard = Guard(on_non_finite)
@@ -54,6 +56,11 @@ class TrainStep:
     def is_in_progress(self) -> bool:
         """Whether a run or a callback is in progress, so that no other may begin."""
         return self.in_run or self.calls_back
+
+    def take_stop(self) -> str | None:
+        """Return why the run is to end after this step, once; None if nobody wants that."""
+        why, self.asked_to_stop = self.asked_to_stop, None
+        return why
 
     @property
     def known(self) -> dict[str, float]:

@@ -66,8 +66,9 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
 
         After torchrun has restarted a job (`--max-restarts`), the run continues from the job's last checkpoint.
 
-        SIGINT, SIGTERM and SIGHUP end the run after the current step: the run is saved, its status becomes KILLED, and
-        KeyboardInterrupt or SystemExit(128 + n) is raised. A second SIGINT ends it at once. SIGUSR1 only saves.
+        A condition ends it, `max_steps`, or `stop()`. SIGINT, SIGTERM and SIGHUP end it after the current step: the run
+        is saved, its status becomes KILLED, and KeyboardInterrupt or SystemExit(128 + n) is raised. A second SIGINT
+        ends it at once. SIGUSR1 only saves.
 
         Args:
             env_config: Values for the environment's parameters, applied at each reset; None changes nothing. Or a
@@ -117,6 +118,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         check_alike("the start of the run", {**run.params, **run.plain})
         self.checkpoints.take()  # before the tracker hears of a run that another process may have
         try:
+            self.train_step.take_stop()  # of a run that failed
             self.train_step.in_run = True
             if ranks().first("whether the run is elsewhere", self.checkpoints.outrun):
                 self.go_on_from_newest()
@@ -144,6 +146,34 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         finally:
             self.train_step.in_run = False
             self.checkpoints.end()  # only now: a lock that was left marks a run that was killed before its end
+
+    def stop(self, why: str) -> None:
+        """End the `run()` in progress after its current step: it is saved, and FINISHED for this reason.
+
+        Callbacks, signal handlers and other threads may call it; of several ranks one is enough. In a loop over
+        `step()` a callback may: the row gets the reason as its `stop_reason`, and `for stats in trainer` ends with it.
+
+        Args:
+            why: The reason, in the words that the run shows; of several the first counts.
+
+        Raises:
+            TypeError: If the reason is no text.
+            ValueError: If it is empty.
+            RuntimeError: If nothing is in progress that could end.
+        """
+        if not isinstance(why, str):
+            raise TypeError(f"`why` must be a text, as in trainer.stop('the budget is spent'); got {why!r}.")
+        if not why.strip():
+            raise ValueError(
+                f"`why` must say why the run ends, as in trainer.stop('the budget is spent'); got {why!r}."
+            )
+        if not self.train_step.is_in_progress:
+            raise RuntimeError(
+                "trainer.stop() ends a run() in progress, and there is none: call it in a callback, a signal handler "
+                "or another thread. A loop over step() ends by `break`."
+            )
+        if self.train_step.asked_to_stop is None:
+            self.train_step.asked_to_stop = hide(" ".join(why.split()))
 
     def _prepare(self, run: RunState, progress: Progress) -> ProgressReporter:
         """Configure the trainer's parts for a run, before it begins; return its progress reporter."""
@@ -184,7 +214,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
     def _judge(self, run: RunState, stats: TrainStats) -> None:
         """Ask the conditions. What a condition measures, as `Confirmed` does, joins the row and counts for the best."""
         self.train_step.open_row = stats
-        run.judge(stats, self.train_step.eval_row)
+        run.judge(stats, self.train_step.eval_row, self.train_step.take_stop())
         self.train_step.open_row = None
 
     @contextlib.contextmanager
@@ -389,6 +419,12 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
 class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
     """The trainer for any algorithm; see `TrainerBase` for arguments and attributes.
 
-    trainer = Trainer(PPOConfig(num_envs=64).build(CartPole))
-    trainer.run(stop_conditions=[HitsUpperBound("eval/returns/mean", 475)])
+        from rl8x import HitsUpperBound, PPOConfig, Trainer
+        from rl8x.envs import CartPole
+
+        config = PPOConfig(num_envs=64, gamma=0.99, lr=5e-3, sgd_minibatch_size=512)
+        trainer = Trainer(config.build(CartPole), num_eval_envs=16)
+        trainer.run(steps_per_eval=5, stop_conditions=[HitsUpperBound("eval/returns/mean", 475)])
+
+    `run` is such a loop over `step` and `eval`; `for stats in trainer` is one of your own.
     """

@@ -46,6 +46,7 @@ from rl8x.replay.dataset import Dataset
 from rl8x.replay.ring import Replay
 from rl8x.rollouts.statistics import Stats
 from rl8x.rollouts.stats_program import StatsProgram
+from rl8x.schedules import Schedule
 from rl8x.trees import tree_map, unflatten_tree
 
 LearnerConfigT = TypeVar("LearnerConfigT", bound=LearnerConfig)
@@ -93,6 +94,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
+    lr_schedule: Schedule
     replay: Replay | Dataset
 
     def __init__(

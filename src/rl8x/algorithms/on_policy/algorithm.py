@@ -34,6 +34,7 @@ from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.statistics import Number, Stats, gathered_not_finite, locate_non_finite
 from rl8x.rollouts.step import Bootstrap, Slot
+from rl8x.schedules import Schedule
 from rl8x.trees import is_part
 
 OnPolicyConfigT = TypeVar("OnPolicyConfigT", bound=OnPolicyConfig)
@@ -100,6 +101,8 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
             in_order=any(effects),
         )
         self.fresh = False
+
+    lr_schedule: Schedule
 
     # -- defined by subclasses
 
