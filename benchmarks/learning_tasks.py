@@ -135,7 +135,7 @@ TASKS = {
             "n_step": 3,
             "gamma": 0.99,
             "target_interval": 200,
-            "epsilon_schedule": {"kind": "interp", "points": [[0, 1.0], [10_000, 0.05]]},
+            "huber_delta": None,
             "max_grad_norm": 10.0,
             "model_config": SMALL,
         },

@@ -58,11 +58,11 @@ def replay_config(work: ReplayWork, shared: dict[str, Any]) -> OffPolicyConfig:
         return SACConfig(**fields, tau=work.tau, critic_hidden_sizes=widths, max_grad_norm=None)
     return DQNConfig(
         **fields,
-        target_interval=work.updates_per_target,
+        target_interval=round(work.updates_per_target / work.updates_per_sample),
         epsilon=work.epsilon,
+        epsilon_decay_steps=0,
         max_grad_norm=work.max_grad_norm,
         double=False,
-        huber_delta=1.0,
     )
 
 

@@ -1,4 +1,6 @@
+import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -173,9 +175,34 @@ def test_the_target_follows_after_the_step():
     torch.testing.assert_close(algorithm.nets.targets["target"][1], (before + trained) / 2)
 
 
+@pytest.mark.parametrize(("interval", "ratio"), [(1000, 0.25), (8, 1 / 3), (3, 0.5), (1, 0.25), (1, 2.0), (10, 1.0)])
+def test_the_target_moves_once_in_each_interval_of_transitions(interval, ratio):
+    updates = torch.arange(1, 3001)
+    moves = DQNConfig(target_interval=interval, updates_per_sample=ratio).taus(updates).tolist()
+    exact = Fraction(ratio).limit_denominator(10**9)
+    intervals = [math.floor(count / exact / interval) for count in range(3001)]  # that have ended by then
+    assert moves == [float(after > before) for before, after in itertools.pairwise(intervals)]
+    assert sum(moves) == min(3000 / exact // interval, 3000)
+
+
+def test_with_a_data_set_intervals_are_of_updates():
+    moves = DQNConfig(dataset="recorded", target_interval=10, updates_per_sample=0.25).taus(torch.arange(1, 31))
+    assert moves.nonzero().flatten().tolist() == [9, 19, 29]
+
+
+@pytest.mark.parametrize(("decay", "wanted"), [(96, [1.0, 1.0, 0.9, 0.7, 0.5, 0.5]), (0, [1.0, 1.0, *[0.5] * 4])])
+def test_epsilon_decays_from_1_over_transitions(decay, wanted):
+    algorithm = build(warmup_steps=20, epsilon=0.5, epsilon_decay_steps=decay, num_envs=12, horizon=2)
+    epsilons = []
+    for _ in range(6):
+        epsilons.append(algorithm.collect()["coefficients/epsilon"])
+        algorithm.step()
+    assert epsilons == pytest.approx(wanted)
+
+
 def learned(env, steps=80, **options):
     settings = {"warmup_steps": 64, "lr": 0.01, "target_interval": 20, "updates_per_sample": 1.0, "gamma": 0.9}
-    settings |= {"epsilon": 0.5}
+    settings |= {"epsilon": 0.5, "epsilon_decay_steps": 0}
     algorithm = build(env, **{**settings, "execution": "eager", **options})
     for _ in range(steps):
         algorithm.collect()
@@ -254,9 +281,9 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_the_params_say_what_is_in_force():
-    params = build(epsilon=0.1).params
+    params = build(epsilon=0.1, epsilon_decay_steps=500).params
     assert params["algorithm"] == "DQN"
-    assert params["epsilon_schedule"] == {"kind": "step", "points": [[0, 0.1]]}
+    assert params["epsilon_schedule"] == {"kind": "interp", "points": [[0, 1.0], [500, 0.1]]}
     assert params["double"] is True
     assert params["horizons_per_env_reset"] == -1
     assert params["distribution.class"] == "EpsilonGreedy"

@@ -76,6 +76,8 @@ def test_a_number_that_a_schedule_replaces_is_warned_of(config, options, name):
     [
         (SACConfig, {"v_min": -9.0, "v_max": 9.0}, ["v_min=-9.0", "v_max=9.0"]),
         (DQNConfig, {"v_max": 500.0, "num_quantiles": 8}, ["v_max=500.0"]),
+        (DQNConfig, {"huber_delta": 0.5, "num_atoms": 8}, ["huber_delta=0.5"]),
+        (DQNConfig, {"epsilon_decay_steps": 9, "epsilon_schedule": [[0, 0.05]]}, ["epsilon_decay_steps=9"]),
         (FlashSACConfig, {"v_max": 9.0, "num_atoms": 1}, ["v_max=9.0"]),
         (DQNConfig, {"priority_alpha": 0.5}, ["priority_alpha=0.5"]),
         (DQNConfig, {"priority_beta_schedule": [[0, 0.5]]}, ["priority_beta_schedule=[[0, 0.5]]"]),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any, ClassVar, Final
 
 import torch
@@ -19,7 +20,7 @@ from torch.nn import functional as F
 
 from rl8x import keys
 from rl8x.algorithms.base import EnvFactory
-from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.hyperparameters import given_for_nothing, option
 from rl8x.algorithms.off_policy.config import OffPolicyConfig, bounds_of_no_atoms, fixed_atoms
 from rl8x.algorithms.off_policy.learner import TAU, Learner, observed
 from rl8x.algorithms.off_policy.nets import Net
@@ -30,6 +31,7 @@ from rl8x.envs import Env
 from rl8x.functional import project
 from rl8x.q_values import QPolicy, check_discrete
 from rl8x.rollouts.statistics import Number
+from rl8x.schedules import Schedule
 
 EPSILON: Final = "coefficients/epsilon"
 
@@ -41,7 +43,6 @@ class DQNConfig(
         "batch_size": 64,
         "updates_per_sample": 0.25,
         "tau": 1.0,
-        "target_interval": 250,
         "lr": 1e-3,
         "max_grad_norm": 10.0,
     },
@@ -50,8 +51,8 @@ class DQNConfig(
 
     Raises:
         TypeError: If a value is not of its option's kind.
-        ValueError: If a value is out of its range, `v_min` is not less than `v_max`, `num_atoms` and `num_quantiles` or
-            `huber_delta` are given together, or a schedule is not legal.
+        ValueError: If a value is out of its range, `v_min` is not less than `v_max`, `num_atoms` and `num_quantiles`
+            are given together, or a schedule is not legal.
 
     Source: Mnih et al. 2015, doi:10.1038/nature14236; `double`: van Hasselt et al. 2016, arXiv:1509.06461; `dueling`:
     Wang et al. 2016, arXiv:1511.06581; `prioritized`: Schaul et al. 2016, arXiv:1511.05952; `num_atoms`: Bellemare et
@@ -59,11 +60,17 @@ class DQNConfig(
     arXiv:2006.04779.
     """
 
+    target_interval: int = option(
+        1000, "Transitions, or updates with a data set, between two updates of the target network.", low=1
+    )
     epsilon: float = option(
-        0.05, "Probability of a random action after the warm-up (epsilon-greedy).", low=0.0, high=1.0
+        0.05, "Probability of a random action (epsilon-greedy), once it has decayed.", low=0.0, high=1.0
+    )
+    epsilon_decay_steps: int = option(
+        10_000, "Transitions over which epsilon falls from 1 to its value, linearly; 0: none.", low=0
     )
     epsilon_schedule: list[list[float]] | dict[str, Any] | None = option(
-        None, "Epsilon over transitions, in the form of lr_schedule; replaces epsilon."
+        None, "Epsilon over transitions, in the form of lr_schedule; replaces epsilon and epsilon_decay_steps."
     )
     double: bool = option(
         True,
@@ -72,9 +79,9 @@ class DQNConfig(
     )
     dueling: bool = option(False, "Dueling heads: Q = V + A - mean A (arXiv:1511.06581).")
     huber_delta: float | None = option(
-        None,
-        "Delta of the Huber loss; the paper's is 1. None: half the squared error, which learns faster from rare "
-        "large errors at episode ends; with num_quantiles the absolute error.",
+        1.0,
+        "Delta of the Huber loss, also of quantiles. None: half the squared error, whose rare large errors at episode "
+        "ends make learning unstable; with num_quantiles the absolute error.",
         above=0.0,
     )
     num_atoms: int = option(
@@ -111,11 +118,20 @@ class DQNConfig(
         if self.num_atoms > 1 and self.num_quantiles > 1:
             given = f"{self.num_atoms} and {self.num_quantiles}"
             raise ValueError(f"`num_atoms` and `num_quantiles` exclude each other; got {given}. Leave one at 1.")
-        if self.num_atoms > 1 and self.huber_delta is not None:
-            raise ValueError(
-                f"`huber_delta` has no meaning with `num_atoms`, whose loss is a cross-entropy; got {self.huber_delta} "
-                f"and {self.num_atoms}. Leave it out."
-            )
+
+    def schedule(self, name: str) -> Schedule:
+        """Return the schedule of a hyperparameter; that of epsilon decays from 1 by default."""
+        if name == "epsilon" and self.epsilon_schedule is None and self.epsilon_decay_steps:
+            points = ((0, 1.0), (self.epsilon_decay_steps, self.epsilon))
+            return Schedule(points, "interp", "epsilon_schedule")
+        return super().schedule(name)
+
+    def taus(self, updates: Tensor) -> Tensor:
+        """Return tau of the target network for updates, which count from 1: those in which an interval ends."""
+        ratio = Fraction(1) if self.dataset is not None else self.update_ratio
+        interval = self.target_interval * ratio  # in updates
+        before, after = (count * interval.denominator // interval.numerator for count in (updates - 1, updates))
+        return torch.where(after > before, self.tau, 0.0)
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -123,8 +139,16 @@ class DQNConfig(
         return "dueling", "num_quantiles", *fixed_atoms(self)
 
     def without_effect(self) -> dict[str, str]:
-        """Return also the bounds of atoms, if there are no atoms."""
-        return super().without_effect() | bounds_of_no_atoms(self)
+        """Return also what atoms, or a schedule, leave without effect, and their bounds if there are no atoms."""
+        atoms = given_for_nothing(
+            self, ("huber_delta",) if self.num_atoms > 1 else (), "the loss of atoms is a cross-entropy. Leave it out"
+        )
+        decay = given_for_nothing(
+            self,
+            ("epsilon_decay_steps",) if self.epsilon_schedule is not None else (),
+            "`epsilon_schedule` replaces it. Leave one of them out",
+        )
+        return super().without_effect() | bounds_of_no_atoms(self) | atoms | decay
 
 
 class QLearning(Learner[DQNConfig]):
