@@ -204,8 +204,8 @@ def test_another_environment_of_the_same_is_as_the_first_was_made():
     sizes = [1, 2]
     env = GymnasiumEnv(Steps, 2, sizes=sizes)
     spoil(sizes)
-    spoil(env.vector_env.envs[0].sizes)
-    assert env.another().vector_env.envs[0].sizes == [1, 2]
+    spoil(env.vector_env.envs[0].unwrapped.sizes)
+    assert env.another().vector_env.envs[0].unwrapped.sizes == [1, 2]
     assert env.params["kwargs"] == {"sizes": [1, 2]}
 
 

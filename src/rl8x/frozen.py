@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NoReturn
 
 import numpy as np
@@ -50,14 +49,6 @@ def frozen(value: Any) -> Any:
 def thawed(value: Any) -> Any:
     """Copy lists, dicts, arrays and tensors within each other, as plain ones that may be changed."""
     return value.copy() if isinstance(value, np.ndarray) else _copied(value, dict, list)
-
-
-class Factory(functools.partial[Any]):
-    """A function with arguments, of which each call gets copies of its own."""
-
-    def __call__(self, /, *args: Any, **options: Any) -> Any:
-        """Call the function."""
-        return self.func(*thawed(self.args), *args, **{**thawed(self.keywords), **options})
 
 
 def _copied(value: Any, dict_class: type[dict[Any, Any]], list_class: type[list[Any]]) -> Any:

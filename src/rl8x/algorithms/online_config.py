@@ -17,7 +17,6 @@ from rl8x.algorithms.hyperparameters import option, resolve_device
 from rl8x.algorithms.memory_check import Space, check_training, slot_bytes
 from rl8x.envs import Env, GymnasiumEnv, env_maker
 from rl8x.envs.vectorised import is_vectorised
-from rl8x.frozen import Factory, frozen
 
 EnvLike = str | type[Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any] | Callable[..., Env]
 
@@ -92,8 +91,7 @@ class OnlineConfig(AlgorithmConfig):
             _check_instance(self, env, device, env_kwargs)
             _check_memory(self, env, device)
             return env, None
-        maker = env_maker(env, env_kwargs, trust=True)  # a name that a file gave does not come here
-        factory = Factory(maker.func, *frozen(maker.args), **frozen(maker.keywords))
+        factory = env_maker(env, env_kwargs, trust=True)  # a name that a file gave does not come here
         _check_memory(self, factory.func, device)
         _check_call(env, factory)
         made_env = factory(self.num_envs, device=device, seed=seed)

@@ -11,17 +11,14 @@ import numpy as np
 import torch
 
 from rl8x.distributed import ranks
-from rl8x.envs.arguments import narrow_seed
 from rl8x.execution.threads import kept_generators
 
 # The seeds of these parts are the words of one SeedSequence, in this order. Any other part has its own sequence.
 _PARTS: Final = ("env", "weights", "sampling", "minibatches", "eval_env", "eval_sampling")
-RULE: Final = "NumPy's SeedSequence of the seed; of ranks from 1 on, of seed, rank and part; of environments 31 bits"
+RULE: Final = "NumPy's SeedSequence of the seed; of ranks from 1 on, of seed, rank and part"
 """Version of the derivation; ranks with different versions might draw the same numbers."""
 # Parts whose seeds are the same on all ranks; all others differ between ranks.
 _SHARED: Final = ("weights",)
-# Parts whose seeds leave rl8x, for whatever makes and steps environments.
-_OF_ENVS: Final = ("env", "eval_env")
 
 
 def draw_seed(seed: int | None) -> int:
@@ -30,7 +27,7 @@ def draw_seed(seed: int | None) -> int:
 
 
 def part_seed(seed: int, part: str, rank: int | None = None) -> int:
-    """Derive the seed of one part of a run, in [0, 2^63); of environments one that any simulator takes.
+    """Derive the seed of one part of a run, in [0, 2^63).
 
     Args:
         seed: The run's seed.
@@ -43,8 +40,7 @@ def part_seed(seed: int, part: str, rank: int | None = None) -> int:
     if rank and part not in _SHARED:
         entropy = [seed, 2, rank, *part.encode()]
     words = np.random.SeedSequence(entropy).generate_state(len(_PARTS), dtype=np.uint64) >> np.uint64(1)
-    word = int(words[_PARTS.index(part) if part in _PARTS and isinstance(entropy, int) else 0])
-    return narrow_seed(word) if part in _OF_ENVS else word
+    return int(words[_PARTS.index(part) if part in _PARTS and isinstance(entropy, int) else 0])
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -65,7 +64,7 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
     maker, kwargs = env_maker_of(build, trust)
     if maker is not None:
         trained = _trained_config(checkpoint.state["trainer"]["algorithm"])
-        return Acting(policy, functools.partial(maker, **kwargs), *about, trained)
+        return Acting(policy, env_maker(maker, kwargs, trust=True), *about, trained)
     evaluated_in = checkpoint.metadata["trainer"].get("eval_env")
     if not isinstance(evaluated_in, str) or evaluated_in in ("auto", "given"):
         raise UserError(f"{run} does not say in which environment: give it by --env, as in --env CartPole.")

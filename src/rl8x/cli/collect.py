@@ -17,7 +17,6 @@ from rl8x import keys
 from rl8x.cli.acting import acting_at_random, asked_config, check_spaces, in_words, load_acting
 from rl8x.cli.errors import FiniteRange, UserError, users_mistakes
 from rl8x.envs import Env, validate
-from rl8x.envs.arguments import narrow_seed
 from rl8x.envs.steps import advanced
 from rl8x.output import say
 from rl8x.policy import Policy
@@ -120,7 +119,7 @@ def collect(
             acting = load_acting(run, env, auto=auto, trust=trust)
             maker, trained = acting.maker, dict(acting.trained_config)
         device = "cpu" if acting is None else acting.policy.device
-        made = maker(min(how.pop("num_envs"), count), device=device, seed=narrow_seed(how["seed"]))
+        made = maker(min(how.pop("num_envs"), count), device=device, seed=how["seed"])
         with contextlib.closing(made) as environment:
             validate(environment)
             if acting is not None:

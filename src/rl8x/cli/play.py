@@ -17,7 +17,6 @@ from rl8x.cli.acting import Acting, asked_config, check_spaces, in_words, load_a
 from rl8x.cli.errors import FiniteRange, UserError, check_folder, users_mistakes
 from rl8x.config import apply_overrides, parse_value
 from rl8x.envs import Env
-from rl8x.envs.arguments import narrow_seed
 from rl8x.film_files import check_format
 from rl8x.output import counted, say, table
 from rl8x.rollouts.playing import play_episodes
@@ -104,7 +103,7 @@ def play(
         if out is not None:
             columns = len(axes[0][1]) if len(axes) > 1 else None
             options: Any = {"episodes": episodes or 1, "columns": columns, "fps": fps, **how}
-            made = make_filmed(acting.maker, number, device=acting.policy.device, seed=narrow_seed(how["seed"]))
+            made = make_filmed(acting.maker, number, device=acting.policy.device, seed=how["seed"])
             with contextlib.closing(made) as environment:
                 config = _config(acting, environment, words, crossed)
                 shown = film(acting.policy, environment, Path(out).suffix, env_config=config, **options)
@@ -166,8 +165,7 @@ def _play(
     acting: Acting, words: Sequence[str], crossed: Mapping[str, list[Any]], copies: int, episodes: int, how: Any
 ) -> tuple[dict[str, Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Play all episodes at once; returns config, returns, lengths and whether they ended, `[copies, episodes]`."""
-    seed = narrow_seed(how["seed"])
-    with contextlib.closing(acting.maker(copies * episodes, device=acting.policy.device, seed=seed)) as env:
+    with contextlib.closing(acting.maker(copies * episodes, device=acting.policy.device, seed=how["seed"])) as env:
         config = _config(acting, env, words, crossed, episodes)
         last = deque(play_episodes(acting.policy, env, env_config=config, **how), maxlen=1).pop()
     config = {name: value[::episodes] if isinstance(value, list) else value for name, value in config.items()}

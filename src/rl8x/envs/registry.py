@@ -11,8 +11,10 @@ from typing import Any, Final
 import gymnasium
 
 from rl8x.envs import builtin
+from rl8x.envs.arguments import narrow_seed
 from rl8x.envs.base import Env
 from rl8x.envs.gymnasium_env import GymnasiumEnv
+from rl8x.frozen import frozen, thawed
 from rl8x.importing import Trust, check_gymnasium_id, dotted_path, import_class, is_dotted, is_gymnasium_id
 from rl8x.names import did_you_mean
 
@@ -23,6 +25,23 @@ _STEPS: Final[dict[type[Any], tuple[str, ...]]] = {
     gymnasium.Env: ("step",),
     Env: ("transition", "outcome", "advance", "step"),
 }
+
+
+class EnvMaker(functools.partial[Env]):
+    """What makes environments: a function or a class, with arguments of which each call gets copies of its own.
+
+    The seed that anybody else's code is given is one that any simulator takes; see `narrow_seed`.
+    """
+
+    def __new__(cls, maker: Callable[..., Any], /, *args: Any, **keywords: Any) -> EnvMaker:
+        """Keep copies of the arguments, which the script cannot change any more."""
+        return super().__new__(cls, maker, *frozen(args), **frozen(keywords))
+
+    def __call__(self, /, *args: Any, **options: Any) -> Any:
+        """Make an environment."""
+        if options.get("seed") is not None and not getattr(self.func, "__module__", "").startswith("rl8x."):
+            options["seed"] = narrow_seed(options["seed"])
+        return self.func(*thawed(self.args), *args, **{**thawed(self.keywords), **options})
 
 
 def resolve(name: str) -> type[Env]:
@@ -44,9 +63,7 @@ def _unknown(name: str, near: list[str]) -> ValueError:
     return ValueError(f"no built-in environment {name!r}.{hint} There are {', '.join(BUILTIN)}.")
 
 
-def env_maker(
-    env: object, arguments: Mapping[str, Any] = MappingProxyType({}), *, trust: Trust = False
-) -> functools.partial[Env]:
+def env_maker(env: object, arguments: Mapping[str, Any] = MappingProxyType({}), *, trust: Trust = False) -> EnvMaker:
     """Find what makes an environment.
 
     Args:
@@ -128,7 +145,7 @@ def _check_concrete(env_class: type) -> None:
         raise TypeError(f"{name} is a base class, without {lacks} of its own. Give a subclass of it.")
 
 
-def _with_arguments(maker: Callable[..., Any], arguments: Mapping[str, Any]) -> functools.partial[Any]:
+def _with_arguments(maker: Callable[..., Any], arguments: Mapping[str, Any]) -> EnvMaker:
     """Return what makes environments with keyword arguments, those before `num_envs` by position as the number is.
 
     Raises:
@@ -139,7 +156,7 @@ def _with_arguments(maker: Callable[..., Any], arguments: Mapping[str, Any]) -> 
     try:
         parameters = inspect.signature(made_by.func).parameters
     except (TypeError, ValueError):  # some functions in C have none
-        return made_by
+        return EnvMaker(made_by.func, *given, **keywords)
     names = [*parameters]
     for name in names[len(given) : names.index("num_envs")] if "num_envs" in parameters else ():
         if name not in keywords:
@@ -149,7 +166,7 @@ def _with_arguments(maker: Callable[..., Any], arguments: Mapping[str, Any]) -> 
                 f"command line --env-kwargs '{{{name}: ...}}'."
             )
         given.append(keywords.pop(name))
-    return functools.partial(made_by.func, *given, **keywords)
+    return EnvMaker(made_by.func, *given, **keywords)
 
 
 def make(name: str, num_envs: int, **kwargs: Any) -> Env:

@@ -18,7 +18,6 @@ from torch import Tensor
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.memory_check import available_bytes, slot_bytes
 from rl8x.envs import Env
-from rl8x.envs.arguments import narrow_seed
 from rl8x.execution import Execution
 from rl8x.rollouts.step import Cursor, Stepper
 from rl8x.studies import table
@@ -103,7 +102,7 @@ class CellEvaluator:
         one.close()
 
     def _make(self, num_envs: int) -> Env:
-        env: Env = self._factory(num_envs, device=self._algorithm.device, seed=narrow_seed(self._seed))
+        env: Env = self._factory(num_envs, device=self._algorithm.device, seed=self._seed)
         return env
 
     def _copies(self, env: Env) -> int:
@@ -138,8 +137,7 @@ class CellEvaluator:
         config = {name: np.repeat(values[cells], self._episodes) for name, values in self._cells.items()}
         env.configure(config)
         env.adopt_next_config()
-        # Of simulators, whose random numbers are their own.
-        env.set_seed(narrow_seed(seed_of(self._seed, cells[0])))
+        env.set_seed(seed_of(self._seed, cells[0]))  # of simulators, whose random numbers are their own
         noises = _noises(env, [seed_of(self._seed, cell) for cell in cells], self._episodes)
         algorithm, policy = self._algorithm, self._algorithm.policy
         carry, obs = env.restart(next(noises))

@@ -10,7 +10,6 @@ from typing import Any
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.envs import Env
-from rl8x.envs.arguments import narrow_seed
 from rl8x.envs.env_config import inherited_config
 from rl8x.tracking import Tracker
 from rl8x.video import Film, check_pictures, film, make_filmed
@@ -30,14 +29,13 @@ def make_film_env(algorithm: GenericAlgorithmBase[Any], evaluated: Env | None, c
     Raises:
         ValueError: If none can be made, or it cannot be rendered.
     """
-    seed = narrow_seed(algorithm.seed)
     if algorithm.env_factory is not None:
-        return make_filmed(algorithm.env_factory, copies, device=algorithm.device, seed=seed)
+        return make_filmed(algorithm.env_factory, copies, device=algorithm.device, seed=algorithm.seed)
     known = algorithm.env if evaluated is None else evaluated
     if known is None:
         raise ValueError("there is nothing to film: the algorithm trains without an environment. Give an `eval_env`.")
     check_pictures(known)
-    twin = known.another(seed=seed)
+    twin = known.another(seed=algorithm.seed)
     if twin is None:
         raise ValueError(
             f"{type(known).__name__} can neither be copied nor made again, to film in. Build the algorithm from a "
