@@ -3,10 +3,11 @@
     python benchmarks/learning.py [--tasks cartpole pendulum ...] [--seeds 0 1 ...] [--out learning.json] [--publish]
 
 Each task has one setting for all seeds, that of `rl8x tuned` where users have it by name, and a fixed number of
-transitions. What counts is the policy at the end, not the best one on the way; some tasks say besides by when a policy must first be
-good enough. Rows of other tasks and seeds that the file has already
-stay there. The exit code is 1 if a seed misses the task's bound. `benchmarks/learning_tasks.py` has the tasks; those on
-Gymnasium's simulators need `pip install "gymnasium[mujoco,box2d]"` and are left out, with a word, where it is missing.
+transitions. What counts is the policy at the end, not the best one on the way; some tasks say besides by when a policy
+must first be good enough. Rows of other tasks and seeds that the file has already stay there. The exit code is 1 if a
+seed misses the task's bound. `benchmarks/learning_tasks.py` has the tasks; those on Gymnasium's simulators need
+`pip install "gymnasium[mujoco,box2d]"` and are left out, with a word, where it is missing. `--publish` also writes what
+`rl8x tuned` tells.
 `benchmarks/offline_tasks.py` has those that learn from data sets alone, for a fixed number of updates.
 """
 

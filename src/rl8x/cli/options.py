@@ -118,7 +118,7 @@ class RunCommand(AlgorithmCommand):
         super().__init__(*args, **kwargs)
         file = "Run file: YAML, TOML or JSON. What stands after it wins."
         tuned = (
-            "Begin with the tuned setting of ENV by the algorithm, a run file of rl8x's own: `rl8x tuned` lists them."
+            "Begin with rl8x's own run file of ENV and the algorithm, a setting that learns: `rl8x tuned` lists them."
         )
         words = click.Argument(["words"], nargs=-1, metavar="[ENV] [KEY=VALUE]...")
         files = click.Option(["-f", "--file"], metavar="FILE", help=file, multiple=True, callback=one_file)

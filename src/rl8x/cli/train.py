@@ -86,8 +86,8 @@ def train(stop: tuple[str, ...], resume: str | None, dry_run: bool, **options: A
 
     KEY=VALUE sets any key of a run file, with dots for what is inside: env_config.length=0.4. Hyperparameters need no
     algorithm_config before them: lr=3e-4. Later wins: the run file, or that of --tuned, then KEY=VALUE, then options; a
-    number takes the place of the file's schedule of it. Without a stop condition the run goes on until Ctrl-C. The exit code is 3 if the run was trained, but rows of it are lost, since
-    neither MLflow nor the disk took them.
+    number takes the place of the file's schedule of it. Without a stop condition the run goes on until Ctrl-C. The exit
+    code is 3 if the run was trained, but rows of it are lost, since neither MLflow nor the disk took them.
     """
     with users_mistakes(RankError):
         run = read_run(options, stop)

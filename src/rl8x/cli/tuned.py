@@ -45,7 +45,8 @@ def rows() -> list[tuple[str, ...]]:
     from rl8x.config import RunConfig
     from rl8x.config.tuned import measured, tuned_files
 
-    found, lines = measured(), [("task", "algorithm", "transitions", "return", "seconds")]
+    found = measured()
+    lines: list[tuple[str, ...]] = [("task", "algorithm", "transitions", "return", "seconds")]
     for files in tuned_files().values():
         for path in files.values():
             run = RunConfig.from_file(path)
