@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from rl8x.config import RunConfig
 
 _EXAMPLES: Final = """\b
-rl8x tuned                                            all of them
-rl8x train HalfCheetah-v5 --algorithm sac --tuned     train with one
-rl8x tuned HalfCheetah-v5 sac > run.yaml              look at one, or change it
+rl8x tuned                                            # all of them
+rl8x train HalfCheetah-v5 --algorithm sac --tuned     # train with one
+rl8x tuned HalfCheetah-v5 sac > run.yaml              # look at one, or change it
 """
 
 
