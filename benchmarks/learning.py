@@ -2,11 +2,12 @@
 
     python benchmarks/learning.py [--tasks cartpole pendulum ...] [--seeds 0 1 ...] [--out learning.json] [--publish]
 
-Each task has one setting for all seeds and a fixed number of transitions, over which the learning rate falls to 0. What
-counts is the policy at the end, not the best one on the way; some tasks say besides by when a policy must first be
-good enough. Rows of other tasks and seeds that the file has already
-stay there. The exit code is 1 if a seed misses the task's bound. `benchmarks/learning_tasks.py` has the tasks; those on
-Gymnasium's simulators need `pip install "gymnasium[mujoco,box2d]"` and are left out, with a word, where it is missing.
+Each task has one setting for all seeds, that of `rl8x tuned` where users have it by name, and a fixed number of
+transitions. What counts is the policy at the end, not the best one on the way; some tasks say besides by when a policy
+must first be good enough. Rows of other tasks and seeds that the file has already stay there. The exit code is 1 if a
+seed misses the task's bound. `benchmarks/learning_tasks.py` has the tasks; those on Gymnasium's simulators need
+`pip install "gymnasium[mujoco,box2d]"` and are left out, with a word, where it is missing. `--publish` also writes what
+`rl8x tuned` tells.
 `benchmarks/offline_tasks.py` has those that learn from data sets alone, for a fixed number of updates.
 """
 
@@ -36,6 +37,8 @@ from benchmarks.common import version
 from benchmarks.learning_tasks import TASKS, Task
 from benchmarks.offline_tasks import OFFLINE, OfflineTask, measure_offline, report_offline
 from rl8x import HitsUpperBound, NullTracker, Trainer
+from rl8x.config import RunConfig
+from rl8x.config.tuned import MEASURED, tuned_files
 
 ROOT = Path(__file__).resolve().parents[1]
 # The tasks of the README's table and picture; docs/learning.md has all.
@@ -54,7 +57,7 @@ def measure(name: str, task: Task, seed: int) -> dict[str, Any]:
 
     def note(trainer: object, stats: Mapping[str, float]) -> None:
         nonlocal first_at
-        if first_at is None and stats.get("eval/returns/mean", -math.inf) >= task.bound:
+        if first_at is None and task.bound is not None and stats.get("eval/returns/mean", -math.inf) >= task.bound:
             first_at = int(stats["env/steps"])
         if "episodes/returns/mean" in stats:
             curve.append([stats["env/steps"], round(stats["episodes/returns/mean"], 2)])
@@ -62,7 +65,7 @@ def measure(name: str, task: Task, seed: int) -> dict[str, Any]:
             invalid.append(stats[INVALID] * stats["episodes/ended"])
 
     wall, cpu = time.perf_counter(), time.process_time()
-    algorithm = task.algorithm(seed=seed, **task.settings).build(task.make_env)
+    algorithm = task.make_algorithm(seed)
     # The evaluation environment has seeds of its own: it starts from states that training never saw.
     trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=True, num_eval_envs=task.episodes, callbacks=[note])
     conditions = [HitsUpperBound("env/steps", task.transitions)]
@@ -97,9 +100,9 @@ def measure(name: str, task: Task, seed: int) -> dict[str, Any]:
 
 def missing(task: Task | OfflineTask) -> str | None:
     """Name the package that a task's simulator needs and that is not installed."""
-    if isinstance(task, OfflineTask) or not isinstance(task.env, str):
+    if isinstance(task, OfflineTask) or task.run.env not in gymnasium.registry:
         return None
-    entry_point = str(gymnasium.spec(task.env).entry_point)
+    entry_point = str(gymnasium.spec(task.run.env).entry_point)
     needed = (module for part, module in SIMULATORS.items() if part in entry_point)
     return next((module for module in needed if importlib.util.find_spec(module) is None), None)
 
@@ -168,8 +171,8 @@ def report(rows: list[dict[str, Any]], tasks: Mapping[str, Task]) -> str:
         means = [row["return_mean"] for row in mine]
         worst = max(means) if task.fails else min(means)
         middle = {key: statistics.median(row[key] for row in mine) for key in ("return_mean", "cpu_s")}
-        digits = 2 if abs(task.bound) < 20 else 1
-        bound = f"{'<' if task.fails else '≥'} {task.bound:g}"
+        digits = 2 if max(map(abs, means)) < 20 else 1
+        bound = "" if task.bound is None else f"{'<' if task.fails else '≥'} {task.bound:g}"
         first = ""
         if task.first_within is not None:
             bound += f", first within {task.first_within:,}"
@@ -210,7 +213,8 @@ def draw(document: Mapping[str, Any], names: Sequence[str], path: Path) -> None:
         for row in (row for row in document["rows"] if row["task"] == name):
             steps, returns = zip(*row["curve"], strict=True)
             axis.plot([step / 1e3 for step in steps], returns, linewidth=1.2, alpha=0.8)
-        axis.axhline(document["tasks"][name]["bound"], color="gray", linestyle=":", linewidth=1)
+        if document["tasks"][name]["bound"] is not None:
+            axis.axhline(document["tasks"][name]["bound"], color="gray", linestyle=":", linewidth=1)
         axis.set_title(name, fontsize=10)
         axis.set_xlabel("thousand transitions", fontsize=8)
         axis.tick_params(labelsize=8)
@@ -222,8 +226,28 @@ def draw(document: Mapping[str, Any], names: Sequence[str], path: Path) -> None:
     plt.close(figure)
 
 
+def of_settings(document: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[str, Any]:
+    """Return what `rl8x tuned` tells: of each setting that was measured as it is now, by the name of its run file."""
+    results = {}
+    for name, task in tasks.items():
+        path = tuned_files().get(task.run.env, {}).get(task.run.algorithm.lower())
+        known = {key: value for key, value in document["tasks"].get(name, {}).items() if key != "machine"}
+        mine = [row for row in document["rows"] if row["task"] == name]
+        if path is None or RunConfig.from_file(path) != task.run or known != task.described or not mine:
+            continue
+        results[path.stem] = {
+            "transitions": mine[0]["env_steps"],
+            "returns": [row["return_mean"] for row in mine],
+            "seconds": statistics.median(row["cpu_s"] for row in mine),
+        }
+    return results
+
+
 def publish(document: Mapping[str, Any], root: Path = ROOT) -> None:
-    """Put the tables between the marks of README.md and docs/learning.md, and draw the curves that they show."""
+    """Put the results into the package, README.md and docs/learning.md, and draw the curves that they show."""
+    settings = of_settings(document, TASKS)
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(result)}" for name, result in sorted(settings.items()))
+    (root / MEASURED.relative_to(ROOT)).write_text(f"{{\n{lines}\n}}\n")
     rows, page = document["rows"], root / "docs" / "learning.md"
     put(root / "README.md", "learning", report(rows, shown()))
     put(page, "learning", report(rows, TASKS))
@@ -242,7 +266,9 @@ def put(page: Path, mark: str, table: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, and write the JSON file after every row."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", nargs="*", choices=[*all_tasks()], default=[*all_tasks()], help="none: only publish")
+    parser.add_argument(
+        "--tasks", nargs="*", choices=[*all_tasks()], help="none: only publish; default: those of the file"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", help="default: 0, 1, ... as many as the task has")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
     parser.add_argument("--publish", action="store_true", help="put tables and curves into README.md and docs/")
@@ -251,7 +277,7 @@ def main(argv: list[str] | None = None) -> int:
     print(
         f"{'task':<20} {'seed':>4} {'return':>8} {'min':>7} {'wall s':>7} {'CPU s':>6} {'env steps':>10} {'updates':>8}"
     )
-    for name in options.tasks:
+    for name in held(options.out).get("tasks", ()) if options.tasks is None else options.tasks:
         task = all_tasks()[name]
         if package := missing(task):
             print(f"{name:<20} left out: it needs {package}")

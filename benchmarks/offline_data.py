@@ -104,7 +104,7 @@ def recorded(task: str, kind: str, transitions: int, medium_at: float) -> Record
 def policy_of(task: str, medium_at: float | None) -> Policy:
     """Train the policy of an online task, to its end or until training episodes first reach a mean return."""
     online = TASKS[task]
-    algorithm = online.algorithm(seed=SEED, **online.settings).build(online.make_env)
+    algorithm = online.make_algorithm(SEED)
     trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=False)
     conditions = [HitsUpperBound("env/steps", online.transitions)]
     if medium_at is not None:

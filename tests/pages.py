@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 def commands_of(code: str) -> Iterator[list[str]]:
     for line in code.splitlines():
         if words := shlex.split(line, comments=True):
-            yield words
+            yield [*itertools.takewhile(lambda word: word != ">", words)]
 
 
 def name_of(page: Path) -> str:

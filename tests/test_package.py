@@ -20,7 +20,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 def test_every_file_of_the_package_is_in_its_wheel():
     """Python files of folders that are packages, and those that the settings name."""
     named = PYPROJECT["tool"]["setuptools"]["package-data"]["rl8x"]
-    assert {"py.typed", "execution/*.h"} <= set(named)
+    assert {"py.typed", "execution/*.h", "config/settings/*"} <= set(named)
     for path in PACKAGE.rglob("*"):
         if path.is_dir() or "__pycache__" in path.parts:
             continue

@@ -20,6 +20,7 @@ import torch
 import yaml
 from tests.pages import PAGES, ROOT, blocks, commands, name_of
 
+import rl8x
 import rl8x.trainers.trainer
 from benchmarks import learning, learning_envs, report, study_figures
 from rl8x import NullTracker, PPOConfig, Trainer, drawing
@@ -27,6 +28,7 @@ from rl8x.cli.main import COMMANDS, main
 from rl8x.cli.main import rl8x as group
 from rl8x.conditions import from_spec
 from rl8x.config import RunConfig
+from rl8x.config.tuned import measured, tuned_files
 from rl8x.envs import CartPole
 from rl8x.plain_yaml import Loader
 from rl8x.studies import Study, StudyConfig
@@ -290,7 +292,7 @@ def test_the_speeds_are_those_of_the_committed_measurement() -> None:
 def test_every_seed_of_every_task_passed_under_the_present_settings() -> None:
     document = json.loads(learning.DEFAULT_OUT.read_text())
     tasks, means = learning.all_tasks(), {(row["task"], row["seed"]): row["return_mean"] for row in document["rows"]}
-    assert set(document["tasks"]) == set(tasks)
+    assert {*learning.shown(), *learning.OFFLINE} <= set(document["tasks"]) <= set(tasks)
     for row in document["rows"]:
         task = tasks[row["task"]]
         if isinstance(task, learning.OfflineTask):
@@ -312,7 +314,7 @@ def test_every_seed_of_every_task_passed_under_the_present_settings() -> None:
 def test_the_learning_benchmark_measures_the_final_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task = dataclasses.replace(learning.TASKS["cartpole"], transitions=4096, bound=5.0)
+    task = dataclasses.replace(learning.TASKS["cartpole"].changed(4096), bound=5.0)
     monkeypatch.setattr(learning, "TASKS", {"cartpole": task})
     out = tmp_path / "learning.json"
     assert learning.main(["--tasks", "cartpole", "--seeds", "0", "1", "--out", str(out)]) == 0
@@ -327,7 +329,7 @@ def test_the_learning_benchmark_measures_the_final_policy(
 
 
 def test_the_learning_benchmark_counts_the_invalid_actions(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = dataclasses.replace(learning.TASKS["action-mask"], transitions=4096, bound=0.0)
+    task = dataclasses.replace(learning.TASKS["action-mask"].changed(4096), bound=0.0)
     row = learning.measure("action-mask", task, 0)
     assert (row["invalid_actions"], row["passed"]) == (0, True)
     # A policy that does not look at the mask takes traps, and fails for it.
@@ -357,9 +359,8 @@ def test_the_bound_must_be_reached_in_time_and_at_the_end() -> None:
 
 
 def test_when_the_bound_was_first_reached_is_measured() -> None:
-    config = learning.TASKS["cartpole-dqn"].config | {"warmup_steps": 128, "execution": "eager"}
-    shorter = {"transitions": 640, "steps_per_eval": 2, "episodes": 4, "config": config}
-    task = dataclasses.replace(learning.TASKS["cartpole-dqn"], **shorter, bound=5.0, first_within=256)
+    task = learning.TASKS["cartpole-dqn"].changed(640, warmup_steps=128, execution="eager")
+    task = dataclasses.replace(task, steps_per_eval=2, episodes=4, bound=5.0, first_within=256)
     row = learning.measure("cartpole-dqn", task, 0)
     assert (row["first_at"], row["passed"], row["updates"]) == (256, True, 512)
     row = learning.measure("cartpole-dqn", dataclasses.replace(task, bound=501.0), 0)
@@ -385,7 +386,7 @@ def test_new_rows_replace_those_of_their_task_and_seed_alone() -> None:
     assert [each["return_mean"] for each in second["rows"]] == [1.0, 3.0, 2.0, 4.0]
     assert learning.merged(second, [row("cartpole", 0, 9.0)], tasks)["rows"][0] == row("cartpole", 0, 9.0)
     # Under other settings the task's older rows say nothing any more.
-    changed = {**tasks, "pendulum": dataclasses.replace(tasks["pendulum"], lr=1e-4)}
+    changed = {**tasks, "pendulum": tasks["pendulum"].changed(gamma=0.9)}
     third = learning.merged(second, [row("pendulum", 0, 5.0)], changed)
     assert [each["return_mean"] for each in third["rows"]] == [1.0, 5.0, 4.0]
     assert json.loads(learning.as_text(third)) == third
@@ -393,6 +394,8 @@ def test_new_rows_replace_those_of_their_task_and_seed_alone() -> None:
 
 def test_what_is_published_replaces_the_table_and_draws_the_curves(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
+    settings = tmp_path / learning.MEASURED.relative_to(ROOT)
+    settings.parent.mkdir(parents=True)
     pages = [tmp_path / "README.md", tmp_path / "docs" / "learning.md"]
     for page in pages:
         page.write_text("before\n<!-- learning -->\nold\n<!-- /learning -->\nafter\n")
@@ -405,6 +408,7 @@ def test_what_is_published_replaces_the_table_and_draws_the_curves(tmp_path: Pat
         text, _, offline = page.read_text().partition("<!-- offline -->\n")
         assert text == f"before\n<!-- learning -->\n{table}\n<!-- /learning -->\nafter\n"
     assert offline == f"{learning.report_offline(document['rows'], learning.OFFLINE)}\n<!-- /offline -->\nend\n"
+    assert settings.read_text() == learning.MEASURED.read_text()
     for name in ("learning.png", "learning-all.png"):
         assert (tmp_path / "docs" / "images" / name).read_bytes().startswith(b"\x89PNG")
 
@@ -415,10 +419,31 @@ def test_tasks_whose_simulator_is_missing_are_left_out(
     found = {name: name in ("mujoco", "torch") for name in ("mujoco", "Box2D", "torch")}
     monkeypatch.setattr(learning.importlib.util, "find_spec", lambda name: object() if found[name] else None)
     packages = {name: learning.missing(task) for name, task in learning.TASKS.items()}
-    assert {name: package for name, package in packages.items() if package} == {"lunar-lander": "Box2D"}
+    lacking = {"lunar-lander", "lunarlander-v3-dqn", "lunarlander-v3-pqn", "carracing-v3-ppo"}
+    assert {name: package for name, package in packages.items() if package} == dict.fromkeys(lacking, "Box2D")
     (tmp_path / "learning.json").write_text('{"tasks": {}, "rows": []}')
     assert learning.main(["--tasks", "lunar-lander", "--out", str(tmp_path / "learning.json")]) == 0
     assert "lunar-lander         left out: it needs Box2D" in capsys.readouterr().out
+
+
+def test_every_setting_that_users_have_by_name_is_a_task_and_its_results_are_the_measured_ones() -> None:
+    document = json.loads(learning.DEFAULT_OUT.read_text())
+    results = learning.of_settings(document, learning.TASKS)
+    assert results == measured()
+    assert results["HalfCheetah-v5-sac"] == {"transitions": 300_000, "returns": [6741.13], "seconds": 2387.59}
+    runs = [task.run for task in learning.TASKS.values()]
+    for task, algorithms in tuned_files().items():
+        for algorithm in algorithms:
+            assert rl8x.tuned(task, algorithm) in runs, (task, algorithm)
+
+
+def test_results_under_other_settings_are_not_told() -> None:
+    document = json.loads(learning.DEFAULT_OUT.read_text())
+    assert "CartPole-ppo" in learning.of_settings(document, {"cartpole": learning.TASKS["cartpole"]})
+    # One that was changed for an experiment is none that users have by name.
+    assert learning.of_settings(document, {"cartpole": learning.TASKS["cartpole"].changed(gamma=0.9)}) == {}
+    document["tasks"]["cartpole"]["run"]["algorithm_config"]["gamma"] = 0.9
+    assert learning.of_settings(document, {"cartpole": learning.TASKS["cartpole"]}) == {}
 
 
 def test_a_curve_is_thinned_from_its_end() -> None:

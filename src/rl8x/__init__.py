@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rl8x.checkpoint import load_algorithm
     from rl8x.checkpoint import load_policy as load_policy
     from rl8x.conditions import Condition, Confirmed, HitsLowerBound, HitsUpperBound, Plateau, WallTime
+    from rl8x.config.tuned import tuned
     from rl8x.distributions import Distribution
     from rl8x.envs import Env, Parameter
     from rl8x.models import Model
@@ -54,6 +55,7 @@ _HOMES = {
     "distill": "algorithms",
     "load_algorithm": "checkpoint",
     "load_policy": "checkpoint",
+    "tuned": "config.tuned",
 }
 
 __all__ = [
@@ -79,6 +81,7 @@ __all__ = [
     "compare",
     "distill",
     "load_algorithm",
+    "tuned",
 ]
 
 

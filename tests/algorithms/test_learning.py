@@ -1,5 +1,3 @@
-import dataclasses
-
 from benchmarks.learning_tasks import TASKS
 
 from benchmarks import learning
@@ -7,5 +5,5 @@ from benchmarks import learning
 
 def test_cartpole_is_learned_with_products_in_bfloat16():
     task = TASKS["cartpole"]
-    row = learning.measure("cartpole", dataclasses.replace(task, config=task.config | {"precision": "bf16"}), seed=0)
+    row = learning.measure("cartpole", task.changed(precision="bf16"), seed=0)
     assert row["return_mean"] >= task.bound

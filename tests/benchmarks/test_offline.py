@@ -40,7 +40,7 @@ def test_a_seed_passes_near_the_data_or_above_another_task():
 @pytest.fixture
 def short(monkeypatch):
     """Data of policies that hardly learned, and tasks of a few updates."""
-    tasks = {"cartpole": dataclasses.replace(offline_data.TASKS["cartpole"], transitions=4096)}
+    tasks = {"cartpole": offline_data.TASKS["cartpole"].changed(4096)}
     recipe = offline_data.Recipe("cartpole", {"random": 2000, "medium": 3000}, medium_at=5.0)
     monkeypatch.setattr(offline_data, "TASKS", tasks)
     monkeypatch.setattr(offline_data, "REFERENCE", 6000)

@@ -10,7 +10,7 @@ from benchmarks import precision
 
 
 def test_both_precisions_are_trained_with_the_same_seeds_and_settings(tmp_path, monkeypatch, capsys):
-    short = dataclasses.replace(TASKS["cartpole"], transitions=4096, bound=5.0)
+    short = dataclasses.replace(TASKS["cartpole"].changed(4096), bound=5.0)
     monkeypatch.setattr(precision, "TASKS", {"cartpole": short})
     out = tmp_path / "precision.json"
     assert precision.main(["--tasks", "cartpole", "--seeds", "2", "--out", str(out)]) == 0
@@ -21,7 +21,7 @@ def test_both_precisions_are_trained_with_the_same_seeds_and_settings(tmp_path, 
         ("cartpole bf16", 0),
         ("cartpole bf16", 1),
     ]
-    single, half = (document["tasks"][f"cartpole {name}"]["config"] for name in precision.PRECISIONS)
+    single, half = (document["tasks"][f"cartpole {name}"]["run"]["algorithm_config"] for name in precision.PRECISIONS)
     assert (single.pop("precision"), half.pop("precision")) == precision.PRECISIONS
     assert single == half
     assert len({row["return_mean"] for row in document["rows"]}) == 4

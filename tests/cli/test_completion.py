@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from rl8x.cli.completion import algorithm_names, environments
+from rl8x.cli.completion import algorithm_names, environments, tuned_tasks
 from rl8x.cli.main import COMMANDS, main, rl8x
 from rl8x.config.algorithms import algorithm_configs
+from rl8x.config.tuned import tuned_files
 from rl8x.envs import registry
 from rl8x.tracking.location import locate
 from rl8x.tracking.store import MLflowStore, RunSpec
@@ -28,6 +29,7 @@ def asked(line, monkeypatch, capsys):
 
 def test_what_is_offered_without_imports_is_what_there_is():
     assert environments() == list(registry.BUILTIN)
+    assert tuned_tasks() == list(tuned_files())
     assert sorted(algorithm_names()) == sorted(algorithm_configs())
 
 
@@ -40,6 +42,8 @@ def test_what_is_offered_without_imports_is_what_there_is():
         ("rl8x train CartPole --algorithm FastS", ["plain,FastSAC"]),
         ("rl8x train -f exam", ["file,exam"]),
         ("rl8x envs Pend", ["plain,Pendulum"]),
+        ("rl8x tuned Half", ["plain,HalfCheetah-v5"]),
+        ("rl8x tuned HalfCheetah-v5 s", ["plain,sac"]),
         ("rl8x completion z", ["plain,zsh"]),
         ("rl8x compare nothing-is-cal", ["file,nothing-is-cal"]),
         ("rl8x train CartPole --resume a", ["plain,auto"]),

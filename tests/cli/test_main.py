@@ -131,8 +131,8 @@ def test_version(capsys):
     [
         (
             ["trian"],
-            "No such command 'trian'; there are train, resume, study, play, collect, export, envs, bench, ui, cache, "
-            "report, compare, sync, doctor, completion. Did you mean 'train'?",
+            "No such command 'trian'; there are train, resume, study, play, collect, export, envs, tuned, bench, ui, "
+            "cache, report, compare, sync, doctor, completion. Did you mean 'train'?",
         ),
         (["--verion"], "No such option '--verion'"),
         (["train", "--num-env", "3"], "'--num-envs'"),

@@ -46,6 +46,11 @@ def algorithm_names() -> list[str]:
     return [name.removesuffix("Config") for name in names if name.endswith("Config") and name not in bases]
 
 
+def tuned_tasks() -> list[str]:
+    """List the tasks that have tuned settings, by the names of their files."""
+    return sorted({path.stem.rpartition("-")[0] for path in (_PACKAGE / "config" / "settings").glob("*.yaml")})
+
+
 def _listed(path: Path) -> list[str]:
     """Read what a module names in `__all__`."""
     for node in ast.parse(path.read_text()).body:
@@ -66,10 +71,11 @@ def run_names() -> list[str]:
 # The words to offer: as a command's first word, as each of its words, and as an option's value.
 _FIRST: Final[dict[str, Callable[[], Iterable[str]]]] = {
     **dict.fromkeys(("train", "bench", "envs"), environments),
+    "tuned": tuned_tasks,
     **dict.fromkeys(("resume", "collect", "export", "play", "report"), run_names),
     "completion": lambda: ("bash", "zsh", "fish"),
 }
-_EACH: Final[dict[str, Callable[[], Iterable[str]]]] = {"compare": run_names}
+_EACH: Final[dict[str, Callable[[], Iterable[str]]]] = {"compare": run_names, "tuned": algorithm_names}
 _VALUES: Final[dict[str, Callable[[], Iterable[str]]]] = {
     "--algorithm": algorithm_names,
     "--env": environments,
@@ -98,7 +104,7 @@ class Completed(click.Command):
         last = str(words[-1]) if words else ""
         offered = _VALUES.get(last) if last.startswith("-") else _EACH.get(str(self.name))
         if not words:
-            offered = offered or _FIRST.get(str(self.name))
+            offered = _FIRST.get(str(self.name)) or offered
         items: list[CompletionItem] = []
         with contextlib.suppress(Exception):  # a shell has no use for an error, whatever a database has in it
             for name in offered() if offered is not None else ():

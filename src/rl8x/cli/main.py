@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "collect": ("rl8x.cli.collect", "Record a data set from what a run's policy does."),
     "export": ("rl8x.cli.export", "Write a run's policy as a program for other runtimes."),
     "envs": ("rl8x.cli.envs", "List the built-in environments, or describe one."),
+    "tuned": ("rl8x.cli.tuned", "List settings that learn, or print the run file of one."),
     "bench": ("rl8x.cli.bench", "Measure how fast a problem trains in each execution mode."),
     "ui": ("rl8x.cli.tracking", "Look at the runs in MLflow's web page."),
     "cache": ("rl8x.cli.cache", "List or remove the compiled programs that are kept for later runs."),
@@ -56,6 +57,7 @@ _HELP: Final = """Train reinforcement-learning policies on batched tensor enviro
 \b
 rl8x envs                                    list the environments
 rl8x train CartPole --stop "wall_time: 1m"   train for a minute
+rl8x train CartPole --tuned                  train with a setting that learns; `rl8x tuned` lists them
 rl8x train -f run.yaml                       train what a run file says
 rl8x ui                                      look at the runs
 """

@@ -26,11 +26,13 @@ from rl8x.config import RunConfig, apply_overrides, load_run_file, parse_value
 from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import SUFFIXES
 from rl8x.config.run import ALIASES, renamed, under_algorithm
+from rl8x.config.tuned import listed, tuned_file
 from rl8x.importing import Trust, module_named, texts
 
 _RUN: Final = {field.name: field for field in dataclasses.fields(RunConfig)}
 # An algorithm's fields of these names are set by `algorithm_config.NAME=` alone; a seed is the algorithm's.
 _OF_RUN: Final = _RUN.keys() - {"seed"}
+_NOT_OF_RUN: Final = ("words", "file", "tuned", "trust")
 _OPTIONS: Final = "rl8x.algorithm_options"
 _OWNERS: Final[dict[type, str]] = {
     AlgorithmConfig: "Every algorithm",
@@ -116,16 +118,19 @@ class RunCommand(AlgorithmCommand):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         file = "Run file: YAML, TOML or JSON. What stands after it wins."
+        tuned = (
+            "Begin with rl8x's own run file of ENV and the algorithm, a setting that learns: `rl8x tuned` lists them."
+        )
         words = click.Argument(["words"], nargs=-1, metavar="[ENV] [KEY=VALUE]...")
         files = click.Option(["-f", "--file"], metavar="FILE", help=file, multiple=True, callback=one_file)
-        self.params[:0] = [words, files]
+        self.params[:0] = [words, files, click.Option(["--tuned"], is_flag=True, help=tuned)]
         for name in self.run_fields:
             self.params.append(FieldOption(_RUN[name], "Tracking and display" if name in self.display else None))
 
     def config_class(self, parameters: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig]:
         """Find the config class of the run's algorithm."""
         parameters = {**parameters, "file": one_file(None, None, parameters.get("file"))}
-        return _config_class(parameters, _file_data(parameters))
+        return _config_class(parameters, {} if parameters.get("tuned") else _file_data(parameters))
 
 
 def one_file(ctx: click.Context | None, param: click.Parameter | None, files: Sequence[str] | None) -> str | None:
@@ -138,14 +143,29 @@ def one_file(ctx: click.Context | None, param: click.Parameter | None, files: Se
 
 
 def _file_data(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {} if parameters.get("file") is None else renamed(load_run_file(parameters["file"]))
+    """Return the data of the run file that is given, or of the tuned setting that is asked for."""
+    file = parameters.get("file")
+    if not parameters.get("tuned"):
+        return {} if file is None else renamed(load_run_file(file))
+    if file is not None:
+        raise UserError(f"--tuned is a run file itself, so that -f {file} has no place beside it. {listed()}")
+    typed = _typed(parameters)
+    env = next((word for word in parameters.get("words") or () if "=" not in word), typed.get("env"))
+    if not isinstance(env, str):
+        raise UserError(f"--tuned needs the environment's name, as in `rl8x train CartPole --tuned`. {listed()}")
+    with users_mistakes():
+        return load_run_file(tuned_file(env, str(typed.get("algorithm", RunConfig.algorithm))))
+
+
+def _typed(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a run that KEY=VALUE and `--algorithm` set."""
+    typed = apply_overrides({}, [word for word in parameters.get("words") or () if "=" in word], ALIASES)
+    return typed if parameters.get("algorithm") is None else typed | {"algorithm": parameters["algorithm"]}
 
 
 def _config_class(parameters: Mapping[str, Any], data: Mapping[str, Any]) -> type[AlgorithmConfig]:
     """Return the config class of the algorithm that an option, else KEY=VALUE, else a run file's data names."""
-    typed = apply_overrides({}, [word for word in parameters.get("words") or () if "=" in word], ALIASES)
-    if parameters.get("algorithm") is not None:
-        typed["algorithm"] = parameters["algorithm"]
+    typed = _typed(parameters)
     trusted = parameters.get("trust") or frozenset(texts(typed))
     find_modules_here(trusted)
     name = {**data, **typed}.get("algorithm")
@@ -162,9 +182,7 @@ def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunConf
 
     Names on the command line may import their modules, names in a file only with `--trust`.
     """
-    options = {
-        name: value for name, value in given_options(parameters).items() if name not in ("words", "file", "trust")
-    }
+    options = {name: value for name, value in given_options(parameters).items() if name not in _NOT_OF_RUN}
     envs = [word for word in parameters["words"] if "=" not in word]
     if len(envs) > 1:
         raise UserError(f"one environment at most; got {' and '.join(envs)}.")
@@ -173,22 +191,34 @@ def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunConf
     data = _file_data(parameters)
     config_class = _config_class(parameters, data)
     overrides = [under_algorithm(word, config_class) for word in parameters["words"] if "=" in word]
-    data = apply_overrides(data, overrides, ALIASES)
-    conditions = stop_specs(stop)
+    given, conditions = apply_overrides({}, overrides, ALIASES), stop_specs(stop)
+    hyperparameters = {name: value for name, value in options.items() if name not in _OF_RUN}
+    data = apply_overrides(_without_schedules(data, given, hyperparameters), overrides, ALIASES)
     if envs:
         data["env"] = envs[0]
     if conditions:
         data["stop_conditions"] = conditions
     data |= {name: value for name, value in options.items() if name in _OF_RUN}
-    hyperparameters = {name: value for name, value in options.items() if name not in _OF_RUN}
     if hyperparameters:
         inner = data.get("algorithm_config") or {}
         if "seed" in hyperparameters:
             data.pop("seed", None)
         data["algorithm_config"] = {**inner, **hyperparameters} if isinstance(inner, Mapping) else inner
-    typed = frozenset(texts([envs, apply_overrides({}, overrides, ALIASES), conditions, options]))
+    typed = frozenset(texts([envs, given, conditions, options]))
     find_modules_here(parameters["trust"] or typed)
     return RunConfig.from_dict(data, trust=parameters["trust"] or typed)
+
+
+def _without_schedules(
+    data: Mapping[str, Any], given: Mapping[str, Any], hyperparameters: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a run file's data without the schedules of numbers that were typed, since what comes later wins."""
+    inner, typed = (each.get("algorithm_config") for each in (data, given))
+    if not isinstance(inner, Mapping):
+        return dict(data)
+    replaced = {f"{name}_schedule" for name in {*(typed if isinstance(typed, Mapping) else ()), *hyperparameters}}
+    kept = {name: value for name, value in inner.items() if name not in replaced}
+    return {**data, "algorithm_config": kept}
 
 
 def find_modules_here(trust: Trust) -> None:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _EXAMPLES: Final = """\b
 rl8x train CartPole --stop "wall_time: 1m"
 rl8x train CartPole --num-envs 4096 --lr 3e-4 --steps-per-eval 5 --stop "eval/returns/mean >= 475"
+rl8x train HalfCheetah-v5 --algorithm sac --tuned
+rl8x train CartPole --tuned lr=1e-3 --seed 3
 rl8x train -f run.yaml lr=1e-3 env_config.length='{uniform: [0.25, 1]}'
 rl8x train my_module.MyEnv algorithm_config.model_config.hidden_sizes='[64, 64]' --max-steps 100
 rl8x train CartPole --lr 3e-4 --dry-run > run.yaml
@@ -81,9 +83,9 @@ def train(stop: tuple[str, ...], resume: str | None, dry_run: bool, **options: A
     """Train a policy in ENV: a built-in environment (see `rl8x envs`), a Gymnasium id, or a dotted path to a class.
 
     KEY=VALUE sets any key of a run file, with dots for what is inside: env_config.length=0.4. Hyperparameters need no
-    algorithm_config before them: lr=3e-4. Later wins: the run file, then KEY=VALUE, then options. Without a stop
-    condition the run goes on until Ctrl-C. The exit code is 3 if the run was trained, but rows of it are lost, since
-    neither MLflow nor the disk took them.
+    algorithm_config before them: lr=3e-4. Later wins: the run file, or that of --tuned, then KEY=VALUE, then options; a
+    number takes the place of the file's schedule of it. Without a stop condition the run goes on until Ctrl-C. The exit
+    code is 3 if the run was trained, but rows of it are lost, since neither MLflow nor the disk took them.
     """
     with users_mistakes(RankError):
         run = read_run(options, stop)

@@ -20,6 +20,11 @@ def algorithm_configs() -> dict[str, type[AlgorithmConfig]]:
     }
 
 
+def plain_name(name: str) -> str:
+    """Return a built-in algorithm's name in lower case: fast_td3 and FastTD3Config are fasttd3."""
+    return name.lower().replace("_", "").removesuffix("config")
+
+
 def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
     """Return the config class of an algorithm by its name, or by the dotted path of the class.
 
@@ -27,8 +32,7 @@ def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
         ValueError: If there is no such config class, or it may not be imported.
     """
     known = algorithm_configs()
-    plain = name.lower().replace("_", "").removesuffix("config")  # fast_td3 is FastTD3
-    builtin = {known_name.lower(): cls for known_name, cls in known.items()}.get(plain)
+    builtin = {known_name.lower(): cls for known_name, cls in known.items()}.get(plain_name(name))
     if builtin is not None:
         return builtin
     if not is_dotted(name):

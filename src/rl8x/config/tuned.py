@@ -1,0 +1,69 @@
+"""Settings that learn, by task and algorithm: run files of this package, and what was measured with them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rl8x.config.algorithms import plain_name
+from rl8x.config.run import RunConfig
+from rl8x.names import did_you_mean
+
+SETTINGS: Final = Path(__file__).parent / "settings"
+MEASURED: Final = SETTINGS / "measured.json"
+"""Transitions, returns by seed and median CPU seconds of each setting that was measured; written by the benchmark."""
+
+
+def tuned(task: str, algorithm: str = "PPO") -> RunConfig:
+    """Return a setting that learns a task, as a run: what its run file says.
+
+    Args:
+        task: The environment: a built-in name or a Gymnasium id; `rl8x tuned` lists them.
+        algorithm: Its name, such as `"sac"`.
+
+    Raises:
+        ValueError: If there is no such setting; the message lists those that there are.
+    """
+    return RunConfig.from_file(tuned_file(task, algorithm))
+
+
+def tuned_file(task: str, algorithm: str = RunConfig.algorithm) -> Path:
+    """Return the run file of a setting.
+
+    Raises:
+        ValueError: If there is none; the message lists those that there are.
+    """
+    files = tuned_files()
+    path = files.get(task, {}).get(plain_name(algorithm))
+    if path is None:
+        raise ValueError(f"no tuned setting of {task} by {algorithm}.{did_you_mean(task, _others(task))} {listed()}")
+    return path
+
+
+@functools.cache
+def tuned_files() -> Mapping[str, Mapping[str, Path]]:
+    """Return the run files by task and by the algorithm's name in lower case, PPO first."""
+    found = [(*path.stem.rpartition("-")[::2], path) for path in SETTINGS.glob("*.yaml")]
+    files: dict[str, dict[str, Path]] = {}
+    for task, algorithm, path in sorted(found, key=lambda each: (each[0], each[1] != "ppo", each[1])):
+        files.setdefault(task, {})[algorithm] = path
+    return files
+
+
+def listed() -> str:
+    """Write which settings there are, in one line."""
+    each = (f"{task} ({', '.join(algorithms)})" for task, algorithms in tuned_files().items())
+    return f"There are {', '.join(each)}."
+
+
+def measured() -> dict[str, dict[str, Any]]:
+    """Return what was measured with settings, by the names of their files without the suffix."""
+    results: dict[str, dict[str, Any]] = json.loads(MEASURED.read_text(encoding="utf-8"))
+    return results
+
+
+def _others(task: str) -> list[str]:
+    return [] if task in tuned_files() else [*tuned_files()]

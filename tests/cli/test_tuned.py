@@ -1,0 +1,131 @@
+"""`rl8x tuned` and `--tuned`: a table, a run file, and a run with what is typed after it."""
+
+import importlib.util
+import re
+import statistics
+import warnings
+
+import gymnasium
+import pytest
+
+import rl8x
+from rl8x.cli.main import main
+from rl8x.config import RunConfig
+from rl8x.config.tuned import measured, tuned_file, tuned_files
+
+NAMES = [(task, algorithm) for task, algorithms in tuned_files().items() for algorithm in algorithms]
+SIMULATORS = {"mujoco": "mujoco", "box2d": "Box2D"}  # a part of the entry point: the module
+
+
+def dry(words, capsys, tmp_path, code=0):
+    """Return the run that a command line describes, or the line that it ends with."""
+    assert main(["train", *words, "--dry-run"]) == code
+    captured = capsys.readouterr()
+    if code:
+        assert captured.out == ""
+        return captured.err
+    (tmp_path / "run.yaml").write_text(captured.out)
+    return RunConfig.from_file(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize(("task", "algorithm"), NAMES)
+def test_every_setting_is_a_run_that_could_begin(task, algorithm, mlruns, capsys, tmp_path):
+    entry_point = str(gymnasium.spec(task).entry_point) if task in gymnasium.registry else ""
+    needed = [part for part in SIMULATORS if part in entry_point]
+    words = [task, "--algorithm", algorithm, "--tuned"]
+    if any(importlib.util.find_spec(SIMULATORS[part]) is None for part in needed):
+        assert f"gymnasium[{needed[0]}]" in dry(words, capsys, tmp_path, code=2)
+        return
+    run = dry(words, capsys, tmp_path)
+    assert run.make_algorithm_config() == rl8x.tuned(task, algorithm).make_algorithm_config()
+    assert run.to_dict() | {"algorithm": ""} == rl8x.tuned(task, algorithm).to_dict() | {"algorithm": ""}
+
+
+@pytest.mark.parametrize(("task", "algorithm"), [("HalfCheetah-v5", "sac"), ("CartPole", "DQN"), ("Pendulum", None)])
+def test_a_printed_run_file_is_the_setting(task, algorithm, capsys, tmp_path):
+    assert main(["tuned", task, *([] if algorithm is None else [algorithm])]) == 0
+    (tmp_path / "run.yaml").write_text(capsys.readouterr().out)
+    chosen = algorithm or "PPO"
+    assert (tmp_path / "run.yaml").read_text() == tuned_file(task, chosen).read_text()
+    assert RunConfig.from_file(tmp_path / "run.yaml") == rl8x.tuned(task, chosen)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["CartPole", "--tuned", "gamma=0.9", "--seed", "3"], {"gamma": 0.9, "seed": 3}),
+        (["--tuned", "CartPole", "--gamma", "0.9"], {"gamma": 0.9}),
+        (["env=CartPole", "--tuned", "num_envs=32"], {"num_envs": 32}),
+        # A number takes the place of the setting's schedule of it, however it is given.
+        (["CartPole", "--tuned", "lr=1e-3"], {"lr": 1e-3, "lr_schedule": None}),
+        (["CartPole", "--tuned", "--lr", "1e-3"], {"lr": 1e-3, "lr_schedule": None}),
+        (["CartPole", "--tuned", "algorithm_config.lr=1e-3"], {"lr": 1e-3, "lr_schedule": None}),
+        (["CartPole", "--tuned", "lr_schedule=[[0, 1e-3]]"], {"lr_schedule": [[0, 1e-3]]}),
+    ],
+)
+def test_what_is_typed_comes_later(words, expected, mlruns, capsys, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing that was typed is without effect
+        run = dry(words, capsys, tmp_path)
+    setting = rl8x.tuned("CartPole").algorithm_config
+    assert run.algorithm_config == {
+        name: value for name, value in (setting | expected).items() if (name, value) != ("lr_schedule", None)
+    }
+
+
+def test_keys_of_the_run_are_overridden_too(mlruns, capsys, tmp_path):
+    words = ["CartPole", "algorithm=dqn", "--tuned", "--stop", "wall_time: 1m", "steps_per_eval=5", "--run-name", "r"]
+    run = dry(words, capsys, tmp_path)
+    assert (run.algorithm, run.stop_conditions, run.steps_per_eval) == ("dqn", ({"wall_time": "1m"},), 5)
+    assert (run.run_name, run.algorithm_config) == ("r", rl8x.tuned("CartPole", "dqn").algorithm_config)
+
+
+def test_a_number_takes_the_place_of_a_run_files_schedule_too(mlruns, capsys, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "env: CartPole\nalgorithm: dqn\nalgorithm_config: {lr_schedule: [[0, 1e-2]], epsilon_schedule: [[0, 0.5]]}\n"
+    )
+    run = dry(["-f", str(file), "epsilon=0.1"], capsys, tmp_path)
+    assert run.algorithm_config == {"lr_schedule": [[0, 1e-2]], "epsilon": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["CartPole", "--tuned", "--algorithm", "td3"], "no tuned setting of CartPole by td3. There are "),
+        (["HalfCheetah", "--tuned"], "no tuned setting of HalfCheetah by PPO. Did you mean 'HalfCheetah-v5'? There "),
+        (["my_module.MyEnv", "--tuned"], "no tuned setting of my_module.MyEnv by PPO. There are "),
+        (["--tuned"], "--tuned needs the environment's name, as in `rl8x train CartPole --tuned`. There are "),
+        (["CartPole", "--tuned", "-f", "run.yaml"], "--tuned is a run file itself, so that -f run.yaml has no place"),
+    ],
+)
+def test_where_there_is_none_a_line_lists_what_there_is(words, said, mlruns, capsys, tmp_path):
+    line = dry(words, capsys, tmp_path, code=2)
+    assert line.startswith(f"rl8x: error: {said}")
+    assert "CartPole (ppo, dqn, pqn)" in line
+    assert line.count("\n") == 1
+
+
+def test_an_unknown_setting_is_not_printed(capsys):
+    assert main(["tuned", "CartPole", "sac"]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert "no tuned setting of CartPole by sac. There are" in captured.err
+
+
+def test_the_table_has_what_was_measured_and_says_what_was_not(capsys):
+    assert main(["tuned"]) == 0
+    header, *lines = capsys.readouterr().out.partition("\n\n")[0].splitlines()
+    assert header.split() == ["task", "algorithm", "transitions", "return", "seconds"]
+    cells = {tuple(line.split()[:2]): re.split(r"  +", line)[2:] for line in lines}
+    assert [*cells] == [(task, algorithm.upper()) for task, algorithm in NAMES]
+    # By hand from benchmarks/results/learning.json: the median of 4271.78, 4726.3 and 6330.37, and of one seed.
+    assert cells["HalfCheetah-v5", "PPO"] == ["1,001,472", "4726.3 (4271.8 to 6330.4, 3 seeds)", "247"]
+    assert cells["HalfCheetah-v5", "SAC"] == ["300,000", "6741.1 (1 seed)", "2388"]
+    for (task, algorithm), (transitions, returned, seconds) in cells.items():
+        result = measured().get(f"{task}-{algorithm.lower()}")
+        if result is None:
+            assert (returned, seconds) == ("not measured", "not measured")
+        else:
+            assert transitions == f"{result['transitions']:,}"
+            assert float(returned.split()[0]) == pytest.approx(statistics.median(result["returns"]), abs=0.05)

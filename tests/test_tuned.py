@@ -1,0 +1,100 @@
+"""Settings by name: every file is legal and ends as it should, and twins are alike."""
+
+import dataclasses
+
+import pytest
+import yaml
+
+import rl8x
+from rl8x.config import RunConfig, load_run_file
+from rl8x.config.tuned import measured, tuned_file, tuned_files
+from rl8x.envs import BUILTIN
+
+NAMES = [(task, algorithm) for task, algorithms in tuned_files().items() for algorithm in algorithms]
+# What a default may come to be must not change what was measured.
+WRITTEN = {"num_envs", "horizon", "gamma", "max_grad_norm", "normalize_observations", "model", "model_config"}
+
+
+@pytest.mark.parametrize(("task", "algorithm"), NAMES)
+def test_a_setting_is_a_run_file_of_its_task_and_algorithm(task, algorithm):
+    run = rl8x.tuned(task, algorithm)
+    assert run == RunConfig.from_file(tuned_file(task, algorithm.upper()))
+    assert (run.env, run.algorithm.lower()) == (task, algorithm)
+    assert run.seed is None
+    assert "seed" not in run.algorithm_config
+    config = run.make_algorithm_config()
+    assert config.without_effect() | run.without_effect() == {}
+    assert run.algorithm_config.keys() >= WRITTEN
+    # The last policy is evaluated, and a schedule ends with the run at the latest.
+    (stop,) = run.stop_conditions
+    transitions = stop["hits_upper_bound"][1]
+    steps = -(-transitions // (config.num_envs * config.horizon))
+    assert steps % run.steps_per_eval == 0
+    for name, value in run.algorithm_config.items():
+        if name.endswith("_schedule"):
+            assert value["points"][-1][0] <= transitions
+
+
+@pytest.mark.parametrize("path", [tuned_file(*name) for name in NAMES], ids=lambda path: path.stem)
+def test_a_file_says_first_what_it_is(path):
+    first, *_ = path.read_text().splitlines()
+    data = load_run_file(path)
+    assert first.startswith(f"# {data['algorithm']} on {data['env']}")
+    assert path.name == f"{data['env']}-{data['algorithm'].lower()}.yaml"
+    assert yaml.safe_load(path.read_text()).keys() == data.keys()
+
+
+def test_what_there_is():
+    tasks = tuned_files()
+    assert {*BUILTIN} - {*tasks} == {"DiscreteDummy", "ContinuousDummy"}
+    assert all("ppo" in algorithms for algorithms in tasks.values())
+    for task in ("CartPole", "CartPole-v1", "Acrobot", "Acrobot-v1", "MountainCar", "MountainCar-v0", "LunarLander-v3"):
+        assert [*tasks[task]] == ["ppo", "dqn", "pqn"]
+    for task in ("Pendulum", "Pendulum-v1", "HalfCheetah-v5", "Hopper-v5"):
+        assert [*tasks[task]] == ["ppo", "sac", "td3"]
+    assert {"Walker2d-v5", "Ant-v5", "Swimmer-v5", "InvertedDoublePendulum-v5", "CarRacing-v3"} <= {*tasks}
+
+
+@pytest.mark.parametrize("task", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0"])
+def test_a_task_of_gymnasiums_has_the_setting_of_the_built_in_one(task):
+    for algorithm in tuned_files()[task]:
+        theirs, ours = rl8x.tuned(task, algorithm), rl8x.tuned(task.partition("-")[0], algorithm)
+        assert dataclasses.replace(theirs, env=ours.env, num_eval_envs=ours.num_eval_envs) == ours
+
+
+def test_ppo_is_taken_and_names_are_those_of_the_command_line():
+    assert rl8x.tuned("CartPole") == rl8x.tuned("CartPole", "PPOConfig")
+    assert rl8x.tuned("CartPole", "Dqn").algorithm == "DQN"
+
+
+@pytest.mark.parametrize(
+    ("task", "algorithm", "said"),
+    [
+        ("HalfCheetah-v5", "dqn", "no tuned setting of HalfCheetah-v5 by dqn. There are "),
+        ("HalfCheetah", "sac", "no tuned setting of HalfCheetah by sac. Did you mean 'HalfCheetah-v5'? There are "),
+        ("cartpole", "PPO", "no tuned setting of cartpole by PPO. Did you mean 'CartPole'? There are "),
+        ("my_module.MyEnv", "my_module.MyConfig", "no tuned setting of my_module.MyEnv by my_module.MyConfig. There "),
+        ("../CartPole", "ppo", "no tuned setting of ../CartPole by ppo."),
+    ],
+)
+def test_without_a_setting_those_that_there_are_are_listed(task, algorithm, said):
+    with pytest.raises(ValueError, match="no tuned setting") as error:
+        rl8x.tuned(task, algorithm)
+    message = str(error.value)
+    assert message.startswith(said)
+    assert "CartPole (ppo, dqn, pqn)" in message
+    assert "HalfCheetah-v5 (ppo, sac, td3)" in message
+    assert "\n" not in message
+
+
+def test_what_was_measured_is_of_settings_that_there_are():
+    stems = {path.stem for algorithms in tuned_files().values() for path in algorithms.values()}
+    assert measured().keys() <= stems
+    for result in measured().values():
+        assert result.keys() == {"transitions", "returns", "seconds"}
+
+
+def test_a_setting_is_trained_in_python():
+    run = dataclasses.replace(rl8x.tuned("CartPole"), seed=3, max_steps=2, steps_per_eval=1, progress="none")
+    trainer = run.make_trainer(tracker=rl8x.NullTracker())
+    assert run.train(trainer)["env/steps"] == 2 * 64 * 32
