@@ -23,6 +23,7 @@ LAYERS: list[dict[str, set[str]]] = [
         "output": set(),
         "disk": set(),
         "drawing": set(),
+        "axes": {"drawing"},
         "plain_yaml": set(),
         "spaces": set(),
         "importing": set(),

@@ -104,7 +104,7 @@ def study(
 
 def _list(config: Any) -> None:
     """Say what a study would do."""
-    from rl8x.studies.cells import num_cells
+    from rl8x.envs.cells import num_cells
 
     cells = num_cells(config.cells())
     if config.searches:

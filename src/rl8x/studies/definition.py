@@ -18,10 +18,10 @@ from rl8x.config import RunConfig, apply_overrides, load_run_file
 from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import one_line, put_at, shortened
 from rl8x.config.run import ALIASES, renamed, under_algorithm
+from rl8x.envs import cells as test_cells
+from rl8x.envs.cells import Cells
 from rl8x.importing import Trust, texts
 from rl8x.names import did_you_mean
-from rl8x.studies import cells as test_cells
-from rl8x.studies.cells import Cells
 from rl8x.studies.ranges import check_range, ends_of
 from rl8x.studies.values import comparable_text, listed_points, listed_seeds, plain_value, short_text
 from rl8x.tracking.location import mlruns_dir
@@ -292,18 +292,8 @@ class StudyConfig:
         maker = run.find_env(tested_env(run))
         env = maker(num_envs, device="cpu", seed=0, **restored(run.env_kwargs, self.trusted))
         try:
-            if not env.episodic:
-                raise ValueError(
-                    f"the episodes of {tested_env(run)} never end, so that there are none to test by. Give it a "
-                    "`time_limit` in env_kwargs."
-                )
-            if env.max_num_envs is not None and self.episodes > env.max_num_envs:
-                raise ValueError(
-                    f"`episodes` is {self.episodes}, which are played at once, and {tested_env(run)} has at most "
-                    f"{env.max_num_envs} copies: give as many, or fewer."
-                )
             env.plain_config(self.train[name], called=f"train[{name!r}]")
-            test_cells.check_cells(self.cells(), env.parameters, type(env).__name__)
+            test_cells.check_test(env, self.cells(), self.episodes, name=str(tested_env(run)))
         finally:
             env.close()
 
