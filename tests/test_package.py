@@ -79,3 +79,15 @@ def test_what_make_package_does_is_legal_shell():
     steps = subprocess.run(["make", "-n", "package"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "twine check --strict" in steps
     assert "rl8x train -f" in steps
+
+
+@pytest.mark.parametrize(("target", "installed"), [("demo", ["torch", "."]), ("check", ["torch", ".", ".[dev]"])])
+def test_make_installs_what_a_target_needs_and_says_so_before(target, installed):
+    """`-B`: as if nothing was there. The last word of each pip command is what it installs."""
+    command = ["make", "-nB", target]
+    steps = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    slow = [number for number, step in enumerate(steps) if " install " in step or " train " in step]
+    assert all(steps[number - 1].startswith("echo ") for number in slow)
+    installs = [step for step in steps if " pip install " in step]
+    assert [step.split()[-1].strip("'").partition("==")[0] for step in installs] == installed
+    assert not any("--quiet" in step or " -q" in step for step in installs)
