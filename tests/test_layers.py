@@ -17,7 +17,8 @@ LAYERS: list[dict[str, set[str]]] = [
     {
         "_version": set(),
         "keys": set(),
-        "names": set(),
+        "names": {"synonyms"},
+        "synonyms": set(),
         "trees": set(),
         "segments": set(),
         "output": set(),
