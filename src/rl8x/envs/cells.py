@@ -229,6 +229,19 @@ def support(config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: in
     return {name: ranges[name] for name in parameters}
 
 
+def why_none_is_inside(cells: Cells, trained: Mapping[str, Sequence[float]]) -> str:
+    """Say why no cell lies in a training's support: the parameter whose trained values none has, if it is one."""
+    for name, values in cells.items():
+        low, high = trained[name]
+        if not np.any(((values >= low) & (values <= high)) | _is_equal(values, low) | _is_equal(values, high)):
+            between = f"{low:g}" if low == high else f"from {low:g} to {high:g}"
+            return f"no test cell is inside of what it is trained on: none has {name} {between}"
+    return (
+        "no test cell is inside of what it is trained on: none has all of it at once (a parameter that the test does "
+        "not name has its default)"
+    )
+
+
 def _resolved(config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: int) -> Any:
     return resolve_config(config, parameters, owner="env_config", num_envs=num_envs, device=torch.device("cpu"))
 

@@ -20,6 +20,7 @@ from rl8x.config.files import one_line, put_at, shortened
 from rl8x.config.run import ALIASES, renamed, under_algorithm
 from rl8x.envs import cells as test_cells
 from rl8x.envs.cells import Cells
+from rl8x.envs.env_config import moving_in
 from rl8x.importing import Trust, texts
 from rl8x.names import did_you_mean
 from rl8x.studies.ranges import check_range, ends_of
@@ -268,13 +269,16 @@ class StudyConfig:
         if self.trials is None and len(self.trainings()) > _MAX_TRAININGS:
             raise ValueError(f"{len(self.trainings()):,} trainings; at most {_MAX_TRAININGS:,}. Vary less.")
 
-    def check(self) -> None:
+    def check(self) -> list[str]:
         """Build the trainings' configs and environments, and refuse parameters and test cells that these lack.
+
+        Returns:
+            For each training that no test cell is inside of, why, in a sentence; not for those whose ranges move.
 
         Raises:
             ValueError: At the first thing that is not legal.
         """
-        known = set()
+        known, notes = set(), dict[str, None]()
         for training in self.first_trainings():
             try:
                 run = self.run_of(training)
@@ -285,15 +289,21 @@ class StudyConfig:
             key = json.dumps([tested_env(run), run.env_kwargs, num_envs, training.training], sort_keys=True)
             if key not in known:
                 known.add(key)
-                self._check_env(run, training.training, num_envs)
+                notes |= dict.fromkeys(self._check_env(run, training.training, num_envs))
         dataclasses.replace(self.run_of(self.first_trainings()[0]), tracking=False, trust=self.trusted).make_trainer()
+        return list(notes)
 
-    def _check_env(self, run: RunConfig, name: str, num_envs: int) -> None:
+    def _check_env(self, run: RunConfig, name: str, num_envs: int) -> list[str]:
         maker = run.find_env(tested_env(run))
         env = maker(num_envs, device="cpu", seed=0, **restored(run.env_kwargs, self.trusted))
         try:
             env.plain_config(self.train[name], called=f"train[{name!r}]")
-            test_cells.check_test(env, self.cells(), self.episodes, name=str(tested_env(run)))
+            cells, config = self.cells(), self.train[name]
+            test_cells.check_test(env, cells, self.episodes, name=str(tested_env(run)))
+            trained = config, env.parameters, num_envs
+            if moving_in(config) or test_cells.inside(cells, *trained).any():
+                return []
+            return [f"{name}: {test_cells.why_none_is_inside(cells, test_cells.support(*trained))}"]
         finally:
             env.close()
 
