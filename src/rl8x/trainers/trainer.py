@@ -206,10 +206,11 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         finally:
             reporter.close()
             try:
-                self.checkpoints.wait()
-                if status != "FAILED" and self.options["log_models"]:
-                    self._log_models()
-                self.record.close(status, self.stop_reason, self.train_step.eval_row)
+                with reporter.waiting(f"writing the last of the run to {self.tracker.location} ..."):
+                    self.checkpoints.wait()
+                    if status != "FAILED" and self.options["log_models"]:
+                        self._log_models()
+                    self.record.close(status, self.stop_reason, self.train_step.eval_row)
             finally:
                 # If the run failed before its first step, the error alone is reported.
                 if status != "FAILED" or run.has_stepped:
