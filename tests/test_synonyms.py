@@ -8,6 +8,7 @@ import re
 import pytest
 from tests.pages import ROOT
 
+import rl8x
 from rl8x import PPOConfig
 from rl8x.algorithms import DQNConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.cli.main import COMMANDS, main
@@ -129,6 +130,13 @@ def test_in_a_run_file(tmp_path, capsys):
     path.write_text("env: CartPole\nalgorithm_config: {clip_range: 0.2}\n")
     assert main(["train", "-f", str(path)]) == 2
     assert "PPOConfig has no option 'clip_range'. It is 'clip_param' here." in capsys.readouterr().err
+
+
+def test_of_the_root_package():
+    with pytest.raises(AttributeError, match=r"no attribute 'DDPG'\. Here that is `TD3Config\(num_critics=1, "):
+        rl8x.DDPG  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'whatever'$"):
+        rl8x.whatever  # noqa: B018
 
 
 def test_a_name_of_nobody_is_not_answered():

@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rl8x._version import __version__
+from rl8x.synonyms import called_here
 
 if TYPE_CHECKING:
     from rl8x.algorithms import (
@@ -157,7 +158,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'rl8x' has no attribute {name!r}")
+        raise AttributeError(f"module 'rl8x' has no attribute {name!r}.{called_here(name, __all__)}".rstrip("."))
     value = getattr(importlib.import_module(f"rl8x.{home}"), name)
     globals()[name] = value
     return value

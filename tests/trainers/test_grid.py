@@ -188,7 +188,7 @@ def test_what_is_no_grid_ends_in_one_line(grid, message):
         (Product, {"episodes": 1.5}, "`episodes` must be a whole number, at least 1; got 1.5"),
         (Few, {"episodes": 8}, "`episodes` is 8, .* Few has at most 7 copies"),
         (Endless, {}, "episodes of Endless never end"),
-        (Product(4), {}, "the Product that was given cannot be made again .* from a class, a name or a factory"),
+        (Product(4), {}, "the Product that was given cannot be made again .*: give a class, a name or a factory"),
         (Product, {"name": "a/"}, "name of an evaluation must be"),
     ],
 )

@@ -66,7 +66,7 @@ def _factory(algorithm: GenericAlgorithmBase[Any], evaluator: EpisodeEvaluator |
         if made is None:
             raise ValueError(
                 f"a grid is evaluated in copies of its own, and the {type(env).__name__} that was given cannot be made "
-                "again with another number of them: build the algorithm from a class, a name or a factory."
+                "again with another number of them: give a class, a name or a factory in its place."
             )
         return made
 
