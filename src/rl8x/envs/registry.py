@@ -151,7 +151,8 @@ def _with_arguments(maker: Callable[..., Any], arguments: Mapping[str, Any]) -> 
     Raises:
         TypeError: If one of these is missing.
     """
-    given, keywords = [], dict(arguments)
+    given: list[Any] = []
+    keywords = dict(arguments)
     while isinstance(maker, functools.partial):
         given, keywords = [*maker.args, *given], {**maker.keywords, **keywords}
         maker = maker.func
