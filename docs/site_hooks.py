@@ -17,6 +17,20 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
+# The site's search shows guides before the reference, and what only explains last; by the beginning of the path.
+BOOSTS = {"reference/": 0.02, "coming-from": 0.1, "architecture": 0.02, "benchmarks": 0.02, "changelog": 0.02}
+# What readers type and no heading says.
+SOUGHT = {
+    "hyperparameters.md": ["learning rate schedule", "lr decay", "anneal", "normalize observations"],
+    "conditions.md": ["early stopping", "patience", "no improvement"],
+    "checkpoints.md": ["save best model", "load", "resume"],
+    "tutorials/resuming.md": ["resume", "continue"],
+    "playing.md": ["film", "video", "render", "record"],
+    "algorithms.md": ["dropout"],
+    "scaling.md": ["distributed", "multi gpu"],
+    "environments.md": ["gym", "curriculum"],
+    "tutorials/randomization.md": ["domain randomization"],
+}
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -27,7 +41,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fill in what a page asks for."""
+    """Fill in what a page asks for, and say how its search finds it."""
+    path = page.file.src_uri
+    page.meta["search"] = {"boost": next((boost for start, boost in BOOSTS.items() if path.startswith(start)), 1.0)}
+    page.meta["tags"] = SOUGHT.get(path, [])
     markdown = re.sub(r"<!-- include: (\S+?)(?:#(.+?))? -->", lambda match: included(match[1], match[2]), markdown)
     markdown = re.sub(r"<!-- options: (\S+) -->", lambda match: options_table(match[1]), markdown)
     markdown = re.sub(r"<!-- parameters: (\S+) -->", lambda match: parameters_table(match[1]), markdown)
