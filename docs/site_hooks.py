@@ -48,10 +48,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     markdown = re.sub(r"<!-- include: (\S+?)(?:#(.+?))? -->", lambda match: included(match[1], match[2]), markdown)
     markdown = re.sub(r"<!-- options: (\S+) -->", lambda match: options_table(match[1]), markdown)
     markdown = re.sub(r"<!-- parameters: (\S+) -->", lambda match: parameters_table(match[1]), markdown)
+    markdown = re.sub(r"^> \[!(\w+)\]\n((?:>.*\n?)+)", admonition, markdown, flags=re.MULTILINE)
     # In a table's code GitHub needs `\|`, of which Python-Markdown would show the backslash.
     markdown = re.sub(r"^\|.*", lambda row: re.sub(r"`[^`]*`", unescaped, row[0]), markdown, flags=re.MULTILINE)
     up = "../" * page.file.src_uri.count("/")
     return re.sub(r"\]\(((?:\.\./)+)([^)]+)\)", lambda match: f"]({link(match[1], match[2], up)})", markdown)
+
+
+def admonition(alert: re.Match[str]) -> str:
+    """Return one of GitHub's alerts, `> [!NOTE]` and its lines, as an admonition."""
+    return f"!!! {alert[1].lower()}\n\n" + re.sub(r"^> ?", "    ", alert[2], flags=re.MULTILINE)
 
 
 def unescaped(code: re.Match[str]) -> str:
