@@ -151,8 +151,9 @@ def _with_arguments(maker: Callable[..., Any], arguments: Mapping[str, Any]) -> 
     Raises:
         TypeError: If one of these is missing.
     """
-    made_by = functools.partial(maker, **arguments)
-    given, keywords = list(made_by.args), dict(made_by.keywords)
+    # A partial, which `EnvMaker` is, is taken apart: functools nests those that have a `__call__` of their own.
+    made_by = maker if isinstance(maker, functools.partial) else functools.partial(maker)
+    given, keywords = list(made_by.args), {**made_by.keywords, **arguments}
     try:
         parameters = inspect.signature(made_by.func).parameters
     except (TypeError, ValueError):  # some functions in C have none
