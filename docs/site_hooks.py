@@ -27,6 +27,8 @@ SOUGHT = {
     "tutorials/resuming.md": ["resume", "continue"],
     "playing.md": ["film", "video", "render", "record"],
     "algorithms.md": ["dropout"],
+    "which-algorithm.md": ["choose", "which algorithm", "compare algorithms"],
+    "not-learning.md": ["not learning", "not training", "debug", "troubleshooting", "unstable"],
     "scaling.md": ["distributed", "multi gpu"],
     "environments.md": ["gym", "curriculum"],
     "tutorials/randomization.md": ["domain randomization"],

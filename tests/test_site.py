@@ -146,6 +146,8 @@ SEARCHES = {
     "normalize observations": "hyperparameters.html",
     "domain randomization": "tutorials/randomization.html",
     "resume": "checkpoints.html",
+    "which algorithm": "which-algorithm.html",
+    "does not learn": "not-learning.html",
     "video": "playing.html",
     "MLflowTracker": "reference/tracking.html",  # a name that no guide has in a heading
 }
