@@ -42,6 +42,7 @@ from rl8x.config.tuned import MEASURED, tuned_files
 
 ROOT = Path(__file__).resolve().parents[1]
 # The tasks of the README's table and picture; docs/learning.md has all.
+SUFFIXES = ("", "-dqn", "-pqn", "-sac", "-td3")  # of a task's name: the algorithm, nothing for PPO
 SHOWN = ("cartpole", "pendulum", "masked-cartpole-gru", "masked-cartpole-mlp", "half-cheetah", "hopper")
 INVALID = "episodes/info/invalid/mean"
 # What Gymnasium's environments are made with, by the part of their entry point that tells.
@@ -191,6 +192,12 @@ def all_tasks() -> dict[str, Task | OfflineTask]:
     return {**TASKS, **OFFLINE}
 
 
+def compared() -> dict[str, Task]:
+    """Return the tasks that docs/which-algorithm.md shows: the same ones by several algorithms."""
+    names = [f"{task}{algorithm}" for task in ("cartpole", "pendulum", "half-cheetah") for algorithm in SUFFIXES]
+    return {name: TASKS[name] for name in names if name in TASKS}
+
+
 def shown() -> dict[str, Task]:
     """Return the tasks that the README tells."""
     return {name: TASKS[name] for name in SHOWN if name in TASKS}
@@ -244,7 +251,7 @@ def of_settings(document: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[
 
 
 def publish(document: Mapping[str, Any], root: Path = ROOT) -> None:
-    """Put the results into the package, README.md and docs/learning.md, and draw the curves that they show."""
+    """Put the results into the package, README.md and pages of docs/, and draw the curves that they show."""
     settings = of_settings(document, TASKS)
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(result)}" for name, result in sorted(settings.items()))
     (root / MEASURED.relative_to(ROOT)).write_text(f"{{\n{lines}\n}}\n")
@@ -252,8 +259,12 @@ def publish(document: Mapping[str, Any], root: Path = ROOT) -> None:
     put(root / "README.md", "learning", report(rows, shown()))
     put(page, "learning", report(rows, TASKS))
     put(page, "offline", report_offline(rows, OFFLINE))
+    put(root / "docs" / "which-algorithm.md", "learning", report(rows, compared()))
     draw(document, SHOWN, root / "docs" / "images" / "learning.png")
     draw(document, [*TASKS], root / "docs" / "images" / "learning-all.png")
+    for suffix in SUFFIXES[1:]:  # PPO's are learning.png
+        names = [name for name, task in TASKS.items() if f"-{task.run.algorithm.lower()}" == suffix]
+        draw(document, names, root / "docs" / "images" / f"learning{suffix}.png")
 
 
 def put(page: Path, mark: str, table: str) -> None:

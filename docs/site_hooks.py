@@ -17,6 +17,22 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
+# The site's search shows guides before the reference, and what only explains last; by the beginning of the path.
+BOOSTS = {"reference/": 0.02, "coming-from": 0.1, "architecture": 0.02, "benchmarks": 0.02, "changelog": 0.02}
+# What readers type and no heading says.
+SOUGHT = {
+    "hyperparameters.md": ["learning rate schedule", "lr decay", "anneal", "normalize observations"],
+    "conditions.md": ["early stopping", "patience", "no improvement"],
+    "checkpoints.md": ["save best model", "load", "resume"],
+    "tutorials/resuming.md": ["resume", "continue"],
+    "playing.md": ["film", "video", "render", "record"],
+    "algorithms.md": ["dropout"],
+    "which-algorithm.md": ["choose", "which algorithm", "compare algorithms"],
+    "not-learning.md": ["not learning", "not training", "debug", "troubleshooting", "unstable"],
+    "scaling.md": ["distributed", "multi gpu"],
+    "environments.md": ["gym", "curriculum"],
+    "tutorials/randomization.md": ["domain randomization"],
+}
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -27,14 +43,23 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fill in what a page asks for."""
+    """Fill in what a page asks for, and say how its search finds it."""
+    path = page.file.src_uri
+    page.meta["search"] = {"boost": next((boost for start, boost in BOOSTS.items() if path.startswith(start)), 1.0)}
+    page.meta["tags"] = SOUGHT.get(path, [])
     markdown = re.sub(r"<!-- include: (\S+?)(?:#(.+?))? -->", lambda match: included(match[1], match[2]), markdown)
     markdown = re.sub(r"<!-- options: (\S+) -->", lambda match: options_table(match[1]), markdown)
     markdown = re.sub(r"<!-- parameters: (\S+) -->", lambda match: parameters_table(match[1]), markdown)
+    markdown = re.sub(r"^> \[!(\w+)\]\n((?:>.*\n?)+)", admonition, markdown, flags=re.MULTILINE)
     # In a table's code GitHub needs `\|`, of which Python-Markdown would show the backslash.
     markdown = re.sub(r"^\|.*", lambda row: re.sub(r"`[^`]*`", unescaped, row[0]), markdown, flags=re.MULTILINE)
     up = "../" * page.file.src_uri.count("/")
     return re.sub(r"\]\(((?:\.\./)+)([^)]+)\)", lambda match: f"]({link(match[1], match[2], up)})", markdown)
+
+
+def admonition(alert: re.Match[str]) -> str:
+    """Return one of GitHub's alerts, `> [!NOTE]` and its lines, as an admonition."""
+    return f"!!! {alert[1].lower()}\n\n" + re.sub(r"^> ?", "    ", alert[2], flags=re.MULTILINE)
 
 
 def unescaped(code: re.Match[str]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rl8x import keys
+from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import BCConfig, DQNConfig, IQLConfig, OnlineConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.checkpoint import Checkpoints
 
@@ -77,6 +77,15 @@ def test_every_option_of_an_algorithm_is_in_its_section_and_no_other(section: st
     assert named == fields - shared
 
 
+@pytest.mark.parametrize("section", SECTIONS)
+def test_an_algorithms_section_begins_with_who_can_use_it_and_a_command(section: str) -> None:
+    own = (DOCS / "algorithms.md").read_text().split(f"\n## {section}\n\n")[1].split("\n## ")[0]
+    begin = own.split("\n| option |")[0]
+    assert begin.startswith("| can I use it? | |\n")
+    assert re.search(r"^rl8x train .*(?:--tuned|--dataset)", begin, flags=re.MULTILINE)
+    assert "![Training returns" in begin or "--dataset" in begin
+
+
 @pytest.mark.parametrize(
     "names", [PARAMS, PARAMS_1, SAMPLING, CALLBACKS], ids=["params", "version 1", "sampling", "callbacks"]
 )
@@ -104,3 +113,20 @@ def test_what_is_promised_to_users_of_tianshou_is_there() -> None:
         assert name in metrics, name
     saved = {field.name for field in dataclasses.fields(Checkpoints)}
     assert set(re.findall(r"(\w+)=", " ".join(re.findall(r"`Checkpoints\((.*?)\)`", ours)))) <= saved
+
+
+def test_the_page_for_runs_that_do_not_learn_names_what_there_is() -> None:
+    text = (DOCS / "not-learning.md").read_text()
+    configs = (PPOConfig, PQNConfig, SACConfig)
+    trainers = [
+        Trainer(config(num_envs=2, device="cpu").build(env), tracker=NullTracker())
+        for config, env in ((PPOConfig, "CartPole"), (SACConfig, "Pendulum"))
+    ]
+    metrics = frozenset().union(*(trainer.metric_names for trainer in trainers))
+    named = set(re.findall(r"`((?:env|eval|episodes|returns|algorithm|losses|monitors|replay)/[\w/]+)`", text))
+    assert len(named) >= 8
+    assert named <= metrics
+    options = {field.name for config in configs for field in dataclasses.fields(config)}
+    asked = set(re.findall(r"`(\w+_\w+)(?:=[^`]*)?`", text)) - {"on_non_finite"}
+    assert len(asked) >= 8
+    assert asked <= options

@@ -275,10 +275,17 @@ def test_the_architecture_names_the_layers_that_are_tested() -> None:
     assert [named[0] | {"_version"}, *named[1:]] == [set(parts) for parts in LAYERS]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/learning.md"])
-def test_the_figures_are_those_of_the_committed_measurement(page: str) -> None:
+@pytest.mark.parametrize(
+    ("page", "tasks"),
+    [
+        ("README.md", learning.shown()),
+        ("docs/learning.md", learning.TASKS),
+        ("docs/which-algorithm.md", learning.compared()),
+    ],
+    ids=["README.md", "docs/learning.md", "docs/which-algorithm.md"],
+)
+def test_the_figures_are_those_of_the_committed_measurement(page: str, tasks: dict[str, Any]) -> None:
     document = json.loads(learning.DEFAULT_OUT.read_text())
-    tasks = learning.shown() if page == "README.md" else learning.TASKS
     table = learning.report(document["rows"], tasks)
     assert f"<!-- learning -->\n{table}\n<!-- /learning -->" in (ROOT / page).read_text()
 
@@ -396,21 +403,21 @@ def test_what_is_published_replaces_the_table_and_draws_the_curves(tmp_path: Pat
     (tmp_path / "docs").mkdir()
     settings = tmp_path / learning.MEASURED.relative_to(ROOT)
     settings.parent.mkdir(parents=True)
-    pages = [tmp_path / "README.md", tmp_path / "docs" / "learning.md"]
+    pages = [tmp_path / name for name in ("README.md", "docs/which-algorithm.md", "docs/learning.md")]
     for page in pages:
         page.write_text("before\n<!-- learning -->\nold\n<!-- /learning -->\nafter\n")
-    with pages[1].open("a") as page_of_offline:
+    with pages[-1].open("a") as page_of_offline:
         page_of_offline.write("<!-- offline -->\nold\n<!-- /offline -->\nend\n")
     document = json.loads(learning.DEFAULT_OUT.read_text())
     learning.publish(document, tmp_path)
-    for page, tasks in zip(pages, (learning.shown(), learning.TASKS), strict=True):
+    for page, tasks in zip(pages, (learning.shown(), learning.compared(), learning.TASKS), strict=True):
         table = learning.report(document["rows"], tasks)
         text, _, offline = page.read_text().partition("<!-- offline -->\n")
         assert text == f"before\n<!-- learning -->\n{table}\n<!-- /learning -->\nafter\n"
     assert offline == f"{learning.report_offline(document['rows'], learning.OFFLINE)}\n<!-- /offline -->\nend\n"
     assert settings.read_text() == learning.MEASURED.read_text()
-    for name in ("learning.png", "learning-all.png"):
-        assert (tmp_path / "docs" / "images" / name).read_bytes().startswith(b"\x89PNG")
+    for suffix in ("", "-all", "-dqn", "-pqn", "-sac", "-td3"):
+        assert (tmp_path / "docs" / "images" / f"learning{suffix}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_tasks_whose_simulator_is_missing_are_left_out(

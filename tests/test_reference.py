@@ -86,9 +86,10 @@ def members(path: str, cls: type) -> Iterator[Documented]:
     fields = getattr(cls, "__dataclass_fields__", {})
     options = frozenset(name for name, field in fields.items() if field.metadata.get("help"))
     for name in ("__init__", "__post_init__"):
-        if name in vars(cls) and vars(cls)[name].__module__.startswith("rl8x"):
-            texts = [*made, text_of(vars(cls)[name])]
-            yield Documented(f"{path}.{name}", vars(cls)[name], texts, options=options)
+        owner = next((base for base in bases if base not in shown and name in vars(base)), None)
+        if owner is not None and vars(owner)[name].__module__.startswith("rl8x"):
+            texts = [*made, text_of(vars(owner)[name])]
+            yield Documented(f"{path}.{name}", vars(owner)[name], texts, options=options)
 
 
 @functools.cache
@@ -155,7 +156,7 @@ def test_it_looks_at_what_there_is() -> None:
     assert len(names) > 400
     assert names >= {
         "rl8x.policy.Policy.decide",  # from a base that is no public name
-        "rl8x.trainers.base.TrainerBase.resume",
+        "rl8x.trainers.Trainer.resume",
         "rl8x.envs.Env.step",
         "rl8x.functional.moments",  # behind a decorator
         "rl8x.envs.Env.__init__",

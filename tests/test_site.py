@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
+import inspect
+import json
 import logging
 import pkgutil
 import re
+import shutil
+import subprocess
 import zlib
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +19,7 @@ import pytest
 from tests.pages import REFERENCE, ROOT, documented, resolve
 
 import rl8x
+from rl8x import Trainer
 
 # Modules whose public names the reference has one by one, beside what packages export.
 ALSO = {
@@ -71,21 +75,32 @@ def test_each_name_of_the_reference_exists_once() -> None:
         assert {f"{module}.{name}" for name in names} <= set(told)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("mkdocstrings") is None, reason="mkdocstrings is not installed: pip install 'rl8x[docs]'"
-)
-def test_the_site_is_built_without_a_warning_and_lists_every_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The site, and the warnings of its making."""
+    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: pip install 'rl8x[docs]'")
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
-    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site"))
-    assert config.strict
-    build(config)
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    site = tmp_path / "site"
+    warnings: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    site = tmp_path_factory.mktemp("docs") / "site"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_MKDOCS_2_WARNING", "1")
+        config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(site))
+        assert config.strict
+        logging.getLogger("mkdocs").addHandler(handler)
+        try:
+            build(config)
+        finally:
+            logging.getLogger("mkdocs").removeHandler(handler)
+    return site, warnings
+
+
+def test_the_site_is_built_without_a_warning_and_lists_every_name(built: tuple[Path, list[str]]) -> None:
+    site, warnings = built
+    assert not warnings
     inventory = (site / "objects.inv").read_bytes()
     listed = zlib.decompress(inventory.split(b"compressed using zlib.\n")[1]).decode()
     names = {line.split()[0] for line in listed.splitlines()}
@@ -108,3 +123,38 @@ def test_the_site_is_built_without_a_warning_and_lists_every_name(
     assert "bootstrap" in (site / "glossary.html").read_text()
     for page in site.rglob("*.html"):
         assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(?:https?:)?//', page.read_text()), page.name
+
+
+def test_the_trainers_page_shows_its_arguments_and_none_of_its_internals(built: tuple[Path, list[str]]) -> None:
+    page = (built[0] / "reference" / "trainers.html").read_text()
+    own = page.split('id="rl8x.trainers.Trainer"')[1].split('id="rl8x.trainers.GenericTrainerBase"')[0]
+    about, *members = re.split(r'<h3 id="rl8x\.trainers\.Trainer\.', own)
+    for argument in list(inspect.signature(Trainer).parameters):
+        assert f"<code>{argument}</code>" in about
+    shown = {member.split('"')[0] for member in members}
+    assert {"run", "stop", "step", "eval", "play", "plot", "save", "close", "resume", "log_model", "state"} <= shown
+    internals = {"known", "evaluation_name", "evaluate_now", "check_run", "make_film_env", "go_on_from"}
+    assert not shown & {*internals, "go_on_after_restart", "go_on_from_newest"}
+
+
+# What a reader types, and the page that is to come first.
+SEARCHES = {
+    "learning rate schedule": "hyperparameters.html",
+    "early stopping": "conditions.html",
+    "save best model": "checkpoints.html",
+    "own environment": "environments.html",
+    "normalize observations": "hyperparameters.html",
+    "domain randomization": "tutorials/randomization.html",
+    "resume": "checkpoints.html",
+    "which algorithm": "which-algorithm.html",
+    "does not learn": "not-learning.html",
+    "video": "playing.html",
+    "MLflowTracker": "reference/tracking.html",  # a name that no guide has in a heading
+}
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run the site's search")
+def test_the_search_finds_guides_first(built: tuple[Path, list[str]]) -> None:
+    command = ["node", str(ROOT / "tests" / "search.js"), str(built[0]), *SEARCHES]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert {query: pages[0] for query, pages in found.items()} == SEARCHES

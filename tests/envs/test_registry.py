@@ -17,6 +17,7 @@ from rl8x.checkpoint.build import describe_algorithm
 from rl8x.cli.main import main
 from rl8x.config import RunConfig
 from rl8x.envs import BUILTIN, CartPole, make, resolve
+from rl8x.envs.registry import env_maker
 from rl8x.importing import import_named
 from rl8x.trainers.description import run_file
 
@@ -248,3 +249,13 @@ def test_a_class_that_is_no_environment_by_itself_is_told(path, message, tmp_pat
         PPOConfig(**SMALL).build(import_named(path))
     with pytest.raises(TypeError, match=message):
         Trainer(PPOConfig(**SMALL).build(CartPole), tracker=NullTracker(), eval_env=import_named(path))
+
+
+@pytest.mark.parametrize("name", ["CartPole", "CartPole-v1"])
+def test_what_makes_an_environment_may_be_given_again(name: str) -> None:
+    """A run file's environment comes to `build` as what `find_env` returned; a checkpoint then says how to make it."""
+    run = RunConfig(env=name, algorithm_config={"num_envs": 2, "device": "cpu"})
+    assert env_maker(env_maker(name)).func is env_maker(name).func
+    described = describe_algorithm(run.make_algorithm())["env"]
+    assert described is not None
+    assert described["args"] == ([] if name == "CartPole" else [name])

@@ -40,7 +40,7 @@ class CheckpointManager:
     """Writes the checkpoints of one run into one folder, which it locks from `take` to `end`.
 
     Args:
-        checkpoints: When and where the run is saved; see `TrainerBase`.
+        checkpoints: When and where the run is saved; see `Trainer`.
         tracker: The run's tracker; checkpoints that were given no folder lie beside its spool, if it has one.
 
     Attributes:

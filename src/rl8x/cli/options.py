@@ -56,7 +56,7 @@ class AlgorithmCommand(click.Command, ABC):
         super().__init__(*args, **kwargs)
         trust = (
             "Import the modules that the run file or checkpoint names, those of the working directory too: their code "
-            "runs. Use the store that the checkpoint names. What is named on the command line needs no such word."
+            "runs. Use the store that the checkpoint names. Classes typed on the command line need no flag."
         )
         self.params.append(click.Option(["--trust"], is_flag=True, help=trust))
 
@@ -124,7 +124,7 @@ class RunCommand(AlgorithmCommand):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        file = "Run file: YAML, TOML or JSON. What stands after it wins."
+        file = "Run file: YAML, TOML or JSON. Later arguments override it."
         tuned = (
             "Begin with rl8x's own run file of ENV and the algorithm, a setting that learns: `rl8x tuned` lists them."
         )

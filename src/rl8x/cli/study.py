@@ -51,7 +51,7 @@ _FAILED: Final = 1
     metavar="FILE",
     multiple=True,
     callback=one_file,
-    help="The study's file: YAML, TOML or JSON. What stands after it wins.",
+    help="The study's file: YAML, TOML or JSON. Later arguments override it.",
 )
 @click.option("--jobs", type=click.IntRange(min=1), default=1, help="Trainings at the same time on this machine.")
 @click.option(

@@ -54,45 +54,13 @@ EvalEnv = str | bool | Env | Callable[..., Env] | None
 class TrainerBase(Generic[AlgorithmT]):
     """Trains an algorithm one `step()` or `eval()` at a time; `GenericTrainerBase` adds `run()`.
 
-    Args:
-        algorithm: The algorithm that is trained.
-        tracker: Stores params and metrics; None is MLflow, or nothing if MLflow is not installed.
-        eval_env: The environment of `eval()`. True, an instance or a factory: a separate environment, in which whole
-            episodes are played. False or None: the training environment, for the horizons from one reset to the next
-            (`horizons_per_env_reset`). `"auto"`: a separate one for episodic tasks, made as the training's or copied
-            from it, and the training environment for tasks that never end. Returns of whole episodes are
-            `eval/returns/*`; if an episodic task is evaluated in the training environment, sums over its horizons are
-            `eval/horizon_returns/*`. An algorithm that learns from a data set is evaluated only if one is given.
-        num_eval_envs: Copies, and so episodes, of a separate evaluation environment that the trainer makes; None is the
-            training's number, but at most 128. An instance that can only be copied keeps its number.
-        checkpoints: When and where the run is saved: a `Checkpoints`, a path, or True for the defaults; False never
-            saves. None saves by the defaults if the tracker keeps the run on a disk, in a folder beside it.
-        on_non_finite: What to do if observations, actions, rewards, losses, gradients or weights are not finite.
-            `"stop"` ends the run as FAILED with a diagnosis. `"skip"` restores the weights before the step, and
-            `"rollback"` those of the last checkpoint; both then continue, in new episodes if collected numbers were not
-            finite, and stop after ten such steps in a row.
-        log_models: Whether a `run()` ends by logging the policy as a model: the `last`, and the `best` if `checkpoints`
-            have a `best_metric`, each with the metrics of its step. See `log_model`.
-        callbacks: Called with the trainer and each row of statistics, after it was tracked and before the conditions
-            judge it. A callback with an attribute `metric_names`, a list of names, may return values for them by name,
-            which are tracked and join the row. What `trainer.eval()` measures in a callback joins the row too. It ends
-            the run by `trainer.stop("why")`.
-
     Attributes:
-        checkpoints: The manager of its checkpoints.
         evaluator: Plays whole episodes in a separate environment; None if `eval()` does not use one.
         evaluations: The `env_config`, the schedule and the metric names of `eval()`.
-        tracker: Stores params and metrics.
         record: Writes the run to its tracker and its checkpoints.
         train_step: Makes the steps, and has the latest row and evaluation.
         origin: The checkpoint that was resumed from, until a `run()` has continued it; otherwise None.
         saved_run: State of the `run()` in that checkpoint, which the next `run()` continues, or None.
-        stop_reason: Why the last `run()` stopped, or the loop.
-        ending: Lines for the user: where that run is, which rows have not arrived there, and how to continue it.
-
-    Raises:
-        TypeError: If an argument has a wrong type.
-        ValueError: If an argument is not legal, or an environment to evaluate in does not fit.
     """
 
     def __init__(
@@ -107,6 +75,37 @@ class TrainerBase(Generic[AlgorithmT]):
         log_models: bool = False,
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        """Prepare a trainer; nothing is tracked or saved before the first `run()` or `step()`.
+
+        Args:
+            algorithm: The algorithm that is trained.
+            tracker: Stores params and metrics; None is MLflow, or nothing if MLflow is not installed.
+            eval_env: The environment of `eval()`. True, an instance or a factory: a separate environment, in which
+                whole episodes are played. False or None: the training environment, for the horizons from one reset to
+                the next (`horizons_per_env_reset`). `"auto"`: a separate one for episodic tasks, made as the training's
+                or copied from it, and the training environment for tasks that never end. Returns of whole episodes are
+                `eval/returns/*`; if an episodic task is evaluated in the training environment, sums over its horizons
+                are `eval/horizon_returns/*`. An algorithm that learns from a data set is evaluated only if one is
+                given.
+            num_eval_envs: Copies, and so episodes, of a separate evaluation environment that the trainer makes; None is
+                the training's number, but at most 128. An instance that can only be copied keeps its number.
+            checkpoints: When and where the run is saved: a `Checkpoints`, a path, or True for the defaults; False never
+                saves. None saves by the defaults if the tracker keeps the run on a disk, in a folder beside it.
+            on_non_finite: What to do if observations, actions, rewards, losses, gradients or weights are not finite.
+                `"stop"` ends the run as FAILED with a diagnosis. `"skip"` restores the weights before the step, and
+                `"rollback"` those of the last checkpoint; both then continue, in new episodes if collected numbers were
+                not finite, and stop after ten such steps in a row.
+            log_models: Whether a `run()` ends by logging the policy as a model: the `last`, and the `best` if
+                `checkpoints` have a `best_metric`, each with the metrics of its step. See `log_model`.
+            callbacks: Called with the trainer and each row of statistics, after it was tracked and before the
+                conditions judge it. A callback with an attribute `metric_names`, a list of names, may return values for
+                them by name, which are tracked and join the row. What `trainer.eval()` measures in a callback joins the
+                row too. It ends the run by `trainer.stop("why")`.
+
+        Raises:
+            TypeError: If an argument has a wrong type.
+            ValueError: If an argument is not legal, or an environment to evaluate in does not fit.
+        """
         if not isinstance(algorithm, GenericAlgorithmBase):
             raise TypeError(
                 f"a trainer needs an algorithm, such as PPOConfig().build(CartPole); got {algorithm!r:.200}."

@@ -47,7 +47,7 @@ class Record:
     Args:
         algorithm: What is trained.
         tracker: The tracker that keeps the run.
-        checkpoints: When and where the run is saved; see `TrainerBase`.
+        checkpoints: When and where the run is saved; see `Trainer`.
         options: The trainer's options as plain data.
         eval_env: The evaluation environment of its own; None where there is none.
         num_eval_envs: Copies that evaluations are made in, those of all ranks.

@@ -454,7 +454,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
 
 
 class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
-    """The trainer for any algorithm; see `TrainerBase` for arguments and attributes.
+    """Trains any algorithm: collects, updates, evaluates, tracks, saves, and stops on a condition.
 
         from rl8x import HitsUpperBound, PPOConfig, Trainer
         from rl8x.envs import CartPole
@@ -464,4 +464,11 @@ class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
         trainer.run(steps_per_eval=5, stop_conditions=[HitsUpperBound("eval/returns/mean", 475)])
 
     `run` is such a loop over `step` and `eval`; `for stats in trainer` is one of your own.
+
+    Attributes:
+        algorithm: The algorithm that is trained, with its policy and its environment.
+        tracker: Stores params and metrics.
+        checkpoints: The manager of its checkpoints.
+        stop_reason: Why the last `run()` stopped, or the loop; None before that.
+        ending: Lines for the user: where that run is, which rows have not arrived there, and how to continue it.
     """
