@@ -1,11 +1,14 @@
-# The commands of a fresh clone: `make demo`, `make test`. Both install what they need once, into .venv.
+# The commands of a fresh clone: `make demo`, `make test`. Each installs what it needs once, into .venv: the demo the package
+# without extras, the others the development tools too.
 PYTHON ?= python3
 BIN := .venv/bin
-STAMP := .venv/.installed
+PACKAGE := .venv/.installed
+STAMP := .venv/.installed-dev
 
 .PHONY: demo test test-all test-torch check format fuzz fuzz-cuda learning study-figures run-figures play-figure docs docs-serve package clean
 
-demo: $(STAMP)
+demo: $(PACKAGE)
+	@echo "make: training CartPole by examples/demo.yaml, which takes seconds"
 	$(BIN)/rl8x train -f examples/demo.yaml
 
 # In whole files, ordered by tests/conftest.py; one worker more than cores, for the tests that wait.
@@ -87,9 +90,17 @@ package:
 clean:
 	rm -rf dist site .venv .venv-package .venv-torch-* .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# torch first and by itself: any other package that asks for torch would choose the build.
-$(STAMP): constraints.txt pyproject.toml
+# torch first and by itself: any other package that asks for torch would choose the build. pip says what it downloads.
+$(PACKAGE): constraints.txt pyproject.toml
+	@echo "make: an environment in .venv"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	touch $(STAMP)
+	@echo "make: installing torch, the largest download: minutes the first time"
+	$(BIN)/python -m pip install torch==2.13.0
+	@echo "make: installing rl8x and what it needs, MLflow most of all: a minute or two"
+	$(BIN)/python -m pip install -c constraints.txt -e .
+	touch $@
+
+$(STAMP): $(PACKAGE)
+	@echo "make: installing the development tools (pytest, ruff, mypy, ...): some minutes"
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	touch $@

@@ -224,6 +224,12 @@ def no_pictures(request, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Say nothing of a wait at the end of a run, which takes longer on a busy machine."""
+    monkeypatch.setattr("rl8x.trainers.progress._SECONDS_OF_SILENCE", 60.0)
+
+
+@pytest.fixture(autouse=True)
 def mlflow_in_process(request, monkeypatch):
     """Let trackers talk to MLflow in this process, unless a test is marked with `store_process`."""
     if "store_process" not in request.keywords:

@@ -132,3 +132,32 @@ def test_the_studys_file_is_legal() -> None:
     config.check()
     assert len(config.trainings()) == 9
     assert len((EXAMPLES / "study.yaml").read_text().splitlines()) <= 12
+
+
+def test_own_tracker_writes_what_tensorboard_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reading = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+    )
+    module = load("own_tracker")
+    tracker = MemoryTracker()
+
+    class Both(module.TensorBoardTracker):
+        def log_metrics(self, metrics: Any, step: int) -> None:
+            super().log_metrics(metrics, step)
+            tracker.log_metrics(metrics, step)
+
+    module.TensorBoardTracker, own = Both, module.TensorBoardTracker
+    tracker.start(params={}, tags={})
+    folder = module.main(str(tmp_path), max_steps=5)
+    assert "tensorboard --logdir" in capsys.readouterr().out
+    # A resumed run goes on in the same folder, and rows that come again replace those before.
+    again = own(tmp_path)
+    again.start(params={}, tags={}, resume=folder.name)
+    again.log_metrics({"losses/total": -1.0}, 4 * 64 * 32)
+    again.finish("FINISHED")
+    events = reading.EventAccumulator(str(folder)).Reload()
+    for name in ("losses/total", "eval/returns/mean"):
+        kept = [(event.step, pytest.approx(event.value, rel=1e-6)) for event in events.Scalars(name)]
+        logged = tracker.history(name)
+        assert len(logged) == (5 if name == "losses/total" else 1)
+        assert kept == ([*logged[:3], (4 * 64 * 32, -1.0)] if name == "losses/total" else [])

@@ -10,7 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from rl8x import __version__
+import rl8x
+from rl8x import __version__, algorithms, conditions, tracking
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "rl8x"
@@ -79,3 +80,28 @@ def test_what_make_package_does_is_legal_shell():
     steps = subprocess.run(["make", "-n", "package"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "twine check --strict" in steps
     assert "rl8x train -f" in steps
+
+
+@pytest.mark.parametrize(("target", "installed"), [("demo", ["torch", "."]), ("check", ["torch", ".", ".[dev]"])])
+def test_make_installs_what_a_target_needs_and_says_so_before(target, installed):
+    """`-B`: as if nothing was there. The last word of each pip command is what it installs."""
+    command = ["make", "-nB", target]
+    steps = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    slow = [number for number, step in enumerate(steps) if " install " in step or " train " in step]
+    assert all(steps[number - 1].startswith("echo ") for number in slow)
+    installs = [step for step in steps if " pip install " in step]
+    assert [step.split()[-1].strip("'").partition("==")[0] for step in installs] == installed
+    assert not any("--quiet" in step or " -q" in step for step in installs)
+
+
+def test_the_root_exports_every_config_condition_and_tracker():
+    configs = {name for name in algorithms.__all__ if name.endswith("Config")}
+    kinds = {name for name in conditions.__all__ if isinstance(getattr(conditions, name), type)}
+    trackers = {name for name in vars(tracking) if name.endswith("Tracker")}
+    others = ["Trainer", "Checkpoints", "Study", "compare", "load_algorithm", "distill", "Env", "Parameter", "Policy"]
+    assert configs | kinds | trackers | {*others, "Model", "Distribution"} <= {*rl8x.__all__}
+    for package, names in ((algorithms, configs), (conditions, kinds), (tracking, trackers)):
+        assert all(getattr(rl8x, name) is getattr(package, name) for name in names)
+    assert {*rl8x.__all__} == {*dir(rl8x)}
+    for name in rl8x.__all__:
+        getattr(rl8x, name)

@@ -316,3 +316,18 @@ def test_acting_without_samples_leaves_the_critic_out():
     policy.model.critic.register_forward_hook(lambda *_: called.append(True))
     policy.act(env.reset()[0], {}, torch.ones(5, dtype=torch.bool))
     assert not called
+
+
+def test_what_acts_in_other_libraries_is_answered_with_decide_and_load_algorithm(tmp_path):
+    policy = PPOConfig(num_envs=2, device="cpu", model_config={"hidden_sizes": [8]}).build(CartPole).policy
+    obs = np.zeros(4, dtype=np.float32)
+    for call in (
+        lambda: policy.predict(obs),
+        lambda: policy.predict(obs, deterministic=True),
+        lambda: policy.predict(obs, None, episode_start=True),
+    ):
+        with pytest.raises(TypeError, match=r"^to act, call `policy.decide\(obs\)`"):
+            call()
+    for source, error in (("my-run", FileNotFoundError), (tmp_path, IsADirectoryError)):
+        with pytest.raises(error, match=rf"^there is no file '{source}' .*: rl8x.load_algorithm\('{source}'\).policy$"):
+            Policy.load(source)

@@ -16,12 +16,43 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rl8x._version import __version__
+from rl8x.synonyms import called_here
 
 if TYPE_CHECKING:
-    from rl8x.algorithms import PPO, PPOConfig, distill
-    from rl8x.checkpoint import load_algorithm
+    from rl8x.algorithms import (
+        PPO,
+        AlgorithmConfig,
+        BCConfig,
+        DistillationConfig,
+        DQNConfig,
+        FastSACConfig,
+        FastTD3Config,
+        FlashSACConfig,
+        IQLConfig,
+        OffPolicyConfig,
+        OnlineConfig,
+        PPOConfig,
+        PQNConfig,
+        SACConfig,
+        TD3Config,
+        distill,
+    )
+    from rl8x.checkpoint import Checkpoints, load_algorithm
     from rl8x.checkpoint import load_policy as load_policy
-    from rl8x.conditions import Condition, Confirmed, HitsLowerBound, HitsUpperBound, Plateau, WallTime
+    from rl8x.conditions import (
+        And,
+        Condition,
+        Confirmed,
+        HitsLowerBound,
+        HitsUpperBound,
+        NonFinite,
+        Not,
+        Or,
+        Plateau,
+        StopsDecreasing,
+        StopsIncreasing,
+        WallTime,
+    )
     from rl8x.config.tuned import tuned
     from rl8x.distributions import Distribution
     from rl8x.envs import Env, Parameter
@@ -29,28 +60,49 @@ if TYPE_CHECKING:
     from rl8x.policy import Policy
     from rl8x.studies import Study
     from rl8x.studies.compare import compare
-    from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
+    from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker
     from rl8x.trainers import Trainer
 
 _HOMES = {
-    "PPO": "algorithms",
-    "PPOConfig": "algorithms",
+    "AlgorithmConfig": "algorithms",
+    "And": "conditions",
+    "BCConfig": "algorithms",
+    "Checkpoints": "checkpoint",
     "Condition": "conditions",
     "Confirmed": "conditions",
-    "HitsLowerBound": "conditions",
-    "HitsUpperBound": "conditions",
-    "Plateau": "conditions",
-    "WallTime": "conditions",
+    "DQNConfig": "algorithms",
+    "DistillationConfig": "algorithms",
     "Distribution": "distributions",
     "Env": "envs",
+    "FastSACConfig": "algorithms",
+    "FastTD3Config": "algorithms",
+    "FlashSACConfig": "algorithms",
+    "HitsLowerBound": "conditions",
+    "HitsUpperBound": "conditions",
+    "IQLConfig": "algorithms",
     "MLflowTracker": "tracking",
     "MemoryTracker": "tracking",
     "Model": "models",
+    "NonFinite": "conditions",
+    "Not": "conditions",
     "NullTracker": "tracking",
+    "OffPolicyConfig": "algorithms",
+    "OnlineConfig": "algorithms",
+    "Or": "conditions",
+    "PPO": "algorithms",
+    "PPOConfig": "algorithms",
+    "PQNConfig": "algorithms",
     "Parameter": "envs",
+    "Plateau": "conditions",
     "Policy": "policy",
+    "SACConfig": "algorithms",
+    "StopsDecreasing": "conditions",
+    "StopsIncreasing": "conditions",
     "Study": "studies",
+    "TD3Config": "algorithms",
+    "Tracker": "tracking",
     "Trainer": "trainers",
+    "WallTime": "conditions",
     "compare": "studies.compare",
     "distill": "algorithms",
     "load_algorithm": "checkpoint",
@@ -60,21 +112,42 @@ _HOMES = {
 
 __all__ = [
     "PPO",
+    "AlgorithmConfig",
+    "And",
+    "BCConfig",
+    "Checkpoints",
     "Condition",
     "Confirmed",
+    "DQNConfig",
+    "DistillationConfig",
     "Distribution",
     "Env",
+    "FastSACConfig",
+    "FastTD3Config",
+    "FlashSACConfig",
     "HitsLowerBound",
     "HitsUpperBound",
+    "IQLConfig",
     "MLflowTracker",
     "MemoryTracker",
     "Model",
+    "NonFinite",
+    "Not",
     "NullTracker",
+    "OffPolicyConfig",
+    "OnlineConfig",
+    "Or",
     "PPOConfig",
+    "PQNConfig",
     "Parameter",
     "Plateau",
     "Policy",
+    "SACConfig",
+    "StopsDecreasing",
+    "StopsIncreasing",
     "Study",
+    "TD3Config",
+    "Tracker",
     "Trainer",
     "WallTime",
     "__version__",
@@ -88,7 +161,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'rl8x' has no attribute {name!r}")
+        raise AttributeError(f"module 'rl8x' has no attribute {name!r}.{called_here(name, __all__)}".rstrip("."))
     value = getattr(importlib.import_module(f"rl8x.{home}"), name)
     globals()[name] = value
     return value

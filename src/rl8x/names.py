@@ -7,15 +7,22 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from rl8x.synonyms import called_here
+
 
 def did_you_mean(
     name: object, legal: Iterable[str], *, most: int = 1, cutoff: float = 0.6, show: Callable[[str], str] = repr
 ) -> str:
     """Return " Did you mean 'this'?" with the nearest legal names, ignoring case; empty if none is near.
 
-    At most `most` names, as `show` writes them; `cutoff` is that of `difflib.get_close_matches`.
+    At most `most` names, as `show` writes them; `cutoff` is that of `difflib.get_close_matches`. Of another library's
+    name it is what that is here.
     """
-    lowered = {each.lower(): each for each in reversed(list(legal))}  # of names that differ by case only, the first
+    legal = list(legal)
+    known = called_here(name, legal, show)
+    if known:
+        return known
+    lowered = {each.lower(): each for each in reversed(legal)}  # of names that differ by case only, the first
     near = difflib.get_close_matches(str(name).lower(), lowered, n=most, cutoff=cutoff)
     return f" Did you mean {' or '.join(show(lowered[each]) for each in near)}?" if near else ""
 

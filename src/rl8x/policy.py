@@ -314,17 +314,26 @@ class Policy(Portable):
     # So that `torch.func.functional_call` evaluates under other weights.
     forward = evaluate
 
-    def predict(self, obs: Tree, state: State, starts: Tensor) -> Prediction:
-        """Compute features and values of stored sequences.
+    def predict(self, obs: Tree, state: State | None = None, starts: Tensor | None = None, **others: Any) -> Prediction:
+        """Compute features and values of stored sequences; to act, call `decide`.
 
         Args:
             obs: As in `evaluate`.
             state: As in `evaluate`.
             starts: As in `evaluate`.
+            **others: None.
 
         Returns:
             Features `[seq_len, batch, num_features]`, values `[seq_len, batch]`, and the action mask, if there is one.
+
+        Raises:
+            TypeError: If it is called to act.
         """
+        if state is None or starts is None or others:  # what `predict` takes in other libraries
+            raise TypeError(
+                "to act, call `policy.decide(obs)`, which returns actions and state, deterministic by default; "
+                "`predict` is for stored sequences, with `state` and `starts`."
+            )
         obs, mask = self.model_inputs(obs)
         features, values, _ = self._run(obs, state, starts)
         return Prediction(features, values, mask)

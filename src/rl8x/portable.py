@@ -257,7 +257,14 @@ class Portable(nn.Module):
             OSError: If the file cannot be read.
             ValueError: If the file is damaged, is not a policy's, or is of a newer rl8x.
         """
-        return cls.from_bytes(Path(path).read_bytes(), str(path), trust=trust).to(device)
+        try:
+            content = Path(path).read_bytes()
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise type(error)(
+                f"there is no file {str(path)!r} that a policy's `save` wrote. For the policy of a run, by its name, "
+                f"ID or folder of checkpoints: rl8x.load_algorithm({str(path)!r}).policy"
+            ) from None
+        return cls.from_bytes(content, str(path), trust=trust).to(device)
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str = "the policy", *, trust: Trust = False) -> Self:

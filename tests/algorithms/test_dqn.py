@@ -190,7 +190,7 @@ def test_with_a_data_set_intervals_are_of_updates():
     assert moves.nonzero().flatten().tolist() == [9, 19, 29]
 
 
-@pytest.mark.parametrize(("decay", "wanted"), [(96, [1.0, 1.0, 0.9, 0.7, 0.5, 0.5]), (0, [1.0, 1.0, *[0.5] * 4])])
+@pytest.mark.parametrize(("decay", "wanted"), [(96, [1.0, 0.875, 0.75, 0.625, 0.5, 0.5]), (0, [1.0, *[0.5] * 5])])
 def test_epsilon_decays_from_1_over_transitions(decay, wanted):
     algorithm = build(warmup_steps=20, epsilon=0.5, epsilon_decay_steps=decay, num_envs=12, horizon=2)
     epsilons = []

@@ -5,7 +5,7 @@ import pytest
 import torch
 import yaml
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
-from tests.probes import KNOWN, Delay, Discretes, Forever, ObservationDecides, Probe, Together, traced_only
+from tests.probes import KNOWN, Delay, Discretes, Forever, ObservationDecides, OneStep, Probe, Together, traced_only
 
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import FastSACConfig, FlashSACConfig, SACConfig
@@ -648,10 +648,10 @@ def test_products_in_bfloat16_are_near_those_in_float32():
 
 
 def test_what_does_not_fit_is_refused():
-    class Many(Probe):
+    class Many(OneStep):
         single_action_space = MultiDiscrete([2, 3])
 
-    class Unbounded(Probe):
+    class Unbounded(OneStep):
         single_action_space = Box(-np.inf, np.inf, (1,), dtype=np.float32)
 
     with pytest.raises(ValueError, match=r"SAC needs a Box action space of floats, or a Discrete one; .* PPO\."):

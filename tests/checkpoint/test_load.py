@@ -190,11 +190,13 @@ def test_functions_of_a_module_in_a_script_are_found_again(module, tmp_path, mon
         assert (type(again.env), again.env.time_limit) == (type(algorithm.env), algorithm.env.time_limit)
         with pytest.raises(CheckpointError, match="trust=True"):
             Trainer.resume(tmp_path / str(index))
-        # A run file's `env` names what is called with a number of copies, which `copy` is not.
+        # A run file's `env` names what is called with a number of copies: `copy` is an argument of that.
         file = description.run_file(
             algorithm, describe_algorithm(algorithm), {"eval_env": "auto", "stop_conditions": []}
         )
-        assert (file and file["env"]) == (f"{module}.task", None)[index]
+        assert file["env"] == (f"{module}.task", "rl8x.envs.GymnasiumEnv")[index]
+        if index:
+            assert file["env_kwargs"] == {"env": {"$class": f"{module}.copy"}, "vectorization": "sync"}
 
 
 def test_what_needs_an_environment_says_which_argument_gives_it(tmp_path, monkeypatch, capsys):

@@ -196,7 +196,7 @@ def test_help_lists_the_algorithms_options_in_groups_by_the_class_that_declares_
         (["--algorithm", "{package}.Mine"], "must name a subclass of rl8x.algorithms.AlgorithmConfig"),
         (["--algorithm", "{package}.Mine"], ".Mine', an algorithm that no config builds."),
         (["--algorithm", "rl8x.algorithms.PPO"], "which is an algorithm. Name its config: rl8x.PPOConfig."),
-        (["--algorithm", "rl8x.algorithms.SAC"], "which is an algorithm. Name its config: rl8x.algorithms.SACConfig."),
+        (["--algorithm", "rl8x.algorithms.SAC"], "which is an algorithm. Name its config: rl8x.SACConfig."),
         (["--algorithm", "mine"], "no built-in algorithm 'mine'; there are BC, Distillation, "),
         (["--algorithm", "mine"], "One of your own is named by its config class, such as my_module.MyConfig."),
         (["--algorithm", "{package}.MyConfg"], "has no 'MyConfg'. Did you mean 'MyConfig'?"),

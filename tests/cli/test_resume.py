@@ -47,6 +47,22 @@ def test_a_run_that_is_over_says_that_nothing_was_trained_and_how_to_train_more(
     assert "nothing was trained" not in capsys.readouterr().err
 
 
+def test_an_evaluation_before_the_end_says_of_which_step_it_is(tmp_path, capsys):
+    """Evaluated every two steps: at step 2 of 3, 4 of 5; also of a run that is over, and told where it is the last."""
+
+    def ended(*words):
+        assert main([*words, "--progress", "none"]) == 0
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("evaluated")]
+        return line.rpartition("deterministic, ")[2]
+
+    folder = str(tmp_path / "a")
+    words = ["train", "CartPole", *SMALL, f"checkpoints.directory={folder}", "--steps-per-eval", "2"]
+    assert ended(*words, "--num-eval-envs", "2", "--max-steps", "3") == "at step 2 of 3"
+    assert ended("resume", folder) == "at step 2 of 3"
+    assert ended("resume", folder, "--max-steps", "5") == "at step 4 of 5"
+    assert ended("resume", folder, "--max-steps", "6") == "the final policy"
+
+
 def test_hyperparameters_and_conditions_can_change(tmp_path, capsys):
     train(tmp_path / "a", "--max-steps", "2")
     words = ["lr=1e-4", "--stop", "hits_upper_bound: [algorithm/steps, 4]", "--progress", "none"]

@@ -56,6 +56,39 @@ def test_a_dry_run_lists_the_trainings_and_writes_nothing(file, capsys):
     assert list(file.parent.iterdir()) == [file]
 
 
+NONE = "no test cell is inside of what it is trained on: none has "
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "notes"),
+    [
+        # A grid that misses the default
+        ("{calm: {}, wide: {length: {uniform: [0.2, 1]}}}", "{length: [0.3, 0.7]}", [f"calm: {NONE}length 0.5"]),
+        (
+            "{drawn: {length: {uniform: [1, 2]}}, fixed: {force_mag: 7}}",
+            "{length: {linspace: [0.1, 0.9, 5]}, force_mag: [7, 10]}",
+            [f"drawn: {NONE}length from 1 to 2"],
+        ),
+        # All is at its default but the gravity, which the test does not name
+        (
+            "{moon: {gravity: 1.6}}",
+            "{length: [0.5, 1]}",
+            [f"moon: {NONE}all of it at once (a parameter that the test does not name has its default)"],
+        ),
+        ("{lists: {length: {choice: [0.5, 1]}}}", "{length: [0.5, 3]}", []),
+    ],
+)
+def test_a_training_without_a_cell_inside_says_why(file, capsys, train, test, notes):
+    words = ["study", "-f", "tiny.yaml", "seeds=[3]", f"train={train}", f"test={test}"]
+    assert main([*words, "--dry-run"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "inside of what" in line] == notes
+    for _ in range(2):  # the second only reads
+        assert main(words) == 0
+        out = capsys.readouterr().out.splitlines()
+        assert [line for line in out if "inside of what" in line] == notes
+        assert out[-1].startswith("to look at it: ")
+
+
 def test_a_dry_run_checks_where_the_jobs_are_done(file, capsys):
     assert main(["study", "-f", "tiny.yaml", "--cluster", "tcp://x:1", "--dry-run"]) == 2
     assert "give backend='dask' too" in capsys.readouterr().err

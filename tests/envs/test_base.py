@@ -568,6 +568,25 @@ def test_actions_of_other_types_do_what_those_of_a_policy_do(kind, actions):
     assert torch.equal(rewards, expected_rewards)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        ({"a": 1.0}, r"\{'a': 1.0\}"),
+        ({"most": Countdown.parameters["most"], "a": (1, 0, 2)}, r"\{'a': \(1, 0, 2\)\}"),
+        ({"a": None}, r"\{'a': None\}"),
+        ({1: Countdown.parameters["most"]}, r"\{1: Parameter\(.*\)\}"),
+        ([1.0], r"\[1.0\]"),
+        (None, "None"),
+    ],
+)
+def test_parameters_that_are_none_are_told_what_they_have_to_be(wrong, got):
+    class Wrong(Countdown):
+        parameters = wrong
+
+    with pytest.raises(TypeError, match=rf"^Wrong: declare `parameters` as \{{name: rl8x.Parameter\(.*; got {got}\.$"):
+        Wrong(2)
+
+
 def test_an_environment_that_declares_no_space_is_told_which():
     with pytest.raises(TypeError, match=r"Bare: declare `single_observation_space`, .* of one copy; got None"):
         type("Bare", (Env,), {})(1)

@@ -50,7 +50,7 @@ def test_a_missing_name_of_inductors_is_one_clear_line(module, monkeypatch, tmp_
 def test_the_compilers_process_says_which_name_is_missing(monkeypatch, tmp_path):
     code = "import torch._inductor.codecache as codecache\ndel codecache.AotCodeCompiler\n"
     (tmp_path / "sitecustomize.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.syspath_prepend(tmp_path)  # where the process searches too
     monkeypatch.setattr(Compiler, "_start", Compiler._start.__wrapped__)  # a Python of its own
     compiler = Compiler(Artifacts(tmp_path / "cache"))
     with pytest.raises(RuntimeError, match=r"has no torch\._inductor\.codecache\.AotCodeCompiler, which rl8x compiles"):

@@ -149,7 +149,7 @@ def test_the_table_has_a_row_for_each_policy_point_and_cell(ran):
 
 def test_the_table_is_what_the_evaluations_one_by_one_give(ran):
     from rl8x.config import RunConfig
-    from rl8x.studies.evaluation import CellEvaluator
+    from rl8x.trainers.cell_evaluator import CellEvaluator
 
     study, frame, *_ = ran
     training = Training("wide", {"lr": 1e-2}, 1)

@@ -73,6 +73,7 @@ def test_a_description_says_when_a_run_stops_and_what_it_trains_under(tmp_path):
         "evaluated after every 2 steps; under `length=Uniform(0.25, 1.0)`; evaluated under `gravity=5.0`, `length=1.0`."
     )
     assert note[1].endswith(f"or `max_steps=3`; {end}")
+    assert "Last evaluation, at 32 of 48 env steps: `eval/returns` " in note[2]
     assert not [line for line in note if line.startswith("To ")]  # it is not saved
 
     (plan,) = [line for line in steered().tracker.description.split("\n\n") if line.startswith("Until")]

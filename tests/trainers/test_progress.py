@@ -6,6 +6,7 @@ import re
 import struct
 import sys
 import termios
+import time
 import types
 
 import pytest
@@ -14,16 +15,16 @@ from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.conditions import HitsUpperBound, WallTime
 from rl8x.envs import CartPole
-from rl8x.tracking import NullTracker
+from rl8x.tracking import MemoryTracker, NullTracker
 from rl8x.trainers import Trainer
 from rl8x.trainers.progress import ProgressReporter, describe
 
 
 @contextlib.contextmanager
-def terminal():
-    """Put a terminal of 80 columns in place of standard error; yields what reads the lines that it was sent."""
+def terminal(columns=80):
+    """Put a terminal in place of standard error; yields what reads the lines that it was sent."""
     master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     os.set_blocking(master, False)
 
     def lines():
@@ -76,6 +77,68 @@ def test_a_row_of_a_common_run_is_seen_whole_but_for_what_counts_least():
         assert "env steps 1.23M, length 433, kl 0.0123" in describe(ROW)
 
 
+COMMON = ROW | {"episodes/returns/mean": 321.5, "eval/returns/mean": 345.25, "episodes/lengths/mean": 321.5}
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "done", "metrics"),
+    [
+        # Whole metrics, as many as fit; a bar of ten or more where three of them leave the room
+        (COMMON, 80, 550, "851k/s, eval 345.2, return 321.5"),
+        (COMMON, 100, 550, "851k/s, eval 345.2, return 321.5, env steps 1.23M"),
+        (COMMON, 130, 550, "851k/s, eval 345.2, return 321.5, env steps 1.23M, kl 0.0123"),
+        (COMMON | {"episodes/lengths/mean": 77.0}, 130, 550, "return 321.5, env steps 1.23M, length 77, kl 0.0123"),
+    ],
+)
+def test_a_bar_of_ten_columns_stands_beside_whole_metrics(row, columns, done, metrics):
+    with terminal(columns) as lines:
+        reporter = ProgressReporter("bar", 1000)
+        reporter._bar.update(done - 1)
+        reporter._bar.mininterval = 0
+        reporter.update(row, 1000)
+        reporter.close()
+        line = lines()[-1]
+    assert len(line) <= columns
+    assert line.endswith(f"{metrics}]")
+    bar = re.fullmatch(r" 55%\|(.*)\| 550/1000 \[.*\]", line)
+    assert bar is not None
+    assert len(bar[1]) >= 10
+    assert bar[1].count("█") == len(bar[1]) * 55 // 100
+
+
+def test_where_there_is_no_room_the_bar_goes_before_the_metrics():
+    with terminal(70) as lines:
+        reporter = ProgressReporter("bar", 1000)
+        reporter._bar.update(549)
+        reporter._bar.mininterval = 0
+        reporter.update(COMMON, 1000)
+        reporter.close()
+        assert re.fullmatch(r" 55% 550/1000 \[\S+<\S+, 851k/s, eval 345.2, return 321.5\]", lines()[-1])
+    with terminal(30) as lines:
+        reporter = ProgressReporter("bar", None)
+        reporter._bar.mininterval = 0
+        reporter.update(COMMON)
+        reporter.close()
+        assert re.fullmatch(r"1 steps \[\S+, 851k/s\]", lines()[-1])
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(0.3, 1), (0.0, 0)])
+def test_a_wait_for_the_tracker_has_a_line(seconds, count, monkeypatch, capsys):
+    monkeypatch.setattr("rl8x.trainers.progress._SECONDS_OF_SILENCE", 0.1)
+
+    class Slow(MemoryTracker):
+        location = "a slow place"
+
+        def finish(self, status):
+            time.sleep(seconds)
+            super().finish(status)
+
+    trainer = make(Slow())
+    trainer.run(max_steps=1, progress="lines")
+    lines = [line for line in capsys.readouterr().err.splitlines() if "writing" in line]
+    assert lines == ["rl8x: writing the last of the run to a slow place ..."] * count
+
+
 def test_one_labelled_return_that_does_not_alternate(capsys, monkeypatch):
     monkeypatch.setattr("rl8x.trainers.progress._SECONDS_PER_LINE", -1.0)
     reporter = ProgressReporter("lines")
@@ -85,10 +148,10 @@ def test_one_labelled_return_that_does_not_alternate(capsys, monkeypatch):
     assert shown == [[" horizon return -0.65"], [" return -9.87"], [" return -9.87"], [" return -8"]]
 
 
-def make():
+def make(tracker=None):
     small = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
     algorithm = PPOConfig(**small, num_sgd_iters=1).build(CartPole)
-    return Trainer(algorithm, tracker=NullTracker(), eval_env=False, checkpoints=False)
+    return Trainer(algorithm, tracker=tracker or NullTracker(), eval_env=False, checkpoints=False)
 
 
 @pytest.mark.parametrize(
@@ -142,14 +205,11 @@ def test_a_notebooks_bar_follows_what_is_known_of_the_end(notebook, monkeypatch)
         """What tqdm has in a notebook, as far as it is used: the total is in a widget too."""
 
         def __init__(self, **options):
-            self.total, self.steps, self.texts = options["total"], 0, []
+            self.total, self.steps = options["total"], 0
             self.container = types.SimpleNamespace(
                 children=[None, types.SimpleNamespace(max=options["total"] or 1), None]
             )
             made.append(self)
-
-        def set_postfix_str(self, text, refresh):
-            self.texts.append(text)
 
         def update(self):
             self.steps += 1

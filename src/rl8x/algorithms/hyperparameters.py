@@ -15,6 +15,7 @@ import torch
 from rl8x.distributed import ranks
 from rl8x.frozen import frozen
 from rl8x.schedules import Schedule
+from rl8x.synonyms import called_here
 
 T = TypeVar("T")
 
@@ -138,8 +139,9 @@ def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> No
     legal = list(legal)
     for name in names:
         if name not in legal:
-            near = difflib.get_close_matches(str(name), legal, n=3, cutoff=0.5) or legal
-            raise ValueError(f"{owner} has no option {name!r}. Nearest: {', '.join(near)}.")
+            near = difflib.get_close_matches(str(name), legal, n=3, cutoff=0.5)
+            listed = f" Nearest: {', '.join(near)}." if near else f" There are {', '.join(legal)}."
+            raise ValueError(f"{owner} has no option {name!r}.{called_here(name, legal) or listed}")
 
 
 def given_for_nothing(config: Any, names: Iterable[str], why: str) -> dict[str, str]:

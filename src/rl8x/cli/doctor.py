@@ -27,7 +27,9 @@ from rl8x.processes import python_process
 FEATURES: Final = {
     "video": "films of episodes",
     "export": "policies as ONNX programs",
-    "studies": "searches, and studies on a cluster",
+    "studies": "searches by Optuna",
+    "dask": "studies on a cluster of Dask",
+    "ray": "studies on a cluster of Ray",
     "mujoco": "Gymnasium's MuJoCo tasks",
     "envpool": "EnvPool's tasks",
     "vmas": "VMAS's tasks",
@@ -37,7 +39,7 @@ FEATURES: Final = {
     "minari": "Minari's data sets",
     "docs": "building the documentation",
 }
-_FOR_DEVELOPERS: Final = "dev"
+_FOR_DEVELOPERS: Final = ("dev", "test-all")
 # Distributions whose module has another name.
 _MODULES: Final = {"PyYAML": "yaml", "pillow": "PIL"}
 _IMPORT_S: Final = 180.0
@@ -213,7 +215,7 @@ def _features(requirements: dict[str, list[Any]]) -> list[str]:
     """Say of each extra what it is for, whether it is installed, and else how to install it."""
     rows: list[tuple[str, ...]] = [("extra", "for", "")]
     for extra, needed in requirements.items():
-        if extra in ("", _FOR_DEVELOPERS):
+        if extra in ("", *_FOR_DEVELOPERS):
             continue
         missing = [requirement for requirement in needed if _fault(requirement) is not None]
         rows.append((extra, FEATURES.get(extra, ""), _install(missing) if missing else "installed"))

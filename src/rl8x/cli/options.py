@@ -28,6 +28,7 @@ from rl8x.config.files import SUFFIXES
 from rl8x.config.run import ALIASES, renamed, under_algorithm
 from rl8x.config.tuned import listed, tuned_file
 from rl8x.importing import Trust, module_named, texts
+from rl8x.synonyms import called_here
 
 _RUN: Final = {field.name: field for field in dataclasses.fields(RunConfig)}
 # An algorithm's fields of these names are set by `algorithm_config.NAME=` alone; a seed is the algorithm's.
@@ -81,7 +82,13 @@ class AlgorithmCommand(click.Command, ABC):
             config_class = self.config_class(typed, asks_help=help_option is not None and help_option.name in typed)
         if config_class is not None:
             ctx.meta[_OPTIONS] = self._options_of(config_class)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            known = called_here(error.option_name, [name for each in self.get_params(ctx) for name in each.opts])
+            if not known:
+                raise
+            raise click.UsageError(f"No such option {error.option_name!r}.{known}", ctx) from error
 
     def _options_of(self, config_class: type[AlgorithmConfig]) -> list[click.Option]:
         """Make options of hyperparameters, but of those whose names the command has itself."""

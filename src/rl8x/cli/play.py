@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from rl8x.cli.acting import Acting, asked_config, check_spaces, in_words, load_a
 from rl8x.cli.errors import FiniteRange, UserError, check_folder, users_mistakes
 from rl8x.config import apply_overrides, parse_value
 from rl8x.envs import Env
+from rl8x.envs.cells import make_cells
 from rl8x.film_files import check_format
 from rl8x.output import counted, say, table
 from rl8x.rollouts.playing import play_episodes
@@ -134,8 +134,8 @@ def _crossed(axes: Sequence[tuple[str, list[Any]]]) -> dict[str, list[Any]]:
     names = [name for name, _ in axes]
     if len(axes) > 2 or len(set(names)) < len(names):
         raise UserError(f"--grid may be given once or twice, for different parameters; got {', '.join(names)}.")
-    rows = list(itertools.product(*(values for _, values in reversed(axes))))
-    return {name: [row[-1 - i] for row in rows] for i, name in enumerate(names)}
+    crossed = make_cells(dict(reversed(axes)), called="--grid") if axes else {}
+    return {name: crossed[name].tolist() for name in names}
 
 
 def _copies(words: Sequence[str], crossed: Mapping[str, list[Any]], asked: int | None) -> int:

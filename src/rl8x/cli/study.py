@@ -94,8 +94,10 @@ def study(
         study = Study.from_config(config)
         if dry_run:
             check_backend(backend, cluster)
-            config.check()
+            notes = config.check()
             _list(config)
+            for note in notes:
+                say(note)
             return 0
         frame = study.run(jobs, backend=backend, cluster=cluster, progress=progress)
     _summarize(study, frame)
@@ -104,7 +106,7 @@ def study(
 
 def _list(config: Any) -> None:
     """Say what a study would do."""
-    from rl8x.studies.cells import num_cells
+    from rl8x.envs.cells import num_cells
 
     cells = num_cells(config.cells())
     if config.searches:
@@ -123,6 +125,8 @@ def _summarize(study: Any, frame: Any) -> None:
     """Print results, failures, and what to do next."""
     if not frame.empty:
         say(table(_rows(frame)))
+        for note in _without_inside(study, frame):
+            say(note)
     for label, error in study.failed.items():
         say(f"failed: {label}: {error}")
     if study.failed:
@@ -131,6 +135,17 @@ def _summarize(study: Any, frame: Any) -> None:
         say("the store does not have all of it: the same command sends the rest")
     if not frame.empty:
         say(f"to look at it: rl8x report {shlex.quote(str(study.folder))}")
+
+
+def _without_inside(study: Any, frame: Any) -> list[str]:
+    """Say of each training that no cell is inside of why that is."""
+    from rl8x.envs.cells import why_none_is_inside
+    from rl8x.studies import table as columns
+
+    final = frame[frame[columns.FINAL]]
+    within = final.groupby(columns.TRAINING, sort=False)[columns.INSIDE].any()
+    cells, supports = study.config.cells(), study.supports
+    return [f"{name}: {why_none_is_inside(cells, supports[name])}" for name, has in within.items() if not has]
 
 
 def _rows(frame: Any) -> list[list[str]]:

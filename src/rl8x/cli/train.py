@@ -248,7 +248,7 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
             more = "a larger --max-steps or another --stop"
             ended = f"the run has come to its end ({stats.stop_reason})"
             say(f"rl8x: nothing was trained: {ended}. To train more, resume it with {more}", err=True)
-        _summarize(stats)
+        _summarize(stats, trainer.train_step.evaluated_at)
         failed = False
     except Exception as error:
         if trainer.state == before and (isinstance(error, _IMPOSSIBLE) or is_users_mistake(error)):
@@ -260,7 +260,7 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
     return LOST_ROWS if _has_lost_rows(trainer) else 0
 
 
-def _summarize(stats: TrainStats) -> None:
+def _summarize(stats: TrainStats, evaluated_at: int) -> None:
     steps, env_steps, episodes = (stats[name] for name in (keys.STEPS, keys.ENV_STEPS, keys.ENV_EPISODES))
     updates = int(stats[keys.UPDATES])
     seen = f"{env_steps:,.0f} env steps, {counted(int(episodes), 'episode', 'episodes')}"
@@ -268,17 +268,18 @@ def _summarize(stats: TrainStats) -> None:
     say(f"trained     {counted(int(steps), 'step', 'steps')}, {seen}")
     for group in ("returns", "horizon_returns"):
         if f"{keys.EVAL_PREFIX}{group}/mean" in stats:
-            say(_describe_evaluation(stats, group))
+            say(_describe_evaluation(stats, group, evaluated_at))
 
 
-def _describe_evaluation(stats: TrainStats, group: str) -> str:
+def _describe_evaluation(stats: TrainStats, group: str, evaluated_at: int) -> str:
     low, high, mean, std = (stats[keys.EVAL_PREFIX + name] for name in keys.summary(group))
-    when = "final" if f"{keys.EVAL_PREFIX}{group}/mean" in stats.fresh else "last"
+    steps = stats[keys.STEPS]
+    when = "the final policy" if evaluated_at == steps else f"at step {evaluated_at:,} of {steps:,.0f}"
     quantity = "return" if group == "returns" else "return of a horizon"
     episodes = stats.get(keys.EVAL_PREFIX + keys.EPISODES_ENDED, 0)
     played = f"{episodes:,.0f} whole episodes, " if episodes and group == "returns" else ""
     measured = f"{quantity} {mean:.4g} +- {std:.3g} (from {low:.4g} to {high:.4g})"
-    return f"evaluated   {measured}, {played}deterministic, the {when} policy"
+    return f"evaluated   {measured}, {played}deterministic, {when}"
 
 
 def _has_lost_rows(trainer: Trainer) -> bool:

@@ -23,6 +23,7 @@ from rl8x.importing import Trust, import_named
 from rl8x.names import did_you_mean
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.dataset_files import SPACES, lacks_spaces
+from rl8x.synonyms import name_here
 
 if TYPE_CHECKING:
     from rl8x.algorithms.base import GenericAlgorithmBase
@@ -162,6 +163,9 @@ class RunConfig:
             if name not in names and name in hyperparameters:
                 raise ValueError(f"unknown key {name!r}: it is a hyperparameter. Put it under `algorithm_config`.")
             if name not in names:
+                here = name_here(name, hyperparameters)
+                if here is not None and name_here(name, names) is None:
+                    raise ValueError(f"unknown key {name!r}: it is {here!r} here. Put it under `algorithm_config`.")
                 hint = did_you_mean(name, names)
                 raise ValueError(f"unknown key {shortened(name)}.{hint} Legal are {', '.join(names)}.")
         if isinstance(data.get("algorithm_config"), Mapping):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -10,6 +11,7 @@ import gymnasium.spaces as spaces
 import torch
 from torch import Tensor
 
+from rl8x.envs.parameters import Parameter
 from rl8x.envs.steps import State
 from rl8x.spaces import describe_space, named_parts
 from rl8x.trees import flatten_tree
@@ -59,13 +61,21 @@ def check_time_limit(limit: Any, owner: str) -> None:
 
 
 def check_declared(env: Any) -> None:
-    """Raise `TypeError` where an environment lacks a space of observations or actions."""
+    """Raise `TypeError` where an environment declares no space of observations or actions, or wrong parameters."""
     for name in ("single_observation_space", "single_action_space"):
         space = getattr(env, name, None)
         if not isinstance(space, gymnasium.Space):
             raise TypeError(
                 f"{type(env).__name__}: declare `{name}`, the gymnasium.spaces.Space of one copy; got {space!r}."
             )
+    declared, is_one = env.parameters, isinstance(env.parameters, Mapping)
+    items = declared.items() if is_one else ()
+    wrong = {name: each for name, each in items if not (isinstance(name, str) and isinstance(each, Parameter))}
+    if wrong or not is_one:
+        raise TypeError(
+            f"{type(env).__name__}: declare `parameters` as {{name: rl8x.Parameter(default=1.0, low=0.5, high=2.0, "
+            f"unit='m', description='...')}}; got {wrong or declared!r:.200}."
+        )
 
 
 def taken_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owner: str, name: str = "actions") -> Any:

@@ -157,22 +157,25 @@ def _with_arguments(maker: Callable[..., Any], arguments: Mapping[str, Any]) -> 
     Raises:
         TypeError: If one of these is missing.
     """
-    made_by = functools.partial(maker, **arguments)
-    given, keywords = list(made_by.args), dict(made_by.keywords)
+    given: list[Any] = []
+    keywords = dict(arguments)
+    while isinstance(maker, functools.partial):
+        given, keywords = [*maker.args, *given], {**maker.keywords, **keywords}
+        maker = maker.func
     try:
-        parameters = inspect.signature(made_by.func).parameters
+        parameters = inspect.signature(maker).parameters
     except (TypeError, ValueError):  # some functions in C have none
-        return EnvMaker(made_by.func, *given, **keywords)
+        return EnvMaker(maker, *given, **keywords)
     names = [*parameters]
     for name in names[len(given) : names.index("num_envs")] if "num_envs" in parameters else ():
         if name not in keywords:
-            called = getattr(made_by.func, "__name__", repr(made_by.func))
+            called = getattr(maker, "__name__", repr(maker))
             raise TypeError(
                 f"{called} is missing an argument: give {name!r} too, as in build({called}, {name}=...) or on the "
                 f"command line --env-kwargs '{{{name}: ...}}'."
             )
         given.append(keywords.pop(name))
-    return EnvMaker(made_by.func, *given, **keywords)
+    return EnvMaker(maker, *given, **keywords)
 
 
 def make(name: str, num_envs: int, **kwargs: Any) -> Env:

@@ -17,6 +17,7 @@ from gymnasium.wrappers import TimeLimit
 from rl8x.envs.parameter_writers import PerCopyWriter
 from rl8x.envs.results import OwnResults
 from rl8x.names import did_you_mean
+from rl8x.synonyms import package_of
 
 Source: TypeAlias = "str | Callable[[], gymnasium.Env[Any, Any]] | VectorEnv[Any, Any, Any]"
 _Wrap: TypeAlias = "Callable[[gymnasium.Env[Any, Any]], Any]"
@@ -218,6 +219,9 @@ def _from_id(
             raise ValueError(f"{name!r} cannot be made: {error}") from error
         if name.rpartition(":")[-1] in gymnasium.registry:  # it has no vectorised form
             raise ValueError(f"{name!r} cannot be made with vectorization={vectorization!r}: {error}") from error
+        package = package_of(name)
+        if package:
+            raise ValueError(f"no Gymnasium environment {name!r} is registered.{package}") from error
         hint = did_you_mean(name, gymnasium.registry, most=3, cutoff=0.5, show=str)
         own = "" if ":" in name else f" One that a module of yours registers is written 'module:{name}'."
         raise ValueError(f"no Gymnasium environment {name!r} is registered.{hint}{own}") from error

@@ -147,7 +147,7 @@ class _Walk:
             return [str(value), self._code(type(value))]
         if isinstance(value, Mapping):
             items = [[self.describe(key, place), self.describe(each, f"{place}.{key}")] for key, each in value.items()]
-            standard = type(value).__module__ in ("builtins", "collections", "types")
+            standard = type(value).__module__ in ("builtins", "collections", "types", "rl8x.frozen")
             return items if standard else [items, *self._object(value, place)]
         if isinstance(value, list | tuple):
             items = [self.describe(each, f"{place}.{i}") for i, each in enumerate(value)]

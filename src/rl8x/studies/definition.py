@@ -17,11 +17,12 @@ from rl8x.config import RunConfig, apply_overrides, load_run_file
 from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import one_line, put_at, shortened
 from rl8x.config.run import ALIASES, renamed, under_algorithm
+from rl8x.envs import cells as test_cells
+from rl8x.envs.cells import Cells
+from rl8x.envs.env_config import moving_in
 from rl8x.frozen import frozen, thawed
 from rl8x.importing import Trust, texts
 from rl8x.names import did_you_mean
-from rl8x.studies import cells as test_cells
-from rl8x.studies.cells import Cells
 from rl8x.studies.ranges import check_range, ends_of
 from rl8x.studies.values import comparable_text, listed_points, listed_seeds, plain_value, short_text
 from rl8x.tracking.location import mlruns_dir
@@ -270,13 +271,16 @@ class StudyConfig:
         if self.trials is None and len(self.trainings()) > _MAX_TRAININGS:
             raise ValueError(f"{len(self.trainings()):,} trainings; at most {_MAX_TRAININGS:,}. Vary less.")
 
-    def check(self) -> None:
+    def check(self) -> list[str]:
         """Build the trainings' configs and environments, and refuse parameters and test cells that these lack.
+
+        Returns:
+            For each training that no test cell is inside of, why, in a sentence; not for those whose ranges move.
 
         Raises:
             ValueError: At the first thing that is not legal.
         """
-        known = set()
+        known, notes = set(), dict[str, None]()
         for training in self.first_trainings():
             try:
                 run = self.run_of(training)
@@ -287,24 +291,20 @@ class StudyConfig:
             key = json.dumps([tested_env(run), run.env_kwargs, num_envs, training.training], sort_keys=True)
             if key not in known:
                 known.add(key)
-                self._check_env(run, training.training, num_envs)
+                notes |= dict.fromkeys(self._check_env(run, training.training, num_envs))
         dataclasses.replace(self.run_of(self.first_trainings()[0]), tracking=False, trust=self.trusted).make_trainer()
+        return list(notes)
 
-    def _check_env(self, run: RunConfig, name: str, num_envs: int) -> None:
+    def _check_env(self, run: RunConfig, name: str, num_envs: int) -> list[str]:
         env = run.find_env(tested_env(run))(num_envs, device="cpu", seed=0)
         try:
-            if not env.episodic:
-                raise ValueError(
-                    f"the episodes of {tested_env(run)} never end, so that there are none to test by. Give it a "
-                    "`time_limit` in env_kwargs."
-                )
-            if env.max_num_envs is not None and self.episodes > env.max_num_envs:
-                raise ValueError(
-                    f"`episodes` is {self.episodes}, which are played at once, and {tested_env(run)} has at most "
-                    f"{env.max_num_envs} copies: give as many, or fewer."
-                )
             env.plain_config(self.train[name], called=f"train[{name!r}]")
-            test_cells.check_cells(self.cells(), env.parameters, type(env).__name__)
+            cells, config = self.cells(), self.train[name]
+            test_cells.check_test(env, cells, self.episodes, name=str(tested_env(run)))
+            trained = config, env.parameters, num_envs
+            if moving_in(config) or test_cells.inside(cells, *trained).any():
+                return []
+            return [f"{name}: {test_cells.why_none_is_inside(cells, test_cells.support(*trained))}"]
         finally:
             env.close()
 

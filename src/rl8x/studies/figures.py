@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from rl8x.axes import Axis, along, draw_map, over_two, scale
 from rl8x.drawing import Curve, Theme, draw_legend, draw_line, labelled, new_figure, short_ticks, wrapped
 from rl8x.studies import statistics
-from rl8x.studies.axes import Axis, along, over_two
 from rl8x.studies.evaluations import Evaluations, Group, Supports, clock_of
 from rl8x.studies.summary import HEADINGS, Summary
 from rl8x.studies.table import ENV_STEPS, INSIDE, RETURNS, SEED
@@ -47,10 +47,9 @@ def heat_maps(
     panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     mesh: Any = None
     for panel, group, values in zip(panels.flat, groups, maps, strict=False):
-        mesh = panel.pcolormesh(x.edges, y.edges, values, cmap="viridis", vmin=low, vmax=high, rasterized=True)
+        mesh = draw_map(panel, values, x, y, low, high)
         panel.set_title(wrapped(group.label), color=theme.text)
         panel.set_facecolor(theme.faint)
-        _scale(panel, x, y)
         _draw_support(panel, supports.get(group.training, {}), x, y)
     for panel in panels.flat[len(groups) :]:
         panel.set_visible(False)
@@ -61,16 +60,6 @@ def heat_maps(
     bar = figure.colorbar(mesh, ax=list(panels.flat), label="mean return", aspect=25, pad=0.015)
     bar.outline.set_visible(False)
     return figure
-
-
-def _scale(panel: Axes, x: Axis, y: Axis | None = None) -> None:
-    if x.logarithmic:
-        panel.set_xscale("log")
-    panel.set_xlim(x.edges[0], x.edges[-1])
-    if y is not None:
-        if y.logarithmic:
-            panel.set_yscale("log")
-        panel.set_ylim(y.edges[0], y.edges[-1])
 
 
 def _draw_support(panel: Axes, support: Any, x: Axis, y: Axis) -> None:
@@ -113,7 +102,7 @@ def curves(
         estimate = statistics.bootstrap(lambda scores: scores.mean(axis=-2), means[:, there], level=level)
         curve = Curve(axis.values[there], *estimate)
         draw_line(panel, curve, group.label, number, theme, marker=int(there.sum()) <= 25)
-    _scale(panel, axis)
+    scale(panel, axis)
     panel.set_ylabel("mean return")
     panel.grid(True, alpha=0.6)
     panel.set_axisbelow(True)

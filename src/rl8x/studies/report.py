@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl8x.axes import Axis, along, chosen_axes, main_pair
 from rl8x.drawing import MAX_LINES, Drawing
 from rl8x.output import counted
 from rl8x.studies import figures, page
-from rl8x.studies.axes import Axis, along, chosen_axes, main_pair
 from rl8x.studies.evaluations import Evaluations, Supports, read_evaluations
 from rl8x.studies.figures import MAX_PANELS, chosen
 from rl8x.studies.find import find_study, parent_run, plain_name
@@ -200,7 +200,7 @@ def make_report(
         ValueError: If the table is empty or incomplete, or an option is not legal.
     """
     evaluations = read_evaluations(table)
-    axes, notes = chosen_axes(evaluations, parameters)
+    axes, notes = chosen_axes(evaluations.cells, parameters)
     summary = summarize(evaluations, baseline=baseline, over=over, level=level, seed=seed)
     summary = summary._replace(notes=(*summary.notes, *_missing(evaluations, definition or {}), *notes))
     drawings = _drawings(evaluations, summary, axes, supports or {}, dict(units or {}))
@@ -271,7 +271,7 @@ def _heat_maps(
 ) -> Drawing:
     rows = chosen(summary, MAX_PANELS)
     groups = [evaluations.groups[row] for row in rows]
-    x, y = axes if len(axes) == 2 else main_pair(axes, groups)
+    x, y = axes if len(axes) == 2 else main_pair(axes, [group.scores.mean(axis=0) for group in groups])
     caption = "Mean return over seeds, one colour scale for all panels."
     if len(axes) > 2:
         rest = ", ".join(axis.name for axis in axes if axis not in (x, y))

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from rl8x._version import __version__
 from rl8x.disk import replace_synced
+from rl8x.envs.cells import Support
 from rl8x.importing import Trust
 from rl8x.studies import search
-from rl8x.studies.cells import Support
 from rl8x.studies.definition import StudyConfig, Training
 from rl8x.studies.find import DEFINITION, EVALUATIONS, SUPPORTS
 from rl8x.studies.jobs import RAY_ADDRESS, check_backend, do_jobs, refuse_ranks, threads_of
@@ -61,7 +61,7 @@ class Study:
 
     Args:
         train: The `env_config` of each training configuration, by name.
-        test: The test cells, as `rl8x.studies.cells.make_cells` takes them: listed values of parameters, all combined,
+        test: The test cells, as `rl8x.envs.cells.make_cells` takes them: listed values of parameters, all combined,
             or distributions of which `test_cells` are drawn.
         seeds: Seeds of each training: a list, or their number.
         vary: Hyperparameters, or other keys of a run, and the lists of their values, all combined; with `trials`

@@ -29,9 +29,9 @@ from rl8x import keys
 from rl8x.checkpoint import CheckpointError, listed
 from rl8x.config import RunConfig
 from rl8x.disk import replace_synced
+from rl8x.envs.cells import inside, support
 from rl8x.output import described
 from rl8x.studies import table
-from rl8x.studies.cells import inside, support
 from rl8x.studies.definition import StudyConfig, Training, tested_env
 from rl8x.studies.find import EVALUATIONS, STUDY_TAG
 from rl8x.tracking import MLflowTracker, NullTracker, Thinning, Tracker, log_table, parent_tag
@@ -41,8 +41,8 @@ from rl8x.tracking.secrets import hide
 if TYPE_CHECKING:
     import torch
 
-    from rl8x.studies.evaluation import CellEvaluator
     from rl8x.trainers import Trainer, TrainStats
+    from rl8x.trainers.cell_evaluator import CellEvaluator
 
 RESULT: Final = "result.json"
 CURVE: Final = "curve.jsonl"
@@ -253,7 +253,7 @@ class _TrainingJob:
 
     def _measure(self, trainer: Trainer) -> dict[str, Any]:
         """Test the present policy, or read what was measured of the very same before a kill."""
-        from rl8x.studies.evaluation import CellEvaluator
+        from rl8x.trainers.cell_evaluator import CellEvaluator
 
         algorithm, steps = trainer.algorithm, trainer.state[keys.STEPS]
         path = self.folder / POINTS / f"{steps}.json"

@@ -166,8 +166,8 @@ def _default_location() -> Location:
 def _checked(database: Path) -> Path:
     """Refuse a path beside which MLflow would put the files of runs into a folder of another name."""
     try:
-        str(database).encode()
-    except UnicodeEncodeError:
+        os.fsencode(database).decode()  # whatever the locale
+    except UnicodeDecodeError:
         raise TrackingError(
             f"MLflow cannot keep runs in {str(database.parent)!r}, whose name is not UTF-8: work in another folder, or "
             "choose a store elsewhere by tracking_uri or MLFLOW_TRACKING_URI"

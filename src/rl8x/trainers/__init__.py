@@ -2,6 +2,7 @@
 
 from rl8x.checkpoint import CheckpointError, Checkpoints
 from rl8x.trainers.base import TrainerState
+from rl8x.trainers.grid import plot_grid
 from rl8x.trainers.non_finite import NonFiniteError
 from rl8x.trainers.statistics import EvalStats, TrainStats
 from rl8x.trainers.trainer import GenericTrainerBase, Trainer
@@ -15,4 +16,5 @@ __all__ = [
     "TrainStats",
     "Trainer",
     "TrainerState",
+    "plot_grid",
 ]

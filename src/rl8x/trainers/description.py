@@ -151,7 +151,10 @@ def describe_ending(
     for name in ("returns", "horizon_returns"):
         mean, std = (evaluation.get(f"{keys.EVAL_PREFIX}{name}/{part}") for part in ("mean", "std"))
         if mean is not None and std is not None:
-            lines.append(f"Last evaluation: {_code(f'{keys.EVAL_PREFIX}{name}')} {mean:.4g} ± {std:.3g}.")
+            course = results.courses.get(f"{keys.EVAL_PREFIX}{name}/mean")
+            early = course is not None and course.last_step != counters[clock]
+            when = f", at {course.last_step:,} of {count}" if course is not None and early else ""
+            lines.append(f"Last evaluation{when}: {_code(f'{keys.EVAL_PREFIX}{name}')} {mean:.4g} ± {std:.3g}.")
     if results.headline is not None:
         name, course = results.headline
         lines.append(f"Best {_code(name)}: {course.best:.4g}, at {course.best_step:,} {counter_name(clock)}.")

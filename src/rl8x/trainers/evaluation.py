@@ -22,7 +22,7 @@ from rl8x.tracking.names import MAX_NAME_LENGTH, digest, legal_name
 from rl8x.trainers.evaluator import EpisodeEvaluator
 from rl8x.trainers.ranks import pooled_row
 
-_NOWHERE: Final = (
+NOWHERE: Final = (
     "there is nothing to evaluate in: the algorithm trains without an environment. Give the trainer an `eval_env`"
 )
 _NEVER: Final = (
@@ -79,7 +79,7 @@ class Evaluations:
             return pooled_row(self._evaluator.evaluate(config, deterministic=deterministic, training=training))[0]
         trained, env_config = self._in_training, self.env_config if env_config is None else env_config
         if trained is None:
-            raise RuntimeError(f"{_NOWHERE}.")
+            raise RuntimeError(f"{NOWHERE}.")
         _check_turn(trained, env_config)
         if self._warns:
             self._warns = False
@@ -122,7 +122,7 @@ class Evaluations:
         """
         if self._in_training is None:
             if self._evaluator is None and steps_per_eval is not None:
-                raise ValueError(f"`steps_per_eval` is {steps_per_eval}, but {_NOWHERE}.")
+                raise ValueError(f"`steps_per_eval` is {steps_per_eval}, but {NOWHERE}.")
             return
         resets = self._in_training.resets
         if resets.once and env_config is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
@@ -42,12 +42,21 @@ class EpisodeEvaluator:
         generator: Source of sampling noise for evaluations that are not deterministic.
         execution: How the steps run.
         state_reset_every: The policy's state is reset every so many steps, as in training; 0 is never.
+        factory: Makes such environments; None where an instance was given.
     """
 
     def __init__(
-        self, env: Env, policy: Policy, generator: torch.Generator, execution: Execution, *, state_reset_every: int = 0
+        self,
+        env: Env,
+        policy: Policy,
+        generator: torch.Generator,
+        execution: Execution,
+        *,
+        state_reset_every: int = 0,
+        factory: Callable[..., Env] | None = None,
     ) -> None:
         self.env = env
+        self.factory = factory
         self.generator = generator
         self._collector = Collector(env, policy, generator, execution, state_reset_every=state_reset_every)
         self._warned = False
@@ -124,13 +133,13 @@ class EpisodeEvaluator:
         self.generator.set_state(state["generator"].cpu())
 
 
-def _make_env(algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None, seed: int) -> Env | None:
+def _make_env(
+    algorithm: GenericAlgorithmBase[Any], factory: Any, eval_env: Any, num_eval_envs: int | None, seed: int
+) -> Env | None:
     """Make an evaluation environment by a factory or by copying the training's; None if neither is possible."""
     trained, policy = algorithm.env, algorithm.policy
     # Each rank plays its share of the copies that are asked for, or else of the training copies of all ranks.
     share = None if num_eval_envs is None else max(1, ranks().share_of(num_eval_envs))
-    is_named = isinstance(eval_env, str) and eval_env != "auto"
-    factory = env_maker(eval_env) if is_named or callable(eval_env) else algorithm.env_factory
     if factory is not None:
         trains = MAX_EVAL_ENVS if trained is None else trained.num_envs * ranks().size
         num_envs = share or max(1, ranks().share_of(min(trains, MAX_EVAL_ENVS)))
@@ -198,7 +207,10 @@ def make_evaluator(
     if eval_env is None or eval_env is False or (eval_env == "auto" and not plays_whole):
         return None
     env_seed, noise_seed = part_seed(algorithm.seed, "eval_env"), part_seed(algorithm.seed, "eval_sampling")
-    env = eval_env if isinstance(eval_env, Env) else _make_env(algorithm, eval_env, num_eval_envs, env_seed)
+    given, is_named = isinstance(eval_env, Env), isinstance(eval_env, str) and eval_env != "auto"
+    is_made = is_named or (callable(eval_env) and not given)
+    factory = None if given else env_maker(eval_env) if is_made else algorithm.env_factory
+    env = eval_env if given else _make_env(algorithm, factory, eval_env, num_eval_envs, env_seed)
     if env is None:
         return None
     if not env.episodic:
@@ -213,4 +225,5 @@ def make_evaluator(
     if eval_env not in (True, "auto"):  # others are of the training's own kind
         validate(env)
     generator = torch.Generator(algorithm.device).manual_seed(noise_seed)
-    return EpisodeEvaluator(env, policy, generator, algorithm.execution, state_reset_every=algorithm.state_reset_every)
+    reset_every = algorithm.state_reset_every
+    return EpisodeEvaluator(env, policy, generator, algorithm.execution, state_reset_every=reset_every, factory=factory)

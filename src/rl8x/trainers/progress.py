@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
 from tqdm import TqdmWarning, tqdm
@@ -16,9 +18,13 @@ from rl8x.output import Unfailing, in_notebook, short
 Progress = Literal["auto", "bar", "lines", "none"]
 PROGRESS_CHOICES: Final = ("auto", "bar", "lines", "none")
 _SECONDS_PER_LINE: Final = 10.0
-# The most important first: a terminal of 80 columns cuts off the rest. The rate is that of environment steps.
+_SECONDS_OF_SILENCE: Final = 2.0
+# Metrics stand in a terminal's line as whole ones, the most important first, beside a bar where there is room for it.
 _BAR: Final = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+_WITHOUT_BAR: Final = "{percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 _COUNT: Final = "{n_fmt} steps [{elapsed}{postfix}]"
+_BAR_COLUMNS: Final = 10
+_LEAST_METRICS: Final = 3  # that are worth more than a bar
 _EPISODE_RETURN, _HORIZON_RETURN = keys.TRAINED_RETURNS
 
 
@@ -56,7 +62,7 @@ class ProgressReporter:
         self._episode_return = stats.get(_EPISODE_RETURN, self._episode_return)
         if self._bar is not None:
             self._set_total(total_steps)
-            self._bar.set_postfix_str(describe(stats, self._episode_return, self._clock), refresh=False)
+            self._fit(metric_texts(stats, self._episode_return, self._clock))
             self._bar.update()
         elif self.mode == "lines" and time.monotonic() - self._last_line >= _SECONDS_PER_LINE:
             self._last_line = time.monotonic()
@@ -65,7 +71,24 @@ class ProgressReporter:
     def _set_total(self, total_steps: int | None) -> None:
         if self._bar.total != total_steps and hasattr(self._bar, "container"):  # a notebook's widget
             self._bar.container.children[1].max = total_steps or 1
-        self._bar.total, self._bar.bar_format = total_steps, _form(total_steps)
+        self._bar.total = total_steps
+
+    def _fit(self, texts: list[str]) -> None:
+        """Show as many metrics as the terminal has columns for, and a bar where it fits beside the first."""
+        bar = self._bar
+        bar.bar_format, bar.postfix = _form(bar.total), ", ".join(texts)
+        if hasattr(bar, "container"):
+            return
+        shown = bar.format_dict
+        if not shown["ncols"]:
+            return
+        bare = bar.bar_format if bar.total is None else _WITHOUT_BAR
+        for count in range(len(texts), -1, -1):
+            bar.postfix = ", ".join(texts[:count])
+            room = shown["ncols"] - len(bar.format_meter(**{**shown, "bar_format": bare, "postfix": bar.postfix}))
+            if room > (0 if bar.total is None or count <= _LEAST_METRICS else _BAR_COLUMNS):
+                bar.bar_format = bar.bar_format if room > _BAR_COLUMNS else bare
+                return
 
     def say(self, message: str) -> None:
         """Print a message above the bar."""
@@ -73,6 +96,17 @@ class ProgressReporter:
             self._bar.write(message, file=self._stream)
         elif self.mode != "none":
             print(f"rl8x: {message}", file=self._stream, flush=True)
+
+    @contextlib.contextmanager
+    def waiting(self, message: str) -> Iterator[None]:
+        """Print a message if the block takes longer than two seconds."""
+        timer = threading.Timer(_SECONDS_OF_SILENCE, self.say, [message])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def close(self) -> None:
         """Close the bar, which stays visible."""
@@ -95,7 +129,14 @@ def _form(total_steps: int | None) -> str:
 
 
 def describe(stats: Mapping[str, float], episode_return: float | None = None, clock: str = keys.ENV_STEPS) -> str:
-    """Write the most important metrics of a run in one line.
+    """Write the most important metrics of a run in one line."""
+    return ", ".join(metric_texts(stats, episode_return, clock))
+
+
+def metric_texts(
+    stats: Mapping[str, float], episode_return: float | None = None, clock: str = keys.ENV_STEPS
+) -> list[str]:
+    """Write the most important metrics of a run, the most important first.
 
     From the first mean return of episodes on, the latest of these is shown rather than the return of the horizon.
     """
@@ -110,9 +151,10 @@ def describe(stats: Mapping[str, float], episode_return: float | None = None, cl
     if clock in stats:
         parts.append(f"{counter_name(clock)} {short(stats[clock])}")
     for label, name in (("length", "episodes/lengths/mean"), ("kl", "monitors/kl_div")):
-        if name in stats:
-            parts.append(f"{label} {stats[name]:.3g}")
-    return ", ".join(parts)
+        text = f"{stats[name]:.3g}" if name in stats else ""
+        if text and not (label == "length" and episode_return is not None and text == f"{episode_return:.3g}"):
+            parts.append(f"{label} {text}")
+    return parts
 
 
 def counter_name(counter: str) -> str:

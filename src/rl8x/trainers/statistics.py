@@ -91,19 +91,20 @@ class Course:
 
     Attributes:
         last: The last value.
+        last_step: The clock then.
         best: The largest value.
         best_step: The clock at the first of these.
     """
 
     def __init__(self) -> None:
         self.last, self.best, self.best_step = math.nan, -math.inf, 0
-        self._last_step = self._count = 0
+        self.last_step = self._count = 0
         self._every = 1
         self._points: list[list[float]] = []
 
     def add(self, step: int, value: float) -> None:
         """Take a finite value at a step of the clock."""
-        self.last, self._last_step = value, step
+        self.last, self.last_step = value, step
         if value > self.best:
             self.best, self.best_step = value, step
         if self._count % self._every == 0:
@@ -116,7 +117,7 @@ class Course:
     @property
     def points(self) -> list[list[float]]:
         """Steps and values, the last among them."""
-        end = [self._last_step, self.last]
+        end = [self.last_step, self.last]
         return self._points if self._points[-1:] == [end] else [*self._points, end]
 
     def state_dict(self) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class TrainStep:
     Attributes:
         row: The latest row, with the metrics that joined it later; empty before the first step.
         eval_row: The latest of the run's own evaluations, under `eval/`; empty before the first.
+        evaluated_at: Steps of the trainer before that evaluation.
         open_row: The row that the last single `step()` returned: an evaluation before the next step joins it.
         unseen: Metrics of an evaluation that are in no row yet.
         in_run: Whether a `run()` is in progress.
@@ -42,6 +43,7 @@ class TrainStep:
     def __init__(self, algorithm: GenericAlgorithmBase[Any], record: Record, on_non_finite: OnNonFinite) -> None:
         self.row: dict[str, float] = {}
         self.eval_row: dict[str, float] = {}
+        self.evaluated_at = 0
         self.open_row: TrainStats | None = None
         self.unseen: frozenset[str] = frozenset()
         self.in_run = self.calls_back = False
@@ -130,7 +132,7 @@ class TrainStep:
             is_of_run: Whether it is the run's own evaluation, without another name or `env_config`.
         """
         if is_of_run:
-            self.eval_row = own
+            self.eval_row, self.evaluated_at = own, self._algorithm.counters[keys.STEPS]
             if self.open_row is None:
                 self.unseen = frozenset(own)
             else:
@@ -174,6 +176,7 @@ class TrainStep:
         """Return what the next step depends on, except for the algorithm's own state."""
         return {
             "eval_row": dict(self.eval_row),
+            "evaluated_at": self.evaluated_at,
             "row": dict(self.row),
             "unseen": sorted(self.unseen),
             "compiled_since": self._algorithm.execution.compiled_since,
@@ -182,7 +185,7 @@ class TrainStep:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
-        self.eval_row = dict(state["eval_row"])
+        self.eval_row, self.evaluated_at = dict(state["eval_row"]), state["evaluated_at"]
         self.row = dict(state.get("row", {}))
         self.unseen = frozenset(state.get("unseen", ()))
         self._algorithm.execution.compiled_since = state.get("compiled_since")

@@ -25,7 +25,9 @@ from rl8x.tracking.runs import shown_path
 from rl8x.tracking.secrets import hide, logger
 from rl8x.trainers.base import AlgorithmT, TrainerBase
 from rl8x.trainers.callbacks import callback_name, declared_by
+from rl8x.trainers.evaluation import check_evaluation_name
 from rl8x.trainers.films import film_policy, log_film, make_film_env
+from rl8x.trainers.grid import grid_metrics, log_grid, measure_grid
 from rl8x.trainers.models import BEST, LAST, about_policy, check_models, log_policy, model_metrics, policy_at
 from rl8x.trainers.plotting import plot_run
 from rl8x.trainers.progress import Progress, ProgressReporter
@@ -36,6 +38,7 @@ from rl8x.trainers.statistics import TrainStats
 from rl8x.video import Film
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
 
 _log = logger(__name__)
@@ -241,10 +244,11 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
     def _end(self, run: RunState, status: Status, reporter: ProgressReporter) -> None:
         """End the tracked run, and report how to continue it."""
         try:
-            self.checkpoints.wait()
-            if status != "FAILED" and self.options["log_models"]:
-                self._log_models()
-            self.record.close(status, self.stop_reason, self.train_step.eval_row)
+            with reporter.waiting(f"writing the last of the run to {self.tracker.location} ..."):
+                self.checkpoints.wait()
+                if status != "FAILED" and self.options["log_models"]:
+                    self._log_models()
+                self.record.close(status, self.stop_reason, self.train_step.eval_row)
         finally:
             # If the run failed before its first step, the error alone is reported.
             if status != "FAILED" or run.has_stepped:
@@ -348,6 +352,39 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         if path is not None:
             film.save(path)
         return film
+
+    def evaluate_grid(
+        self, grid: Mapping[str, Any], *, episodes: int = 10, name: str | None = None, seed: int = 0
+    ) -> pandas.DataFrame:
+        """Evaluate the current policy in every cell of a grid of physics, all cells in one batch.
+
+        The run gets three metrics, the mean over the cells, the worst and the best (`grid/<name>/mean`, `worst_cell`,
+        `best_cell`), and one artifact, `grids/<name>/step-...`, with the table and its figure.
+
+        Args:
+            grid: Values of the environment's parameters, whose combinations are the cells: numbers, lists or arrays of
+                numbers, `{"linspace": [low, high, count]}` or `{"geomspace": ...}`. Others have their defaults.
+            episodes: Episodes in each cell. The policy takes its most likely actions.
+            name: What the grid is called in the run; None takes its parameters' names.
+            seed: Of the random numbers of the episodes: with the same seed every policy meets the same ones.
+
+        Returns:
+            A row for each cell: its parameters, `episodes`, `returns` (mean), `returns_std`, `returns_min` and
+            `lengths` (mean). `rl8x.trainers.plot_grid` draws it.
+
+        Raises:
+            RuntimeError: If there is no environment to evaluate in.
+            ValueError: If the environment has no such parameter or value, its episodes never end, or it cannot be made
+                again; or an option is not legal.
+        """
+        if name is not None:
+            check_evaluation_name(name)
+        frame = measure_grid(self.algorithm, self.evaluator, grid, episodes, seed)
+        metrics = grid_metrics(frame, name)
+        self.train_step.take_evaluation(metrics, metrics, is_of_run=False)
+        if ranks().is_first:
+            log_grid(self.tracker, frame, name, self.state[keys.STEPS])
+        return frame
 
     def make_film_env(self, copies: int) -> Env:
         """Make a separate environment to film in.

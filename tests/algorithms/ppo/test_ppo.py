@@ -276,6 +276,7 @@ def test_a_collect_that_only_resets_counts_nothing_and_has_no_rewards():
     algorithm = tiny(num_envs=1, horizon=1).build(
         GymnasiumEnv(SyncVectorEnv([lambda: ShortEpisodes(log)], autoreset_mode=AutoresetMode.NEXT_STEP), seed=1)
     )
+    log.clear()  # of what was tried
     for _ in range(6):
         before = len(log)
         collected = algorithm.collect()

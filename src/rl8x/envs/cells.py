@@ -1,4 +1,4 @@
-"""Test cells: the environments in which a study's policies are evaluated, and whether training could draw them.
+"""Test cells: the environments in which policies are evaluated, and whether training could draw them.
 
 A cell is one value for each test parameter; what is not named has its default. A cell is inside of a training's support
 where training can draw it, parameter by parameter: the contexts of training and of testing are sets, and what
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from rl8x import randomization
+from rl8x.envs.base import Env
 from rl8x.envs.env_config import EnvConfig
 from rl8x.envs.parameters import Parameter, resolve_config
 from rl8x.names import did_you_mean
@@ -32,7 +34,7 @@ Support = dict[str, list[float]]
 """The smallest and the largest value of each parameter that training draws; equal for a fixed one."""
 
 
-def make_cells(test: Mapping[str, Any], num_cells: int | None, seed: int) -> Cells:
+def make_cells(test: Mapping[str, Any], num_cells: int | None = None, seed: int = 0, *, called: str = "test") -> Cells:
     """Make the cells of a test: the grid of all combinations of listed values, or a sample from distributions.
 
     Args:
@@ -40,16 +42,17 @@ def make_cells(test: Mapping[str, Any], num_cells: int | None, seed: int) -> Cel
             or distributions, such as `{"uniform": [low, high]}`, and numbers.
         num_cells: Cells to sample; None for a grid.
         seed: Of the sample: the same seed gives the same cells.
+        called: What the user calls `test`, for messages.
 
     Raises:
         ValueError: If a value is of neither kind, both kinds are mixed, there is no cell, or there are too many.
     """
     if not isinstance(test, Mapping) or not test:
         raise ValueError(
-            "`test` must give values to one parameter of the environment at least, as in {length: [0.25, 0.5]}; got "
-            f"{test!r}. `rl8x envs NAME` lists the parameters; `parameters` in `env_kwargs` names a simulator's."
+            f"`{called}` must give values to one parameter of the environment at least, as in {{length: [0.25, 0.5]}}; "
+            f"got {test!r}. `rl8x envs NAME` lists the parameters; `parameters` in `env_kwargs` names a simulator's."
         )
-    values = {name: _values(name, value) for name, value in test.items()}
+    values = {name: _values(f"{called}[{name!r}]", value) for name, value in test.items()}
     drawn = [name for name, value in values.items() if isinstance(value, ParameterDistribution)]
     lists = [name for name, value in values.items() if not isinstance(value, ParameterDistribution) and len(value) > 1]
     if not drawn:
@@ -57,16 +60,19 @@ def make_cells(test: Mapping[str, Any], num_cells: int | None, seed: int) -> Cel
             raise ValueError("`test_cells` is of a test that samples: without it, listed values are crossed.")
         sizes = [len(value) for value in values.values() if not isinstance(value, ParameterDistribution)]
         if math.prod(sizes) > MAX_CELLS:
-            raise ValueError(f"`test` has {math.prod(sizes):,} cells; at most {MAX_CELLS:,}. Take fewer values.")
+            raise ValueError(f"`{called}` has {math.prod(sizes):,} cells; at most {MAX_CELLS:,}. Take fewer values.")
         crossed = np.meshgrid(*values.values(), indexing="ij")
         return {name: each.reshape(-1).astype(np.float64) for name, each in zip(values, crossed, strict=True)}
     if lists:
         raise ValueError(
-            f"`test` lists values of {lists[0]!r} and draws {drawn[0]!r}: list them all, which crosses them, or draw "
-            "them all."
+            f"`{called}` lists values of {lists[0]!r} and draws {drawn[0]!r}: list them all, which crosses them, or "
+            "draw them all."
         )
     if num_cells is None:
-        raise ValueError(f"`test` draws {drawn[0]!r}: say by `test_cells` how many cells to draw.")
+        raise ValueError(
+            f"`{called}` draws {drawn[0]!r}: "
+            + ("say by `test_cells` how many cells to draw." if called == "test" else "list its values.")
+        )
     if not 1 <= num_cells <= MAX_CELLS:
         raise ValueError(f"`test_cells` must be from 1 to {MAX_CELLS:,}; got {num_cells!r}.")
     generator = torch.Generator().manual_seed(seed)
@@ -80,9 +86,8 @@ def make_cells(test: Mapping[str, Any], num_cells: int | None, seed: int) -> Cel
     return cells
 
 
-def _values(name: str, value: Any) -> Any:
+def _values(owner: str, value: Any) -> Any:
     """Return the listed values of a test parameter as an array, or its distribution."""
-    owner = f"test[{name!r}]"
     if isinstance(value, Mapping):
         kinds = [kind for kind, cls in randomization.KINDS.items() if not (cls.fixed or cls.moves)]
         kind = next(iter(value), None)
@@ -98,11 +103,12 @@ def _values(name: str, value: Any) -> Any:
             return randomization.from_dict(value)
         except ValueError as error:
             raise ValueError(f"{owner}: {error}") from None
+    value = value.tolist() if isinstance(value, np.ndarray | torch.Tensor) else value
     numbers = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     if not numbers:
         raise ValueError(f"{owner} has no values, so that there is no cell to test in. List at least one.")
     for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
             raise ValueError(f"{owner} must have finite numbers; got {number!r}.")
     if len(set(numbers)) < len(numbers):
         twice = next(number for number in numbers if numbers.count(number) > 1)
@@ -135,13 +141,13 @@ def num_cells(cells: Cells) -> int:
     return len(next(iter(cells.values())))
 
 
-def check_cells(cells: Cells, parameters: Mapping[str, Parameter], env_name: str) -> None:
+def check_cells(cells: Cells, parameters: Mapping[str, Parameter], env_name: str, called: str = "test") -> None:
     """Refuse test parameters that an environment does not have, and values out of their bounds.
 
     Raises:
         ValueError: At the first of them; the message has the legal names and bounds.
     """
-    owner = f"{env_name}: test"
+    owner = f"{env_name}: {called}"
     resolve_config(
         {name: values.tolist() for name, values in cells.items()},
         parameters,
@@ -150,6 +156,25 @@ def check_cells(cells: Cells, parameters: Mapping[str, Parameter], env_name: str
         device=torch.device("cpu"),
         copies="cells",
     )
+
+
+def check_test(env: Env, cells: Cells, episodes: int, *, name: str, called: str = "test") -> None:
+    """Refuse cells that cannot be tested in an environment, called `name` in messages.
+
+    Raises:
+        ValueError: If its episodes never end, it has too few copies for the episodes of a cell, or not the parameters.
+    """
+    if not env.episodic:
+        raise ValueError(
+            f"the episodes of {name} never end, so that there are none to test by. Give it a `time_limit` in "
+            "env_kwargs."
+        )
+    if env.max_num_envs is not None and episodes > env.max_num_envs:
+        raise ValueError(
+            f"`episodes` is {episodes}, which are played at once, and {name} has at most {env.max_num_envs} copies: "
+            "give as many, or fewer."
+        )
+    check_cells(cells, env.parameters, type(env).__name__, called)
 
 
 def inside(cells: Cells, config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: int) -> NDArray[np.bool_]:
@@ -202,6 +227,19 @@ def support(config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: in
         chosen = _choices(distribution) if isinstance(distribution, Choice) else distribution.support
         ranges[name] = [min(chosen), max(chosen)]
     return {name: ranges[name] for name in parameters}
+
+
+def why_none_is_inside(cells: Cells, trained: Mapping[str, Sequence[float]]) -> str:
+    """Say why no cell lies in a training's support: the parameter whose trained values none has, if it is one."""
+    for name, values in cells.items():
+        low, high = trained[name]
+        if not np.any(((values >= low) & (values <= high)) | _is_equal(values, low) | _is_equal(values, high)):
+            between = f"{low:g}" if low == high else f"from {low:g} to {high:g}"
+            return f"no test cell is inside of what it is trained on: none has {name} {between}"
+    return (
+        "no test cell is inside of what it is trained on: none has all of it at once (a parameter that the test does "
+        "not name has its default)"
+    )
 
 
 def _resolved(config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: int) -> Any:

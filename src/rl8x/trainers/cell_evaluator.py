@@ -1,7 +1,7 @@
 """A policy in all test cells at once: every copy of the environment has the parameters of its cell.
 
 Each cell has random numbers of its own. So what is measured in it depends neither on the other cells nor on how many
-copies are stepped together, and all policies of a study meet the same episodes, which is what makes them comparable.
+copies are stepped together, and all policies meet the same episodes, which is what makes them comparable.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from torch import Tensor
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.memory_check import available_bytes, slot_bytes
 from rl8x.envs import Env
+from rl8x.envs.cells import Cells, check_test, num_cells
 from rl8x.execution import Execution
 from rl8x.rollouts.step import Cursor, Stepper
-from rl8x.studies import table
-from rl8x.studies.cells import Cells, num_cells
 from rl8x.trees import first_tensor
 
 # Steps between two looks at whether all episodes have ended: each look is a copy to the host.
@@ -46,14 +45,10 @@ class Measured:
     lengths: np.ndarray[Any, np.dtype[np.float64]]
 
     def columns(self) -> dict[str, list[float]]:
-        """Return them as columns of a study's table."""
-        return {
-            table.EPISODES: [self.episodes] * len(self.returns),
-            table.RETURNS: self.returns.tolist(),
-            table.RETURNS_STD: self.returns_std.tolist(),
-            table.RETURNS_MIN: self.returns_min.tolist(),
-            table.LENGTHS: self.lengths.tolist(),
-        }
+        """Return them as columns of a table, by their names."""
+        columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        columns["episodes"] = np.full(len(self.returns), self.episodes)
+        return {name: values.tolist() for name, values in columns.items()}
 
 
 class CellEvaluator:
@@ -62,6 +57,7 @@ class CellEvaluator:
     Args:
         algorithm: Whose policy acts, deterministically.
         env_factory: Makes environments, as the training's was made; None for the algorithm's own.
+        called: What the user calls the cells, for messages.
         cells: The cells.
         episodes: Episodes in each.
         seed: Of the random numbers of all cells.
@@ -71,7 +67,8 @@ class CellEvaluator:
         parameters: The parameters that the cells may set.
 
     Raises:
-        ValueError: If there is nothing to make an environment with, or its episodes never end.
+        ValueError: If there is nothing to make an environment with, its episodes never end, or it does not have the
+            cells' parameters.
     """
 
     def __init__(
@@ -83,20 +80,17 @@ class CellEvaluator:
         seed: int = 0,
         copies: int | None = None,
         env_factory: Any = None,
+        called: str = "test",
     ) -> None:
         factory = env_factory or algorithm.env_factory
         if factory is None:
-            raise ValueError("a study makes environments to test in: build the algorithm from a class or a name.")
+            raise ValueError("environments are made to test cells in: build the algorithm from a class or a name.")
         self._factory, self._algorithm = factory, algorithm
         self._cells, self._episodes, self._seed = cells, episodes, seed
         self._warned = False
         self._execution = Execution("eager", algorithm.execution.precision, algorithm.device)
         one = self._make(1)
-        if not one.episodic:
-            raise ValueError(
-                f"the episodes of {type(one).__name__} never end, so that there are none to test by. Give it a "
-                "`time_limit` in env_kwargs."
-            )
+        check_test(one, cells, episodes, name=type(one).__name__, called=called)
         self.parameters = one.parameters
         self._cells_at_once = max(1, min(num_cells(cells), (copies or self._copies(one)) // episodes))
         one.close()

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl8x.envs import CartPole, Parameter
+from rl8x.envs.cells import check_cells, inside, make_cells, num_cells, support
 from rl8x.randomization import Choice, Grid, LogUniform, Normal, Uniform
-from rl8x.studies.cells import check_cells, inside, make_cells, num_cells, support
 
 PARAMETERS = {
     "length": Parameter(default=0.5, low=0.1, high=5.0, unit="m", description=""),

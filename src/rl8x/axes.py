@@ -1,19 +1,19 @@
-"""Test parameters as axes of figures: the values of a grid, or bins of a sample; means of scores along them."""
+"""Parameters of test cells as axes of figures: values of a grid, or bins of a sample; means of scores along them."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl8x.studies.evaluations import Evaluations, Group
-from rl8x.studies.statistics import Array
+from rl8x.drawing import Array
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
 
 _MAX_VALUES = 64  # a parameter with more values is drawn in bins
 _BINS = 12
@@ -107,22 +107,40 @@ def _averaged(scores: Array, index: NDArray[np.intp], count: int) -> Array:
         return np.asarray(np.where(numbers > 0, scores @ members, np.nan) / numbers)
 
 
-def main_pair(axes: Sequence[Axis], groups: Sequence[Group]) -> tuple[Axis, Axis]:
-    """Choose the two axes that explain most of the scores' variance together, averaged over the groups."""
+def main_pair(axes: Sequence[Axis], scores: Sequence[Array]) -> tuple[Axis, Axis]:
+    """Choose the two axes that explain most of the variance of scores together, `[cells]` of each policy."""
 
     def explained(pair: tuple[Axis, Axis]) -> float:
-        return float(np.mean([np.nanvar(over_two(group.scores.mean(axis=0), *pair)) for group in groups]))
+        return float(np.mean([np.nanvar(over_two(each, *pair)) for each in scores]))
 
     return max(itertools.combinations(axes, 2), key=explained)
 
 
-def chosen_axes(evaluations: Evaluations, parameters: Sequence[str] | None) -> tuple[list[Axis], list[str]]:
+def draw_map(panel: Axes, values: Array, x: Axis, y: Axis, low: float, high: float) -> Any:
+    """Draw a heat map, `[values of y, values of x]`, with colours from `low` to `high`; a colour bar explains these."""
+    mesh = panel.pcolormesh(x.edges, y.edges, values, cmap="viridis", vmin=low, vmax=high, rasterized=True)
+    scale(panel, x, y)
+    return mesh
+
+
+def scale(panel: Axes, x: Axis, y: Axis | None = None) -> None:
+    """Give a panel the scales and limits of its axes."""
+    if x.logarithmic:
+        panel.set_xscale("log")
+    panel.set_xlim(x.edges[0], x.edges[-1])
+    if y is not None:
+        if y.logarithmic:
+            panel.set_yscale("log")
+        panel.set_ylim(y.edges[0], y.edges[-1])
+
+
+def chosen_axes(cells: pandas.DataFrame, parameters: Sequence[str] | None) -> tuple[list[Axis], list[str]]:
     """Make the axes of a report, for `parameters` or all; also return sentences on what is not drawn.
 
     Raises:
         ValueError: If a parameter that was named is not one of several numbers.
     """
-    axes, others = axes_of(evaluations.cells)
+    axes, others = axes_of(cells)
     notes = [f"{name} has no numbers and is no axis of a figure." for name in others]
     if parameters is None:
         return axes, notes

@@ -8,8 +8,8 @@ import torch
 
 from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.envs import CartPole
-from rl8x.studies.cells import make_cells
-from rl8x.studies.evaluation import CellEvaluator, seed_of
+from rl8x.envs.cells import make_cells
+from rl8x.trainers.cell_evaluator import CellEvaluator, seed_of
 
 SMALL = {"num_envs": 16, "horizon": 16, "seed": 0, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
 CELLS = make_cells({"length": [0.1, 0.5, 2.0], "gravity": [2, 20]}, None, 0)
@@ -90,7 +90,7 @@ def test_a_policy_with_a_memory_is_tested_as_it_acts():
 
 
 def test_episodes_that_are_cut_off_are_told_once(trained, monkeypatch):
-    monkeypatch.setattr("rl8x.studies.evaluation._MAX_STEPS", 5)
+    monkeypatch.setattr("rl8x.trainers.cell_evaluator._MAX_STEPS", 5)
     evaluator = CellEvaluator(trained, CELLS, episodes=2, copies=4)
     with pytest.warns(UserWarning, match="4 of 4 test episodes had not ended after 5 steps; they are counted") as told:
         assert evaluator.evaluate().lengths.tolist() == [5.0] * 6

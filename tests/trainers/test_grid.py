@@ -1,0 +1,223 @@
+"""A policy on a grid of physics: a row a cell, three metrics and one artifact; each cell has the value of its own."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from tests.probes import Probe
+
+from rl8x import MemoryTracker, NullTracker, PPOConfig, Trainer
+from rl8x.algorithms import BCConfig
+from rl8x.envs import CartPole, Parameter
+from rl8x.replay.dataset import Dataset
+from rl8x.trainers import plot_grid
+
+SMALL = {"num_envs": 4, "horizon": 8, "seed": 0, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+
+
+class Product(Probe):
+    """Three steps with a reward of a * b + c each: the return is 3 * (a * b + c)."""
+
+    terminates = False
+    default_time_limit = 3
+    parameters: ClassVar = {
+        "a": Parameter(default=1.0, low=-9.0, high=9.0, unit="m", description="a factor"),
+        "b": Parameter(default=2.0, low=-9.0, high=9.0, unit="", description="a factor"),
+        "c": Parameter(default=0.5, low=-9.0, high=9.0, unit="s", description="a summand"),
+    }
+
+    def transition(self, state, actions, parameters, noise):
+        rewards = parameters["a"] * parameters["b"] + parameters["c"]
+        return dict(state), rewards, torch.zeros(self.num_envs, dtype=torch.bool)
+
+
+class Few(Product):
+    max_num_envs = 7
+
+
+class Endless(Product):
+    default_time_limit = None
+
+
+def make(env=Product, tracker=None, **options):
+    tracker = MemoryTracker() if tracker is None else tracker
+    return Trainer(PPOConfig(**SMALL).build(env), tracker=tracker, checkpoints=False, num_eval_envs=4, **options)
+
+
+def test_each_cell_has_the_return_of_its_parameters_and_of_an_evaluation_of_its_own():
+    trainer = make(env=Product)
+    frame = trainer.evaluate_grid({"a": [1, 2], "b": np.array([0.0, 3.0])}, episodes=5)
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame.columns) == ["a", "b", "episodes", "returns", "returns_std", "returns_min", "lengths"]
+    # 3 * (a * b + 0.5), c having its default
+    assert frame[["a", "b", "returns"]].values.tolist() == [[1, 0, 1.5], [1, 3, 10.5], [2, 0, 1.5], [2, 3, 19.5]]
+    assert (frame["returns_min"] == frame["returns"]).all()
+    assert set(frame["returns_std"]) == {0.0}
+    assert set(frame["episodes"]) == {5}
+    assert set(frame["lengths"]) == {3.0}
+    for _, cell in frame.iterrows():
+        stats = trainer.eval(env_config={"a": cell["a"], "b": cell["b"]})
+        assert stats["eval/returns/mean"] == cell["returns"]
+
+
+def test_mean_spread_and_minimum_are_of_the_episodes_of_a_cell():
+    trainer = make(CartPole)
+    trainer.step()
+    lengths = [0.2, 0.5, 1.0]
+    frame = trainer.evaluate_grid({"length": lengths}, episodes=400)
+    for length, row in zip(lengths, frame.itertuples(), strict=True):
+        alone = trainer.evaluate_grid({"length": length}, episodes=400, seed=3)
+        # two samples of 400 episodes: four standard errors of the difference
+        assert abs(alone["returns"][0] - row.returns) < 4 * row.returns_std * (2 / 400) ** 0.5
+        assert row.returns_min <= row.returns
+        assert row.lengths == row.returns  # a reward of 1 a step
+
+
+@pytest.mark.parametrize(("name", "called"), [(None, "a b"), ("my grid", "my grid")])
+def test_the_run_gets_three_metrics_and_one_artifact(name, called):
+    trainer, grid = make(), {"a": {"linspace": [-1, 1, 3]}, "b": [1, 2, 3]}
+    trainer.step()
+    before = {metric for row in trainer.tracker.rows for metric in row.metrics}
+    trainer.evaluate_grid(grid, episodes=2, name=name)
+    after = {metric for row in trainer.tracker.rows for metric in row.metrics}
+    assert after - before == {f"grid/{called}/{value}" for value in ("mean", "worst_cell", "best_cell")}
+    # a * b from -3 to 3, its mean 0
+    assert trainer.tracker.rows[-1].metrics == {
+        f"grid/{called}/mean": pytest.approx(1.5),
+        f"grid/{called}/worst_cell": -7.5,
+        f"grid/{called}/best_cell": 10.5,
+    }
+    assert trainer.tracker.rows[-1].step == trainer.state["env/steps"]
+    assert trainer.tracker.artifacts == [f"grids/{called}/step-00000001"]
+
+
+def test_mlflow_has_the_table_and_the_figure(mlruns, mlflow_client):
+    trainer = Trainer(PPOConfig(**SMALL).build(Product), num_eval_envs=4)
+    frame = trainer.evaluate_grid({"a": [1, 2], "b": [0, 3]}, episodes=1)
+    trainer.close()
+    run_id = trainer.tracker.run_id
+    folder = "grids/a b/step-00000000"
+    assert [file.path for file in mlflow_client.list_artifacts(run_id, folder)] == [
+        f"{folder}/cells.csv",
+        f"{folder}/returns.png",
+    ]
+    kept = pandas.read_csv(mlflow_client.download_artifacts(run_id, f"{folder}/cells.csv"))
+    pandas.testing.assert_frame_equal(kept, frame, check_dtype=False)
+    metrics = mlflow_client.get_run(run_id).data.metrics
+    assert {name for name in metrics if name.startswith(("grid/", "eval/"))} == {
+        f"grid/a b/{value}" for value in ("mean", "worst_cell", "best_cell")
+    }
+
+
+def test_a_callback_may_measure_a_grid_and_the_training_notices_nothing():
+    def train(callbacks):
+        trainer = make(CartPole, callbacks=callbacks)
+        trainer.run(steps_per_eval=1, max_steps=3, progress="none")
+        weights = torch.cat([value.reshape(-1) for value in trainer.algorithm.policy.state_dict().values()])
+        return weights, {**trainer.train_step.eval_row}, trainer.tracker.artifacts
+
+    weights, evaluated, _ = train([])
+    frames = []
+
+    def measure(trainer, stats):
+        frames.append(trainer.evaluate_grid({"length": [0.3, 0.6]}, episodes=2))
+
+    others, evaluated_too, artifacts = train([measure])
+    assert len(frames) == 3
+    assert torch.equal(weights, others)
+    assert {**evaluated, "profiling/eval_ms": 0} == {**evaluated_too, "profiling/eval_ms": 0}
+    assert artifacts == [f"grids/length/step-{step:08d}" for step in (1, 2, 3)]
+
+
+class Other(Product):
+    """The return is 3 * (a + c)."""
+
+    def transition(self, state, actions, parameters, noise):
+        return dict(state), parameters["a"] + parameters["c"], torch.zeros(self.num_envs, dtype=torch.bool)
+
+
+def test_a_grid_is_played_where_evaluations_are():
+    assert make(Product, eval_env=Other).evaluate_grid({"a": [4]}, episodes=1)["returns"].tolist() == [13.5]
+    assert make(Product, eval_env=False).evaluate_grid({"a": [4]}, episodes=1)["returns"].tolist() == [25.5]
+    obs, zeros = torch.zeros(8, 1), torch.zeros(8)
+    rows = {"obs": obs, "next_obs": obs, "actions": zeros.long(), "rewards": zeros, "terminated": zeros + 1}
+    spaces = {"observation_space": Product.single_observation_space, "action_space": Product.single_action_space}
+    data = Dataset.from_tensors(rows | {"truncated": zeros}, **spaces)
+    config = BCConfig(device="cpu", seed=0, batch_size=4, model_config={"hidden_sizes": [8]})
+    student = config.build(dataset=data)
+    options = {"tracker": NullTracker(), "checkpoints": False}
+    frame = Trainer(student, eval_env=Other, **options).evaluate_grid({"a": [4]}, episodes=1)
+    assert frame["returns"].tolist() == [13.5]
+    with pytest.raises(RuntimeError, match=r"nothing to evaluate in: .* Give the trainer an `eval_env`"):
+        Trainer(student, **options).evaluate_grid({"a": [4]})
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({"aa": [1]}, r"^Product: grid has no parameter 'aa'\. Did you mean 'a'\? Legal are a in \[-9, 9\] m, b in"),
+        ({"a": [1, 10]}, r"^Product: grid\['a'\] must be in \[-9, 9\] m; got 10"),
+        ({"a": []}, r"^grid\['a'\] has no values"),
+        ({"a": [1, 1]}, r"^grid\['a'\] has 1 twice"),
+        ({"a": ["1"]}, r"^grid\['a'\] must have finite numbers; got '1'"),
+        ({"a": [float("nan")]}, r"^grid\['a'\] must have finite numbers; got nan"),
+        ({"a": np.zeros((2, 2))}, r"^grid\['a'\] must have finite numbers; got \[0.0, 0.0\]"),
+        ({"a": {"uniform": [0, 1]}}, r"^`grid` draws 'a': list its values"),
+        ({}, r"^`grid` must give values to one parameter"),
+        ([1], r"^`grid` must give values to one parameter"),
+        ({"a": {"linspace": [-9, 9, 1000]}, "b": {"linspace": [-9, 9, 1000]}}, r"^`grid` has 1,000,000 cells; at most"),
+    ],
+)
+def test_what_is_no_grid_ends_in_one_line(grid, message):
+    trainer = make()
+    with pytest.raises(ValueError, match=message) as error:
+        trainer.evaluate_grid(grid)
+    assert "\n" not in str(error.value)
+    assert not trainer.tracker.rows
+    assert not trainer.tracker.artifacts
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "message"),
+    [
+        (Product, {"episodes": 0}, "`episodes` must be a whole number, at least 1; got 0"),
+        (Product, {"episodes": 1.5}, "`episodes` must be a whole number, at least 1; got 1.5"),
+        (Few, {"episodes": 8}, "`episodes` is 8, .* Few has at most 7 copies"),
+        (Endless, {}, "episodes of Endless never end"),
+        (Product(4), {}, "the Product that was given cannot be made again .*: give a class, a name or a factory"),
+        (Product, {"name": "a/"}, "name of an evaluation must be"),
+    ],
+)
+def test_what_cannot_be_played_ends_in_one_line(env, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(env).evaluate_grid({"a": [1, 2]}, **options)
+
+
+def labels_of(figure):
+    panel = figure.axes[0]
+    return panel.get_xlabel(), panel.get_ylabel()
+
+
+def test_one_parameter_is_a_curve_two_are_a_heat_map_with_units():
+    trainer = make()
+    curve = plot_grid(trainer.evaluate_grid({"a": [1, 2, 4], "b": 2}, episodes=1))
+    assert labels_of(curve) == ("a [m]", "mean return")
+    assert curve.axes[0].lines[0].get_xydata().tolist() == [[1, 7.5], [2, 13.5], [4, 25.5]]
+    both = plot_grid(trainer.evaluate_grid({"a": [1, 2, 4], "c": [0, 1]}, episodes=1))
+    assert labels_of(both) == ("a [m]", "c [s]")
+    assert both.axes[0].collections[0].get_array().tolist() == [[6, 12, 24], [9, 15, 27]]  # 3 * (2 a + c)
+    assert both.axes[1].get_ylabel() == "mean return"
+
+
+def test_of_three_parameters_the_map_has_the_two_that_explain_most():
+    figure = plot_grid(make().evaluate_grid({"a": [1, 9], "b": [1, 9], "c": [0, 1]}, episodes=1))
+    assert labels_of(figure) == ("a [m]", "b")
+    # 3 * (a * b + 0.5): the mean over c
+    assert figure.axes[0].collections[0].get_array().tolist() == [[4.5, 28.5], [28.5, 244.5]]
+    assert figure.axes[1].get_ylabel() == "mean return, averaged over c"
+    with pytest.raises(ValueError, match=r"nothing to draw: give one parameter of the grid several values"):
+        plot_grid(make().evaluate_grid({"a": 1}, episodes=1))
