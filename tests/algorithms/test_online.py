@@ -203,6 +203,7 @@ def test_an_instance_brings_its_number_of_copies(make):
         PQNConfig(num_envs=32, **TINY).build(make())
 
 
+@pytest.mark.filterwarnings("ignore:.*state cannot be saved")
 def test_a_number_that_nobody_gave_is_recorded_and_resumed_as_it_was(tmp_path):
     trainer = Trainer(PQNConfig(**TINY, seed=1).build("CartPole-v1"), tracker=NullTracker(), checkpoints=tmp_path)
     trainer.run(max_steps=1, progress="none")

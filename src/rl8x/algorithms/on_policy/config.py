@@ -74,7 +74,7 @@ class OnPolicyConfig(OnlineConfig):
         make_rule(self.optimizer, self.optimizer_config)
         transitions = self.num_envs * self.horizon
         if isinstance(self.sgd_minibatch_size, Default):
-            default = next(each.default for each in dataclasses.fields(self) if each.name == "sgd_minibatch_size")
+            default: Any = next(each.default for each in dataclasses.fields(self) if each.name == "sgd_minibatch_size")
             object.__setattr__(self, "sgd_minibatch_size", Default(nearest_divisor(transitions, default)))
         if self.sgd_minibatch_size is not None and transitions % self.sgd_minibatch_size:
             raise ValueError(
