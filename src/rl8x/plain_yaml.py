@@ -102,6 +102,10 @@ class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers: Final = Loader.yaml_implicit_resolvers  # type: ignore[misc]
 
 
+# Of a subclass, such as a hyperparameter that nobody gave.
+_Dumper.add_multi_representer(int, lambda dumper, number: dumper.represent_int(int(number)))
+
+
 def dump_run(data: Mapping[str, Any]) -> str:
     """Write plain data as YAML that `load_run_file` reads as the same.
 

@@ -1,13 +1,21 @@
+import copy
 import dataclasses
+import functools
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl8x.algorithms import AlgorithmConfig, GenericAlgorithmBase, PPOConfig
+from rl8x import NullTracker, Trainer
+from rl8x.algorithms import AlgorithmConfig, GenericAlgorithmBase, PPOConfig, PQNConfig
+from rl8x.algorithms.hyperparameters import Default
 from rl8x.algorithms.online import ResetSchedule
-from rl8x.envs import CartPole
+from rl8x.config import RunConfig
+from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.rollouts.statistics import Stats
 
 
@@ -139,3 +147,67 @@ def test_another_default_dtype_is_refused_in_a_line():
             PPOConfig(num_envs=4, device="cpu").build(CartPole)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+TINY = {"horizon": 4, "device": "cpu", "execution": "eager", "model_config": {"hidden_sizes": [4]}}
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "copies"),
+    [
+        ("CartPole-v1", {}, 16),
+        (GymnasiumEnv, {"env": "CartPole-v1"}, 16),
+        (functools.partial(GymnasiumEnv, CartPoleEnv, vectorization="async"), {}, 16),
+        (CartPoleEnv, {}, 16),
+        (functools.partial(GymnasiumEnv, "CartPole-v1", vectorization="vector"), {}, 32),
+        (CartPole, {}, 32),
+        (lambda num_envs, **options: CartPole(num_envs, **options), {}, 32),
+    ],
+)
+def test_simulators_that_are_stepped_one_by_one_get_16_copies_where_nobody_said_how_many(env, options, copies, capsys):
+    algorithm = PQNConfig(**TINY).build(env, **options)
+    assert algorithm.env.num_envs == algorithm.config.num_envs == copies
+    assert algorithm.config.sgd_minibatch_size == min(128, 4 * copies)
+    told = "is stepped copy by copy: 16 copies, as `num_envs` was not given"
+    assert (told in capsys.readouterr().err) == (copies == 16)
+    algorithm.env.close()
+
+
+@pytest.mark.parametrize("number", [32, np.int64(32), 3])
+@pytest.mark.parametrize("how", ["config", "replace", "run file"])
+def test_a_number_of_copies_that_was_given_is_kept(number, how, capsys):
+    if how == "run file":
+        settings = {**TINY, "num_envs": number}
+        algorithm = RunConfig(env="CartPole-v1", algorithm="PQN", algorithm_config=settings).make_algorithm()
+    elif how == "replace":
+        algorithm = dataclasses.replace(PQNConfig(**TINY), num_envs=number).build("CartPole-v1")
+    else:
+        algorithm = dataclasses.replace(PQNConfig(num_envs=number, **TINY), lr=0.1).build("CartPole-v1")
+    assert algorithm.env.num_envs == number
+    assert "copy by copy" not in capsys.readouterr().err
+    algorithm.env.close()
+
+
+def test_what_was_not_given_stays_so_through_replace_and_copies():
+    for config in (dataclasses.replace(PQNConfig(), lr=0.1), copy.deepcopy(PQNConfig()), PQNConfig(lr=0.1)):
+        assert isinstance(config.num_envs, Default)
+        assert dataclasses.replace(config, **TINY).build("CartPole-v1").env.num_envs == 16
+
+
+@pytest.mark.parametrize("make", [lambda: gymnasium.make_vec("CartPole-v1", 3), lambda: CartPole(3, device="cpu")])
+def test_an_instance_brings_its_number_of_copies(make):
+    algorithm = PQNConfig(**TINY).build(make())
+    assert algorithm.config.num_envs == algorithm.env.num_envs == 3
+    assert algorithm.config.sgd_minibatch_size == 12
+    with pytest.raises(ValueError, match="`num_envs` is 32, but the environment given has 3 copies"):
+        PQNConfig(num_envs=32, **TINY).build(make())
+
+
+@pytest.mark.filterwarnings("ignore:.*state cannot be saved")
+def test_a_number_that_nobody_gave_is_recorded_and_resumed_as_it_was(tmp_path):
+    trainer = Trainer(PQNConfig(**TINY, seed=1).build("CartPole-v1"), tracker=NullTracker(), checkpoints=tmp_path)
+    trainer.run(max_steps=1, progress="none")
+    again = Trainer.resume(tmp_path, tracker=NullTracker())
+    assert again.algorithm.env.num_envs == 16
+    assert again.algorithm.params["num_envs"] == 16
+    again.run(max_steps=2, progress="none")

@@ -140,16 +140,26 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
                 f"torch's default dtype is {torch.get_default_dtype()}, but environments and policies are float32: "
                 "call torch.set_default_dtype(torch.float32) first."
             )
-        for given, why in self.without_effect().items():
+        config = self.for_env(env, env_kwargs)
+        for given, why in config.without_effect().items():
             warnings.warn(f"`{given}` has no effect: {why}.", RuntimeWarning, stacklevel=3)
-        if self.num_threads is not None:
-            torch.set_num_threads(self.num_threads)
-        seed = draw_seed(self.seed)
-        made_env, factory = self.make_env(env, part_seed(seed, "env"), env_kwargs)
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        seed = draw_seed(config.seed)
+        made_env, factory = config.make_env(env, part_seed(seed, "env"), env_kwargs)
         if made_env is not None:
             made_env.shared_seed = part_seed(seed, "parameters", rank=0)
-        with allocations_refused(algorithm.__name__, vars(self)):
-            return algorithm(self, made_env, seed, factory)
+        with allocations_refused(algorithm.__name__, vars(config)):
+            return algorithm(config, made_env, seed, factory)
+
+    def for_env(self, env: Any, env_kwargs: Mapping[str, Any]) -> Self:
+        """Return the config for an environment: with other numbers where nobody gave them, if others fit better.
+
+        Args:
+            env: The environment, in any form that `build` accepts.
+            env_kwargs: Keyword arguments for the environment's constructor.
+        """
+        return self
 
     @property
     def algorithm_class(self) -> type[GenericAlgorithmBase[Any]] | None:

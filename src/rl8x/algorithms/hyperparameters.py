@@ -20,6 +20,13 @@ from rl8x.synonyms import called_here
 T = TypeVar("T")
 
 
+class Default(int):
+    """A default that gives way to what fits better, since nobody gave it: a number like any other.
+
+    `dataclasses.replace` and copies keep it; a number that is given is a plain one, also where it is the same.
+    """
+
+
 def option(
     default: T,
     help: str,

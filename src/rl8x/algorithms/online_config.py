@@ -7,16 +7,22 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import EllipsisType
-from typing import Any
+from typing import Any, Final, Self
 
 import gymnasium
 import torch
 
 from rl8x.algorithms.base import AlgorithmConfig, EnvFactory, GenericAlgorithmBase
-from rl8x.algorithms.hyperparameters import option, resolve_device
+from rl8x.algorithms.hyperparameters import Default, option, resolve_device
 from rl8x.algorithms.memory_check import Space, check_training, slot_bytes
+from rl8x.distributed import ranks
 from rl8x.envs import Env, GymnasiumEnv, env_maker
+from rl8x.envs.registry import steps_one_by_one
 from rl8x.envs.vectorised import is_vectorised
+from rl8x.output import say
+
+# Copies of a simulator that steps one after the other, where nobody said how many.
+_ONE_BY_ONE: Final = 16
 
 EnvLike = str | type[Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any] | Callable[..., Env]
 
@@ -29,7 +35,12 @@ class OnlineConfig(AlgorithmConfig):
         ValueError: If `horizons_per_env_reset` is 0, and as `AlgorithmConfig` does.
     """
 
-    num_envs: int = option(8192, "Parallel copies of the environment, stepped as one batch.", low=1)
+    num_envs: int = option(
+        Default(8192),
+        "Parallel copies of the environment, stepped as one batch. Where it is not given: 16 of a simulator that is "
+        "stepped copy by copy, as many as an instance has.",
+        low=1,
+    )
     horizon: int = option(32, "Environment steps of each copy in one rollout.", low=1)
     horizons_per_env_reset: int | None = option(
         None,
@@ -58,6 +69,22 @@ class OnlineConfig(AlgorithmConfig):
             ValueError: If config, environment and model do not fit together, or there is too little memory.
         """
         return super().build(env, **env_kwargs)
+
+    def for_env(self, env: EnvLike | None, env_kwargs: Mapping[str, Any]) -> Self:
+        """Return the config with as many copies as fit an environment, where nobody gave `num_envs`."""
+        if not isinstance(self.num_envs, Default) or env is None:
+            return self
+        known: Any = env
+        if not isinstance(env, Env) and not is_vectorised(env):
+            maker = env_maker(env, env_kwargs, trust=True)
+            known = maker.args[0] if maker.args else maker.func
+            if not is_vectorised(known) and not steps_one_by_one(maker):
+                return self
+        copies = known.num_envs if is_vectorised(known) else _ONE_BY_ONE
+        if not is_vectorised(known) and ranks().is_first:
+            name = known if isinstance(known, str) else getattr(known, "__name__", "this environment")
+            say(f"rl8x: {name} is stepped copy by copy: {copies} copies, as `num_envs` was not given", err=True)
+        return dataclasses.replace(self, num_envs=Default(copies))
 
     def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
         """Return a lower bound of the memory that one rollout takes, in bytes.

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory
-from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.hyperparameters import Default, option
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
 from rl8x.distributions.categorical import pick
@@ -46,7 +46,7 @@ class PQNConfig(
         "lr": 2.5e-4,
         "optimizer": "radam",
         "max_grad_norm": 10.0,
-        "sgd_minibatch_size": 128,
+        "sgd_minibatch_size": Default(128),
     },
 ):
     """Hyperparameters of PQN.
@@ -59,7 +59,10 @@ class PQNConfig(
     """
 
     num_envs: int = option(
-        32, "Parallel copies of the environment, stepped as one batch; the paper's tasks have 32 to 1024.", low=1
+        Default(32),
+        "Parallel copies of the environment, stepped as one batch; the paper's tasks have 32 to 1024. Where it is not "
+        "given: 16 of a simulator that is stepped copy by copy, as many as an instance has.",
+        low=1,
     )
     model_config: dict[str, Any] = option(
         {},

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rl8x import keys
-from rl8x.algorithms.hyperparameters import given_for_nothing, option
+from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
 from rl8x.algorithms.off_policy.actor import Actor, check_bounded
 from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, ActorCritic, OnlineActorCritic
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
@@ -118,7 +118,7 @@ class Acted(NamedTuple):
 class FastSACConfig(
     SACConfig,
     defaults={
-        "num_envs": 1024,
+        "num_envs": Default(1024),
         "horizon": 1,
         "batch_size": 8192,
         "updates_per_sample": 8 / 1024,
@@ -145,7 +145,7 @@ class FastSACConfig(
 class FlashSACConfig(
     SACConfig,
     defaults={
-        "num_envs": 1024,
+        "num_envs": Default(1024),
         "horizon": 1,
         "batch_size": 2048,
         "updates_per_sample": 2 / 1024,

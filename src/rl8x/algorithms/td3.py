@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.hyperparameters import Default, option
 from rl8x.algorithms.off_policy.actor import Actor, check_bounded
 from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, ActorCritic, OnlineActorCritic
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
@@ -91,7 +91,7 @@ class TD3Config(ActorCriticConfig, defaults={"target_interval": 2, "policy_delay
 class FastTD3Config(
     TD3Config,
     defaults={
-        "num_envs": 1024,
+        "num_envs": Default(1024),
         "horizon": 1,
         "batch_size": 32768,
         "updates_per_sample": 2 / 1024,

@@ -44,6 +44,12 @@ class EnvMaker(functools.partial[Env]):
         return self.func(*thawed(self.args), *args, **{**thawed(self.keywords), **options})
 
 
+def steps_one_by_one(maker: EnvMaker) -> bool:
+    """Whether what is made steps its copies one after the other, so that many of them take long."""
+    is_gymnasiums = isinstance(maker.func, type) and issubclass(maker.func, GymnasiumEnv)
+    return is_gymnasiums and maker.keywords.get("vectorization") != "vector"
+
+
 def resolve(name: str) -> type[Env]:
     """Return the class of a built-in environment.
 

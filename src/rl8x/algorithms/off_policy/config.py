@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rl8x.algorithms.base import AlgorithmConfig, EnvFactory, GenericAlgorithmBase
-from rl8x.algorithms.hyperparameters import given_for_nothing, option
+from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
 from rl8x.algorithms.memory_check import Space, row_bytes, slot_bytes
 from rl8x.algorithms.online_config import OnlineConfig
 from rl8x.algorithms.optimizer_rules import OPTIMIZERS, make_rule
@@ -168,7 +168,12 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
     A step of the trainer collects num_envs * horizon transitions and then makes the updates that are due for them.
     """
 
-    num_envs: int = option(64, "Parallel copies of the environment, stepped as one batch.", low=1)
+    num_envs: int = option(
+        Default(64),
+        "Parallel copies of the environment, stepped as one batch. Where it is not given: 16 of a simulator that is "
+        "stepped copy by copy, as many as an instance has.",
+        low=1,
+    )
     horizon: int = option(
         2,
         "Environment steps of each copy per rollout, and so between blocks of updates. num_envs * horizon of about "

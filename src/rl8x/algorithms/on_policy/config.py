@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any, Final
 
-from rl8x.algorithms.hyperparameters import nearest_divisor, option
+from rl8x.algorithms.hyperparameters import Default, nearest_divisor, option
 from rl8x.algorithms.memory_check import Space
 from rl8x.algorithms.on_policy.minibatches import packed_bytes
 from rl8x.algorithms.online_config import OnlineConfig
@@ -73,6 +73,9 @@ class OnPolicyConfig(OnlineConfig):
         self.schedule("lr").bounded(0.0, math.inf, "lr_schedule")
         make_rule(self.optimizer, self.optimizer_config)
         transitions = self.num_envs * self.horizon
+        if isinstance(self.sgd_minibatch_size, Default):
+            default: Any = next(each.default for each in dataclasses.fields(self) if each.name == "sgd_minibatch_size")
+            object.__setattr__(self, "sgd_minibatch_size", Default(nearest_divisor(transitions, default)))
         if self.sgd_minibatch_size is not None and transitions % self.sgd_minibatch_size:
             raise ValueError(
                 f"`sgd_minibatch_size` must divide num_envs * horizon = {transitions}; got {self.sgd_minibatch_size}. "
