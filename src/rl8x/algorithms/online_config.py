@@ -81,9 +81,6 @@ class OnlineConfig(AlgorithmConfig):
             if not is_vectorised(known) and not steps_one_by_one(maker):
                 return self
         copies = known.num_envs if is_vectorised(known) else _ONE_BY_ONE
-        if not is_vectorised(known) and ranks().is_first:
-            name = known if isinstance(known, str) else getattr(known, "__name__", "this environment")
-            say(f"rl8x: {name} is stepped copy by copy: {copies} copies, as `num_envs` was not given", err=True)
         return dataclasses.replace(self, num_envs=Default(copies))
 
     def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
@@ -128,6 +125,10 @@ class OnlineConfig(AlgorithmConfig):
                 "copies: functools.partial(rl8x.envs.GymnasiumEnv, make_one)."
             )
         _check_memory(self, made_env, device)
+        if isinstance(self.num_envs, Default) and steps_one_by_one(factory) and ranks().is_first:
+            name = env if isinstance(env, str) else type(made_env).__name__
+            copies = f"{self.num_envs} copies, as `num_envs` was not given"
+            say(f"rl8x: {name} is stepped copy by copy: {copies}", err=True)
         return made_env, factory
 
 
