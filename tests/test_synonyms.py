@@ -101,7 +101,7 @@ def test_in_python(config, name, message):
     [
         (["CartPole", "--learning-rate", "1e-3"], "No such option '--learning-rate'. It is '--lr' here. Try"),
         (["CartPole", "--learning-rate=1e-3"], "It is '--lr' here."),
-        (["CartPole", "--total-timesteps", "9"], '`--stop "hits_upper_bound: [env/steps, N]"`. Try'),
+        (["CartPole", "--total-timesteps", "9"], '`--stop "env/steps >= N"`. Try'),
         (["CartPole", "--num-steps", "9"], "It is '--horizon' here."),
         (["CartPole", "--algorithm", "dqn", "--n-steps", "9"], "It is '--n-step' here."),
         (["CartPole", "--eval-freq", "9"], "It is '--steps-per-eval' here."),
