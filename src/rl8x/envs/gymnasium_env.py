@@ -289,14 +289,14 @@ class GymnasiumEnv(SimulatorEnv):
     @property
     def takes_elapsed(self) -> bool:
         """Whether each copy has Gymnasium's `TimeLimit`, in this process or in its own."""
-        inner = self.vector_env.unwrapped
-        copies = isinstance(inner, SyncVectorEnv | AsyncVectorEnv)
-        return copies and all(inner.call("has_wrapper_attr", _ELAPSED))
+        inner: Any = self.vector_env.unwrapped
+        return isinstance(inner, SyncVectorEnv | AsyncVectorEnv) and all(inner.call("has_wrapper_attr", _ELAPSED))
 
     def set_elapsed(self, elapsed: Tensor) -> None:
         """Have the copies' `TimeLimit` count the present episodes as so many steps long, `[num_envs]`."""
         super().set_elapsed(elapsed)
-        self.vector_env.unwrapped.set_attr(_ELAPSED, elapsed.tolist())
+        inner: Any = self.vector_env.unwrapped
+        inner.set_attr(_ELAPSED, elapsed.tolist())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over the seeding; new episodes start, from a seed drawn from the restored generator.

@@ -90,7 +90,8 @@ def experience(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
 
 def actor_critic(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     """Return the tensors of a step that actor-critic algorithms store, by name, each `[num_envs, ...]`."""
-    return experience(cursor, act, step) | {keys.LOGP: act.logp, keys.VALUES: act.values}
+    params = {} if act.params is None else flatten_tree(keys.PARAMS, act.params)
+    return experience(cursor, act, step) | {keys.LOGP: act.logp, keys.VALUES: act.values} | params
 
 
 def _named(key: str, tree: Tree) -> dict[str, Tensor]:

@@ -273,10 +273,13 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         with torch.no_grad():
             (measured,) = self._prepare_program()
         now = self.counters[self.clock]
-        lr = self.lr_schedule(now)
-        self.optimizer.lr.fill_(lr)
+        lr: Number = self.lr_schedule(now)
+        if self.updater.objective.rate is None:
+            self.optimizer.lr.fill_(lr)
         with flushed_denormals(self.device), self.model_draws():
             rows, applied = self.updater.run(self.coefficient(now))
+        if self.updater.objective.rate is not None:
+            lr = self.optimizer.lr.clone()
         self.observe_rollout(self.rollout)
         norms = [name == GRAD_NORM for name in (*self.objective.metrics, GRAD_NORM)]
         self.counters[keys.STEPS] += 1

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
+from rl8x.algorithms.on_policy.adaptive_rate import AdaptiveRate
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import Rows, SequenceBatch, SequencePack, epoch, shuffled
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
@@ -42,15 +43,17 @@ class Objective(NamedTuple):
             all metrics over the minibatch, `[num_metrics]`; what is masked counts as 0.
         metrics: Their names.
         total: The one whose mean is minimised.
-        limited: One that ends the updates of a step where its mean exceeds `limit` before an update.
-        limit: See `limited`; None is no limit.
+        divergence: The one that says how far the policy has gone from that which acted.
+        limit: The updates of a step end where the divergence's mean exceeds it before an update; None is no limit.
+        rate: How the learning rate goes by that mean; None leaves it alone.
     """
 
     losses: Callable[[Callable[..., Any], SequenceBatch, SequenceBatch, Tensor, Any], Tensor]
     metrics: tuple[str, ...]
     total: str
-    limited: str = ""
+    divergence: str = ""
     limit: float | None = None
+    rate: AdaptiveRate | None = None
 
 
 class OnPolicyUpdater:
@@ -112,7 +115,7 @@ class OnPolicyUpdater:
     @functools.cached_property
     def _updates(self) -> Program:
         limited = self.objective.limit is not None
-        num_state = 1 + len(self.optimizer.moments)
+        num_state = 1 + len(self.optimizer.moments) + (self.objective.rate is not None)
         return self.execution.loop(self._update_tensors, num_state, ends=limited, made_of=self._made_of)
 
     @functools.cached_property
@@ -126,7 +129,7 @@ class OnPolicyUpdater:
 
     @property
     def _state(self) -> tuple[Tensor, ...]:
-        """The state before an update: weights and moments, which it changes, and the learning rate."""
+        """The state before an update: weights and moments, which it changes, and the learning rate, which it may."""
         return (self.optimizer.weights, *self.optimizer.moments.values(), self.optimizer.lr)
 
     @property
@@ -259,7 +262,7 @@ class OnPolicyUpdater:
             row, active = self._update(*self._single(chunks[0], coefficient, scale, active))
             return row, active
         means = self._of_all_ranks(self._set_gradient(chunks, coefficient, scale, workers))
-        active = self._within_limit(active, means)
+        active = self._heed(means, active, optimizer.lr)
         norm = optimizer.step(self.config.max_grad_norm, None if self.objective.limit is None else active)
         return torch.cat((means, norm.unsqueeze(0))), active
 
@@ -270,11 +273,24 @@ class OnPolicyUpdater:
             self.optimizer.gradient.copy_(gradient)
         return means
 
-    def _within_limit(self, active: Tensor, means: Tensor) -> Tensor:
+    def _heed(self, means: Tensor, active: Tensor, lr: Tensor) -> Tensor:
+        """Act on the divergence that was measured before an update: adapt the rate in place, end at the limit.
+
+        Args:
+            means: Of the metrics, `[num_metrics]`.
+            active: Whether the updates had not ended before this one, 0-d, bool.
+            lr: The learning rate, 0-d.
+
+        Returns:
+            Whether this update is applied, 0-d, bool.
+        """
         objective = self.objective
+        if objective.rate is not None:
+            kl = means[objective.metrics.index(objective.divergence)]
+            lr.copy_(torch.where(active, objective.rate.adapted(lr, kl), lr))
         if objective.limit is None:
             return active
-        return active & (means[objective.metrics.index(objective.limited)] <= objective.limit)
+        return active & (means[objective.metrics.index(objective.divergence)] <= objective.limit)
 
     def _set_gradient(self, chunks: list[Rows], coefficient: Tensor, scale: Tensor, workers: Workers) -> Tensor:
         """Accumulate the gradients of chunks over workers, in an order that does not depend on timing.
@@ -384,7 +400,7 @@ class OnPolicyUpdater:
         moments, (lr, *rest) = tensors[:num_moments], tensors[num_moments:]
         sources, (coefficient, scale, active, *given) = rest[:num_sources], rest[num_sources:]
         gradient, sums = sum_over_ranks(*self._gradient(weights, coefficient, scale, self._taken((*sources, *given))))
-        active = self._within_limit(active, sums)
+        active = self._heed(sums, active, lr)
         norm = clip_and_apply(
             self.optimizer.rule,
             (weights, *moments),

@@ -8,7 +8,9 @@ from typing import Any
 
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.on_policy import OnPolicyConfig
+from rl8x.algorithms.on_policy.adaptive_rate import AdaptiveRate
 from rl8x.distributions import Distribution
+from rl8x.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,12 @@ class PPOConfig(OnPolicyConfig):
     Source: Schulman et al. 2017, arXiv:1707.06347; `dual_clip_param`: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
 
+    lr_schedule: list[list[float]] | dict[str, Any] | None = option(
+        None,
+        "Learning rate over transitions: [[transitions, value], ...], constant between points, or {kind: interp, "
+        "points: [...]}, linear between them; or {kind: adaptive, kl: 0.01, low: 1e-5, high: 1e-2}: it begins at lr, "
+        "and goes by the KL divergence of each minibatch.",
+    )
     distribution: str | type[Distribution] | None = option(
         None, "Action distribution: a built-in name, a dotted path, or a class. None: chosen by the action space."
     )
@@ -68,6 +76,17 @@ class PPOConfig(OnPolicyConfig):
         False,
         "Whether the critic predicts values normalised by the running moments of their targets.",
     )
+
+    @property
+    def adaptive_rate(self) -> AdaptiveRate | None:
+        """How the learning rate goes by the KL divergence; None if it does not."""
+        return AdaptiveRate.make(self.lr_schedule, self.lr)
+
+    def schedule(self, name: str) -> Schedule:
+        """Return the schedule of a hyperparameter; of an adaptive learning rate the value that it begins with."""
+        if name == "lr" and self.adaptive_rate is not None:
+            return Schedule.make(self.lr)
+        return super().schedule(name)
 
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""

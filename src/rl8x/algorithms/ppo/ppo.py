@@ -51,11 +51,13 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         "coefficients/entropy",
         "coefficients/vf",
     )
-    packed = (*OnPolicyAlgorithm.packed, keys.LOGP)
+    packed = (*OnPolicyAlgorithm.packed, keys.LOGP, keys.PARAMS)
     made = (keys.ADVANTAGES, keys.RETURNS)
 
     def __init__(self, config: PPOConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         super().__init__(config, env, seed, env_factory)
+        if config.adaptive_rate is not None:
+            self.policy.show_params()
         self.entropy_schedule = config.schedule("entropy_coeff")
         self.return_moments = RunningMoments(()).to(self.device)
         self.running_return = torch.zeros(config.num_envs, device=self.device)
@@ -81,6 +83,12 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
             normalize_values=config.normalize_values,
         )
 
+    def set_lr(self, lr: float | None) -> None:
+        """Set the learning rate; see `GenericAlgorithmBase.set_lr`. None has an adaptive one begin anew."""
+        super().set_lr(lr)
+        if self.config.adaptive_rate is not None:
+            self.optimizer.lr.fill_(self.config.lr)
+
     def check_model(self, seq_len: int = 1) -> TrainingEffects:
         """Run the model once, and warn if it behaves differently in training mode; see `GenericAlgorithmBase`."""
         effects = super().check_model(seq_len)
@@ -101,14 +109,17 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     @property
     def objective(self) -> Objective:
-        """PPO's losses, whose updates end where the KL divergence is too large."""
-        limit = self.config.target_kl_div
-        return Objective(ppo_minibatch_losses, PPO_LOSS_METRICS, TOTAL, KL_DIV, None if limit is None else 1.5 * limit)
+        """PPO's losses, whose updates and learning rate may go by the KL divergence."""
+        limit, rate = self.config.target_kl_div, self.config.adaptive_rate
+        limit = None if limit is None else 1.5 * limit
+        return Objective(ppo_minibatch_losses, PPO_LOSS_METRICS, TOTAL, KL_DIV, limit, rate)
 
     @property
     def params(self) -> dict[str, Any]:
         """The effective hyperparameters by name."""
-        return super().params | {"entropy_coeff_schedule": self.entropy_schedule.to_dict()}
+        rate = self.config.adaptive_rate
+        lr = {} if rate is None else {"lr_schedule": rate.to_dict()}
+        return super().params | lr | {"entropy_coeff_schedule": self.entropy_schedule.to_dict()}
 
     # -- learning
 
