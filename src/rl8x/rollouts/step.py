@@ -94,6 +94,11 @@ def actor_critic(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     return experience(cursor, act, step) | {keys.LOGP: act.logp, keys.VALUES: act.values} | params
 
 
+def with_final_obs(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
+    """Return the tensors of `actor_critic`, and the observation before any reset, by name, each `[num_envs, ...]`."""
+    return actor_critic(cursor, act, step) | _named(keys.FINAL_OBS, step.final_obs)
+
+
 def _named(key: str, tree: Tree) -> dict[str, Tensor]:
     return {key: tree} if isinstance(tree, Tensor) else flatten_tree(key, tree)
 

@@ -33,6 +33,10 @@ _CHUNK_STEPS_CUDA: Final = 2**18
 _CHUNK_NUMBERS: Final = 2**24
 
 
+Renew = Callable[[Workers, int], None]
+"""Writes new targets into the pack, given threads to share the work and the most sequences at a time."""
+
+
 class Objective(NamedTuple):
     """The objective that the updates minimise.
 
@@ -67,6 +71,7 @@ class OnPolicyUpdater:
         pack: The rollout's sequences.
         execution: How the programs run.
         generator: Draws the order of the data.
+        renew: Called before each epoch but the first; None leaves the targets as they are.
         in_order: Whether the policy's calls depend on those before, as with dropout: then one thread makes them.
 
     Attributes:
@@ -83,6 +88,7 @@ class OnPolicyUpdater:
         execution: Execution,
         generator: torch.Generator,
         *,
+        renew: Renew | None = None,
         in_order: bool = False,
     ) -> None:
         self.policy = policy
@@ -92,6 +98,7 @@ class OnPolicyUpdater:
         self.pack = pack
         self.execution = execution
         self.generator = generator
+        self.renew = renew
         self.in_order = in_order
         self.device = policy.device
         self._under = Substitution(policy, optimizer.names)
@@ -154,22 +161,25 @@ class OnPolicyUpdater:
         if self.execution.prepares and not self.prepared:
             with self.execution.ahead():
                 self.prepare(coefficient)
-        with self._workers() as workers, self._training():
+        with self._workers() as workers:
             results: Iterable[Sequence[Tensor]]
             looped = self._is_looped(workers)
             at_once = self._epochs_at_once if looped else 1
-            for _ in range(config.num_sgd_iters // at_once):
-                if looped:
-                    orders = self._orders(self.generator, at_once)
-                    results = [self._updates(*self._looped(orders, weight, active))]
-                else:
-                    results = self._epoch(self._batches(workers, self.generator), weight, active, workers)
-                for row, flag in results:
-                    rows.append(row)
-                    flags.append(flag)
-                    active = flag[-1]
-                    if limited and on_cpu and not flag.all():
-                        return torch.cat(rows), torch.cat(flags)
+            for i in range(config.num_sgd_iters // at_once):
+                if self.renew is not None and i:
+                    self.renew(workers, self._chunk_rows(workers))
+                with self._training():
+                    if looped:
+                        orders = self._orders(self.generator, at_once)
+                        results = [self._updates(*self._looped(orders, weight, active))]
+                    else:
+                        results = self._epoch(self._batches(workers, self.generator), weight, active, workers)
+                    for row, flag in results:
+                        rows.append(row)
+                        flags.append(flag)
+                        active = flag[-1]
+                        if limited and on_cpu and not flag.all():
+                            return torch.cat(rows), torch.cat(flags)
         return torch.cat(rows), torch.cat(flags)
 
     def _workers(self) -> contextlib.AbstractContextManager[Workers]:
@@ -193,7 +203,8 @@ class OnPolicyUpdater:
     @property
     def _epochs_at_once(self) -> int:
         """Epochs of one program. A limited update may end after any, and then draws no order for those after it."""
-        return self.config.num_sgd_iters if self.objective.limit is None else 1
+        alone = self.objective.limit is not None or self.renew is not None
+        return 1 if alone else self.config.num_sgd_iters
 
     def _orders(self, generator: torch.Generator, epochs: int) -> Tensor:
         """Return the minibatches of some epochs, whose updates are one program, `[updates, sequences]`."""

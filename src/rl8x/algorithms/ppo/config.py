@@ -6,7 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
-from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.hyperparameters import given_for_nothing, option
+from rl8x.algorithms.memory_check import Space, slot_bytes
 from rl8x.algorithms.on_policy import OnPolicyConfig
 from rl8x.algorithms.on_policy.adaptive_rate import AdaptiveRate
 from rl8x.distributions import Distribution
@@ -69,6 +70,11 @@ class PPOConfig(OnPolicyConfig):
     normalize_advantages: bool = option(
         True, "Whether to normalise each rollout's advantages to mean 0 and standard deviation 1."
     )
+    recompute_advantages: bool = option(
+        False,
+        "Whether to estimate advantages and targets of values anew before each epoch but the first, with the values of "
+        "the present critic (arXiv:2006.05990). Observations before a reset are kept for it.",
+    )
     normalize_rewards: bool = option(
         True, "Whether to divide rewards by the running standard deviation of the discounted return."
     )
@@ -76,6 +82,16 @@ class PPOConfig(OnPolicyConfig):
         False,
         "Whether the critic predicts values normalised by the running moments of their targets.",
     )
+
+    def without_effect(self) -> dict[str, str]:
+        """Return the given hyperparameters that have no effect; see `AlgorithmConfig.without_effect`."""
+        names = ["recompute_advantages"] if self.num_sgd_iters == 1 else []
+        return super().without_effect() | given_for_nothing(self, names, "num_sgd_iters=1 has no second epoch")
+
+    def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
+        """Return a lower bound of the memory that a rollout takes; see `OnPolicyConfig.rollout_bytes`."""
+        final_obs = self.num_envs * (self.horizon + 1) * slot_bytes(observation, None)
+        return super().rollout_bytes(observation, action) + final_obs * self.recompute_advantages
 
     @property
     def adaptive_rate(self) -> AdaptiveRate | None:
