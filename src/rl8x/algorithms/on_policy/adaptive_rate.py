@@ -14,8 +14,6 @@ from rl8x.algorithms.hyperparameters import check_names_in
 
 ADAPTIVE: Final = "adaptive"
 _FACTOR: Final = 1.5
-# A divergence up to it, in nats, may be rounding: no update has been made since the rollout.
-_ROUNDING: Final = 1e-7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +72,7 @@ class AdaptiveRate:
     def adapted(self, lr: Tensor, kl: Tensor) -> Tensor:
         """Return the rate of the update that follows a measured divergence, all 0-d; a NaN leaves it as it is."""
         lower, higher = (lr / _FACTOR).clamp(min=self.low), (lr * _FACTOR).clamp(max=self.high)
-        raised = torch.where((kl > _ROUNDING) & (kl < self.kl / 2.0), higher, lr)
+        raised = torch.where((kl > 0.0) & (kl < self.kl / 2.0), higher, lr)
         return torch.where(kl > 2.0 * self.kl, lower, raised)
 
     def to_dict(self) -> dict[str, Any]:

@@ -106,6 +106,7 @@ class OnPolicyUpdater:
         # One gradient per worker, and its views in the shapes of the weights.
         self._gradients = [optimizer.gradient]
         self._parts: dict[int, list[Tensor]] = {}
+        self._made = torch.zeros((), device=self.device)
         self._total = objective.metrics.index(objective.total)
         self.prepared = False
         self._ran = {"eager"}
@@ -114,7 +115,7 @@ class OnPolicyUpdater:
 
     @functools.cached_property
     def _update(self) -> Program:
-        num_fixed = 2 + len(self.optimizer.moments) + len(self.pack.sources)
+        num_fixed = len(self._state) + len(self.pack.sources)
         if ranks().size > 1:
             return self.execution.split(self._update_tensors, num_fixed)
         return self.execution.program(self._update_tensors, num_fixed, self._made_of)
@@ -122,7 +123,7 @@ class OnPolicyUpdater:
     @functools.cached_property
     def _updates(self) -> Program:
         limited = self.objective.limit is not None
-        num_state = 1 + len(self.optimizer.moments) + (self.objective.rate is not None)
+        num_state = len(self._state) - (self.objective.rate is None)
         return self.execution.loop(self._update_tensors, num_state, ends=limited, made_of=self._made_of)
 
     @functools.cached_property
@@ -136,8 +137,12 @@ class OnPolicyUpdater:
 
     @property
     def _state(self) -> tuple[Tensor, ...]:
-        """The state before an update: weights and moments, which it changes, and the learning rate, which it may."""
-        return (self.optimizer.weights, *self.optimizer.moments.values(), self.optimizer.lr)
+        """The state before an update: weights and moments, which it changes, and the learning rate.
+
+        One that adapts changes too, and goes by the number of updates since the rollout.
+        """
+        made = () if self.objective.rate is None else (self._made,)
+        return (self.optimizer.weights, *self.optimizer.moments.values(), self.optimizer.lr, *made)
 
     @property
     def _minibatch_rows(self) -> int:
@@ -158,6 +163,7 @@ class OnPolicyUpdater:
         weight, active = self._first(coefficient)
         limited, on_cpu = self.objective.limit is not None, self.device.type == "cpu"
         rows, flags = [], []
+        self._made.zero_()
         if self.execution.prepares and not self.prepared:
             with self.execution.ahead():
                 self.prepare(coefficient)
@@ -273,7 +279,7 @@ class OnPolicyUpdater:
             row, active = self._update(*self._single(chunks[0], coefficient, scale, active))
             return row, active
         means = self._of_all_ranks(self._set_gradient(chunks, coefficient, scale, workers))
-        active = self._heed(means, active, optimizer.lr)
+        active = self._heed(means, active, optimizer.lr, self._made)
         norm = optimizer.step(self.config.max_grad_norm, None if self.objective.limit is None else active)
         return torch.cat((means, norm.unsqueeze(0))), active
 
@@ -284,13 +290,14 @@ class OnPolicyUpdater:
             self.optimizer.gradient.copy_(gradient)
         return means
 
-    def _heed(self, means: Tensor, active: Tensor, lr: Tensor) -> Tensor:
+    def _heed(self, means: Tensor, active: Tensor, lr: Tensor, *made: Tensor) -> Tensor:
         """Act on the divergence that was measured before an update: adapt the rate in place, end at the limit.
 
         Args:
             means: Of the metrics, `[num_metrics]`.
             active: Whether the updates had not ended before this one, 0-d, bool.
             lr: The learning rate, 0-d.
+            made: If it adapts, the updates since the rollout, 0-d. Before the first, what is measured is rounding.
 
         Returns:
             Whether this update is applied, 0-d, bool.
@@ -298,7 +305,8 @@ class OnPolicyUpdater:
         objective = self.objective
         if objective.rate is not None:
             kl = means[objective.metrics.index(objective.divergence)]
-            lr.copy_(torch.where(active, objective.rate.adapted(lr, kl), lr))
+            lr.copy_(torch.where(active & (made[0] > 0), objective.rate.adapted(lr, kl), lr))
+            made[0].add_(1.0)
         if objective.limit is None:
             return active
         return active & (means[objective.metrics.index(objective.divergence)] <= objective.limit)
@@ -409,9 +417,11 @@ class OnPolicyUpdater:
         """Make a whole update: gather, gradient, clipping, optimizer; weights and moments change in place."""
         num_moments, num_sources = len(self.optimizer.moments), len(self.pack.sources)
         moments, (lr, *rest) = tensors[:num_moments], tensors[num_moments:]
+        num_made = self.objective.rate is not None
+        made, rest = rest[:num_made], rest[num_made:]
         sources, (coefficient, scale, active, *given) = rest[:num_sources], rest[num_sources:]
         gradient, sums = sum_over_ranks(*self._gradient(weights, coefficient, scale, self._taken((*sources, *given))))
-        active = self._heed(sums, active, lr)
+        active = self._heed(sums, active, lr, *made)
         norm = clip_and_apply(
             self.optimizer.rule,
             (weights, *moments),
