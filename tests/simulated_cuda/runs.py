@@ -56,6 +56,17 @@ RUNS: dict[str, tuple[Any, Any, Any, dict[str, Any], int]] = {
         {"model": "gru", "model_config": {"hidden_size": 8}, "seq_len": 4, "accumulate_grads": True},
         1,
     ),
+    "ppo, rate by KL, advantages anew": (
+        *(PPOConfig, Swing, None),
+        {"sgd_minibatch_size": 16, "lr_schedule": {"kind": "adaptive"}, "recompute_advantages": True, "lr": 2e-3},
+        1,
+    ),
+    "ppo, memory, eager, the same": (
+        *(PPOConfig, Swing, None),
+        {"model": "gru", "model_config": {"hidden_size": 8}, "seq_len": 4, "lr_schedule": {"kind": "adaptive"}}
+        | {"execution": "eager", "recompute_advantages": True, "lr": 2e-3},
+        1,
+    ),
     "ppo, eager, limited": (PPOConfig, Swing, None, {"execution": "eager", "target_kl_div": 0.01}, 2),
     "pqn": (PQNConfig, CartPole, None, {"sgd_minibatch_size": 32}, 1),
     "dqn": (
