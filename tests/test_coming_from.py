@@ -31,7 +31,22 @@ PAGES = ("coming-from-sb3.md", "coming-from-cleanrl.md", "coming-from-rsl-rl.md"
 ALL_PAGES = (*PAGES, "coming-from-rl8.md", "coming-from-tianshou.md")  # what these have to name: test_docs.py
 # What such spans hold beside names of rl8x: values of options, keys of a schedule, variables, Gymnasium's names.
 OTHER = {
-    *("interp", "kind", "points", "state", "std", "eps", "all", "sync", "async", "bar", "adam"),
+    *(
+        "interp",
+        "kind",
+        "points",
+        "adaptive",
+        "low",
+        "high",
+        "state",
+        "std",
+        "eps",
+        "all",
+        "sync",
+        "async",
+        "bar",
+        "adam",
+    ),
     *("rl8x", "config", "env", "path", "N", "teacher", "v1", "Dict", "Box", "action_mask", "info", "final_obs"),
     *("radam", "adamw", "sgd", "kl", "nll", "mse", "bf16", "eager", "compile", "graph", "auto", "last", "torch"),
     *("trainers", "distributions", "nn", "replay", "SomeConfig", "save_best_fn", "RUN", "f", "h", "k", "zip", "mlruns"),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from rl8x.distributions import Distribution, make_distribution
+from rl8x.distributions.base import from_numbered, numbered
 from rl8x.distributions.validation import check_distribution
 from rl8x.frozen import thawed
 from rl8x.functional import RunningMoments
@@ -37,6 +38,7 @@ class Act(NamedTuple):
         values: Estimated values of the observations, in units of rewards, `[num_envs]`; zeros when acting
             deterministically.
         state: The model's state after the observation, each `[num_envs, *]`.
+        params: The distributions' parameters, by number, `[num_envs, *]` each; None unless the policy shows them.
         labels: The teacher's targets for the observation, `[num_envs, *]` tensors by name; None without a teacher.
     """
 
@@ -44,18 +46,21 @@ class Act(NamedTuple):
     logp: Tensor
     values: Tensor
     state: State
+    params: dict[str, Tensor] | None = None
     labels: dict[str, Any] | None = None
 
 
 class Evaluation(NamedTuple):
     """Log-probabilities, values and entropies of stored sequences, each `[seq_len, batch]`.
 
-    Values are as the model predicts them: in the units of `Policy.value_moments` where there are such.
+    Values are as the model predicts them: in the units of `Policy.value_moments` where there are such. `kl` is the KL
+    divergence of the present distributions from those that acted; None where these are not known.
     """
 
     logp: Tensor
     values: Tensor
     entropy: Tensor
+    kl: Tensor | None = None
 
 
 class Prediction(NamedTuple):
@@ -109,6 +114,7 @@ class Policy(Portable):
             anything else for which it does.
         inputs_space: Space of what `model_inputs` gives: all but the action mask.
         clips: Whether `env_actions` may change actions; where not, it need not be called.
+        shows_params: Whether `act` returns the distributions' parameters too.
         obs_moments: The observation normaliser, by the part of an observation; None without one.
         value_moments: The moments in whose units the model predicts values; None without them.
 
@@ -136,6 +142,7 @@ class Policy(Portable):
         self.action_space = action_space
         self.distribution = make_distribution(distribution, action_space, distribution_config)
         self.clips = self.distribution.clips
+        self.shows_params = False
         self.masked, self.inputs_space = _without_mask(observation_space)
         self.hidden = tuple(hidden)
         self.model_is_made = not isinstance(model, Model)
@@ -208,6 +215,16 @@ class Policy(Portable):
             return check_model(self.model, *self._example(seq_len))
         return TrainingEffects()
 
+    def show_params(self) -> None:
+        """Have `act` return the distributions' parameters too, if they have a `kl` and are tensors with a row each."""
+        rows, width = 3, self.distribution.num_features
+        with torch.no_grad():
+            params = self.distribution.from_features(torch.zeros(rows, width, device=self.device))
+        tensors = numbered(params).values()
+        self.shows_params = self.distribution.has_kl and all(
+            isinstance(each, Tensor) and each.shape[:1] == (rows,) for each in tensors
+        )
+
     def _example(self, seq_len: int) -> tuple[Any, Tensor]:
         """Return an observation of the space as the model sees it, `[seq_len, 2, *obs]`, and starts, all False."""
         space = copy.deepcopy(self.observation_space)
@@ -262,7 +279,7 @@ class Policy(Portable):
             return Act(actions, nothing, nothing, state)
         params, estimates, state = self.respond(obs, state, starts)
         actions, logp = self.distribution.sample(params, noise)
-        return Act(actions, logp, estimates, state)
+        return Act(actions, logp, estimates, state, numbered(params) if self.shows_params else None)
 
     def policy_features(self, obs: Tree, state: State, starts: Tensor) -> tuple[Tensor, State]:
         """Return the features of one observation a copy, and the state after it.
@@ -295,7 +312,9 @@ class Policy(Portable):
         params = self.distribution.from_features(features[0], mask)
         return params, self._estimates(features[0], values[0], mask), state
 
-    def evaluate(self, obs: Tree, actions: Tree, state: State, starts: Tensor) -> Evaluation:
+    def evaluate(
+        self, obs: Tree, actions: Tree, state: State, starts: Tensor, acted: Mapping[str, Tensor] | None = None
+    ) -> Evaluation:
         """Recompute log-probabilities, values and entropies of stored sequences under the present weights.
 
         Args:
@@ -303,13 +322,18 @@ class Policy(Portable):
             actions: Stored actions, `[seq_len, batch, *action]` or a dict of them.
             state: The stored state before each sequence, each `[batch, *]`.
             starts: Where an observation begins an episode, `[seq_len, batch]`, bool.
+            acted: The parameters of the distributions that acted, by number, `[seq_len, batch, *]` each.
 
         Returns:
-            Log-probabilities and entropies in nats, and values as the model predicts them, each `[seq_len, batch]`.
+            Log-probabilities and entropies in nats, and values as the model predicts them, each `[seq_len, batch]`; and
+            likewise KL divergences, through which no gradients flow, if `acted` is given.
         """
         features, values, mask = self.predict(obs, state, starts)
-        params = self.distribution.from_features(features, mask)
-        return Evaluation(self.distribution.logp(params, actions), values, self.distribution.entropy(params))
+        params, kl = self.distribution.from_features(features, mask), None
+        if acted is not None:
+            with torch.no_grad():
+                kl = self.distribution.kl(from_numbered(acted, params), params)
+        return Evaluation(self.distribution.logp(params, actions), values, self.distribution.entropy(params), kl)
 
     # So that `torch.func.functional_call` evaluates under other weights.
     forward = evaluate

@@ -53,6 +53,11 @@ class Schedule:
         if _is_number(spec):
             return cls(((0, spec),), kind, name)
         if isinstance(spec, Mapping):
+            if spec.get("kind") == "adaptive":
+                raise ValueError(
+                    f"`{name}`: only PPO's lr_schedule can be of kind 'adaptive', which goes by its KL divergence. Use "
+                    "a list of points here."
+                )
             if set(spec) != {"kind", "points"}:
                 raise ValueError(
                     f"`{name}` as a mapping has the keys kind and points; got {', '.join(map(str, spec))}."

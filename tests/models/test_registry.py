@@ -128,3 +128,21 @@ def test_every_model_traces_as_one_graph(name):
     torch.compiler.reset()
     traced = torch.compile(model, backend="eager", fullgraph=True)
     assert torch.equal(traced(obs, state, starts)[0], model(obs, state, starts)[0])
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_the_last_layer_of_every_model_has_the_gain_that_is_asked_for(name):
+    """By default 0.01, as Tianshou and CleanRL have it: a policy begins near uniform."""
+    space = IMAGE if name == "cnn" else OBS
+
+    def features(**options):
+        torch.manual_seed(0)
+        model = make_model(name, space, 3, SMALL[name] | options)
+        obs = torch.rand(1, 7, *space.shape) if name != "cnn" else torch.randint(0, 256, (1, 7, *space.shape)).byte()
+        with torch.no_grad():
+            return model(obs, model.initial_state(7), torch.ones(1, 7, dtype=torch.bool))[0]
+
+    small, large = features(policy_gain=0.02), features(policy_gain=2.0)
+    assert large.abs().max() > 0.1
+    torch.testing.assert_close(100.0 * small, large, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(features(), 0.5 * small, rtol=1e-4, atol=1e-5)

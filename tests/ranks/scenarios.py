@@ -27,24 +27,31 @@ from rl8x.trainers import NonFiniteError, Trainer
 OFFLINE_STEPS = 2
 
 
-def ppo_equals_one_process(folder=None):
+def ppo_equals_one_process(folder=None, **options):
     """Ten full-batch updates: five steps of two epochs."""
     size = COPIES if ranks().size > 1 else 2 * COPIES
-    algorithm = problems.rank_algorithm(problems.ppo(num_envs=size))
+    algorithm = problems.rank_algorithm(problems.ppo(num_envs=size, **options))
     trainer = problems.trainer(algorithm)
     rows = [dict(trainer.step()) for _ in range(5)]
     return {"weights": problems.weights(algorithm), "rows": rows, "state": dict(trainer.state)}
+
+
+def ppo_adapts(folder=None):
+    """The same with a rate that goes by the divergence over all copies, and advantages of the present critic."""
+    return ppo_equals_one_process(lr_schedule={"kind": "adaptive"}, recompute_advantages=True)
 
 
 def ppo_compiled(folder):
     """The same with minibatches, as traced programs between sums over ranks, beside eager execution."""
     found = {}
     for mode in ("eager", "compile"):
-        algorithm = problems.rank_algorithm(problems.ppo(sgd_minibatch_size=32, target_kl_div=0.5))
+        options = {"lr": 1e-5, "target_kl_div": 0.5, "lr_schedule": {"kind": "adaptive"}, "recompute_advantages": True}
+        algorithm = problems.rank_algorithm(problems.ppo(sgd_minibatch_size=32, **options))
         problems.run_traced(algorithm, mode)
         trainer = problems.trainer(algorithm)
         rows = [dict(trainer.step()) for _ in range(3)]
         found[mode] = {"weights": problems.weights(algorithm), "kl": [row["monitors/kl_div"] for row in rows]}
+        found[mode]["lr"] = [row["coefficients/lr"] for row in rows]
     return found
 
 

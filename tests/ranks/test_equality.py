@@ -14,12 +14,15 @@ OWN = ("profiling/", "memory/")
 def found(tmp_path_factory):
     # First what is compiled for real: `problems.run_traced` leaves the compiler out from then on.
     names = ["hundred_updates", "moving", "distilled", "ppo_equals_one_process", "ppo_compiled", "offline", "online"]
-    return launch(tmp_path_factory.mktemp("ranks"), "scenarios", [*names, "evaluations"])
+    return launch(tmp_path_factory.mktemp("ranks"), "scenarios", [*names, "ppo_adapts", "evaluations"])
 
 
-def test_ppo_equals_one_process(found):
-    alone = scenarios.ppo_equals_one_process()
-    first, second = found["ppo_equals_one_process"]
+@pytest.mark.parametrize("name", ["ppo_equals_one_process", "ppo_adapts"])
+def test_ppo_equals_one_process(found, name):
+    alone = getattr(scenarios, name)()
+    first, second = found[name]
+    rates = {row["coefficients/lr"] for row in first["rows"]}
+    assert (len(rates) > 1) == (name == "ppo_adapts")
     assert first["weights"] == second["weights"]
     assert problems.furthest(first["weights"], alone["weights"]) < 1e-6
     assert first["state"] == second["state"] == alone["state"]
@@ -36,6 +39,7 @@ def test_a_traced_update_is_split_around_its_sum_and_has_the_bits_of_the_eager_o
     assert first == second
     assert first["compile"] == first["eager"]
     assert all(kl > 0 for kl in first["eager"]["kl"])
+    assert len(set(first["eager"]["lr"])) > 1
 
 
 @pytest.mark.parametrize("mode", ["eager", "auto", "compile"])

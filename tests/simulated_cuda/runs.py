@@ -56,6 +56,17 @@ RUNS: dict[str, tuple[Any, Any, Any, dict[str, Any], int]] = {
         {"model": "gru", "model_config": {"hidden_size": 8}, "seq_len": 4, "accumulate_grads": True},
         1,
     ),
+    "ppo, rate by KL, advantages anew": (
+        *(PPOConfig, Swing, None),
+        {"sgd_minibatch_size": 16, "lr_schedule": {"kind": "adaptive"}, "recompute_advantages": True, "lr": 2e-3},
+        1,
+    ),
+    "ppo, memory, eager, the same": (
+        *(PPOConfig, Swing, None),
+        {"model": "gru", "model_config": {"hidden_size": 8}, "seq_len": 4, "lr_schedule": {"kind": "adaptive"}}
+        | {"execution": "eager", "recompute_advantages": True, "lr": 2e-3},
+        1,
+    ),
     "ppo, eager, limited": (PPOConfig, Swing, None, {"execution": "eager", "target_kl_div": 0.01}, 2),
     "pqn": (PQNConfig, CartPole, None, {"sgd_minibatch_size": 32}, 1),
     "dqn": (
@@ -92,14 +103,14 @@ def numbers(state: Any) -> torch.Tensor:
 
 def run(name: str, device: Device) -> dict[str, Any]:
     """Train on the CPU and on the device; say how far the two are apart, and what the device saw."""
-    *_, env_config, _, _ = RUNS[name]
+    *_, env_config, options, _ = RUNS[name]
     given = {} if RUNS[name][0] is IQLConfig else {"env_config": env_config}
     host, other = make(name, "cpu"), make(name, "cuda")
     for trainer in (host, other):
         for step in range(STEPS):
             trainer.step(**given)
             if step == STEPS // 2:  # captured programs read it from where it lay
-                trainer.algorithm.set_lr(0.1)
+                trainer.algorithm.set_lr(None if "lr_schedule" in options else 0.1)
     apart = float((numbers(host.algorithm.learned_state()) - numbers(other.algorithm.learned_state())).abs().max())
     before = device.waits
     for _ in range(COUNTED):

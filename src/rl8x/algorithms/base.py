@@ -408,8 +408,8 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     def _load_totals(self, state: Mapping[str, Any]) -> None:
         """Restore what no update changes: the counters, and a learning rate that was set."""
         self.counters.update(state["counters"])
-        if self.lr_schedule is not None:
-            self.set_lr(None if self._has_schedule else state["lr"])
+        if self.lr_schedule is not None and not self._has_schedule:
+            self.set_lr(state["lr"])
 
     def join(self, state: Mapping[str, Any]) -> None:
         """Restore another rank's state on a rank that is new to the run.

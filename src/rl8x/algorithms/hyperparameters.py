@@ -14,7 +14,6 @@ import torch
 
 from rl8x.distributed import ranks
 from rl8x.frozen import frozen
-from rl8x.schedules import Schedule
 from rl8x.synonyms import called_here
 
 T = TypeVar("T")
@@ -165,7 +164,7 @@ def replaced_by_schedules(config: Any) -> dict[str, str]:
         name, schedule = field.name.removesuffix("_schedule"), getattr(config, field.name)
         if name == field.name or name not in names or "list[list[float]]" not in kind_of(field) or schedule is None:
             continue
-        if getattr(config, name) != Schedule.make(schedule)(0):
+        if getattr(config, name) != config.schedule(name)(0):
             why = (
                 f"`{name}_schedule` replaces it. Leave one of them out, or set {name}_schedule=None if a preset sets it"
             )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor
 
 from rl8x import keys
@@ -78,6 +79,8 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
     def __init__(self, config: OnlineConfigT, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         super().__init__(config, env, seed, env_factory)
         self.resets = ResetSchedule(config.horizons_per_env_reset or (-1 if env.episodic else 1))
+        if config.random_start:
+            self._check_random_start()
 
     @abstractmethod
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
@@ -108,14 +111,32 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         self.counters[keys.COLLECTS] += 1
         if self.reset_is_due():
             rollout.truncate()
-        self._move_parameters(rollout)
+        counted = self._without_shortened(rollout.tensors)
+        self._move_parameters(rollout, counted)
         valid = rollout.tensors.get(keys.VALID)
         # Only simulators have masked steps. They run on the host, so counting these is no host sync.
         own = self.config.num_envs * horizon
         own = own * ranks().size if valid is None else int(ranks().sum(valid[:horizon].sum()))
         self.counters[keys.ENV_STEPS] += own
         parameters = parameter_stats(self.env.drawn_parameters, self.env.parameter_ranges())
-        return Stats.merge(self.rollout_stats(rollout.tensors), Stats(parameters))
+        return Stats.merge(self.rollout_stats(counted), Stats(parameters))
+
+    def _without_shortened(self, rollout: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return a rollout's tensors, `[horizon + 1, num_envs, ...]`, in which shortened first episodes do not end.
+
+        `random_start` lets a first episode begin at a step of its time limit that was drawn. It ends after fewer steps,
+        with a smaller return than others, and its length counts the steps that it did not have. Statistics and moving
+        parameters leave it out; its transitions are trained on. It is the one that is longer than there have been
+        steps since the reset, so that nothing has to be remembered.
+        """
+        limit, horizon = self.env.time_limit, self.config.horizon
+        before = (self.counters[keys.COLLECTS] - 1) * horizon
+        if not self.config.random_start or limit is None or before >= limit:
+            return rollout
+        lengths = rollout[keys.EPISODE_LENGTHS]
+        steps = torch.arange(before + 1, before + len(lengths) + 1, device=lengths.device)
+        whole = lengths <= steps.unsqueeze(1)
+        return {**rollout, **{name: rollout[name] & whole for name in (keys.TERMINATED, keys.TRUNCATED)}}
 
     def rollout_stats(self, rollout: Mapping[str, Tensor]) -> Stats:
         """Summarise a rollout.
@@ -125,11 +146,11 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         """
         return rollout_stats(rollout, self.config.horizon)
 
-    def _move_parameters(self, rollout: Rollout) -> None:
-        """Update parameter distributions that depend on returns by the episodes that ended in a horizon."""
+    def _move_parameters(self, rollout: Rollout, counted: Mapping[str, Tensor]) -> None:
+        """Update parameter distributions that depend on returns by the `counted` episodes that ended in a horizon."""
         if self.env.moves_by_returns:
             horizon = self.config.horizon
-            ended, valid = rollout[keys.TERMINATED] | rollout[keys.TRUNCATED], rollout.tensors.get(keys.VALID)
+            ended, valid = counted[keys.TERMINATED] | counted[keys.TRUNCATED], rollout.tensors.get(keys.VALID)
             self.env.update_parameters_from_episodes(
                 (ended if valid is None else ended & valid)[:horizon],
                 rollout[keys.EPISODE_RETURNS][:horizon],
@@ -209,10 +230,37 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         if is_due:
             self._check_moves()
             self.collector.reset()
+            if self.config.random_start:
+                self._start_at_random_times()
             return True
         if not callable(env_config):
             self.check_applies(env_config)
         return False
+
+    def _check_random_start(self) -> None:
+        """Raise if `random_start` cannot be had in this environment."""
+        env, name = self.env, type(self.env).__name__
+        if env.time_limit is None:
+            raise ValueError(
+                f"`random_start` draws times below a time limit, and {name} has none: give it a `time_limit`."
+            )
+        if not self.resets.once:
+            raise ValueError(
+                "`random_start` needs an environment that is reset once (horizons_per_env_reset=-1): each reset would "
+                f"have all copies begin at once; got {self.resets.every}."
+            )
+        if not env.takes_elapsed:
+            raise ValueError(
+                f"`random_start` needs a time limit that can be shifted, and the simulator that {name} steps counts "
+                "its own: use one whose copies are stepped one by one, each with Gymnasium's TimeLimit."
+            )
+
+    def _start_at_random_times(self) -> None:
+        """Have each copy's first episode count as begun at a random time of its limit, `[0, time_limit)`."""
+        assert self.env.time_limit is not None
+        generator, size = self._generator("start times"), (self.env.num_envs,)
+        elapsed = torch.randint(self.env.time_limit, size, generator=generator, device=self.device)
+        self.env.set_elapsed(elapsed)
 
     def check_applies(self, env_config: Mapping[str, Any] | None) -> None:
         """Raise if no reset will apply an `env_config`, or if its moving distributions can never move.

@@ -47,6 +47,11 @@ class OnlineConfig(AlgorithmConfig):
         "k > 0: reset the environment before every k-th rollout; k < 0: only before the first. None: 1 for tasks "
         "that never end, -1 for episodic ones.",
     )
+    random_start: bool = option(
+        False,
+        "Whether each copy's first episode counts as begun at a random time of its time limit, so that copies do not "
+        "reach it all at once. These shortened episodes are left out of the statistics of episodes.",
+    )
 
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""

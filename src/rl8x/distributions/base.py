@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
 import torch
 from torch import Tensor, nn
+
+from rl8x.execution.private import tree_flatten, tree_unflatten
 
 Params: TypeAlias = Any
 """The distribution's parameters: a named tuple of tensors, whose fields are the subclass's own."""
@@ -107,7 +109,9 @@ class Distribution(nn.Module):
         """
 
     def kl(self, params: Params, other: Params) -> Tensor:
-        """Return the Kullback-Leibler divergence KL(params || other). Training does without it.
+        """Return the Kullback-Leibler divergence KL(params || other).
+
+        Distillation and an adaptive learning rate use it; other training does without it.
 
         Args:
             params: From `from_features`, `[...]`.
@@ -137,6 +141,11 @@ class Distribution(nn.Module):
         raise TypeError(f"{type(self).__name__} has no reparameterised samples: its actions are discrete.")
 
     @property
+    def has_kl(self) -> bool:
+        """Whether `kl` is defined."""
+        return type(self).kl is not Distribution.kl
+
+    @property
     def clips(self) -> bool:
         """Whether `env_actions` may change actions; read once, when a policy is built."""
         return type(self).env_actions is not Distribution.env_actions
@@ -151,3 +160,14 @@ class Distribution(nn.Module):
             `[..., *action]`.
         """
         return actions
+
+
+def numbered(params: Params) -> dict[str, Tensor]:
+    """Return the tensors of parameters, `[...]` each, by number, from "0"."""
+    return {str(i): tensor for i, tensor in enumerate(tree_flatten(params)[0])}
+
+
+def from_numbered(tensors: Mapping[str, Tensor], like: Params) -> Params:
+    """Invert `numbered`: return parameters of the form of others that have these tensors, `[...]` each."""
+    structure = tree_flatten(like)[1]
+    return tree_unflatten([tensors[str(i)] for i in range(len(tensors))], structure)

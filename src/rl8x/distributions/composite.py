@@ -97,6 +97,11 @@ class Composite(Distribution):
         return _total([part.kl(params[key], other[key]) for key, part in self.named.items()])
 
     @property
+    def has_kl(self) -> bool:
+        """Whether the distributions of all parts have one."""
+        return all(part.has_kl for part in self.named.values())
+
+    @property
     def clips(self) -> bool:
         """Whether one of the parts does."""
         return any(part.clips for part in self.named.values())

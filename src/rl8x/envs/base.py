@@ -225,6 +225,20 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
         returns = torch.zeros(self.num_envs, device=self.device)
         return {"state": state, "parameters": parameters, "elapsed": elapsed, "returns": returns}
 
+    @property
+    def takes_elapsed(self) -> bool:
+        """Whether `set_elapsed` moves time limits: not those that a simulator counts out of reach."""
+        return True
+
+    def set_elapsed(self, elapsed: Tensor) -> None:
+        """Have the present episodes count as so many steps long, so that their time limits come sooner.
+
+        Args:
+            elapsed: int64 `[num_envs]`, each at least 0 and below the time limit.
+        """
+        assert self.carry is not None
+        self.carry = self.carry | {"elapsed": elapsed}
+
     def _reset_where(self, done: Tensor, carry: Carry, noise: Tensor) -> Carry:
         """Return the carry with a new episode where `done`; chosen by `torch.where`, without a host sync."""
         parameters = carry["parameters"]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from types import EllipsisType
-from typing import Any
+from typing import Any, Final
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -48,6 +48,9 @@ from rl8x.envs.vectorised import (
 from rl8x.frozen import frozen, thawed
 from rl8x.spaces import check_supported, element_of, in_float32, map_spaces, tree_of, where_rows
 from rl8x.trees import first_tensor, tree_map, without_ends
+
+_ELAPSED: Final = "_elapsed_steps"
+"""Where Gymnasium's `TimeLimit` counts."""
 
 
 class GymnasiumEnv(SimulatorEnv):
@@ -282,6 +285,18 @@ class GymnasiumEnv(SimulatorEnv):
             info |= {"_final_obs": done, "_final_info": done, "_episode": done}
             info["episode"] |= {"_r": done, "_l": done}
         return obs, rewards, terminated, truncated, info
+
+    @property
+    def takes_elapsed(self) -> bool:
+        """Whether each copy has Gymnasium's `TimeLimit`, in this process or in its own."""
+        inner: Any = self.vector_env.unwrapped
+        return isinstance(inner, SyncVectorEnv | AsyncVectorEnv) and all(inner.call("has_wrapper_attr", _ELAPSED))
+
+    def set_elapsed(self, elapsed: Tensor) -> None:
+        """Have the copies' `TimeLimit` count the present episodes as so many steps long, `[num_envs]`."""
+        super().set_elapsed(elapsed)
+        inner: Any = self.vector_env.unwrapped
+        inner.set_attr(_ELAPSED, elapsed.tolist())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over the seeding; new episodes start, from a seed drawn from the restored generator.

@@ -149,6 +149,11 @@ class MjlabEnv(SimulatorEnv):
         step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, values)
         return self.next_carry(done, elapsed, returns, parameters) | {"metrics": metrics}, step
 
+    def set_elapsed(self, elapsed: Tensor) -> None:
+        """Have the simulator count the present episodes as so many steps long, `[num_envs]`."""
+        super().set_elapsed(elapsed)
+        self.simulator.episode_length_buf.copy_(elapsed)
+
     def load_state_dict(self, state_dict: Any) -> None:
         """Take over the seeding; the next call must be `reset`, whose seed the restored generator draws."""
         super().load_state_dict(state_dict)

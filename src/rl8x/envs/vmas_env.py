@@ -145,6 +145,10 @@ class VmasEnv(SimulatorEnv):
         metrics = self.episode_metrics.restarted(metrics, done)
         return self.next_carry(done, elapsed, returns, parameters) | {"metrics": metrics}, step
 
+    def set_elapsed(self, elapsed: Tensor) -> None:
+        """Have the present episodes count as so many steps long, `[num_envs]`: those of a world's first agent."""
+        super().set_elapsed(self._of_worlds(elapsed))
+
     def starting_parameters(self, noise: Tensor) -> dict[str, Tensor]:
         """Return the parameters of episodes that start now, `[num_envs]` each: those of a world's first agent."""
         fixed = self._config.fixed

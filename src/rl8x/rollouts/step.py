@@ -90,7 +90,13 @@ def experience(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
 
 def actor_critic(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     """Return the tensors of a step that actor-critic algorithms store, by name, each `[num_envs, ...]`."""
-    return experience(cursor, act, step) | {keys.LOGP: act.logp, keys.VALUES: act.values}
+    params = {} if act.params is None else flatten_tree(keys.PARAMS, act.params)
+    return experience(cursor, act, step) | {keys.LOGP: act.logp, keys.VALUES: act.values} | params
+
+
+def with_final_obs(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
+    """Return the tensors of `actor_critic`, and the observation before any reset, by name, each `[num_envs, ...]`."""
+    return actor_critic(cursor, act, step) | _named(keys.FINAL_OBS, step.final_obs)
 
 
 def _named(key: str, tree: Tree) -> dict[str, Tensor]:

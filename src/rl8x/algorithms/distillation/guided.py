@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.algorithms.distillation.teacher import View
+from rl8x.distributions.base import numbered
 from rl8x.envs.base import Step
-from rl8x.execution.private import tree_flatten
 from rl8x.models import State
 from rl8x.policy import Act, Policy
 from rl8x.rollouts.step import Cursor, experience
@@ -112,8 +112,3 @@ def labelled(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     assert act.labels is not None
     label = flatten_tree(LABELS, act.labels[LABELS])
     return experience(cursor, act, step) | label | {PLAYS: act.labels[PLAYS]}
-
-
-def numbered(params: Any) -> dict[str, Tensor]:
-    """Return the parameters of distributions as tensors `[...]`, by index."""
-    return {str(i): tensor for i, tensor in enumerate(tree_flatten(params)[0])}

@@ -15,8 +15,8 @@ from rl8x.algorithms.distillation.config import DistillationConfig
 from rl8x.algorithms.distillation.guided import LABELS
 from rl8x.algorithms.on_policy import SequenceBatch
 from rl8x.distributions import Distribution
+from rl8x.distributions.base import from_numbered
 from rl8x.distributions.composite import Composite
-from rl8x.execution.private import tree_flatten, tree_unflatten
 from rl8x.spaces import describe_space, leaves
 from rl8x.trees import Tree, flatten_tree, unflatten_tree
 
@@ -54,8 +54,7 @@ def distillation_minibatch_losses(
     params = policy(unflatten_tree(keys.OBS, batch), state, batch[keys.STARTS])
     labels, mode = unflatten_tree(LABELS, batch), distribution.mode(params)
     if loss == "kl":
-        tensors, structure = tree_flatten(params)
-        taught = tree_unflatten([labels[str(i)] for i in range(len(tensors))], structure)
+        taught = from_numbered(labels, params)
         losses, best = distribution.kl(taught, params), distribution.mode(taught)
     else:
         best = labels
@@ -98,7 +97,7 @@ def loss_of(loss: str | None, student: Distribution, teacher: Distribution) -> s
 
 def _same_kind(one: Distribution, other: Distribution) -> bool:
     """Return whether two distributions have the same kind of parameters and a KL divergence."""
-    if type(one) is not type(other) or type(one).kl is Distribution.kl:
+    if type(one) is not type(other) or not one.has_kl:
         return False
     if isinstance(one, Composite) and isinstance(other, Composite):
         return all(_same_kind(part, other.named[key]) for key, part in one.named.items())

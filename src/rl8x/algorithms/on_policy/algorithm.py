@@ -20,7 +20,7 @@ from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.memory_check import CountedNets, check_networks, check_training
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import SequenceBatch, SequencePack, rounded_parts
-from rl8x.algorithms.on_policy.update import Objective, OnPolicyUpdater
+from rl8x.algorithms.on_policy.update import Objective, OnPolicyUpdater, Renew
 from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.algorithms.optimizer import FlatOptimizer, updates_not_finite
 from rl8x.algorithms.optimizer_rules import make_rule
@@ -98,6 +98,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
             self.pack,
             self.execution,
             self._generator("minibatches"),
+            renew=self.renew,
             in_order=any(effects),
         )
         self.fresh = False
@@ -141,6 +142,11 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
             The targets by the names in `made`, for the updates beside the `packed` tensors, each `[horizon, num_envs]`,
             and the number that is logged as `target_metric`, 0-d.
         """
+
+    @property
+    def renew(self) -> Renew | None:
+        """Writes new targets into the pack before each epoch but the first; None for targets that stay."""
+        return None
 
     target_metric: ClassVar[str] = EXPLAINED_VARIANCE
     """The name of the metric that `targets` returns; by default the explained variance of the values."""
@@ -273,10 +279,13 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         with torch.no_grad():
             (measured,) = self._prepare_program()
         now = self.counters[self.clock]
-        lr = self.lr_schedule(now)
-        self.optimizer.lr.fill_(lr)
+        lr: Number = self.lr_schedule(now)
+        if self.updater.objective.rate is None:
+            self.optimizer.lr.fill_(lr)
         with flushed_denormals(self.device), self.model_draws():
             rows, applied = self.updater.run(self.coefficient(now))
+        if self.updater.objective.rate is not None:
+            lr = self.optimizer.lr.clone()
         self.observe_rollout(self.rollout)
         norms = [name == GRAD_NORM for name in (*self.objective.metrics, GRAD_NORM)]
         self.counters[keys.STEPS] += 1

@@ -93,10 +93,6 @@ class SequencePack:
         """
         packed = self.sources[0] if self.sources else self._allocate(tensors)
         sequences, length = self.horizon // self.seq_len, self.seq_len
-        columns = packed.view(sequences, self.num_envs, length, -1)
-        for name, (low, high, _, _) in self._columns.items():
-            source = tensors[name].reshape(sequences, length, self.num_envs, high - low)
-            columns[..., low:high].copy_(source.transpose(1, 2))
         self._wide = {
             name: tensor.reshape(sequences, length, *tensor.shape[1:])
             for name, tensor in tensors.items()
@@ -104,6 +100,16 @@ class SequencePack:
         }
         self._states = {name: state.flatten(0, 1) for name, state in states.items()}
         self.sources = [packed, *self._states.values()]
+        self.renew({name: tensors[name] for name in self._columns})
+
+    def renew(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy in some of what is packed, in place of what `fill` copied; each tensor `[horizon, num_envs, ...]`."""
+        sequences, length = self.horizon // self.seq_len, self.seq_len
+        columns = self.sources[0].view(sequences, self.num_envs, length, -1)
+        for name, tensor in tensors.items():
+            low, high, _, _ = self._columns[name]
+            source = tensor.reshape(sequences, length, self.num_envs, high - low)
+            columns[..., low:high].copy_(source.transpose(1, 2))
 
     def _allocate(self, tensors: Mapping[str, Tensor]) -> Tensor:
         low = 0

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
+from rl8x.algorithms.on_policy.adaptive_rate import AdaptiveRate
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import Rows, SequenceBatch, SequencePack, epoch, shuffled
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
@@ -32,6 +33,10 @@ _CHUNK_STEPS_CUDA: Final = 2**18
 _CHUNK_NUMBERS: Final = 2**24
 
 
+Renew = Callable[[Workers, int], None]
+"""Writes new targets into the pack, given threads to share the work and the most sequences at a time."""
+
+
 class Objective(NamedTuple):
     """The objective that the updates minimise.
 
@@ -42,15 +47,17 @@ class Objective(NamedTuple):
             all metrics over the minibatch, `[num_metrics]`; what is masked counts as 0.
         metrics: Their names.
         total: The one whose mean is minimised.
-        limited: One that ends the updates of a step where its mean exceeds `limit` before an update.
-        limit: See `limited`; None is no limit.
+        divergence: The one that says how far the policy has gone from that which acted.
+        limit: The updates of a step end where the divergence's mean exceeds it before an update; None is no limit.
+        rate: How the learning rate goes by that mean; None leaves it alone.
     """
 
     losses: Callable[[Callable[..., Any], SequenceBatch, SequenceBatch, Tensor, Any], Tensor]
     metrics: tuple[str, ...]
     total: str
-    limited: str = ""
+    divergence: str = ""
     limit: float | None = None
+    rate: AdaptiveRate | None = None
 
 
 class OnPolicyUpdater:
@@ -64,6 +71,7 @@ class OnPolicyUpdater:
         pack: The rollout's sequences.
         execution: How the programs run.
         generator: Draws the order of the data.
+        renew: Called before each epoch but the first; None leaves the targets as they are.
         in_order: Whether the policy's calls depend on those before, as with dropout: then one thread makes them.
 
     Attributes:
@@ -80,6 +88,7 @@ class OnPolicyUpdater:
         execution: Execution,
         generator: torch.Generator,
         *,
+        renew: Renew | None = None,
         in_order: bool = False,
     ) -> None:
         self.policy = policy
@@ -89,6 +98,7 @@ class OnPolicyUpdater:
         self.pack = pack
         self.execution = execution
         self.generator = generator
+        self.renew = renew
         self.in_order = in_order
         self.device = policy.device
         self._under = Substitution(policy, optimizer.names)
@@ -96,6 +106,7 @@ class OnPolicyUpdater:
         # One gradient per worker, and its views in the shapes of the weights.
         self._gradients = [optimizer.gradient]
         self._parts: dict[int, list[Tensor]] = {}
+        self._made = torch.zeros((), device=self.device)
         self._total = objective.metrics.index(objective.total)
         self.prepared = False
         self._ran = {"eager"}
@@ -104,7 +115,7 @@ class OnPolicyUpdater:
 
     @functools.cached_property
     def _update(self) -> Program:
-        num_fixed = 2 + len(self.optimizer.moments) + len(self.pack.sources)
+        num_fixed = len(self._state) + len(self.pack.sources)
         if ranks().size > 1:
             return self.execution.split(self._update_tensors, num_fixed)
         return self.execution.program(self._update_tensors, num_fixed, self._made_of)
@@ -112,7 +123,7 @@ class OnPolicyUpdater:
     @functools.cached_property
     def _updates(self) -> Program:
         limited = self.objective.limit is not None
-        num_state = 1 + len(self.optimizer.moments)
+        num_state = len(self._state) - (self.objective.rate is None)
         return self.execution.loop(self._update_tensors, num_state, ends=limited, made_of=self._made_of)
 
     @functools.cached_property
@@ -126,8 +137,12 @@ class OnPolicyUpdater:
 
     @property
     def _state(self) -> tuple[Tensor, ...]:
-        """The state before an update: weights and moments, which it changes, and the learning rate."""
-        return (self.optimizer.weights, *self.optimizer.moments.values(), self.optimizer.lr)
+        """The state before an update: weights and moments, which it changes, and the learning rate.
+
+        One that adapts changes too, and goes by the number of updates since the rollout.
+        """
+        made = () if self.objective.rate is None else (self._made,)
+        return (self.optimizer.weights, *self.optimizer.moments.values(), self.optimizer.lr, *made)
 
     @property
     def _minibatch_rows(self) -> int:
@@ -148,25 +163,29 @@ class OnPolicyUpdater:
         weight, active = self._first(coefficient)
         limited, on_cpu = self.objective.limit is not None, self.device.type == "cpu"
         rows, flags = [], []
+        self._made.zero_()
         if self.execution.prepares and not self.prepared:
             with self.execution.ahead():
                 self.prepare(coefficient)
-        with self._workers() as workers, self._training():
+        with self._workers() as workers:
             results: Iterable[Sequence[Tensor]]
             looped = self._is_looped(workers)
             at_once = self._epochs_at_once if looped else 1
-            for _ in range(config.num_sgd_iters // at_once):
-                if looped:
-                    orders = self._orders(self.generator, at_once)
-                    results = [self._updates(*self._looped(orders, weight, active))]
-                else:
-                    results = self._epoch(self._batches(workers, self.generator), weight, active, workers)
-                for row, flag in results:
-                    rows.append(row)
-                    flags.append(flag)
-                    active = flag[-1]
-                    if limited and on_cpu and not flag.all():
-                        return torch.cat(rows), torch.cat(flags)
+            for i in range(config.num_sgd_iters // at_once):
+                if self.renew is not None and i:
+                    self.renew(workers, self._chunk_rows(workers))
+                with self._training():
+                    if looped:
+                        orders = self._orders(self.generator, at_once)
+                        results = [self._updates(*self._looped(orders, weight, active))]
+                    else:
+                        results = self._epoch(self._batches(workers, self.generator), weight, active, workers)
+                    for row, flag in results:
+                        rows.append(row)
+                        flags.append(flag)
+                        active = flag[-1]
+                        if limited and on_cpu and not flag.all():
+                            return torch.cat(rows), torch.cat(flags)
         return torch.cat(rows), torch.cat(flags)
 
     def _workers(self) -> contextlib.AbstractContextManager[Workers]:
@@ -190,7 +209,8 @@ class OnPolicyUpdater:
     @property
     def _epochs_at_once(self) -> int:
         """Epochs of one program. A limited update may end after any, and then draws no order for those after it."""
-        return self.config.num_sgd_iters if self.objective.limit is None else 1
+        alone = self.objective.limit is not None or self.renew is not None
+        return 1 if alone else self.config.num_sgd_iters
 
     def _orders(self, generator: torch.Generator, epochs: int) -> Tensor:
         """Return the minibatches of some epochs, whose updates are one program, `[updates, sequences]`."""
@@ -259,7 +279,7 @@ class OnPolicyUpdater:
             row, active = self._update(*self._single(chunks[0], coefficient, scale, active))
             return row, active
         means = self._of_all_ranks(self._set_gradient(chunks, coefficient, scale, workers))
-        active = self._within_limit(active, means)
+        active = self._heed(means, active, optimizer.lr, self._made)
         norm = optimizer.step(self.config.max_grad_norm, None if self.objective.limit is None else active)
         return torch.cat((means, norm.unsqueeze(0))), active
 
@@ -270,11 +290,26 @@ class OnPolicyUpdater:
             self.optimizer.gradient.copy_(gradient)
         return means
 
-    def _within_limit(self, active: Tensor, means: Tensor) -> Tensor:
+    def _heed(self, means: Tensor, active: Tensor, lr: Tensor, *made: Tensor) -> Tensor:
+        """Act on the divergence that was measured before an update: adapt the rate in place, end at the limit.
+
+        Args:
+            means: Of the metrics, `[num_metrics]`.
+            active: Whether the updates had not ended before this one, 0-d, bool.
+            lr: The learning rate, 0-d.
+            made: If it adapts, the updates since the rollout, 0-d. Before the first, what is measured is rounding.
+
+        Returns:
+            Whether this update is applied, 0-d, bool.
+        """
         objective = self.objective
+        if objective.rate is not None:
+            kl = means[objective.metrics.index(objective.divergence)]
+            lr.copy_(torch.where(active & (made[0] > 0), objective.rate.adapted(lr, kl), lr))
+            made[0].add_(1.0)
         if objective.limit is None:
             return active
-        return active & (means[objective.metrics.index(objective.limited)] <= objective.limit)
+        return active & (means[objective.metrics.index(objective.divergence)] <= objective.limit)
 
     def _set_gradient(self, chunks: list[Rows], coefficient: Tensor, scale: Tensor, workers: Workers) -> Tensor:
         """Accumulate the gradients of chunks over workers, in an order that does not depend on timing.
@@ -382,9 +417,11 @@ class OnPolicyUpdater:
         """Make a whole update: gather, gradient, clipping, optimizer; weights and moments change in place."""
         num_moments, num_sources = len(self.optimizer.moments), len(self.pack.sources)
         moments, (lr, *rest) = tensors[:num_moments], tensors[num_moments:]
+        num_made = self.objective.rate is not None
+        made, rest = rest[:num_made], rest[num_made:]
         sources, (coefficient, scale, active, *given) = rest[:num_sources], rest[num_sources:]
         gradient, sums = sum_over_ranks(*self._gradient(weights, coefficient, scale, self._taken((*sources, *given))))
-        active = self._within_limit(active, sums)
+        active = self._heed(sums, active, lr, *made)
         norm = clip_and_apply(
             self.optimizer.rule,
             (weights, *moments),

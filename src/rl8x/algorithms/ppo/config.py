@@ -6,9 +6,12 @@ import dataclasses
 import math
 from typing import Any
 
-from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.hyperparameters import given_for_nothing, option
+from rl8x.algorithms.memory_check import Space, slot_bytes
 from rl8x.algorithms.on_policy import OnPolicyConfig
+from rl8x.algorithms.on_policy.adaptive_rate import AdaptiveRate
 from rl8x.distributions import Distribution
+from rl8x.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,12 @@ class PPOConfig(OnPolicyConfig):
     Source: Schulman et al. 2017, arXiv:1707.06347; `dual_clip_param`: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
 
+    lr_schedule: list[list[float]] | dict[str, Any] | None = option(
+        None,
+        "Learning rate over transitions: [[transitions, value], ...], constant between points, or {kind: interp, "
+        "points: [...]}, linear between them; or {kind: adaptive, kl: 0.01, low: 1e-5, high: 1e-2}: it begins at lr, "
+        "and goes by the KL divergence of each minibatch.",
+    )
     distribution: str | type[Distribution] | None = option(
         None, "Action distribution: a built-in name, a dotted path, or a class. None: chosen by the action space."
     )
@@ -61,6 +70,11 @@ class PPOConfig(OnPolicyConfig):
     normalize_advantages: bool = option(
         True, "Whether to normalise each rollout's advantages to mean 0 and standard deviation 1."
     )
+    recompute_advantages: bool = option(
+        False,
+        "Whether to estimate advantages and targets of values anew before each epoch but the first, with the values of "
+        "the present critic (arXiv:2006.05990). Observations before a reset are kept for it.",
+    )
     normalize_rewards: bool = option(
         True, "Whether to divide rewards by the running standard deviation of the discounted return."
     )
@@ -68,6 +82,27 @@ class PPOConfig(OnPolicyConfig):
         False,
         "Whether the critic predicts values normalised by the running moments of their targets.",
     )
+
+    def without_effect(self) -> dict[str, str]:
+        """Return the given hyperparameters that have no effect; see `AlgorithmConfig.without_effect`."""
+        names = ["recompute_advantages"] if self.num_sgd_iters == 1 else []
+        return super().without_effect() | given_for_nothing(self, names, "num_sgd_iters=1 has no second epoch")
+
+    def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
+        """Return a lower bound of the memory that a rollout takes; see `OnPolicyConfig.rollout_bytes`."""
+        final_obs = self.num_envs * (self.horizon + 1) * slot_bytes(observation, None)
+        return super().rollout_bytes(observation, action) + final_obs * self.recompute_advantages
+
+    @property
+    def adaptive_rate(self) -> AdaptiveRate | None:
+        """How the learning rate goes by the KL divergence; None if it does not."""
+        return AdaptiveRate.make(self.lr_schedule, self.lr)
+
+    def schedule(self, name: str) -> Schedule:
+        """Return the schedule of a hyperparameter; of an adaptive learning rate the value that it begins with."""
+        if name == "lr" and self.adaptive_rate is not None:
+            return Schedule.make(self.lr)
+        return super().schedule(name)
 
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""

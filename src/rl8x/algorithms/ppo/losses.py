@@ -45,7 +45,9 @@ def ppo_minibatch_losses(
         config: Clipping and weights.
     """
     obs, actions = (unflatten_tree(key, batch) for key in (keys.OBS, keys.ACTIONS))
-    return ppo_losses(policy(obs, actions, state, batch[keys.STARTS]), batch, config, entropy_coeff)
+    acted = unflatten_tree(keys.PARAMS, batch)
+    given = (obs, actions, state, batch[keys.STARTS], *([acted] if acted else []))
+    return ppo_losses(policy(*given), batch, config, entropy_coeff)
 
 
 def ppo_losses(evaluation: Evaluation, batch: SequenceBatch, config: PPOConfig, entropy_coeff: Tensor) -> Tensor:
@@ -57,7 +59,8 @@ def ppo_losses(evaluation: Evaluation, batch: SequenceBatch, config: PPOConfig, 
         L_total  = L_policy + vf_coeff L_vf - entropy_coeff H_t
 
     Args:
-        evaluation: Log-probabilities, values and entropies under the present weights, each `[seq_len, batch]`.
+        evaluation: Log-probabilities, values and entropies under the present weights, each `[seq_len, batch]`; the KL
+            divergence is estimated where it has none.
         batch: Stored actions' log-probabilities, advantages, returns, and which rows count, each `[seq_len, batch]`.
         config: Clipping and weights.
         entropy_coeff: Weight of the entropy, 0-d.
@@ -82,7 +85,7 @@ def ppo_losses(evaluation: Evaluation, batch: SequenceBatch, config: PPOConfig, 
         vf_loss = vf_loss.clamp(max=config.vf_clip_param)
     total = config.vf_coeff * vf_loss - surrogate - entropy_coeff * evaluation.entropy
     with torch.no_grad():
-        kl_div = ratio - 1.0 - log_ratio
+        kl_div = ratio - 1.0 - log_ratio if evaluation.kl is None else evaluation.kl
         clip_frac = ((ratio - 1.0).abs() > clip).to(ratio.dtype)
     columns = torch.stack((-surrogate, vf_loss, evaluation.entropy, total, kl_div, clip_frac, vf_clip_frac))
     if keys.VALID in batch:

@@ -19,15 +19,18 @@ from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
+from rl8x.algorithms.on_policy.update import Renew
 from rl8x.algorithms.ppo.config import PPOConfig
 from rl8x.algorithms.ppo.losses import KL_DIV, PPO_LOSS_METRICS, TOTAL, ppo_minibatch_losses
 from rl8x.envs import Env
+from rl8x.execution.threads import Workers
 from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, running_returns
 from rl8x.functional.statistics import pooled_moments
 from rl8x.models.validation import TrainingEffects
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Number, Stats
-from rl8x.rollouts.step import Slot, actor_critic
+from rl8x.rollouts.step import Slot, actor_critic, with_final_obs
+from rl8x.rollouts.values import present_values
 
 # Metrics of an update, measured before its step, except the gradient's norm.
 _MONITORS: Final = "monitors/"
@@ -51,11 +54,13 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         "coefficients/entropy",
         "coefficients/vf",
     )
-    packed = (*OnPolicyAlgorithm.packed, keys.LOGP)
+    packed = (*OnPolicyAlgorithm.packed, keys.LOGP, keys.PARAMS)
     made = (keys.ADVANTAGES, keys.RETURNS)
 
     def __init__(self, config: PPOConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         super().__init__(config, env, seed, env_factory)
+        if config.adaptive_rate is not None:
+            self.policy.show_params()
         self.entropy_schedule = config.schedule("entropy_coeff")
         self.return_moments = RunningMoments(()).to(self.device)
         self.running_return = torch.zeros(config.num_envs, device=self.device)
@@ -81,6 +86,12 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
             normalize_values=config.normalize_values,
         )
 
+    def set_lr(self, lr: float | None) -> None:
+        """Set the learning rate; see `GenericAlgorithmBase.set_lr`. None has an adaptive one begin anew."""
+        super().set_lr(lr)
+        if self.config.adaptive_rate is not None:
+            self.optimizer.lr.fill_(self.config.lr)
+
     def check_model(self, seq_len: int = 1) -> TrainingEffects:
         """Run the model once, and warn if it behaves differently in training mode; see `GenericAlgorithmBase`."""
         effects = super().check_model(seq_len)
@@ -97,18 +108,21 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     @property
     def slot(self) -> Slot:
         """The function that returns the tensors of a rollout's slot, including log-probabilities and values."""
-        return actor_critic
+        return with_final_obs if self.config.recompute_advantages else actor_critic
 
     @property
     def objective(self) -> Objective:
-        """PPO's losses, whose updates end where the KL divergence is too large."""
-        limit = self.config.target_kl_div
-        return Objective(ppo_minibatch_losses, PPO_LOSS_METRICS, TOTAL, KL_DIV, None if limit is None else 1.5 * limit)
+        """PPO's losses, whose updates and learning rate may go by the KL divergence."""
+        limit, rate = self.config.target_kl_div, self.config.adaptive_rate
+        limit = None if limit is None else 1.5 * limit
+        return Objective(ppo_minibatch_losses, PPO_LOSS_METRICS, TOTAL, KL_DIV, limit, rate)
 
     @property
     def params(self) -> dict[str, Any]:
         """The effective hyperparameters by name."""
-        return super().params | {"entropy_coeff_schedule": self.entropy_schedule.to_dict()}
+        rate = self.config.adaptive_rate
+        lr = {} if rate is None else {"lr_schedule": rate.to_dict()}
+        return super().params | lr | {"entropy_coeff_schedule": self.entropy_schedule.to_dict()}
 
     # -- learning
 
@@ -165,34 +179,67 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Estimate advantages, and the targets of values in the model's units."""
-        config = self.config
-        rewards, ended = data[keys.REWARDS], data[keys.TERMINATED] | data[keys.TRUNCATED]
+        config, valid = self.config, data.get(keys.VALID)
         if config.normalize_rewards:
+            ended = data[keys.TERMINATED] | data[keys.TRUNCATED]
             # The environment may have been reset since: the sums of new episodes begin at 0.
             before = self.running_return.masked_fill(data[keys.STARTS][0], 0.0)
-            returns, carry = running_returns(rewards, ended, before, config.gamma)
+            returns, carry = running_returns(data[keys.REWARDS], ended, before, config.gamma)
             self.running_return.copy_(carry)
-            self.return_moments.update(returns, data.get(keys.VALID))
+            self.return_moments.update(returns, valid)
+        advantages, targets = self._estimated(data, self.rollout[keys.VALUES])
+        explained = explained_variance(data[keys.VALUES], targets, valid)
+        if self.policy.value_moments is not None:
+            # Before the update, so that it and the next collect have the same units.
+            self.policy.value_moments.update(targets, valid)
+        return self._made(advantages, targets), explained
+
+    def _estimated(self, data: Mapping[str, Tensor], values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return advantages, normalised if so configured, and returns, `[horizon, num_envs]` each.
+
+        Args:
+            data: The rollout without its last slot, as in `targets`.
+            values: Values of its observations and of the one after them, `[horizon + 1, num_envs]`.
+        """
+        config, rewards, valid = self.config, data[keys.REWARDS], data.get(keys.VALID)
+        if config.normalize_rewards:
             rewards = self.return_moments.normalize(rewards, center=False)
         advantages, targets = generalized_advantages(
             rewards,
-            self.rollout[keys.VALUES],
+            values,
             data[keys.FINAL_VALUES],
             data[keys.TERMINATED],
             data[keys.TRUNCATED],
             gamma=config.gamma,
             gae_lambda=config.gae_lambda,
         )
-        valid = data.get(keys.VALID)
-        explained = explained_variance(data[keys.VALUES], targets, valid)
         if config.normalize_advantages:
             _, mean, var = pooled_moments(advantages.reshape(-1), None if valid is None else valid.reshape(-1))
             advantages = (advantages - mean.to(advantages.dtype)) / (var.sqrt().to(advantages.dtype) + 1e-8)
-        if self.policy.value_moments is not None:
-            # Before the update, so that it and the next collect have the same units.
-            self.policy.value_moments.update(targets, valid)
-            targets = self.policy.value_moments.normalize(targets)
-        return {keys.ADVANTAGES: advantages, keys.RETURNS: targets}, explained
+        return advantages, targets
+
+    def _made(self, advantages: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return what updates read of `_estimated`, `[horizon, num_envs]` each, by name."""
+        moments = self.policy.value_moments
+        return {keys.ADVANTAGES: advantages, keys.RETURNS: targets if moments is None else moments.normalize(targets)}
+
+    @property
+    def renew(self) -> Renew | None:
+        """Estimates advantages anew between two epochs, if so configured."""
+        return self._recompute if self.config.recompute_advantages else None
+
+    @torch.no_grad()
+    def _recompute(self, workers: Workers, chunk: int) -> None:
+        """Estimate advantages anew by the present critic; rewards and values stay in the units of this step's targets.
+
+        Args:
+            workers: Threads that share the work.
+            chunk: The most sequences at a time.
+        """
+        rollout, horizon = self.rollout, self.config.horizon
+        values, final_values = present_values(self.collector.stepper, rollout, self.seq_len, workers, chunk)
+        data = {name: rollout[name][:horizon] for name in rollout.tensors} | {keys.FINAL_VALUES: final_values}
+        self.pack.renew(self._made(*self._estimated(data, values)))
 
     # -- saving
 

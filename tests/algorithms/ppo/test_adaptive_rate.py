@@ -1,0 +1,315 @@
+"""A learning rate by KL against rsl_rl's rule, written out with torch's own distributions and optimizer."""
+
+import copy
+import dataclasses
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from gymnasium import spaces
+from tests.probes import traced_only
+from torch import distributions as torch_distributions
+
+from rl8x import MemoryTracker, Trainer, keys
+from rl8x.algorithms import (
+    BCConfig,
+    DistillationConfig,
+    DQNConfig,
+    IQLConfig,
+    PPOConfig,
+    PQNConfig,
+    SACConfig,
+    TD3Config,
+)
+from rl8x.algorithms.base import LR
+from rl8x.algorithms.on_policy.adaptive_rate import AdaptiveRate
+from rl8x.algorithms.ppo.losses import ppo_losses
+from rl8x.checkpoint import Checkpoints
+from rl8x.distributions import Distribution, Normal
+from rl8x.envs import CartPole, Pendulum
+from rl8x.trees import unflatten_tree
+
+ADAPTIVE = {"kind": "adaptive"}
+
+
+def build(env=Pendulum, **options):
+    given = {"num_envs": 8, "horizon": 8, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
+    given |= {"sgd_minibatch_size": 16, "num_sgd_iters": 3, "lr_schedule": ADAPTIVE, "shuffle_minibatches": False}
+    return PPOConfig(**given | options).build(env)
+
+
+def weights(algorithm):
+    return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("kl", "lr", "expected"),
+    [
+        (0.021, 3e-4, 2e-4),  # above twice the wanted one: over 1.5
+        (0.02, 3e-4, 3e-4),
+        (0.005, 3e-4, 3e-4),
+        (0.0049, 3e-4, 4.5e-4),  # below half of it: times 1.5
+        (1.0, 1.2e-5, 1e-5),
+        (1e-4, 9e-3, 1e-2),
+        (0.0, 3e-4, 3e-4),
+        (1e-12, 3e-4, 4.5e-4),
+        (-1e-3, 3e-4, 3e-4),
+        (math.nan, 3e-4, 3e-4),
+        (math.inf, 3e-4, 2e-4),
+    ],
+)
+def test_the_rule(kl, lr, expected):
+    adapted = AdaptiveRate().adapted(torch.tensor(lr), torch.tensor(kl))
+    assert float(adapted) == pytest.approx(expected, rel=1e-6)
+
+
+def torch_kl(distribution, old, new):
+    """The divergence of each row by torch's own formulas."""
+    if hasattr(distribution, "named"):
+        return sum(torch_kl(part, old[key], new[key]) for key, part in distribution.named.items())
+    kinds = {
+        "mean": lambda p: torch_distributions.Normal(p.mean, p.log_std.exp()),
+        "log_probs": lambda p: torch_distributions.Categorical(logits=p.log_probs),
+        "logits": lambda p: torch_distributions.Bernoulli(logits=p.logits),
+    }
+    kind = kinds[old._fields[0]]
+    each = torch_distributions.kl_divergence(kind(old), kind(new))
+    return each.flatten(1).sum(1) if each.dim() > 1 else each
+
+
+def by_hand(algorithm, exact):
+    """Make the step's updates of the collected rollout; return the rates and the weights."""
+    config, rollout = algorithm.config, algorithm.rollout
+    policy = copy.deepcopy(algorithm.policy)
+    horizon = config.horizon
+    twin = copy.deepcopy(algorithm)
+    twin.step()  # for advantages and targets, which are not what is tested
+    packed, _ = twin.pack.gather(slice(0, twin.pack.num_sequences))
+    rows = horizon * config.num_envs
+    obs, starts = rollout[keys.OBS][:horizon].reshape(rows, -1), rollout[keys.STARTS][:horizon].reshape(1, rows)
+    with torch.no_grad():
+        acted = policy.distribution.from_features(policy.predict(obs.unsqueeze(0), {}, starts).features[0])
+    optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr)
+    lr, rates = config.lr, []
+    for _ in range(config.num_sgd_iters):
+        for low in range(0, rows, config.sgd_minibatch_size):
+            part = slice(low, low + config.sgd_minibatch_size)
+            batch = {name: each[:, part] for name, each in packed.items()}
+            now = policy.distribution.from_features(
+                policy.predict(obs[part].unsqueeze(0), {}, starts[:, part]).features[0]
+            )
+            old = _rows(acted, part)
+            actions = unflatten_tree(keys.ACTIONS, batch)
+            evaluation = policy.evaluate(obs[part].unsqueeze(0), actions, {}, starts[:, part])
+            ratio = (evaluation.logp - batch[keys.LOGP]).exp()
+            kl = torch_kl(policy.distribution, old, now) if exact else ratio - 1 - ratio.log()
+            kl = float(kl.detach().mean())
+            if kl > 2 * 0.01:
+                lr = max(1e-5, lr / 1.5)
+            elif rates and 0 < kl < 0.01 / 2:  # before the first update it is 0 up to rounding
+                lr = min(1e-2, lr * 1.5)
+            rates.append(lr)
+            sums = ppo_losses(evaluation, batch, config, torch.tensor(0.0))
+            optimizer.zero_grad()
+            (sums[3] / config.sgd_minibatch_size).backward()
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
+            optimizer.param_groups[0]["lr"] = lr
+            optimizer.step()
+    return rates, torch.cat([weight.detach().flatten() for weight in policy.parameters()])
+
+
+def _rows(params, part):
+    if isinstance(params, dict):
+        return {key: _rows(each, part) for key, each in params.items()}
+    return type(params)(*[each[part] if each.dim() else each for each in params])
+
+
+class WithoutKL(Normal):
+    """A distribution that defines no divergence."""
+
+    kl = Distribution.kl
+
+
+class SharedParams(NamedTuple):
+    """Those of `Normal`, and a number that all rows share."""
+
+    mean: torch.Tensor
+    log_std: torch.Tensor
+    scale: torch.Tensor
+
+
+class WithShared(Normal):
+    """A distribution with parameters that cannot be kept a row for each observation."""
+
+    def from_features(self, features, mask=None):
+        return SharedParams(*super().from_features(features, mask), features.new_ones(()))
+
+
+BOX = spaces.Box(-1.0, 1.0, (2,))
+SPACES = {
+    "normal": (BOX, {}, True),
+    "normal, std by state": (BOX, {"distribution_config": {"std": "state"}}, True),
+    "squashed": (BOX, {"distribution": "squashed_normal"}, True),
+    "estimated": (BOX, {"distribution": WithoutKL}, False),
+    "estimated, as a parameter is shared": (BOX, {"distribution": WithShared}, False),
+    "discrete": (spaces.Discrete(3), {}, True),
+    "multi-discrete": (spaces.MultiDiscrete([3, 3]), {}, True),
+    "multi-binary": (spaces.MultiBinary(2), {}, True),
+    "dict": (spaces.Dict({"a": BOX, "b": spaces.Discrete(2)}), {}, True),
+    "dict, a part without": (
+        spaces.Dict({"a": BOX, "b": spaces.Discrete(2)}),
+        {"distribution_config": {"a": {"distribution": WithoutKL}}},
+        False,
+    ),
+}
+
+
+class AnyActions(Pendulum):
+    """A pendulum that only the observation's first number and any actions move."""
+
+    def transition(self, state, actions, parameters, noise):
+        total = sum(part.float().flatten(1).sum(1) if part.dim() > 1 else part.float() for part in _leaves(actions))
+        return super().transition(state, total.unsqueeze(1), parameters, noise)
+
+
+def _leaves(tree):
+    return [leaf for part in tree.values() for leaf in _leaves(part)] if isinstance(tree, dict) else [tree]
+
+
+def environment(space):
+    return type("AnyActions", (AnyActions,), {"single_action_space": space})
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_rates_and_weights_are_those_of_rsl_rls_rule(name):
+    space, options, exact = SPACES[name]
+    algorithm = build(environment(space), lr=2e-3, **options)
+    assert algorithm.policy.shows_params == exact
+    algorithm.collect()
+    rates, expected = by_hand(algorithm, exact)
+    row = algorithm.step()
+    assert len(set(rates)) > 1
+    assert row[LR] == pytest.approx(rates[-1], rel=1e-5)
+    torch.testing.assert_close(weights(algorithm), expected, rtol=1e-3, atol=2e-5)
+
+
+MODES = {
+    "minibatches": {},
+    "shuffled, one program": {"shuffle_minibatches": True},
+    "one batch": {"sgd_minibatch_size": None},
+    "accumulated": {"accumulate_grads": True},
+    "kl limit": {"target_kl_div": 0.02, "lr": 1e-2},
+    "lstm": {"lr": 1e-5, "model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 4, "num_sgd_iters": 1},
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_a_traced_update_equals_the_eager_one(name, monkeypatch):
+    traced_only(monkeypatch)
+    eager, traced = (build(CartPole, **{"lr": 2e-3} | MODES[name], execution=mode) for mode in ("eager", "compile"))
+    seen = set()
+    for _ in range(3):
+        for algorithm in (eager, traced):
+            algorithm.collect()
+        one, other = eager.step(), traced.step()
+        assert one[LR] == pytest.approx(other[LR], rel=1e-5)
+        assert float(eager.optimizer.lr) == one[LR]
+        torch.testing.assert_close(weights(traced), weights(eager), atol=1e-5, rtol=1e-5)
+        seen.add(one[LR])
+    assert len(seen) > 1
+
+
+def test_updates_after_the_limit_leave_the_rate():
+    algorithm = build(lr=1e-4, target_kl_div=1e-9)
+    algorithm.collect()
+    row = algorithm.step()
+    # The second of twelve is refused, for a divergence that is above the limit and below half of the wanted one.
+    assert row["monitors/refused_updates"] == 11
+    assert row[LR] == pytest.approx(1.5e-4)
+
+
+# -- in a run
+
+
+class Killed(BaseException):
+    pass
+
+
+def dies(trainer, stats):
+    if stats[keys.STEPS] == 4:
+        raise Killed
+
+
+def test_a_resumed_run_goes_on_with_the_rate_to_the_bit(tmp_path):
+    def trained(**options):
+        algorithm = build(CartPole, sgd_minibatch_size=None, num_sgd_iters=2)  # a change in each step
+        return Trainer(algorithm, tracker=MemoryTracker(), eval_env=False, **options)
+
+    straight = trained()
+    straight.run(max_steps=6, progress="none")
+    with pytest.raises(Killed):
+        trained(callbacks=[dies], checkpoints=Checkpoints(tmp_path, every_steps=3)).run(max_steps=6, progress="none")
+    resumed = Trainer.resume(tmp_path, tracker=MemoryTracker(), eval_env=False)
+    rate = float(resumed.algorithm.optimizer.lr)
+    assert rate not in (1e-3, float(straight.algorithm.optimizer.lr))
+    resumed.run(max_steps=6, progress="none")
+    assert torch.equal(weights(resumed.algorithm), weights(straight.algorithm))
+    assert torch.equal(resumed.algorithm.optimizer.lr, straight.algorithm.optimizer.lr)
+    anew = Trainer.resume(tmp_path, tracker=MemoryTracker(), eval_env=False, overrides={"lr": 5e-4})
+    assert float(anew.algorithm.optimizer.lr) == pytest.approx(5e-4)
+
+
+def test_set_lr_is_refused_but_for_beginning_anew():
+    algorithm = build(CartPole)
+    algorithm.collect()
+    algorithm.step()
+    assert float(algorithm.optimizer.lr) != pytest.approx(1e-3)
+    with pytest.raises(ValueError, match="the learning rate follows `lr_schedule`, which set_lr would break"):
+        algorithm.set_lr(1e-4)
+    algorithm.set_lr(None)
+    assert float(algorithm.optimizer.lr) == pytest.approx(1e-3)
+    assert algorithm.params["lr_schedule"] == {"kind": "adaptive", "kl": 0.01, "low": 1e-5, "high": 1e-2}
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({"kl": 0.0}, "kl must be a number greater than 0; got 0.0"),
+        ({"kl": "0.01"}, "kl must be a number greater than 0; got '0.01'"),
+        ({"low": True}, "low must be a number greater than 0; got True"),
+        ({"high": math.inf}, "high must be a number greater than 0; got inf"),
+        ({"low": 1e-2, "high": 1e-3}, "low must be at most high; got 0.01 and 0.001"),
+        ({"low": 2e-3}, "begins at `lr`, which must be from 0.002 to 0.01, its low and high; got 0.001"),
+        ({"desired_kl": 0.01}, "has no option 'desired_kl'. Nearest: "),
+        ({"points": [[0, 1e-3]]}, "has no option 'points'"),
+    ],
+)
+def test_other_values_are_refused(spec, why):
+    with pytest.raises(ValueError, match="lr_schedule") as error:
+        PPOConfig(lr_schedule=ADAPTIVE | spec)
+    assert why in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "config", [PQNConfig, DQNConfig, SACConfig, TD3Config, BCConfig, IQLConfig, DistillationConfig]
+)
+def test_other_algorithms_refuse_it(config):
+    with pytest.raises(ValueError, match=r"^`lr_schedule`: only PPO's lr_schedule can be of kind 'adaptive'.*$"):
+        config(lr_schedule=ADAPTIVE)
+
+
+def test_other_schedules_refuse_it():
+    with pytest.raises(ValueError, match="`entropy_coeff_schedule`: only PPO's lr_schedule"):
+        PPOConfig(entropy_coeff_schedule=ADAPTIVE)
+
+
+def test_it_is_in_run_files_and_in_replace():
+    config = dataclasses.replace(PPOConfig(lr=2e-3), lr_schedule=ADAPTIVE | {"kl": 0.02})
+    assert config.adaptive_rate == AdaptiveRate(kl=0.02)
+    assert config.without_effect() == {}
+    assert config.schedule("lr")(10**9) == 2e-3

@@ -1,0 +1,234 @@
+"""`recompute_advantages` against values and advantages that are computed one step of one copy at a time."""
+
+import copy
+
+import gymnasium
+import pytest
+import torch
+from tests.probes import traced_only
+
+from rl8x import MemoryTracker, Trainer, keys
+from rl8x.algorithms import PPOConfig
+from rl8x.checkpoint import Checkpoints
+from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
+
+GAMMA, LAMBDA = 0.9, 0.8
+
+
+def build(env=Pendulum, *, time_limit=5, **options):
+    given = {"num_envs": 3, "horizon": 8, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
+    given |= {"sgd_minibatch_size": 12, "num_sgd_iters": 3, "gamma": GAMMA, "gae_lambda": LAMBDA, "lr": 1e-2}
+    given |= {"vf_clip_param": None, "recompute_advantages": True}
+    return PPOConfig(**given | options).build(env, time_limit=time_limit)
+
+
+def weights(algorithm):
+    return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
+
+
+def observed_ends(algorithm):
+    """Collect, and note what the environment gave as the observation before each reset, `[horizon][num_envs, *obs]`."""
+    env, found = algorithm.env, []
+    advance = env.advance
+
+    def noted(carry, actions, noise):
+        carry, step = advance(carry, actions, noise)
+        found.append(copy.deepcopy(step.final_obs))
+        return carry, step
+
+    env.advance = noted
+    algorithm.collect()
+    del env.advance
+    return found
+
+
+def part(tree, *where):
+    return {key: part(each, *where) for key, each in tree.items()} if isinstance(tree, dict) else tree[where]
+
+
+@torch.no_grad()
+def by_hand(algorithm, ends):
+    """Advantages and returns by the present weights, `[horizon, num_envs]` each."""
+    config, rollout, policy = algorithm.config, algorithm.rollout, algorithm.policy
+    horizon, num_envs, length = config.horizon, config.num_envs, algorithm.seq_len
+    never = torch.zeros(1, dtype=torch.bool)
+    rewards = rollout[keys.REWARDS][:horizon]
+    if config.normalize_rewards:
+        rewards = rewards / (algorithm.return_moments.var.sqrt().float() + 1e-8)
+    advantages = torch.zeros(horizon, num_envs)
+    values = torch.zeros(horizon + 1, num_envs)
+    for n in range(num_envs):
+        after = []
+        for t in range(horizon):
+            if t % length == 0:
+                state = {name: each[t // length, n : n + 1] for name, each in rollout.states.items()}
+            obs, starts = part(rollout.tree(keys.OBS), t, slice(n, n + 1)), rollout[keys.STARTS][t, n : n + 1]
+            _, value, state = policy.respond(obs, state, starts)
+            values[t, n] = value
+            after.append(state)
+        obs = part(rollout.tree(keys.OBS), horizon, slice(n, n + 1))
+        values[horizon, n] = policy.respond(obs, state, rollout[keys.STARTS][horizon, n : n + 1])[1]
+        following = 0.0
+        for t in reversed(range(horizon)):
+            terminated, truncated = (bool(rollout[key][t, n]) for key in (keys.TERMINATED, keys.TRUNCATED))
+            nxt = float(values[t + 1, n])
+            if truncated:
+                nxt = float(policy.respond(part(ends[t], slice(n, n + 1)), after[t], never)[1])
+            nxt = 0.0 if terminated else nxt
+            following = 0.0 if terminated or truncated else following
+            following = float(rewards[t, n]) + GAMMA * nxt - float(values[t, n]) + GAMMA * LAMBDA * following
+            advantages[t, n] = following
+    returns = advantages + values[:-1]
+    valid = rollout.tensors.get(keys.VALID)
+    counted = advantages.flatten() if valid is None else advantages[valid[:horizon]]
+    if config.normalize_advantages:
+        advantages = (advantages - counted.mean()) / (counted.std(correction=0) + 1e-8)
+    if policy.value_moments is not None:
+        returns = policy.value_moments.normalize(returns)
+    return advantages, returns
+
+
+def in_pack(algorithm, name):
+    """What updates read of a target, `[horizon, num_envs]`."""
+    pack = algorithm.pack
+    batch, _ = pack.gather(torch.arange(pack.num_sequences))
+    sequences = batch[name].reshape(pack.seq_len, -1, pack.num_envs)  # [seq_len, sequences of a copy, copies]
+    return sequences.transpose(0, 1).reshape(pack.horizon, pack.num_envs)
+
+
+class Endless(Pendulum):
+    """One that only forced resets truncate."""
+
+    default_time_limit = None
+
+
+class Parts(CartPole):
+    """The state in two parts of an observation."""
+
+    single_observation_space = gymnasium.spaces.Dict(
+        {name: gymnasium.spaces.Box(-10.0, 10.0, (2,)) for name in ("cart", "pole")}
+    )
+
+    def observe(self, state, parameters):
+        obs = super().observe(state, parameters)
+        return {"cart": obs[:, :2], "pole": obs[:, 2:]}
+
+
+def of_gymnasium(mode):
+    def make(num_envs, **options):
+        copies = [lambda: gymnasium.make("CartPole-v1", max_episode_steps=4)] * num_envs
+        options.pop("time_limit", None)
+        return GymnasiumEnv(gymnasium.vector.SyncVectorEnv(copies, autoreset_mode=mode), **options)
+
+    return make
+
+
+GRU = {"model": "gru", "model_config": {"hidden_size": 8}}
+CASES = {
+    "feedforward": (Pendulum, {}),
+    "terminations": (CartPole, {"time_limit": 20, "horizon": 32}),
+    "sequences": (Pendulum, {"seq_len": 4}),
+    "gru": (Pendulum, GRU | {"seq_len": 4}),
+    "lstm, terminations": (
+        CartPole,
+        {"time_limit": 20, "horizon": 32, "model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 2},
+    ),
+    "gru, state reset": (Pendulum, GRU | {"seq_len": 2, "seqs_per_state_reset": 2}),
+    "attention": (Pendulum, {"model": "attention", "model_config": {}, "seq_len": 4}),
+    "units": (Pendulum, {"normalize_values": True, "normalize_rewards": True, "normalize_observations": True}),
+    "raw": (Pendulum, {"normalize_rewards": False, "normalize_advantages": False}),
+    "parts": (Parts, {}),
+    "one batch": (Pendulum, {"sgd_minibatch_size": None}),
+    "accumulated": (Pendulum, {"accumulate_grads": True}),
+    "forced resets": (Endless, {"time_limit": None}),
+    "a simulator": (of_gymnasium("SameStep"), {}),
+    "a simulator that masks steps": (of_gymnasium("NextStep"), {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_epoch_learns_from_advantages_by_its_first_weights(name):
+    env, options = CASES[name]
+    algorithm, terminates = build(env, **options), False
+    for _ in range(2):
+        ends = observed_ends(algorithm)
+        if name == "forced resets":
+            ends[-1] = algorithm.rollout[keys.OBS][-1]
+        rollout, horizon = algorithm.rollout, algorithm.config.horizon
+        assert rollout[keys.TRUNCATED][:horizon].any()
+        terminates |= bool(rollout[keys.TERMINATED][:horizon].any())
+        renew, seen = algorithm.updater.renew, []
+
+        def renewed(workers, chunk, ends=ends, renew=renew, seen=seen, horizon=horizon):
+            seen.append(in_pack(algorithm, keys.ADVANTAGES))
+            renew(workers, 5)  # several chunks
+            advantages, returns = by_hand(algorithm, ends)
+            valid = algorithm.rollout.tensors.get(keys.VALID, torch.ones(horizon + 1, 3, dtype=torch.bool))[:horizon]
+            given = in_pack(algorithm, keys.ADVANTAGES), in_pack(algorithm, keys.RETURNS)
+            for one, other in zip(given, (advantages, returns), strict=True):
+                torch.testing.assert_close(one[valid], other[valid], rtol=1e-4, atol=1e-4)
+
+        algorithm.updater.renew = renewed
+        algorithm.step()
+        algorithm.updater.renew = renew
+        assert len(seen) == 2
+        assert (seen[0] - in_pack(algorithm, keys.ADVANTAGES)).abs().max() > 1e-3
+    assert terminates == ("terminations" in name)
+
+
+def test_without_it_the_first_estimates_stay():
+    one, other = build(), build(recompute_advantages=False)
+    for algorithm in (one, other):
+        algorithm.collect()
+        algorithm.step()
+    assert keys.FINAL_OBS not in other.rollout.tensors
+    assert (weights(one) - weights(other)).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        (Pendulum, {}),
+        (CartPole, {"target_kl_div": 0.02}),
+        (Pendulum, GRU | {"seq_len": 4}),
+        (CartPole, {"lr_schedule": {"kind": "adaptive"}}),
+    ],
+)
+def test_traced_programs_equal_the_eager_ones(env, options, monkeypatch):
+    traced_only(monkeypatch)
+    eager, traced = (build(env, **options, execution=mode) for mode in ("eager", "compile"))
+    for _ in range(2):
+        for algorithm in (eager, traced):
+            algorithm.collect()
+            algorithm.step()
+        torch.testing.assert_close(weights(traced), weights(eager), atol=1e-5, rtol=1e-5)
+
+
+def test_several_threads_have_the_bits_of_one(monkeypatch):
+    found = []
+    for count in (1, 3):
+        monkeypatch.setattr("torch.get_num_threads", lambda count=count: count)
+        monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK_EAGER", 0)
+        algorithm = build(**GRU, seq_len=2)
+        algorithm.collect()
+        algorithm.step()
+        found.append(weights(algorithm))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+
+
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path):
+    def trained(steps, **options):
+        trainer = Trainer(build(), tracker=MemoryTracker(), eval_env=False, **options)
+        trainer.run(max_steps=steps, progress="none")
+        return trainer.algorithm
+
+    straight = trained(4)
+    trained(2, checkpoints=Checkpoints(tmp_path, every_steps=1))
+    resumed = Trainer.resume(tmp_path, tracker=MemoryTracker(), eval_env=False)
+    resumed.run(max_steps=4, progress="none")
+    assert torch.equal(weights(resumed.algorithm), weights(straight))
+
+
+def test_with_one_epoch_it_has_no_effect_and_that_is_said():
+    with pytest.warns(RuntimeWarning, match="`recompute_advantages=True` has no effect: num_sgd_iters=1 has no second"):
+        build(num_sgd_iters=1)

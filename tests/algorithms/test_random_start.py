@@ -1,0 +1,240 @@
+"""`random_start`: first episodes that count as begun at a random time of their limit."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from tests.probes import traced_only
+
+from rl8x import MemoryTracker, Trainer, keys
+from rl8x.algorithms import DQNConfig, PPOConfig, PQNConfig
+from rl8x.checkpoint import Checkpoints
+from rl8x.envs import Acrobot, GymnasiumEnv, Pendulum
+from rl8x.randomization import Adaptive
+
+LIMIT = 10
+GIVEN = {"num_envs": 64, "horizon": 4, "seed": 3, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+
+
+def build(env=Pendulum, *, config=PPOConfig, time_limit=LIMIT, **options):
+    env_options = {} if time_limit is ... else {"time_limit": time_limit}
+    return config(**GIVEN | {"random_start": True} | options).build(env, **env_options)
+
+
+def ended(algorithm, steps):
+    """Collect; return when each copy's episodes were truncated, `[steps, num_envs]`, and the statistics."""
+    flags, stats = [], []
+    for _ in range(steps // algorithm.config.horizon):
+        stats.append(algorithm.collect())
+        valid = algorithm.rollout.tensors.get(keys.VALID, torch.ones_like(algorithm.rollout[keys.TRUNCATED]))
+        flags.append((algorithm.rollout[keys.TRUNCATED] & valid)[: algorithm.config.horizon].clone())
+        algorithm.step()
+    return torch.cat(flags), stats
+
+
+def offsets(flags):
+    """The steps that each copy's first episode counted at the beginning, given a limit."""
+    assert flags.any(0).all()
+    return LIMIT - 1 - flags.int().argmax(0)
+
+
+@pytest.mark.parametrize("execution", ["eager", "compile"])
+def test_copies_reach_the_limit_at_times_spread_over_it(execution, monkeypatch):
+    traced_only(monkeypatch)
+    flags, stats = ended(build(execution=execution), 3 * 4 * 4)
+    begun = offsets(flags)
+    counts = torch.bincount(begun, minlength=LIMIT)
+    assert len(counts) == LIMIT
+    # 64 draws of 10 equally likely numbers: chi squared with 9 degrees of freedom is above 27.9 once in 1,000 times
+    assert float(((counts - 6.4) ** 2 / 6.4).sum()) < 27.9
+    # After the first, each episode has the whole limit.
+    first = LIMIT - begun
+    for n in range(64):
+        assert flags[:, n].nonzero().squeeze(1).tolist() == list(range(int(first[n]) - 1, 48, LIMIT))
+    # In the statistics are the whole episodes alone.
+    whole = [int(sum((flags[4 * i : 4 * i + 4, n]).sum() for n in range(64))) for i in range(12)]
+    shortened = [int(((first > 4 * i) & (first <= 4 * i + 4) & (begun > 0)).sum()) for i in range(12)]
+    assert [row["episodes/ended"] for row in stats] == [a - b for a, b in zip(whole, shortened, strict=True)]
+    assert sum(shortened) == int((begun > 0).sum())
+    lengths = {row[name] for row in stats for name in ("episodes/lengths/min", "episodes/lengths/max") if name in row}
+    assert lengths == {LIMIT}
+
+
+def test_the_shortened_episodes_bootstrap():
+    algorithm = build()
+    algorithm.collect()
+    rollout = algorithm.rollout
+    cut = rollout[keys.TRUNCATED][:4]
+    assert cut.any()
+    assert not rollout[keys.TERMINATED].any()
+    assert (rollout[keys.FINAL_VALUES][:4][cut] != 0).all()
+    assert (rollout[keys.FINAL_VALUES][:4][~cut] == 0).all()
+
+
+class Ends(Pendulum):
+    """One that terminates after the second step of each episode."""
+
+    terminates = True
+
+    def initial_state(self, parameters, noise):
+        return super().initial_state(parameters, noise) | {"count": torch.zeros(self.num_envs)}
+
+    def transition(self, state, actions, parameters, noise):
+        moved, rewards, _ = super().transition(state, actions, parameters, noise)
+        count = state["count"] + 1
+        return moved | {"count": count}, rewards, count >= 2
+
+
+def test_an_episode_that_terminates_before_its_shortened_limit_is_left_out_too():
+    algorithm = build(Ends)
+    row = algorithm.collect()
+    rollout = algorithm.rollout
+    begun = rollout[keys.EPISODE_LENGTHS][0] - 1
+    whole = int((begun == 0).sum())
+    # Those with a step left are truncated after the first and end again after the third; others after 2 and 4 steps.
+    late = int((begun == LIMIT - 1).sum())
+    assert 0 < whole < 64
+    assert row["episodes/ended"] == 2 * whole + (64 - whole - late) + late
+    assert row["episodes/lengths/max"] == 2
+
+
+def test_equal_seeds_have_equal_times_and_others_do_not():
+    one, same, other = (offsets(ended(build(seed=seed), 12)[0]) for seed in (3, 3, 4))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_it_is_off_by_default_and_takes_no_random_numbers():
+    weights = []
+    for given in ({}, {"random_start": False}):
+        algorithm = PPOConfig(**GIVEN | given).build(Pendulum, time_limit=LIMIT)
+        flags, _ = ended(algorithm, 12)
+        assert (offsets(flags) == 0).all()
+        weights.append(torch.cat([each.detach().flatten() for each in algorithm.policy.parameters()]))
+    assert torch.equal(*weights)
+    # The environment's own stream is that without it: the first observations are the same.
+    shifted = build()
+    shifted.collect()
+    plain = PPOConfig(**GIVEN).build(Pendulum, time_limit=LIMIT)
+    plain.collect()
+    assert torch.equal(shifted.rollout[keys.OBS][0], plain.rollout[keys.OBS][0])
+
+
+def test_moving_parameters_go_by_whole_episodes_alone():
+    adaptive = {"l": Adaptive(1.0, thresholds=(-1e9, 1e9), step=0.1, limits=(0.2, 2.0), episodes=10_000)}
+    algorithm = build()
+    algorithm.collect(env_config=adaptive)
+    seen = []
+    update = algorithm.env.update_parameters_from_episodes
+    algorithm.env.update_parameters_from_episodes = lambda done, *given, **more: (
+        seen.append(done) or update(done, *given, **more)
+    )
+    for _ in range(3):
+        algorithm.step()
+        row = algorithm.collect()
+        assert int(seen[-1].sum()) == row["episodes/ended"]
+        assert int(algorithm.rollout[keys.TRUNCATED][:4].sum()) >= row["episodes/ended"]
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [(PQNConfig, {"sgd_minibatch_size": 64}), (DQNConfig, {"warmup_steps": 10**6})],
+)
+def test_other_algorithms_have_it(config, options):
+    algorithm = build(Acrobot, config=config, **options)
+    found = torch.zeros(0, 64, dtype=torch.bool)
+    total = 0
+    for _ in range(5):
+        total += algorithm.collect()["episodes/ended"]
+        rollout = algorithm.rollout
+        found = torch.cat((found, rollout[keys.TRUNCATED][:4].clone()))
+        algorithm.step()
+    begun = offsets(found)
+    assert len(begun.unique()) == LIMIT
+    assert total == int(found.sum()) - int((begun > 0).sum())
+
+
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path):
+    def trained(steps, **options):
+        trainer = Trainer(build(), tracker=MemoryTracker(), eval_env=False, **options)
+        trainer.run(max_steps=steps, progress="none")
+        return trainer
+
+    straight = trained(4)
+    trained(1, checkpoints=Checkpoints(tmp_path, every_steps=1))
+    resumed = Trainer.resume(tmp_path, tracker=MemoryTracker(), eval_env=False)
+    resumed.run(max_steps=4, progress="none")
+    one, other = (trainer.algorithm for trainer in (straight, resumed))
+    assert torch.equal(one.env.carry["elapsed"], other.env.carry["elapsed"])
+    for name, value in one.policy.state_dict().items():
+        assert torch.equal(value, other.policy.state_dict()[name]), name
+    assert one.counters == other.counters
+
+
+# -- simulators
+
+
+def sync(num_envs, **options):
+    copies = [lambda: gymnasium.make("Pendulum-v1", max_episode_steps=LIMIT)] * num_envs
+    return GymnasiumEnv(gymnasium.vector.SyncVectorEnv(copies, autoreset_mode="NextStep"), **options)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "next step"])
+def test_copies_that_are_stepped_one_by_one_have_it(kind):
+    small = {"num_envs": 4, "horizon": 2}
+    if kind == "next step":
+        algorithm = build(sync, time_limit=..., **small)
+    else:
+        algorithm = PPOConfig(**GIVEN | small, random_start=True).build(
+            "Pendulum-v1", time_limit=LIMIT, vectorization=kind
+        )
+    try:
+        flags, stats = ended(algorithm, 12)
+        begun = offsets(flags)
+        assert len(begun.unique()) > 1
+        assert sum(row["episodes/ended"] for row in stats) == int(flags.sum()) - int((begun > 0).sum())
+    finally:
+        algorithm.env.close()
+
+
+class OwnClock(gymnasium.vector.VectorEnv):
+    """A simulator that steps all copies and counts their steps itself."""
+
+    metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}  # noqa: RUF012
+    spec = gymnasium.envs.registration.EnvSpec("OwnClock-v0", max_episode_steps=5)
+
+    def __init__(self, num_envs):
+        self.num_envs = num_envs
+        self.single_observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "why"),
+    [
+        (Pendulum, {"time_limit": None}, "`random_start` draws times below a time limit, and Pendulum has none"),
+        (Pendulum, {"horizons_per_env_reset": 1}, r"`random_start` needs .* reset once \(horizons_per_env_reset=-1\)"),
+        (
+            lambda num_envs, **options: GymnasiumEnv(OwnClock(num_envs), **options),
+            {"time_limit": ...},
+            "counts its own",
+        ),
+    ],
+)
+def test_what_cannot_have_it_is_refused_in_a_line(env, options, why):
+    with pytest.raises(ValueError, match=why) as error:
+        build(env, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_agents_of_a_world_have_one_time():
+    pytest.importorskip("vmas")
+    from rl8x.envs import VmasEnv
+
+    env = VmasEnv("balance", 6, seed=0, time_limit=LIMIT)
+    env.reset()
+    env.set_elapsed(torch.tensor([1, 2, 3, 4, 5, 6]))
+    worlds = env.carry["elapsed"].view(env.num_agents, -1)
+    assert torch.equal(worlds, worlds[:1].expand_as(worlds))
