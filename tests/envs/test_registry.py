@@ -17,6 +17,7 @@ from rl8x.checkpoint.build import describe_algorithm
 from rl8x.cli.main import main
 from rl8x.config import RunConfig
 from rl8x.envs import BUILTIN, CartPole, make, resolve
+from rl8x.envs.registry import env_maker
 from rl8x.importing import import_named
 from rl8x.trainers.description import run_file
 
@@ -32,6 +33,13 @@ def test_make_passes_arguments_on():
     other = CartPole(3, seed=1)
     assert env.time_limit == 7
     assert torch.equal(env.reset()[0], other.reset()[0])
+
+
+def test_a_maker_of_a_maker_is_the_same_class_with_all_arguments():
+    made_by = env_maker(env_maker(CartPole, {"time_limit": 7}), {"device": "cpu"})
+    assert (made_by.func, made_by.args, dict(made_by.keywords)) == (CartPole, (), {"time_limit": 7, "device": "cpu"})
+    description = describe_algorithm(PPOConfig(**SMALL).build(env_maker(CartPole, {"time_limit": 7})))
+    assert (description["problems"], description["env"]["class"]) == ([], "rl8x.envs.CartPole")
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,8 @@ def _with_arguments(maker: Callable[..., Any], arguments: Mapping[str, Any]) -> 
     Raises:
         TypeError: If one of these is missing.
     """
+    if isinstance(maker, EnvMaker):  # as exact partials, they do not nest
+        maker = functools.partial(maker.func, *maker.args, **maker.keywords)
     made_by = functools.partial(maker, **arguments)
     given, keywords = list(made_by.args), dict(made_by.keywords)
     try:
