@@ -176,7 +176,15 @@ def _run(words: Sequence[str], tracking: AbstractContextManager[None]) -> int:
             raise
         report(f"the output could not be written: {error.strerror}", debug=debug)
         return 2
+    _say_what_is_remembered()
     return code if isinstance(code, int) else 0
+
+
+def _say_what_is_remembered() -> None:
+    from rl8x import trusted
+
+    for file in trusted.news():
+        say(f"rl8x: your trust in {file} is remembered until it changes (`rl8x doctor` shows it)", err=True)
 
 
 if __name__ == "__main__":

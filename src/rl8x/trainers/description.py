@@ -18,7 +18,7 @@ from rl8x.checkpoint.build import default_of, names_in
 from rl8x.conditions.spec import kinds_in
 from rl8x.envs import GymnasiumEnv, registry
 from rl8x.envs.env_config import function_name, shown_value
-from rl8x.importing import CLASS, dotted_path, import_named, is_dotted, runs_code, texts
+from rl8x.importing import CLASS, dotted_path, import_named, is_dotted, needs_word, texts
 from rl8x.output import counted, is_interactive
 from rl8x.tracking import MLflowTracker, Tracker
 from rl8x.tracking.protocol import Status
@@ -251,7 +251,9 @@ class GoingOn:
             return call + " --max-steps N" * (limit is not None) + " --stop CONDITION" * met
         _, given, uri = self._store_option.partition("--tracking-uri ")
         named = [f"tracker=MLflowTracker(tracking_uri={' '.join(shlex.split(uri))!r})"] * bool(given)
-        trust = self._store_option == "--trust" or any(map(_is_called, names_in(self.build)))
+        trust = self._store_option == "--trust" or any(
+            _is_called(name) and needs_word(name) for name in names_in(self.build)
+        )
         arguments = [repr(folder), *self._missing(), *named, *["trust=True"] * trust]
         asks = self.run is not None and None in self.run.specs
         options = ["max_steps=N"] * (limit is not None) + ["stop_conditions=[...]"] * (met or asks)
@@ -268,7 +270,7 @@ class GoingOn:
     def _command(self, *, in_store: bool) -> str:
         """Write the command without the run; `--trust` lets it run code, or use a store that only the folder names."""
         option = "" if in_store else self._store_option
-        trust = any(map(runs_code, self._names())) or option == "--trust"
+        trust = any(map(needs_word, self._names())) or option == "--trust"
         return "rl8x resume" + " --trust" * trust + (f" {option}" if option not in ("", "--trust") else "")
 
     @property
@@ -300,8 +302,8 @@ class GoingOn:
 
 
 def _trusted(folder: str, names: Iterable[str]) -> str:
-    """Write a run's folder as a command takes it, with `--trust` where names run code."""
-    return f"{shlex.quote(folder)}{' --trust' * any(map(runs_code, names))}"
+    """Write a run's folder as a command takes it, with `--trust` where names run code that nobody has trusted here."""
+    return f"{shlex.quote(folder)}{' --trust' * any(map(needs_word, names))}"
 
 
 def _of_script(names: Iterable[str]) -> bool:
