@@ -20,8 +20,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
-import platformdirs
-
 from rl8x.disk import exposure, is_own_file
 
 Entries: TypeAlias = dict[str, dict[str, Any]]
@@ -35,6 +33,8 @@ _new: list[str] = []
 
 def memory() -> Path:
     """Return the file that trust is remembered in; who deletes it forgets."""
+    import platformdirs  # only now: `rl8x doctor` works without
+
     return Path(platformdirs.user_config_dir("rl8x", appauthor=False)) / "trusted.json"
 
 

@@ -47,7 +47,7 @@ def command() -> str:
 def describe(
     algorithm: GenericAlgorithmBase[Any], run: RunState | None, calls: Mapping[str, str], ending: str | None = None
 ) -> str:
-    """Describe a run in Markdown.
+    """Describe a run in Markdown, first what came out of it.
 
     Args:
         algorithm: The algorithm that is trained.
@@ -55,10 +55,11 @@ def describe(
         calls: What can be done with the run, with the command or call for each.
         ending: How it ended; None while it is running.
     """
+    lines = [ending] if ending else []
     model = f", model {_code(model_name(algorithm))}"
-    lines = [f"**{type(algorithm).__name__} on {_code(task_name(algorithm))}**{model}: {_configuration(algorithm)}"]
+    lines += [f"**{type(algorithm).__name__} on {_code(task_name(algorithm))}**{model}: {_configuration(algorithm)}"]
     plan = "" if run is None else _plan(run)
-    lines += [sentence for sentence in (plan, ending) if sentence]
+    lines += [plan] if plan else []
     if "".join(sys.argv[:1]) not in ("", "-c"):
         lines.append(f"Command: {_code(command())}")
     lines += [f"{use[0].upper()}{use[1:]}: {_code(call)}" for use, call in calls.items()]
@@ -143,19 +144,20 @@ def describe_ending(
     evaluation: Mapping[str, float],
     results: Results,
 ) -> str:
-    """Write in Markdown how and why a run ended, its last evaluation, and its best."""
+    """Write in Markdown a run's best, its last evaluation, and how and why it ended; first that where it failed."""
     counters, clock = algorithm.counters, algorithm.clock
     reason = "" if stop_reason is None else f": {_code(stop_reason)}"
     count = f"{counters[clock]:,} {counter_name(clock)}"
-    lines = [f"{_ENDED[status]} after {steps_made(algorithm, run)}, {count}{reason}."]
+    end = f"{_ENDED[status]} after {steps_made(algorithm, run)}, {count}{reason}."
+    lines = []
+    if results.headline is not None:
+        name, course = results.headline
+        lines.append(f"Best {_code(name)}: {course.best:.4g}, at {course.best_step:,} {counter_name(clock)}.")
     for name in ("returns", "horizon_returns"):
         mean, std = (evaluation.get(f"{keys.EVAL_PREFIX}{name}/{part}") for part in ("mean", "std"))
         if mean is not None and std is not None:
             lines.append(f"Last evaluation: {_code(f'{keys.EVAL_PREFIX}{name}')} {mean:.4g} ± {std:.3g}.")
-    if results.headline is not None:
-        name, course = results.headline
-        lines.append(f"Best {_code(name)}: {course.best:.4g}, at {course.best_step:,} {counter_name(clock)}.")
-    return " ".join(lines)
+    return " ".join([*lines, end] if status == "FINISHED" else [end, *lines])
 
 
 def _code(value: object) -> str:
@@ -216,24 +218,28 @@ class GoingOn:
         return lines
 
     def calls(self, *, finished: bool) -> dict[str, str]:
-        """Return what can be done with the run, with a command or call for each that also works without its store.
+        """Return what can be done with the run, with a command or call for each.
+
+        A command names the run where its name finds it, else the folder of its checkpoints.
 
         Args:
             finished: Whether it has ended.
         """
         if self.directory is None or not (self.run is not None or listed(self.directory)):
             return {}
-        folder = str(self.directory.absolute())
-        calls = {"to continue training" if finished else "to continue it": self._call(folder, None, finished=finished)}
+        folder, where = str(self.directory.absolute()), self._whereabouts
+        name = None if where is None else where.name_word
+        run = name or shlex.quote(folder)
+        calls = {"to continue training" if finished else "to continue it": self._call(folder, name, finished=finished)}
         is_apart = self.build["policy"] is not None  # else it is made with its algorithm
         names = [*names_in(self.build, *["policy"] * is_apart)]
         if (is_apart or not self._missing("algorithm")) and not _of_script(names):
-            calls["to take its policy elsewhere"] = f"rl8x export {_trusted(folder, names)} --format pt2"
+            calls["to take its policy elsewhere"] = f"rl8x export {_trusted(run, names)} --format pt2"
             named = [*names_in(self.build, "env")]
             if self.plays and not _of_script(named):
                 evaluated_in = str(self.options["eval_env"])
                 lacks = self.build["env"] is None and evaluated_in in ("auto", "given", "True", "False", "None")
-                calls["to watch it play"] = f"rl8x play {_trusted(folder, names + named)}{' --env ENV' * lacks}"
+                calls["to watch it play"] = f"rl8x play {_trusted(run, names + named)}{' --env ENV' * lacks}"
         return calls
 
     def _call(self, folder: str, word: str | None, *, finished: bool) -> str:
@@ -301,9 +307,9 @@ class GoingOn:
         return [f"{name}=[...]" if name == "callbacks" else f"{name}=..." for name in parts or missing if missing[name]]
 
 
-def _trusted(folder: str, names: Iterable[str]) -> str:
-    """Write a run's folder as a command takes it, with `--trust` where names run code that nobody has trusted here."""
-    return f"{shlex.quote(folder)}{' --trust' * any(map(needs_word, names))}"
+def _trusted(run: str, names: Iterable[str]) -> str:
+    """Write a run as a command takes it, with `--trust` where names run code that nobody has trusted here."""
+    return f"{run}{' --trust' * any(map(needs_word, names))}"
 
 
 def _of_script(names: Iterable[str]) -> bool:
