@@ -129,7 +129,7 @@ def test_the_reports_page_is_complete_by_itself(browser, ran):
         browser.resize(width, 900)
         browser.prefer(scheme)
         browser.open(page.as_uri())
-        shown = browser.wait_for("Statistics", "P(improves)", "Where it is worst")
+        shown = browser.wait_for("Statistics", "P(improves)", "The worst cell of the mean over seeds")
         assert report.summary.notes[0] in shown
         assert browser.run("document.documentElement.scrollWidth") <= width
         assert browser.run("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
