@@ -193,6 +193,28 @@ def test_what_a_trusted_module_imports_is_trusted_with_it_and_must_stay_as_it_is
     assert trusted_names() == [False, False, False]
 
 
+def test_without_a_home_nothing_of_the_working_directory_is_taken_for_the_users_memory(folder, monkeypatch):
+    assert in_new_process(folder, f"{module_of(folder)}.Task")
+    (folder / "~").mkdir()
+    trusted.memory().rename(folder / "~" / "trusted.json")
+    monkeypatch.setattr("platformdirs.user_config_dir", lambda *_, **options: "~")
+    assert trusted.entries() == {}
+    (folder / "~" / "trusted.json").unlink()
+    assert in_new_process(folder, f"{module_of(folder)}.Task")
+    assert list((folder / "~").iterdir()) == []
+
+
+def test_a_package_without_a_file_is_no_obstacle_and_one_within_it_asks(folder):
+    (folder / "others" / "inner").mkdir(parents=True)
+    (folder / "others" / "tools.py").write_text(MODULE)
+    (folder / "others" / "inner" / "tools.py").write_text(MODULE)
+    for name in ("others.tools", "others.inner.tools"):
+        assert in_new_process(folder, f"{name}.Task")
+    for name in [name for name in sys.modules if name.startswith("others")]:
+        del sys.modules[name]
+    assert [is_remembered(name) for name in ("others.tools", "others.inner.tools", "others")] == [True, False, False]
+
+
 @pytest.mark.parametrize("harm", ["open file", "open folder", "link", "damaged", "other form"])
 def test_a_memory_that_others_could_have_written_or_that_is_damaged_is_none(harm, folder):
     assert in_new_process(folder, f"{module_of(folder)}.Task")

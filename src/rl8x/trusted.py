@@ -41,6 +41,8 @@ def memory() -> Path:
 def unsafe() -> str | None:
     """Say why nothing is remembered: somebody else could change it; None where nobody could, or there is nothing."""
     file = memory()
+    if not file.is_absolute():  # without a home folder it would be one of the working directory
+        return f"there is no folder for it: {file}"
     if not os.path.lexists(file):
         return None
     why = exposure(file.parent)
@@ -122,6 +124,8 @@ def _write(known: Entries) -> bool:
     """Replace the file by another of this user alone; False where that is impossible or others could change it."""
     file = memory()
     with contextlib.suppress(OSError):
+        if not file.is_absolute():
+            return False
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if exposure(file.parent) is None:
             descriptor, beside = tempfile.mkstemp(dir=file.parent, prefix=".trusted-")  # of mode 0600
@@ -186,4 +190,6 @@ def _files_of(module: str) -> list[str]:
 def _spec(name: str, folders: Any) -> ModuleSpec | None:
     finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
     specs = (finder.find_spec(name, folders) for finder in finders)
-    return next((spec for spec in specs if spec is not None), None)
+    with contextlib.suppress(KeyError):  # of a package without a file in another: its parent must be imported
+        return next((spec for spec in specs if spec is not None), None)
+    return None
