@@ -164,6 +164,13 @@ def test_trust_in_a_module_is_none_in_its_copy_its_neighbours_or_functions_that_
         (folder / "run.json").write_text(json.dumps({"env": env, "tracking": False}))
         assert in_new_process(folder, "-f", "run.json") == (not refused)
         assert refused in capsys.readouterr().err
+    assert in_new_process(folder, f"{module}.make_task")
+    (folder / "run.json").write_text(json.dumps({"env": f"{module}.make_task", "tracking": False}))
+    assert in_new_process(folder, "-f", "run.json")
+    (folder / f"{module}.py").write_text(MODULE.replace("CartPole(num_envs", "print(num_envs"))
+    assert in_new_process(folder, f"{module}.Task")  # trusted anew, and of its functions none
+    assert not in_new_process(folder, "-f", "run.json")
+    (folder / f"{module}.py").write_text(MODULE)
     copy = folder / "copy"
     copy.mkdir()
     (copy / f"{module}.py").write_text(MODULE)

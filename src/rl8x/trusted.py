@@ -97,7 +97,8 @@ def remember(module: ModuleType, function: str | None = None) -> None:
     known = {path: entry for path, entry in entries().items() if os.path.exists(path)}
     before = known.get(main, {"files": {}, "called": []})
     files = _beside(module, main) if function is None else before["files"]
-    entry = {"files": files, "called": sorted({*before["called"], *([] if function is None else [function])})}
+    called = before["called"] if files.get(main) == before["files"].get(main) else []
+    entry = {"files": files, "called": sorted({*called, *([] if function is None else [function])})}
     if entry != before and files and _write({**known, main: entry}) and function is None:
         _new.append(main)
 

@@ -150,7 +150,8 @@ def test_children_are_grouped_by_their_cell(pages):
 
 def test_the_list_names_runs_and_their_models(fast):
     # The page asks for the models after it has shown the runs.
-    shown = fast.listed(*LEARNING_RATES, "poles", "best")
+    columns = "rl8x.task", "rl8x.algorithm", "rl8x.result"
+    shown = fast.listed(*LEARNING_RATES, "poles", *columns, "CartPole", "PPO", "best")
     assert "best" in shown.partition("fast")[2]
 
 

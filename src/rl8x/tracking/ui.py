@@ -45,6 +45,7 @@ _SHOWN: Final = ("", "losses", "monitors", "eval", "episodes", "returns", "rewar
 _FOLDED: Final = ("final", "best", "best_step", "coefficients", "profiling", "memory", "env", "algorithm")
 # What the list of runs shows beside their names, as MLflow's page writes columns.
 _COLUMNS: Final = tuple(f"tags.`rl8x.{name}`" for name in ("task", "algorithm", "result"))
+_QUIET: Final = "ignore:starlette.middleware.wsgi is deprecated"  # which MLflow uses
 _COMPARED: Final = 3  # newest runs whose histories say which metrics are constant
 
 
@@ -89,7 +90,9 @@ def ui_environment(tracking_uri: str | None = None) -> dict[str, str]:
         "MLFLOW_REGISTRY_STORE_URI": location.uri,
         "UVICORN_LOG_LEVEL": "warning",
     }
-    return {**os.environ, **own_variables(), **settings}
+    own = own_variables()
+    settings["PYTHONWARNINGS"] = ",".join(filter(None, (own.get("PYTHONWARNINGS"), _QUIET)))
+    return {**os.environ, **own, **settings}
 
 
 def _own_store(tracking_uri: str | None) -> Location:
