@@ -105,8 +105,8 @@ class Pages:
         return self.browser.wait_for(*texts)
 
     def listed(self, *texts: str) -> str:
-        """Open the list of the experiment's runs; returns what it shows."""
-        self._open(f"{self._experiment}/runs")
+        """Open the list of the experiment's runs, in the view of `rl8x ui`; returns what it shows."""
+        self._open(f"{self._experiment}/runs", "compareRunsMode=TABLE&viewStateShareKey=rl8x")
         return self.browser.wait_for("matching runs", *texts)
 
     def charts(self, *texts: str) -> str:

@@ -17,6 +17,7 @@ import pytest
 from benchmarks.fault_process import ForkedPython
 
 from rl8x.tracking.store import MLflowStore, source_tags
+from rl8x.trusted import memory
 
 pytest_plugins = ["tests.skips"]
 # Where it is set, as in images of containers, each process would translate all of rl8x and of its tests anew.
@@ -34,6 +35,9 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["RL8X_CACHE_DIR"] = tempfile.mkdtemp(prefix="rl8x-tests-")
     atexit.register(shutil.rmtree, os.environ["RL8X_CACHE_DIR"], ignore_errors=True)
+# Nor is trust remembered between the user, the workers and the tests.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="rl8x-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 for _name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
     os.environ.pop(_name, None)
 
@@ -208,6 +212,12 @@ class InProcess:
 
     def __getattr__(self, name):
         return self._ask(name)
+
+
+@pytest.fixture(autouse=True)
+def no_trust():
+    """Let nothing that a test trusts be remembered in the next one."""
+    memory().unlink(missing_ok=True)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """A run file or a checkpoint from anybody runs no code of its folder, unless the user says that he trusts it."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -9,12 +10,14 @@ import sys
 import pytest
 from tests.checkpoint.test_files import signed
 
+from rl8x import trusted
 from rl8x.checkpoint import CheckpointError, listed
 from rl8x.cli.main import main
 from rl8x.config import RunConfig
 from rl8x.importing import UntrustedError, import_class, import_named, module_named, runs_code, texts
 from rl8x.models import MLPModel, Model
 from rl8x.trainers import Trainer
+from rl8x.trusted import is_remembered
 
 SMALL = {"num_envs": 2, "horizon": 4, "seed": 1, "device": "cpu"}
 MODULE = """
@@ -65,7 +68,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / f"{module_of(tmp_path)}.py").write_text(MODULE)
     yield tmp_path
-    for name in (module_of(tmp_path), "others"):
+    for name in (module_of(tmp_path), "others", "others.tools"):
         sys.modules.pop(name, None)
 
 
@@ -103,15 +106,159 @@ def test_no_place_of_a_run_file_or_a_checkpoint_runs_code_without_trust(position
     assert (folder / "imported").exists()
     (command,) = [line for line in capsys.readouterr().out.splitlines() if "rl8x resume" in line]
     words = shlex.split(command.partition("rl8x ")[2].partition(", N above")[0])
-    assert words == ["resume", "--trust", "c", "--max-steps", "N"]
+    assert words == ["resume", "c", "--max-steps", "N"]  # the trust is remembered
 
+    resume = ["resume", "c", "--max-steps", "2", "--progress", "none"]
+    trusted.memory().rename("memory")
     forget(folder)
-    assert main(["resume", "c", "--max-steps", "2", "--progress", "none"]) == 2
+    assert main(resume) == 2
     assert "--trust" in one_line(capsys)
     assert not (folder / "imported").exists()
-    assert main([*words[:-1], "2", "--progress", "none"]) == 0
+    (folder / "memory").rename(trusted.memory())
+    assert main(resume) == 0
     assert (folder / "imported").exists()
-    assert "2 steps" in capsys.readouterr().out
+    output = capsys.readouterr()
+    assert "2 steps" in output.out
+    assert "remembered" not in output.err
+
+
+def in_new_process(folder, *words):
+    forget(folder)
+    done = main(["train", *words, "num_envs=2", "horizon=4", "device=cpu", "--dry-run", "--progress=none"])
+    return done == 0
+
+
+@pytest.mark.parametrize("name", ["M.Task", "M.make_task", "M:M-v0"])
+def test_what_was_typed_is_trusted_until_it_changes_or_is_forgotten(name, folder, capsys):
+    name, file = name.replace("M", module_of(folder)), folder / f"{module_of(folder)}.py"
+    (folder / "run.json").write_text(json.dumps({"env": name, "tracking": False}))
+    assert not in_new_process(folder, "-f", "run.json")
+    assert in_new_process(folder, name)
+    assert f"your trust in {file} is remembered until it changes" in capsys.readouterr().err
+    assert in_new_process(folder, "-f", "run.json")
+    assert (folder / "imported").exists()
+    memory = trusted.memory()
+    assert memory.stat().st_mode & 0o777 == 0o600
+    assert memory.parent.stat().st_mode & 0o777 == 0o700
+
+    file.write_text(MODULE + "\n# another\n")
+    capsys.readouterr()
+    assert not in_new_process(folder, "-f", "run.json")
+    assert "has changed since you trusted it" in one_line(capsys)
+    assert not (folder / "imported").exists()
+    file.write_text(MODULE)
+    assert in_new_process(folder, "-f", "run.json")
+    memory.unlink()
+    assert not in_new_process(folder, "-f", "run.json")
+
+
+def test_trust_in_a_module_is_none_in_its_copy_its_neighbours_or_functions_that_nobody_named(folder, capsys):
+    module = module_of(folder)
+    (folder / "others.py").write_text(MODULE)
+    assert in_new_process(folder, f"{module}.Task")
+    for env, refused in (
+        ("others.Task", "would import"),
+        (f"{module}.make_task", "not a subclass"),
+        (f"{module}.Task", ""),
+    ):
+        (folder / "run.json").write_text(json.dumps({"env": env, "tracking": False}))
+        assert in_new_process(folder, "-f", "run.json") == (not refused)
+        assert refused in capsys.readouterr().err
+    assert in_new_process(folder, f"{module}.make_task")
+    (folder / "run.json").write_text(json.dumps({"env": f"{module}.make_task", "tracking": False}))
+    assert in_new_process(folder, "-f", "run.json")
+    (folder / f"{module}.py").write_text(MODULE.replace("CartPole(num_envs", "print(num_envs"))
+    assert in_new_process(folder, f"{module}.Task")  # trusted anew, and of its functions none
+    assert not in_new_process(folder, "-f", "run.json")
+    (folder / f"{module}.py").write_text(MODULE)
+    copy = folder / "copy"
+    copy.mkdir()
+    (copy / f"{module}.py").write_text(MODULE)
+    os.chdir(copy)
+    forget(copy)
+    assert not in_new_process(folder, "-f", "../run.json")
+
+
+def test_what_a_trusted_module_imports_is_trusted_with_it_and_must_stay_as_it_is(folder):
+    module, package = module_of(folder), folder / "others"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "tools.py").write_text("from rl8x.models import MLPModel\nclass Net(MLPModel): pass\n")
+    (folder / f"{module}.py").write_text(f"import others.tools\n{MODULE}")
+    names = (module, "others", "others.tools")
+
+    def trusted_names():
+        for name in names:
+            sys.modules.pop(name, None)
+        return [is_remembered(name) for name in names]
+
+    assert in_new_process(folder, f"{module}.Task")
+    assert trusted_names() == [True, True, True]
+    assert "others" not in sys.modules  # nothing of it was run to find that out
+    with open(package / "tools.py", "a") as file:
+        file.write("# another")
+    assert trusted_names() == [False, False, False]
+
+
+def test_without_a_home_nothing_of_the_working_directory_is_taken_for_the_users_memory(folder, monkeypatch):
+    assert in_new_process(folder, f"{module_of(folder)}.Task")
+    (folder / "~").mkdir()
+    trusted.memory().rename(folder / "~" / "trusted.json")
+    monkeypatch.setattr("platformdirs.user_config_dir", lambda *_, **options: "~")
+    assert trusted.entries() == {}
+    (folder / "~" / "trusted.json").unlink()
+    assert in_new_process(folder, f"{module_of(folder)}.Task")
+    assert list((folder / "~").iterdir()) == []
+
+
+def test_a_package_without_a_file_is_no_obstacle_and_one_within_it_asks(folder):
+    (folder / "others" / "inner").mkdir(parents=True)
+    (folder / "others" / "tools.py").write_text(MODULE)
+    (folder / "others" / "inner" / "tools.py").write_text(MODULE)
+    for name in ("others.tools", "others.inner.tools"):
+        assert in_new_process(folder, f"{name}.Task")
+    for name in [name for name in sys.modules if name.startswith("others")]:
+        del sys.modules[name]
+    assert [is_remembered(name) for name in ("others.tools", "others.inner.tools", "others")] == [True, False, False]
+
+
+@pytest.mark.parametrize("harm", ["open file", "open folder", "link", "damaged", "other form"])
+def test_a_memory_that_others_could_have_written_or_that_is_damaged_is_none(harm, folder):
+    assert in_new_process(folder, f"{module_of(folder)}.Task")
+    memory = trusted.memory()
+    assert list(trusted.entries()) == [str(folder / f"{module_of(folder)}.py")]
+    if harm == "open file":
+        memory.chmod(0o666)
+    elif harm == "open folder":
+        memory.parent.chmod(0o777)
+    elif harm == "link":
+        memory.rename(folder / "there")
+        memory.symlink_to(folder / "there")
+    else:
+        memory.write_text({"damaged": "{", "other form": '{"a": 1}'}[harm])
+    try:
+        assert trusted.entries() == {}
+        assert not is_remembered(module_of(folder))
+        if harm == "open folder":
+            assert in_new_process(folder, f"{module_of(folder)}.Task")
+            assert trusted.entries() == {}
+    finally:
+        memory.parent.chmod(0o700)
+
+
+def test_trust_in_python_is_remembered_and_that_of_a_script_that_imports_or_of_mlflow_is_not(folder):
+    sys.path.append(str(folder))
+    module = module_of(folder)
+    data = {"env": f"{module}.Task", "algorithm_config": SMALL, "tracking": False}
+    with trusted.nothing_remembered():
+        RunConfig.from_dict(data, trust=True).make_algorithm()
+    assert trusted.entries() == {}
+    RunConfig.from_dict(data, trust=True).make_algorithm()  # it is imported already
+    assert trusted.entries() == {}
+    sys.modules.pop(module)
+    RunConfig.from_dict(data, trust=True).make_algorithm()
+    sys.modules.pop(module)
+    assert type(RunConfig.from_dict(data).make_algorithm().env).__name__ == "Task"
 
 
 def test_what_the_user_names_himself_is_trusted_and_what_stands_in_the_file_beside_it_is_not(folder, capsys):

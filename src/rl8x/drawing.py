@@ -163,7 +163,7 @@ def wrapped(label: str, width: int = 30) -> str:
     return "\n".join(line if len(line) <= width + 8 else f"...{line[-width - 5 :]}" for line in lines)
 
 
-def labelled(name: str, units: dict[str, str]) -> str:
+def labelled(name: str, units: Mapping[str, str]) -> str:
     """Write a parameter with its unit, such as "length [m]"."""
     return f"{name} [{units[name]}]" if units.get(name) else name
 

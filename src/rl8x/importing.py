@@ -2,7 +2,7 @@
 
 A run file or a checkpoint may come from anybody, and importing a module runs its code. So a name gives only what this
 process has imported already, or what is rl8x's, torch's or Gymnasium's own; anything else needs somebody's trust: the
-user's word for the file (`--trust`, `trust=True`), or that he gave the name himself.
+user's word for the file (`--trust`, `trust=True`), or that he gave the name himself. `rl8x.trusted` remembers it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import gc
 import importlib
 import importlib.util
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Final, TypeAlias
+
+from rl8x.trusted import is_changed, is_remembered, remember
 
 Trust: TypeAlias = bool | Collection[str]
 """Whether names may import any module: all of them, none, or those listed, which the user has given himself."""
@@ -105,17 +108,32 @@ def runs_code(name: str) -> bool:
     return module is not None and module.partition(".")[0] not in _OWN
 
 
+def needs_word(name: str) -> bool:
+    """Whether a file that names this needs the user's word in a new process: it runs code that is not remembered."""
+    module = would_import(name)
+    if module is None or not runs_code(name):
+        return False
+    named = getattr(sys.modules.get(module), name.rpartition(".")[2], None)
+    return not is_remembered(module, None if named is None or isinstance(named, type) else name)
+
+
 def check_trust(name: str, module: str, trust: Trust) -> None:
     """Refuse a name, as it stands in a file, that would import a module whose code is not trusted.
 
     Raises:
         UntrustedError: If it is not.
     """
-    if _trusts(name, trust) or module in sys.modules or module.partition(".")[0] in _OWN:
+    top = module.partition(".")[0]
+    if _trusts(name, trust) or module in sys.modules or top in _OWN:
         return
+    if is_remembered(module):
+        if importlib.util.find_spec(top) is None:  # it is in the working directory
+            sys.path.append(os.getcwd())
+        return
+    changed = " and has changed since you trusted it" if is_changed(module) else ""
     raise UntrustedError(
-        f"{name!r} would import the module {module!r} and run its code, which is not rl8x's. If you trust that code, "
-        "say so: --trust on the command line, trust=True in Python, or import the module first."
+        f"{name!r} would import the module {module!r} and run its code, which is not rl8x's{changed}. If you trust "
+        "that code, say so once: --trust on the command line, trust=True in Python, or import the module first."
     )
 
 
@@ -125,8 +143,7 @@ def check_gymnasium_id(name: str, trust: Trust) -> None:
     if ":" in own:
         raise ValueError(f"an id of Gymnasium's looks like module:namespace/Name-v0; got {name!r}.")
     if colon:
-        check_trust(name, module, trust)
-        _import_module(module, name)  # as Gymnasium will
+        _import_module(module, name, trust)  # as Gymnasium will
 
 
 def _trusts(name: str, trust: Trust) -> bool:
@@ -144,8 +161,7 @@ def import_named(path: str, *, trust: Trust = False) -> Any:
         shown = repr(path) if len(repr(path)) <= 80 else f"{path!r:.77}..."
         raise ValueError(f"a dotted path looks like package.module.Name; got {shown}.")
     module_name, _, name = path.rpartition(".")
-    check_trust(path, module_name, trust)
-    module = _import_module(module_name, path)
+    module = _import_module(module_name, path, trust)
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, dir(module), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -153,9 +169,15 @@ def import_named(path: str, *, trust: Trust = False) -> Any:
     return getattr(module, name)
 
 
-def _import_module(name: str, path: str) -> ModuleType:
+def _import_module(name: str, path: str, trust: Trust) -> ModuleType:
+    """Import the module of a name that may do so; where the user's word lets it, that is remembered."""
+    check_trust(path, name, trust)
+    is_new = name not in sys.modules and name.partition(".")[0] not in _OWN
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
+        if is_new and _trusts(path, trust):
+            remember(module)
+        return module
     except ImportError as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(f"cannot import {path!r}: {reason}. Is it installed, or in the working directory?") from None
@@ -169,7 +191,13 @@ def import_class(path: str, kinds: tuple[type, ...], *, trust: Trust = False) ->
         ValueError: As `import_named`.
     """
     named = import_named(path, trust=trust)
-    if _trusts(path, trust) or (isinstance(named, type) and issubclass(named, kinds)):
+    if isinstance(named, type) and issubclass(named, kinds):
+        return named
+    module = path.rpartition(".")[0]
+    if _trusts(path, trust):
+        remember(sys.modules[module], path)
+        return named
+    if is_remembered(module, path):
         return named
     listed = ", ".join(dict.fromkeys(kind.__name__ for kind in kinds))
     raise UntrustedError(

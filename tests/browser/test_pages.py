@@ -129,7 +129,7 @@ def test_the_reports_page_is_complete_by_itself(browser, ran):
         browser.resize(width, 900)
         browser.prefer(scheme)
         browser.open(page.as_uri())
-        shown = browser.wait_for("Statistics", "P(improves)", "Where it is worst")
+        shown = browser.wait_for("Statistics", "P(improves)", "The worst cell of the mean over seeds")
         assert report.summary.notes[0] in shown
         assert browser.run("document.documentElement.scrollWidth") <= width
         assert browser.run("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
@@ -150,7 +150,8 @@ def test_children_are_grouped_by_their_cell(pages):
 
 def test_the_list_names_runs_and_their_models(fast):
     # The page asks for the models after it has shown the runs.
-    shown = fast.listed(*LEARNING_RATES, "poles", "best")
+    columns = "rl8x.task", "rl8x.algorithm", "rl8x.result"
+    shown = fast.listed(*LEARNING_RATES, "poles", *columns, "CartPole", "PPO", "best")
     assert "best" in shown.partition("fast")[2]
 
 

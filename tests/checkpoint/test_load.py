@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.combinations.tasks import Simulator, Walk
 
-from rl8x import NullTracker, PPOConfig, Trainer, distill, load_algorithm
+from rl8x import NullTracker, PPOConfig, Trainer, distill, load_algorithm, trusted
 from rl8x.algorithms import BCConfig, DistillationConfig, DQNConfig, IQLConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.checkpoint import CheckpointError, load_policy
 from rl8x.checkpoint.build import describe_algorithm
@@ -165,13 +165,19 @@ def test_every_command_goes_by_the_function_that_a_run_was_trained_in(function, 
     }
     for command, words in commands.items():
         sys.modules.pop(module)
+        trusted.memory().unlink()
+        capsys.readouterr()
         assert main([command, *words]) == 2
         err = capsys.readouterr().err
         assert "--trust" in err
         assert len(err.splitlines()) == 1
         assert module not in sys.modules
         assert main([command, *words, "--trust"]) == 0
-        assert command != "play" or f"; {length} steps on average" in capsys.readouterr().out
+        output = capsys.readouterr()
+        assert command != "play" or f"; {length} steps on average" in output.out
+        assert output.err.count("is remembered until it changes") == 1
+        sys.modules.pop(module)
+        assert main([command, *words[:-1], words[-1].replace("2", "3").replace("data", "other")]) == 0  # remembered
     assert load_algorithm("run", trust=True).env.time_limit in (length, None)
     sys.modules.pop(module)
     assert main(["export", "run"]) == 0  # of what the policy is made all is rl8x's
@@ -188,6 +194,7 @@ def test_functions_of_a_module_in_a_script_are_found_again(module, tmp_path, mon
         train(algorithm, tmp_path / str(index))
         again = Trainer.resume(tmp_path / str(index), trust=True).algorithm
         assert (type(again.env), again.env.time_limit) == (type(algorithm.env), algorithm.env.time_limit)
+        trusted.memory().unlink(missing_ok=True)
         with pytest.raises(CheckpointError, match="trust=True"):
             Trainer.resume(tmp_path / str(index))
         # A run file's `env` names what is called with a number of copies: `copy` is an argument of that.

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
+from rl8x import trusted
 from rl8x.cli.main import main
 from rl8x.config import RunConfig
 from rl8x.envs import Pendulum
@@ -218,6 +219,7 @@ def test_a_hyperparameter_in_the_wrong_place_of_a_run_file_is_known_by_the_runs_
 def test_an_algorithm_without_an_environment_needs_no_env(package, built, capsys):
     assert main(["train", "--algorithm", f"{package}.DataConfig", "--dry-run"]) == 0
     assert built[0].env is None
+    capsys.readouterr()
     assert "no environment is named" in refusal(capsys, "train", "--algorithm", f"{package}.MyConfig")
 
 
@@ -241,6 +243,8 @@ def test_a_run_is_resumed_with_the_options_of_its_own_config(package, capsys):
     words = ["train", "CartPole", "--algorithm", f"{package}.TunedConfig", *SMALL, "checkpoints.directory=runs"]
     assert main([*words, "--max-steps", "1", "--bonus", "0.25"]) == 0
     del sys.modules[package]  # as in a process of its own
+    trusted.memory().unlink()
+    capsys.readouterr()
     resume = ["resume", "runs", "--trust", "--progress", "none", "--max-steps", "2"]
     assert "would import" in refusal(capsys, "resume", "runs", "--bonus", "0.75")
     assert "Tuned: --bonus NUMBER What curiosity adds. [default: 0.5; >= 0]" in help_of(

@@ -12,8 +12,10 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
+from rl8x import trusted
 from rl8x.cli import doctor
 from rl8x.cli.main import main
+from rl8x.importing import import_named
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -53,6 +55,24 @@ def test_versions_are_those_of_the_metadata(probed, mlruns, monkeypatch, capsys)
     assert "torch takes 3, by OMP_NUM_THREADS=3" in text
     assert f"sqlite:///{mlruns}/mlflow.db, {os.path.getsize(mlruns / 'mlflow.db') / 1e6:.1f} MB" in text
     assert f"cpu, {len(os.sched_getaffinity(0))} of {os.cpu_count()} processors" in text
+
+
+def test_trust_that_is_remembered_is_shown(probed, mlruns, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(mlruns.parent)
+    for name in ("kept_module", "changed_module"):
+        (mlruns.parent / f"{name}.py").write_text("from rl8x.envs import CartPole\n")
+        import_named(f"{name}.CartPole", trust=True)
+        sys.modules.pop(name)
+    with open(mlruns.parent / "changed_module.py", "a") as file:
+        file.write("# changed")
+    text = diagnosed(capsys)[1]
+    assert f"trust     2 modules, by {trusted.memory()}, which may be deleted" in text
+    assert f"{mlruns.parent}/kept_module.py\n" in text
+    assert f"{mlruns.parent}/changed_module.py, which has changed, so that rl8x asks again\n" in text
+    trusted.memory().chmod(0o602)
+    assert "trusted.json is not used, since" in diagnosed(capsys)[1]
+    trusted.memory().unlink()
+    assert "trust     0 modules" in diagnosed(capsys)[1]
 
 
 def test_each_extra_is_there_with_what_it_is_for(probed, mlruns, monkeypatch, capsys):

@@ -30,7 +30,7 @@ def test_a_study_runs_and_says_what_came_out(file, capsys):
     assert main(["study", "-f", "tiny.yaml", "seeds=[3]"]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert lines[0].split() == ["training", "seeds", "return", "inside", "outside", "worst", "cell"]
+    assert lines[0].split() == ["training", "seeds", "return", "inside", "outside", "own", "worst", "cell"]
     assert [line.split()[:2] for line in lines[1:3]] == [["fixed", "1"], ["wide", "1"]]
     assert lines[3] == f"to look at it: rl8x report {file.parent / 'mlruns' / 'studies' / 'tiny'}"
     said = [line for line in err.splitlines() if line.startswith("rl8x: ")]

@@ -35,6 +35,13 @@ def test_make_passes_arguments_on():
     assert torch.equal(env.reset()[0], other.reset()[0])
 
 
+def test_a_maker_of_a_maker_is_the_same_class_with_all_arguments():
+    made_by = env_maker(env_maker(CartPole, {"time_limit": 7}), {"device": "cpu"})
+    assert (made_by.func, made_by.args, dict(made_by.keywords)) == (CartPole, (), {"time_limit": 7, "device": "cpu"})
+    description = describe_algorithm(PPOConfig(**SMALL).build(env_maker(CartPole, {"time_limit": 7})))
+    assert (description["problems"], description["env"]["class"]) == ([], "rl8x.envs.CartPole")
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("CartPol", "Did you mean CartPole"), ("cartpole", "Did you mean CartPole?"), ("zzz", "There are")],

@@ -11,7 +11,7 @@ from tests.studies.synthetic import evaluations, write_study
 from rl8x.studies import compare as module
 from rl8x.studies.compare import Comparison, compare
 from rl8x.studies.find import find_study
-from rl8x.studies.run_groups import grouped_runs, param_name
+from rl8x.studies.run_groups import differing, grouped_runs, param_name
 from rl8x.tracking import TrackingError
 from rl8x.tracking.database import Point
 from rl8x.tracking.database_runs import RunRecord
@@ -82,6 +82,33 @@ def test_one_run_and_one_metric_need_no_list(store):
     alone, listed = compare("parent", metrics="returns/mean"), compare(["parent"], metrics=["returns/mean"])
     assert [run.id for run in alone.runs] == [run.id for run in listed.runs]
     assert alone.metrics == ("returns/mean",)
+
+
+@pytest.mark.parametrize(
+    ("params", "shown"),
+    [
+        # What the model has, where all runs tell it; else what was given.
+        ([{"model.sizes": "(256,)"}, {"model.sizes": "[8]", "model_config.sizes": "[8]"}], ["model.sizes"]),
+        ([{}, {"model_config.sizes": "[8]"}], ["model_config.sizes"]),
+        ([{"model.sizes": "[9]"}, {"model_config.sizes": "[8]"}], ["model.sizes", "model_config.sizes"]),
+        ([{"env_config.mass": "1"}, {"env_config.mass": "2"}], ["env_config.mass"]),
+        ([{"model.num_parameters": "1", "lr": "1"}, {"model.num_parameters": "2", "lr": "2"}], ["lr"]),
+        ([{"execution.compiled_from": "16"}, {"execution.compiled_from": "32"}], ["execution.compiled_from"]),
+    ],
+)
+def test_of_params_that_tell_the_same_one_is_shown(params, shown):
+    runs = [RunRecord(str(index), "run", "FINISHED", 0, own, {}, {}) for index, own in enumerate(params)]
+    assert differing(runs) == shown
+
+
+@pytest.mark.parametrize("width", [40, 60, 200])
+def test_runs_are_columns_where_that_is_narrower(width, store, monkeypatch):
+    fill(store)
+    monkeypatch.setenv("COLUMNS", str(width))
+    made = compare(["a", "b"], metrics=["returns/mean", "losses/total"])
+    first = str(made).splitlines()[0].split()
+    assert first == (["run", "a", "b"] if width < 100 else [word for head in made.cells()[0] for word in head.split()])
+    assert max(map(len, str(made).split("\n\n")[0].splitlines())) <= width
 
 
 @pytest.mark.parametrize("level", [0, 1, 95])

@@ -1,5 +1,6 @@
 """A report's table, figures and page against the frame that they were made of."""
 
+import json
 import re
 from html.parser import HTMLParser
 
@@ -196,7 +197,8 @@ def test_one_seed_has_no_interval_and_few_have_narrow_ones():
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_the_terminal_table_fits_and_has_all_numbers(made, width):
     text = in_terminal(made.summary, width)
-    blocks, _ = text.split("\nEvaluations online")
+    blocks, notes = text.split("\nIntervals: ")
+    assert notes.splitlines()[-1].startswith("Evaluations online: ")
     assert max(map(len, blocks.splitlines())) <= width
     row = made.frame.set_index("training").loc["uniform"]
     for name in ("mean", "iqm", "cvar_10", "gap"):
@@ -334,8 +336,16 @@ class Parsed(HTMLParser):
 def written(table, tmp_path_factory):
     """A report of a study's folder, with few figures, and that folder."""
     folder = write_study(
-        tmp_path_factory.mktemp("studies") / "poles", table, SUPPORTS, name="Poles <& masses>", seeds=[0]
+        tmp_path_factory.mktemp("studies") / "poles",
+        table,
+        SUPPORTS,
+        name="Poles <& masses>",
+        seeds=[0],
+        env="my.Pole",
+        algorithm="sac",
     )
+    path = folder / "study.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"units": {"length": "m"}, "created": "2026-11-25"}))
     return report(folder, parameters=["length"], log=False), folder
 
 
@@ -358,12 +368,18 @@ def test_the_page_stands_alone_and_has_the_table(written):
     assert all(source.startswith("data:image/png;base64,") for source in page.sources)
     assert "http" not in re.sub(r"base64,[A-Za-z0-9+/=]+", "", text)
     assert "Poles &lt;&amp; masses&gt;" in text
+    assert '<p class="lead">SAC on my.Pole, begun on 2026-11-25. 6 policies in 2 groups, each in 20 test cells' in text
+    assert ["", "length [m]", "mass", "mean over seeds", "own worst cell", "support"] in page.rows
     row = made.frame.set_index("training").loc["uniform"]
     cells = dict(zip(page.rows[0], page.rows[2], strict=True))
     value, low, high = map(float, re.findall(r"-?[\d.]+", cells["IQM"].replace("[", " ")))
     assert [value, low, high] == pytest.approx([row["iqm"], row["iqm_low"], row["iqm_high"]], abs=0.5)
-    worst = next(row for row in page.rows if row[0] == "uniform" and len(row) == 5)
-    means = made.evaluations.groups[1].scores.mean(axis=0)
+    worst = next(row for row in page.rows if row[0] == "uniform" and len(row) == 6)
+    scores = made.evaluations.groups[1].scores
+    means = scores.mean(axis=0)
+    assert float(worst[4]) == pytest.approx(scores.min(axis=1).mean(), rel=1e-3)  # as in the table of statistics
+    assert float(worst[4]) == pytest.approx(row["worst_cell"], rel=1e-3)
+    assert float(worst[4]) <= float(worst[3])
     assert float(worst[3]) == pytest.approx(means.min(), rel=1e-3)
     assert float(worst[1]) == pytest.approx(made.evaluations.cells["length"][means.argmin()], rel=1e-3)
 

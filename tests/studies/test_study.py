@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 import signal
 import threading
@@ -19,7 +20,7 @@ from rl8x.checkpoint import CheckpointManager
 from rl8x.cli.study import _rows
 from rl8x.config import RunConfig
 from rl8x.distributed import Ranks
-from rl8x.drawing import LIGHT
+from rl8x.drawing import LIGHT, drawn
 from rl8x.envs import CartPole
 from rl8x.randomization import Uniform
 from rl8x.studies import Study, StudyConfig, StudyError, table
@@ -27,6 +28,7 @@ from rl8x.studies import study as module
 from rl8x.studies import training as work
 from rl8x.studies.definition import Training
 from rl8x.studies.parent import _best, _complete, _described, _results, _series
+from rl8x.studies.report import report
 from rl8x.tracking.locks import FolderLock, is_locked
 from rl8x.tracking.store_errors import StoreDownError
 
@@ -183,6 +185,13 @@ def test_the_runs_are_a_parent_and_its_children(ran):
     by_rate = final.groupby("vary.lr")[table.RETURNS].mean()
     assert parent.data.metrics["best/returns/mean"] == pytest.approx(by_rate.max())
     assert parent.data.tags["study.best"] == f"wide lr={by_rate.idxmax()}"
+    result = f"wide lr={by_rate.idxmax()}, mean return {by_rate.max():.4g}"
+    named = {name: parent.data.tags[f"rl8x.{name}"] for name in ("task", "algorithm", "result")}
+    assert (named["algorithm"], named["result"]) == ("PPO", result)
+    note = parent.data.tags["mlflow.note.content"].split("\n\n")
+    assert note[0] == f"Best `wide lr={by_rate.idxmax()}`: mean return {by_rate.max():.4g} over seeds and test cells."
+    assert note[1].startswith(f"**Study of PPO on `{named['task']}`**: training `wide`; `lr` ")
+    assert note[-1].startswith("Its runs side by side: `rl8x compare /")
     gap = final[final[table.INSIDE]][table.RETURNS].mean() - final[~final[table.INSIDE]][table.RETURNS].mean()
     assert parent.data.metrics["result/returns/gap"] == pytest.approx(gap)
     for run in (parent, *children):
@@ -210,6 +219,17 @@ def test_the_parents_series_are_means_over_seeds(ran):
     assert both
     for step in both:
         assert series[step] == pytest.approx(np.mean(expected[step]))
+
+
+def test_its_report_says_environment_algorithm_day_and_units(ran):
+    study, *_ = ran
+    stored = json.loads((study.folder / "study.json").read_text())
+    assert stored["units"] == {"length": "m", "gravity": "m/s^2"}
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", stored["created"])
+    made = report(study.folder, log=False)
+    assert made._lead().startswith(f"PPO on CartPole, begun on {stored['created']}. 4 policies in 2 groups, each in 6 ")
+    curve = next(each for each in made.drawings if each.name == "curve-length")
+    assert "length [m]" in [panel.get_xlabel() for panel in drawn(curve, LIGHT).axes]
 
 
 def test_mlflow_reads_the_tables(ran, monkeypatch):

@@ -93,6 +93,46 @@ def test_who_may_only_look_gets_a_link_without_the_view(run_in, monkeypatch):
     assert link()[0].endswith(f"/{number}/runs?workflowType=machine_learning&compareRunsMode=CHART")
 
 
+def test_the_list_of_runs_shows_what_a_run_was_and_came_to():
+    columns = view(METRICS)["selectedColumns"]
+    assert columns == ["tags.`rl8x.task`", "tags.`rl8x.algorithm`", "tags.`rl8x.result`"]  # as MLflow's page has them
+
+
+def logged(client, number, rows):
+    run = client.create_run(number, tags={"rl8x.version": "0.1"})
+    for step in range(2):
+        for name, values in rows.items():
+            client.log_metric(run.info.run_id, name, values[step], step=step)
+
+
+def test_sections_of_constants_and_of_results_are_folded_and_no_constant_is_a_chart(mlflow_client):
+    number = mlflow_client.create_experiment("one")
+    rows = {"returns/mean": (32, 32), "returns/std": (0, 0), "rewards/mean": (1, 1), "rewards/std": (0, 0.5)}
+    rows |= {"eval/rewards/mean": (1, 1), "eval/returns/mean": (9, 500), "episodes/lengths/max": (5, 5)}
+    rows |= {f"{group}/eval/returns/mean": (500, 500) for group in ("best", "final")} | {"losses/value": (2, 2)}
+    logged(mlflow_client, number, rows)
+    logged(mlflow_client, number, rows | {"episodes/lengths/max": (6, 6), "losses/value": (3, 2)})
+    link()
+    state, names = sections(mlflow_client.get_experiment(number).tags[VIEW_TAG])
+    display = dict(zip(names, [section["display"] for section in state["compareRunSections"]], strict=True))
+    assert [name for name, shown in display.items() if shown] == [
+        "mean returns",
+        "losses",
+        "episodes/lengths",
+        "rewards",
+    ]
+    folded = ["eval/rewards", "returns", "final/eval/returns", "best/eval/returns"]
+    assert names[4:] == folded  # at the end
+    assert "returns/mean" not in [chart["metricKey"] for chart in state["compareRunCharts"]]
+
+
+def test_one_row_says_of_no_metric_that_it_is_constant(run_in, mlflow_client):
+    number = run_in("one", 1000)
+    link()
+    state, _ = sections(mlflow_client.get_experiment(number).tags[VIEW_TAG])
+    assert state["compareRunSections"][3]["display"]
+
+
 def test_every_section_and_chart_has_an_identity_of_its_own():
     state = view([*METRICS, "a/b/c", "system/cpu"])
     parts = state["compareRunSections"] + state["compareRunCharts"]

@@ -29,6 +29,21 @@ def test_the_command(mlruns):
     assert environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
 
 
+def test_nothing_but_what_is_wrong_is_printed_after_the_link(mlruns, monkeypatch):
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore::ImportWarning")
+    environment = ui.ui_environment()
+    assert environment["MLFLOW_REGISTRY_STORE_URI"] == environment["MLFLOW_BACKEND_STORE_URI"]  # else MLflow says so
+    code = (
+        "import sys, warnings; from uvicorn.main import main; print(sys.warnoptions)\n"
+        "warnings.warn('starlette.middleware.wsgi is deprecated and will be removed', UserWarning)\n"
+        "print(main.make_context('uvicorn', ['a:b'], auto_envvar_prefix='UVICORN').params['log_level'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "ignore::ImportWarning" in done.stdout
+    assert done.stdout.splitlines()[-1] == "warning"
+    assert done.stderr == ""
+
+
 def test_a_password_is_in_no_command():
     uri = "postgresql://me:p4ssw0rd@host/db"
     assert "p4ssw0rd" not in " ".join(ui_command(uri))

@@ -14,6 +14,7 @@ from rl8x.envs import CartPole, CartPoleInfinite, GymnasiumEnv
 from rl8x.models import MLPModel
 from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker
+from rl8x.tracking.runs import Whereabouts
 from rl8x.trainers import Trainer
 from rl8x.trainers.description import command
 
@@ -50,11 +51,11 @@ def test_a_description_says_what_ran_how_it_ended_and_how_to_go_on(tmp_path, mon
     returns = f"{mean:.4g} ± {std:.3g}"
     step, best = max(trainer.tracker.history("eval/returns/mean"), key=lambda point: (point[1], -point[0]))
     assert trainer.tracker.description.split("\n\n") == [
+        f"Best `eval/returns/mean`: {best:.4g}, at {step} env steps. Last evaluation: `eval/returns` {returns}. "
+        "Stopped after 2 steps, 32 env steps: `max_steps=2`.",
         "**PPO on `CartPole`**, model `mlp`: num_envs `4`, horizon `4`, seed `3`, device `cpu`, "
         "model_config `{'hidden_sizes': [8]}`, lr `0.01`",
         "Until `max_steps=2`; evaluated after every step.",
-        f"Stopped after 2 steps, 32 env steps: `max_steps=2`. Last evaluation: `eval/returns` {returns}. "
-        f"Best `eval/returns/mean`: {best:.4g}, at {step} env steps.",
         "Command: `/bin/train.py 'two words' --tracking-uri 'https://me:***@host'`",
         f"To continue training: `Trainer.resume('{tmp_path}/kept', tracker=...).run(max_steps=N)`",
         f"To take its policy elsewhere: `rl8x export {tmp_path}/kept --format pt2`",
@@ -68,12 +69,12 @@ def test_a_description_says_when_a_run_stops_and_what_it_trains_under(tmp_path):
     run = {"steps_per_eval": 2, "max_steps": 3, "stop_conditions": [solved, lambda row: False]}
     configs = {"env_config": {"length": Uniform(0.25, 1.0)}, "eval_env_config": {"gravity": 5.0, "length": 1.0}}
     note = trained(run=run | configs, num_eval_envs=2).tracker.description.split("\n\n")
-    assert note[1].startswith("Until `HitsUpperBound('eval/returns/mean', 1000000000.0)` or `test_a_description")
+    assert note[2].startswith("Until `HitsUpperBound('eval/returns/mean', 1000000000.0)` or `test_a_description")
     end = (
         "evaluated after every 2 steps; under `length=Uniform(0.25, 1.0)`; evaluated under `gravity=5.0`, `length=1.0`."
     )
-    assert note[1].endswith(f"or `max_steps=3`; {end}")
-    assert "Last evaluation, at 32 of 48 env steps: `eval/returns` " in note[2]
+    assert note[2].endswith(f"or `max_steps=3`; {end}")
+    assert "Last evaluation, at 32 of 48 env steps: `eval/returns` " in note[0]
     assert not [line for line in note if line.startswith("To ")]  # it is not saved
 
     (plan,) = [line for line in steered().tracker.description.split("\n\n") if line.startswith("Until")]
@@ -104,6 +105,7 @@ def steered():
 )
 def test_the_commands_in_a_description_are_those_that_work(mlflow_client, tmp_path, monkeypatch, run, calls):
     seen = []
+    monkeypatch.setattr(Whereabouts, "name_word", None)  # else it is known at the end, if the store was quick
     tracker = MLflowTracker()
     tracker.describe = seen.append
     trainer = Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=tracker, checkpoints=tmp_path / "a folder")
@@ -123,11 +125,23 @@ def test_the_commands_in_a_description_are_those_that_work(mlflow_client, tmp_pa
         assert main([*("2" if word == "N" else word for word in words[1:]), "--progress", "none"]) == 0
 
 
+def test_a_description_names_the_run_where_its_name_finds_it(mlflow_client, monkeypatch):
+    tracker, log = MLflowTracker(run_name="by name"), MLflowTracker.log_metrics
+    monkeypatch.setattr(tracker, "log_metrics", lambda row, step: (log(tracker, row, step), tracker.flush()))
+    Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=tracker).run(max_steps=2, progress="none")
+    note = mlflow_client.get_run(tracker.run_id).data.tags["mlflow.note.content"].split("\n\n")
+    assert note[-3:] == [
+        "To continue training: `rl8x resume 'by name' --max-steps N`",
+        "To take its policy elsewhere: `rl8x export 'by name' --format pt2`",
+        "To watch it play: `rl8x play 'by name'`",
+    ]
+
+
 def test_of_many_hyperparameters_a_description_has_the_first(monkeypatch):
     from rl8x.trainers import description
 
     monkeypatch.setattr(description, "_MAX_CONFIGURATION", 50)
-    head, *_ = trained().tracker.description.split("\n\n")
+    _, head, *_ = trained().tracker.description.split("\n\n")
     assert re.fullmatch(r".*: num_envs `4`, horizon `4`, seed `\d+`, device `cpu` and 1 more", head)
 
 

@@ -86,8 +86,9 @@ def test_a_run_goes_by_its_updates():
     ]
     assert trainer.tracker.params["lr"] == 1e-2
     assert not [name for name in trainer.tracker.params if name.startswith(("env", "eval", "num_eval"))]
-    assert trainer.tracker.description.startswith("**Regression on `data set`**, model `mlp`: seed")
-    assert f"Stopped after {steps} steps, {steps} updates: " in trainer.tracker.description
+    result, head, *_ = trainer.tracker.description.split("\n\n")
+    assert head.startswith("**Regression on `data set`**, model `mlp`: seed")
+    assert result.startswith(f"Stopped after {steps} steps, {steps} updates: ")
 
 
 def test_what_needs_an_environment_is_refused_before_the_first_step():

@@ -47,7 +47,8 @@ def compare(
     """Compare runs: the params that differ, last and best metrics, and learning curves.
 
     RUN is a run's name or ID, or a folder of checkpoints; of a study, by its folder or parent run, the children are
-    compared. Prints the table and writes compare.html, runs.csv, curves.csv and a PNG for each metric.
+    compared. Prints the table, with a column for each run where a row for each would be too wide, and writes
+    compare.html, runs.csv, curves.csv and a PNG for each metric.
     """
     from rl8x.studies.compare import PAGE
     from rl8x.studies.compare import compare as compare_runs

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import click
 
+from rl8x import trusted
 from rl8x._version import __version__
 from rl8x.disk import exposure
 from rl8x.output import counted, described, say, table
@@ -86,6 +87,7 @@ def doctor() -> int:
         "threads": lambda: _threads(machine),
         "compiler": _compiler,
         "cache": _cache,
+        "trust": _trust,
         "tracking": lambda: _tracking(broken),
     }
     for name, lines in sections.items():
@@ -279,6 +281,18 @@ def _cache() -> list[str]:
     why = exposure(folder) or (None if os.access(folder, os.W_OK | os.X_OK) else "it is not writable")
     note = "" if why is None else f", not used, since {why}: each run compiles for itself"
     return [f"{folder}, {counted(programs, 'program', 'programs')}, {size:.1f} MB{note} (`rl8x cache`)"]
+
+
+def _trust() -> list[str]:
+    """Say which modules the user's trust is remembered in, and where."""
+    known, why = trusted.entries(), trusted.unsafe()
+    if why is not None:
+        return [f"{trusted.memory()} is not used, since {why}: files that name your modules need --trust each time"]
+    lines = [f"{counted(len(known), 'module', 'modules')}, by {trusted.memory()}, which may be deleted"]
+    for path, entry in known.items():
+        changed = "" if trusted.is_intact(entry) else ", which has changed, so that rl8x asks again"
+        lines.append(f"{path}{changed}")
+    return lines
 
 
 def _tracking(broken: list[str]) -> list[str]:

@@ -10,6 +10,7 @@ import re
 import sys
 import warnings
 
+from rl8x import trusted
 from rl8x.processes import forget_errors, leave_working_directory, tolerate_warnings
 
 if __name__ == "__main__" or os.path.basename(sys.argv[0]) == "rl8x":
@@ -50,6 +51,7 @@ COMMANDS: Final = {
 }
 
 # Words of a command after which nothing is tracked
+_MISTAKE: Final = 2  # the exit code
 _UNTRACKED: Final = frozenset({"-h", "--help", "--dry-run", "--no-tracking", "tracking=false"})
 
 _HELP: Final = """Train reinforcement-learning policies on batched tensor environments, tracked in MLflow.
@@ -145,7 +147,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         forget_errors()
     with warnings.catch_warnings():
         tolerate_warnings()
-        return _run(words, contextlib.nullcontext() if argv is not None else _early_tracking(words))
+        trusted.news()
+        code = _run(words, contextlib.nullcontext() if argv is not None else _early_tracking(words))
+        _say_what_is_remembered(code)
+        return code
 
 
 def _run(words: Sequence[str], tracking: AbstractContextManager[None]) -> int:
@@ -154,20 +159,20 @@ def _run(words: Sequence[str], tracking: AbstractContextManager[None]) -> int:
         os.getcwd()
     except OSError:
         report("the working directory does not exist any more: change to another", debug=False)
-        return 2
+        return _MISTAKE
     try:
         with tracking:
             code: Any = rl8x.main([word for word in words if word != "--debug"], "rl8x", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())
-        return 2
+        return _MISTAKE
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "rl8x"
         report(f"{error.format_message()} Try '{command} --help'.", debug=debug)
-        return 2
+        return _MISTAKE
     except (UserError, click.ClickException) as error:
         report(error.format_message(), debug=debug)
-        return 2
+        return _MISTAKE
     except click.Abort:
         say("rl8x: interrupted", err=True)
         return 130
@@ -175,8 +180,15 @@ def _run(words: Sequence[str], tracking: AbstractContextManager[None]) -> int:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
         report(f"the output could not be written: {error.strerror}", debug=debug)
-        return 2
+        return _MISTAKE
     return code if isinstance(code, int) else 0
+
+
+def _say_what_is_remembered(code: int) -> None:
+    """Say in which modules the command showed the user's trust; after a mistake its line stays the only one."""
+    for file in trusted.news():
+        if code != _MISTAKE:
+            say(f"rl8x: your trust in {file} is remembered until it changes (`rl8x doctor` shows it)", err=True)
 
 
 if __name__ == "__main__":

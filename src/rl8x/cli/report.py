@@ -53,8 +53,9 @@ def report(
     """Report on STUDY: a study's folder, or the name or ID of its parent run.
 
     Prints a row for each training and set of hyperparameters, with 95% intervals over seeds in brackets: mean return,
-    interquartile mean (IQM), mean of the worst 10% and 1% of the cells (CVaR), worst cell, means inside and outside of
-    what was trained on, their gap, and the probability to beat the baseline. Writes report.html, summary.csv and PNGs.
+    interquartile mean (IQM), mean of the worst 10% and 1% of the cells (CVaR), own worst cell, means inside and outside
+    of what was trained on, their gap, and the probability to beat the baseline. Writes report.html, summary.csv and
+    PNGs.
     """
     from rl8x.studies.report import PAGE
     from rl8x.studies.report import report as make_report

@@ -151,10 +151,12 @@ def _without_inside(study: Any, frame: Any) -> list[str]:
 def _rows(frame: Any) -> list[list[str]]:
     """Make a line for each training configuration and set of hyperparameters: mean returns over seeds."""
     from rl8x.studies import table as columns
+    from rl8x.studies.summary import HEADINGS
 
     final = frame[frame[columns.FINAL]]
     who = [name for name in frame.columns if name == columns.TRAINING or name.startswith(columns.VARY)]
-    rows = [[*(name.removeprefix(columns.VARY) for name in who), "seeds", "return", "inside", "outside", "worst cell"]]
+    varied = (name.removeprefix(columns.VARY) for name in who)
+    rows = [[*varied, "seeds", "return", "inside", "outside", HEADINGS["worst_cell"]]]
     for names, group in final.groupby(who, sort=False, dropna=False):
         within = group[columns.INSIDE]
         values: Mapping[str, Any] = {

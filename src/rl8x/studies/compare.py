@@ -21,7 +21,7 @@ from rl8x.studies.find import find_runs, plain_name
 from rl8x.studies.run_groups import MAX_VALUE, common_metric, differing, grouped_runs, param_name, params_of
 from rl8x.studies.statistics import Array, Estimate
 from rl8x.studies.summary import in_words
-from rl8x.studies.terminal import cut_middle, in_blocks
+from rl8x.studies.terminal import cut_middle, in_blocks, width_of
 from rl8x.tracking.database_runs import Points, RunRecord
 from rl8x.tracking.reading import RunReader
 
@@ -133,18 +133,19 @@ class Comparison:
         return statistics.bootstrap(statistics.mean, values[:, None], level=self.level)
 
     def cells(self) -> list[list[str]]:
-        """Return the table of runs as texts, the headings first."""
+        """Return the table of runs as texts, the headings first; with how each ended unless all have finished."""
         frame, params = self.frame, differing(self.runs)
         best = "lowest" if self.minimize else "best"
         heads = [part for metric in self.metrics for part in (metric, f"{best} {metric}", "at step")]
-        rows = [["run", *params, "status", "steps", *heads]]
+        ends = {run.status for run in self.runs} != {"FINISHED"}
+        rows = [["run", *params, *["status"] * ends, "steps", *heads]]
         for run, (_, row) in zip(self.runs, frame.iterrows(), strict=True):
             own = params_of(run)
             shown = [cut_middle(own.get(name, "-"), MAX_VALUE) for name in params]
             numbers = [_count(row["steps"])]
             for metric in self.metrics:
                 numbers += [_number(row[metric]), _number(row[f"best/{metric}"]), _count(row[f"best_step/{metric}"])]
-            rows.append([run.name, *shown, run.status.lower(), *numbers])
+            rows.append([run.name, *shown, *[run.status.lower()] * ends, *numbers])
         return rows
 
     def grouped_cells(self) -> list[list[str]]:
@@ -162,7 +163,10 @@ class Comparison:
 
     def __str__(self) -> str:
         width = shutil.get_terminal_size((120, 24)).columns
-        tables = [self.cells()] + ([self.grouped_cells()] if self.group_by else [])
+        rows = self.cells()
+        turned = [list(column) for column in zip(*rows, strict=True)]
+        rows = turned if width_of(rows) > max(width, width_of(turned)) else rows
+        tables = [rows] + ([self.grouped_cells()] if self.group_by else [])
         return "\n\n".join(
             [*(in_blocks(rows, width) for rows in tables), *(["\n".join(self.notes)] if self.notes else [])]
         )

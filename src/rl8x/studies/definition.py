@@ -319,6 +319,16 @@ class StudyConfig:
         """Make the test cells."""
         return test_cells.make_cells(self.test, self.test_cells, self.test_seed)
 
+    def units(self) -> dict[str, str]:
+        """Return the units of the test parameters that have one, as the environment of the first training says."""
+        run = self.run_of(self.first_trainings()[0])
+        env = run.find_env(tested_env(run))(1, device="cpu", seed=0)
+        try:
+            units = {name: known.unit for name, known in env.parameters.items()}
+        finally:
+            env.close()
+        return {name: units[name] for name in self.test if units.get(name)}
+
     def trainings(self) -> list[Training]:
         """List the trainings: configurations, hyperparameters, and the seeds of each side by side."""
         values = [[(name, value) for value in listed] for name, listed in self.vary.items()]

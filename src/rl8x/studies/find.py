@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rl8x.config import RunConfig
 from rl8x.studies.evaluations import Supports
 from rl8x.studies.table import RUN
 from rl8x.tracking import TrackingError
@@ -38,6 +39,7 @@ class FoundStudy(NamedTuple):
         supports: By training and parameter the ends of what was trained on.
         definition: The study as it was asked for.
         units: Units of test parameters.
+        created: The day on which it was begun, `2026-11-25`; empty where it is not known.
         title: Its name.
         folder: Where the report's files go.
         run_id: Its parent run; None where it is not known.
@@ -47,6 +49,7 @@ class FoundStudy(NamedTuple):
     supports: Supports
     definition: Mapping[str, Any]
     units: Mapping[str, str]
+    created: str
     title: str
     folder: Path
     run_id: str | None
@@ -151,18 +154,22 @@ def _read(folder: Path, title: str, output: Path, run_id: str | None) -> FoundSt
     supports = _json(folder / SUPPORTS) if (folder / SUPPORTS).exists() else {}
     named = str(definition.get("name") or title)
     frame = pandas.DataFrame(rows, columns=columns)
-    return FoundStudy(frame, supports, definition, _units(definition), named, output, run_id)
+    units, created = dict(stored.get("units") or {}), str(stored.get("created") or "")
+    return FoundStudy(frame, supports, definition, units, created, named, output, run_id)
 
 
-def _units(definition: Mapping[str, Any]) -> dict[str, str]:
-    """Return the units of an environment's parameters, where it is a built-in one: of others the code would be run."""
-    from rl8x.envs import BUILTIN
-
-    name = _of_run(definition, "env")
-    if not isinstance(name, str) or name not in BUILTIN:
+def about(definition: Mapping[str, Any]) -> dict[str, str]:
+    """Return the `task` and the `algorithm` of a study's definition, or several of either; empty without one."""
+    if not definition:
         return {}
-    env = BUILTIN[name](1, seed=0)
-    return {parameter: known.unit for parameter, known in env.parameters.items() if known.unit}
+    varied = definition.get("vary") or {}
+    tasks = varied.get("env") or [_of_run(definition, "env") or _of_run(definition, "eval_env")]
+    algorithms = varied.get("algorithm") or [_of_run(definition, "algorithm") or RunConfig.algorithm]
+    names = [str(name).rpartition(".")[2].removesuffix("Config") for name in algorithms]
+    return {
+        "task": ", ".join(map(str, tasks)),
+        "algorithm": ", ".join(name.upper() if name.islower() else name for name in names),
+    }
 
 
 def _of_run(definition: Mapping[str, Any], name: str) -> Any:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from rl8x._version import __version__
 from rl8x.disk import replace_synced
+from rl8x.output import counted
 from rl8x.studies import table
 from rl8x.studies.definition import StudyConfig
-from rl8x.studies.find import STUDY_TAG
+from rl8x.studies.find import STUDY_TAG, about
 from rl8x.studies.statistics import mean_curve
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker, TrackingError, log_table
 from rl8x.tracking.location import locate
@@ -60,8 +63,11 @@ class ParentRun:
             **({"study.trials": study.trials} if study.searches else {}),
         }
         self._reported = study.folder / REPORTED
-        tags = {STUDY_TAG: study.name, "rl8x.study_folder": str(study.folder)}
+        self._about, self._result = about(study.to_dict()), ""
+        tags = {STUDY_TAG: study.name, "rl8x.study_folder": str(study.folder), "rl8x.version": __version__}
+        tags |= {f"rl8x.{name}": text for name, text in self._about.items()}
         self.tracker.start(params=params, tags=tags, repeats=self._repeats())
+        self.tracker.describe(self._description())
         if isinstance(self.tracker, MLflowTracker):
             self.tracker.flush(_PATIENCE_S)  # of a store that is down it is a few seconds
             if self.tracker.run_id is None:
@@ -83,6 +89,21 @@ class ParentRun:
         """
         now: dict[str, Any] = {"trials": self.study.trials, "failed": []}
         return all(report == now for report in self._reports())
+
+    def _description(self) -> str:
+        """Describe the study in Markdown, first what came out of it."""
+        study, folder = self.study, shlex.quote(str(self.study.folder))
+        trainings = ", ".join(f"`{name}`" for name in study.train)
+        varied = "".join(f"; `{name}` {_described(values)}" for name, values in study.vary.items())
+        tested = "; ".join(f"`{name}` {_described(values)}" for name, values in study.test.items())
+        lines = [
+            self._result,
+            f"**Study of {self._about['algorithm']} on `{self._about['task']}`**: training {trainings}{varied}, "
+            f"{counted(len(study.seeds), 'seed', 'seeds')} each; tested in {tested}.",
+            f"Its report: `rl8x report {folder}`",
+            f"Its runs side by side: `rl8x compare {folder}`",
+        ]
+        return "\n\n".join(line for line in lines if line)
 
     @property
     def store_uri(self) -> str:
@@ -112,7 +133,10 @@ class ParentRun:
         if results:
             trained = table.ENV_STEPS if final[table.ENV_STEPS].any() else table.UPDATES
             self.tracker.log_metrics(results, int(final[trained].max()))
-            self.tracker.set_tags({"study.best": _best(final)[0]})
+            name, means = _best(final)
+            self._result = f"Best `{name}`: mean return {means['mean']:.4g} over seeds and test cells."
+            self.tracker.set_tags({"study.best": name, "rl8x.result": f"{name}, mean return {means['mean']:.4g}"})
+            self.tracker.describe(self._description())
         rows: dict[int, dict[str, float]] = {}
         for name, points in _series(curves, (_MAX_KEYS - len(results)) // 3).items():
             for step, value in points:

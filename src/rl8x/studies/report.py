@@ -6,18 +6,18 @@ import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl8x.axes import Axis, along, chosen_axes, main_pair
-from rl8x.drawing import MAX_LINES, Drawing
+from rl8x.drawing import MAX_LINES, Drawing, labelled
 from rl8x.output import counted
 from rl8x.studies import figures, page
 from rl8x.studies.evaluations import Evaluations, Supports, read_evaluations
 from rl8x.studies.figures import MAX_PANELS, chosen
-from rl8x.studies.find import find_study, parent_run, plain_name
+from rl8x.studies.find import about, find_study, parent_run, plain_name
 from rl8x.studies.statistics import Over
 from rl8x.studies.summary import (
     HEADINGS,
@@ -52,6 +52,8 @@ class Report:
         summary: The statistics.
         drawings: The figures, which are drawn when they are asked for.
         definition: The study as it was asked for, for the page; empty where it is not known.
+        created: The day on which it was begun; empty where it is not known.
+        units: Units of test parameters.
         folder: Where its files were written last; None where they were not.
     """
 
@@ -60,6 +62,8 @@ class Report:
     summary: Summary
     drawings: tuple[Drawing, ...]
     definition: Mapping[str, Any]
+    created: str = ""
+    units: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None
 
     @property
@@ -81,7 +85,7 @@ class Report:
             page.Section("Statistics", page.table(rows) + page.meanings(shown) + page.paragraphs(self.summary.notes))
         ]
         parts += map(page.image, self.drawings)
-        parts.append(page.Section("Where it is worst", page.table(self._worst_cells())))
+        parts.append(page.Section("The worst cell of the mean over seeds", page.table(self._worst_cells())))
         if self.definition:
             text = json.dumps(self.definition, indent=2, default=str)
             parts.append(page.Section("The study", page.folded("Its definition", text)))
@@ -91,12 +95,15 @@ class Report:
         groups, cells = self.evaluations.groups, self.evaluations.cells
         policies = sum(len(group.seeds) for group in groups)
         over = f", over {', '.join(map(str, cells.columns))}" if len(cells.columns) else ""
-        return f"{policies} policies in {len(groups)} groups, each in {len(cells)} test cells{over}."
+        named, begun = about(self.definition), f", begun on {self.created}" if self.created else ""
+        first = f"{named['algorithm']} on {named['task']}{begun}. " if named else ""
+        numbers = counted(policies, "policy", "policies"), counted(len(groups), "group", "groups")
+        return f"{first}{' in '.join(numbers)}, each in {counted(len(cells), 'test cell', 'test cells')}{over}."
 
     def _worst_cells(self) -> list[list[str]]:
-        """Return for each group the cell with the lowest mean over seeds."""
-        names = [str(name) for name in self.evaluations.cells.columns]
-        rows = [["", *names, "mean return", "support"]]
+        """Return for each group the cell with the lowest mean over seeds, and beside it what each seed's own is."""
+        names = [labelled(str(name), self.units) for name in self.evaluations.cells.columns]
+        rows = [["", *names, "mean over seeds", HEADINGS["worst_cell"], "support"]]
         for group in self.evaluations.groups:
             means = group.scores.mean(axis=0)
             cell = int(means.argmin())
@@ -104,7 +111,8 @@ class Report:
             within, seeds = int(group.inside[:, cell].sum()), len(group.seeds)
             of_some = f"inside for {within} of {seeds} seeds"
             support = "outside" if within == 0 else "inside" if within == seeds else of_some
-            rows.append([group.label, *values, f"{means[cell]:.4g}", support])
+            own = group.scores.min(axis=1).mean()
+            rows.append([group.label, *values, f"{means[cell]:.4g}", f"{own:.4g}", support])
         return rows
 
     def _cell(self, cell: int) -> list[Any]:
@@ -154,6 +162,7 @@ def report(
         record.supports,
         title=record.title,
         units=record.units,
+        created=record.created,
         definition=record.definition,
         baseline=baseline,
         parameters=parameters,
@@ -176,6 +185,7 @@ def make_report(
     title: str = "Study",
     units: Mapping[str, str] | None = None,
     definition: Mapping[str, Any] | None = None,
+    created: str = "",
     baseline: str | None = None,
     parameters: Sequence[str] | None = None,
     over: Over = "policies",
@@ -190,6 +200,7 @@ def make_report(
         title: Name of the study.
         units: Units of test parameters, for the figures.
         definition: The study as it was asked for, shown on the page.
+        created: The day on which it was begun, shown on the page.
         baseline: The group that the others are compared with, by its label or training. None: the first.
         parameters: Test parameters to draw over, see `report`.
         over: The units that the bootstrap draws: "policies" or "cells", see `report`.
@@ -204,7 +215,7 @@ def make_report(
     summary = summarize(evaluations, baseline=baseline, over=over, level=level, seed=seed)
     summary = summary._replace(notes=(*summary.notes, *_missing(evaluations, definition or {}), *notes))
     drawings = _drawings(evaluations, summary, axes, supports or {}, dict(units or {}))
-    return Report(title, evaluations, summary, tuple(drawings), definition or {})
+    return Report(title, evaluations, summary, tuple(drawings), definition or {}, created, dict(units or {}))
 
 
 def _missing(evaluations: Evaluations, definition: Mapping[str, Any]) -> list[str]:

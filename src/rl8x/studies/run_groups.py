@@ -16,6 +16,7 @@ MAX_VALUE: Final = 40
 """Letters of a param's value that a table or label shows."""
 _PREFERRED: Final = ("eval/returns/mean", "episodes/returns/mean", "eval/horizon_returns/mean", "returns/mean")
 _PREFIX: Final = "algorithm_config."
+_FACTS: Final = ("execution.compiled_from", "model.num_parameters")  # which follow from other params, or from chance
 
 
 def common_metric(runs: Sequence[RunRecord]) -> str:
@@ -46,10 +47,16 @@ def params_of(run: RunRecord) -> dict[str, str]:
 
 
 def differing(runs: Sequence[RunRecord]) -> list[str]:
-    """List the params that do not have one value in all runs, in the order of the runs."""
+    """List the params that do not have one value in all runs, in the order of the runs, but those that others tell.
+
+    `model_config.hidden_sizes` is what was given, `model.hidden_sizes` what the model has, which each run can say.
+    """
     params = [params_of(run) for run in runs]
     names = dict.fromkeys(name for own in params for name in own)
-    return [name for name in names if len({own.get(name) for own in params}) > 1]
+    found = [name for name in names if len({own.get(name) for own in params}) > 1]
+    found = [name for name in found if name not in _FACTS] or found
+    twins = {name: "{}.{}".format(*name.split("_config.", 1)) for name in found if "_config." in name}
+    return [name for name in found if not all(twins.get(name) in own for own in params)]
 
 
 def param_name(name: str, runs: Sequence[RunRecord]) -> str:

@@ -21,6 +21,7 @@ its tracked run is a child of the study's. What is done is not done again.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import json
 import os
@@ -226,8 +227,9 @@ class Study:
         """Store the definition where the study is new; returns what is stored."""
         stored = self._stored()  # once more, as another process may have begun it meanwhile
         if stored is None or stored["definition"].get("trials") != self.config.trials:
-            key = uuid.uuid4().hex if stored is None else stored["run_key"]
-            stored = {"definition": self.config.to_dict(), "run_key": key, "rl8x": __version__}
+            new = {"run_key": uuid.uuid4().hex, "created": datetime.date.today().isoformat()}
+            known = {"definition": self.config.to_dict(), "units": self.config.units(), "rl8x": __version__}
+            stored = (new if stored is None else stored) | known
             replace_synced(self.folder / DEFINITION, json.dumps(stored, indent=1).encode() + b"\n")
         return stored
 

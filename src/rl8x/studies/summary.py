@@ -21,7 +21,7 @@ HEADINGS: Final = {
     "iqm": "IQM",
     "cvar_10": "CVaR 10%",
     "cvar_1": "CVaR 1%",
-    "worst_cell": "worst cell",
+    "worst_cell": "own worst cell",
     "inside": "inside",
     "outside": "outside",
     "gap": "gap",
@@ -34,7 +34,7 @@ MEANINGS: Final = {
     "iqm": "mean of the middle half of all seeds and cells",
     "cvar_10": "mean over each policy's worst 10% of the cells, averaged over seeds",
     "cvar_1": "mean over each policy's worst 1% of the cells, averaged over seeds",
-    "worst_cell": "each policy's worst cell, averaged over seeds",
+    "worst_cell": "the worst cell of each policy, which may be another for each, averaged over seeds",
     "inside": "mean over cells inside the support of the training",
     "outside": "mean over cells outside the support of the training",
     "gap": "inside less outside",
@@ -93,7 +93,7 @@ def summarize(
         if group is not base:
             estimates["improvement"] = _improvement(group.scores, base.scores, drawing)
         rows.append(Row(group, estimates))
-    notes = [counts_in_words(evaluations.counts), *evaluations.notes, *_on_intervals(groups, over, level)]
+    notes = [*evaluations.notes, *_on_intervals(groups, over, level), counts_in_words(evaluations.counts)]
     return Summary(tuple(rows), base.label if len(groups) > 1 else "", over, level, tuple(notes))
 
 

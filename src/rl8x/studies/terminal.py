@@ -27,6 +27,11 @@ def in_blocks(rows: Sequence[Sequence[str]], width: int) -> str:
     return "\n\n".join(table([[row[0], *(row[column] for column in block)] for row in rows]) for block in blocks)
 
 
+def width_of(rows: Sequence[Sequence[str]]) -> int:
+    """Return the width of a table that is written in one block."""
+    return sum(2 + max(map(len, column)) for column in zip(*rows, strict=True)) - 2
+
+
 def cut_middle(text: str, width: int) -> str:
     """Cut a text in its middle, so that what distinguishes its ends stays."""
     if len(text) <= width:

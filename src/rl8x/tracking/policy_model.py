@@ -19,6 +19,7 @@ from rl8x.policy import Policy
 from rl8x.portable import zeros
 from rl8x.spaces import tree_of
 from rl8x.trees import flatten_tree, unflatten_tree
+from rl8x.trusted import nothing_remembered
 
 _STATE: Final = "state/"
 _PACKAGES: Final = ("torch", "numpy", "gymnasium", "safetensors")
@@ -68,7 +69,8 @@ class PolicyModel:
 def _load_pyfunc(path: str) -> PolicyModel:
     """Load a model from its file, as MLflow asks for it, by this name."""
     # Models of MLflow may import anything: loading one means to trust it.
-    return PolicyModel(Policy.load(path, trust=True))
+    with nothing_remembered():
+        return PolicyModel(Policy.load(path, trust=True))
 
 
 def describe_model(policy: Policy) -> dict[str, Any]:

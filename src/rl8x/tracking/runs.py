@@ -135,13 +135,22 @@ class Whereabouts:
 
         Otherwise its ID; None where neither would do: the store is not the default one, or lacks a part of the run.
         """
-        ack = self.ack
-        if ack.run_id is None or not is_default(self.location) or self.unsent != Unsent():
+        if self.ack.run_id is None or not is_default(self.location) or self.unsent != Unsent():
             return None
-        name = ack.run_name or ""
+        return self.name_word or self.ack.run_id
+
+    @property
+    def name_word(self) -> str | None:
+        """The run's name as a command started in this folder takes it, once all of the run has arrived.
+
+        None where it is not unique, is not known yet, would be taken for something else, or the store is not the
+        default one.
+        """
+        name = self.ack.run_name or ""
         is_option = name.startswith("-")  # or would be taken for one
         plain = name.isprintable() and not is_option and not os.path.exists(name)
-        return shlex.quote(name) if name and plain and ack.name_is_free else ack.run_id
+        known = self.ack.run_id is not None and self.ack.name_is_free and is_default(self.location)
+        return shlex.quote(name) if name and plain and known else None
 
     def lines(self) -> list[str]:
         """Write it in words, a fact a line."""

@@ -22,7 +22,7 @@ import threading
 import time
 import webbrowser
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
@@ -41,8 +41,12 @@ _FIRST: Final = (*keys.EVALUATED_RETURNS, *keys.TRAINED_RETURNS)
 _FIRST_SECTION: Final = "mean returns"
 _WITHOUT_GROUP: Final = "Model metrics"  # MLflow's name of the section of metrics whose names have no `/`
 # Sections by the beginning of their names; "" is every other, such as a callback's metrics.
-_SHOWN: Final = ("", "losses", "monitors", "eval", "episodes", "returns", "rewards", "final", "best")
-_FOLDED: Final = ("best_step", "coefficients", "profiling", "memory", "env", "algorithm")
+_SHOWN: Final = ("", "losses", "monitors", "eval", "episodes", "returns", "rewards")
+_FOLDED: Final = ("final", "best", "best_step", "coefficients", "profiling", "memory", "env", "algorithm")
+# What the list of runs shows beside their names, as MLflow's page writes columns.
+_COLUMNS: Final = tuple(f"tags.`rl8x.{name}`" for name in ("task", "algorithm", "result"))
+_QUIET: Final = "ignore:starlette.middleware.wsgi is deprecated"  # which MLflow uses
+_COMPARED: Final = 3  # newest runs whose histories say which metrics are constant
 
 
 def ui_command(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> list[str]:
@@ -77,12 +81,18 @@ def ui_environment(tracking_uri: str | None = None) -> dict[str, str]:
     Raises:
         TrackingError: The store is a server, which has a UI of its own, or cannot be used.
     """
+    location = _own_store(tracking_uri)
     settings = {
-        "MLFLOW_BACKEND_STORE_URI": _own_store(tracking_uri).uri,
+        "MLFLOW_BACKEND_STORE_URI": location.uri,
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "UVICORN_APP_DIR": sysconfig.get_path("purelib"),
+        # Nothing is printed after the link but what is wrong.
+        "MLFLOW_REGISTRY_STORE_URI": location.uri,
+        "UVICORN_LOG_LEVEL": "warning",
     }
-    return {**os.environ, **own_variables(), **settings}
+    own = own_variables()
+    settings["PYTHONWARNINGS"] = ",".join(filter(None, (own.get("PYTHONWARNINGS"), _QUIET)))
+    return {**os.environ, **own, **settings}
 
 
 def _own_store(tracking_uri: str | None) -> Location:
@@ -207,10 +217,27 @@ def runs_page(store: MLflowStore, base: str) -> str:
         return f"{base}/#/experiments?{urlencode({'workflowType': 'machine_learning'})}"
     experiment_id = runs[0].info.experiment_id
     query = {"workflowType": "machine_learning", "compareRunsMode": "CHART"}
-    names = {name for run in runs if run.info.experiment_id == experiment_id for name in run.data.metrics}
-    if _keep_view(store, experiment_id, experiments[experiment_id].tags.get(VIEW_TAG), view(names)):
+    runs = [run for run in runs if run.info.experiment_id == experiment_id]
+    names = {name for run in runs for name in run.data.metrics}
+    state = view(names, _constants(store, runs[:_COMPARED]))
+    if _keep_view(store, experiment_id, experiments[experiment_id].tags.get(VIEW_TAG), state):
         query["viewStateShareKey"] = VIEW
     return f"{base}/#/experiments/{experiment_id}/runs?{urlencode(query)}"
+
+
+def _constants(store: MLflowStore, runs: Sequence[Any]) -> set[str]:
+    """Return the metrics that have one value in all rows of all of some runs, of which one has several rows."""
+    values: dict[str, set[float]] = {}
+    for run in runs:
+        for name, value in run.data.metrics.items():
+            values.setdefault(name, set()).add(value)
+    several = set()
+    for run in runs:
+        for name in run.data.metrics.keys() & {name for name, own in values.items() if len(own) == 1}:
+            points = store.points(run.info.run_id, name)
+            values[name] |= {point.value for point in points}
+            several |= {name} if len(points) > 1 else set()
+    return {name for name in several if len(values[name]) == 1}
 
 
 def server_address(location: Location, host: str, port: int) -> str:
@@ -243,21 +270,26 @@ def _is_ours(envelope: str) -> bool:
         return False
 
 
-def view(names: Iterable[str]) -> dict[str, Any]:
+def view(names: Iterable[str], constants: Collection[str] = ()) -> dict[str, Any]:
     """Return the state of MLflow's page that shows metrics in the order in which they are of use.
 
     The mean returns of evaluations and episodes come first, then losses and monitors; counters, times and coefficients
-    are folded, at the end. MLflow makes the charts of all other metrics, each in the section of its name up to the last
-    `/`. `names` are the metrics that the experiment has.
+    are folded, at the end, as are results, of one point each, and sections of `constants` alone, such as CartPole's
+    rewards. MLflow makes the charts of all other metrics, each in the section of its name up to the last
+    `/`. `names` are the metrics that the experiment has. The list of runs shows task, algorithm and result.
     """
     names = set(names)
     named = {name for name in names if re.fullmatch(r"eval/.+/(horizon_)?returns/mean", name)}  # evaluations with names
     first = [*_FIRST, *sorted(named)]
-    groups = {name.rpartition("/")[0] or _WITHOUT_GROUP for name in names - set(first)} - {"system"}
-    sections = sorted(groups, key=lambda name: (_rank(name), name.count("/"), name))
+    first = [name for name in first if name not in constants] or first
+    groups = {_section_of(name) for name in names - set(first)} - {"system"}
+    moving = {_section_of(name) for name in names - set(constants) - set(first)}
+    folded = {name for name in groups if name.split("/")[0] in _FOLDED or name not in moving}
+    sections = sorted(groups, key=lambda name: (name in folded, _rank(name), name.count("/"), name))
     return {
+        "selectedColumns": list(_COLUMNS),
         "compareRunCharts": [_line_chart(name) for name in first],
-        "compareRunSections": [_section(_FIRST_SECTION), *map(_section, sections)],
+        "compareRunSections": [_section(name, shown=name not in folded) for name in (_FIRST_SECTION, *sections)],
         "isAccordionReordered": True,
     }
 
@@ -268,8 +300,12 @@ def _rank(section: str) -> int:
     return order.index(group if group in order else "")
 
 
-def _section(name: str) -> dict[str, Any]:
-    state = {"display": name.split("/")[0] not in _FOLDED, "isReordered": True, "deleted": False, "isGenerated": True}
+def _section_of(metric: str) -> str:
+    return metric.rpartition("/")[0] or _WITHOUT_GROUP
+
+
+def _section(name: str, *, shown: bool) -> dict[str, Any]:
+    state = {"display": shown, "isReordered": True, "deleted": False, "isGenerated": True}
     return {"uuid": f"rl8x-{name}", "name": name, **state}
 
 

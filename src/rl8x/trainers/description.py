@@ -18,7 +18,7 @@ from rl8x.checkpoint.build import default_of, names_in
 from rl8x.conditions.spec import kinds_in
 from rl8x.envs import GymnasiumEnv, registry
 from rl8x.envs.env_config import function_name, shown_value
-from rl8x.importing import CLASS, dotted_path, import_named, is_dotted, runs_code, texts
+from rl8x.importing import CLASS, dotted_path, import_named, is_dotted, needs_word, texts
 from rl8x.output import counted, is_interactive
 from rl8x.tracking import MLflowTracker, Tracker
 from rl8x.tracking.protocol import Status
@@ -47,7 +47,7 @@ def command() -> str:
 def describe(
     algorithm: GenericAlgorithmBase[Any], run: RunState | None, calls: Mapping[str, str], ending: str | None = None
 ) -> str:
-    """Describe a run in Markdown.
+    """Describe a run in Markdown, first what came out of it.
 
     Args:
         algorithm: The algorithm that is trained.
@@ -55,10 +55,11 @@ def describe(
         calls: What can be done with the run, with the command or call for each.
         ending: How it ended; None while it is running.
     """
+    lines = [ending] if ending else []
     model = f", model {_code(model_name(algorithm))}"
-    lines = [f"**{type(algorithm).__name__} on {_code(task_name(algorithm))}**{model}: {_configuration(algorithm)}"]
+    lines += [f"**{type(algorithm).__name__} on {_code(task_name(algorithm))}**{model}: {_configuration(algorithm)}"]
     plan = "" if run is None else _plan(run)
-    lines += [sentence for sentence in (plan, ending) if sentence]
+    lines += [plan] if plan else []
     if "".join(sys.argv[:1]) not in ("", "-c"):
         lines.append(f"Command: {_code(command())}")
     lines += [f"{use[0].upper()}{use[1:]}: {_code(call)}" for use, call in calls.items()]
@@ -143,11 +144,15 @@ def describe_ending(
     evaluation: Mapping[str, float],
     results: Results,
 ) -> str:
-    """Write in Markdown how and why a run ended, its last evaluation, and its best."""
+    """Write in Markdown a run's best, its last evaluation, and how and why it ended; first that where it failed."""
     counters, clock = algorithm.counters, algorithm.clock
     reason = "" if stop_reason is None else f": {_code(stop_reason)}"
     count = f"{counters[clock]:,} {counter_name(clock)}"
-    lines = [f"{_ENDED[status]} after {steps_made(algorithm, run)}, {count}{reason}."]
+    end = f"{_ENDED[status]} after {steps_made(algorithm, run)}, {count}{reason}."
+    lines = []
+    if results.headline is not None:
+        name, course = results.headline
+        lines.append(f"Best {_code(name)}: {course.best:.4g}, at {course.best_step:,} {counter_name(clock)}.")
     for name in ("returns", "horizon_returns"):
         mean, std = (evaluation.get(f"{keys.EVAL_PREFIX}{name}/{part}") for part in ("mean", "std"))
         if mean is not None and std is not None:
@@ -155,10 +160,7 @@ def describe_ending(
             early = course is not None and course.last_step != counters[clock]
             when = f", at {course.last_step:,} of {count}" if course is not None and early else ""
             lines.append(f"Last evaluation{when}: {_code(f'{keys.EVAL_PREFIX}{name}')} {mean:.4g} ± {std:.3g}.")
-    if results.headline is not None:
-        name, course = results.headline
-        lines.append(f"Best {_code(name)}: {course.best:.4g}, at {course.best_step:,} {counter_name(clock)}.")
-    return " ".join(lines)
+    return " ".join([*lines, end] if status == "FINISHED" else [end, *lines])
 
 
 def _code(value: object) -> str:
@@ -219,24 +221,28 @@ class GoingOn:
         return lines
 
     def calls(self, *, finished: bool) -> dict[str, str]:
-        """Return what can be done with the run, with a command or call for each that also works without its store.
+        """Return what can be done with the run, with a command or call for each.
+
+        A command names the run where its name finds it, else the folder of its checkpoints.
 
         Args:
             finished: Whether it has ended.
         """
         if self.directory is None or not (self.run is not None or listed(self.directory)):
             return {}
-        folder = str(self.directory.absolute())
-        calls = {"to continue training" if finished else "to continue it": self._call(folder, None, finished=finished)}
+        folder, where = str(self.directory.absolute()), self._whereabouts
+        name = None if where is None else where.name_word
+        run = name or shlex.quote(folder)
+        calls = {"to continue training" if finished else "to continue it": self._call(folder, name, finished=finished)}
         is_apart = self.build["policy"] is not None  # else it is made with its algorithm
         names = [*names_in(self.build, *["policy"] * is_apart)]
         if (is_apart or not self._missing("algorithm")) and not _of_script(names):
-            calls["to take its policy elsewhere"] = f"rl8x export {_trusted(folder, names)} --format pt2"
+            calls["to take its policy elsewhere"] = f"rl8x export {_trusted(run, names)} --format pt2"
             named = [*names_in(self.build, "env")]
             if self.plays and not _of_script(named):
                 evaluated_in = str(self.options["eval_env"])
                 lacks = self.build["env"] is None and evaluated_in in ("auto", "given", "True", "False", "None")
-                calls["to watch it play"] = f"rl8x play {_trusted(folder, names + named)}{' --env ENV' * lacks}"
+                calls["to watch it play"] = f"rl8x play {_trusted(run, names + named)}{' --env ENV' * lacks}"
         return calls
 
     def _call(self, folder: str, word: str | None, *, finished: bool) -> str:
@@ -254,7 +260,9 @@ class GoingOn:
             return call + " --max-steps N" * (limit is not None) + " --stop CONDITION" * met
         _, given, uri = self._store_option.partition("--tracking-uri ")
         named = [f"tracker=MLflowTracker(tracking_uri={' '.join(shlex.split(uri))!r})"] * bool(given)
-        trust = self._store_option == "--trust" or any(map(_is_called, names_in(self.build)))
+        trust = self._store_option == "--trust" or any(
+            _is_called(name) and needs_word(name) for name in names_in(self.build)
+        )
         arguments = [repr(folder), *self._missing(), *named, *["trust=True"] * trust]
         asks = self.run is not None and None in self.run.specs
         options = ["max_steps=N"] * (limit is not None) + ["stop_conditions=[...]"] * (met or asks)
@@ -271,7 +279,7 @@ class GoingOn:
     def _command(self, *, in_store: bool) -> str:
         """Write the command without the run; `--trust` lets it run code, or use a store that only the folder names."""
         option = "" if in_store else self._store_option
-        trust = any(map(runs_code, self._names())) or option == "--trust"
+        trust = any(map(needs_word, self._names())) or option == "--trust"
         return "rl8x resume" + " --trust" * trust + (f" {option}" if option not in ("", "--trust") else "")
 
     @property
@@ -302,9 +310,9 @@ class GoingOn:
         return [f"{name}=[...]" if name == "callbacks" else f"{name}=..." for name in parts or missing if missing[name]]
 
 
-def _trusted(folder: str, names: Iterable[str]) -> str:
-    """Write a run's folder as a command takes it, with `--trust` where names run code."""
-    return f"{shlex.quote(folder)}{' --trust' * any(map(runs_code, names))}"
+def _trusted(run: str, names: Iterable[str]) -> str:
+    """Write a run as a command takes it, with `--trust` where names run code that nobody has trusted here."""
+    return f"{run}{' --trust' * any(map(needs_word, names))}"
 
 
 def _of_script(names: Iterable[str]) -> bool:

@@ -1,0 +1,196 @@
+"""Modules that this user has trusted on this machine: remembered by the paths and digests of their files.
+
+What is trusted is what the user said, with `--trust`, `trust=True` or by typing a module's name, of code that then ran:
+nothing is concluded from whose a file is or where it lies. A module whose files have changed is not trusted any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import site
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, TypeAlias
+
+from rl8x.disk import exposure, is_own_file
+
+Entries: TypeAlias = dict[str, dict[str, Any]]
+"""By the file of each trusted module: `files`, the digests of it and of what it imports beside it; `called`, functions
+of it that may be called."""
+
+_OWN: Final = ("rl8x", "torch", "gymnasium", "__main__")
+_forgets: bool = False
+_new: list[str] = []
+
+
+def memory() -> Path:
+    """Return the file that trust is remembered in; who deletes it forgets."""
+    import platformdirs  # only now: `rl8x doctor` works without
+
+    return Path(platformdirs.user_config_dir("rl8x", appauthor=False)) / "trusted.json"
+
+
+def unsafe() -> str | None:
+    """Say why nothing is remembered: somebody else could change it; None where nobody could, or there is nothing."""
+    file = memory()
+    if not file.is_absolute():  # without a home folder it would be one of the working directory
+        return f"there is no folder for it: {file}"
+    if not os.path.lexists(file):
+        return None
+    why = exposure(file.parent)
+    return why or (None if is_own_file(file) else f"{file} is not this user's alone")
+
+
+def entries() -> Entries:
+    """Return what is remembered; nothing of a file that is damaged, or that somebody else could have written."""
+    found: Entries = {}
+    with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, KeyError):
+        if unsafe() is None:
+            for main, entry in json.loads(memory().read_bytes()).items():
+                found[main] = {"files": dict(entry["files"]), "called": list(entry["called"])}
+    return found
+
+
+def is_intact(entry: dict[str, Any]) -> bool:
+    """Whether all files of an entry are as they were when it was trusted."""
+    return all(_digest(path) == digest for path, digest in entry["files"].items())
+
+
+def is_remembered(module: str, function: str | None = None) -> bool:
+    """Whether the user trusted a module on this machine, and all its files are as they were; nothing is imported.
+
+    Args:
+        module: Its name.
+        function: The dotted path of a function of it that is to be called, which must have been trusted too.
+    """
+    known = entries()
+    files = _files_of(module) if known else []
+    for entry in known.values() if files else ():
+        fits = entry["files"].keys() >= set(files) and (function is None or function in entry["called"])
+        if fits and is_intact(entry):
+            return True
+    return False
+
+
+def is_changed(module: str) -> bool:
+    """Whether a module was trusted when its files were others."""
+    files = _files_of(module)
+    return any(entry["files"].keys() >= set(files) and not is_intact(entry) for entry in entries().values() if files)
+
+
+def remember(module: ModuleType, function: str | None = None) -> None:
+    """Remember that the user trusts a module that was imported, with what it imports beside it.
+
+    What cannot be kept, or not where nobody else can write, is not remembered.
+    """
+    main = None if _forgets else _file_of(module)
+    if main is None or os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    known = {path: entry for path, entry in entries().items() if os.path.exists(path)}
+    before = known.get(main, {"files": {}, "called": []})
+    files = _beside(module, main) if function is None else before["files"]
+    called = before["called"] if files.get(main) == before["files"].get(main) else []
+    entry = {"files": files, "called": sorted({*called, *([] if function is None else [function])})}
+    if entry != before and files and _write({**known, main: entry}) and function is None:
+        _new.append(main)
+
+
+def news() -> list[str]:
+    """Return the files of the modules whose trust was not remembered when this was called before."""
+    found = [*_new]
+    _new.clear()
+    return found
+
+
+@contextlib.contextmanager
+def nothing_remembered() -> Iterator[None]:
+    """Let what is trusted within the block not be remembered: it is not the user who says so."""
+    global _forgets
+    before, _forgets = _forgets, True
+    try:
+        yield
+    finally:
+        _forgets = before
+
+
+def _write(known: Entries) -> bool:
+    """Replace the file by another of this user alone; False where that is impossible or others could change it."""
+    file = memory()
+    with contextlib.suppress(OSError):
+        if not file.is_absolute():
+            return False
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if exposure(file.parent) is None:
+            descriptor, beside = tempfile.mkstemp(dir=file.parent, prefix=".trusted-")  # of mode 0600
+            with open(descriptor, "w", encoding="utf-8") as stream:
+                json.dump(known, stream, indent=1)
+            os.replace(beside, file)
+            return True
+    return False
+
+
+def _digest(path: str) -> str | None:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+    return None
+
+
+def _file_of(module: ModuleType) -> str | None:
+    file = getattr(module, "__file__", None)
+    return os.path.realpath(file) if isinstance(file, str) else None
+
+
+def _beside(module: ModuleType, main: str) -> dict[str, str]:
+    """Return the digests of the imported files of a module's package, and of its folder where none is installed."""
+    top, above = module.__name__.partition(".")[0], Path(main).parents
+    depth = module.__name__.count(".") + (os.path.basename(main) == "__init__.py")
+    root = str(above[min(depth, len(above) - 1)])
+    installed = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
+    roots = [os.path.realpath(path) for path in installed]
+    digests = {}
+    for name, other in list(sys.modules.items()):
+        file, first = _file_of(other), name.partition(".")[0]
+        if file is None or first in _OWN:
+            continue
+        is_local = _lies_in(file, root) and root not in roots and not any(_lies_in(file, path) for path in roots)
+        digest = _digest(file) if first == top or is_local else None
+        if digest is not None:
+            digests[file] = digest
+    return digests
+
+
+def _lies_in(file: str, folder: str) -> bool:
+    return file.startswith(os.path.join(folder, ""))
+
+
+def _files_of(module: str) -> list[str]:
+    """Find the files of a module and of the packages it is in, also in the working directory; none of them is run."""
+    files: list[str] = []
+    names, folders = module.split("."), None
+    for length in range(1, len(names) + 1):
+        name = ".".join(names[:length])
+        spec = _spec(name, folders) or (PathFinder.find_spec(name, [os.getcwd()]) if length == 1 else None)
+        folders = None if spec is None else spec.submodule_search_locations
+        if spec is not None and spec.has_location and spec.origin is not None:
+            files.append(os.path.realpath(spec.origin))
+        elif folders is None or length == len(names):
+            return []  # there is none, or none that is a file
+        if folders is None and length < len(names):
+            return []
+    return files
+
+
+def _spec(name: str, folders: Any) -> ModuleSpec | None:
+    finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    specs = (finder.find_spec(name, folders) for finder in finders)
+    with contextlib.suppress(KeyError):  # of a package without a file in another: its parent must be imported
+        return next((spec for spec in specs if spec is not None), None)
+    return None
