@@ -156,9 +156,9 @@ def describe_ending(
     for name in ("returns", "horizon_returns"):
         mean, std = (evaluation.get(f"{keys.EVAL_PREFIX}{name}/{part}") for part in ("mean", "std"))
         if mean is not None and std is not None:
-            course = results.courses.get(f"{keys.EVAL_PREFIX}{name}/mean")
-            early = course is not None and course.last_step != counters[clock]
-            when = f", at {course.last_step:,} of {count}" if course is not None and early else ""
+            evaluated = results.courses.get(f"{keys.EVAL_PREFIX}{name}/mean")
+            early = evaluated is not None and evaluated.last_step != counters[clock]
+            when = f", at {evaluated.last_step:,} of {count}" if evaluated is not None and early else ""
             lines.append(f"Last evaluation{when}: {_code(f'{keys.EVAL_PREFIX}{name}')} {mean:.4g} ± {std:.3g}.")
     return " ".join([*lines, end] if status == "FINISHED" else [end, *lines])
 
