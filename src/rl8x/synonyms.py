@@ -37,6 +37,7 @@ _NAMES: Final[dict[str, str]] = {
     "autotune": "alpha",
     "vf_coef value_loss_coef": "vf_coeff",
     "target_kl": "target_kl_div",
+    "recompute_advantage recompute_adv": "recompute_advantages",
     "empirical_normalization obs_normalization actor_obs_normalization critic_obs_normalization": (
         "normalize_observations"
     ),

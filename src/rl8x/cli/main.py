@@ -10,7 +10,6 @@ import re
 import sys
 import warnings
 
-from rl8x import trusted
 from rl8x.processes import forget_errors, leave_working_directory, tolerate_warnings
 
 if __name__ == "__main__" or os.path.basename(sys.argv[0]) == "rl8x":
@@ -23,6 +22,7 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
+from rl8x import trusted
 from rl8x._version import __version__
 from rl8x.cli.completion import VARIABLE, Completed
 from rl8x.cli.errors import UserError, report, show_bug, show_warning

@@ -22,7 +22,6 @@ from rl8x.distributed import RankError, ranks
 from rl8x.execution.programs import ProgramError
 from rl8x.importing import import_named, texts
 from rl8x.output import counted, say
-from rl8x.tracking.location import typed_store
 
 if TYPE_CHECKING:
     from rl8x.trainers import Trainer, TrainStats
@@ -115,6 +114,7 @@ class _ResumeCommand(AlgorithmCommand):
         if run.startswith("--"):
             raise UserError(f"name the run first: rl8x resume RUN {run} ...")
         from rl8x.checkpoint import find
+        from rl8x.tracking.location import typed_store
 
         with typed_store(parameters.get("tracking_uri")):
             name = find(run, auto=parameters.get("auto", False)).metadata.get("build", {}).get("config_class")
@@ -123,6 +123,8 @@ class _ResumeCommand(AlgorithmCommand):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command with the store that was typed as the user's."""
+        from rl8x.tracking.location import typed_store
+
         with typed_store(ctx.params.pop("tracking_uri")):
             return super().invoke(ctx)
 

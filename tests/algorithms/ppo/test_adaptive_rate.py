@@ -284,7 +284,7 @@ def test_set_lr_is_refused_but_for_beginning_anew():
         ({"high": math.inf}, "high must be a number greater than 0; got inf"),
         ({"low": 1e-2, "high": 1e-3}, "low must be at most high; got 0.01 and 0.001"),
         ({"low": 2e-3}, "begins at `lr`, which must be from 0.002 to 0.01, its low and high; got 0.001"),
-        ({"desired_kl": 0.01}, "has no option 'desired_kl'. Nearest: "),
+        ({"desired_kl": 0.01}, "has no option 'desired_kl'. There are kind, kl, low, high"),
         ({"points": [[0, 1e-3]]}, "has no option 'points'"),
     ],
 )

@@ -264,6 +264,7 @@ def test_env_steps_and_schedules_count_what_the_simulator_stepped(mode):
     algorithm = tiny(num_envs=3, horizon=7, lr_schedule={"kind": "interp", "points": [[0, 1.0], [1000, 0.0]]}).build(
         env
     )
+    log.clear()  # of what was tried
     for _ in range(3):
         algorithm.collect()
         assert algorithm.counters[keys.ENV_STEPS] == len(log)
