@@ -471,6 +471,7 @@ def test_shapes_of_a_vector_environment_are_told_in_the_first_step(case):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore:.*does not give the observation before it")
 def test_lists_and_whole_numbers_are_numbers():
     env = GymnasiumEnv(Batch(num_envs=3, rewards=[1, 2, 3], terminated=[0, 0, 1]))
     env.reset()
