@@ -24,7 +24,7 @@ pytest_plugins = ["tests.skips"]
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A machine that is busy is no fault of what is tested.
-hypothesis.settings.register_profile("rl8x", deadline=None)
+hypothesis.settings.register_profile("rl8x", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("rl8x")
 # What is imported and collected stays: looking through it for garbage takes a tenth of the time of Python's own 700.
 gc.set_threshold(50_000, 10, 20)
