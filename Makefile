@@ -13,12 +13,14 @@ demo: $(PACKAGE)
 
 # In whole files, ordered by tests/conftest.py; one worker more than cores, for the tests that wait.
 test: check
-	$(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart=0 --durations=30
+	$(BIN)/python -m pytest --ignore=tests/browser -n 3 --dist loadfile --max-worker-restart=0 --durations=30
 
-# All tests with every extra: those of `make test`, then those that it skipped, where a package that is missing is a failure.
+# All tests with every extra: those of `make test`, then those that it skipped, where a package that is missing is a failure,
+# and those of MLflow's page in a browser, where there is one.
 test-all: test
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test-all]'
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 --durations=10 --skipped
+	$(BIN)/python -m pytest tests/browser
 
 # The tests, or those in TESTS, with another torch such as TORCH=2.14.1, in an environment of its own, by WORKERS processes.
 WORKERS ?= 2

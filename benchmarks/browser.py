@@ -197,6 +197,8 @@ class Browser:
             if not data:
                 raise RuntimeError(f"the browser {'has ended' if ready else 'does not answer'}: {method}")
             self._buffer += data
+        if time.monotonic() > deadline:  # it tells of events without an end
+            raise RuntimeError(f"the browser does not answer: {method}")
         line, _, self._buffer = self._buffer.partition(b"\0")
         return dict(json.loads(line))
 

@@ -53,7 +53,6 @@ LONGEST = (
     "tests/trainers/test_resume.py",
     "tests/test_readme.py",
     "tests/algorithms/test_sac.py",
-    "tests/browser/test_pages.py",
     "tests/trainers/test_auto.py",
     "tests/algorithms/ppo/test_update.py",
     "tests/execution/test_execution.py",
