@@ -31,6 +31,8 @@ class Task:
         fails: Whether this is a control that must not learn the task.
         seeds: How many seeds are run, 0, 1, ...
         episodes: Fresh episodes that the final policy is judged by.
+        eval_episodes: Episodes of an evaluation on the way; None: as many.
+        best_bound: What the best evaluation on the way must be, in the mean over seeds; None: any.
     """
 
     run: RunConfig
@@ -40,12 +42,19 @@ class Task:
     fails: bool = False
     seeds: int = 5
     episodes: int = 256
+    eval_episodes: int | None = None
+    best_bound: float | None = None
 
     @property
     def transitions(self) -> int:
         """Transitions to train on."""
         (stop,) = self.run.stop_conditions
         return int(stop["hits_upper_bound"][1])
+
+    @property
+    def num_eval_envs(self) -> int:
+        """Copies, and so episodes, of an evaluation on the way."""
+        return self.eval_episodes or self.episodes
 
     @property
     def described(self) -> dict[str, Any]:
