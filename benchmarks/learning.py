@@ -126,7 +126,8 @@ def report(rows: list[dict[str, Any]], tasks: Mapping[str, Task]) -> str:
             first = ", first never" if None in at else f", first at {max(at):,}"
         lines.append(
             f"| {name} | {bound} | {worst:.{digits}f}{first} "
-            f"| {middle['return_mean']:.{digits}f} | {_best(mine, task, digits)} | {len(mine)} "
+            f"| {middle['return_mean']:.{digits}f} | {_best(mine, task, digits)} "
+            f"| {len(mine)}{'' if len(mine) == task.seeds else f' of {task.seeds}'} "
             f"| {mine[0]['env_steps']:,} | {mine[0]['updates']:,} | {middle['cpu_s']:.1f} |"
         )
     return "\n".join(lines)

@@ -19,11 +19,17 @@ from benchmarks import learning, learning_runs  # noqa: E402
 SPENT = ("wall_s", "cpu_s", "load")
 PPO = dataclasses.replace(
     learning.TASKS["cartpole"].changed(8192, num_envs=16, execution="eager"),
-    **{"steps_per_eval": 2, "eval_episodes": 4, "episodes": 8, "bound": 5.0},
+    steps_per_eval=2,
+    eval_episodes=4,
+    episodes=8,
+    bound=5.0,
 )
 DQN = dataclasses.replace(
     learning.TASKS["cartpole-dqn"].changed(1280, warmup_steps=128, execution="eager"),
-    **{"steps_per_eval": 2, "eval_episodes": 4, "episodes": 8, "bound": 5.0},
+    steps_per_eval=2,
+    eval_episodes=4,
+    episodes=8,
+    bound=5.0,
 )
 
 
@@ -141,5 +147,5 @@ def test_the_table_has_the_mean_of_the_best_evaluations_and_what_it_must_be():
     for bound, cell in cells.items():
         task = dataclasses.replace(learning.TASKS["cartpole"], best_bound=bound)
         last = learning.report(rows, {"cartpole": task}).splitlines()[-1]
-        assert last == f"| cartpole | ≥ 475 | 480.0 | 481.0 | {cell} | 2 | 1,000 | 500 | 1.0 |"
+        assert last == f"| cartpole | ≥ 475 | 480.0 | 481.0 | {cell} | 2 of 5 | 1,000 | 500 | 1.0 |"
     assert rl8x.tuned("CartPole") == learning.TASKS["cartpole"].run
