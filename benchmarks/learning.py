@@ -3,26 +3,27 @@
     python benchmarks/learning.py [--tasks cartpole pendulum ...] [--seeds 0 1 ...] [--out learning.json] [--publish]
 
 Each task has one setting for all seeds, that of `rl8x tuned` where users have it by name, and a fixed number of
-transitions. What counts is the policy at the end, not the best one on the way; some tasks say besides by when a policy
-must first be good enough. Rows of other tasks and seeds that the file has already stay there. The exit code is 1 if a
-seed misses the task's bound. `benchmarks/learning_tasks.py` has the tasks; those on Gymnasium's simulators need
-`pip install "gymnasium[mujoco,box2d]"` and are left out, with a word, where it is missing. `--publish` also writes what
-`rl8x tuned` tells.
+transitions. What counts is the policy at the end; some tasks say besides by when a policy must first be good enough, or
+what the best evaluation on the way must be, which is what others publish. Rows of other tasks and seeds that the file
+has already stay there. The exit code is 1 if a seed misses the task's bound. `benchmarks/learning_tasks.py` has the
+tasks; those on Gymnasium's simulators need `pip install "gymnasium[mujoco,box2d]"` and are left out, with a word, where
+it is missing. `--publish` also writes what `rl8x tuned` tells.
 `benchmarks/offline_tasks.py` has those that learn from data sets alone, for a fixed number of updates.
+Runs of hours go on after they were cut off, by `--checkpoints FOLDER`; several processes may write into one `--out`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import importlib.util
 import json
-import math
 import os
 import platform
 import statistics
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,9 @@ if __package__ in (None, ""):
 
 import rl8x
 from benchmarks.common import version
+from benchmarks.learning_runs import forget, measure
 from benchmarks.learning_tasks import TASKS, Task
 from benchmarks.offline_tasks import OFFLINE, OfflineTask, measure_offline, report_offline
-from rl8x import HitsUpperBound, NullTracker, Trainer
 from rl8x.config import RunConfig
 from rl8x.config.tuned import MEASURED, tuned_files
 
@@ -44,59 +45,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # The tasks of the README's table and picture; docs/learning.md has all.
 SUFFIXES = ("", "-dqn", "-pqn", "-sac", "-td3")  # of a task's name: the algorithm, nothing for PPO
 SHOWN = ("cartpole", "pendulum", "masked-cartpole-gru", "masked-cartpole-mlp", "half-cheetah", "hopper")
-INVALID = "episodes/info/invalid/mean"
 # What Gymnasium's environments are made with, by the part of their entry point that tells.
 SIMULATORS = {"mujoco": "mujoco", "box2d": "Box2D"}
 DEFAULT_OUT = ROOT / "benchmarks" / "results" / "learning.json"
-
-
-def measure(name: str, task: Task, seed: int) -> dict[str, Any]:
-    """Train once and evaluate what came out."""
-    curve: list[list[float]] = []
-    invalid: list[float] = []
-    first_at: int | None = None
-
-    def note(trainer: object, stats: Mapping[str, float]) -> None:
-        nonlocal first_at
-        if first_at is None and task.bound is not None and stats.get("eval/returns/mean", -math.inf) >= task.bound:
-            first_at = int(stats["env/steps"])
-        if "episodes/returns/mean" in stats:
-            curve.append([stats["env/steps"], round(stats["episodes/returns/mean"], 2)])
-        if INVALID in stats:
-            invalid.append(stats[INVALID] * stats["episodes/ended"])
-
-    wall, cpu = time.perf_counter(), time.process_time()
-    algorithm = task.make_algorithm(seed)
-    # The evaluation environment has seeds of its own: it starts from states that training never saw.
-    trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=True, num_eval_envs=task.episodes, callbacks=[note])
-    conditions = [HitsUpperBound("env/steps", task.transitions)]
-    trainer.run(stop_conditions=conditions, steps_per_eval=task.steps_per_eval, progress="none")
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    result = trainer.eval(deterministic=True)
-    mean = result["eval/returns/mean"]
-    row = {
-        "task": name,
-        "seed": seed,
-        "return_mean": round(mean, 2),
-        "return_min": round(result["eval/returns/min"], 2),
-        "return_std": round(result["eval/returns/std"], 2),
-        "episodes": int(result["eval/episodes/ended"]),
-        "passed": task.passes(mean, first_at),
-        "wall_s": round(wall, 2),
-        "cpu_s": round(cpu, 2),
-        "env_steps": trainer.state["env/steps"],
-        "updates": trainer.state["algorithm/updates"],
-        "load": round(os.getloadavg()[0], 1),
-        "curve": thinned(curve),
-    }
-    if task.steps_per_eval is not None:
-        row["first_at"] = first_at
-    if invalid:
-        evaluated = result[f"eval/{INVALID}"] * result["eval/episodes/ended"]
-        row["invalid_actions"] = round(sum(invalid) + evaluated)
-        row["passed"] = row["passed"] and row["invalid_actions"] == 0
-    trainer.close()
-    return row
 
 
 def missing(task: Task | OfflineTask) -> str | None:
@@ -106,12 +57,6 @@ def missing(task: Task | OfflineTask) -> str | None:
     entry_point = str(gymnasium.spec(task.run.env).entry_point)
     needed = (module for part, module in SIMULATORS.items() if part in entry_point)
     return next((module for module in needed if importlib.util.find_spec(module) is None), None)
-
-
-def thinned(curve: list[list[float]], most: int = 128) -> list[list[float]]:
-    """Keep some of a curve's points, evenly spaced, the last among them."""
-    step = -(-len(curve) // most)
-    return curve[::-1][:: max(1, step)][::-1]
 
 
 def machine() -> dict[str, Any]:
@@ -162,8 +107,8 @@ def merged(
 def report(rows: list[dict[str, Any]], tasks: Mapping[str, Task]) -> str:
     """Lay the worst and the median of each task's seeds out as a Markdown table."""
     lines = [
-        "| task | bound | worst seed | median seed | seeds | transitions | updates | CPU s |",
-        "|---|---|---|---|---|---|---|---|",
+        "| task | bound | worst seed | median seed | best on the way, mean | seeds | transitions | updates | CPU s |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, task in tasks.items():
         mine = [row for row in rows if row["task"] == name]
@@ -181,10 +126,20 @@ def report(rows: list[dict[str, Any]], tasks: Mapping[str, Task]) -> str:
             first = ", first never" if None in at else f", first at {max(at):,}"
         lines.append(
             f"| {name} | {bound} | {worst:.{digits}f}{first} "
-            f"| {middle['return_mean']:.{digits}f} | {len(mine)} "
+            f"| {middle['return_mean']:.{digits}f} | {_best(mine, task, digits)} "
+            f"| {len(mine)}{'' if len(mine) == task.seeds else f' of {task.seeds}'} "
             f"| {mine[0]['env_steps']:,} | {mine[0]['updates']:,} | {middle['cpu_s']:.1f} |"
         )
     return "\n".join(lines)
+
+
+def _best(rows: list[dict[str, Any]], task: Task, digits: int) -> str:
+    """Write the mean of the seeds' best evaluations on the way, and what it must be; nothing where there are none."""
+    if not all("best" in row for row in rows):
+        return ""
+    mean = statistics.mean(row["best"] for row in rows)
+    asked = "" if task.best_bound is None else f" ({'≥' if mean >= task.best_bound else 'misses'} {task.best_bound:g})"
+    return f"{mean:.{digits}f}{asked}"
 
 
 def all_tasks() -> dict[str, Task | OfflineTask]:
@@ -282,6 +237,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--seeds", type=int, nargs="+", help="default: 0, 1, ... as many as the task has")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
+    parser.add_argument("--checkpoints", type=Path, help="save runs there, and go on with those that were cut off")
+    parser.add_argument("--add", type=Path, help="take the rows of another file too")
     parser.add_argument("--publish", action="store_true", help="put tables and curves into README.md and docs/")
     options = parser.parse_args(argv)
     passed = True
@@ -297,7 +254,7 @@ def main(argv: list[str] | None = None) -> int:
             if isinstance(task, OfflineTask):
                 row = measure_offline(name, task, seed, held(options.out).get("rows", []))
             else:
-                row = measure(name, task, seed)
+                row = measure(name, task, seed, options.checkpoints)
             print(
                 f"{name:<20} {seed:>4} {row['return_mean']:>8.1f} {row['return_min']:>7.1f} {row['wall_s']:>7.1f} "
                 f"{row['cpu_s']:>6.1f} {row['env_steps']:>10,} {row['updates']:>8,}"
@@ -306,6 +263,10 @@ def main(argv: list[str] | None = None) -> int:
             )
             passed = passed and row["passed"]
             keep(options.out, [row])
+            if options.checkpoints is not None:
+                forget(options.checkpoints, name, seed)
+    if options.add is not None:
+        add(options.add, options.out)
     document = json.loads(options.out.read_text())
     print("\n" + report(document["rows"], TASKS) + "\n\n" + report_offline(document["rows"], OFFLINE))
     if options.publish:
@@ -319,9 +280,36 @@ def held(path: Path) -> dict[str, Any]:
 
 
 def keep(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows into the file, beside those that stay."""
+    """Write rows into the file, beside those that stay; of several processes one after another."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(as_text(merged(held(path), rows, all_tasks())))
+    with _alone(path.parent):
+        beside = path.with_suffix(".tmp")
+        beside.write_text(as_text(merged(held(path), rows, all_tasks())))
+        beside.replace(path)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process writes into the folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def add(path: Path, out: Path) -> None:
+    """Take rows from another file, which a longer run wrote, where they were measured under the settings of now."""
+    document = held(path)
+    for name, described in document["tasks"].items():
+        task = all_tasks().get(name)
+        rows = [row for row in document["rows"] if row["task"] == name]
+        known = {key: value for key, value in described.items() if key != "machine"}
+        if task is None or known != json.loads(json.dumps(task.described)):
+            print(f"{name:<20} left out: {path.name} has it under other settings")
+        else:
+            keep(out, rows)
 
 
 def as_text(document: Mapping[str, Any]) -> str:

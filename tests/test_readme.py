@@ -22,7 +22,7 @@ from tests.pages import PAGES, ROOT, blocks, commands, name_of
 
 import rl8x
 import rl8x.trainers.trainer
-from benchmarks import learning, learning_envs, report, study_figures
+from benchmarks import learning, learning_envs, learning_runs, report, study_figures
 from rl8x import NullTracker, PPOConfig, Trainer, drawing
 from rl8x.cli.main import COMMANDS, main
 from rl8x.cli.main import rl8x as group
@@ -311,7 +311,9 @@ def test_every_seed_of_every_task_passed_under_the_present_settings() -> None:
         assert row.get("invalid_actions", 0) == 0
     for name, task in document["tasks"].items():
         seeds = [row["seed"] for row in document["rows"] if row["task"] == name]
-        assert seeds == [*range(tasks[name].seeds)]
+        wanted = [*range(tasks[name].seeds)]
+        # Seeds of hours come one by one, and the table says how many there are.
+        assert seeds == wanted[: len(seeds) if getattr(tasks[name], "best_bound", None) else None]
         described = {key: value for key, value in task.items() if key != "machine"}
         assert described == json.loads(json.dumps(tasks[name].described)), f"{name} was measured otherwise"
         assert task["machine"]["versions"]["torch"]
@@ -360,7 +362,7 @@ def test_the_bound_must_be_reached_in_time_and_at_the_end() -> None:
     ]
     row = {"seed": 0, "env_steps": 1000, "updates": 500, "cpu_s": 1.0, "return_mean": 480.0, "task": "cartpole-dqn"}
     rows = [{**row, "first_at": 300}, {**row, "first_at": 400, "return_mean": 490.0}]
-    last = "| cartpole-dqn | ≥ 475, first within 500 | 480.0, first at 400 | 485.0 | 2 | 1,000 | 500 | 1.0 |"
+    last = "| cartpole-dqn | ≥ 475, first within 500 | 480.0, first at 400 | 485.0 |  | 2 of 5 | 1,000 | 500 | 1.0 |"
     assert learning.report(rows, {"cartpole-dqn": task}).splitlines()[-1] == last
     assert "first never" in learning.report([{**row, "first_at": None}], {"cartpole-dqn": task})
 
@@ -437,7 +439,7 @@ def test_every_setting_that_users_have_by_name_is_a_task_and_its_results_are_the
     document = json.loads(learning.DEFAULT_OUT.read_text())
     results = learning.of_settings(document, learning.TASKS)
     assert results == measured()
-    assert results["HalfCheetah-v5-sac"] == {"transitions": 300_000, "returns": [6741.13], "seconds": 2387.59}
+    assert results["LunarLander-v3-ppo"]["transitions"] == 1_003_520
     runs = [task.run for task in learning.TASKS.values()]
     for task, algorithms in tuned_files().items():
         for algorithm in algorithms:
@@ -455,6 +457,6 @@ def test_results_under_other_settings_are_not_told() -> None:
 
 def test_a_curve_is_thinned_from_its_end() -> None:
     curve = [[float(i), 0.0] for i in range(10)]
-    assert learning.thinned(curve, most=4) == [[0.0, 0.0], [3.0, 0.0], [6.0, 0.0], [9.0, 0.0]]
-    assert learning.thinned(curve, most=10) == curve
-    assert learning.thinned([]) == []
+    assert learning_runs.thinned(curve, most=4) == [[0.0, 0.0], [3.0, 0.0], [6.0, 0.0], [9.0, 0.0]]
+    assert learning_runs.thinned(curve, most=10) == curve
+    assert learning_runs.thinned([]) == []

@@ -10,6 +10,7 @@ import pytest
 
 import rl8x
 from rl8x.cli.main import main
+from rl8x.cli.tuned import rows
 from rl8x.config import RunConfig
 from rl8x.config.tuned import measured, tuned_file, tuned_files
 
@@ -119,9 +120,8 @@ def test_the_table_has_what_was_measured_and_says_what_was_not(capsys):
     assert header.split() == ["task", "algorithm", "transitions", "return", "seconds"]
     cells = {tuple(line.split()[:2]): re.split(r"  +", line)[2:] for line in lines}
     assert [*cells] == [(task, algorithm.upper()) for task, algorithm in NAMES]
-    # By hand from benchmarks/results/learning.json: the median of 4271.78, 4726.3 and 6330.37, and of one seed.
-    assert cells["HalfCheetah-v5", "PPO"] == ["1,001,472", "4726.3 (4271.8 to 6330.4, 3 seeds)", "247"]
-    assert cells["HalfCheetah-v5", "SAC"] == ["300,000", "6741.1 (1 seed)", "2388"]
+    # By hand from benchmarks/results/learning.json: the median of 279.63, 280.52 and 281.83.
+    assert cells["LunarLander-v3", "PPO"] == ["1,003,520", "280.5 (279.6 to 281.8, 3 seeds)", "147"]
     for (task, algorithm), (transitions, returned, seconds) in cells.items():
         result = measured().get(f"{task}-{algorithm.lower()}")
         if result is None:
@@ -129,3 +129,14 @@ def test_the_table_has_what_was_measured_and_says_what_was_not(capsys):
         else:
             assert transitions == f"{result['transitions']:,}"
             assert float(returned.split()[0]) == pytest.approx(statistics.median(result["returns"]), abs=0.05)
+
+
+def test_one_seed_is_called_one_and_small_returns_have_two_digits(monkeypatch):
+    results = {
+        "Hopper-v5-sac": {"transitions": 1_000_000, "returns": [3456.78], "seconds": 7654.3},
+        "AlgoTrading-ppo": {"transitions": 245_760, "returns": [1.234, -2.5], "seconds": 14.4},
+    }
+    monkeypatch.setattr("rl8x.config.tuned.measured", lambda: results)
+    cells = {line[:2]: line[2:] for line in rows()}
+    assert cells["Hopper-v5", "SAC"] == ("1,000,000", "3456.8 (1 seed)", "7654")
+    assert cells["AlgoTrading", "PPO"] == ("245,760", "-0.63 (-2.50 to 1.23, 2 seeds)", "14")
