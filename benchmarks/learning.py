@@ -286,7 +286,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     passed = True
     print(
-        f"{'task':<20} {'seed':>4} {'return':>8} {'min':>7} {'wall s':>7} {'CPU s':>6} {'env steps':>10} {'updates':>8}"
+        f"{'task':<20} {'seed':>4} {'return':>8} {'min':>7} {'wall s':>7} {'CPU s':>6} {'transitions':>11} {'updates':>8}"
     )
     for name in held(options.out).get("tasks", ()) if options.tasks is None else options.tasks:
         task = all_tasks()[name]

@@ -107,8 +107,8 @@ _WORDS: Final[dict[str, str]] = {
     "recurrentppo": '`PPOConfig(model="lstm")`',
     "maskableppo": "`PPOConfig`: a mask is the part `action_mask` of a `Dict` observation",
     "cql": "offline DQN or SAC with `cql_alpha`",
-    "trpo": "not there; PPO is the nearest",
-    "tqc crossq": "not there; SAC is the nearest",
+    "trpo": "`PPOConfig`, the nearest that there is",
+    "tqc crossq": "`SACConfig`, the nearest that there is",
 }
 
 
