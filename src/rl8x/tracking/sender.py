@@ -37,8 +37,8 @@ class Sender:
 
     Replaying is safe: a store keeps one row for the same name, step, timestamp and value, so that what was sent but not
     acknowledged may be sent again. An entry that the store does not take, whatever its kind, is set aside after some
-    tries, and all others go on. `on_arrival` is called whenever something has arrived; `name_word` gives the run's name as
-    commands take it, if they do.
+    tries, and all others go on. `on_arrival` is called whenever something has arrived; `name_word` returns the run's
+    name as commands take it, if they do.
 
     Args:
         spool: What to send.
