@@ -317,7 +317,9 @@ class GymnasiumEnv(SimulatorEnv):
     def another(self, num_envs: int | None = None, *, seed: int | None = None, **kwargs: Any) -> Env | None:
         """Make the copies again by the same id or function and arguments, at most 128 by default.
 
-        `kwargs` are for the id's constructor, in place of the arguments of their names. None where a vector environment was given, since nobody knows how it was made, and where its simulator cannot be
+        `kwargs` are for the id's constructor, in place of the arguments of their names.
+
+        None where a vector environment was given, since nobody knows how it was made, and where its simulator cannot be
         had twice. A subclass with a constructor of its own is copied.
         """
         if self._made_from is None:
