@@ -243,7 +243,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     passed = True
     print(
-        f"{'task':<20} {'seed':>4} {'return':>8} {'min':>7} {'wall s':>7} {'CPU s':>6} {'env steps':>10} {'updates':>8}"
+        f"{'task':<20} {'seed':>4} {'return':>8} {'min':>7} {'wall s':>7} {'CPU s':>6} "
+        f"{'transitions':>11} {'updates':>8}"
     )
     for name in held(options.out).get("tasks", ()) if options.tasks is None else options.tasks:
         task = all_tasks()[name]
@@ -257,7 +258,7 @@ def main(argv: list[str] | None = None) -> int:
                 row = measure(name, task, seed, options.checkpoints)
             print(
                 f"{name:<20} {seed:>4} {row['return_mean']:>8.1f} {row['return_min']:>7.1f} {row['wall_s']:>7.1f} "
-                f"{row['cpu_s']:>6.1f} {row['env_steps']:>10,} {row['updates']:>8,}"
+                f"{row['cpu_s']:>6.1f} {row['env_steps']:>11,} {row['updates']:>8,}"
                 + ("" if row["passed"] else "  MISSED"),
                 flush=True,
             )

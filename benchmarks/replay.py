@@ -132,7 +132,7 @@ def render(result: Row) -> str:
 
 
 def work_table(result: Row, name: str) -> str:
-    """Return a row for each library and variant: env steps/s, updates/s, and the share of the products' rate."""
+    """Return a row for each library and variant: transitions/s, updates/s, and the share of the products' rate."""
     work, lines = result["works"][name], []
     rows = [row for row in result["rows"] if row["work"] == name]
     for peer in names(rows, "peer"):
@@ -146,7 +146,7 @@ def work_table(result: Row, name: str) -> str:
             share = "" if limit is None else f"{updates / limit:.0%} of {short(limit)}"
             spread = f"{short(min(rates))} - {short(max(rates))}"
             lines.append([PEERS[peer].title, variant, short(rate), spread, short(updates), share])
-    return table(["library", "variant", "env steps/s", "range", "updates/s", "of the products' rate"], lines)
+    return table(["library", "variant", "transitions/s", "range", "updates/s", "of the products' rate"], lines)
 
 
 def goals_table(result: Row, name: str) -> str:

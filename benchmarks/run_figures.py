@@ -23,6 +23,8 @@ from benchmarks.mlflow_pages import Pages, served
 IMAGES: Final = Path(__file__).parents[1] / "docs" / "images"
 SETTINGS: Final = "--num-envs 64 --horizon 32 --gamma 0.99 --sgd-minibatch-size 512 --max-grad-norm 0.5"
 LEARNING_RATES: Final = {"fast": "5e-3", "slow": "5e-4"}
+# A page without a mouse shows the charts' tool bars, over the data, which else come with the mouse.
+_NO_TOOL_BARS: Final = "document.head.insertAdjacentHTML('beforeend', '<style>.modebar { display: none }</style>')"
 
 
 def arguments(name: str, *, steps: int, every: int, films: int, settings: Sequence[str]) -> list[str]:
@@ -69,6 +71,7 @@ def photograph(folder: Path, images: Path) -> list[Path]:
 
     def keep(browser: Browser, name: str) -> None:
         browser.settle()
+        browser.run(_NO_TOOL_BARS)
         made.append(browser.screenshot(images / f"mlflow-{name}.png"))
 
     with served(folder) as address, Browser(1360, 860) as browser:

@@ -253,6 +253,27 @@ def element_of(space: spaces.Space[Any], tree: Any, convert: Callable[[spaces.Sp
     return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
 
 
+def outside(obs: Any, space: spaces.Space[Any], name: str = "obs") -> list[str]:
+    """Say which parts of an observation have numbers out of the bounds of their `Box`, by more than rounding.
+
+    Args:
+        obs: A tensor `[..., *shape]`, or nested dicts of them.
+        space: Its space.
+        name: What it is called.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return [text for key, part in named_parts(space) for text in outside(obs[key], part, f"{name}[{key!r}]")]
+    if not isinstance(space, spaces.Box) or not space.shape:
+        return []
+    low, high = (torch.as_tensor(bound, device=obs.device).double() for bound in (space.low, space.high))
+    values = obs.double()
+    far = (values < low - 1e-3 * low.abs().clamp(min=1)) | (values > high + 1e-3 * high.abs().clamp(min=1))
+    if not bool(far.any()):
+        return []
+    bounds = f"{space.low.min():g} to {space.high.max():g}"
+    return [f"{name} has {values[far][0].item():g}, out of the bounds of its Box ({bounds})"]
+
+
 def where_rows(mask: Tensor, yes: Any, no: Any) -> Any:
     """Choose rows: those of `yes` where `mask`, `[num]` bool, is true, of `[num, ...]` tensors or dicts of them."""
     if isinstance(no, dict):

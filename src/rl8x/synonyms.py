@@ -99,6 +99,7 @@ _WORDS: Final[dict[str, str]] = {
     ),
     "tensorboard_log logger": "`Trainer(tracker=...)`, MLflow by itself",
     "torch_deterministic": "nothing to set: the same seed on the same machine gives the same bits",
+    "time_limit max_episode_steps": "an argument of the environment, such as `env_kwargs.time_limit=200`",
     "env_id": "what `build` takes; the first word of `rl8x train CartPole-v1`",
     "a2c": "`PPOConfig(num_sgd_iters=1)` with one minibatch: PPO whose one update has A2C's gradient",
     "ddpg": _DDPG,
@@ -107,8 +108,8 @@ _WORDS: Final[dict[str, str]] = {
     "recurrentppo": '`PPOConfig(model="lstm")`',
     "maskableppo": "`PPOConfig`: a mask is the part `action_mask` of a `Dict` observation",
     "cql": "offline DQN or SAC with `cql_alpha`",
-    "trpo": "not there; PPO is the nearest",
-    "tqc crossq": "not there; SAC is the nearest",
+    "trpo": "`PPOConfig`, the nearest that there is",
+    "tqc crossq": "`SACConfig`, the nearest that there is",
 }
 
 

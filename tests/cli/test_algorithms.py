@@ -263,7 +263,7 @@ def test_dqn_trains_by_its_name_in_small_letters(capsys):
     options = ["--warmup-steps", "8", "--batch-size", "4", "--max-steps", "3", "--updates-per-sample", "0.5"]
     sizes = ["model_config.hidden_sizes=[8]", "--buffer-size", "100"]
     assert main(["train", "CartPole", "--algorithm", "dqn", *SMALL, *options, *sizes]) == 0
-    assert "48 env steps" in capsys.readouterr().out
+    assert "48 transitions" in capsys.readouterr().out
     assert main(["train", "Pendulum", "--algorithm", "dqn", *SMALL, *options]) == 2
     assert "DQN needs a Discrete action space" in capsys.readouterr().err
 

@@ -33,7 +33,7 @@ def test_training_by_options(capsys):
     assert main(["train", "CartPole", *SMALL, "--max-steps", "2", "--steps-per-eval", "1", "--num-eval-envs", "2"]) == 0
     out = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert out[0] == "stopped by max_steps=2"
-    assert out[1].startswith("trained 2 steps, 32 env steps, ")
+    assert out[1].startswith("trained 2 steps, 32 transitions, ")
     evaluated = r"evaluated return \S+ \+- \S+ \(.*\), 2 whole episodes, deterministic, the final policy"
     assert re.fullmatch(evaluated, out[2])
 
@@ -53,7 +53,7 @@ def test_training_from_a_run_file(tmp_path, capsys, suffix):
     assert main(["train", "-f", str(path), "algorithm_config.horizon=8"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("stopped by HitsUpperBound('env/steps', 48)")
-    assert "2 steps, 64 env steps" in out  # 4 * 8 = 32 a step, so 48 are reached by the second
+    assert "2 steps, 64 transitions" in out  # 4 * 8 = 32 a step, so 48 are reached by the second
 
 
 def test_an_environment_of_ones_own_and_a_gymnasium_one(tmp_path, monkeypatch, capsys):

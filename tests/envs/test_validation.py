@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import random
+import warnings
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -65,6 +67,39 @@ def test_good_environments_pass_and_stay_as_they_are(env_class):
     assert env.carry is carry
     assert all(torch.equal(carry["state"][key], value) for key, value in kept.items())
     assert env.config == {name: {"uniform": [parameter.default] * 2}}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "value", "said"),
+    [
+        (-10.0, 10.0, 1000.0, ["Bad: obs has 1000, out of the bounds of its Box (-10 to 10). Nothing is cut off; "]),
+        (0.0, np.inf, -1.0, ["Bad: obs has -1, out of the bounds of its Box (0 to inf). Nothing is cut off; "]),
+        (-10.0, 10.0, 10.001, []),  # rounding
+        (-np.inf, np.inf, 1e30, []),
+    ],
+)
+@pytest.mark.parametrize("kind", ["tensors", "simulator"])
+def test_observations_out_of_bounds_are_told_once(kind, low, high, value, said):
+    space = spaces.Box(low, high, (2,), np.float32)
+    far = bad(observe=lambda self, state, parameters: state["at"] * 0 + value, single_observation_space=space)(
+        5, seed=0
+    )
+    if kind == "simulator":
+
+        class Bad(gymnasium.Env):
+            observation_space, action_space = space, spaces.Discrete(2)
+
+            def reset(self, *, seed=None, options=None):
+                return np.full(2, value, np.float32), {}
+
+            def step(self, action):
+                return np.full(2, value, np.float32), 0.0, False, False, {}
+
+        far = GymnasiumEnv(Bad, 2)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        validate(far)
+    assert [str(each.message).removesuffix("mend `observation_space`, or the observation.") for each in told] == said
 
 
 def test_an_environment_that_was_never_reset_can_be_checked():

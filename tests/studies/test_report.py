@@ -182,7 +182,7 @@ def test_policies_that_the_table_lacks_are_counted(table):
 
 def test_evaluations_are_counted(table, made):
     assert made.evaluations.counts == (18, 4 * len(table), 4 * 25 * len(table), 6 * 10_000, None)
-    assert "18 policies in 1,440 episodes, 36,000 environment steps; training took 60,000" in str(made)
+    assert "18 policies in 1,440 episodes, 36,000 transitions; training took 60,000" in str(made)
 
 
 def test_one_seed_has_no_interval_and_few_have_narrow_ones():

@@ -185,7 +185,7 @@ def test_the_runs_are_a_parent_and_its_children(ran):
     by_rate = final.groupby("vary.lr")[table.RETURNS].mean()
     assert parent.data.metrics["best/returns/mean"] == pytest.approx(by_rate.max())
     assert parent.data.tags["study.best"] == f"wide lr={by_rate.idxmax()}"
-    result = f"wide lr={by_rate.idxmax()}, mean return {by_rate.max():.4g}"
+    result = f"{by_rate.max():.4g}, mean return of wide lr={by_rate.idxmax()}"
     named = {name: parent.data.tags[f"rl8x.{name}"] for name in ("task", "algorithm", "result")}
     assert (named["algorithm"], named["result"]) == ("PPO", result)
     note = parent.data.tags["mlflow.note.content"].split("\n\n")

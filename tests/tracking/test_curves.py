@@ -33,7 +33,7 @@ def colours(picture, tmp_path):
 @pytest.mark.parametrize(("names", "found"), [(LINES, {0, 1}), (["eval/returns/mean"], {0})])
 def test_each_metric_is_a_line_of_its_own(tmp_path, names, found):
     assert (
-        colours(draw_curves({name: LINES[name] for name in names}, "PPO on CartPole", "env steps"), tmp_path) == found
+        colours(draw_curves({name: LINES[name] for name in names}, "PPO on CartPole", "transitions"), tmp_path) == found
     )
 
 

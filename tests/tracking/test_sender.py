@@ -480,7 +480,7 @@ def test_an_artifact_that_was_set_aside_is_sent_when_it_can_be(spool, store, tmp
 
 # -- what a page shows beside metrics and params
 
-CURVES = {"op": "curves", "series": {"returns/mean": [[0, 1.0], [8, 2.0]]}, "title": "PPO", "clock": "env steps"}
+CURVES = {"op": "curves", "series": {"returns/mean": [[0, 1.0], [8, 2.0]]}, "title": "PPO", "clock": "transitions"}
 SAMPLE = {"op": "system", "t": 63_500, "m": {"system/cpu_utilization_percentage": 12.5}}
 
 
@@ -495,7 +495,7 @@ def test_learning_curves_and_samples_wait_for_a_store_that_is_away(spool, store)
     assert store.runs == {}
     store.down = False
     sender.send_all()
-    assert store.run["curves"] == [(CURVES["series"], "PPO", "env steps")]
+    assert store.run["curves"] == [(CURVES["series"], "PPO", "transitions")]
     # The run began at 1,000 ms: a sample's step is the seconds since.
     sample = Point("system/cpu_utilization_percentage", 12.5, 63_500, 62)
     assert store.run["points"] == {Point("a", 0.0, 1000, 0), sample}

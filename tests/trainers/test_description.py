@@ -14,7 +14,6 @@ from rl8x.envs import CartPole, CartPoleInfinite, GymnasiumEnv
 from rl8x.models import MLPModel
 from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker
-from rl8x.tracking.runs import Whereabouts
 from rl8x.trainers import Trainer
 from rl8x.trainers.description import command
 
@@ -51,8 +50,8 @@ def test_a_description_says_what_ran_how_it_ended_and_how_to_go_on(tmp_path, mon
     returns = f"{mean:.4g} ± {std:.3g}"
     step, best = max(trainer.tracker.history("eval/returns/mean"), key=lambda point: (point[1], -point[0]))
     assert trainer.tracker.description.split("\n\n") == [
-        f"Best `eval/returns/mean`: {best:.4g}, at {step} env steps. Last evaluation: `eval/returns` {returns}. "
-        "Stopped after 2 steps, 32 env steps: `max_steps=2`.",
+        f"Best `eval/returns/mean`: {best:.4g}, at {step} transitions. Last evaluation: `eval/returns` {returns}. "
+        "Stopped after 2 steps, 32 transitions: `max_steps=2`.",
         "**PPO on `CartPole`**, model `mlp`: num_envs `4`, horizon `4`, seed `3`, device `cpu`, "
         "model_config `{'hidden_sizes': [8]}`, lr `0.01`",
         "Until `max_steps=2`; evaluated after every step.",
@@ -74,7 +73,7 @@ def test_a_description_says_when_a_run_stops_and_what_it_trains_under(tmp_path):
         "evaluated after every 2 steps; under `length=Uniform(0.25, 1.0)`; evaluated under `gravity=5.0`, `length=1.0`."
     )
     assert note[2].endswith(f"or `max_steps=3`; {end}")
-    assert "Last evaluation, at 32 of 48 env steps: `eval/returns` " in note[0]
+    assert "Last evaluation, at 32 of 48 transitions: `eval/returns` " in note[0]
     assert not [line for line in note if line.startswith("To ")]  # it is not saved
 
     (plan,) = [line for line in steered().tracker.description.split("\n\n") if line.startswith("Until")]
@@ -105,9 +104,8 @@ def steered():
 )
 def test_the_commands_in_a_description_are_those_that_work(mlflow_client, tmp_path, monkeypatch, run, calls):
     seen = []
-    monkeypatch.setattr(Whereabouts, "name_word", None)  # else it is known at the end, if the store was quick
     tracker = MLflowTracker()
-    tracker.describe = seen.append
+    tracker.describe = lambda text, folder: seen.append(text)
     trainer = Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=tracker, checkpoints=tmp_path / "a folder")
     trainer.run(progress="none", **run)
     folder = str(tmp_path / "a folder")
@@ -125,16 +123,19 @@ def test_the_commands_in_a_description_are_those_that_work(mlflow_client, tmp_pa
         assert main([*("2" if word == "N" else word for word in words[1:]), "--progress", "none"]) == 0
 
 
-def test_a_description_names_the_run_where_its_name_finds_it(mlflow_client, monkeypatch):
-    tracker, log = MLflowTracker(run_name="by name"), MLflowTracker.log_metrics
-    monkeypatch.setattr(tracker, "log_metrics", lambda row, step: (log(tracker, row, step), tracker.flush()))
-    Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=tracker).run(max_steps=2, progress="none")
-    note = mlflow_client.get_run(tracker.run_id).data.tags["mlflow.note.content"].split("\n\n")
-    assert note[-3:] == [
-        "To continue training: `rl8x resume 'by name' --max-steps N`",
-        "To take its policy elsewhere: `rl8x export 'by name' --format pt2`",
-        "To watch it play: `rl8x play 'by name'`",
-    ]
+def test_a_description_names_the_run_where_its_name_finds_it(mlflow_client, tmp_path):
+    notes = []
+    for folder in ("one", "an other"):  # the second has no name of its own
+        tracker = MLflowTracker(run_name="by name")
+        trainer = Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=tracker, checkpoints=tmp_path / folder)
+        trainer.run(max_steps=1, progress="none")
+        notes.append(mlflow_client.get_run(tracker.run_id).data.tags["mlflow.note.content"].split("\n\n")[-3:])
+    for note, run in zip(notes, ("'by name'", f"'{tmp_path}/an other'"), strict=True):
+        assert note == [
+            f"To continue training: `rl8x resume {run} --max-steps N`",
+            f"To take its policy elsewhere: `rl8x export {run} --format pt2`",
+            f"To watch it play: `rl8x play {run}`",
+        ]
 
 
 def test_of_many_hyperparameters_a_description_has_the_first(monkeypatch):
@@ -153,7 +154,7 @@ def test_tags_tell_runs_apart():
         "task": "CartPole",
         "algorithm": "PPO",
         "model": "mlp",
-        "result": f"eval/returns {values[-1]:.4g}, best {max(values):.4g}",
+        "result": f"{values[-1]:.4g}, best {max(values):.4g} (eval/returns)",
     }
     other = trained(functools.partial(GymnasiumEnv, "CartPole-v1"), algorithm={"model": Wide}).tracker.tags
     assert [other["rl8x.task"], other["rl8x.model"]] == ["CartPole-v1", "Wide"]
@@ -237,8 +238,8 @@ def test_what_a_failure_says_is_shown_as_it_is():
     with pytest.raises(RuntimeError):
         Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=tracker, callbacks=[fail]).run(progress="none")
     (line,) = [line for line in tracker.description.split("\n\n") if line.startswith("Failed")]
-    assert line.startswith("Failed after 1 step, 16 env steps: ```RuntimeError: a `b` ``c`` # <img src=x> *d*eee")
-    assert re.search(r"e \.\.\.```\. Best `returns/mean`: \d+, at 16 env steps\.$", line)
+    assert line.startswith("Failed after 1 step, 16 transitions: ```RuntimeError: a `b` ``c`` # <img src=x> *d*eee")
+    assert re.search(r"e \.\.\.```\. Best `returns/mean`: \d+, at 16 transitions\.$", line)
     assert len(tracker.description) < 3000
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 
+import gymnasium
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from PIL import Image
 
 from rl8x import MemoryTracker, NullTracker, PPOConfig, Trainer
 from rl8x.algorithms import BCConfig
 from rl8x.cli.main import main
-from rl8x.envs import AlgoTrading, CartPole, Env, Pendulum
+from rl8x.envs import AlgoTrading, CartPole, Env, GymnasiumEnv, Pendulum
 from rl8x.randomization import Uniform
 
 SMALL = {"num_envs": 4, "horizon": 8, "seed": 3, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
@@ -102,6 +104,26 @@ def test_an_instance_is_copied_and_as_many_copies_are_seen_as_are_asked_for():
     made = trainer.play(env_config={"length": [0.2, 1.0]}, max_steps=3)
     assert made.returns.shape == (1, 2)
     assert env.carry is None
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("CartPole-v1", None),
+        (CartPoleEnv, None),  # takes a render_mode
+        (lambda: gymnasium.make("CartPole-v1"), "GymnasiumEnv renders no frames. Make it with render_mode='rgb_array'"),
+        (lambda: gymnasium.make("CartPole-v1", render_mode="rgb_array"), None),
+    ],
+)
+def test_a_simulator_that_renders_nothing_is_made_again_to_be_filmed(source, message):
+    env = GymnasiumEnv(source, 4, seed=0)
+    trainer = make(env)
+    if message is not None:
+        with pytest.raises(ValueError, match=message):
+            trainer.play(max_steps=2)
+        return
+    assert trainer.play(copies=2, max_steps=2).lengths.tolist() == [[2, 2]]
+    assert env.render_mode in (None, "rgb_array")
 
 
 @pytest.mark.parametrize("env", [AlgoTrading, Pendulum])

@@ -188,4 +188,4 @@ def test_a_bound_on_its_clock_gives_the_bar_a_total():
         assert "0 steps [" in bars[0]
         assert re.search(r" 5/5 \[\d+:\d+<", bars[-1])
         assert "updates 5" in bars[-1]
-        assert "env steps" not in bars[-1]
+        assert "transitions" not in bars[-1]

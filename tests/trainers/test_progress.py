@@ -74,7 +74,7 @@ def test_a_row_of_a_common_run_is_seen_whole_but_for_what_counts_least():
         reporter.close()
         line = lines()[-1]
         assert "851k/s, eval -1150, return 321.5" in line
-        assert "env steps 1.23M, length 433, kl 0.0123" in describe(ROW)
+        assert "transitions 1.23M, length 433, kl 0.0123" in describe(ROW)
 
 
 COMMON = ROW | {"episodes/returns/mean": 321.5, "eval/returns/mean": 345.25, "episodes/lengths/mean": 321.5}
@@ -85,9 +85,9 @@ COMMON = ROW | {"episodes/returns/mean": 321.5, "eval/returns/mean": 345.25, "ep
     [
         # Whole metrics, as many as fit; a bar of ten or more where three of them leave the room
         (COMMON, 80, 550, "851k/s, eval 345.2, return 321.5"),
-        (COMMON, 100, 550, "851k/s, eval 345.2, return 321.5, env steps 1.23M"),
-        (COMMON, 130, 550, "851k/s, eval 345.2, return 321.5, env steps 1.23M, kl 0.0123"),
-        (COMMON | {"episodes/lengths/mean": 77.0}, 130, 550, "return 321.5, env steps 1.23M, length 77, kl 0.0123"),
+        (COMMON, 100, 550, "851k/s, eval 345.2, return 321.5, transitions 1.23M"),
+        (COMMON, 130, 550, "851k/s, eval 345.2, return 321.5, transitions 1.23M, kl 0.0123"),
+        (COMMON | {"episodes/lengths/mean": 77.0}, 130, 550, "return 321.5, transitions 1.23M, length 77, kl 0.0123"),
     ],
 )
 def test_a_bar_of_ten_columns_stands_beside_whole_metrics(row, columns, done, metrics):

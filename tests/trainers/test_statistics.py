@@ -49,7 +49,8 @@ def test_a_run_that_fails_has_a_result_but_no_metrics_of_its_end_and_one_that_ne
         trainer.run(progress="none", max_steps=9)
     last = history(mlflow_client, trainer, "episodes/returns/mean")[-1][1]
     data = mlflow_client.get_run(trainer.tracker.run_id).data
-    assert data.tags["rl8x.result"].startswith(f"episodes/returns {last:.4g}, best ")
+    assert data.tags["rl8x.result"].startswith(f"{last:.4g}, best ")
+    assert data.tags["rl8x.result"].endswith(" (episodes/returns)")
     assert not [name for name in data.metrics if name.startswith("final/")]
     empty = MemoryTracker()
     Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=empty).close()
@@ -114,4 +115,4 @@ def test_what_is_not_finite_is_no_result():
     results.take({"returns/mean": 3.0}, 2)
     results.take({"returns/mean": math.inf}, 3)
     assert results.row == {"final/returns/mean": 3.0, "best/returns/mean": 3.0, "best_step/returns/mean": 2}
-    assert str(results) == "returns 3, best 3"
+    assert str(results) == "3, best 3 (returns)"

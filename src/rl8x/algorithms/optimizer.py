@@ -10,7 +10,7 @@ State dicts have the layout of `torch.optim`, by weight name, so that either loa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -148,6 +148,11 @@ class FlatOptimizer(FlatWeights):
     def state(self) -> tuple[Tensor, ...]:
         """The tensors that a step changes: the weights and the rule's moments."""
         return self.weights, *self.moments.values()
+
+    @property
+    def param_groups(self) -> NoReturn:
+        """There are none: all weights are one vector."""
+        raise AttributeError("rl8x's optimizers have no `param_groups`: set the rate by `algorithm.set_lr(1e-4)`.")
 
     @torch.no_grad()
     def step(self, max_grad_norm: float | None, active: Tensor | None = None) -> Tensor:

@@ -265,7 +265,7 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
 def _summarize(stats: TrainStats, evaluated_at: int) -> None:
     steps, env_steps, episodes = (stats[name] for name in (keys.STEPS, keys.ENV_STEPS, keys.ENV_EPISODES))
     updates = int(stats[keys.UPDATES])
-    seen = f"{env_steps:,.0f} env steps, {counted(int(episodes), 'episode', 'episodes')}"
+    seen = f"{env_steps:,.0f} transitions, {counted(int(episodes), 'episode', 'episodes')}"
     seen = seen if env_steps else counted(updates, "update", "updates")  # from a data set, or before the first step
     say(f"trained     {counted(int(steps), 'step', 'steps')}, {seen}")
     for group in ("returns", "horizon_returns"):

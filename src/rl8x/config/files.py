@@ -153,7 +153,7 @@ def apply_overrides(
         aliases: Other names of top-level keys.
 
     Raises:
-        ValueError: If one has another form, or leads into something that is not a mapping.
+        ValueError: If one has another form, or leads into something that is not a mapping, such as `env`.
     """
     result: dict[str, Any] = copy.deepcopy(dict(data))
     for override in overrides:
@@ -161,6 +161,11 @@ def apply_overrides(
         names = [name.strip() for name in path.split(".")]
         if not equals or not all(names):
             raise ValueError(f"an override is written key=value, as in algorithm_config.lr=3e-4; got {override!r}.")
+        if names[0] == "env" and len(names) > 1:
+            raise ValueError(
+                f"`env` is a name; got {override!r}. Arguments of the environment's constructor are under "
+                "`env_kwargs`, values of its parameters under `env_config`."
+            )
         names[0] = (aliases or {}).get(names[0], names[0])
         put_at(result, names, parse_value(text), repr(override))
     return result

@@ -164,20 +164,24 @@ def _lookup(info: Mapping[str, Any], name: str, like: Tensor) -> _Reported | Non
     A mask, with `_` before the name, may stand at each level. Gymnasium puts one beside what copies say at every level;
     a wrapper around the vector, such as `RecordEpisodeStatistics`, only beside its dict.
     """
-    last, outer = name, torch.ones_like(like, dtype=torch.bool)
-    by_vector = False
+    last, by_vector = name, False
+    outer: Tensor | None = None
     while last not in info:  # a key may have slashes itself
         head, _, last = last.partition("/")
         child = info.get(head)
         if not last or not isinstance(child, Mapping):
             return None
         mask = _mask(info, head, like)
-        outer, by_vector, info = outer if mask is None else outer & mask, by_vector or mask is not None, child
+        by_vector, info = by_vector or mask is not None, child
+        outer = mask if outer is None else outer if mask is None else outer & mask
     value, mask = _tensor(info[last], like), _mask(info, last, like)
     if value is None:
         return None
-    mask, by_vector = (outer, by_vector) if mask is None else (outer & mask, False)
-    return _Reported(value.to(torch.float32), mask & ~value.isnan(), by_vector)
+    by_vector = by_vector and mask is None
+    is_reported = ~value.isnan()
+    for each in (outer, mask):
+        is_reported = is_reported if each is None else is_reported & each
+    return _Reported(value.to(torch.float32), is_reported, by_vector)
 
 
 def _mask(info: Mapping[str, Any], key: str, like: Tensor) -> Tensor | None:

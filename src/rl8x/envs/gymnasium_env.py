@@ -33,6 +33,7 @@ from rl8x.envs.parameters import ResolvedConfig
 from rl8x.envs.results import check_reset, check_step
 from rl8x.envs.setters import Attribute, Function, Scale, setters_of
 from rl8x.envs.simulator import SimulatorEnv
+from rl8x.envs.steps import apart
 from rl8x.envs.vectorised import (
     Source,
     ask_for_final_obs,
@@ -197,6 +198,7 @@ class GymnasiumEnv(SimulatorEnv):
         masked = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         return self.first_carry({}, parameters) | {"masked": masked, "metrics": {}}, self._observation(obs)
 
+    @apart
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
         """Step the simulators, which changes them: not pure, unlike the base class's.
 
@@ -312,8 +314,10 @@ class GymnasiumEnv(SimulatorEnv):
             stacklevel=2,
         )
 
-    def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
+    def another(self, num_envs: int | None = None, *, seed: int | None = None, **kwargs: Any) -> Env | None:
         """Make the copies again by the same id or function and arguments, at most 128 by default.
+
+        `kwargs` are for the id's constructor, in place of the arguments of their names.
 
         None where a vector environment was given, since nobody knows how it was made, and where its simulator cannot be
         had twice. A subclass with a constructor of its own is copied.
@@ -321,10 +325,11 @@ class GymnasiumEnv(SimulatorEnv):
         if self._made_from is None:
             return None
         if type(self).__init__ is not GymnasiumEnv.__init__:
-            return super().another(num_envs, seed=seed)
+            return None if kwargs else super().another(num_envs, seed=seed)
         source, options = self._made_from
+        options = thawed(options) | kwargs
         try:
-            twin = type(self)(source, num_envs or min(self.num_envs, MAX_EVAL_ENVS), seed=seed, **thawed(options))
+            twin = type(self)(source, num_envs or min(self.num_envs, MAX_EVAL_ENVS), seed=seed, **options)
         except Exception:  # whatever a simulator raises of which there can be one only
             return None
         # A function that returns the same environment each time cannot make a second one to play in.

@@ -36,8 +36,8 @@ class Parameter:
     default: float
     low: float
     high: float
-    unit: str
-    description: str
+    unit: str = ""
+    description: str = ""
 
     def __post_init__(self) -> None:
         for name in ("default", "low", "high"):

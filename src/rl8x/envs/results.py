@@ -11,7 +11,7 @@ import copy
 import inspect
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import gymnasium
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rl8x.execution.threads import kept_generators
 from rl8x.keys import ACTION_MASK
-from rl8x.spaces import describe_space, element_of, named_parts, only_legal, tree_of
+from rl8x.spaces import describe_space, element_of, named_parts, only_legal, outside, tree_of
 
 _RESET: Final = "(observation, info)"
 _RAISED: Final = object()
@@ -191,6 +191,7 @@ def try_copy(vector_env: Any) -> None:
     inner = vector_env.unwrapped
     if not isinstance(inner, SyncVectorEnv | AsyncVectorEnv):
         return
+    far: list[str] = []
     with _kept_random(), warnings.catch_warnings(action="ignore"):
         env = _came(inner.env_fns[0])
         if env is _RAISED or any(env.unwrapped is stepped.unwrapped for stepped in getattr(inner, "envs", ())):
@@ -201,11 +202,19 @@ def try_copy(vector_env: Any) -> None:
                 if isinstance(layer, RecordVideo | HumanRendering):  # the film of an episode that is none
                     break
                 if layer is layers[-1] or not type(layer).__module__.startswith("gymnasium."):
-                    _try_layer(layer)
+                    far += _try_layer(layer)
             if isinstance(inner, AsyncVectorEnv) and inner.autoreset_mode == AutoresetMode.SAME_STEP:
                 _check_own_memory(env)
         finally:
             env.close()
+    warn_outside(type(env.unwrapped).__name__, far)
+
+
+def warn_outside(owner: str, far: Sequence[str]) -> None:
+    """Warn of the first of the observations that are `outside` of their space, if there are any."""
+    if far:
+        text = f"{owner}: {far[0]}. Nothing is cut off; mend `observation_space`, or the observation."
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 def _check_own_memory(env: Any) -> None:
@@ -233,16 +242,23 @@ def _layers(env: Any) -> list[Any]:
     return [*(_layers(env.env) if isinstance(env, gymnasium.Wrapper) else ()), env]
 
 
-def _try_layer(env: Any) -> None:
-    """Reset and step an environment, or a wrapper with what is in it."""
+def _try_layer(env: Any) -> list[str]:
+    """Reset and step an environment, or a wrapper with what is in it; return what is out of bounds of what it sees."""
     check_takes_seeds(env)
+    space, far = env.observation_space, []
     result = _came(env.reset, seed=0)
-    if result is _RAISED:
-        return
-    check_reset(env, result, env.observation_space)
-    result = _came(_step_at_random, env, result)
     if result is not _RAISED:
-        check_step(env, result, env.observation_space)
+        check_reset(env, result, space)
+        far += outside(tree_of(result[0], _as_tensor), space)
+        result = _came(_step_at_random, env, result)
+    if result is not _RAISED:
+        check_step(env, result, space)
+        far += outside(tree_of(result[0], _as_tensor), space)
+    return far
+
+
+def _as_tensor(part: Any) -> Tensor:
+    return torch.as_tensor(np.asarray(part))
 
 
 def _step_at_random(env: Any, reset: Any) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -24,6 +24,9 @@ Carry: TypeAlias = dict[str, Any]
 """All that changes from step to step: `state`, `parameters`, `elapsed` (int64 `[num_envs]`), `returns` (float32).
 
 Where parameters move with the returns of episodes, `sources` too: as `Step` has them, of the episode that goes on."""
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Step(NamedTuple):
@@ -55,13 +58,21 @@ def advanced(env: Any, carry: Carry, actions: Actions, noise: Tensor) -> tuple[C
     """Step an environment; arguments and results are those of `Env.advance`.
 
     One with a state of its own may be anybody's code, which writes into the actions that it gets and into the tensors
-    that it gave: it gets copies, and copies of its results go on.
+    that it gave: it gets copies, and copies of its results go on, unless its `advance` is known to be `apart`.
     """
-    if env.capturable:  # pure, which `validate` has looked at
-        stepped: tuple[Carry, Step] = env.advance(carry, actions, noise)
-        return stepped
-    carry, step = env.advance(carry, tree_map(Tensor.clone, actions), noise)
-    flags = {"terminated": step.terminated, "truncated": step.truncated}
-    check_rows(f"{type(env).__name__}.advance", env.num_envs, rewards=step.rewards, **flags)
+    is_apart = env.capturable or getattr(env.advance, "is_apart", False)  # `validate` has looked at a pure one
+    step: Step
+    carry, step = env.advance(carry, actions if is_apart else tree_map(Tensor.clone, actions), noise)
+    if not env.capturable:
+        flags = {"terminated": step.terminated, "truncated": step.truncated}
+        check_rows(f"{type(env).__name__}.advance", env.num_envs, rewards=step.rewards, **flags)
+    if is_apart:
+        return carry, step
     parts: Any = (part if part is None else tree_map(Tensor.clone, part) for part in step)
     return carry, Step(*parts)
+
+
+def apart(advance: Function) -> Function:
+    """Mark an `advance` whose simulator gets copies of the actions, and gives none of the tensors that are returned."""
+    advance.is_apart = True  # type: ignore[attr-defined]
+    return advance

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from rl8x.envs.base import Env
 from rl8x.envs.gymnasium_env import GymnasiumEnv
-from rl8x.envs.results import try_copy
+from rl8x.envs.results import try_copy, warn_outside
 from rl8x.execution.threads import kept_generators
 from rl8x.keys import ACTION_MASK
 from rl8x.output import described
-from rl8x.spaces import check_mask, check_supported, named_parts, only_legal, torch_dtype, tree_of, where_rows
+from rl8x.spaces import check_mask, check_supported, named_parts, only_legal, outside, torch_dtype, tree_of, where_rows
 from rl8x.trees import tree_map
 
 STEPS = 32
@@ -34,6 +34,8 @@ def validate(env: Env) -> None:
 
     Args:
         env: The environment to check.
+
+    It warns of observations that are out of the bounds of their space.
 
     Raises:
         TypeError: If it is not an rl8x environment, such as the class instead of an instance.
@@ -76,6 +78,7 @@ class _Probe:
         self.check_state(state, "initial_state", None)
         obs = self.call("observe", state, parameters, pure=True)
         self.check_observation(obs, env.single_observation_space, "")
+        far = outside(obs, env.single_observation_space)
         fresh = state
         for t in range(STEPS):
             actions = self.actions(obs)
@@ -85,10 +88,13 @@ class _Probe:
             state, terminated = self.check_transition(result, before, actions)
             obs = self.call("observe", state, parameters)
             self.check_observation(obs, env.single_observation_space, "", terminated)
+            if not bool(terminated.any()):
+                far += outside(obs, env.single_observation_space)
             self.check_metrics(self.call("measure", state, parameters))
             if bool(terminated.any()):
                 state = where_rows(terminated, fresh, state)
                 obs = self.call("observe", state, parameters)
+        warn_outside(self.name, far)
 
     def actions(self, obs: Any) -> Any:
         """Draw random actions, legal ones if the observation has an action mask."""

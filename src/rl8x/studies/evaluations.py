@@ -246,6 +246,6 @@ def counts_in_words(counts: Counts) -> str:
     from_data = not counts.training_steps and counts.training_updates
     training = counted(from_data, "update", "updates") if from_data else f"{counts.training_steps:,}"
     return (
-        f"Evaluations online: {evaluated}, {counted(counts.steps, 'environment step', 'environment steps')}; "
+        f"Evaluations online: {evaluated}, {counted(counts.steps, 'transition', 'transitions')}; "
         f"training took {training}."
     )

@@ -135,7 +135,7 @@ class ParentRun:
             self.tracker.log_metrics(results, int(final[trained].max()))
             name, means = _best(final)
             self._result = f"Best `{name}`: mean return {means['mean']:.4g} over seeds and test cells."
-            self.tracker.set_tags({"study.best": name, "rl8x.result": f"{name}, mean return {means['mean']:.4g}"})
+            self.tracker.set_tags({"study.best": name, "rl8x.result": f"{means['mean']:.4g}, mean return of {name}"})
             self.tracker.describe(self._description())
         rows: dict[int, dict[str, float]] = {}
         for name, points in _series(curves, (_MAX_KEYS - len(results)) // 3).items():

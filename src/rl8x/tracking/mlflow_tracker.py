@@ -203,6 +203,7 @@ class MLflowTracker:
         # The process has the same calls as a store.
         self._sender = Sender(spool, cast("MLflowStore", process), fresh=resume is None)
         self._sender.known = known
+        self._sender.name_word = lambda: Whereabouts(location, spool, "").name_word
         self._writer = Writer(
             self._sender,
             location,
@@ -312,9 +313,14 @@ class MLflowTracker:
         if tags:
             self._append(tags_op(tags, self._names["tag"]))
 
-    def describe(self, text: str) -> None:
-        """Describe the run on its page, in Markdown; a description that the user gave or changed stays."""
-        self._append({"op": "describe", "text": text})
+    def describe(self, text: str, folder: str | None = None) -> None:
+        """Describe the run on its page, in Markdown; a description that the user gave or changed stays.
+
+        Args:
+            text: The description.
+            folder: What its commands call the run, until MLflow has said whether its name finds it.
+        """
+        self._append({"op": "describe", "text": text, "folder": folder})
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
         """Keep a copy of a file or folder, as it is now, in the folder `artifact_path` of the run's artifacts.

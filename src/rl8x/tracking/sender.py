@@ -37,7 +37,8 @@ class Sender:
 
     Replaying is safe: a store keeps one row for the same name, step, timestamp and value, so that what was sent but not
     acknowledged may be sent again. An entry that the store does not take, whatever its kind, is set aside after some
-    tries, and all others go on. `on_arrival` is called whenever something has arrived.
+    tries, and all others go on. `on_arrival` is called whenever something has arrived; `name_word` returns the run's
+    name as commands take it, if they do.
 
     Args:
         spool: What to send.
@@ -57,6 +58,7 @@ class Sender:
         self.store = store
         self.run = StoredRun(spool, store, fresh=fresh, late=late)
         self.on_arrival: Callable[[], None] = lambda: None
+        self.name_word: Callable[[], str | None] = lambda: None
         self.num_rows = 0
         self.known: KnownPoints | None = None
         self._points: list[Point] = []
@@ -309,10 +311,15 @@ class Sender:
         )
 
     def _apply_describe(self, op: Op) -> None:
-        """Renew the description, unless what is there is not what was last written here."""
+        """Renew the description, unless what is there is not what was last written here.
+
+        Its commands name the run, where its name finds it, in place of the folder of its checkpoints.
+        """
         if not self.run.is_over:
             left = "".join(f"\n\n{each}" for each in left_behind(self.store.tags(self.run.id))[-_MOST_TOLD:])
-            self._describe(lambda _: op["text"][: MAX_TAG_LENGTH - len(left)] + left)
+            text, name, folder = op["text"], self.name_word(), op.get("folder")
+            text = text.replace(f" {folder}", f" {name}") if name and folder else text
+            self._describe(lambda _: text[: MAX_TAG_LENGTH - len(left)] + left)
 
     def _describe(self, text_after: Callable[[str], str]) -> None:
         """Renew the description by what makes it of the present one, unless that is not what was last written here."""

@@ -221,19 +221,16 @@ class GoingOn:
         return lines
 
     def calls(self, *, finished: bool) -> dict[str, str]:
-        """Return what can be done with the run, with a command or call for each.
-
-        A command names the run where its name finds it, else the folder of its checkpoints.
+        """Return what can be done with the run, by the folder of its checkpoints, with a command or call for each.
 
         Args:
             finished: Whether it has ended.
         """
         if self.directory is None or not (self.run is not None or listed(self.directory)):
             return {}
-        folder, where = str(self.directory.absolute()), self._whereabouts
-        name = None if where is None else where.name_word
-        run = name or shlex.quote(folder)
-        calls = {"to continue training" if finished else "to continue it": self._call(folder, name, finished=finished)}
+        folder = str(self.directory.absolute())
+        run = shlex.quote(folder)
+        calls = {"to continue training" if finished else "to continue it": self._call(folder, None, finished=finished)}
         is_apart = self.build["policy"] is not None  # else it is made with its algorithm
         names = [*names_in(self.build, *["policy"] * is_apart)]
         if (is_apart or not self._missing("algorithm")) and not _of_script(names):

@@ -9,7 +9,7 @@ from typing import Any
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.envs import Env
+from rl8x.envs import Env, GymnasiumEnv
 from rl8x.envs.env_config import inherited_config
 from rl8x.tracking import Tracker
 from rl8x.video import Film, check_pictures, film, make_filmed
@@ -20,6 +20,8 @@ FOLDER = "films"
 
 def make_film_env(algorithm: GenericAlgorithmBase[Any], evaluated: Env | None, copies: int) -> Env:
     """Make an environment to film in by the training's factory, or by copying that of evaluations or training.
+
+    A simulator of Gymnasium's is made again so that it renders, where it does not.
 
     Args:
         algorithm: The algorithm that is trained.
@@ -34,8 +36,12 @@ def make_film_env(algorithm: GenericAlgorithmBase[Any], evaluated: Env | None, c
     known = algorithm.env if evaluated is None else evaluated
     if known is None:
         raise ValueError("there is nothing to film: the algorithm trains without an environment. Give an `eval_env`.")
-    check_pictures(known)
-    twin = known.another(seed=algorithm.seed)
+    twin = None
+    if isinstance(known, GymnasiumEnv) and known.render_mode is None:
+        twin = known.another(copies, seed=algorithm.seed, render_mode="rgb_array")
+    if twin is None:
+        check_pictures(known)
+        twin = known.another(seed=algorithm.seed)
     if twin is None:
         raise ValueError(
             f"{type(known).__name__} can neither be copied nor made again, to film in. Build the algorithm from a "

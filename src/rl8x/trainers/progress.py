@@ -158,5 +158,5 @@ def metric_texts(
 
 
 def counter_name(counter: str) -> str:
-    """Return the short name of a counter, such as `env steps` or `updates`."""
-    return "env steps" if counter == keys.ENV_STEPS else counter.rsplit("/", 1)[-1]
+    """Return the short name of a counter, such as `transitions` or `updates`."""
+    return "transitions" if counter == keys.ENV_STEPS else counter.rsplit("/", 1)[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import shlex
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -169,7 +170,7 @@ class Record:
         self._handle, self._repeats = self.tracker.resume_handle, self._repeats and self._only_adds
         self.is_open = True
         if not self._only_adds:
-            self.tracker.describe(description.describe(self.algorithm, self.run, self._going_on.calls(finished=False)))
+            self._describe(finished=False)
         if fresh and self._whole_file is not None:
             self.tracker.log_text(dump_run(self._whole_file), description.RUN_FILE)
 
@@ -194,7 +195,9 @@ class Record:
         """Log a row at the algorithm's clock; for `trains` see `open`."""
         self.open(trains=trains)
         begin, step = time.perf_counter(), self.algorithm.counters[self.algorithm.clock]
-        self.tracker.log_metrics(row, step)
+        # MLflow's pages list metrics as they first came, and compare runs by the first.
+        first = {name: row[name] for name in (*keys.EVALUATED_RETURNS, *keys.TRAINED_RETURNS) if name in row}
+        self.tracker.log_metrics({**first, **row}, step)
         if not self._only_adds:
             self._results.take(row, step)
         self.log_ms = (time.perf_counter() - begin) * 1e3
@@ -221,9 +224,16 @@ class Record:
             ended = description.describe_ending(
                 self.algorithm, self.run, status, stop_reason, evaluation, self._results
             )
-            calls = self._going_on.calls(finished=status == "FINISHED")
-            self.tracker.describe(description.describe(self.algorithm, self.run, calls, ended))
+            self._describe(finished=status == "FINISHED", ended=ended)
         self.tracker.finish(status)
+
+    def _describe(self, *, finished: bool, ended: str | None = None) -> None:
+        text = description.describe(self.algorithm, self.run, self._going_on.calls(finished=finished), ended)
+        directory = self.checkpoints.directory
+        if isinstance(self.tracker, MLflowTracker) and directory is not None:
+            self.tracker.describe(text, shlex.quote(str(directory.absolute())))
+        else:
+            self.tracker.describe(text)
 
     def _log_results(self, *, finished: bool) -> None:
         """Log the results of the run: a tag, and on its page in MLflow metrics and a figure of the curves.

@@ -179,7 +179,7 @@ class Results:
         if self.headline is None:
             return ""
         name, course = self.headline
-        return f"{name.removesuffix('/mean')} {course.last:.4g}, best {course.best:.4g}"
+        return f"{course.last:.4g}, best {course.best:.4g} ({name.removesuffix('/mean')})"
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was measured as plain data."""
