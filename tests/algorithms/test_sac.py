@@ -304,6 +304,16 @@ def test_known_values_of_continuous_actions_are_learned(n_step):
     assert q_of(ForeverBox, 0.0, 0.3) == pytest.approx([4, 4], abs=0.12)
 
 
+def test_the_bare_defaults_learn():
+    """Two steps of updates towards x / 2, the best action of `Target`, from an action that does not depend on x."""
+    algorithm = SACConfig(seed=0, device="cpu", execution="eager").build(Target)
+    for _ in range(10):
+        algorithm.collect()
+        algorithm.step()
+    for x in (-1.0, 1.0):
+        assert 0.25 < action_of(algorithm, torch.tensor([[x]])) / x < 0.75
+
+
 def test_known_values_of_discrete_actions_are_learned():
     algorithm = learned_together(Discretes, 20)
     for (probe, x), expected in KNOWN.items():

@@ -449,6 +449,16 @@ def test_the_best_action_of_each_observation_is_learned(critics):
         assert found == pytest.approx(x / 2, abs=0.12)
 
 
+def test_the_bare_defaults_learn():
+    """Two steps of updates towards x / 2, the best action of `Target`, from an action that does not depend on x."""
+    algorithm = TD3Config(seed=0, device="cpu", execution="eager").build(Target)
+    for _ in range(10):
+        algorithm.collect()
+        algorithm.step()
+    for x in (-1.0, 1.0):
+        assert 0.25 < action_of(algorithm, torch.tensor([[x]])) / x < 0.75
+
+
 def test_cloning_holds_the_policy_at_the_actions_of_the_data():
     """The data are uniform actions: their mean is 0, where the reward asks for 1/2."""
     for coeff, expected in ((100.0, 0.0), (None, 0.5)):

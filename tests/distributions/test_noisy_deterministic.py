@@ -80,6 +80,29 @@ def test_what_is_sampled_has_the_logp_of_what_is_stored_even_far_from_the_bounds
     assert bool(distribution.entropy(params).isfinite().all())
 
 
+@pytest.mark.parametrize("std", [0.001, 0.1, 0.5, 3.0])
+@pytest.mark.parametrize("feature", [-40.0, -1.0, 0.0, 2.0, 40.0])
+def test_gradients_are_finite_where_a_bound_has_no_probability(std, feature):
+    distribution = NoisyDeterministic(Box(-1.0, 3.0, (1,)), noise_std=std)
+    for action in (-1.0, 0.9, 3.0):
+        features = torch.tensor([[feature]], requires_grad=True)
+        params = distribution.from_features(features)
+        (distribution.entropy(params) + distribution.logp(params, torch.tensor([[action]]))).backward()
+        assert bool(features.grad.isfinite().all())
+
+
+def test_ppo_trains_with_little_noise():
+    given = {"distribution": NoisyDeterministic, "device": "cpu", "num_envs": 8, "horizon": 8, "execution": "eager"}
+    algorithm = PPOConfig(**given, entropy_coeff=0.01, seed=0).build(Pendulum)
+    before = [weight.clone() for weight in algorithm.policy.parameters()]
+    for _ in range(2):
+        algorithm.collect()
+        algorithm.step()
+    after = list(algorithm.policy.parameters())
+    assert all(bool(weight.isfinite().all()) for weight in after)
+    assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
 def test_only_td3_trains_with_spreads_that_differ_between_copies():
     """In a minibatch another copy's spread would be taken for a row's, so that old and new log-probabilities differ."""
     given = {"distribution": NoisyDeterministic, "device": "cpu", "num_envs": 4, "horizon": 4, "execution": "eager"}

@@ -97,7 +97,8 @@ class NoisyDeterministic(Scaled):
         """
         below, above = self._tails(params)
         inside = ndtr(above) - ndtr(below)
-        ends = torch.special.entr(ndtr(below)) + torch.special.entr(ndtr(-above))
+        # By the logarithms: the gradient of `entr` is infinite where a probability has become 0.
+        ends = -sum(log_p.exp() * log_p for log_p in (log_ndtr(below), log_ndtr(-above)))
         each = inside * (params.log_std + _HALF_LOG_2PI_E) + 0.5 * (_moment(below) - _moment(above)) + ends
         return self._summed(each)
 
