@@ -36,7 +36,7 @@ class OnlineConfig(AlgorithmConfig):
     """
 
     num_envs: int = option(
-        Default(8192),
+        Default(32),
         "Parallel copies of the environment, stepped as one batch. Where it is not given: 16 of a simulator that is "
         "stepped copy by copy, as many as an instance has.",
         low=1,

@@ -46,7 +46,8 @@ class PQNConfig(
         "lr": 2.5e-4,
         "optimizer": "radam",
         "max_grad_norm": 10.0,
-        "sgd_minibatch_size": Default(128),
+        "num_sgd_iters": 4,
+        "normalize_observations": False,
     },
 ):
     """Hyperparameters of PQN.
