@@ -46,8 +46,7 @@ class PQNConfig(
         "lr": 2.5e-4,
         "optimizer": "radam",
         "max_grad_norm": 10.0,
-        "num_sgd_iters": 4,
-        "normalize_observations": False,
+        "sgd_minibatch_size": Default(128),
     },
 ):
     """Hyperparameters of PQN.

@@ -44,13 +44,13 @@ class OnPolicyConfig(OnlineConfig):
     optimizer: str = option("adam", "Optimizer of the weights.", choices=tuple(OPTIMIZERS))
     optimizer_config: dict[str, Any] = option({}, "Keyword arguments of the optimizer, such as eps or weight_decay.")
     max_grad_norm: float | None = option(
-        0.5, "Gradients are clipped to this L2 norm over all weights. None: no clipping.", above=0.0
+        5.0, "Gradients are clipped to this L2 norm over all weights. None: no clipping.", above=0.0
     )
-    num_sgd_iters: int = option(10, "Epochs over each rollout.", low=1)
+    num_sgd_iters: int = option(4, "Epochs over each rollout.", low=1)
     sgd_minibatch_size: int | None = option(
-        Default(128),
-        "Transitions per minibatch; must divide num_envs * horizon. None: the whole rollout. Where it is not given: "
-        "128, or a 16th of the rollout if that is more; the nearest that divides it.",
+        None,
+        "Transitions per minibatch; must divide num_envs * horizon. None: the whole rollout. A default that is a "
+        "number gives way to a 16th of the rollout if that is more, and to the nearest that divides it.",
         low=1,
     )
     shuffle_minibatches: bool = option(True, "Whether to shuffle the rollout before each epoch.")
@@ -58,7 +58,7 @@ class OnPolicyConfig(OnlineConfig):
         False, "Whether to accumulate the gradients of an epoch's minibatches into one optimizer step."
     )
     normalize_observations: bool = option(
-        True, "Whether to normalise observations by their running mean and standard deviation."
+        False, "Whether to normalise observations by their running mean and standard deviation."
     )
     seq_len: int | None = option(
         None,

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any, Self
 
-from rl8x.algorithms.hyperparameters import given_for_nothing, option
+from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
 from rl8x.algorithms.memory_check import Space, slot_bytes
 from rl8x.algorithms.on_policy import OnPolicyConfig
 from rl8x.algorithms.on_policy.adaptive_rate import AdaptiveRate
@@ -15,7 +15,15 @@ from rl8x.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PPOConfig(OnPolicyConfig):
+class PPOConfig(
+    OnPolicyConfig,
+    defaults={
+        "max_grad_norm": 0.5,
+        "num_sgd_iters": 10,
+        "sgd_minibatch_size": Default(128),
+        "normalize_observations": True,
+    },
+):
     """Hyperparameters of PPO, with defaults that learn the classic tasks on a CPU; `rl8` and `gpu` have others.
 
     Raises:
