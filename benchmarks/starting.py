@@ -168,17 +168,8 @@ def commands() -> dict[str, float]:
         shell = []
         for _ in range(2):
             begin = time.perf_counter()
-            command = [
-                sys.executable,
-                "-m",
-                "rl8x.cli.main",
-                "train",
-                "CartPole",
-                "--preset",
-                "rl8",
-                "--max-steps",
-                "1",
-            ]
+            words = ["train", "CartPole", "--preset", "rl8", "--max-steps", "1"]
+            command = [sys.executable, "-m", "rl8x.cli.main", *words]
             subprocess.run(command, cwd=folder, capture_output=True, check=True)
             shell.append(time.perf_counter() - begin)
     found = {"import_s": min(imports), "train_one_step_s": min(shell)}
@@ -240,8 +231,8 @@ def render(result: dict[str, Any]) -> str:
             "Seconds of training to so many transitions; in brackets those of the first iteration.",
             table(["transitions", *cases], shown),
             f"Importing Trainer and PPOConfig after torch: {commands['import_s']:.2f} s. "
-            f"`rl8x train CartPole --preset rl8 --max-steps 1`, 262,144 transitions: {commands['train_one_step_s']:.1f} s. "
-            f"CartPole to a return of 475, by seed: {returns}.",
+            "`rl8x train CartPole --preset rl8 --max-steps 1`, 262,144 transitions: "
+            f"{commands['train_one_step_s']:.1f} s. CartPole to a return of 475, by seed: {returns}.",
         ]
     )
 
