@@ -31,12 +31,12 @@ class AdaptiveRate:
     Raises:
         ValueError: If one is not a positive number, or `low` is above `high`.
 
-    Source: rsl_rl's schedule "adaptive" (Schwarke et al. 2025, arXiv:2509.10771).
+    Source: rsl_rl's schedule "adaptive" (Schwarke et al. 2025, arXiv:2509.10771), whose largest rate is 1e-2.
     """
 
     kl: float = 0.01
     low: float = 1e-5
-    high: float = 1e-2
+    high: float = 3e-3
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

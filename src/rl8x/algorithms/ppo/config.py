@@ -42,7 +42,7 @@ class PPOConfig(
     )
     lr_schedule: list[list[float]] | dict[str, Any] | None = option(
         {"kind": "adaptive", "kl": 0.01},
-        "{kind: adaptive, kl: 0.01, low: 1e-5, high: 1e-2}: the rate begins at lr, falls where a minibatch's KL "
+        "{kind: adaptive, kl: 0.01, low: 1e-5, high: 3e-3}: the rate begins at lr, falls where a minibatch's KL "
         "divergence from the acting policy is above twice kl, and rises where it is below half of it. Or the rate over "
         "transitions: [[transitions, value], ...], constant between points, or {kind: interp, points: [...]}, linear "
         "between them. None: lr, constant.",

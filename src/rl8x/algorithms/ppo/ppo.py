@@ -94,7 +94,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     def set_lr(self, lr: float | None) -> None:
         """Set the learning rate; see `GenericAlgorithmBase.set_lr`. None has an adaptive one begin anew."""
         super().set_lr(lr)
-        self.updater.adapts = lr is None and self.config.adaptive_rate is not None
+        self.updater.adapts = lr is None and self.updater.objective.rate is not None
         if self.updater.adapts:
             self.optimizer.lr.fill_(self.config.lr)
 
