@@ -56,7 +56,8 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     def small_init(self: PPOConfig, **fields: Any) -> None:
         num_envs = min(fields.get("num_envs", 8), 16)
-        size = {"sgd_minibatch_size": 64} if fields.get("sgd_minibatch_size") else {}
+        fits = num_envs * fields.get("horizon", 32) % (fields.get("sgd_minibatch_size") or 1) == 0
+        size = {} if fits else {"sgd_minibatch_size": 64}
         init(self, **{**fields, **size, "num_envs": num_envs, "device": "cpu"})
 
     def small_run(self: Trainer, **options: Any) -> Any:
@@ -122,7 +123,7 @@ def test_the_first_script_does_what_the_demo_does_and_ends_when_its_return_stays
 def test_the_scripts_of_docstrings_solve_their_task(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = re.findall(r"\n\n((?:    .*\n|\n)+)", inspect.getdoc(owner) or "")
     run, init = Trainer.run, PPOConfig.__init__
-    monkeypatch.setattr(Trainer, "run", lambda self, **options: run(self, **options, max_steps=60))
+    monkeypatch.setattr(Trainer, "run", lambda self, **options: run(self, **options, max_steps=200))
     monkeypatch.setattr(PPOConfig, "__init__", lambda self, **fields: init(self, **fields, seed=0, device="cpu"))
     monkeypatch.setattr(rl8x.trainers.base, "default_tracker", NullTracker)
     namespace: dict[str, Any] = {}

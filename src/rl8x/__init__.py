@@ -3,9 +3,9 @@
     from rl8x import HitsUpperBound, PPOConfig, Trainer
     from rl8x.envs import CartPole
 
-    config = PPOConfig(num_envs=64, gamma=0.99, lr=5e-3, sgd_minibatch_size=512)
+    config = PPOConfig()
     trainer = Trainer(config.build(CartPole))
-    trainer.run(steps_per_eval=5, stop_conditions=[HitsUpperBound("eval/returns/mean", 475)])
+    trainer.run(steps_per_eval=10, stop_conditions=[HitsUpperBound("eval/returns/mean", 475)])
 
 The names below are loaded when they are first used, so that `import rl8x` is quick; MLflow is loaded when a run starts.
 """

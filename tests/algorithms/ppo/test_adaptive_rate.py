@@ -30,13 +30,13 @@ from rl8x.distributions import Distribution, Normal
 from rl8x.envs import CartPole, Pendulum
 from rl8x.trees import unflatten_tree
 
-ADAPTIVE = {"kind": "adaptive"}
+ADAPTIVE = {"kind": "adaptive", "high": 1e-2}
 
 
 def build(env=Pendulum, **options):
     given = {"num_envs": 8, "horizon": 8, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
     given |= {"sgd_minibatch_size": 16, "num_sgd_iters": 3, "lr_schedule": ADAPTIVE, "shuffle_minibatches": False}
-    return PPOConfig(**given | options).build(env)
+    return PPOConfig.rl8(**given | options).build(env)
 
 
 def weights(algorithm):
@@ -108,7 +108,7 @@ def by_hand(algorithm, exact):
             if kl > 2 * 0.01:
                 lr = max(1e-5, lr / 1.5)
             elif rates and 0 < kl < 0.01 / 2:  # before the first update it is 0 up to rounding
-                lr = min(3e-3, lr * 1.5)
+                lr = min(1e-2, lr * 1.5)
             rates.append(lr)
             sums = ppo_losses(evaluation, batch, config, torch.tensor(0.0))
             optimizer.zero_grad()
@@ -289,7 +289,7 @@ def test_a_rate_that_is_set_takes_the_place_of_one_that_adapts(execution, monkey
     assert float(algorithm.optimizer.lr) == adapted
     algorithm.set_lr(None)
     assert float(algorithm.optimizer.lr) == pytest.approx(1e-3)
-    assert algorithm.params["lr_schedule"] == {"kind": "adaptive", "kl": 0.01, "low": 1e-5, "high": 3e-3}
+    assert algorithm.params["lr_schedule"] == {"kind": "adaptive", "kl": 0.01, "low": 1e-5, "high": 1e-2}
 
 
 def test_it_is_the_default_which_lr_begins_and_another_schedule_replaces():
@@ -313,7 +313,7 @@ def test_it_is_the_default_which_lr_begins_and_another_schedule_replaces():
         ({"low": True}, "low must be a number greater than 0; got True"),
         ({"high": math.inf}, "high must be a number greater than 0; got inf"),
         ({"low": 1e-2, "high": 1e-3}, "low must be at most high; got 0.01 and 0.001"),
-        ({"low": 2e-3}, "begins at `lr`, which must be from 0.002 to 0.003, its low and high; got 0.001"),
+        ({"low": 2e-3}, "begins at `lr`, which must be from 0.002 to 0.01, its low and high; got 0.001"),
         ({"desired_kl": 0.01}, "has no option 'desired_kl'. There are kind, kl, low, high"),
         ({"points": [[0, 1e-3]]}, "has no option 'points'"),
     ],
@@ -340,6 +340,6 @@ def test_other_schedules_refuse_it():
 
 def test_it_is_in_run_files_and_in_replace():
     config = dataclasses.replace(PPOConfig(lr=2e-3), lr_schedule=ADAPTIVE | {"kl": 0.02})
-    assert config.adaptive_rate == AdaptiveRate(kl=0.02)
+    assert config.adaptive_rate == AdaptiveRate(kl=0.02, high=1e-2)
     assert config.without_effect() == {}
     assert config.schedule("lr")(10**9) == 2e-3

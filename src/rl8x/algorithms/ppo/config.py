@@ -51,7 +51,7 @@ class PPOConfig(
         None, "Action distribution: a built-in name, a dotted path, or a class. None: chosen by the action space."
     )
     distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution class.")
-    gamma: float = option(0.98, "Discount factor of future rewards.", low=0.0, high=1.0)
+    gamma: float = option(0.99, "Discount factor of future rewards.", low=0.0, high=1.0)
     gae_lambda: float = option(
         0.95,
         "Lambda of generalised advantage estimation: 0 is the one-step TD error, 1 the Monte Carlo return "
