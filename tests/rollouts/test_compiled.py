@@ -135,7 +135,9 @@ class EndsAtItsLimit(gymnasium.Env):
 def test_no_value_is_asked_for_where_all_that_time_limits_cut_terminates(env, model, execution):
     made = probes.OneStep if env == "tensors" else GymnasiumEnv(SyncVectorEnv([EndsAtItsLimit] * 4, autoreset_mode=env))
     sizes = {"attention": {"width": 8, "num_heads": 1}}.get(model, {"hidden_size": 8})
-    config = PPOConfig.rl8(num_envs=4, horizon=6, seq_len=3, seed=2, model=model, model_config=sizes, execution=execution)
+    config = PPOConfig.rl8(
+        num_envs=4, horizon=6, seq_len=3, seed=2, model=model, model_config=sizes, execution=execution
+    )
     algorithm = config.build(made, **({"time_limit": 1} if env == "tensors" else {}))
     algorithm.collect()
     algorithm.step()
