@@ -315,7 +315,8 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     def set_lr(self, lr: float | None) -> None:
         """Set the learning rate of all optimizers from the next step on; checkpoints keep it.
 
-        Resuming with another `lr` or `lr_schedule` forgets it. With several ranks, each has to call this.
+        It takes the place of a rate that adapts. Resuming with another `lr` or `lr_schedule` forgets it. With several
+        ranks, each has to call this.
 
         Args:
             lr: The rate, at least 0; None goes back to the config's.
@@ -416,8 +417,8 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         Args:
             state: A `state_dict`.
         """
-        self.load_learned_state(state)
         self._load_totals(state)
+        self.load_learned_state(state)
 
     def _load_totals(self, state: Mapping[str, Any]) -> None:
         """Restore what no update changes: the counters, and a learning rate that was set."""
@@ -432,8 +433,8 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
             state: That rank's `state_dict`.
         """
         own = self.learned_state()
-        self.load_learned_state({**state, **{name: own[name] for name in self.of_rank}})
         self._load_totals(state)
+        self.load_learned_state({**state, **{name: own[name] for name in self.of_rank}})
 
     # -- non-finite numbers
 

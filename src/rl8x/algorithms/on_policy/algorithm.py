@@ -280,11 +280,11 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
             (measured,) = self._prepare_program()
         now = self.counters[self.clock]
         lr: Number = self.lr_schedule(now)
-        if self.updater.objective.rate is None:
+        if not self.updater.adapts:
             self.optimizer.lr.fill_(lr)
         with flushed_denormals(self.device), self.model_draws():
             rows, applied = self.updater.run(self.coefficient(now))
-        if self.updater.objective.rate is not None:
+        if self.updater.adapts:
             lr = self.optimizer.lr.clone()
         self.observe_rollout(self.rollout)
         norms = [name == GRAD_NORM for name in (*self.objective.metrics, GRAD_NORM)]

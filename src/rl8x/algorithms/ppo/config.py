@@ -18,7 +18,6 @@ from rl8x.schedules import Schedule
 class PPOConfig(
     OnPolicyConfig,
     defaults={
-        "lr": 3e-4,
         "max_grad_norm": 0.5,
         "num_sgd_iters": 10,
         "sgd_minibatch_size": Default(128),
@@ -38,11 +37,15 @@ class PPOConfig(
     model_config: dict[str, Any] = option(
         {}, "Keyword arguments of the model class. 'mlp' has hidden_sizes=[64, 64] by default."
     )
+    lr: float = option(
+        1e-3, "Learning rate of the optimizer: the first one, unless lr_schedule is None (none: constant).", above=0.0
+    )
     lr_schedule: list[list[float]] | dict[str, Any] | None = option(
-        None,
-        "Learning rate over transitions: [[transitions, value], ...], constant between points, or {kind: interp, "
-        "points: [...]}, linear between them; or {kind: adaptive, kl: 0.01, low: 1e-5, high: 1e-2}: it begins at lr, "
-        "and goes by the KL divergence of each minibatch.",
+        {"kind": "adaptive", "kl": 0.01},
+        "{kind: adaptive, kl: 0.01, low: 1e-5, high: 3e-3}: the rate begins at lr, falls where a minibatch's KL "
+        "divergence from the acting policy is above twice kl, and rises where it is below half of it. Or the rate over "
+        "transitions: [[transitions, value], ...], constant between points, or {kind: interp, points: [...]}, linear "
+        "between them. None: lr, constant.",
     )
     distribution: str | type[Distribution] | None = option(
         None, "Action distribution: a built-in name, a dotted path, or a class. None: chosen by the action space."

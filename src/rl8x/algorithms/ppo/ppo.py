@@ -94,8 +94,13 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     def set_lr(self, lr: float | None) -> None:
         """Set the learning rate; see `GenericAlgorithmBase.set_lr`. None has an adaptive one begin anew."""
         super().set_lr(lr)
-        if self.config.adaptive_rate is not None:
+        self.updater.adapts = lr is None and self.updater.objective.rate is not None
+        if self.updater.adapts:
             self.optimizer.lr.fill_(self.config.lr)
+
+    @property
+    def _has_schedule(self) -> bool:
+        return super()._has_schedule and self.config.adaptive_rate is None
 
     def check_model(self, seq_len: int = 1) -> TrainingEffects:
         """Run the model once, and warn if it behaves differently in training mode; see `GenericAlgorithmBase`."""
@@ -126,7 +131,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     def params(self) -> dict[str, Any]:
         """The effective hyperparameters by name."""
         rate = self.config.adaptive_rate
-        lr = {} if rate is None else {"lr_schedule": rate.to_dict()}
+        lr = {"lr_schedule": rate.to_dict()} if rate is not None and self.updater.adapts else {}
         return super().params | lr | {"entropy_coeff_schedule": self.entropy_schedule.to_dict()}
 
     # -- learning
