@@ -17,7 +17,7 @@ def main(max_steps: int | None = None, tracker: Tracker | None = None) -> TrainS
     # `eval/...` is measured by whole episodes, deterministic, in an environment that training never touches.
     solved_and_flat = HitsUpperBound("eval/returns/mean", 450) & Plateau("eval/returns/mean", patience=2, rtol=0.05)
     stats = trainer.run(
-        steps_per_eval=10,
+        steps_per_eval=5,
         stop_conditions=[solved_and_flat, HitsUpperBound("env/steps", 200_000)],
         max_steps=max_steps,
     )

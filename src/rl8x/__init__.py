@@ -5,7 +5,7 @@
 
     config = PPOConfig()
     trainer = Trainer(config.build(CartPole))
-    trainer.run(steps_per_eval=10, stop_conditions=[HitsUpperBound("eval/returns/mean", 475)])
+    trainer.run(steps_per_eval=5, stop_conditions=[HitsUpperBound("eval/returns/mean", 475)])
 
 The names below are loaded when they are first used, so that `import rl8x` is quick; MLflow is loaded when a run starts.
 """

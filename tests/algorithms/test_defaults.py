@@ -10,22 +10,22 @@ from rl8x.envs import CartPole
 def test_ppo_solves_cartpole():
     trainer = Trainer(PPOConfig(seed=1, device="cpu", num_threads=1).build(CartPole), tracker=NullTracker())
     stops = [HitsUpperBound("eval/returns/mean", 475.0), HitsUpperBound("env/steps", 200_000)]
-    trainer.run(steps_per_eval=10, stop_conditions=stops, progress="none")
+    trainer.run(steps_per_eval=5, stop_conditions=stops, progress="none")
     assert trainer.eval()["eval/returns/mean"] >= 475.0
 
 
 @pytest.mark.parametrize(
     ("given", "size"),
     [
-        ({}, 128),
-        ({"num_envs": 16}, 128),
+        ({}, 256),
+        ({"num_envs": 16}, 256),
         ({"num_envs": 4, "horizon": 8}, 32),  # all that there is
-        ({"num_envs": 64, "horizon": 64}, 256),  # a 16th
-        ({"num_envs": 8192}, 16384),
-        ({"num_envs": 10, "horizon": 20}, 100),  # a divisor of 200
-        ({"num_envs": 9, "horizon": 16, "seq_len": 16}, 144),  # of whole sequences: 144 = 9 * 16
+        ({"num_envs": 128, "horizon": 64}, 512),  # a 16th
+        ({"num_envs": 8192, "horizon": 32}, 16384),
+        ({"num_envs": 20, "horizon": 20}, 200),  # a divisor of 400
+        ({"num_envs": 18, "horizon": 16, "seq_len": 16}, 288),  # of whole sequences: 288 = 18 * 16
         ({"num_envs": 7, "horizon": 9}, 63),
-        ({"num_envs": 27, "horizon": 32}, 144),  # 864 / 6, of sequences of 4, as a memory has them
+        ({"num_envs": 27, "horizon": 32}, 288),  # 864 / 3, of sequences of 4, as a memory has them
         ({"sgd_minibatch_size": 64}, 64),
         ({"sgd_minibatch_size": None}, None),
     ],

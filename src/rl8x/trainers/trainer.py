@@ -461,7 +461,7 @@ class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
 
         config = PPOConfig()
         trainer = Trainer(config.build(CartPole), num_eval_envs=16)
-        trainer.run(steps_per_eval=10, stop_conditions=[HitsUpperBound("eval/returns/mean", 475)])
+        trainer.run(steps_per_eval=5, stop_conditions=[HitsUpperBound("eval/returns/mean", 475)])
 
     `run` is such a loop over `step` and `eval`; `for stats in trainer` is one of your own.
 

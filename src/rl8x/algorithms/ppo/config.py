@@ -18,9 +18,10 @@ from rl8x.schedules import Schedule
 class PPOConfig(
     OnPolicyConfig,
     defaults={
+        "horizon": 64,
         "max_grad_norm": 0.5,
         "num_sgd_iters": 10,
-        "sgd_minibatch_size": Default(128),
+        "sgd_minibatch_size": Default(256),
         "normalize_observations": True,
     },
 ):
