@@ -30,7 +30,7 @@ PRESETS: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "num_envs": Default(4096),
             "horizon": 32,
             "gamma": 0.99,
-            "lr_schedule": {"kind": "adaptive", "kl": 0.01, "high": 1e-2},
+            "lr_schedule": {"kind": "adaptive", "high": 1e-2},
             "num_sgd_iters": 5,
             "max_grad_norm": 1.0,
             "model_config": {"hidden_sizes": [256, 256]},

@@ -42,7 +42,7 @@ class PPOConfig(
         1e-3, "Learning rate of the optimizer: the first one, unless lr_schedule is None (none: constant).", above=0.0
     )
     lr_schedule: list[list[float]] | dict[str, Any] | None = option(
-        {"kind": "adaptive", "kl": 0.01},
+        {"kind": "adaptive"},
         "{kind: adaptive, kl: 0.01, low: 1e-5, high: 3e-3}: the rate begins at lr, falls where a minibatch's KL "
         "divergence from the acting policy is above twice kl, and rises where it is below half of it. Or the rate over "
         "transitions: [[transitions, value], ...], constant between points, or {kind: interp, points: [...]}, linear "
