@@ -97,7 +97,7 @@ def trained(algorithm: Any, transitions: int) -> tuple[Trainer, dict[str, Any]]:
 
 def rows_of(seed: int, transitions: int) -> list[dict[str, Any]]:
     """Train the teacher, its students and their rivals with one seed."""
-    config = PPOConfig(seed=seed, **COMMON, **MLP, **PPO, lr_schedule=falling(PPO_LR, transitions))
+    config = PPOConfig.rl8(seed=seed, **COMMON, **MLP, **PPO, lr_schedule=falling(PPO_LR, transitions))
     teacher, row = trained(config.build(PartlySeenCartPole, observe_parameters="all"), transitions)
     found = {"teacher": row}
     for name, model in (("student-gru", GRU), ("student-mlp", MLP)):
@@ -111,7 +111,7 @@ def rows_of(seed: int, transitions: int) -> list[dict[str, Any]]:
         )
         found[name] = trained(distill(teacher, student), transitions)[1]
     for name, count in (("ppo-gru", transitions), ("ppo-gru-both", 2 * transitions)):
-        config = PPOConfig(seed=seed, **COMMON, **GRU, **PPO, lr_schedule=falling(PPO_LR, count))
+        config = PPOConfig.rl8(seed=seed, **COMMON, **GRU, **PPO, lr_schedule=falling(PPO_LR, count))
         found[name] = trained(config.build(PartlySeenCartPole, blind=True), count)[1]
     load = round(os.getloadavg()[0], 1)
     return [{"policy": name, "seed": seed, **row, "load": load} for name, row in found.items()]

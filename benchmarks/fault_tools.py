@@ -38,7 +38,7 @@ STEPS = 60
 def config(**options: Any) -> PPOConfig:
     """Return a small problem whose steps take milliseconds."""
     small = {"num_envs": 8, "horizon": 4, "seed": 3, "device": "cpu", "num_threads": 1}
-    return PPOConfig(**(small | {"model_config": {"hidden_sizes": [16]}, "num_sgd_iters": 2} | options))
+    return PPOConfig.rl8(**(small | {"model_config": {"hidden_sizes": [16]}, "num_sgd_iters": 2} | options))
 
 
 def tracker(root: Path) -> MLflowTracker:

@@ -166,7 +166,7 @@ def cost(tries: int) -> dict[str, Any]:
     thread, disk = [], []
     with scratch() as root:
         trainer = Trainer(
-            PPOConfig(seed=0, device="cpu").build(CartPole), tracker=NullTracker(), checkpoints=root / "c"
+            PPOConfig.rl8(seed=0, device="cpu").build(CartPole), tracker=NullTracker(), checkpoints=root / "c"
         )
         trainer.step()
         for _ in range(tries):

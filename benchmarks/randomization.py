@@ -180,7 +180,7 @@ def measure(name: str, task: Task, method: str, seed: int) -> dict[str, Any]:
         **task.config,
         "lr_schedule": {"kind": "interp", "points": [[0, task.config["lr"]], [task.transitions, 0]]},
     }
-    algorithm = PPOConfig(**config, seed=seed).build(task.env)
+    algorithm = PPOConfig.rl8(**config, seed=seed).build(task.env)
     trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=False)
     trainer.run(
         env_config=task.env_config(method),

@@ -40,7 +40,7 @@ def train(options: argparse.Namespace) -> None:
     from rl8x.envs import CartPole
 
     [[num_envs, width]] = options.work
-    config = PPOConfig(
+    config = PPOConfig.rl8(
         num_envs=num_envs,
         horizon=options.horizon,
         num_sgd_iters=4,

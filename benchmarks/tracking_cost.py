@@ -57,7 +57,7 @@ def measure(store: str, *, steps: int, threads: int) -> dict[str, Any]:
         metrics.append(len(stats.fresh))
         took.append(float(stats["profiling/tracking_ms"]))
 
-    config = PPOConfig(
+    config = PPOConfig.rl8(
         num_envs=256,
         horizon=32,
         sgd_minibatch_size=4096,

@@ -12,17 +12,7 @@ from rl8x.trainers import TrainStats
 
 
 def main(max_steps: int | None = None, tracker: Tracker | None = None) -> TrainStats:
-    config = PPOConfig(
-        num_envs=64,
-        horizon=32,
-        gamma=0.99,
-        lr=5e-3,
-        sgd_minibatch_size=512,
-        model_config={"hidden_sizes": [64, 64]},
-        seed=0,
-        num_threads=1,
-        device="cpu",
-    )
+    config = PPOConfig(seed=0, num_threads=1, device="cpu")
     trainer = Trainer(config.build(CartPole), tracker=tracker)
     # `eval/...` is measured by whole episodes, deterministic, in an environment that training never touches.
     solved_and_flat = HitsUpperBound("eval/returns/mean", 450) & Plateau("eval/returns/mean", patience=2, rtol=0.05)

@@ -104,7 +104,8 @@ def test_the_demo_is_a_legal_run_that_ends_by_itself() -> None:
     assert run.env == "CartPole"
     assert "env/steps" in {name for condition in run.conditions() for name in condition.metric_names}
     budget = max(getattr(condition, "bound", 0) for condition in run.conditions())
-    step = run.algorithm_config["num_envs"] * run.algorithm_config["horizon"]
+    config = run.make_algorithm_config()
+    step = config.num_envs * config.horizon
     # Where the budget ends the run, the last row's evaluation is of the final policy.
     assert budget % (step * run.steps_per_eval) == 0
 

@@ -36,7 +36,7 @@ def make_config(job: Job) -> OnlineConfig:
             raise SystemExit(f"unsupported: {name}={value}")
     if isinstance(work, ReplayWork):
         return replay_config(work, shared)
-    return PPOConfig(**settings(work), **shared)
+    return PPOConfig.rl8(**settings(work), **shared)
 
 
 def replay_config(work: ReplayWork, shared: dict[str, Any]) -> OffPolicyConfig:

@@ -20,9 +20,8 @@ MODELS = {
 def main(models: tuple[str, ...] = tuple(MODELS), max_steps: int = 30, num_envs: int = 256) -> dict[str, float]:
     returns = {}
     for model in models:
-        config = PPOConfig(
+        config = PPOConfig.rl8(
             num_envs=num_envs,
-            horizon=32,
             gamma=0.9,
             lr=3e-3,
             sgd_minibatch_size=num_envs * 8,

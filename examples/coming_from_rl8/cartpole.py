@@ -9,9 +9,8 @@ from rl8x.envs import CartPoleInfinite
 
 
 def main(max_steps: int = 60) -> Any:
-    config = PPOConfig(
+    config = PPOConfig.rl8(
         num_envs=256,
-        horizon=32,
         horizons_per_env_reset=2,  # 64 steps, then every copy starts again: a truncation, which is bootstrapped
         lr=3e-3,
         sgd_minibatch_size=2048,

@@ -10,7 +10,7 @@ from rl8x.randomization import Uniform
 
 
 def main(max_steps: int = 80) -> Any:
-    config = PPOConfig(
+    config = PPOConfig.rl8(
         num_envs=256,
         horizon=64,
         gamma=0.99,

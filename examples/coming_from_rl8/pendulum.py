@@ -9,9 +9,8 @@ from rl8x.envs import Pendulum
 
 
 def main(max_steps: int = 96) -> Any:
-    config = PPOConfig(
+    config = PPOConfig.rl8(
         num_envs=64,
-        horizon=32,
         gamma=0.98,
         gae_lambda=0.9,
         lr=4e-3,

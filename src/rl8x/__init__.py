@@ -3,7 +3,7 @@
     from rl8x import HitsUpperBound, PPOConfig, Trainer
     from rl8x.envs import CartPole
 
-    config = PPOConfig(num_envs=64, gamma=0.99, lr=5e-3, sgd_minibatch_size=512)
+    config = PPOConfig()
     trainer = Trainer(config.build(CartPole))
     trainer.run(steps_per_eval=5, stop_conditions=[HitsUpperBound("eval/returns/mean", 475)])
 

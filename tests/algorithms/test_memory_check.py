@@ -46,7 +46,7 @@ SMALL = {"num_envs": 8, "horizon": 8, "device": "cpu", "num_sgd_iters": 1, "mode
 
 
 def config(**options):
-    return PPOConfig(**(SMALL | options))
+    return PPOConfig.rl8(**(SMALL | options))
 
 
 @pytest.fixture

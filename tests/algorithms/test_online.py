@@ -115,7 +115,7 @@ class ManyConfig(PPOConfig, defaults={"num_envs": 16, "model_config": {"hidden_s
 
 def test_a_preset_is_its_algorithm_with_other_defaults_of_the_same_ranges_and_explanations():
     preset, plain = ManyConfig(), PPOConfig()
-    changed = {"num_envs": 16, "horizon": 4, "model_config": {"hidden_sizes": [8]}}
+    changed = {"num_envs": 16, "horizon": 4, "model_config": {"hidden_sizes": [8]}, "sgd_minibatch_size": 64}
     assert {**dataclasses.asdict(plain), **changed} == dataclasses.asdict(preset)
     assert ManyConfig(num_envs=32).num_envs == 32
     assert preset.model_config is not ManyConfig().model_config

@@ -41,8 +41,10 @@ def of(config, given, env=None, **more):
 
 
 ALGORITHMS = {
-    "ppo": of(PPOConfig, ONLINE, CartPole, num_sgd_iters=2),
-    "ppo, memory": of(PPOConfig, ONLINE | {"model_config": {"hidden_size": 8}}, CartPole, model="gru", num_sgd_iters=1),
+    "ppo": of(PPOConfig.rl8, ONLINE, CartPole, num_sgd_iters=2),
+    "ppo, memory": of(
+        PPOConfig.rl8, ONLINE | {"model_config": {"hidden_size": 8}}, CartPole, model="gru", num_sgd_iters=1
+    ),
     "pqn": of(PQNConfig, ONLINE, CartPole, sgd_minibatch_size=8),
     "dqn": of(DQNConfig, REPLAY, CartPole),
     "sac": of(SACConfig, REPLAY | CRITICS, Pendulum),

@@ -59,7 +59,7 @@ class AlwaysCounting(Dropping):
 
 
 def ppo(model=Dropping, **options):
-    return PPOConfig(**{"model": model, "sgd_minibatch_size": 32, **ONLINE, **options}).build(CartPole)
+    return PPOConfig.rl8(**{"model": model, "sgd_minibatch_size": 32, **ONLINE, **options}).build(CartPole)
 
 
 def dqn():
@@ -249,7 +249,7 @@ def small(kind):
     if kind is BCConfig:
         return kind(dataset=dataset(), batch_size=16, updates_per_step=2, **options).build()
     if kind is DistillationConfig:
-        options["teacher"] = PPOConfig(num_envs=8, horizon=8, **options).build(CartPole)
+        options["teacher"] = PPOConfig.rl8(num_envs=8, horizon=8, **options).build(CartPole)
     replay = {"warmup_steps": 16, "batch_size": 16} if kind in (DQNConfig, SACConfig) else {"num_sgd_iters": 2}
     return kind(**{**ONLINE, **options, **replay}).build(Pendulum if kind is SACConfig else CartPole)
 

@@ -68,10 +68,7 @@ def test_what_is_typed_comes_later(words, expected, mlruns, capsys, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing that was typed is without effect
         run = dry(words, capsys, tmp_path)
-    setting = rl8x.tuned("CartPole").algorithm_config
-    assert run.algorithm_config == {
-        name: value for name, value in (setting | expected).items() if (name, value) != ("lr_schedule", None)
-    }
+    assert run.algorithm_config == rl8x.tuned("CartPole").algorithm_config | expected
 
 
 def test_keys_of_the_run_are_overridden_too(mlruns, capsys, tmp_path):
@@ -87,7 +84,14 @@ def test_a_number_takes_the_place_of_a_run_files_schedule_too(mlruns, capsys, tm
         "env: CartPole\nalgorithm: dqn\nalgorithm_config: {lr_schedule: [[0, 1e-2]], epsilon_schedule: [[0, 0.5]]}\n"
     )
     run = dry(["-f", str(file), "epsilon=0.1"], capsys, tmp_path)
-    assert run.algorithm_config == {"lr_schedule": [[0, 1e-2]], "epsilon": 0.1}
+    assert run.algorithm_config == {"lr_schedule": [[0, 1e-2]], "epsilon": 0.1, "epsilon_schedule": None}
+
+
+def test_a_number_is_what_a_rate_that_adapts_begins_with(mlruns, capsys, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("env: CartPole\nalgorithm_config: {lr: 1e-3, lr_schedule: {kind: adaptive, kl: 0.02}}\n")
+    run = dry(["-f", str(file), "--lr", "5e-4"], capsys, tmp_path)
+    assert run.algorithm_config == {"lr": 5e-4, "lr_schedule": {"kind": "adaptive", "kl": 0.02}}
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.envs import CartPole
 # The programs of trainers/test_resume.py.
 options = dict(num_envs=4, horizon=8, sgd_minibatch_size=16, num_sgd_iters=2, model_config={"hidden_sizes": [8]})
-algorithm = PPOConfig(seed=3, device="cpu", execution="compile", **options).build(CartPole)
+algorithm = PPOConfig.rl8(seed=3, device="cpu", execution="compile", **options).build(CartPole)
 trainer = Trainer(algorithm, tracker=NullTracker(), checkpoints=False)
 for _ in range(3):
     trainer.step()

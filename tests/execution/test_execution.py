@@ -35,7 +35,7 @@ def build(env=CartPole, *, mode="graph", **options):
     """Build PPO whose execution is set from outside: a CPU refuses the mode 'graph'."""
     defaults = {"num_envs": 8, "horizon": 6, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
     defaults["execution"] = "eager" if mode == "eager" else "compile"
-    algorithm = PPOConfig(**{**defaults, "sgd_minibatch_size": 16, "num_sgd_iters": 2, **options}).build(env)
+    algorithm = PPOConfig.rl8(**{**defaults, "sgd_minibatch_size": 16, "num_sgd_iters": 2, **options}).build(env)
     algorithm.execution.mode = algorithm.execution.target = mode
     algorithm.execution.host_looks = mode == "eager"
     if mode == "graph":

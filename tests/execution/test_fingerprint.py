@@ -341,7 +341,7 @@ def roots(algorithm):
 
 def build(env=CartPole, env_kwargs=(), **options):
     defaults = {"num_envs": 4, "horizon": 8, "device": "cpu", "model_config": {"hidden_sizes": [8]}, "seed": 0}
-    algorithm = PPOConfig(**{**defaults, "sgd_minibatch_size": 16, **options}).build(env, **dict(env_kwargs))
+    algorithm = PPOConfig.rl8(**{**defaults, "sgd_minibatch_size": 16, **options}).build(env, **dict(env_kwargs))
     algorithm.collect()
     algorithm.step()
     return algorithm

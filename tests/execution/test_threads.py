@@ -39,7 +39,7 @@ def test_a_user_who_has_them_flushed_keeps_that():
     ("make", "moment"),
     [
         (lambda: DQNConfig(num_envs=8, warmup_steps=0, seed=1, device="cpu", execution="eager"), "q"),
-        (lambda: PPOConfig(num_envs=8, horizon=4, seed=1, device="cpu", execution="eager"), None),
+        (lambda: PPOConfig.rl8(num_envs=8, horizon=4, seed=1, device="cpu", execution="eager"), None),
     ],
     ids=["dqn", "ppo"],
 )

@@ -128,7 +128,7 @@ def test_rollouts_and_updates_keep_the_digits(name, mode, monkeypatch):
     options = {**small, "model": model, "model_config": config, "seq_len": 4, "optimizer": "sgd", "max_grad_norm": None}
     moves = []
     for given in ({"precision": "bf16", "execution": mode}, {"precision": "fp32", "execution": "eager"}):
-        algorithm = PPOConfig(**options, **given).build(Pendulum)
+        algorithm = PPOConfig.rl8(**options, **given).build(Pendulum)
         bias = nn.init.constant_(algorithm.policy.model.value_head.bias, -500.0)
         algorithm.collect()
         assert distinct(algorithm.rollout[keys.VALUES]) > 64 * 16 / 4

@@ -47,7 +47,7 @@ def ppo(**options):
     given = {"horizon": 16, "seed": SEED, "device": "cpu", "execution": "eager", "num_sgd_iters": 2}
     given |= {"model_config": {"hidden_sizes": [16, 16]}, "normalize_observations": True, "normalize_rewards": True}
     given |= {"normalize_values": True, "lr": 1e-3, "sgd_minibatch_size": None, "num_envs": COPIES}
-    return PPOConfig(**given | options)
+    return PPOConfig.rl8(**given | options)
 
 
 def rank_algorithm(config):

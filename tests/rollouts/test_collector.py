@@ -122,9 +122,8 @@ def test_whole_episodes_are_evaluated_by_the_execution_that_trains(mode, monkeyp
     calls = []
     run = CompiledProgram.__call__
     monkeypatch.setattr(CompiledProgram, "__call__", lambda self, *tensors: calls.append(1) or run(self, *tensors))
-    algorithm = PPOConfig(num_envs=4, seed=3, device="cpu", execution=mode, model_config={"hidden_sizes": [8]}).build(
-        CartPole
-    )
+    config = PPOConfig.rl8(num_envs=4, seed=3, device="cpu", execution=mode, model_config={"hidden_sizes": [8]})
+    algorithm = config.build(CartPole)
     generator = torch.Generator().manual_seed(0)
     evaluator = EpisodeEvaluator(CartPole(8, seed=4, time_limit=20), algorithm.policy, generator, algorithm.execution)
     stats = evaluator.evaluate(None, deterministic=True)

@@ -27,7 +27,7 @@ def _traced_only(request, monkeypatch):
 
 def build(env, **options):
     defaults = {"num_envs": 4, "horizon": 6, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
-    return PPOConfig(**{**defaults, "num_sgd_iters": 1, **options}).build(env)
+    return PPOConfig.rl8(**{**defaults, "num_sgd_iters": 1, **options}).build(env)
 
 
 CASES = {
@@ -76,7 +76,7 @@ def test_recorded_steps_equal_eager_ones_also_after_updates(case, fills, monkeyp
 def test_values_of_episodes_that_a_time_limit_cuts(fills, monkeypatch):
     if fills == "single steps":
         monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK", 0)
-    config = PPOConfig(num_envs=4, horizon=6, seed=2, device="cpu", model_config={"hidden_sizes": [8]})
+    config = PPOConfig.rl8(num_envs=4, horizon=6, seed=2, device="cpu", model_config={"hidden_sizes": [8]})
     eager, recorded = (
         dataclasses.replace(config, execution=mode).build(CartPole, time_limit=4) for mode in ("eager", "compile")
     )
@@ -94,7 +94,7 @@ def test_values_of_episodes_that_a_time_limit_cuts_in_different_steps(model, fil
         monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK", 0)
     sizes = {"mlp": {"hidden_sizes": [8]}, "gru": {"hidden_size": 8}}[model]
     options = {"horizon": 60, "seq_len": 4 if model == "gru" else 1, "model": model, "model_config": sizes}
-    config = PPOConfig(num_envs=3, seed=2, device="cpu", **options)
+    config = PPOConfig.rl8(num_envs=3, seed=2, device="cpu", **options)
     eager, recorded = (
         dataclasses.replace(config, execution=mode).build(CartPole, time_limit=11) for mode in ("eager", "compile")
     )
@@ -135,7 +135,9 @@ class EndsAtItsLimit(gymnasium.Env):
 def test_no_value_is_asked_for_where_all_that_time_limits_cut_terminates(env, model, execution):
     made = probes.OneStep if env == "tensors" else GymnasiumEnv(SyncVectorEnv([EndsAtItsLimit] * 4, autoreset_mode=env))
     sizes = {"attention": {"width": 8, "num_heads": 1}}.get(model, {"hidden_size": 8})
-    config = PPOConfig(num_envs=4, horizon=6, seq_len=3, seed=2, model=model, model_config=sizes, execution=execution)
+    config = PPOConfig.rl8(
+        num_envs=4, horizon=6, seq_len=3, seed=2, model=model, model_config=sizes, execution=execution
+    )
     algorithm = config.build(made, **({"time_limit": 1} if env == "tensors" else {}))
     algorithm.collect()
     algorithm.step()

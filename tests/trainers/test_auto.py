@@ -21,7 +21,7 @@ SMALL = {**OPTIONS, "model_config": {"hidden_sizes": [32, 32]}, "max_grad_norm":
 
 
 def build(execution="auto", **options):
-    return PPOConfig(**{**SMALL, "execution": execution, **options}).build(CartPole, time_limit=20)
+    return PPOConfig.rl8(**{**SMALL, "execution": execution, **options}).build(CartPole, time_limit=20)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from rl8x.trainers.resume import torch_generators
 
 def config(**options):
     small = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "num_sgd_iters": 2}
-    return PPOConfig(**(small | {"model_config": {"hidden_sizes": [8]}} | options))
+    return PPOConfig.rl8(**(small | {"model_config": {"hidden_sizes": [8]}} | options))
 
 
 def make(env=CartPole, *, trainer=None, **options):

@@ -19,7 +19,7 @@ from rl8x.trainers import Trainer
 
 
 def config(**options):
-    return PPOConfig(
+    return PPOConfig.rl8(
         **(
             {
                 "num_envs": 4,

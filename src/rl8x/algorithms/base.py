@@ -18,6 +18,7 @@ from torch import nn
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import check_names, check_options, option, replaced_by_schedules, resolve_device
 from rl8x.algorithms.memory_check import allocations_refused
+from rl8x.algorithms.presets import with_preset
 from rl8x.algorithms.seeds import draw_seed, part_seed, seeded
 from rl8x.distributed import ranks
 from rl8x.envs import Env
@@ -112,6 +113,19 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
     def __post_init__(self) -> None:
         """Check every field against its declaration."""
         check_options(self)
+
+    @classmethod
+    def preset(cls, name: str, /, **given: Any) -> Self:
+        """Return the config with the values of a preset, but for what is given.
+
+        Args:
+            name: A word of `rl8x.algorithms.presets.PRESETS`, which has the presets of every algorithm.
+            given: Hyperparameters by name.
+
+        Raises:
+            ValueError: If the algorithm has no such preset, and as the class does.
+        """
+        return cls(**with_preset(cls, name, given))
 
     def build(self, env: Any = None, /, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:
         """Return the algorithm, after checking that config and environment fit.
@@ -301,7 +315,8 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     def set_lr(self, lr: float | None) -> None:
         """Set the learning rate of all optimizers from the next step on; checkpoints keep it.
 
-        Resuming with another `lr` or `lr_schedule` forgets it. With several ranks, each has to call this.
+        It takes the place of a rate that adapts. Resuming with another `lr` or `lr_schedule` forgets it. With several
+        ranks, each has to call this.
 
         Args:
             lr: The rate, at least 0; None goes back to the config's.
@@ -402,8 +417,8 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         Args:
             state: A `state_dict`.
         """
-        self.load_learned_state(state)
         self._load_totals(state)
+        self.load_learned_state(state)
 
     def _load_totals(self, state: Mapping[str, Any]) -> None:
         """Restore what no update changes: the counters, and a learning rate that was set."""
@@ -418,8 +433,8 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
             state: That rank's `state_dict`.
         """
         own = self.learned_state()
-        self.load_learned_state({**state, **{name: own[name] for name in self.of_rank}})
         self._load_totals(state)
+        self.load_learned_state({**state, **{name: own[name] for name in self.of_rank}})
 
     # -- non-finite numbers
 

@@ -36,7 +36,7 @@ class OnlineConfig(AlgorithmConfig):
     """
 
     num_envs: int = option(
-        Default(8192),
+        Default(32),
         "Parallel copies of the environment, stepped as one batch. Where it is not given: 16 of a simulator that is "
         "stepped copy by copy, as many as an instance has.",
         low=1,
@@ -131,7 +131,7 @@ class OnlineConfig(AlgorithmConfig):
             )
         _check_memory(self, made_env, device)
         if isinstance(self.num_envs, Default) and steps_one_by_one(factory) and ranks().is_first:
-            name = env if isinstance(env, str) else type(made_env).__name__
+            name = next((word for word in (env, *factory.args) if isinstance(word, str)), type(made_env).__name__)
             copies = f"{self.num_envs} copies, as `num_envs` was not given"
             say(f"rl8x: {name} is stepped copy by copy: {copies}", err=True)
         return made_env, factory

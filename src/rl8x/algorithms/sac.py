@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import torch
 from gymnasium import spaces
@@ -24,6 +24,7 @@ from rl8x.algorithms.off_policy.learner import TAU, observed
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
 from rl8x.algorithms.off_policy.updates import ReplayBatch, UpdateResult, weighted_mean
+from rl8x.algorithms.presets import PRESETS
 from rl8x.distributions import Categorical, SquashedNormal
 from rl8x.trees import tree_map, unflatten_tree
 
@@ -77,6 +78,11 @@ class SACConfig(ActorCriticConfig):
 
     needs_dataset: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.needs_dataset, "cql_coeff", "cql_samples")
 
+    @classmethod
+    def gpu(cls, **given: Any) -> Self:
+        """Return the config with FastSAC's values, for many copies on a GPU, but for what is given."""
+        return cls.preset("gpu", **given)
+
     def without_effect(self) -> dict[str, str]:
         """Return also the options of a learned temperature, if it is fixed."""
         names = () if self.alpha is None else ("initial_alpha", "target_entropy", "target_entropy_frac")
@@ -115,23 +121,7 @@ class Acted(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FastSACConfig(
-    SACConfig,
-    defaults={
-        "num_envs": Default(1024),
-        "horizon": 1,
-        "batch_size": 8192,
-        "updates_per_sample": 8 / 1024,
-        "warmup_steps": 10 * 1024,
-        "gamma": 0.97,
-        "tau": 0.125,
-        "critic_layer_norm": True,
-        "num_atoms": 101,
-        "return_bound": 5.0,
-        "policy_delay": 4,
-        "initial_alpha": 0.001,
-    },
-):
+class FastSACConfig(SACConfig, defaults=PRESETS["SAC"]["gpu"]):
     """SAC for a thousand copies of a simulator on an accelerator (FastSAC): 8 updates per step of all copies.
 
     Large batches, few updates per transition, fast targets, and categorical critics with layer normalisation.

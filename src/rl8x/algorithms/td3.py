@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.hyperparameters import Default, option
+from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.actor import Actor, check_bounded
 from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, ActorCritic, OnlineActorCritic
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
@@ -23,6 +23,7 @@ from rl8x.algorithms.off_policy.learner import TAU, observed
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
 from rl8x.algorithms.off_policy.updates import ReplayBatch, UpdateResult
+from rl8x.algorithms.presets import PRESETS
 from rl8x.distributed import mean_over_ranks
 from rl8x.distributions import NoisyDeterministic
 
@@ -79,6 +80,11 @@ class TD3Config(ActorCriticConfig, defaults={"target_interval": 2, "policy_delay
         "critic_bc_coeff",
     )
 
+    @classmethod
+    def gpu(cls, **given: Any) -> Self:
+        """Return the config with FastTD3's values, for many copies on a GPU, but for what is given."""
+        return cls.preset("gpu", **given)
+
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
@@ -88,30 +94,7 @@ class TD3Config(ActorCriticConfig, defaults={"target_interval": 2, "policy_delay
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FastTD3Config(
-    TD3Config,
-    defaults={
-        "num_envs": Default(1024),
-        "horizon": 1,
-        "batch_size": 32768,
-        "updates_per_sample": 2 / 1024,
-        "warmup_steps": 10 * 1024,
-        "buffer_size": 10 * 1024 * 1024,
-        "gamma": 0.97,
-        "tau": 0.1,
-        "target_interval": 1,
-        "exploration_noise": 0.4,
-        "exploration_noise_min": 0.001,
-        "target_noise": 0.001,
-        "optimizer": "adamw",
-        "optimizer_config": {"weight_decay": 0.1},
-        "normalize_observations": True,
-        "model_config": {"hidden_sizes": [512, 256, 128]},
-        "critic_hidden_sizes": [1024, 512, 256],
-        "num_atoms": 101,
-        "return_bound": 5.0,
-    },
-):
+class FastTD3Config(TD3Config, defaults=PRESETS["TD3"]["gpu"]):
     """TD3 for thousands of copies and large batches (FastTD3), with the paper's values for MuJoCo Playground.
 
     The paper sets the bounds of the atoms per task; here `return_bound` scales rewards, so that the same bounds fit

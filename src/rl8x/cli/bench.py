@@ -45,7 +45,7 @@ _CACHES: Final = ("RL8X_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR
 _MODES: Final = {"cpu": ["eager", "compile"], "cuda": ["eager", "compile", "graph"]}
 _PRECISIONS: Final = {"cpu": ["fp32", "bf16"], "cuda": ["fp32", "tf32", "bf16"]}
 # Keys of a run that define the problem; where runs are kept is not among them
-_PROBLEM: Final = ("env", "env_kwargs", "env_config", "algorithm", "algorithm_config", "seed", "tracking")
+_PROBLEM: Final = ("env", "env_kwargs", "env_config", "algorithm", "preset", "algorithm_config", "seed", "tracking")
 _COLUMNS: Final = {
     "mode": "{execution}",
     "precision": "{precision}",
@@ -74,7 +74,7 @@ class _BenchCommand(RunCommand):
     """A command that takes several words after `--modes` and `--precisions`."""
 
     title = "The measurement"
-    run_fields = ("algorithm", "tracking")
+    run_fields = ("algorithm", "preset", "tracking")
     left_out = ("execution", "precision")  # measured in all forms
 
     def group_of(self, field: dataclasses.Field[Any], config_class: type[AlgorithmConfig]) -> str:

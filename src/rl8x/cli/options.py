@@ -20,6 +20,7 @@ from rl8x.algorithms import AlgorithmConfig, OffPolicyConfig, OnlineConfig
 from rl8x.algorithms.hyperparameters import kind_of
 from rl8x.algorithms.off_policy.config import ActorCriticConfig, LearnerConfig, ValueConfig
 from rl8x.algorithms.on_policy import OnPolicyConfig
+from rl8x.algorithms.on_policy.adaptive_rate import is_adaptive
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.conditions.expressions import is_expression
 from rl8x.config import RunConfig, apply_overrides, load_run_file, parse_value
@@ -219,13 +220,16 @@ def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunConf
 def _without_schedules(
     data: Mapping[str, Any], given: Mapping[str, Any], hyperparameters: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a run file's data without the schedules of numbers that were typed, since what comes later wins."""
+    """Return a run file's data without the schedules of numbers that were typed, since what comes later wins.
+
+    One that adapts stays: the number is what it begins with.
+    """
     inner, typed = (each.get("algorithm_config") for each in (data, given))
     if not isinstance(inner, Mapping):
         return dict(data)
     replaced = {f"{name}_schedule" for name in {*(typed if isinstance(typed, Mapping) else ()), *hyperparameters}}
-    kept = {name: value for name, value in inner.items() if name not in replaced}
-    return {**data, "algorithm_config": kept}
+    constant = {name: None for name in replaced & inner.keys() if not is_adaptive(inner[name])}
+    return {**data, "algorithm_config": {**inner, **constant}}
 
 
 def find_modules_here(trust: Trust) -> None:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _EXAMPLES: Final = """\b
 rl8x train CartPole --stop "wall_time: 1m"
-rl8x train CartPole --num-envs 4096 --lr 3e-4 --steps-per-eval 5 --stop "eval/returns/mean >= 475"
+rl8x train CartPole --lr 3e-4 --steps-per-eval 5 --stop "eval/returns/mean >= 475"
+rl8x train CartPole --preset gpu --num-envs 8192 --stop "wall_time: 10m"
 rl8x train HalfCheetah-v5 --algorithm sac --tuned
 rl8x train CartPole --tuned lr=1e-3 --seed 3
 rl8x train -f run.yaml lr=1e-3 env_config.length='{uniform: [0.25, 1]}'

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.hyperparameters import check_names as check_hyperparameters
 from rl8x.algorithms.hyperparameters import check_names_in, check_options, given_for_nothing, kind_of, option
+from rl8x.algorithms.presets import with_preset
 from rl8x.conditions import Condition, as_conditions, from_spec, parts
 from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
@@ -69,6 +70,11 @@ class RunConfig:
     )
     eval_env_config: dict[str, Any] | None = option(None, "The same for evaluations. None: as in training.")
     algorithm: str = option("PPO", "Algorithm: a built-in name or a dotted path to an AlgorithmConfig class.")
+    preset: str | None = option(
+        None,
+        "Other defaults of the algorithm by one word: rl8 (of PPO: rl8's, 8,192 copies in one batch) or gpu (of PPO, "
+        "SAC and TD3: many copies, large batches). What algorithm_config has wins.",
+    )
     algorithm_config: dict[str, Any] = option({}, "Hyperparameters of the algorithm by name.")
     seed: int | None = option(None, "The algorithm's seed, where algorithm_config has none.", low=0)
     steps_per_eval: int | None = option(None, "An evaluation after every so many steps. None: never.", low=1)
@@ -233,7 +239,7 @@ class RunConfig:
         cls = algorithm_config_class(self.algorithm, self.trusted)
         from rl8x.checkpoint.build import restored_options
 
-        values = restored_options(cls, self.algorithm_config, self.trusted)
+        values = with_preset(cls, self.preset, restored_options(cls, self.algorithm_config, self.trusted))
         if self.seed is not None and values.setdefault("seed", self.seed) != self.seed:
             raise ValueError(
                 f"`seed` is {self.seed}, but algorithm_config has {values['seed']!r}. Give one of the two."

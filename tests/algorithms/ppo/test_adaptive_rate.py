@@ -30,13 +30,13 @@ from rl8x.distributions import Distribution, Normal
 from rl8x.envs import CartPole, Pendulum
 from rl8x.trees import unflatten_tree
 
-ADAPTIVE = {"kind": "adaptive"}
+ADAPTIVE = {"kind": "adaptive", "high": 1e-2}
 
 
 def build(env=Pendulum, **options):
     given = {"num_envs": 8, "horizon": 8, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
     given |= {"sgd_minibatch_size": 16, "num_sgd_iters": 3, "lr_schedule": ADAPTIVE, "shuffle_minibatches": False}
-    return PPOConfig(**given | options).build(env)
+    return PPOConfig.rl8(**given | options).build(env)
 
 
 def weights(algorithm):
@@ -51,7 +51,7 @@ def weights(algorithm):
         (0.005, 3e-4, 3e-4),
         (0.0049, 3e-4, 4.5e-4),  # below half of it: times 1.5
         (1.0, 1.2e-5, 1e-5),
-        (1e-4, 9e-3, 1e-2),
+        (1e-4, 2.9e-3, 3e-3),
         (0.0, 3e-4, 3e-4),
         (1e-12, 3e-4, 4.5e-4),
         (-1e-3, 3e-4, 3e-4),
@@ -260,16 +260,46 @@ def test_a_resumed_run_goes_on_with_the_rate_to_the_bit(tmp_path):
     assert float(anew.algorithm.optimizer.lr) == pytest.approx(5e-4)
 
 
-def test_set_lr_is_refused_but_for_beginning_anew():
-    algorithm = build(CartPole)
+@pytest.mark.parametrize("execution", ["eager", "compile"])
+def test_a_rate_that_is_set_takes_the_place_of_one_that_adapts(execution, monkeypatch):
+    if execution == "compile":
+        traced_only(monkeypatch)
+    algorithm, constant = build(CartPole, execution=execution), build(CartPole, lr=1e-4, lr_schedule=None)
     algorithm.collect()
     algorithm.step()
-    assert float(algorithm.optimizer.lr) != pytest.approx(1e-3)
-    with pytest.raises(ValueError, match="the learning rate follows `lr_schedule`, which set_lr would break"):
-        algorithm.set_lr(1e-4)
+    adapted = float(algorithm.optimizer.lr)
+    assert adapted != pytest.approx(1e-3)
+    before = copy.deepcopy(algorithm.state_dict())
+    algorithm.set_lr(1e-4)
+    constant.load_state_dict(before | {"lr": None})
+    for _ in range(2):
+        rows = []
+        for one in (algorithm, constant):
+            one.collect()
+            rows.append(one.step()[LR])
+        assert rows == pytest.approx([1e-4, 1e-4])
+    torch.testing.assert_close(weights(algorithm), weights(constant), atol=1e-5, rtol=1e-5)
+    assert algorithm.params["lr_schedule"] == {"kind": "step", "points": [[0, 1e-4]]}
+    again = build(CartPole)
+    again.load_state_dict(algorithm.state_dict())
+    again.collect()
+    assert again.step()[LR] == pytest.approx(1e-4)
+    # An older state has the rate that it had come to; None begins anew.
+    algorithm.load_state_dict(before)
+    assert float(algorithm.optimizer.lr) == adapted
     algorithm.set_lr(None)
     assert float(algorithm.optimizer.lr) == pytest.approx(1e-3)
     assert algorithm.params["lr_schedule"] == {"kind": "adaptive", "kl": 0.01, "low": 1e-5, "high": 1e-2}
+
+
+def test_it_is_the_default_which_lr_begins_and_another_schedule_replaces():
+    assert PPOConfig(lr=3e-4).adaptive_rate == AdaptiveRate()
+    assert PPOConfig(lr=0.5).adaptive_rate == AdaptiveRate(high=0.5)  # a bound that nobody gave gives way
+    assert PPOConfig(lr=1e-6).adaptive_rate == AdaptiveRate(low=1e-6)
+    assert PPOConfig(lr=0.5).without_effect() == {}
+    for schedule in (None, [[0, 1e-3]]):
+        assert PPOConfig(lr_schedule=schedule).adaptive_rate is None
+    assert list(PPOConfig(lr=3e-4, lr_schedule=[[0, 1e-3]]).without_effect()) == ["lr=0.0003"]
 
 
 # -- what is refused
@@ -310,6 +340,6 @@ def test_other_schedules_refuse_it():
 
 def test_it_is_in_run_files_and_in_replace():
     config = dataclasses.replace(PPOConfig(lr=2e-3), lr_schedule=ADAPTIVE | {"kl": 0.02})
-    assert config.adaptive_rate == AdaptiveRate(kl=0.02)
+    assert config.adaptive_rate == AdaptiveRate(kl=0.02, high=1e-2)
     assert config.without_effect() == {}
     assert config.schedule("lr")(10**9) == 2e-3

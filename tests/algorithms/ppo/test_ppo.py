@@ -22,11 +22,11 @@ from rl8x.policy import Evaluation
 
 def tiny(**options):
     defaults = {"num_envs": 8, "horizon": 16, "seed": 3, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
-    return PPOConfig(**(defaults | options))
+    return PPOConfig.rl8(**(defaults | options))
 
 
 def probe_config(**options):
-    return PPOConfig(
+    return PPOConfig.rl8(
         **(
             {
                 "num_envs": 64,
@@ -205,7 +205,7 @@ def test_stored_logp_is_that_of_the_stored_action():
 
 
 def test_losses_by_hand():
-    config = PPOConfig(clip_param=0.2, dual_clip_param=2.0, vf_clip_param=1.0, vf_coeff=0.5, device="cpu")
+    config = PPOConfig.rl8(clip_param=0.2, dual_clip_param=2.0, vf_clip_param=1.0, vf_coeff=0.5, device="cpu")
     log = torch.log
     # (ratio, advantage): clipped above; unclipped; clipped below with A < 0; dual clip with A < 0 and a large ratio
     ratios, advantages = torch.tensor([[1.5, 1.1, 0.5, 5.0]]), torch.tensor([[1.0, 1.0, -1.0, -1.0]])
@@ -230,7 +230,7 @@ def test_losses_by_hand():
 
 
 def test_filler_rows_do_not_count():
-    config, entropy = PPOConfig(device="cpu"), torch.tensor(0.0)
+    config, entropy = PPOConfig.rl8(device="cpu"), torch.tensor(0.0)
     full = {keys.LOGP: torch.zeros(1, 3), keys.ADVANTAGES: torch.ones(1, 3), keys.RETURNS: torch.ones(1, 3)}
     evaluation = Evaluation(torch.zeros(1, 3), torch.zeros(1, 3), torch.ones(1, 3))
     masked = ppo_losses(evaluation, full | {keys.VALID: torch.tensor([[True, False, True]])}, config, entropy)
@@ -671,7 +671,7 @@ def test_params_tell_the_task(env, kwargs, told):
 
 def test_params_tell_the_arguments_of_model_and_distribution_with_their_defaults():
     params = tiny(model_config={"activation": "tanh"}).build(Pendulum).params
-    assert (params["model.hidden_sizes"], params["model.activation"]) == ((256, 256), "tanh")
+    assert (params["model.hidden_sizes"], params["model.activation"]) == ((64, 64), "tanh")
     assert params["distribution.std"] == "free"
 
 

@@ -19,7 +19,7 @@ def build(env=Pendulum, *, time_limit=5, **options):
     given = {"num_envs": 3, "horizon": 8, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
     given |= {"sgd_minibatch_size": 12, "num_sgd_iters": 3, "gamma": GAMMA, "gae_lambda": LAMBDA, "lr": 1e-2}
     given |= {"vf_clip_param": None, "recompute_advantages": True}
-    return PPOConfig(**given | options).build(env, time_limit=time_limit)
+    return PPOConfig.rl8(**given | options).build(env, time_limit=time_limit)
 
 
 def weights(algorithm):

@@ -17,7 +17,7 @@ def _traced_only(monkeypatch):
 
 def build(env=CartPole, **options):
     defaults = {"num_envs": 8, "horizon": 8, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
-    return PPOConfig(**{**defaults, "sgd_minibatch_size": 32, "num_sgd_iters": 2, **options}).build(env)
+    return PPOConfig.rl8(**{**defaults, "sgd_minibatch_size": 32, "num_sgd_iters": 2, **options}).build(env)
 
 
 def weights(algorithm):

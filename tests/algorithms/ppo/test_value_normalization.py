@@ -18,7 +18,7 @@ from rl8x.functional import generalized_advantages
 def build(env=Pendulum, **options):
     defaults = {"num_envs": 4, "horizon": 6, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
     fields = {**defaults, "normalize_values": True, "vf_clip_param": None, "num_sgd_iters": 1, **options}
-    return PPOConfig(**fields).build(env)
+    return PPOConfig.rl8(**fields).build(env)
 
 
 def train(algorithm, steps):

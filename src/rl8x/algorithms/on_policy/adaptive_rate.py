@@ -31,12 +31,12 @@ class AdaptiveRate:
     Raises:
         ValueError: If one is not a positive number, or `low` is above `high`.
 
-    Source: rsl_rl's schedule "adaptive" (Schwarke et al. 2025, arXiv:2509.10771).
+    Source: rsl_rl's schedule "adaptive" (Schwarke et al. 2025, arXiv:2509.10771), whose largest rate is 1e-2.
     """
 
     kl: float = 0.01
     low: float = 1e-5
-    high: float = 1e-2
+    high: float = 3e-3
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -47,21 +47,22 @@ class AdaptiveRate:
             raise ValueError(f"`lr_schedule`: low must be at most high; got {self.low!r} and {self.high!r}.")
 
     @classmethod
-    def make(cls, spec: object, lr: float) -> AdaptiveRate | None:
+    def make(cls, spec: Any, lr: float) -> AdaptiveRate | None:
         """Return the rate that an `lr_schedule` stands for; None if it is of another kind.
 
         Args:
-            spec: The `lr_schedule`, as a config has it.
+            spec: The `lr_schedule`, as a config has it. A bound that it leaves out gives way to `lr`.
             lr: The rate that it begins with.
 
         Raises:
             ValueError: If it has an unknown key, a value is not legal, or `lr` is not in its range.
         """
-        if not isinstance(spec, Mapping) or spec.get("kind") != ADAPTIVE:
+        if not is_adaptive(spec):
             return None
         fields = [field.name for field in dataclasses.fields(cls)]
         check_names_in(spec, ["kind", *fields], f"An `lr_schedule` of kind {ADAPTIVE!r}")
-        rate = cls(**{name: value for name, value in spec.items() if name != "kind"})
+        bounds = {"low": min(lr, cls.low), "high": max(lr, cls.high)}
+        rate = cls(**bounds | {name: value for name, value in spec.items() if name != "kind"})
         if not rate.low <= lr <= rate.high:
             raise ValueError(
                 f"`lr_schedule` of kind {ADAPTIVE!r} begins at `lr`, which must be from {rate.low!r} to {rate.high!r}, "
@@ -78,3 +79,8 @@ class AdaptiveRate:
     def to_dict(self) -> dict[str, Any]:
         """Return the form that a config takes."""
         return {"kind": ADAPTIVE, **vars(self)}
+
+
+def is_adaptive(spec: object) -> bool:
+    """Whether an `lr_schedule` is one that adapts."""
+    return isinstance(spec, Mapping) and spec.get("kind") == ADAPTIVE

@@ -18,7 +18,7 @@ from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory, refuse_inference_mode
 from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.memory_check import CountedNets, check_networks, check_training
-from rl8x.algorithms.on_policy.config import OnPolicyConfig
+from rl8x.algorithms.on_policy.config import SEQ_LEN, OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import SequenceBatch, SequencePack, rounded_parts
 from rl8x.algorithms.on_policy.update import Objective, OnPolicyUpdater, Renew
 from rl8x.algorithms.online import OnlineAlgorithm
@@ -66,7 +66,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         self.policy = self._make_policy()
         if config.precision == "bf16":
             self.policy.autocast = self.execution.autocast
-        self.seq_len = config.seq_len or (4 if self.policy.recurrent else 1)
+        self.seq_len = config.seq_len or (SEQ_LEN if self.policy.recurrent else 1)
         self.state_reset_every = self._resolve_state_reset()
         self.validate()
         effects = self.check_model(self.seq_len)
@@ -280,11 +280,11 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
             (measured,) = self._prepare_program()
         now = self.counters[self.clock]
         lr: Number = self.lr_schedule(now)
-        if self.updater.objective.rate is None:
+        if not self.updater.adapts:
             self.optimizer.lr.fill_(lr)
         with flushed_denormals(self.device), self.model_draws():
             rows, applied = self.updater.run(self.coefficient(now))
-        if self.updater.objective.rate is not None:
+        if self.updater.adapts:
             lr = self.optimizer.lr.clone()
         self.observe_rollout(self.rollout)
         norms = [name == GRAD_NORM for name in (*self.objective.metrics, GRAD_NORM)]

@@ -15,6 +15,8 @@ from rl8x.models import Model
 
 # Bytes that these algorithms add to a slot of the rollout: log-probability, value, final value (float32).
 _STORED: Final = 3 * 4
+_MOST_MINIBATCHES: Final = 16  # of an epoch, where nobody gave their size
+SEQ_LEN: Final = 4  # of recurrent models, where nobody gave it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,10 @@ class OnPolicyConfig(OnlineConfig):
     )
     num_sgd_iters: int = option(4, "Epochs over each rollout.", low=1)
     sgd_minibatch_size: int | None = option(
-        None, "Transitions per minibatch; must divide num_envs * horizon. None: the whole rollout.", low=1
+        None,
+        "Transitions per minibatch; must divide num_envs * horizon. None: the whole rollout. A default that is a "
+        "number gives way to a 16th of the rollout if that is more, and to the nearest that divides it.",
+        low=1,
     )
     shuffle_minibatches: bool = option(True, "Whether to shuffle the rollout before each epoch.")
     accumulate_grads: bool = option(
@@ -74,8 +79,7 @@ class OnPolicyConfig(OnlineConfig):
         make_rule(self.optimizer, self.optimizer_config)
         transitions = self.num_envs * self.horizon
         if isinstance(self.sgd_minibatch_size, Default):
-            default: Any = next(each.default for each in dataclasses.fields(self) if each.name == "sgd_minibatch_size")
-            object.__setattr__(self, "sgd_minibatch_size", Default(nearest_divisor(transitions, default)))
+            object.__setattr__(self, "sgd_minibatch_size", Default(self._fitting_minibatch(transitions)))
         if self.sgd_minibatch_size is not None and transitions % self.sgd_minibatch_size:
             raise ValueError(
                 f"`sgd_minibatch_size` must divide num_envs * horizon = {transitions}; got {self.sgd_minibatch_size}. "
@@ -91,6 +95,13 @@ class OnPolicyConfig(OnlineConfig):
                 "`seqs_per_state_reset` must be positive, or -1 to reset only where episodes begin; got "
                 f"{self.seqs_per_state_reset}."
             )
+
+    def _fitting_minibatch(self, transitions: int) -> int:
+        """Return the minibatch where none is given: of whole sequences, and not too many of a large rollout."""
+        default: Any = next(each.default for each in dataclasses.fields(self) if each.name == "sgd_minibatch_size")
+        unit = self.seq_len or (SEQ_LEN if self.horizon % SEQ_LEN == 0 else 1)
+        wanted = max(default, transitions // _MOST_MINIBATCHES)
+        return unit * nearest_divisor(transitions // unit, round(wanted / unit))
 
     @property
     def updates_per_step(self) -> int:

@@ -75,6 +75,7 @@ class OnPolicyUpdater:
         in_order: Whether the policy's calls depend on those before, as with dropout: then one thread makes them.
 
     Attributes:
+        adapts: Whether the learning rate goes by the objective's; False where one was set in its place.
         prepared: Whether `prepare` has been called.
     """
 
@@ -108,6 +109,7 @@ class OnPolicyUpdater:
         self._parts: dict[int, list[Tensor]] = {}
         self._made = torch.zeros((), device=self.device)
         self._total = objective.metrics.index(objective.total)
+        self.adapts = objective.rate is not None
         self.prepared = False
         self._ran = {"eager"}
 
@@ -163,7 +165,7 @@ class OnPolicyUpdater:
         weight, active = self._first(coefficient)
         limited, on_cpu = self.objective.limit is not None, self.device.type == "cpu"
         rows, flags = [], []
-        self._made.zero_()
+        self._made.fill_(0.0 if self.adapts else -math.inf)  # no update has been made, or none ever will
         if self.execution.prepares and not self.prepared:
             with self.execution.ahead():
                 self.prepare(coefficient)

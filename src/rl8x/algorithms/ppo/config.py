@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Self
 
-from rl8x.algorithms.hyperparameters import given_for_nothing, option
+from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
 from rl8x.algorithms.memory_check import Space, slot_bytes
 from rl8x.algorithms.on_policy import OnPolicyConfig
 from rl8x.algorithms.on_policy.adaptive_rate import AdaptiveRate
@@ -15,8 +15,17 @@ from rl8x.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PPOConfig(OnPolicyConfig):
-    """Hyperparameters of PPO, with rl8's defaults.
+class PPOConfig(
+    OnPolicyConfig,
+    defaults={
+        "horizon": 64,
+        "max_grad_norm": 0.5,
+        "num_sgd_iters": 10,
+        "sgd_minibatch_size": Default(256),
+        "normalize_observations": True,
+    },
+):
+    """Hyperparameters of PPO, with defaults that learn the classic tasks on a CPU; `rl8` and `gpu` have others.
 
     Raises:
         TypeError: If a value is not of its option's kind.
@@ -26,17 +35,24 @@ class PPOConfig(OnPolicyConfig):
     Source: Schulman et al. 2017, arXiv:1707.06347; `dual_clip_param`: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
 
+    model_config: dict[str, Any] = option(
+        {}, "Keyword arguments of the model class. 'mlp' has hidden_sizes=[64, 64] by default."
+    )
+    lr: float = option(
+        1e-3, "Learning rate of the optimizer: the first one, unless lr_schedule is None (none: constant).", above=0.0
+    )
     lr_schedule: list[list[float]] | dict[str, Any] | None = option(
-        None,
-        "Learning rate over transitions: [[transitions, value], ...], constant between points, or {kind: interp, "
-        "points: [...]}, linear between them; or {kind: adaptive, kl: 0.01, low: 1e-5, high: 1e-2}: it begins at lr, "
-        "and goes by the KL divergence of each minibatch.",
+        {"kind": "adaptive"},
+        "{kind: adaptive, kl: 0.01, low: 1e-5, high: 3e-3}: the rate begins at lr, falls where a minibatch's KL "
+        "divergence from the acting policy is above twice kl, and rises where it is below half of it. Or the rate over "
+        "transitions: [[transitions, value], ...], constant between points, or {kind: interp, points: [...]}, linear "
+        "between them. None: lr, constant.",
     )
     distribution: str | type[Distribution] | None = option(
         None, "Action distribution: a built-in name, a dotted path, or a class. None: chosen by the action space."
     )
     distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution class.")
-    gamma: float = option(0.95, "Discount factor of future rewards.", low=0.0, high=1.0)
+    gamma: float = option(0.99, "Discount factor of future rewards.", low=0.0, high=1.0)
     gae_lambda: float = option(
         0.95,
         "Lambda of generalised advantage estimation: 0 is the one-step TD error, 1 the Monte Carlo return "
@@ -82,6 +98,16 @@ class PPOConfig(OnPolicyConfig):
         False,
         "Whether the critic predicts values normalised by the running moments of their targets.",
     )
+
+    @classmethod
+    def rl8(cls, **given: Any) -> Self:
+        """Return the config with rl8's defaults, 8,192 copies x 32 steps in one batch, but for what is given."""
+        return cls.preset("rl8", **given)
+
+    @classmethod
+    def gpu(cls, **given: Any) -> Self:
+        """Return the config with values for thousands of copies on a GPU, but for what is given."""
+        return cls.preset("gpu", **given)
 
     def without_effect(self) -> dict[str, str]:
         """Return the given hyperparameters that have no effect; see `AlgorithmConfig.without_effect`."""

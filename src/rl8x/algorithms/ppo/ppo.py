@@ -26,6 +26,7 @@ from rl8x.envs import Env
 from rl8x.execution.threads import Workers
 from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, running_returns
 from rl8x.functional.statistics import pooled_moments
+from rl8x.models.registry import default_model
 from rl8x.models.validation import TrainingEffects
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Number, Stats
@@ -35,6 +36,9 @@ from rl8x.rollouts.values import present_values
 # Metrics of an update, measured before its step, except the gradient's norm.
 _MONITORS: Final = "monitors/"
 _REFUSED: Final = "monitors/refused_updates"
+
+# The default network where the model is an MLP.
+SMALL: Final = {"hidden_sizes": (64, 64)}
 
 # Consecutive steps in which clipping removes most of the critic's gradient before a warning; the first are normal.
 _SILENCED_STEPS: Final = 10
@@ -74,12 +78,13 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     def make_policy(self) -> Policy:
         """Build the policy, with torch's global generator seeded."""
-        config = self.config
+        config, observation_space = self.config, self.env.single_observation_space
+        name = default_model(observation_space) if config.model is None else config.model
         return Policy(
-            self.env.single_observation_space,
+            observation_space,
             self.env.single_action_space,
-            model=config.model,
-            model_config=config.model_config,
+            model=name,
+            model_config=config.model_config if name != "mlp" else SMALL | config.model_config,
             distribution=config.distribution,
             distribution_config=config.distribution_config,
             normalize_observations=config.normalize_observations,
@@ -89,8 +94,13 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     def set_lr(self, lr: float | None) -> None:
         """Set the learning rate; see `GenericAlgorithmBase.set_lr`. None has an adaptive one begin anew."""
         super().set_lr(lr)
-        if self.config.adaptive_rate is not None:
+        self.updater.adapts = lr is None and self.updater.objective.rate is not None
+        if self.updater.adapts:
             self.optimizer.lr.fill_(self.config.lr)
+
+    @property
+    def _has_schedule(self) -> bool:
+        return super()._has_schedule and self.config.adaptive_rate is None
 
     def check_model(self, seq_len: int = 1) -> TrainingEffects:
         """Run the model once, and warn if it behaves differently in training mode; see `GenericAlgorithmBase`."""
@@ -121,7 +131,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     def params(self) -> dict[str, Any]:
         """The effective hyperparameters by name."""
         rate = self.config.adaptive_rate
-        lr = {} if rate is None else {"lr_schedule": rate.to_dict()}
+        lr = {"lr_schedule": rate.to_dict()} if rate is not None and self.updater.adapts else {}
         return super().params | lr | {"entropy_coeff_schedule": self.entropy_schedule.to_dict()}
 
     # -- learning
