@@ -307,6 +307,18 @@ def _empty():
     return {"spool_id": None, "points": set(), "params": {}, "tags": {}, "texts": {}, "files": {}}
 
 
+@pytest.mark.parametrize(("name", "called"), [("'my run'", "'my run'"), (None, "'/a b/1'")])
+def test_commands_of_a_description_have_the_runs_name_where_that_finds_it(spool, store, name, called):
+    text = "`rl8x resume '/a b/1' --max-steps N` `Trainer.resume('/a b/1')`"
+    spool.append({"op": "describe", "text": text, "folder": "'/a b/1'"})
+    sender = Sender(spool, store)
+    sender.name_word = lambda: name
+    sender.send_all()
+    assert (
+        store.run["tags"]["mlflow.note.content"] == f"`rl8x resume {called} --max-steps N` `Trainer.resume('/a b/1')`"
+    )
+
+
 def describe(spool, store, text):
     spool.append({"op": "describe", "text": text})
     send(spool, store)
