@@ -53,7 +53,7 @@ def test_a_description_says_what_ran_how_it_ended_and_how_to_go_on(tmp_path, mon
         f"Best `eval/returns/mean`: {best:.4g}, at {step} transitions. Last evaluation: `eval/returns` {returns}. "
         "Stopped after 2 steps, 32 transitions: `max_steps=2`.",
         "**PPO on `CartPole`**, model `mlp`: num_envs `4`, horizon `4`, seed `3`, device `cpu`, "
-        "model_config `{'hidden_sizes': [8]}`, lr `0.01`",
+        "model_config `{'hidden_sizes': [8]}`, lr `0.01`, sgd_minibatch_size `16`",
         "Until `max_steps=2`; evaluated after every step.",
         "Command: `/bin/train.py 'two words' --tracking-uri 'https://me:***@host'`",
         f"To continue training: `Trainer.resume('{tmp_path}/kept', tracker=...).run(max_steps=N)`",
@@ -143,7 +143,7 @@ def test_of_many_hyperparameters_a_description_has_the_first(monkeypatch):
 
     monkeypatch.setattr(description, "_MAX_CONFIGURATION", 50)
     _, head, *_ = trained().tracker.description.split("\n\n")
-    assert re.fullmatch(r".*: num_envs `4`, horizon `4`, seed `\d+`, device `cpu` and 1 more", head)
+    assert re.fullmatch(r".*: num_envs `4`, horizon `4`, seed `\d+`, device `cpu` and 2 more", head)
 
 
 def test_tags_tell_runs_apart():
