@@ -1,6 +1,7 @@
 """One run of the learning benchmark: a seed of a task, noted step by step, from which its row is made.
 
-A run longer than a session is saved beside its notes, and goes on from its last checkpoint, to the same bits.
+A run longer than a session is saved beside its notes, and goes on from its last checkpoint: to the same bits, but where
+the environment is a simulator whose state cannot be saved, so that its copies begin new episodes.
 """
 
 from __future__ import annotations
