@@ -543,7 +543,7 @@ def test_an_algorithm_is_built_again_from_json():
         lr=2e-3, lr_schedule=[[0, 2e-3], [100, 1e-4]], model_config={"hidden_sizes": [8]}, gamma=0.5
     )
     assert (type(again.env), again.env.time_limit) == (CartPole, 20)
-    assert changes(build, again) == {"gamma": (0.95, 0.5)}
+    assert changes(build, again) == {"gamma": (0.99, 0.5)}
     with pytest.raises(ValueError, match="gamma"):
         build_algorithm(build, {"gama": 0.5})
 

@@ -164,7 +164,7 @@ def test_help_explains_options_in_groups(capsys):
     out = " ".join(capsys.readouterr().out.split())
     for title in ("The run:", "Tracking and display:", "Every algorithm:", "PPO:", "Other:"):
         assert title in out
-    assert "--gamma NUMBER Discount factor of future rewards. [default: 0.95; >= 0; <= 1]" in out
+    assert "--gamma NUMBER Discount factor of future rewards. [default: 0.99; >= 0; <= 1]" in out
     assert "rl8x train -f run.yaml" in out
 
 

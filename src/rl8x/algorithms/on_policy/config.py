@@ -77,6 +77,11 @@ class OnPolicyConfig(OnlineConfig):
         super().__post_init__()
         self.schedule("lr").bounded(0.0, math.inf, "lr_schedule")
         make_rule(self.optimizer, self.optimizer_config)
+        if self.seq_len is not None and self.horizon % self.seq_len:
+            raise ValueError(
+                f"`seq_len` must divide `horizon`; got {self.seq_len} and {self.horizon}. "
+                f"Try {nearest_divisor(self.horizon, self.seq_len)}."
+            )
         transitions = self.num_envs * self.horizon
         if isinstance(self.sgd_minibatch_size, Default):
             object.__setattr__(self, "sgd_minibatch_size", Default(self._fitting_minibatch(transitions)))
@@ -84,11 +89,6 @@ class OnPolicyConfig(OnlineConfig):
             raise ValueError(
                 f"`sgd_minibatch_size` must divide num_envs * horizon = {transitions}; got {self.sgd_minibatch_size}. "
                 f"Try {nearest_divisor(transitions, self.sgd_minibatch_size)}."
-            )
-        if self.seq_len is not None and self.horizon % self.seq_len:
-            raise ValueError(
-                f"`seq_len` must divide `horizon`; got {self.seq_len} and {self.horizon}. "
-                f"Try {nearest_divisor(self.horizon, self.seq_len)}."
             )
         if self.seqs_per_state_reset == 0 or (self.seqs_per_state_reset or 0) < -1:
             raise ValueError(
