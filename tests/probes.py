@@ -10,7 +10,6 @@ from typing import ClassVar
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x.envs import Env
 from rl8x.execution.compiled import CompiledProgram

@@ -3,13 +3,11 @@
 import pytest
 import torch
 from tests.probes import described
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rl8x.execution import matmul, private
 from rl8x.execution.artifacts import Artifacts
 from rl8x.execution.compiler import Compiler
 from rl8x.execution.lowering import lower
-from rl8x.execution.traces import trace
 
 
 def test_this_torch_has_all_of_inductors_names():
