@@ -10,11 +10,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x.envs import Env
 from rl8x.execution.compiled import CompiledProgram
-from rl8x.execution.private import one_fake_mode
 from rl8x.execution.traces import describe_program, trace
 
 ONE = Box(-1.0, 1.0, (1,), dtype=np.float32)
@@ -197,12 +195,11 @@ def record_once(function):
     """
     for _ in range(3):
         function()
-    with one_fake_mode():
-        record = make_fx(function)()
-    results = [result.clone() for result in record()]
+    graph, read = trace(function, [])
+    results = [result.clone() for result in graph(*read)]
 
     def replay():
-        for place, result in zip(results, record(), strict=True):
+        for place, result in zip(results, graph(*read), strict=True):
             place.copy_(result)
 
     return replay, results

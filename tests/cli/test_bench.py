@@ -265,6 +265,13 @@ def test_the_verdict_says_when_compiling_is_earned_back():
     )
 
 
+def test_a_mode_that_takes_twice_the_memory_of_eager_is_named_above_the_verdict():
+    rows = [row("eager", 2000.0, peak_memory_mb=300.0), row("compile", 4000.0, peak_memory_mb=750.0)]
+    assert render(summarize(rows)).splitlines()[-3] == "compile fp32 takes 2.5 times the memory of eager fp32."
+    for modest in (rows[:1], rows[1:], [rows[0], row("compile", 4000.0, peak_memory_mb=599.0)]):
+        assert "the memory of" not in render(summarize(modest))
+
+
 def test_device_memory_has_a_column_where_there_is_a_device():
     assert "peak device MB" in render(summarize([row("graph", 2000.0, peak_device_mb=812.0)])).splitlines()[0]
 

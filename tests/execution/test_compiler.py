@@ -1,5 +1,7 @@
 import contextlib
+import ctypes
 import functools
+import gc
 import os
 import signal
 import subprocess
@@ -150,6 +152,35 @@ def test_arguments_of_another_dtype_are_another_program(own):
     program = CompiledProgram(lambda x: [x + 1])
     assert program(X)[0].tolist() == [2.0, 3.0]
     assert program(X.to(torch.int64))[0].tolist() == [2, 3]
+
+
+class _Allocated(ctypes.Structure):
+    """What glibc's `mallinfo2` returns."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in ("arena", *"abc", "mapped", *"de", "used", *"fg"))
+
+
+def _bytes_in_use():
+    gc.collect()
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Allocated
+    return mallinfo().used + mallinfo().mapped
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="tells what glibc's malloc has given away")
+def test_a_program_keeps_its_buffers_from_call_to_call_and_from_thread_to_thread_until_it_goes(own):
+    x = torch.rand(512, 512)  # 1 MB, as each product
+    program = CompiledProgram(lambda x: [((x @ x).exp() @ x).sum()])
+    expected = program(x)
+    kept = _bytes_in_use()
+    for _ in range(3):
+        assert torch.equal(program(x)[0], expected[0])
+        thread = threading.Thread(target=program, args=(x,))
+        thread.start()
+        thread.join()
+    assert abs(_bytes_in_use() - kept) < 2**19
+    del program
+    assert kept - _bytes_in_use() > 2**20
 
 
 def test_what_cannot_be_compiled_says_why_in_one_line_and_is_asked_for_once(mortal, monkeypatch):

@@ -48,6 +48,17 @@ def weights(algorithm):
     return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
 
 
+@pytest.mark.parametrize(("has", "precision"), [(False, "bf16"), (False, "fp32"), (True, "bf16")])
+def test_emulated_bfloat16_is_announced(has, precision, monkeypatch, recwarn):
+    monkeypatch.setattr(module, "has_bfloat16", lambda: has)
+    Execution("eager", precision, CPU)
+    expected = (
+        "precision='bf16' is emulated, since this processor has no bfloat16 instructions: iterations take about four "
+        "times as long as with 'fp32'. Use precision='fp32'."
+    )
+    assert [str(each.message) for each in recwarn] == ([expected] if not has and precision == "bf16" else [])
+
+
 # -- captured programs
 
 

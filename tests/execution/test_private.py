@@ -3,13 +3,11 @@
 import pytest
 import torch
 from tests.probes import described
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rl8x.execution import matmul, private
 from rl8x.execution.artifacts import Artifacts
 from rl8x.execution.compiler import Compiler
 from rl8x.execution.lowering import lower
-from rl8x.execution.traces import trace
 
 
 def test_this_torch_has_all_of_inductors_names():
@@ -56,31 +54,6 @@ def test_the_compilers_process_says_which_name_is_missing(monkeypatch, tmp_path)
     with pytest.raises(RuntimeError, match=r"has no torch\._inductor\.codecache\.AotCodeCompiler, which rl8x compiles"):
         compiler.library(described(lambda x: [x + 1.0], torch.ones(3))[0].to_json())
     compiler.stop()
-
-
-@pytest.mark.parametrize("missing", [None, "tracing"])
-def test_a_trace_looks_through_the_stack_once_and_without_the_private_name_has_the_same_operations(
-    missing, monkeypatch
-):
-    modes = []
-    init = FakeTensorMode.__init__
-    monkeypatch.setattr(FakeTensorMode, "__init__", lambda *given, **named: modes.append(1) or init(*given, **named))
-    if missing:
-        monkeypatch.delattr(torch._guards, missing)
-    weight = torch.ones(3, 3, requires_grad=True)
-
-    def step(x):
-        (gradient,) = torch.autograd.grad((x @ weight).square().sum(), weight)
-        return [x @ gradient, x.sum() * 2.0]
-
-    graph, read = trace(step, [torch.arange(6.0).view(2, 3)])
-    assert len(modes) == 1 if missing is None else len(modes) > 8
-    assert [node.target for node in graph.graph.nodes if node.op == "call_function"][:2] == [
-        torch.ops.aten.mm.default,
-        torch.ops.aten.pow.Tensor_Scalar,
-    ]
-    x = torch.tensor([[1.0, 2.0, 3.0], [0.0, 1.0, 0.0]])
-    assert all(map(torch.equal, graph(x, *read), step(x)))
 
 
 @pytest.mark.parametrize("missing", [False, True])

@@ -30,8 +30,7 @@ gc.freeze(); gc.enable()
 from torch.distributed.run import main
 main()
 """
-# What loads torch's compiler, and MLflow with what it needs for a database.
-TRACES = "import torch; from rl8x.execution.traces import trace; trace(lambda x: [x + 1.0], [torch.ones(1)])"
+# What loads MLflow with what it needs for a database.
 TRACKS = "import mlflow; import mlflow.store.tracking.sqlalchemy_store"
 
 
@@ -74,7 +73,7 @@ def end(process):
 def launch(folder, module, names, *, num_ranks=2, timeout=480, **variables):
     """Run scenarios of a module one after the other, and return by name what each rank returned."""
     arguments = [__file__, module, folder, *names]
-    process = torchrun(arguments, num_ranks=num_ranks, folder=folder, forks=TRACES, **variables)
+    process = torchrun(arguments, num_ranks=num_ranks, folder=folder, forks="", **variables)
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:

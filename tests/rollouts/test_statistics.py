@@ -1,12 +1,19 @@
+import functools
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl8x import keys
+from rl8x.algorithms.off_policy.off_policy import collected_stats
+from rl8x.algorithms.off_policy.updates import update_stats
+from rl8x.execution import Execution
 from rl8x.functional import moments
 from rl8x.rollouts.statistics import Stats, masked_summary, pool, summary
+from rl8x.rollouts.stats_program import StatsProgram
 
 numbers = st.floats(-1e3, 1e3, width=32)
 
@@ -94,3 +101,51 @@ def test_whole_numbers_are_summarised_too():
     assert [float(figure) for figure in summary(lengths)[:3]] == [1.0, 6.0, 3.0]
     assert float(summary(lengths)[3]) == pytest.approx(math.sqrt(3.5))  # (4 + 1 + 0 + 9) / 4
     assert [float(figure) for figure in masked_summary(lengths, lengths > 1)[:2]] == [2.0, 6.0]
+
+
+# -- a single transition or update
+
+
+def one_transition(**changed):
+    """Return the tensors of a rollout of one transition by key, `[2, 1, ...]`."""
+    numbers = {"observations": [[0.1, -2.0]], "actions": [1], "logp": [-0.3], "rewards": [0.7]}
+    numbers |= {"episode_returns": [3.3], "episode_lengths": [7], "terminated": [False], "truncated": [False]}
+    numbers |= {f"{keys.METRICS}/score": [math.nan]} | changed
+    names = {"observations": keys.OBS, "actions": keys.ACTIONS, "logp": keys.LOGP}
+    return {names.get(name, name): torch.tensor([value, value]) for name, value in numbers.items()}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"terminated": [True], f"{keys.METRICS}/score": [0.3]},
+        {"truncated": [True]},
+        {"rewards": [math.nan]},
+        {"observations": [[math.inf, 0.0]], "terminated": [True]},
+        {"valid": [False], "truncated": [True]},
+        {"values": [0.5], "final_values": [math.nan]},
+    ],
+)
+def test_numpys_statistics_of_a_transition_have_the_bits_of_torchs(changed):
+    summarise = functools.partial(collected_stats, horizon=1)
+    program = StatsProgram(summarise, Execution("eager", "fp32", torch.device("cpu")))
+    tensors = one_transition(**changed)
+    usual, numpys = summarise(tensors), program(tensors, is_single=True)
+    assert not any(isinstance(value, torch.Tensor) for value in numpys.unread()[0].values())
+    assert list(numpys) == list(usual)
+    np.testing.assert_array_equal(list(numpys.values()), list(usual.values()))
+    assert numpys.counted()[1] == usual.counted()[1]
+
+
+@pytest.mark.parametrize("wrong", [None, "loss", "norm", "weights", "large sum"])
+def test_numpys_statistics_of_an_update_have_the_bits_of_torchs(wrong):
+    summarise = functools.partial(update_stats, names=("losses/q", "q/grad_norm", "losses/policy"))
+    row, weights = torch.tensor([[0.1, 0.2]]), torch.full((5000,), 3e38 if wrong == "large sum" else 0.3)
+    for bad, values in {"loss": row[:, :1], "norm": row[:, 1:], "weights": weights[-1:]}.items():
+        values.fill_(math.inf if bad == wrong else values.flatten()[0].item())
+    tensors = {"rows/0": row, "weights/0": weights}
+    program = StatsProgram(summarise, Execution("eager", "fp32", torch.device("cpu")))
+    assert dict(program(tensors, is_single=True)) == dict(summarise(tensors))
+    flags = [program(tensors, is_single=True)[f"finite/{name}"] for name in ("losses", "gradients", "parameters")]
+    assert flags == [float(bad == wrong) for bad in ("loss", "norm", "weights")]

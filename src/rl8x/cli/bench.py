@@ -358,7 +358,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def render(summary: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table, why modes failed below it, and which was the fastest."""
+    """Return the table; below it why modes failed, which take much memory, and which was the fastest."""
     on_device = any("peak_device_mb" in row for row in summary)
     columns = {title: form for title, form in _COLUMNS.items() if on_device or "device" not in title}
     lines = [tuple(columns)]
@@ -369,7 +369,18 @@ def render(summary: Sequence[Mapping[str, Any]]) -> str:
         else:
             lines.append((row["execution"], row["precision"], "failed", *[""] * (len(columns) - 3)))
     failed = [f"{row['execution']} {row['precision']} failed: {row['error']}" for row in summary if "error" in row]
-    return "\n".join([table(lines), *([""] if failed else []), *failed, "", verdict(summary)])
+    notes = failed + heavy(summary)
+    return "\n".join([table(lines), *([""] if notes else []), *notes, "", verdict(summary)])
+
+
+def heavy(summary: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say in a line each which modes take at least twice the memory of eager execution in the same precision."""
+    peaks = {(row["execution"], row["precision"]): row["peak_memory_mb"] for row in summary if "peak_memory_mb" in row}
+    return [
+        f"{mode} {precision} takes {peak / peaks['eager', precision]:.1f} times the memory of eager {precision}."
+        for (mode, precision), peak in peaks.items()
+        if peak >= 2 * peaks.get(("eager", precision), math.inf)
+    ]
 
 
 def verdict(summary: Sequence[Mapping[str, Any]]) -> str:

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Final
@@ -130,14 +131,14 @@ class Compiler:
 def load(library: Path) -> Run:
     """Load a compiled program as a function that takes tensors and returns a list of contiguous tensors.
 
-    Several threads may call it at once; it releases the GIL.
+    Several threads may call it at once; it releases the GIL. The buffers that it keeps are freed with the function.
 
     Raises:
         RuntimeError: If the library is not a compiled program.
     """
     functions = ctypes.CDLL(str(library))
     try:
-        call, layouts = functions.rl8x_run, functions.rl8x_results
+        call, layouts, free = functions.rl8x_run, functions.rl8x_results, functions.rl8x_free
     except AttributeError:
         raise RuntimeError(f"{library.name} is not a compiled program") from None
     call.restype = layouts.restype = ctypes.c_char_p
@@ -152,6 +153,7 @@ def load(library: Path) -> Run:
             raise RuntimeError(f"a compiled program failed: {error.decode()}")
         return outputs
 
+    weakref.finalize(run, free).atexit = False
     return run
 
 

@@ -1,14 +1,15 @@
 // The runtime of a compiled program: the functions that Inductor's generated C++ calls. Included after its kernels.
 //
 // Inductor's own runtime creates a torch tensor for every buffer and view. A small minibatch has a hundred of them, and
-// they cost more than its arithmetic. Here a tensor is a pointer and a layout, and its memory comes from free lists of
-// this program and thread. A torch tensor is created only for arguments of torch's operators, as a view that is cached.
+// they cost more than its arithmetic. Here a tensor is a pointer and a layout, and its memory comes from blocks that this
+// program keeps by size. A torch tensor is created only for arguments of torch's operators, as a view that is cached.
 // Errors are thrown as literals: `<stdexcept>` takes a tenth of a build.
 
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <mutex>
 #include <new>
 #include <unordered_map>
 #include <utility>
@@ -32,14 +33,15 @@ void check(AOTITorchError error, const char* message) {
   if (error != AOTI_TORCH_SUCCESS) throw message;
 }
 
-// The free lists and cached torch views of one thread.
+// The blocks and cached torch views of one call at a time. Blocks are kept from call to call, so that neither memory nor
+// speed depends on malloc: glibc before 2.38 reuses no large aligned block that it gets back between small ones.
 class Memory {
  public:
   ~Memory() {
     release_retired();
     forget_views();
-    for (Block* block : blocks_)
-      while (block != nullptr) std::free(std::exchange(block, block->next));
+    for (Block* block : small_) free_all(block);
+    for (auto [capacity, block] : large_) free_all(block);
     for (Tensor* tensor : tensors_) delete tensor;
   }
 
@@ -53,10 +55,8 @@ class Memory {
   void give_back(Tensor* tensor) { tensors_.push_back(tensor); }
 
   char* allocate(int64_t capacity) {
-    if (capacity <= kSmall) {
-      Block*& first = blocks_[capacity / kAlignment];
-      if (first != nullptr) return reinterpret_cast<char*>(std::exchange(first, first->next));
-    }
+    Block*& first = blocks_of(capacity);
+    if (first != nullptr) return reinterpret_cast<char*>(std::exchange(first, first->next));
     void* found = nullptr;
     if (posix_memalign(&found, kAlignment, capacity) != 0) throw std::bad_alloc();
     return static_cast<char*>(found);
@@ -89,7 +89,7 @@ class Memory {
     return found;
   }
 
-  // Drop cached views if there are too many, as large blocks get new addresses. Call only while no operator runs.
+  // Drop cached views if there are too many, as arguments get new addresses. Call only while no operator runs.
   void trim_views() {
     if (views_.size() > kViews) forget_views();
   }
@@ -121,10 +121,17 @@ class Memory {
     }
   };
 
+  Block*& blocks_of(int64_t capacity) {
+    return capacity <= kSmall ? small_[capacity / kAlignment] : large_[capacity];
+  }
+
   void release(char* data, int64_t capacity) {
-    if (capacity > kSmall) return std::free(data);
-    Block* block = new (data) Block{blocks_[capacity / kAlignment]};
-    blocks_[capacity / kAlignment] = block;
+    Block*& first = blocks_of(capacity);
+    first = new (data) Block{first};
+  }
+
+  static void free_all(Block* block) {
+    while (block != nullptr) std::free(std::exchange(block, block->next));
   }
 
   void forget_views() {
@@ -132,26 +139,53 @@ class Memory {
     views_.clear();
   }
 
-  Block* blocks_[kSmall / kAlignment + 1] = {};
+  Block* small_[kSmall / kAlignment + 1] = {};
+  std::unordered_map<int64_t, Block*> large_;
   std::vector<Tensor*> tensors_;
   std::vector<std::pair<char*, int64_t>> retired_;
   std::unordered_map<Key, AtenTensorHandle, Hash> views_;
 };
 
-static thread_local Memory memory;
+// The memory of the call that this thread runs.
+static thread_local Memory* memory = nullptr;
+
+// A call takes one of the program's memories, so that there are as many as threads have ever run it at once.
+class Call {
+ public:
+  Call() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (idle_.empty()) idle_.push_back(new Memory);
+    memory = idle_.back();
+    idle_.pop_back();
+  }
+  ~Call() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    idle_.push_back(std::exchange(memory, nullptr));
+  }
+  // Free the memories that no call has.
+  static void free_idle() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (Memory* each : idle_) delete each;
+    idle_.clear();
+  }
+
+ private:
+  static inline std::mutex mutex_;
+  static inline std::vector<Memory*>& idle_ = *new std::vector<Memory*>;  // stays until the process ends
+};
 
 Tensor* made(char* data, int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype) {
-  Tensor* tensor = memory.tensor();
+  Tensor* tensor = memory->tensor();
   *tensor = {data, sizes, strides, ndim, dtype, 1, 0, nullptr, nullptr};
   return tensor;
 }
 
 void release(Tensor* tensor) {
   if (tensor == nullptr || --tensor->references > 0) return;
-  if (tensor->capacity > 0) memory.free(tensor->data, tensor->capacity);
+  if (tensor->capacity > 0) memory->free(tensor->data, tensor->capacity);
   if (tensor->torchs != nullptr) aoti_torch_delete_tensor_object(tensor->torchs);
   release(tensor->base);
-  memory.give_back(tensor);
+  memory->give_back(tensor);
 }
 
 // Handles of this file's tensors are odd numbers; torch's are pointers, which are even.
@@ -200,7 +234,7 @@ class RAIIAtenTensorHandle {
   int64_t stride(int64_t d) const { return tensor_->strides[d]; }
   void reset() { host::release(std::exchange(tensor_, nullptr)); }
   AtenTensorHandle release() { return host::handle_of(std::exchange(tensor_, nullptr)); }
-  AtenTensorHandle get() const { return tensor_->torchs != nullptr ? tensor_->torchs : host::memory.view(*tensor_); }
+  AtenTensorHandle get() const { return tensor_->torchs != nullptr ? tensor_->torchs : host::memory->view(*tensor_); }
   operator AtenTensorHandle() const { return get(); }
 
  private:
@@ -225,7 +259,7 @@ AOTITorchError empty_strided(
   }
   Tensor* tensor = host::made(nullptr, ndim, sizes, strides, dtype);
   tensor->capacity = Memory::rounded((last + 1) * aoti_torch_dtype_element_size(dtype));
-  tensor->data = memory.allocate(tensor->capacity);
+  tensor->data = memory->allocate(tensor->capacity);
   *made = handle_of(tensor);
   return AOTI_TORCH_SUCCESS;
 }
@@ -329,10 +363,11 @@ void run(
     char** results, int64_t count, bool ends) {
   std::vector<AtenTensorHandle> in(num_inputs), out(num_outputs);
   std::vector<Tensor*> from(num_outputs);
+  Call call;
   Flushed flushed;
   int64_t done = 0;
   for (bool more = true; more && done < count; done++) {
-    memory.trim_views();
+    memory->trim_views();
     for (size_t i = 0; i < num_inputs; i++) {
       const Layout& one = inputs[i];
       in[i] = handle_of(made(given[i] + done * one.step, one.ndim, one.sizes, one.strides, one.dtype));
@@ -349,7 +384,7 @@ void run(
       more = !ends || i + 1 < num_outputs || *reinterpret_cast<bool*>(to);
     }
     for (Tensor* tensor : from) release(tensor);
-    memory.release_retired();
+    memory->release_retired();
   }
   for (size_t i = 0; i < num_outputs; i++)
     std::memset(results[i] + done * output_bytes[i], 0, (count - done) * output_bytes[i]);

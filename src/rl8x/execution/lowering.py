@@ -177,6 +177,8 @@ extern "C" __attribute__((visibility("default"))) const char* rl8x_run(char** gi
 }}
 
 extern "C" __attribute__((visibility("default"))) const char* rl8x_results() {{ return R"({json.dumps(shapes)})"; }}
+
+extern "C" __attribute__((visibility("default"))) void rl8x_free() {{ host::Call::free_idle(); }}
 """
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import operator
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+
+# A mode in which a trace sees every operator. Without it rl8x cannot be imported.
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 # Flattening of trees of tensors, with the node types that tensordict registers. Without them rl8x cannot be imported.
 from torch.utils._pytree import TreeSpec as TreeSpec
@@ -102,28 +104,6 @@ def _loaded(module: str) -> Any:
 
 def _missing(name: str) -> RuntimeError:
     return RuntimeError(f"torch {torch.__version__} has no {name}, which rl8x compiles with. Use torch 2.13 or 2.14")
-
-
-def has_loaded_compiler() -> bool:
-    """Return whether torch's compiler has been imported; always False if its name changes, which costs some time."""
-    return "torch._dynamo" in sys.modules
-
-
-@contextlib.contextmanager
-def one_fake_mode() -> Iterator[None]:
-    """Let make_fx use one fake mode for all tensors of a trace, `[*]` each.
-
-    By default it creates a mode for each tensor, and walks the whole call stack for it, which takes half the time of a
-    trace. It does so if these names are missing.
-    """
-    try:
-        guards = importlib.import_module("torch._guards")
-        mode = importlib.import_module("torch._subclasses.fake_tensor").FakeTensorMode(allow_fallback_kernels=True)
-        context = guards.tracing(guards.TracingContext(mode))
-    except (ModuleNotFoundError, AttributeError, TypeError):
-        context = contextlib.nullcontext()
-    with context:
-        yield
 
 
 def is_traced() -> bool:

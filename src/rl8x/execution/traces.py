@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from rl8x.execution.private import has_loaded_compiler, one_fake_mode
-from rl8x.importing import importing_much
+from rl8x.execution.private import TorchDispatchMode, tree_flatten, tree_unflatten
 
 
 class Trace(NamedTuple):
@@ -96,29 +96,98 @@ def describe_program(
 
 
 def trace(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) -> Trace:
-    """Trace a function with copies of tensors, `[*]` each, so that they do not change."""
-    from torch.fx.experimental.proxy_tensor import make_fx
+    """Trace a function with copies of tensors, `[*]` each, so that they do not change.
 
+    Raises:
+        RuntimeError: If the function reads the value of a tensor that may be another at the next call.
+        NotImplementedError: If an operator has an argument that cannot be part of a graph, such as a generator.
+    """
     copies = [tensor.detach().clone() for tensor in tensors]
-    # The first trace imports torch's compiler, which takes a second that runs without tracing need not spend.
-    with contextlib.nullcontext() if has_loaded_compiler() else importing_much(), one_fake_mode():
-        # The lambda is needed because make_fx counts the `self` of a method as an argument.
-        graph: torch.fx.GraphModule = make_fx(lambda *given: function(*given))(*copies)
-    return Trace(graph, _lift(graph))
+    recorder = Recorder()
+    for i, each in enumerate(copies):
+        recorder.nodes[each] = recorder.placeholder(f"arg_{i}")
+    caches = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # weights cast before the trace would be taken for constants
+    try:
+        with recorder:
+            results = function(*copies)
+    finally:
+        torch.set_autocast_cache_enabled(caches)
+    recorder.graph.output([recorder.node(each) for each in results])
+    recorder.graph.eliminate_dead_code()
+    return Trace(torch.fx.GraphModule(torch.nn.Module(), recorder.graph), recorder.read)
 
 
-def _lift(traced: torch.fx.GraphModule) -> list[Tensor]:
-    """Turn the tensors that a traced module holds into additional arguments, and return them in order."""
-    graph, lifted = traced.graph, list[Tensor]()
-    nodes: dict[Any, torch.fx.Node] = {}
-    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
-    for node in [node for node in graph.nodes if node.op == "get_attr"]:
-        if node.target not in nodes:
-            with graph.inserting_after(last):
-                last = nodes[node.target] = graph.placeholder(f"read_{len(lifted)}")
-            lifted.append(getattr(traced, node.target).detach())
-            delattr(traced, node.target)
-        node.replace_all_uses_with(nodes[node.target])
-        graph.erase_node(node)
-    traced.recompile()
-    return lifted
+class Recorder(TorchDispatchMode):
+    """Records the operators that run, below autograd and functorch, as a graph.
+
+    `make_fx` records the same, but imports torch's compiler, which takes seconds and 80 MB.
+
+    Attributes:
+        graph: The operators so far.
+        nodes: The node of each argument and of each tensor that was computed.
+        read: Other tensors that operators have read, which become arguments of the graph.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = torch.fx.Graph()
+        self.nodes: MutableMapping[Tensor, torch.fx.Node] = WeakTensorKeyDictionary()
+        self.read: list[Tensor] = []
+        self._constants: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()  # 0-d, computed from numbers alone
+        self._last_placeholder: torch.fx.Node | None = None
+        self._argument = torch.fx.proxy.TracerBase().create_arg
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do not import torch's compiler to keep it away from this mode; without this method it is imported."""
+        return False
+
+    def placeholder(self, name: str) -> torch.fx.Node:
+        """Add an input of the graph, after the others."""
+        with self.graph.inserting_after(self._last_placeholder):
+            self._last_placeholder = self.graph.placeholder(name)
+        return self._last_placeholder
+
+    def node(self, tensor: Tensor) -> torch.fx.Node:
+        """Return the node of a tensor `[*]`, an input if the function did not compute it."""
+        if tensor not in self.nodes:
+            self.nodes[tensor] = self.placeholder(f"read_{len(self.read)}")
+            self.read.append(tensor.detach())
+        return self.nodes[tensor]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and record it."""
+        with self:
+            parts = func.decompose(*args, **(kwargs or {}))
+        if parts is not NotImplemented:
+            return parts
+        leaves, structure = tree_flatten((args, kwargs or {}))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if torch.Tag.data_dependent_output in func.tags:
+            if any(each in self.nodes and each not in self._constants for each in tensors):
+                raise RuntimeError(f"the value of a tensor is read ({func}), which may be another at the next call")
+            return func(*args, **(kwargs or {}))
+        is_number = func is torch.ops.aten.lift_fresh.default
+        if is_number:
+            func = torch.ops.aten.clone.default  # the function may change it in place
+        given = [self.node(each) if isinstance(each, Tensor) else self._argument(each) for each in leaves]
+        args_of_node, kwargs_of_node = tree_unflatten(given, structure)
+        node = self.graph.call_function(func, args_of_node, kwargs_of_node)
+        result = func(*args, **(kwargs or {}))
+        computed = bool(tensors) and torch.Tag.nondeterministic_seeded not in func.tags
+        constant = is_number or (computed and all(each in self._constants for each in tensors))
+        self._note(result, node, constant)
+        return result
+
+    def _note(self, result: Any, node: torch.fx.Node, constant: bool) -> None:
+        """Remember the node of a result, or of each tensor in a tuple or list of results."""
+        if isinstance(result, tuple | list):
+            for i, each in enumerate(result):
+                if each is not None:
+                    self._note(each, self.graph.call_function(operator.getitem, (node, i)), constant)
+        elif isinstance(result, Tensor):
+            self.nodes[result] = node
+            self._constants.pop(result, None)
+            if constant and result.numel() == 1:
+                self._constants[result] = True

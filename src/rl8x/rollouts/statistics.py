@@ -3,6 +3,8 @@
 A collect and an update each compute a few dozen numbers. Copying them one by one would be a host sync each. A `Stats`
 keeps 0-d tensors and copies all of them in one vector when the first is read. `Stats.merge` joins several without a
 copy.
+
+The functions of tensors take NumPy's arrays too, and return its numbers then: see `StatsProgram`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +32,7 @@ COLLECTED: Final = {
 # Keys by which a non-finite quantity is located in a rollout. Losses are non-finite where values are.
 _LOCATED_BY = {**COLLECTED, "observations": (keys.OBS,), "losses": (keys.VALUES, keys.FINAL_VALUES)}
 _MAX_LISTED = 32
+_FEW: Final = 4096
 # Statistics that are summed over horizons or ranks; others are averaged, weighted by their counts.
 _SUMS = (keys.EPISODES_ENDED, "replay/size")
 
@@ -78,7 +82,8 @@ class Stats(Mapping[str, float]):
     def _numbers(self) -> Mapping[str, float]:
         """Copy the values to the host, by one transfer, and keep them in the tensors' place."""
         if self._numeric is None:
-            names, vector = packed({name: value for name, value in self._pending.items() if isinstance(value, Tensor)})
+            tensors = {name: value for name, value in self._pending.items() if isinstance(value, Tensor)}
+            names, vector = packed(tensors) if tensors else ([], torch.empty(0))
             numbers = dict(zip(names, vector.tolist(), strict=True))
             self._numeric = {name: float(numbers.get(name, value)) for name, value in self._pending.items()}
             self._pending = self._numeric
@@ -160,6 +165,28 @@ def _pooled(name: str, rows: Sequence[Mapping[str, float]], weights: Sequence[fl
     return sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
 
 
+def library_of(values: Any) -> Any:
+    """Return the module whose functions take `values` `[*]`: `torch` or `numpy`."""
+    return torch if isinstance(values, Tensor) else np
+
+
+def _as_type(values: Any, dtype: Any) -> Any:
+    return values.to(dtype) if isinstance(values, Tensor) else values.astype(dtype)
+
+
+def _is_floating(values: Any) -> bool:
+    return values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"
+
+
+def _floats(values: Any) -> Any:
+    return values if _is_floating(values) else _as_type(values, library_of(values).float32)
+
+
+def _extremes(values: Any) -> tuple[Any, Any]:
+    """Return minimum and maximum of all elements, 0-d; NaN if one is."""
+    return torch.aminmax(values) if isinstance(values, Tensor) else (values.min(), values.max())
+
+
 @torch.no_grad()
 def summary(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return minimum, maximum, mean and standard deviation (over the count) of all elements, as 0-d tensors.
@@ -167,12 +194,12 @@ def summary(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     Args:
         values: Numbers of any shape, at least one.
     """
-    values = values.to(torch.float32) if not values.is_floating_point() else values
-    low, high = torch.aminmax(values)
+    values = _floats(values)
+    low, high = _extremes(values)
     mean = values.mean()
     # Two passes, ten times as fast as torch.var_mean on the CPU and as exact
-    std = (values - mean).square_().mean().sqrt()
-    return low, high, mean, std
+    deviations = values - mean
+    return low, high, mean, library_of(values).sqrt((deviations * deviations).mean())
 
 
 @torch.no_grad()
@@ -183,15 +210,15 @@ def masked_summary(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor
         values: Numbers, `[..., *mask.shape]`; masked elements have no effect, even if NaN.
         mask: True for elements that count, bool. If none does, all four results are NaN.
     """
-    values = values.to(torch.float32) if not values.is_floating_point() else values
-    values, mask = values.flatten(values.ndim - mask.ndim), mask.flatten()
+    library, values = library_of(values), _floats(values)
+    values, mask = values.reshape(*values.shape[: values.ndim - mask.ndim], -1), mask.reshape(-1)
     count = mask.sum()
-    low = torch.where(mask, values, math.inf).amin(-1)
-    high = torch.where(mask, values, -math.inf).amax(-1)
-    mean = torch.where(mask, values, 0.0).sum(-1) / count
-    std = (torch.where(mask, values - mean.unsqueeze(-1), 0.0).square_().sum(-1) / count).sqrt_()
-    low, high = torch.where(count > 0, torch.stack((low, high)), math.nan).unbind(0)
-    return low, high, mean, std
+    low = library.amin(library.where(mask, values, math.inf), -1)
+    high = library.amax(library.where(mask, values, -math.inf), -1)
+    mean = library.where(mask, values, 0.0).sum(-1) / count
+    deviations = library.where(mask, values - mean[..., None], 0.0)
+    std = library.sqrt((deviations * deviations).sum(-1) / count)
+    return library.where(count > 0, low, math.nan), library.where(count > 0, high, math.nan), mean, std
 
 
 def collect_stats(
@@ -217,8 +244,8 @@ def collect_stats(
     values: dict[str, Number] = {}
     values.update(named("returns", summary(rewards.sum(0))))
     values.update(named("rewards", summary(rewards) if valid is None else masked_summary(rewards, valid)))
-    episodes = masked_summary(torch.stack((episode_returns, episode_lengths.to(episode_returns.dtype))), ended)
-    by_return, by_length = zip(*[figures.unbind(0) for figures in episodes], strict=True)
+    both = (episode_returns, _as_type(episode_lengths, episode_returns.dtype))
+    by_return, by_length = zip(*masked_summary(library_of(rewards).stack(both), ended), strict=True)
     values.update(named("episodes/returns", by_return) | named("episodes/lengths", by_length))
     values[keys.EPISODES_ENDED] = ended.sum()
     means, counts = info_means(metrics or {}, ended)
@@ -259,9 +286,10 @@ def info_means(metrics: Mapping[str, Tensor], ended: Tensor) -> tuple[dict[str, 
     counts: dict[str, tuple[str, ...]] = {}
     for name, per_step in metrics.items():
         (metric,) = keys.info_metrics([name])
-        counted = ended & ~per_step.isnan()
+        library = library_of(per_step)
+        counted = ended & ~library.isnan(per_step)
         count = counted.sum()
-        values |= {metric: torch.where(counted, per_step, 0.0).sum() / count, f"_count/{metric}": count}
+        values |= {metric: library.where(counted, per_step, 0.0).sum() / count, f"_count/{metric}": count}
         counts[f"_count/{metric}"] = (metric,)
     return values, counts
 
@@ -298,14 +326,13 @@ def named(group: str, values: Iterable[Tensor]) -> dict[str, Tensor]:
 
 def any_not_finite(tensors: Iterable[Tensor]) -> Tensor:
     """Return whether any floating-point tensor, `[...]` each, contains a non-finite number; 0-d, bool."""
-    extremes = _extremes(tensors)
+    numbers: list[Any] = [each for each in tensors if _is_floating(each) and math.prod(each.shape)]
+    if numbers and not isinstance(numbers[0], Tensor):
+        # Torch's sum of many takes a third of the time; it may be non-finite though all numbers are finite.
+        rest = (each for each in numbers if each.size < _FEW or not torch.from_numpy(each).sum().isfinite())
+        return np.bool_(not all(np.isfinite(each).all() for each in rest))  # type: ignore[return-value]
+    extremes = [_as_type(extreme, torch.float32) for each in numbers for extreme in _extremes(each)]
     return (~torch.isfinite(torch.stack(extremes))).any() if extremes else torch.zeros((), dtype=torch.bool)
-
-
-def _extremes(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return minimum and maximum of each floating-point tensor, 0-d, of which one is non-finite if an element is."""
-    numbers = (tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel())
-    return [extreme.to(torch.float32) for tensor in numbers for extreme in tensor.aminmax()]
 
 
 @torch.no_grad()
@@ -315,14 +342,10 @@ def gathered_not_finite(rollout: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Args:
         rollout: The rollout's tensors by key, each `[horizon + 1, num_envs, ...]`.
     """
-    extremes = {
-        f"finite/{quantity}": _extremes(value for name, value in rollout.items() if is_part(name, *names))
+    flags = {
+        f"finite/{quantity}": any_not_finite([value for name, value in rollout.items() if is_part(name, *names)])
         for quantity, names in COLLECTED.items()
     }
-    # One operator for all, since small tensors cost by the number of operators.
-    bad = ~torch.isfinite(torch.stack([extreme for each in extremes.values() for extreme in each]))
-    parts = bad.split([len(each) for each in extremes.values()])  # type: ignore[no-untyped-call]
-    flags = {name: part.any() for name, part in zip(extremes, parts, strict=True)}
     if keys.FINAL_VALUES in rollout:
         final = final_not_finite(rollout[keys.VALUES], rollout[keys.FINAL_VALUES]).any()
         flags["finite/observations"] = flags["finite/observations"] | final
@@ -336,7 +359,7 @@ def final_not_finite(values: Tensor, final_values: Tensor) -> Tensor:
         values: Values of the observations acted on, any shape. If they are NaN too, the weights are the cause.
         final_values: Values of the final observations, in the same shape.
     """
-    return final_values.isnan() & values.isfinite()
+    return library_of(values).isnan(final_values) & library_of(values).isfinite(values)
 
 
 def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:

@@ -229,7 +229,10 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             due = self._take_due()
             for size in self._blocks(due):
                 rows += self._update_block(size)
-        return Stats.merge({LR: lr}, self._stats_of_updates(self._summarised(rows)) if rows else {})
+        if not rows:
+            return Stats({LR: lr})
+        is_single = len(rows) == len(rows[0]) == 1
+        return Stats.merge({LR: lr}, self._stats_of_updates(self._summarised(rows), is_single=is_single))
 
     def _blocks(self, due: int) -> list[int]:
         """Return the numbers of updates of the programs that make `due` updates."""
@@ -290,7 +293,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     def _summarised(self, rows: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return what the statistics of a step are made of; see `update_stats`."""
-        weights = [tensor for tensor in self.nets.state if tensor.numel() > 1]
+        weights = [each.optimizer.weights for each in self.nets.trained.values()]
         groups = {"rows": rows, "weights": weights}
         return {f"{group}/{i}": tensor for group, tensors in groups.items() for i, tensor in enumerate(tensors)}
 
@@ -315,7 +318,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     def _prepare_stats_of_updates(self) -> None:
         """Request compilation of the statistics of a step's updates, if all steps make the same number of each kind."""
         blocks, cycle = self._blocks(int(self.updates_per_step)), len(self.cycle)
-        if self.updates_per_step % 1 or not blocks or sum(blocks) % cycle:
+        if self.updates_per_step % 1 or sum(blocks) < 2 or sum(blocks) % cycle:  # those of one update are not compiled
             return
         firsts = itertools.accumulate(blocks, initial=0)
         runs = [run for first, size in zip(firsts, blocks, strict=False) for run in self._runs(first, size)]

@@ -156,11 +156,17 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         Args:
             rollout: Its tensors by key, each `[horizon + 1, num_envs, ...]`.
         """
-        return self._stats(rollout)
+        return self._stats(rollout, is_single=self._collects_one)
 
     def _prepare_stats(self) -> None:
         """Have the statistics of rollouts like the present one compiled."""
-        self._stats.prepare(self.rollout.tensors)
+        if not self._collects_one:
+            self._stats.prepare(self.rollout.tensors)
+
+    @property
+    def _collects_one(self) -> bool:
+        """Whether a collect is a single transition."""
+        return self.config.horizon * self.config.num_envs == 1
 
     def _append(self, stats: Stats, samples: int) -> None:
         """Append a horizon to the replay, unless its statistics say that it contains a non-finite number."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -16,7 +17,7 @@ from rl8x.algorithms.optimizer import updates_not_finite
 from rl8x.distributed import ranks
 from rl8x.execution import Execution, Program
 from rl8x.execution.programs import prepare
-from rl8x.rollouts.statistics import Number, Stats
+from rl8x.rollouts.statistics import Number, Stats, library_of
 from rl8x.trees import is_part, row_major
 
 ReplayBatch = Mapping[str, Tensor]
@@ -131,14 +132,22 @@ def update_stats(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Stats:
         names: The names of all metrics; norms of gradients end in `grad_norm`.
     """
     rows = [tensor for name, tensor in tensors.items() if is_part(name, "rows")]
-    width, means = len(names), dict[str, Number]()
-    table = torch.cat([each if each.shape[1] == width else pad(each, (0, width - each.shape[1])) for each in rows])
-    for i, (name, total) in enumerate(zip(names, table.sum(0).unbind(0), strict=True)):
+    width, means, library = len(names), dict[str, Number](), library_of(rows[0])
+    table = library.concatenate([_widened(each, width) for each in rows])
+    for i, (name, total) in enumerate(zip(names, table.sum(0), strict=True)):
         count = sum(len(each) for each in rows if each.shape[1] > i)
         means |= {name: total / count} if count else {}
     norms = [name.endswith("grad_norm") for name in names]
     weights = [tensor for name, tensor in tensors.items() if is_part(name, "weights")]
     return Stats({**means, **updates_not_finite(table, norms, weights)})
+
+
+def _widened(rows: Any, width: int) -> Any:
+    """Add columns of zeros to `rows` `[updates, metrics]`, up to `width`."""
+    missing = width - rows.shape[1]
+    if not missing:
+        return rows
+    return pad(rows, (0, missing)) if isinstance(rows, Tensor) else np.pad(rows, ((0, 0), (0, missing)))
 
 
 def block_size(updates: float, batch_bytes: int, *, masks: bool, most: int | None = None) -> int:

@@ -1,0 +1,78 @@
+"""Traces record what operators do; tensors that are read beside the arguments become inputs; nothing is imported."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from rl8x.execution.traces import trace
+
+WEIGHT = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+TOTAL = torch.zeros(2)
+
+
+def update(x):
+    """Use a gradient, in-place writes to an argument and to a tensor that is held, parts, and numbers made of lists."""
+    scale = torch.tensor(2.0)
+    assert scale.item() * 2 == 4.0  # a number of its own may be read
+    (gradient,) = torch.autograd.grad((x @ WEIGHT).square().sum() * scale, WEIGHT)
+    scale.add_(1.0)
+    x.add_(1.0)
+    first, second = x.split([1, 1])
+    TOTAL.add_(x)
+    return [gradient, torch.cat((second, first)), x, TOTAL, scale, torch.where(x > 1.5, x, torch.tensor([5.0, 6.0]))]
+
+
+def test_a_trace_does_what_the_function_does_at_every_call():
+    before = TOTAL.clone()
+    graph, read = trace(update, [torch.tensor([1.0, 0.0])])
+    assert not torch.equal(TOTAL, before)  # tracing runs the function; its argument was a copy
+    TOTAL.copy_(before)
+    for values in ([1.0, 0.0], [0.5, -2.0], [1.0, 0.0]):
+        state, results = TOTAL.clone(), []
+        for function in (lambda x: graph(x, *read), update):
+            TOTAL.copy_(state)
+            x = torch.tensor(values)
+            results.append([each.detach().clone() for each in (*function(x), x, TOTAL)])
+        assert all(map(torch.equal, *results))
+
+
+def test_tensors_that_are_held_are_inputs_in_the_order_of_their_use():
+    graph, read = trace(lambda x: [x + WEIGHT[0] * TOTAL, WEIGHT.sum()], [torch.zeros(2)])
+    assert [each.data_ptr() for each in read] == [WEIGHT.data_ptr(), TOTAL.data_ptr()]
+    assert [node.name for node in graph.graph.nodes if node.op == "placeholder"] == ["arg_0", "read_0", "read_1"]
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (lambda x: [x if x.sum() > 0 else -x], RuntimeError, "the value of a tensor is read"),
+        (lambda x: [x * (WEIGHT + x).max().item()], RuntimeError, "the value of a tensor is read"),
+        (lambda x: [x + torch.rand(2, generator=torch.Generator())], NotImplementedError, "Generator"),
+    ],
+)
+def test_what_a_graph_cannot_hold_is_refused(function, error, message):
+    with pytest.raises(error, match=message):
+        trace(function, [torch.ones(2)])
+
+
+def test_a_cast_that_was_made_before_is_part_of_the_trace():
+    weight, x = torch.rand(2, 2, requires_grad=True), torch.ones(1, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _ = x @ weight  # keeps the cast weight for later products
+        graph, read = trace(lambda x: [x @ weight], [x])
+    assert [each.dtype for each in read] == [torch.float32]
+    with torch.no_grad():
+        weight.mul_(2.0)
+        (result,) = graph(x, *read)
+        assert torch.equal(result, x.bfloat16() @ weight.bfloat16())
+
+
+def test_tracing_does_not_import_torchs_compiler():
+    code = (
+        "import sys, torch; from rl8x.execution.traces import trace; trace(lambda x: [x + 1], [torch.ones(1)]);"
+        "print([name for name in ('torch._dynamo', 'torch._inductor', 'sympy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
