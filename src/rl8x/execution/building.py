@@ -30,15 +30,7 @@ _LONG_AGO_S: Final = 600.0
 
 
 def build(source: str, library: Path) -> None:
-    """Compile a program to a shared library.
-
-    Args:
-        source: Its C++, without torch's headers.
-        library: Path of the library to write.
-
-    Raises:
-        RuntimeError: If compilation fails; the message begins with the compiler's first error.
-    """
+    """Compile C++ to a shared library; raise a `RuntimeError` that begins with the compiler's first error."""
     with tempfile.TemporaryDirectory(prefix=_BUILD) as name:
         built = _run(_HEADERS + source, Path(name))
         # The library appears in one rename, even if the temporary folder is on another disk.
@@ -48,20 +40,12 @@ def build(source: str, library: Path) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the temporary files of builds that were killed, as happens when a run ends during a build.
-
-    Args:
-        folder: The cache folder; names of unfinished files in it begin with a dot.
-    """
+    """Remove what builds left in the cache folder and elsewhere that were killed, as when a run ends during a build."""
     since = time.time() - _LONG_AGO_S
     for left in (*folder.glob(".*"), *Path(tempfile.gettempdir()).glob(f"{_BUILD}*")):
         with contextlib.suppress(OSError):  # another process has removed it, or another user owns it
-            if left.stat().st_mtime >= since:
-                continue
-            if left.is_dir():
-                shutil.rmtree(left)
-            else:
-                left.unlink()
+            if left.stat().st_mtime < since:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def _run(source: str, folder: Path) -> Path:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rl8x.execution.private import has_loaded_compiler, one_fake_mode
+from rl8x.execution.private import one_fake_mode
 from rl8x.importing import importing_much
 
 
 class Trace(NamedTuple):
-    """A traced function.
+    """A traced function: its operations, and the tensors that it read beside its arguments, such as weights.
 
-    Attributes:
-        graph: Its operations; takes the function's arguments, then `read`.
-        read: The tensors that the function read beside its arguments, such as weights. They are inputs of the graph,
-            since a compiler would treat them as constants.
+    The graph takes the arguments, then `read`: a compiler would treat what is no input as constant.
     """
 
     graph: torch.fx.GraphModule
@@ -80,13 +78,7 @@ class ProgramDescription:
 def describe_program(
     graph: torch.fx.GraphModule, examples: Sequence[Tensor], loop: LoopShape | None = None
 ) -> ProgramDescription:
-    """Describe a traced graph as plain data.
-
-    Args:
-        graph: The graph.
-        examples: Arguments of the function, or of the loop, `[*]` each.
-        loop: How the graph is called in a loop.
-    """
+    """Describe a traced graph as plain data, with arguments of the function, or of the loop, `[*]` each."""
     return ProgramDescription(
         code=graph.code,
         inputs=tuple((tuple(each.shape), each.stride(), str(each.dtype).removeprefix("torch.")) for each in examples),
@@ -97,11 +89,12 @@ def describe_program(
 
 def trace(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) -> Trace:
     """Trace a function with copies of tensors, `[*]` each, so that they do not change."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    copies = [tensor.detach().clone() for tensor in tensors]
     # The first trace imports torch's compiler, which takes a second that runs without tracing need not spend.
-    with contextlib.nullcontext() if has_loaded_compiler() else importing_much(), one_fake_mode():
+    is_first = "torch.fx.experimental.proxy_tensor" not in sys.modules
+    with importing_much() if is_first else contextlib.nullcontext(), one_fake_mode():
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        copies = [tensor.detach().clone() for tensor in tensors]
         # The lambda is needed because make_fx counts the `self` of a method as an argument.
         graph: torch.fx.GraphModule = make_fx(lambda *given: function(*given))(*copies)
     return Trace(graph, _lift(graph))
