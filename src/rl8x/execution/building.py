@@ -14,7 +14,6 @@ from typing import Final
 from rl8x.execution import private
 
 HOST: Final = Path(__file__).parent / "host.h"
-PRODUCTS: Final = Path(__file__).parent / "products.h"
 
 # -O2 builds in five seconds where -O3 takes six. The programs are as fast, since Inductor emits explicit vector code.
 # Without `-w` a tenth of a second goes to warnings that nobody sees, and with its usual limit GCC spends 4% of a first

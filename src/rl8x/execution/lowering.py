@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x.execution import adam, matmul, private
-from rl8x.execution.building import HOST, PRODUCTS, build
+from rl8x.execution.building import HOST, build
 from rl8x.execution.hoisting import hoist_scalars, keep_copies
 from rl8x.execution.traces import ProgramDescription
 
@@ -133,14 +133,12 @@ def _source(wrapper_code: str, kernel_code: str, description: ProgramDescription
         raise RuntimeError("it has shapes that depend on values")
     operators = re.findall(r"aoti_torch_\w+\(", calls)
     keeps = not all(_OWN_RESULTS.fullmatch(name) for name in operators)
-    multiplies = any(name.endswith("mm_out(") for name in operators)
     return "\n".join(
         [
             _INCLUDES.sub("", kernel_code),
             f"constexpr bool KEEPS_MEMORY = {str(keeps).lower()};",
             f"constexpr int THREADS = {description.threads};",
             HOST.read_text(),
-            PRODUCTS.read_text() if multiplies and matmul.has_own_products() else "",
             *sorted(set(re.findall(r"^CACHE_TORCH_\w+\(\w+\);$", wrapper_code, re.M))),
             "static void body(AtenTensorHandle* input_handles, AtenTensorHandle* output_handles) {",
             calls,
