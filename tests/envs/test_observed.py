@@ -23,7 +23,6 @@ from rl8x.envs.base import Env, Step
 from rl8x.envs.observed import ScaledParameters
 from rl8x.envs.registry import BUILTIN
 from rl8x.envs.simulator import SimulatorEnv
-from rl8x.execution.fingerprint import fingerprint
 from rl8x.models import MLPModel, Model
 from rl8x.policy import Policy
 from rl8x.randomization import LogUniform, Uniform
@@ -301,7 +300,6 @@ def test_they_are_compiled_with_the_rest_and_tell_programs_apart(monkeypatch):
         rollouts.append(algorithm.rollout.tensors)
     for name, tensor in rollouts[0].items():
         torch.testing.assert_close(rollouts[1][name], tensor, rtol=1e-5, atol=1e-5, msg=name)
-    assert len({fingerprint([CartPole(2, observe_parameters=mode)]).text for mode in ("none", "critic", "all")}) == 3
     assert len({CartPole(2, observe_parameters=mode).program_key for mode in ("none", "critic", "all")}) == 3
 
 

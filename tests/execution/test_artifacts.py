@@ -76,47 +76,45 @@ def test_a_limit_that_is_no_number_is_named_before_anything_is_compiled(limit, m
     Execution("eager", "fp32", torch.device("cpu"))
 
 
-def test_notes_are_small_things_beside(tmp_path, monkeypatch):
+def test_a_verdict_is_kept_with_its_program(tmp_path):
+    artifacts = kept(tmp_path, "a")
+    artifacts.judge("b", "off by 1")  # of which there is no program
+    assert [artifacts.verdict(key) for key in "ab"] == [None, None]
+    for verdict in ("", "off by 1"):
+        artifacts.judge("a", verdict)
+        assert Artifacts(tmp_path).verdict("a") == verdict
+    kept(tmp_path, "a")  # built anew
+    assert artifacts.verdict("a") is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.so"]
+
+
+def test_the_oldest_marks_go(tmp_path, monkeypatch):
     artifacts = Artifacts(tmp_path / "new")
-    assert artifacts.noted("a") is None
-    artifacts.note("a", {"read": ["0.x"]})
-    assert artifacts.noted("a") == {"read": ["0.x"]}
-    (tmp_path / "new" / "a.note").write_text("[1")
-    assert artifacts.noted("a") is None
-    monkeypatch.setattr(module, "_MOST_NOTES", 2)
-    for i, key in enumerate("bcd"):
-        artifacts.note(key, {})
-        os.utime(tmp_path / "new" / f"{key}.note", (2e9 + i, 2e9 + i))
+    monkeypatch.setattr(module, "_MOST_MARKS", 2)
+    for i, key in enumerate("abc"):
+        assert not artifacts.has_mark(key)
+        artifacts.mark(key)
+        assert artifacts.has_mark(key)
+        os.utime(tmp_path / "new" / f"{key}.mark", (2e9 + i, 2e9 + i))
     artifacts.trim()
-    assert [artifacts.noted(key) for key in "abcd"] == [None, None, {}, {}]
+    assert [artifacts.has_mark(key) for key in "abc"] == [False, True, True]
 
 
-def test_processes_with_one_id_in_containers_that_share_a_folder_take_nothing_of_each_other(tmp_path, monkeypatch):
-    write, others = module.Path.write_text, ["b"]
-
-    def write_while_another_does(path, text):
-        write(path, text)
-        if others:
-            Artifacts(tmp_path).note(others.pop(), {"program": "of b"})
-
-    monkeypatch.setattr(module.Path, "write_text", write_while_another_does)
-    artifacts = Artifacts(tmp_path)
-    artifacts.note("a", {"program": "of a"})
-    assert [artifacts.noted(key) for key in "ab"] == [{"program": "of a"}, {"program": "of b"}]
-    assert artifacts.beside("so") != artifacts.beside("so")
+def test_processes_with_one_id_in_containers_that_share_a_folder_take_nothing_of_each_other(tmp_path):
+    assert Artifacts(tmp_path).beside("so") != Artifacts(tmp_path).beside("so")
 
 
 def test_clearing_removes_what_is_kept_and_nothing_else(tmp_path):
     artifacts = kept(tmp_path, "a")
-    artifacts.note("b", {})
+    artifacts.mark("b")
     (tmp_path / "mine.txt").write_text("mine")
-    assert artifacts.clear() == 7 + len(json.dumps({})) + _notes_size()
+    assert artifacts.clear() == 7 + _notes_size()
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     assert Artifacts(tmp_path / "nowhere").clear() == 0
 
 
 def test_what_another_process_removes_meanwhile_is_in_nobodys_way(tmp_path):
-    for suffix in ("note", "so"):
+    for suffix in ("mark", "so"):
         (tmp_path / f"gone.{suffix}").symlink_to(tmp_path / "nowhere")  # listed, and not there when it is looked at
     kept(tmp_path, "a").trim()
     assert Artifacts(tmp_path).find("a") is not None
@@ -158,8 +156,8 @@ def test_where_the_folder_cannot_be_written_there_is_one_for_the_process(tmp_pat
         artifacts.make_folder()
         assert artifacts.folder != folder
         assert artifacts.unwritable == folder
-        artifacts.note("a", {"x": 1})
-        assert artifacts.noted("a") == {"x": 1}
+        artifacts.mark("a")
+        assert artifacts.has_mark("a")
 
 
 def test_a_new_folder_is_for_nobody_else(tmp_path):
@@ -190,7 +188,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 def test_nothing_is_taken_from_a_folder_that_others_can_change(tmp_path, monkeypatch, expose, named):
     folder = tmp_path / "parent" / "cache"
     folder.parent.mkdir()
-    kept(folder, "a").note("b", {"x": 1})
+    kept(folder, "a")
     if named:
         monkeypatch.setenv("RL8X_CACHE_DIR", str(folder))
     else:
@@ -198,16 +196,15 @@ def test_nothing_is_taken_from_a_folder_that_others_can_change(tmp_path, monkeyp
         monkeypatch.setattr(module.platformdirs, "user_cache_dir", lambda *_, **__: str(folder))
     assert Artifacts().find("a") is not None
     expose(folder)
-    for look in (lambda artifacts: artifacts.find("a"), lambda artifacts: artifacts.noted("b")):
-        artifacts = Artifacts()
-        with pytest.warns(RuntimeWarning, match=f"neither taken from {folder} nor kept there, since .*RL8X_CACHE_DIR"):
-            assert look(artifacts) is None
-        assert artifacts.unwritable == folder
-        assert artifacts.folder.stat().st_mode & 0o777 == 0o700
-        artifacts.make_folder()
-        artifacts.note("c", {})  # without another warning
-        assert artifacts.noted("c") == {}
-    assert sorted(path.name for path in folder.iterdir()) == ["a.json", "a.so", "b.note"]
+    artifacts = Artifacts()
+    with pytest.warns(RuntimeWarning, match=f"neither taken from {folder} nor kept there, since .*RL8X_CACHE_DIR"):
+        assert artifacts.find("a") is None
+    assert artifacts.unwritable == folder
+    assert artifacts.folder.stat().st_mode & 0o777 == 0o700
+    artifacts.make_folder()
+    artifacts.mark("c")  # without another warning
+    assert artifacts.has_mark("c")
+    assert sorted(path.name for path in folder.iterdir()) == ["a.json", "a.so"]
 
 
 FOREIGN = {
@@ -219,18 +216,14 @@ FOREIGN = {
 
 
 @as_root
-@pytest.mark.parametrize("suffix", ["so", "json", "note"])
+@pytest.mark.parametrize("suffix", ["so", "json"])
 @pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
 def test_a_file_that_others_can_change_is_not_found_and_made_anew(tmp_path, make, suffix):
     folder = tmp_path / "cache"
     artifacts = kept(folder, "a")
-    artifacts.note("a", {"x": 1})
     make(folder / f"a.{suffix}")
-    found = [artifacts.find("a"), artifacts.noted("a")]
-    assert found[suffix == "note"] is None
-    assert found[suffix != "note"] is not None
-    kept(folder, "a").note("a", {"x": 1})
-    assert None not in (artifacts.find("a"), artifacts.noted("a"))
+    assert artifacts.find("a") is None
+    assert kept(folder, "a").find("a") is not None
 
 
 def test_what_is_kept_is_found_again_whatever_the_umask(tmp_path):
@@ -238,10 +231,10 @@ def test_what_is_kept_is_found_again_whatever_the_umask(tmp_path):
     try:
         artifacts = kept(tmp_path / "cache", "a")
         artifacts.folder.chmod(0o700)
-        artifacts.note("a", {})
+        artifacts.judge("a", "")
     finally:
         os.umask(before)
-    assert None not in (artifacts.find("a"), artifacts.noted("a"))
+    assert artifacts.verdict("a") == ""
 
 
 def test_links_to_a_folder_and_parents_of_the_users_own_group_are_no_danger(tmp_path):

@@ -104,15 +104,18 @@ def programs():
     made = {}
     for name, (function, tensors) in FUNCTIONS.items():
         graph, read = trace(function, tensors)
-        made[name] = describe_program(graph, [*tensors, *read]).to_json(), read
+        made[name] = describe_program(graph, [*tensors, *read]), read
     for name, ends in (("loop", False), ("ending loop", True)):
         state, items = [*[numbers(2, 3)] * 3, numbers(4, 3)], numbers(COUNT, 2, 4)
         graph, read = trace(step, [*state, items[0]])
         assert not read
-        made[name] = describe_program(graph, [*state, items], LoopShape(4, 1, ends)).to_json(), []
-    for text, _ in made.values():
-        compiler().request(text)
-    return {name: (load(compiler().library(text)), read) for name, (text, read) in made.items()}
+        made[name] = describe_program(graph, [*state, items], LoopShape(4, 1, ends)), []
+    for program, _ in made.values():
+        compiler().request(program.to_json())
+    return {
+        name: (load(compiler().library(program.to_json()), program.loop), read)
+        for name, (program, read) in made.items()
+    }
 
 
 def agree(actual, expected):
@@ -140,7 +143,7 @@ def test_a_loop_does_what_one_in_python_does(programs, ends):
     loop = Loop(step, 3, 1, ends=ends)
     for scale in (0.1, 1.0):
         mine, its = ([scale * numbers(2, 3), numbers(2, 3), numbers(2, 3), numbers(4, 3)] for _ in range(2))
-        items = scale * numbers(COUNT, 2, 4)
+        items = scale * numbers(COUNT, 2, 4)[: COUNT if scale == 1.0 else 2]  # of which there may be any number
         actual, expected = run(*mine, items), loop(*its, items)
         agree(actual, expected)
         agree(mine, its)

@@ -31,7 +31,7 @@ def test_a_product_equals_the_usual_one(rows, terms, columns, transposed, biased
     result = products.product(left, right, bias if biased else None)
     if result is NotImplemented:
         assert min(terms, columns) > 1
-        assert rows > 1 or (products.has_own_products() and columns >= 16)
+        assert rows > 1
         return
     expected = left.double() @ right.double() + (bias.double() if biased else 0.0)
     torch.testing.assert_close(result, expected.float(), atol=1e-5, rtol=1e-5)
@@ -53,9 +53,7 @@ def test_a_product_of_batches_equals_that_of_each(rows, terms, columns, transpos
 
     record = make_fx(batched, decomposition_table=products.DECOMPOSITIONS)(left, right, biases)
     names = [str(node.target) for node in record.graph.nodes]
-    few = products._THIN if rows * terms * columns <= products._SMALL else 1
-    turned = products.has_own_products() and terms > few and columns <= 4 and rows >= 16 and left.stride(-2) == 1
-    assert ("aten.bmm.default" in names) == (turned or products._thin_product(left, right) is None)
+    assert ("aten.bmm.default" in names) == (products._thin_product(left, right) is None)
     assert "aten.baddbmm.default" not in names
     result = record(left, right, biases)
     exact = [
@@ -64,24 +62,6 @@ def test_a_product_of_batches_equals_that_of_each(rows, terms, columns, transpos
     ]
     torch.testing.assert_close(result, torch.stack(exact).float(), atol=2e-5, rtol=1e-5)
     assert result.is_contiguous()
-
-
-@pytest.mark.parametrize("batch", [(), (2,)])
-@pytest.mark.parametrize("own", [True, False])
-def test_gradients_of_thin_layers_are_products_where_programs_have_kernels(monkeypatch, batch, own):
-    """Those of weights `[64, 4]` and `[2, 64]`, for 64 rows."""
-    monkeypatch.setattr(products, "has_own_products", lambda: own)
-    x, hidden, before, logits = (torch.randn(*batch, 64, width) for width in (4, 64, 64, 2))
-    for left, right in ((before.mT, x), (logits.mT, hidden)):
-        record = make_fx(torch.matmul if not batch else torch.bmm, decomposition_table=products.DECOMPOSITIONS)(
-            left, right
-        )
-        names = [str(node.target) for node in record.graph.nodes]
-        assert any("mm.default" in name for name in names) == own
-        assert ("aten.sum.dim_IntList" in names) == (not own)
-        result = record(left, right)
-        torch.testing.assert_close(result, left @ right, atol=1e-5, rtol=1e-5)
-        assert result.is_contiguous()
 
 
 def test_a_sum_with_another_batch_keeps_the_usual_product():
@@ -94,11 +74,9 @@ def test_a_sum_with_another_batch_keeps_the_usual_product():
         assert "aten.baddbmm.default" in [str(node.target) for node in record(first, left, right).graph.nodes]
 
 
-def multiplications(rows, terms, columns, monkeypatch, fast, own=False, transposed=False):
+def multiplications(rows, terms, columns, monkeypatch, fast):
     monkeypatch.setattr(products, "has_fast_linear", lambda: fast)
-    monkeypatch.setattr(products, "has_own_products", lambda: own)
     left, right, bias = random_pair(rows, terms, columns, False)
-    right = right.t().contiguous().t() if transposed else right
     record = make_fx(
         lambda *given: torch.addmm(given[2], given[0], given[1]), decomposition_table=products.DECOMPOSITIONS
     )(left, right, bias)
@@ -121,23 +99,6 @@ def multiplications(rows, terms, columns, monkeypatch, fast, own=False, transpos
 )
 def test_each_product_is_done_in_its_way(shape, fast, expected, monkeypatch):
     assert multiplications(*shape, monkeypatch, fast) == expected
-
-
-@pytest.mark.parametrize(
-    ("shape", "transposed", "expected"),
-    [
-        ((64, 4, 64), False, []),
-        ((64, 4, 64), True, ["aten.mm.default"]),  # sums would read it element by element, in each row
-        ((64, 1, 64), True, []),
-        ((64, 4, 8), True, []),
-        ((8, 4, 64), True, []),
-        ((64, 64, 2), True, []),
-        ((256, 256, 256), False, ["aten.mm.default"]),
-        ((512, 256, 256), True, ["rl8x.linear.default"]),
-    ],
-)
-def test_each_product_is_done_in_its_way_where_programs_have_their_own(shape, transposed, expected, monkeypatch):
-    assert multiplications(*shape, monkeypatch, True, own=True, transposed=transposed) == expected
 
 
 def test_other_numbers_and_devices_keep_the_usual_product():
@@ -180,7 +141,6 @@ def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch, tmp_path
     """Forward with a bias, and the gradients by the inputs and by the weight, a view of a flat vector."""
     products.lower_linear()
     monkeypatch.setattr(products, "has_fast_linear", lambda: True)
-    monkeypatch.setattr(products, "has_own_products", lambda: False)
     generator = torch.Generator().manual_seed(0)
     flat, x, slopes = (torch.randn(size, generator=generator) for size in (256 * 256 + 256, 256 * 256, 256 * 256))
     x, slopes = x.view(256, 256), slopes.view(256, 256)

@@ -82,12 +82,12 @@ class TracedLoop(Traced, CompiledLoop):
 
 def compile_updates_alone():
     """Have loops, which rollouts are, run as traced: no rank needs another there, and compiling costs seconds."""
-    execution.CompiledLoop = lambda loop, made_of=None: TracedLoop(loop, compiles=False)
+    execution.CompiledLoop = lambda loop, check=None: TracedLoop(loop, compiles=False)
 
 
 def run_traced(algorithm, mode):
     """Have updates run in a mode, where compiled programs are what was traced, without a compiler."""
-    execution._compiled = lambda function, num_fixed: Traced(function, compiles=False)
+    execution._compiled = lambda check, function, num_fixed: Traced(function, compiles=False)
     algorithm.execution.mode = algorithm.execution.target = mode
 
 

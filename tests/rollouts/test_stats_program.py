@@ -53,10 +53,10 @@ def test_numbers_are_the_functions(compiled):
         alike(compiled, rollout(seed))
 
 
-def test_a_program_of_an_earlier_run_is_loaded_without_tracing_and_names_its_numbers(compiled, monkeypatch):
+def test_a_program_of_an_earlier_run_is_found_and_names_its_numbers(compiled, monkeypatch):
     compiled(rollout())
     again = StatsProgram(compiled.summarise, Execution("compile", "fp32", CPU))
-    monkeypatch.setattr("rl8x.execution.compiled.trace", lambda *_: pytest.fail("it was traced"))
+    monkeypatch.setattr("rl8x.execution.compiled.verdict", lambda *_: pytest.fail("verified again"))
     again.prepare(rollout())
     alike(again, rollout(3))
 

@@ -471,7 +471,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     @property
     def tags(self) -> dict[str, str]:
         """Tags that a run records at its end, by name; the execution mode may have changed since its start."""
-        return {"rl8x.execution": self.execution.mode}
+        return {"rl8x.execution": self.execution.shown_mode}
 
     def watch(self, row: Mapping[str, float]) -> None:
         """Warn if a step's metrics, on the host, show a problem.

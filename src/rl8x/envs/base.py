@@ -59,12 +59,6 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
     max_horizon: ClassVar[int | None] = None
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
 
-    not_traced: ClassVar[tuple[str, ...]] = (
-        *("carry", "generator", "metadata", "render_mode", "shared_seed"),
-        *("_next_config", "_known_groups", "_saved_groups", "_last_resolved"),
-    )
-    """Attributes that `restart` and `advance` do not read; by all others a compiled program is told from another."""
-
     carry: Carry | None = None
     """The carry after the last `reset` or `step`; a caller of `advance` writes the new one here."""
 

@@ -31,15 +31,9 @@ def apply_adam(
 ) -> None:
     """Update weights and moments in place, as `optimizer.Adam` specifies.
 
-    Args:
-        weights: `[size]`.
-        gradient: `[size]`.
-        moments: Running means of gradients and of their squares, `[size]`, and the steps taken before, `[1]`.
-        lr: Learning rate, 0-d.
-        betas: Decay of the two running means per step.
-        eps: Added to the denominator.
-        weight_decay: Coefficient of an L2 penalty, or of the decay of AdamW if `decoupled`.
-        decoupled: Whether weights decay as in AdamW, outside of the moments.
+    Weights and gradient are `[size]`; `moments` are the running means of gradients and of their squares, `[size]`, and
+    the steps taken before, `[1]`; `lr` is 0-d; `weight_decay` is the coefficient of an L2 penalty, or of the decay of
+    AdamW if `decoupled`.
     """
     (first, second, step), (beta1, beta2) = moments, betas
     step.add_(1.0)
@@ -54,11 +48,9 @@ def apply_adam(
 def advance(
     gradient: Tensor, first: Tensor, second: Tensor, step: Tensor, beta1: float, beta2: float
 ) -> tuple[Tensor, Tensor]:
-    """Update the running means of gradients, `[size]`, and of their squares, in place.
+    """Update the running means of gradients, `[size]`, and of their squares, in place; return their bias corrections.
 
-    Returns:
-        The bias corrections 1 - beta^step of both, `[1]`, computed as -expm1(step log beta), which is accurate where
-        beta^step is near 1.
+    These are 1 - beta^step, `[1]`, computed as -expm1(step log beta), which is accurate where beta^step is near 1.
     """
     first.mul_(beta1).add_(gradient, alpha=1.0 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)

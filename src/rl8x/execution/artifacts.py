@@ -31,8 +31,8 @@ _LIMIT_MB: Final = 500
 # A program that was written or looked up less than this many seconds ago is never removed: a run may be about to load
 # it.
 _IN_USE_S: Final = 3600.0
-_MOST_NOTES: Final = 2000
-_KINDS: Final = ("so", "json", "note")
+_MOST_MARKS: Final = 2000
+_KINDS: Final = ("so", "json", "mark")
 
 
 class Artifact(NamedTuple):
@@ -52,10 +52,10 @@ class Artifact(NamedTuple):
 
 
 class Artifacts:
-    """A folder of compiled programs: for each, a shared library and a JSON file with the library's hash.
+    """A folder of compiled programs: for each, a shared library and a JSON file with its hash and verdict.
 
-    Several processes may use the folder at once: files are written under a temporary name and renamed, the JSON file
-    last. A program is loaded only if nobody but this user and root could have written it.
+    Several processes may use it at once: files are renamed into it, the JSON file last. A program is loaded only if
+    nobody but this user and root could have written it.
 
     Args:
         folder: The folder; None takes `RL8X_CACHE_DIR`, or this user's cache folder.
@@ -82,7 +82,7 @@ class Artifacts:
             self._leave_folder()
 
     def _leave_if_exposed(self) -> None:
-        """Use a temporary folder where others could put programs of theirs into this one."""
+        """Use a temporary folder if others could put programs of theirs into this one."""
         why = exposure(self.folder) if self.unwritable is None and self.folder.is_dir() else None
         if why is not None:
             self.why = f"is not safe ({why})"
@@ -124,30 +124,38 @@ class Artifacts:
             self.remove(key)
         return None
 
-    def put(self, key: str, built: Path, **notes: Any) -> None:
+    def put(self, key: str, built: Path) -> None:
         """Add a shared library that was built in this folder under a temporary name."""
-        content = json.dumps({"sha256": _sha256(built), "torch": torch.__version__, **notes})
+        note = {"sha256": _sha256(built), "torch": torch.__version__}
         _publish(built, self.library(key))
-        beside = built.with_suffix(".json")
-        beside.write_text(content)
-        _publish(beside, self.folder / f"{key}.json")
+        self._write(key, note)
         self.trim()
 
-    def note(self, key: str, content: dict[str, Any]) -> None:
-        """Write a small note beside the programs; do nothing if the folder is not writable."""
+    def verdict(self, key: str) -> str | None:
+        """Return what `judge` was told of a program; None if it has not been verified."""
+        return (self.find(key) or {}).get("verdict")
+
+    def judge(self, key: str, verdict: str) -> None:
+        """Keep the verdict on a program with it: empty if it agrees with its function."""
+        note = self.find(key)
+        if note is not None:
+            with contextlib.suppress(OSError):
+                self._write(key, note | {"verdict": verdict})
+
+    def _write(self, key: str, note: dict[str, Any]) -> None:
+        beside = self.beside("json")
+        beside.write_text(json.dumps(note))
+        _publish(beside, self.folder / f"{key}.json")
+
+    def mark(self, key: str) -> None:
+        """Note that a key was here; do nothing if the folder is not writable."""
         with contextlib.suppress(OSError):
             self.make_folder()
-            beside = self.beside("note")
-            beside.write_text(json.dumps(content))
-            _publish(beside, self.folder / f"{key}.note")
+            (self.folder / f"{key}.mark").touch(mode=0o600)
 
-    def noted(self, key: str) -> dict[str, Any] | None:
-        """Return the note of a key; None if there is none, or it is damaged or not ours."""
-        self._leave_if_exposed()
-        path, note = self.folder / f"{key}.note", None
-        with contextlib.suppress(OSError, ValueError):
-            note = json.loads(path.read_text())
-        return note if isinstance(note, dict) and is_own_file(path) else None
+    def has_mark(self, key: str) -> bool:
+        """Return whether `mark` was called with a key."""
+        return (self.folder / f"{key}.mark").exists()
 
     def remove(self, key: str) -> None:
         """Remove all files of a key, the metadata first, so that `find` never sees an incomplete program."""
@@ -158,19 +166,19 @@ class Artifacts:
         """Return all programs, most recently used first."""
         artifacts = []
         for path in self.folder.glob("*.so"):
-            key = path.stem
+            note: dict[str, Any] = {}
             try:
                 stat = path.stat()
-                notes = json.loads((self.folder / f"{key}.json").read_text())
+                note = json.loads(path.with_suffix(".json").read_text())
             except FileNotFoundError:  # another process has just removed it, or is still writing it
                 continue
             except (OSError, ValueError):
-                notes = {}
-            artifacts.append(Artifact(key, stat.st_size, stat.st_mtime, str(notes.get("torch", ""))))
+                pass
+            artifacts.append(Artifact(path.stem, stat.st_size, stat.st_mtime, str(note.get("torch", ""))))
         return sorted(artifacts, key=lambda artifact: -artifact.used)
 
     def clear(self) -> int:
-        """Remove all programs and notes, and return the number of bytes freed."""
+        """Remove all programs, and return the number of bytes freed."""
         freed = 0
         for path in [path for kind in _KINDS for path in self.folder.glob(f"*.{kind}")]:
             with contextlib.suppress(FileNotFoundError):  # another process has just removed it
@@ -198,12 +206,17 @@ class Artifacts:
             left -= artifact.size
             if left < 0 and artifact.used < since:
                 self.remove(artifact.key)
-        notes = []
-        for path in self.folder.glob("*.note"):
-            with contextlib.suppress(FileNotFoundError):  # another process has just removed or renamed it
-                notes.append((path.stat().st_mtime, path))
-        for _, path in sorted(notes)[:-_MOST_NOTES]:
+        marks = sorted(self.folder.glob("*.mark"), key=_changed)
+        for path in marks[:-_MOST_MARKS]:
             path.unlink(missing_ok=True)
+
+
+def _changed(path: Path) -> float:
+    """Return when a file was changed; 0 if another process has just removed it."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _publish(beside: Path, path: Path) -> None:
@@ -224,7 +237,9 @@ def surroundings() -> str:
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else [platform.processor(), platform.machine()]
     processor = sorted({line for line in lines if line.startswith(("vendor_id", "model", "flags", "Features"))})
-    facts = [__version__, torch.__version__, torch.version.git_version, os.environ.get("CXX"), processor or lines]
+    compiler = os.environ.get("CXX") or "g++"
+    place = os.path.realpath(shutil.which(compiler.split()[0]) or compiler)  # it names the version
+    facts = [__version__, torch.__version__, torch.version.git_version, compiler, place, processor or lines]
     return hashlib.sha256(b"".join([*own, json.dumps(facts).encode()])).hexdigest()
 
 

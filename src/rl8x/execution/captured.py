@@ -18,13 +18,9 @@ _WARM_UPS: Final = 3
 
 
 class CapturedProgram:
-    """A function of tensors, captured as a CUDA graph once for each layout of its arguments.
+    """A function of tensors, captured as a CUDA graph once for each layout of its arguments; see `Execution.program`.
 
-    Args:
-        function: The function of tensors, see `Execution.program`.
-        num_fixed: How many leading arguments are the same tensors in every call, see `Execution.program`. The others
-            are copied into the graph's input buffers.
-        capture: The capturing function, see `capture_cuda`.
+    Arguments that are not fixed are copied into the graph's input buffers.
     """
 
     def __init__(
@@ -50,10 +46,9 @@ class CapturedProgram:
 
     def _program(self, tensors: Sequence[Tensor]) -> _Captured:
         key = layout_of(tensors)
-        captured = self._captured.get(key)
-        if captured is None:
-            captured = self._captured[key] = self._make(tensors)
-        return captured
+        if key not in self._captured:
+            self._captured[key] = self._make(tensors)
+        return self._captured[key]
 
     def _make(self, tensors: Sequence[Tensor]) -> _Captured:
         fixed = list(tensors[: self.num_fixed])
@@ -74,9 +69,7 @@ class CapturedProgram:
 class CapturedLoop:
     """A loop that is captured as one CUDA graph over all items, once for each layout of its arguments.
 
-    Args:
-        loop: The loop. Its state is copied into the graph's buffers and back, so it may be other tensors in each call.
-        capture: The capturing function, see `capture_cuda`.
+    Its state is copied into the graph's buffers and back, so it may be other tensors in each call.
     """
 
     def __init__(self, loop: Loop, capture: Capture | None = None) -> None:
@@ -104,12 +97,7 @@ class _Captured(NamedTuple):
 
 
 def capture_cuda(function: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], object], Sequence[Tensor]]:
-    """Capture a function as a CUDA graph, after warm-up runs.
-
-    Returns:
-        The function that replays the graph, and the tensors that hold its results after each replay, in the shapes
-        of the function's results.
-    """
+    """Capture a function as a CUDA graph; return what replays it, and the tensors that then hold its results."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

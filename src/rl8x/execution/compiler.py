@@ -19,12 +19,15 @@ import torch
 from torch import Tensor
 
 from rl8x.execution.artifacts import Artifacts, key_of
+from rl8x.execution.traces import LoopShape
 from rl8x.processes import python_process
 
 Run = Callable[..., Sequence[Tensor]]
 
-# Garbage collection in the compiler's process finds little and costs a second.
+# Garbage collection in the compiler's process finds little and costs a second. Inductor would build and load a program
+# for each kind of vector instructions, a second or two, unless it is told to go by the processor's flags.
 _CODE: Final = "import gc; gc.disable(); from rl8x.execution.compiler_process import main; main()"
+_VARIABLES: Final = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
 
 
 class Compiler:
@@ -52,9 +55,7 @@ class Compiler:
 
     def _start(self) -> None:
         self.artifacts.make_folder()
-        process = python_process(
-            "-c", _CODE, str(self.artifacts.folder), variables=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
+        process = python_process("-c", _CODE, str(self.artifacts.folder), variables=os.environ | _VARIABLES)
         self._process = subprocess.Popen(
             **process,
             stdin=subprocess.PIPE,
@@ -128,27 +129,23 @@ class Compiler:
         return pipe
 
 
-def load(library: Path) -> Run:
-    """Load a compiled program as a function that takes tensors and returns a list of contiguous tensors.
+def load(library: Path, loop: LoopShape | None = None) -> Run:
+    """Load a compiled program as a function of tensors that returns contiguous ones; a loop takes any number of items.
 
     Several threads may call it at once; it releases the GIL. The buffers that it keeps are freed with the function.
-
-    Raises:
-        RuntimeError: If the library is not a compiled program.
     """
     functions = ctypes.CDLL(str(library))
-    try:
-        call, layouts, free = functions.rl8x_run, functions.rl8x_results, functions.rl8x_free
-    except AttributeError:
-        raise RuntimeError(f"{library.name} is not a compiled program") from None
+    call, layouts, free = functions.rl8x_run, functions.rl8x_results, functions.rl8x_free
     call.restype = layouts.restype = ctypes.c_char_p
     results = [(shape, getattr(torch, dtype)) for shape, dtype in json.loads(layouts())]
     addresses = ctypes.c_void_p * len(results)
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        outputs = [torch.empty(shape, dtype=dtype) for shape, dtype in results]
+        items = [] if loop is None else [len(tensors[loop.num_given])]
+        outputs = [torch.empty((*items, *shape), dtype=dtype) for shape, dtype in results]
         given = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
-        error = call(given, addresses(*[tensor.data_ptr() for tensor in outputs]))
+        made = addresses(*[tensor.data_ptr() for tensor in outputs])
+        error = call(given, made, ctypes.c_int64(items[0] if items else 1))
         if error is not None:
             raise RuntimeError(f"a compiled program failed: {error.decode()}")
         return outputs

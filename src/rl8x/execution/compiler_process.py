@@ -6,14 +6,14 @@ It imports torch's compiler once, for all children, and shares no memory with th
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+import filelock
 
 from rl8x.execution import private
 from rl8x.execution.artifacts import Artifacts
@@ -31,7 +31,6 @@ def main() -> None:
     artifacts = Artifacts(Path(sys.argv[1]))
     artifacts.unwritable = artifacts.folder  # where it is, the run has decided
     os.nice(_NICENESS)
-    private.trust_processor_flags()
     with contextlib.suppress(RuntimeError):  # each program reports it
         private.inductor().pick_vec_isa()  # once for all forks
     answers = os.dup(1)
@@ -50,38 +49,29 @@ def _watch(artifacts: Artifacts, request: dict[str, str], answers: int) -> None:
     """Answer a request from a child process, and send an error if that process is killed, such as by the OOM killer."""
     worker = os.fork()
     if worker == 0:
-        os.write(answers, _line(_answer(artifacts, request)))
+        _send(answers, request["key"], _compile(artifacts, **request))
         os._exit(0)
     _, status = os.waitpid(worker, 0)
     if status:
-        os.write(answers, _line({"key": request["key"], "error": f"the compiler ended with status {status}"}))
+        _send(answers, request["key"], f"the compiler ended with status {status}")
 
 
-def _line(answer: dict[str, str | None]) -> bytes:
-    return (json.dumps(answer) + "\n").encode()
+def _send(answers: int, key: str, error: str | None) -> None:
+    os.write(answers, (json.dumps({"key": key, "error": error}) + "\n").encode())
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a file lock, which the kernel releases if the process is killed."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _answer(artifacts: Artifacts, request: dict[str, str]) -> dict[str, str | None]:
-    key, built = request["key"], artifacts.beside("so")
+def _compile(artifacts: Artifacts, key: str, program: str) -> str | None:
+    """Compile a program unless the cache has it; return what went wrong."""
+    built, lock = artifacts.beside("so"), artifacts.folder / f".{key}.lock"
     try:
-        with _locked(artifacts.folder / f".{key}.lock"):  # ranks of one machine request the same program at once
+        with filelock.FileLock(lock):  # ranks of one machine request the same program at once
             if artifacts.find(key) is None:
-                lower(ProgramDescription.from_json(request["program"]), built)
+                lower(ProgramDescription.from_json(program), built)
                 artifacts.put(key, built)
+            lock.unlink(missing_ok=True)
     except BaseException as error:  # this process has nothing else to do
         lines = message_of(error).strip().splitlines()
-        return {"key": key, "error": lines[0] if lines else type(error).__name__}
+        return lines[0] if lines else type(error).__name__
     finally:
         built.unlink(missing_ok=True)
-    return {"key": key, "error": None}
+    return None

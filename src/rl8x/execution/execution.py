@@ -8,6 +8,7 @@ switches at a step that depends on the configuration alone, not on a clock, so t
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,15 +19,15 @@ from torch import Tensor
 
 from rl8x.execution.artifacts import key_of
 from rl8x.execution.captured import CapturedLoop, CapturedProgram
-from rl8x.execution.compiled import CompiledLoop, CompiledProgram, MadeOf
+from rl8x.execution.compiled import CompiledLoop, CompiledProgram
 from rl8x.execution.compiler import compiler
-from rl8x.execution.fingerprint import fingerprint
 from rl8x.execution.loops import Loop
 from rl8x.execution.matmul import has_bfloat16
 from rl8x.execution.memory import keep_freed_memory
 from rl8x.execution.programs import Program, ProgramError
 from rl8x.execution.split import Make, SplitLoop, SplitProgram
 from rl8x.execution.threads import Threads
+from rl8x.execution.verification import TOLERANCES, Check, Kind
 
 FixedMode = Literal["eager", "compile", "graph"]
 Mode = Literal["auto"] | FixedMode
@@ -64,24 +65,13 @@ class Execution:
         compiled_since: `starts_at` once that step has been reached, also in an earlier process of the run.
         due: The next step at which `begin_step` has something to do; infinite if there is none.
         fell_back: Whether `auto` has failed to compile or capture, and stays eager.
+        verdicts: Verdicts on the compiled programs, by their keys; part of checkpoints. Empty for a program that agrees
+            with its function, else the program's name, a colon, and how far it is off: it is refused.
         host_looks: Whether the host may read values: free on the CPU, a host sync elsewhere.
 
     Raises:
         ValueError: If the device does not support the mode or the precision, or `RL8X_CACHE_MB` is not a legal limit.
     """
-
-    not_traced = (
-        "mode",
-        "target",
-        "prepares",
-        "starts_at",
-        "compiled_since",
-        "due",
-        "threads",
-        "falls_back",
-        "fell_back",
-        "_configuration",
-    )
 
     def __init__(self, mode: Mode, precision: Precision, device: torch.device, configuration: str = "") -> None:
         on_cuda = device.type == "cuda"
@@ -105,6 +95,7 @@ class Execution:
         self.compiled_since: int | None = None
         self.due = math.inf
         self.precision = precision
+        self.verdicts: dict[str, str] = {}
         self.device = device
         self.host_looks = device.type == "cpu"
         self.threads = Threads(device, eager=self.mode == "eager")
@@ -121,9 +112,9 @@ class Execution:
     def _begin_compiler(self) -> None:
         """Start the compiler's process, unless an earlier run of this configuration has filled the cache."""
         key = key_of("configuration", self._configuration)
-        if self._configuration and compiler().artifacts.noted(key) is None:
+        if self._configuration and not compiler().artifacts.has_mark(key):
             compiler().start()
-            compiler().artifacts.note(key, {})
+            compiler().artifacts.mark(key)
 
     # -- the switch from eager to compiled execution
 
@@ -196,27 +187,6 @@ class Execution:
         """
         compiler().say = say
 
-    def remembers(self, fact: str, made_of: MadeOf) -> bool:
-        """Return whether an earlier process called `remember` with this fact for the same objects.
-
-        Args:
-            fact: A name for the fact.
-            made_of: Returns the objects, see `program`.
-        """
-        mark = fingerprint(made_of())
-        return mark is not None and compiler().artifacts.noted(key_of(fact, mark.text)) is not None
-
-    def remember(self, fact: str, made_of: MadeOf) -> None:
-        """Store a fact about objects on disk, for later processes.
-
-        Args:
-            fact: A name for the fact.
-            made_of: Returns the objects, see `program`.
-        """
-        mark = fingerprint(made_of())
-        if mark is not None:
-            compiler().artifacts.note(key_of(fact, mark.text), {"is": fact})
-
     @contextlib.contextmanager
     def ahead(self) -> Iterator[None]:
         """Set `mode` to `target` within the context, to prepare programs before the switch."""
@@ -232,8 +202,22 @@ class Execution:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
+    @property
+    def shown_mode(self) -> str:
+        """The current mode for people, with the programs that were refused and run eagerly."""
+        refused = sorted({verdict.partition(":")[0] for verdict in self.verdicts.values() if verdict})
+        return self.mode if self.mode == "eager" or not refused else f"{self.mode}, eager: {', '.join(refused)}"
+
+    def _check(self, name: str, kind: Kind) -> Check:
+        return Check(name, kind, TOLERANCES[self.precision], self.verdicts)
+
     def program(
-        self, function: Callable[..., Sequence[Tensor]], num_fixed: int = 0, made_of: MadeOf | None = None
+        self,
+        function: Callable[..., Sequence[Tensor]],
+        num_fixed: int = 0,
+        *,
+        name: str = "program",
+        kind: Kind = "step",
     ) -> Program:
         """Make a program of a function of tensors.
 
@@ -242,19 +226,19 @@ class Execution:
                 `num_fixed` arguments and to tensors that it holds itself. Tensors that it reads beside its arguments
                 must be the same objects in every call; their values may change.
             num_fixed: How many leading arguments are the same tensors in every call.
-            made_of: Returns the objects whose attributes and code determine the trace, beside the function's own code.
-                A program that another process compiled from equal objects is then loaded without tracing. With None the
-                function is always traced.
+            name: The program's name in messages.
+            kind: What its tensors are, by which a compiled program is verified, see `verification`.
 
         Returns:
             A function with the same arguments and results. A call raises `ProgramError` if the function cannot be
             compiled or captured, unless the mode is `auto`.
         """
-        kind = self._later
-        if kind == "eager":
+        mode = self._later
+        if mode == "eager":
             return function
-        program = CompiledProgram(function, made_of) if kind == "compile" else CapturedProgram(function, num_fixed)
-        return _Guarded(self, program, function)
+        if mode == "graph":
+            return _Guarded(self, CapturedProgram(function, num_fixed), function)
+        return _Guarded(self, CompiledProgram(function, self._check(name, kind)), function)
 
     def split(self, function: Callable[..., Sequence[Tensor]], num_fixed: int = 0) -> Program:
         """Make programs of a function of tensors that calls `sum_over_ranks`.
@@ -271,7 +255,7 @@ class Execution:
             return function
         make: Make = CapturedProgram
         if kind == "compile":
-            make = _compiled
+            make = functools.partial(_compiled, self._check("update", "update"))
         return _Guarded(self, SplitProgram(function, num_fixed, make, kind), function)
 
     def split_loop(self, function: Callable[..., Sequence[Tensor]], num_state: int, num_items: int) -> Program:
@@ -295,7 +279,8 @@ class Execution:
         num_items: int = 1,
         *,
         ends: bool = False,
-        made_of: MadeOf | None = None,
+        name: str = "program",
+        kind: Kind = "step",
     ) -> Program:
         """Make a program that calls a function once for each item; on the CPU the whole loop is one compiled program.
 
@@ -305,39 +290,34 @@ class Execution:
             num_state: How many leading arguments are the state.
             num_items: How many trailing arguments are items, each `[n, *]`.
             ends: Whether the function's last result is a 0-d bool that is False if the loop shall end after this item.
-            made_of: Returns the objects that determine the function's trace, see `program`.
+            name: The program's name in messages.
+            kind: What its tensors are, see `program`.
 
         Returns:
             A function of the state, other tensors and all items. It returns the stacked results, each `[n, *]`, with
             zeros for items after the end of the loop.
         """
         options: Any = {"ends": ends, "host_looks": self.host_looks}
-        loop, kind = Loop(function, num_state, num_items, **options), self._later
-        if kind == "eager":
+        loop, mode = Loop(function, num_state, num_items, **options), self._later
+        if mode == "eager":
             return loop
         program: CompiledProgram | CapturedLoop | Loop
-        if kind == "graph":
+        if mode == "graph":
             program = CapturedLoop(loop)
         elif self.device.type == "cpu":
-            program = CompiledLoop(loop, made_of)
+            program = CompiledLoop(loop, self._check(name, kind))
         else:  # kernel launches are asynchronous, so that Python between the calls costs little
-            program = Loop(CompiledProgram(function), num_state, num_items, **options)
+            program = Loop(CompiledProgram(function, self._check(name, kind)), num_state, num_items, **options)
         return _Guarded(self, program, loop)
 
 
-def _compiled(function: Callable[..., Sequence[Tensor]], num_fixed: int) -> CompiledProgram:
+def _compiled(check: Check, function: Callable[..., Sequence[Tensor]], num_fixed: int) -> CompiledProgram:
     """Compile a piece of a split function; compiled programs need not know which arguments are fixed."""
-    return CompiledProgram(function)
+    return CompiledProgram(function, check)
 
 
 class _Guarded:
-    """Calls a program, or its function while execution is eager or after `auto` has fallen back.
-
-    Args:
-        execution: Decides which.
-        made: The program.
-        function: The function.
-    """
+    """Calls a program, or its function while execution is eager or after `auto` has fallen back."""
 
     def __init__(self, execution: Execution, made: Program, function: Program) -> None:
         self.execution = execution

@@ -31,23 +31,19 @@ def hoist_scalars(traced: torch.fx.GraphModule) -> None:
     lower_computed()
     graph = traced.graph
     for node in list(graph.nodes):
-        if node.op != "call_function" or not _is_computed(node):
-            continue
-        users = [user for user in node.users if _numel(user) >= _MANY]
-        if not users:
-            continue
-        with graph.inserting_after(node):
-            computed = graph.call_function(COMPUTED, (node,))
-        computed.meta.update(node.meta)
-        for user in users:
-            user.replace_input_with(node, computed)
+        users = [user for user in node.users if _numel(user) >= _MANY] if _is_computed(node) else []
+        if users:
+            with graph.inserting_after(node):
+                computed = graph.call_function(COMPUTED, (node,))
+            computed.meta.update(node.meta)
+            for user in users:
+                user.replace_input_with(node, computed)
     traced.recompile()
 
 
 def _is_computed(node: torch.fx.Node) -> bool:
     """Return whether a node is a floating-point scalar that is computed, rather than a view or a constant."""
-    target = node.target
-    if not isinstance(target, _OPERATOR) or target.is_view or not node.all_input_nodes:
+    if not isinstance(node.target, _OPERATOR) or node.target.is_view or not node.all_input_nodes:
         return False
     return _numel(node) == 1 and node.meta["val"].is_floating_point()
 
@@ -65,8 +61,7 @@ def keep_copies(traced: torch.fx.GraphModule) -> None:
         old = now.clone(); now.copy_(new); before.copy_(old)
     """
     lower_computed()
-    graph = traced.graph
-    for written in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+    for written in traced.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
         to, copied = written.args[:2]
         if copied.target is torch.ops.aten.clone.default and _memory_of(copied.args[0]) not in (None, _memory_of(to)):
             copied.target, copied.kwargs = COMPUTED, {}
@@ -74,16 +69,13 @@ def keep_copies(traced: torch.fx.GraphModule) -> None:
 
 
 def _memory_of(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the argument that a node is a view of, or is; None where it has memory of its own."""
-    while isinstance(node.target, _OPERATOR) and (node.target.is_view or _writes_in_place(node.target)):
+    """Return the placeholder whose memory the node shares, else None."""
+    while isinstance(node.target, _OPERATOR):
+        writes_in_place = node.target.__name__.partition(".")[0].endswith("_")
+        if not node.target.is_view and not writes_in_place:
+            break
         node = node.all_input_nodes[0]
     return node if node.op == "placeholder" else None
-
-
-def _writes_in_place(operator: Any) -> bool:
-    """Say whether an operator writes to its first argument and gives it back, as `copy_` does."""
-    name: str = operator.__name__
-    return name.partition(".")[0].endswith("_")
 
 
 @functools.cache

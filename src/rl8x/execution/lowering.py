@@ -20,12 +20,11 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x.execution import adam, matmul, private
-from rl8x.execution.building import HOST, PRODUCTS, build
+from rl8x.execution.building import HOST, build
 from rl8x.execution.hoisting import hoist_scalars, keep_copies
 from rl8x.execution.traces import ProgramDescription
 
-# `vec_isa_ok`: as in `private.trust_processor_flags`.
-_SETTINGS: Final = {"cpp.vec_isa_ok": True, "fx_graph_cache": False}
+_SETTINGS: Final = {"fx_graph_cache": False}
 # In Inductor's generated code: the calls of kernels and operators, kernels' headers, and the lines among the calls that
 # only its own runtime needs.
 _CALLS: Final = re.compile(r"void AOTInductorModel::run_impl\(.*?\) \{\n(.*?)\n\} // AOTInductorModel::run_impl", re.S)
@@ -134,14 +133,12 @@ def _source(wrapper_code: str, kernel_code: str, description: ProgramDescription
         raise RuntimeError("it has shapes that depend on values")
     operators = re.findall(r"aoti_torch_\w+\(", calls)
     keeps = not all(_OWN_RESULTS.fullmatch(name) for name in operators)
-    multiplies = any(name.endswith("mm_out(") for name in operators)
     return "\n".join(
         [
             _INCLUDES.sub("", kernel_code),
             f"constexpr bool KEEPS_MEMORY = {str(keeps).lower()};",
             f"constexpr int THREADS = {description.threads};",
             HOST.read_text(),
-            PRODUCTS.read_text() if multiplies and matmul.has_own_products() else "",
             *sorted(set(re.findall(r"^CACHE_TORCH_\w+\(\w+\);$", wrapper_code, re.M))),
             "static void body(AtenTensorHandle* input_handles, AtenTensorHandle* output_handles) {",
             calls,
@@ -155,18 +152,17 @@ def _entry(description: ProgramDescription, results: Sequence[Tensor]) -> str:
     """Return the source of the library's entry points, with the layouts of inputs and results."""
     loop = description.loop
     items = range(0) if loop is None else range(loop.num_given, loop.num_given + loop.num_items)
-    count = 1 if loop is None else description.inputs[loop.num_given][0][0]
     inputs = ",\n    ".join(_layout(i in items, *each) for i, each in enumerate(description.inputs))
     sizes = ", ".join(str(math.prod(each.shape) * each.dtype.itemsize) for each in results)
     ends = str(loop is not None and loop.ends).lower()
-    shapes = [([*each.shape] if loop is None else [count, *each.shape], _name(each.dtype)) for each in results]
+    shapes = [([*each.shape], _name(each.dtype)) for each in results]
     return f"""
-extern "C" __attribute__((visibility("default"))) const char* rl8x_run(char** given, char** results) {{
+extern "C" __attribute__((visibility("default"))) const char* rl8x_run(char** given, char** results, int64_t count) {{
   static const host::Layout inputs[] = {{
     {inputs}}};
   static const int64_t sizes[] = {{{sizes}}};
   try {{
-    host::run(body, inputs, {len(description.inputs)}, sizes, {len(results)}, given, results, {count}, {ends});
+    host::run(body, inputs, {len(description.inputs)}, sizes, {len(results)}, given, results, count, {ends});
     return nullptr;
   }} catch (const char* message) {{
     return message;

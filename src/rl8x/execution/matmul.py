@@ -23,16 +23,11 @@ from rl8x.execution import private
 _THIN: Final = 4
 _SMALL: Final = 2**16
 
-# Rows and columns from which `products.h` computes whole tiles.
-_WIDE_ENOUGH: Final = 16
-
 # Multiplications from which oneDNN's higher call overhead pays, and the same if the left side has to be transposed
 # first, as in gradients of weights. With 2^22, PPO's updates of 64 rows and two layers of 256 took 1.2 times as long
 # (forced, on an Intel Xeon); other processors may differ.
 _LARGE: Final = 2**23
 _LARGE_TRANSPOSED: Final = 2**24
-# The same where programs have kernels of their own: those of SAC, [256, 256] x [256, 256], are 5% faster then (Zen 5).
-_LARGE_FOR_OWN: Final = 2**25
 
 # Multiplications up to which bfloat16 matrices are multiplied in float32 on any processor: the bfloat16 kernels
 # reorder their inputs, which costs more than the arithmetic.
@@ -49,16 +44,11 @@ _LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
-    """Multiply matrices, or batches of matrices, in float32 or bfloat16 on the CPU; a decomposition for tracing.
+    """Multiply `[rows, terms]` by `[terms, columns]`, or batches of such, in float32 or bfloat16 on the CPU.
 
-    Args:
-        left: `[rows, terms]` or `[batch, rows, terms]`.
-        right: `[terms, columns]` or `[batch, terms, columns]`.
-        bias: Added to every row, `[columns]` or `[batch, 1, columns]`.
-
-    Returns:
-        `[rows, columns]` or `[batch, rows, columns]`, contiguous; or NotImplemented, which keeps torch's operator, if
-        that is fastest or the device or dtype is another.
+    This is a decomposition for tracing. The bias, `[columns]` or `[batch, 1, columns]`, is added to every row. The
+    result is contiguous, or NotImplemented, which keeps torch's operator, if that is fastest or the device or dtype is
+    another.
     """
     if left.device.type != "cpu" or left.dtype not in (torch.float32, torch.bfloat16):
         return NotImplemented
@@ -70,8 +60,6 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
         if widened:
             left, right = left.float(), right.float()
         least = _LARGE if left.is_contiguous() else _LARGE_TRANSPOSED
-        if has_own_products():
-            least = _LARGE_FOR_OWN
         one = left.dim() == 2
         if one and left.dtype == torch.float32 and work >= least and has_fast_linear() and lower_linear():
             return LINEAR(left.contiguous(), right.t(), bias if bias is None else bias.float()).to(dtype)
@@ -88,14 +76,6 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
 def _thin_product(left: Tensor, right: Tensor) -> Tensor | None:
     (rows, terms), columns = left.shape[-2:], right.shape[-1]
     few = _THIN if rows * terms * columns <= _SMALL else 1
-    if terms > 1 and right.stride(-1) != 1 and min(rows, columns) >= _WIDE_ENOUGH and has_own_products():
-        return None  # sums would read the right side element by element, for each row
-    if terms > few and has_own_products():
-        # Gradients of weights of thin layers. A loop would wait for each addition; a tile has many sums side by side.
-        if rows <= _THIN and columns >= _WIDE_ENOUGH and right.stride(-1) == 1:
-            return None
-        if columns <= _THIN and rows >= _WIDE_ENOUGH and left.stride(-2) == 1:
-            return torch.matmul(right.mT, left.mT).mT.contiguous()
     if terms <= few:
         return functools.reduce(torch.add, [left[..., k : k + 1] * right[..., k : k + 1, :] for k in range(terms)])
     if rows <= few:
@@ -110,10 +90,7 @@ def _thin_product(left: Tensor, right: Tensor) -> Tensor | None:
 def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     """Multiply `[rows, terms]` by `[terms, columns]`, or stacks of such, in float32 on the CPU, eagerly.
 
-    Args:
-        left: `[rows, terms]` or `[size, rows, terms]`.
-        right: `[terms, columns]` or `[size, terms, columns]`.
-        bias: Added to every row, `[columns]` or `[size, 1, columns]`.
+    The bias, `[columns]` or `[size, 1, columns]`, is added to every row.
     """
     if left.dim() == 3:
         return _multiply_stacks(left, right, bias)
@@ -136,11 +113,9 @@ def _multiply_stacks(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor
 
 
 def multiply_transposed(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply the transpose of one matrix by another, eagerly, as for the gradient of a linear weight.
+    """Multiply the transpose of `[terms, rows]` by `[terms, columns]`, or stacks of such, eagerly.
 
-    Args:
-        left: `[terms, rows]` or `[size, terms, rows]`.
-        right: `[terms, columns]` or `[size, terms, columns]`.
+    That is the gradient of a linear weight.
     """
     columns = right.shape[-1]
     if columns <= _NARROW:
@@ -176,13 +151,7 @@ DECOMPOSITIONS: Final[dict[Any, Callable[..., Any]]] = {
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute `x weight^T + bias` by oneDNN in full float32 precision; the operator `rl8x::linear`.
-
-    Args:
-        x: `[rows, inputs]`, contiguous.
-        weight: `[outputs, inputs]`.
-        bias: `[outputs]`.
-    """
+    """Compute `x weight^T + bias` by oneDNN in full float32 precision; `x` is contiguous. It is `rl8x::linear`."""
     return private.onednn_linear(x, weight, bias)
 
 
@@ -216,26 +185,10 @@ def has_fast_linear() -> bool:
 
 
 @functools.cache
-def has_own_products() -> bool:
-    """Return whether compiled programs use rl8x's own kernels (`products.h`) for matmuls that are not large.
-
-    They do on processors with AVX2 that are not Intel's. On Zen 4, with two layers of 64, a product of 64 rows takes 5
-    microseconds instead of 7, and PPO's updates a tenth less time. With two threads it takes 5 instead of 12, since MKL
-    wakes the second thread for it. Large products were no faster than oneDNN's.
-    """
-    cpu = Path("/proc/cpuinfo")
-    text = cpu.read_text() if cpu.exists() else ""
-    return "GenuineIntel" not in text and re.search(r"\bavx2\b", text) is not None
-
-
-@functools.cache
 def lower_linear() -> bool:
-    """Register a lowering of `rl8x::linear` with Inductor, whose own lowering requires constant weights.
+    """Register a lowering of `rl8x::linear` with Inductor, whose own requires constant weights; False if it cannot be.
 
     This is separate from `has_fast_linear`, so that eager execution does not import Inductor, which takes a second.
-
-    Returns:
-        Whether this torch has the names that the lowering needs.
     """
     try:
         inductor, onednn = private.inductor(), private.onednn()

@@ -1,13 +1,12 @@
 """The private names of torch that rl8x uses, all in this file, since any version of torch may change them.
 
-torch 2.13.0, with which the tests are run, has all of them. So has 2.14.1, whose build with CUDA passes the tests on a
-CPU (but those of a simulated CUDA device, which need a build for CPUs). So has 2.10.0, whose compiled programs are
-wrong. Each entry says what happens if a name is missing.
+torch 2.13.0, with which the tests are run, has all of them, and so has 2.14.1. Each entry says what happens if a name
+is missing. Whether what a name does has changed is seen by `verification`, which refuses programs that are wrong, as
+those of torch 2.10 are.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import operator
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 # Flattening of trees of tensors, with the node types that tensordict registers. Without them rl8x cannot be imported.
-from torch.utils._pytree import TreeSpec as TreeSpec
 from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
@@ -40,8 +38,6 @@ _INDUCTOR: Final = {
     "register_lowering": "torch._inductor.lowering",  # for our own operators
     "clone": "torch._inductor.lowering",
 }
-# Modules that those import at their first call; they are loaded before compiling processes are forked.
-_LOADED_AHEAD: Final = ("codegen.cpp", "codegen.cpp_wrapper_cpu", "compile_fx")
 
 # Inductor's names for calling oneDNN's matmul kernels. Without them large matmuls use torch's own operators.
 _ONEDNN: Final = {
@@ -56,33 +52,13 @@ _ONEDNN: Final = {
 def inductor() -> SimpleNamespace:
     """Import Inductor, which takes a second or more, and return its names.
 
-    Raises:
-        RuntimeError: If this torch lacks one. Mode `compile` then fails with this message; `auto` warns once and stays
-            eager.
+    Raises a `RuntimeError` if this torch lacks one: mode `compile` fails with it; `auto` warns once and stays eager.
     """
-    inductor = _taken(_INDUCTOR)
-    for module in _LOADED_AHEAD:
-        _loaded(f"torch._inductor.{module}")
-    return inductor
-
-
-def trust_processor_flags() -> None:
-    """Let Inductor take the vector instructions that the processor has, for all of this process.
-
-    It would build and load a program for each kind first, to see whether the compiler knows it: a second or two. Builds
-    fail clearly if it does not. Inductor does probe if the name is missing.
-    """
-    with contextlib.suppress(ModuleNotFoundError, AttributeError):
-        isa = importlib.import_module("torch._inductor.cpu_vec_isa").VecISA
-        isa.check_build = lambda *_: True
+    return _taken(_INDUCTOR)
 
 
 def onednn() -> SimpleNamespace:
-    """Return Inductor's names for calling oneDNN's matmul kernels.
-
-    Raises:
-        RuntimeError: If this torch lacks one.
-    """
+    """Return Inductor's names for calling oneDNN's matmul kernels; raise a `RuntimeError` if this torch lacks one."""
     return _taken(_ONEDNN)
 
 
@@ -121,23 +97,15 @@ def is_traced() -> bool:
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute `x weight^T + bias` by oneDNN; see `matmul.linear`.
-
-    Raises:
-        AttributeError: If this torch lacks it. `matmul.has_fast_linear` then says so, and torch's own operators are
-            used.
-    """
+    """Compute `x weight^T + bias` by oneDNN; without the name `matmul.has_fast_linear` is False."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
 
 
 def fused_adam(decoupled: bool) -> Any:
-    """Return torch's fused in-place kernel of an Adam step whose learning rate is a 0-d tensor.
+    """Return torch's fused in-place kernel of an Adam step, or an AdamW step, whose learning rate is a 0-d tensor.
 
     None if this torch lacks it; Adam then always runs elementwise operators.
-
-    Args:
-        decoupled: Whether weights decay as in AdamW.
     """
     kernel = getattr(torch.ops.aten, "_fused_adamw_" if decoupled else "_fused_adam_", None)
     return getattr(kernel, "tensor_lr", None)
@@ -146,12 +114,8 @@ def fused_adam(decoupled: bool) -> Any:
 class Substitution:
     """Calls a module with other weights, like `torch.func.functional_call`, but resolves their names only once.
 
-    Resolving names takes longer than evaluating a small module. The weights are replaced in the modules' `_parameters`,
-    where PyTorch looks them up.
-
-    Args:
-        module: The module.
-        names: Names of the weights to replace, as in `named_parameters`.
+    Resolving names takes longer than evaluating a small module. The weights, by their names in `named_parameters`, are
+    replaced in the modules' `_parameters`, where PyTorch looks them up.
     """
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
@@ -204,21 +168,3 @@ def written_by(node: Any) -> list[Any]:
             given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
             arguments += given if isinstance(given, list | tuple) else [given]
     return arguments
-
-
-def copy_each(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copy each of `tensors` `[*]` into its counterpart; one by one, with equal bits, if torch lacks the kernel."""
-    if hasattr(torch, "_foreach_copy_"):
-        torch._foreach_copy_(list(into), list(tensors))
-    else:
-        for one, other in zip(into, tensors, strict=True):
-            one.copy_(other)
-
-
-def add_to_each(sums: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Add each of `tensors` `[*]` to its counterpart; one by one, with equal bits, if torch lacks the kernel."""
-    if hasattr(torch, "_foreach_add_"):
-        torch._foreach_add_(list(sums), list(tensors))
-    else:
-        for one, other in zip(sums, tensors, strict=True):
-            one.add_(other)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rl8x.execution.private import TreeSpec, tree_flatten, tree_unflatten
+from rl8x.execution.private import tree_flatten, tree_unflatten
 from rl8x.output import message_of
 from rl8x.trees import row_major
 
@@ -74,7 +74,7 @@ def layout_of(tensors: Sequence[Tensor]) -> Hashable:
 class Layout(NamedTuple):
     """The layout of a tree of tensors: its structure, and which of its leaves are tensors rather than None."""
 
-    structure: TreeSpec
+    structure: Any
     is_tensor: list[bool]
 
     @property

@@ -28,12 +28,9 @@ _GENERATORS: Final = threading.RLock()
 
 @contextlib.contextmanager
 def kept_generators(device: torch.device | None = None) -> Iterator[None]:
-    """Have torch's own generators be afterwards what they were before.
+    """Restore torch's own generators, the CPU's and the device's, at the end.
 
     All threads of a process have the same ones: another that wants this too waits, or each would draw of the other's.
-
-    Args:
-        device: Whose generator it is, beside the CPU's.
     """
     on_cuda = device is not None and device.type == "cuda"
     with _GENERATORS, torch.random.fork_rng(devices=[device] if on_cuda else []):
@@ -58,11 +55,7 @@ def flushed_denormals(device: torch.device) -> Iterator[None]:
 
 
 class Workers:
-    """Threads that run jobs in parallel; PyTorch's operations release the GIL.
-
-    Args:
-        count: Number of threads, the calling one included.
-    """
+    """`count` threads that run jobs in parallel, the calling one included; PyTorch's operations release the GIL."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -97,11 +90,7 @@ class Threads:
 
     @contextlib.contextmanager
     def for_work(self, work: int) -> Iterator[None]:
-        """Use one thread within the context if the work is too small for several.
-
-        Args:
-            work: Rows times weights of a matmul.
-        """
+        """Use one thread within the context if the work, in rows times weights, is too small for several."""
         with self._set(torch.get_num_threads() if self.shares(work) else 1):
             yield
 
@@ -111,9 +100,6 @@ class Threads:
 
         Intra-op threads synchronise after every operation, and read rows from each other's caches. A worker keeps its
         rows from the first operation to the last, and runs each operation on one thread.
-
-        Args:
-            work: Rows times weights of a matmul.
         """
         shares = work > _SHARED_WORK_EAGER if self.eager else self.shares(work)
         count = torch.get_num_threads() if self._on_cpu and shares else 1

@@ -16,12 +16,9 @@ from rl8x.execution.private import TorchDispatchMode, tree_flatten, tree_unflatt
 
 
 class Trace(NamedTuple):
-    """A traced function.
+    """A traced function: its operations, and the tensors that it read beside its arguments, such as weights.
 
-    Attributes:
-        graph: Its operations; takes the function's arguments, then `read`.
-        read: The tensors that the function read beside its arguments, such as weights. They are inputs of the graph,
-            since a compiler would treat them as constants.
+    The graph takes the arguments, then `read`: a compiler would treat what is no input as constant.
     """
 
     graph: torch.fx.GraphModule
@@ -80,13 +77,7 @@ class ProgramDescription:
 def describe_program(
     graph: torch.fx.GraphModule, examples: Sequence[Tensor], loop: LoopShape | None = None
 ) -> ProgramDescription:
-    """Describe a traced graph as plain data.
-
-    Args:
-        graph: The graph.
-        examples: Arguments of the function, or of the loop, `[*]` each.
-        loop: How the graph is called in a loop.
-    """
+    """Describe a traced graph as plain data, with arguments of the function, or of the loop, `[*]` each."""
     return ProgramDescription(
         code=graph.code,
         inputs=tuple((tuple(each.shape), each.stride(), str(each.dtype).removeprefix("torch.")) for each in examples),

@@ -119,7 +119,6 @@ class ParameterGroup(ABC):
     """
 
     metric: str | None = None
-    not_traced: ClassVar[tuple[str, ...]] = ("is_evaluating", "begun")
 
     def __init__(self, members: Mapping[str, ParameterDistribution], label: str) -> None:
         self.members = dict(members)

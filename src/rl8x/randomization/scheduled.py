@@ -216,8 +216,6 @@ class ScheduledGroup(_ByNumbers):
         at: The value of the metric that counts; None before it was measured.
     """
 
-    not_traced: ClassVar[tuple[str, ...]] = (*ParameterGroup.not_traced, "at")
-
     def __init__(self, name: str, member: Scheduled) -> None:
         super().__init__(name, member, f"scheduled:{name}")
         self._schedule = member
@@ -255,8 +253,6 @@ class Steered(_ByNumbers):
         name: The parameter.
         now: What it is drawn from.
     """
-
-    not_traced: ClassVar[tuple[str, ...]] = (*ParameterGroup.not_traced, "members", "_now")
 
     def __init__(self, name: str, now: ParameterDistribution) -> None:
         super().__init__(name, now, f"steered:{name}")

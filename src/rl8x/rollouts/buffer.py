@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.execution.private import copy_each
 from rl8x.models import State
 from rl8x.trees import Tree, unflatten_tree
 
@@ -59,7 +58,8 @@ class Rollout:
     def write_slot(self, t: int, named: Mapping[str, Tensor], state: State | None = None) -> None:
         """Copy one step of some keys, each `[num_envs, ...]`, into slot t, with the policy's state before it."""
         self.allocate(named)
-        copy_each([self._views[name][t] for name in named], list(named.values()))
+        for name, value in named.items():
+            self._views[name][t].copy_(value)
         for name in self._metrics if t < self.horizon else ():
             if name not in named:  # clear the value of the previous horizon
                 self._views[name][t].fill_(math.nan)

@@ -24,8 +24,6 @@ from rl8x.rollouts.step import Cursor, Stepper, Transition
 # Steps for which an environment is compared with its trace before it is compiled.
 _TRIAL_STEPS: Final = 4
 
-_PURE: Final = "its steps depend on nothing outside of their arguments"
-
 # Bytes of a rollout up to which its horizon is one program, whose results take as much memory again.
 _WHOLE_BYTES: Final = 2**26
 
@@ -156,7 +154,7 @@ class CompiledStepper(Stepper):
 
     def _program(self, key: Hashable, function: Callable[..., Any]) -> TreeProgram:
         if key not in self._programs:
-            make = functools.partial(self.execution.program, made_of=self.made_of)
+            make = functools.partial(self.execution.program, name="step")
             self._programs[key] = TreeProgram(function, make)
         return self._programs[key]
 
@@ -193,14 +191,13 @@ class CompiledStepper(Stepper):
 
         This also allocates the rollout's tensors, whose shapes are known from the steps.
         """
-        is_known = self.execution.remembers(_PURE, self.made_of)
         trace = TreeProgram(self._eager.step, functools.partial(CompiledProgram, compiles=False))
         generator = torch.Generator(env_noise.device).manual_seed(0)
         try:
             for _ in range(_TRIAL_STEPS):
                 drawn = torch.rand(env_noise.shape, generator=generator, device=env_noise.device)
                 actual = self._eager.step(carry, cursor, drawn, policy_noise)
-                if not (is_known or trees_allclose(trace(carry, cursor, drawn, policy_noise), actual)):
+                if not trees_allclose(trace(carry, cursor, drawn, policy_noise), actual):
                     raise ValueError("steps on the same noise differ: it keeps something outside of its state")
                 if rollout is not None:
                     final = {} if self.bootstrap is None else {keys.FINAL_VALUES: actual.act.values}
@@ -209,8 +206,6 @@ class CompiledStepper(Stepper):
                     self._written = frozenset(named)
                     rollout.write_state(0, cursor.state)
                 carry, cursor = actual.carry, actual.cursor
-            if not is_known:
-                self.execution.remember(_PURE, self.made_of)
         except Exception as error:
             self.compiles_env = False
             if isinstance(error, ProgramError) and not self._traces_policy(cursor, policy_noise):

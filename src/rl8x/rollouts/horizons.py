@@ -39,9 +39,6 @@ class Horizon(ABC):
     ) -> tuple[Carry, Cursor]:
         """Fill the slots; see `Stepper.fill`."""
 
-    def _made_of(self) -> Sequence[object]:
-        return [*self.stepper.made_of(), self._names]
-
     @abstractmethod
     def prepare(self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor) -> None:
         """Request compilation of the programs that `__call__` with the same arguments runs."""
@@ -97,7 +94,7 @@ class SteppedHorizon(Horizon):
 
     @functools.cached_property
     def _program(self) -> Program:
-        return self.stepper.execution.program(self._flat, made_of=self._made_of)
+        return self.stepper.execution.program(self._flat, name="step")
 
     def __call__(
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
@@ -210,7 +207,7 @@ class LoopedHorizon(Horizon):
     @functools.cached_property
     def _program(self) -> Program:
         assert self._layout is not None
-        return self.stepper.execution.loop(self._flat, self._layout.size, num_items=3, made_of=self._made_of)
+        return self.stepper.execution.loop(self._flat, self._layout.size, num_items=3, name="horizon")
 
     def _flat(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Make a step, update carry and cursor in place, and return the slot; this function is compiled."""

@@ -42,7 +42,7 @@ class StatsProgram:
         """Request compilation for tensors of these names and shapes, `[*]` each; for others there is no program."""
         if self._program is None and self.execution.host_looks and self.execution.target == "compile":
             self._layout = _layout(tensors)
-            self._program = self.execution.program(self._flat, made_of=self._made_of)
+            self._program = self.execution.program(self._flat, name="statistics", kind="update")
             self._work = sum(tensor.numel() for tensor in tensors.values())
             with self.execution.ahead(), self.execution.threads.for_work(self._work):
                 prepare(self._program, *tensors.values())
@@ -71,9 +71,6 @@ class StatsProgram:
         values, self._counts = stats.unread()
         self._names, vector = packed({name: value for name, value in values.items() if isinstance(value, Tensor)})
         return [vector]
-
-    def _made_of(self) -> Sequence[object]:
-        return [self.summarise, list(self._layout)]
 
 
 def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

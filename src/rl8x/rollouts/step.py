@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -138,10 +138,6 @@ class Stepper:
     def runs_env(self) -> bool:
         """Whether the environment runs in the policy's mode, rather than eagerly around a compiled policy."""
         return True
-
-    def made_of(self) -> Sequence[object]:
-        """Return the objects that determine a step's trace."""
-        return [self.policy, self.env, self.slot, self.bootstrap, self.state_reset_every]
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
         """Make one step; see `act_and_step`."""

@@ -180,6 +180,7 @@ class TrainStep:
             "row": dict(self.row),
             "unseen": sorted(self.unseen),
             "compiled_since": self._algorithm.execution.compiled_since,
+            "verdicts": dict(self._algorithm.execution.verdicts),
             "non_finite_in_a_row": self._guard.in_a_row,
         }
 
@@ -189,4 +190,5 @@ class TrainStep:
         self.row = dict(state.get("row", {}))
         self.unseen = frozenset(state.get("unseen", ()))
         self._algorithm.execution.compiled_since = state.get("compiled_since")
+        self._algorithm.execution.verdicts.update(state.get("verdicts", {}))
         self._guard.in_a_row = state.get("non_finite_in_a_row", 0)

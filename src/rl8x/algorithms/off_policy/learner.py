@@ -162,7 +162,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             update: The update.
             names: The metrics that it returns: the first ones of `update_metrics`, or all.
         """
-        return OffPolicyUpdater(update, self.nets, names, self.execution, self._made_of())
+        return OffPolicyUpdater(update, self.nets, names, self.execution)
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Draw the inputs of updates beside their batches, such as noise and flags.
@@ -209,11 +209,6 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             self.check_model()
             self.nets = Nets(self.policy)
             self.make_nets()
-
-    def _made_of(self) -> Sequence[object]:
-        """Return the objects that determine an update's program; seeds and data do not."""
-        config = {name: value for name, value in vars(self.config).items() if name not in ("seed", "dataset")}
-        return [type(self), config, self.policy]
 
     # -- learning
 

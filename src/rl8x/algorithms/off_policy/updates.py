@@ -64,17 +64,13 @@ class OffPolicyUpdater:
         nets: The networks.
         names: The metrics that an update gives, in order.
         execution: How the programs run.
-        made_of: The objects that decide what an update does.
     """
 
-    def __init__(
-        self, update: Update, nets: Nets, names: Sequence[str], execution: Execution, made_of: Sequence[object]
-    ) -> None:
+    def __init__(self, update: Update, nets: Nets, names: Sequence[str], execution: Execution) -> None:
         self.update = update
         self.nets = nets
         self.names = tuple(names)
         self.execution = execution
-        self._made_of = made_of
         self._items: tuple[str, ...] = ()
 
     def run(self, items: ReplayBatch) -> tuple[Tensor, Tensor | None]:
@@ -109,7 +105,8 @@ class OffPolicyUpdater:
             self._update_tensors,
             len(self.nets.state),
             len(self._items),
-            made_of=lambda: [*self._made_of, self.nets, self.names, self._items],
+            name="update",
+            kind="update",
         )
 
     @torch.no_grad()

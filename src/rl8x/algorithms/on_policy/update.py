@@ -18,7 +18,7 @@ from rl8x.algorithms.on_policy.minibatches import Rows, SequenceBatch, SequenceP
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
 from rl8x.distributed import ranks, sum_over_ranks
 from rl8x.execution import Execution, Program
-from rl8x.execution.private import Substitution, add_to_each
+from rl8x.execution.private import Substitution
 from rl8x.execution.programs import prepare
 from rl8x.execution.threads import Workers
 from rl8x.policy import Policy, training_mode
@@ -120,22 +120,19 @@ class OnPolicyUpdater:
         num_fixed = len(self._state) + len(self.pack.sources)
         if ranks().size > 1:
             return self.execution.split(self._update_tensors, num_fixed)
-        return self.execution.program(self._update_tensors, num_fixed, self._made_of)
+        return self.execution.program(self._update_tensors, num_fixed, name="update", kind="update")
 
     @functools.cached_property
     def _updates(self) -> Program:
         limited = self.objective.limit is not None
         num_state = len(self._state) - (self.objective.rate is None)
-        return self.execution.loop(self._update_tensors, num_state, ends=limited, made_of=self._made_of)
+        return self.execution.loop(self._update_tensors, num_state, ends=limited, name="update", kind="update")
 
     @functools.cached_property
     def _add_gradient(self) -> Program:
-        return self.execution.program(self._add_gradient_tensors, 2 + len(self.pack.sources), self._made_of)
-
-    def _made_of(self) -> Sequence[object]:
-        """Return the objects that determine an update's program; seeds do not."""
-        config = {name: value for name, value in vars(self.config).items() if name != "seed"}
-        return [self.policy, config, self.objective, self.optimizer, self.pack]
+        return self.execution.program(
+            self._add_gradient_tensors, 2 + len(self.pack.sources), name="gradient", kind="update"
+        )
 
     @property
     def _state(self) -> tuple[Tensor, ...]:
@@ -348,9 +345,9 @@ class OnPolicyUpdater:
         with torch.enable_grad():
             losses = self._losses(self.optimizer.views, coefficient, scale, *self.pack.gather(chunk))
             new_gradients = torch.autograd.grad(losses[self._total], self.optimizer.views, allow_unused=True)
-        pairs = [(part, new) for part, new in zip(self._parts[worker], new_gradients, strict=True) if new is not None]
-        parts, gradients = zip(*pairs, strict=True)
-        add_to_each(parts, gradients)
+        for part, new in zip(self._parts[worker], new_gradients, strict=True):
+            if new is not None:
+                part.add_(new)
         return losses.detach()
 
     @property

@@ -1,0 +1,190 @@
+"""Compares a compiled program with its function, once after it was built, on the first arguments that it gets.
+
+torch's compiler has built programs that are wrong without a word: torch 2.10 those of whole updates, torch 2.13 those
+that keep a copy of what they overwrite (`hoisting.keep_copies`). One that is off by more than rounding is refused.
+There are two kinds of programs:
+
+- The tensors of a step have a row for each copy of an environment. A number is compared in terms of its column's root
+  mean square. Rounding may flip a sampled action or a flag, and with it all of that row: a few rows are left out.
+- The results of an update are metrics, each of which is compared in terms of its own value or, since some cancel to 0,
+  of an absolute number. Of what an update writes, such as weights and moments, the change is compared
+  by its norm. Adam takes a factor of the loss out of the change of the weights, but not out of that of the moments.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Call = Callable[[], Sequence[Tensor]]
+Kind = Literal["step", "update"]
+
+
+class Tolerance(NamedTuple):
+    """How far a program may be off.
+
+    Attributes:
+        number: A number of a row, as a share of its column's root mean square.
+        rows: Share of rows that may have other actions or flags.
+        few: Number of rows that may have them, however few rows there are.
+        metric: A metric, as a share of its value.
+        least: A metric, whatever its value.
+        change: The change of a tensor, as a share of its norm.
+    """
+
+    number: float
+    rows: float
+    few: int
+    metric: float
+    least: float
+    change: float
+
+
+_COARSE: Final = Tolerance(number=5e-2, rows=0.05, few=1, metric=5e-2, least=5e-2, change=0.3)
+TOLERANCES: Final = {"fp32": Tolerance(1e-4, 0.01, 0, 1e-3, 1e-5, 1e-2), "tf32": _COARSE, "bf16": _COARSE}
+"""Tolerances by precision."""
+
+# What rounding does to numbers that cancel to 0: as a share of what is allowed of a whole tensor's root mean square,
+# whatever that is, and as a share of a whole tensor's norm.
+_OF_WHOLE: Final = 1e-2
+_LEAST: Final = 1e-6
+_OF_NORM: Final = 1e-6
+# The most metrics that an update has; longer results, and further matrices, are compared by their norms.
+_MOST_METRICS: Final = 512
+
+
+@dataclasses.dataclass
+class Check:
+    """How a program is verified.
+
+    Attributes:
+        name: The program's name in messages.
+        kind: What its tensors are, see this module.
+        tolerance: How far it may be off.
+        verdicts: Verdicts by the programs' keys. Those of a run are shared by its programs, and kept in its
+            checkpoints.
+    """
+
+    name: str = "program"
+    kind: Kind = "step"
+    tolerance: Tolerance = TOLERANCES["fp32"]
+    verdicts: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def verdict(program: Call, function: Call, held: Sequence[Tensor], check: Check, items: Sequence[int] = ()) -> str:
+    """Call a function and its program on the same tensors, and leave these as they were.
+
+    Args:
+        program: The program, with its arguments.
+        function: The function, with its arguments.
+        held: All tensors that they read or write, `[*]`.
+        check: What to compare.
+        items: Which of these are the items of a loop, `[items, *]`, as its results then are.
+
+    Returns:
+        An empty text if they agree, else the program's name and how far it is off.
+    """
+    before = [tensor.clone() for tensor in held]
+    (wanted, after), (got, got_after) = (_called(call, held, before) for call in (function, program))
+    pairs = [_Pair(f"result {i}", *both) for i, both in enumerate(zip(got, wanted, strict=True))]
+    if items and check.kind == "step":  # all items of a copy are in its row
+        pairs = [pair.turned() for pair in pairs]
+    for i, (mine, its, old) in enumerate(zip(got_after, after, before, strict=True)):
+        if mine is not old or its is not old:
+            pair = _Pair(f"tensor {i}", mine, its, old)
+            pairs.append(pair.turned() if i in items and check.kind == "step" else pair)
+    differences = _of_step if check.kind == "step" else _of_update
+    worst = max(differences([pair for pair in pairs if pair.its.numel()], check.tolerance), default=(0.0, ""))
+    return f"{check.name}: {worst[1]}" if worst[0] > 1.0 else ""
+
+
+class _Pair(NamedTuple):
+    """What a program and its function returned or wrote, `[*]` both; of what is written also what it was before."""
+
+    what: str
+    mine: Tensor
+    its: Tensor
+    old: Tensor | None = None
+
+    def turned(self) -> _Pair:
+        """Return the pair of the items of a loop, `[items, *]`, as `[*, items]`."""
+        return _Pair(self.what, self.mine.movedim(0, -1), self.its.movedim(0, -1))
+
+
+def _called(call: Call, held: Sequence[Tensor], before: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the results of a call, and the tensors after it, which become what they were before."""
+    after = list(before)
+    try:
+        results = [result.detach().clone() for result in call()]
+    finally:
+        for i, (tensor, old) in enumerate(zip(held, before, strict=True)):
+            if not torch.equal(tensor, old):
+                after[i] = tensor.clone()
+                with torch.no_grad():
+                    tensor.copy_(old)
+    return results, after
+
+
+def _of_step(pairs: Sequence[_Pair], tolerance: Tolerance) -> Iterator[tuple[float, str]]:
+    """Yield how many times too far off tensors with a row for each copy are, and what is."""
+    sizes = collections.Counter(pair.its.shape[0] for pair in pairs if pair.its.dim())
+    rows = sizes.most_common(1)[0][0] if sizes else 1
+    tables = [
+        _Pair(what, *(each.reshape(rows if each.shape[:1] == (rows,) else 1, -1) for each in (mine, its)))
+        for what, mine, its, _ in pairs
+    ]
+    flips = torch.zeros(rows, 1, dtype=torch.bool)
+    for what, mine, its, _ in tables:
+        if not its.is_floating_point():
+            differs = mine.ne(its).any(1, keepdim=True).cpu()
+            if len(its) != rows and differs:
+                yield math.inf, f"{what} differs"
+            flips = flips | differs
+    allowed, count = min(max(int(tolerance.rows * rows), tolerance.few), rows - 1), int(flips.sum())
+    if count > allowed:
+        yield math.inf, f"{count} of {rows} rows have other actions or flags"
+        return
+    for what, mine, its, _ in tables:
+        if its.is_floating_point():
+            kept = ~flips.squeeze(1).to(its.device) if len(its) == rows else slice(None)
+            known = its[kept].double().nan_to_num(0.0, 0.0, 0.0)
+            usual, whole = known.square().mean(0).sqrt(), known.square().mean().sqrt()
+            excess = _excess(mine[kept], its[kept], tolerance.number * (usual + _OF_WHOLE * whole) + _LEAST)
+            yield excess, _off(what, excess * tolerance.number, tolerance.number)
+
+
+def _of_update(pairs: Sequence[_Pair], tolerance: Tolerance) -> Iterator[tuple[float, str]]:
+    """Yield how many times too far off the tensors of an update are, and what is."""
+    for i, (what, mine, its, old) in enumerate(pairs):
+        if not its.is_floating_point():
+            yield 0.0 if torch.equal(mine, its) else math.inf, f"{what} differs"
+        elif old is None and (i == 0 or its.dim() <= 1) and its.numel() <= _MOST_METRICS:
+            excess = _excess(mine, its, (tolerance.metric * its.double().abs()).clamp(min=tolerance.least))
+            yield excess, _off("a metric", excess * tolerance.metric, tolerance.metric)
+        else:
+            known = its.double().nan_to_num(0.0, 0.0, 0.0)
+            change = known.norm() if old is None else (known - old).norm()
+            off = _differences(mine, its).norm()
+            excess = _excess(off, torch.zeros_like(off), tolerance.change * change + _OF_NORM * known.norm() + 1e-12)
+            yield excess, _off(what, excess * tolerance.change, tolerance.change)
+
+
+def _differences(mine: Tensor, its: Tensor) -> Tensor:
+    """Return how far numbers are apart, `[*]`; infinite where only one is finite."""
+    same = (mine == its) | (mine.isnan() & its.isnan())
+    return (mine.double() - its.double()).abs().masked_fill(same, 0.0).nan_to_num(math.inf, math.inf)
+
+
+def _excess(mine: Tensor, its: Tensor, allowed: Tensor) -> float:
+    """Return the largest difference, in units of what is allowed."""
+    return float((_differences(mine, its) / allowed).max())
+
+
+def _off(what: str, off: float, allowed: float) -> str:
+    return f"{what} is off by {off:.2g} of its size, where {allowed:g} is rounding"

@@ -1,0 +1,210 @@
+"""What a program may do differently from its function, and what it may not."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from tests.probes import described
+
+from rl8x.algorithms import PPOConfig
+from rl8x.algorithms.on_policy.update import OnPolicyUpdater
+from rl8x.envs import CartPole, Pendulum
+from rl8x.execution import lowering
+from rl8x.execution.compiler import load
+from rl8x.execution.verification import TOLERANCES, Check, verdict
+
+STEP, UPDATE = Check("step"), Check("update", "update")
+COARSE = {check.kind: dataclasses.replace(check, tolerance=TOLERANCES["bf16"]) for check in (STEP, UPDATE)}
+
+
+def normal(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def judged(program, function, held, check, **options):
+    """Return the verdict, and check that nothing was changed."""
+    before = [each.clone() for each in held]
+    found = verdict(lambda: program(*held), lambda: function(*held), held, check, **options)
+    assert all(torch.equal(one, two) for one, two in zip(held, before, strict=True))
+    return found
+
+
+# -- steps: 400 rows; actions, flags, observations of very different size, rewards
+
+
+def step(obs, frame, dones):
+    frame.copy_(obs)
+    actions = (obs[:, 0] > 0).long()
+    rewards = 0.01 * obs.sum(1)
+    dones.logical_or_(obs[:, 1] > 2)
+    return [actions, obs * torch.tensor([1.0, 1e3, 0.1]), rewards]
+
+
+def stepped(change):
+    def program(obs, frame, dones):
+        results = step(obs, frame, dones)
+        changed = change(results, frame, dones)
+        return changed if isinstance(changed, list) else results
+
+    return program
+
+
+def flip(rows):
+    def change(results, frame, dones):
+        results[0][:rows] ^= 1
+        for each in (*results[1:], frame):
+            each[:rows] += 100.0  # and all that follows from an action
+
+    return change
+
+
+STEPS = {
+    "rounding": (lambda results, frame, _: results[1].mul_(1 + 1e-6), ""),
+    "a few sampled actions": (flip(4), ""),
+    "more actions": (flip(5), "step: 5 of 400 rows have other actions or flags"),
+    "a reward off by 1%": (
+        lambda results, *_: results[2].mul_(1.01),
+        r"step: result 2 is off by 0\.0\d+ of .*",
+    ),
+    "one row": (lambda results, *_: results[1][7].add_(1.0), "step: result 1 is off by.*"),
+    "a small column": (lambda results, *_: results[1][:, 2].mul_(1.05), "step: result 1 is off by.*"),
+    "a copy that was dropped": (lambda _, frame, __: frame.mul_(0.0), "step: tensor 1 is off by.*"),
+    "flags that are not written": (lambda _, __, dones: dones.zero_(), "step: .* rows have other actions or flags"),
+    "what is not finite": (lambda results, *_: results[2][3:4].fill_(torch.nan), "step: result 2 is off by inf.*"),
+    "swapped results": (lambda results, *_: [results[0], results[1].flip(1), results[2]], "step: result 1 is off by.*"),
+}
+
+
+@pytest.mark.parametrize("what", STEPS)
+def test_a_step_is_compared_row_by_row(what):
+    change, expected = STEPS[what]
+    held = [normal(400, 3), torch.zeros(400, 3), torch.zeros(400, dtype=torch.bool)]
+    found = judged(stepped(change), step, held, STEP)
+    assert re.fullmatch(expected, found), found
+
+
+def test_a_column_that_cancels_to_0_is_as_exact_as_its_neighbours():
+    held = [normal(8, 2)]
+    function = lambda x: [torch.stack((x[:, 0], x[:, 0] * 0), 1)]  # noqa: E731
+    assert judged(lambda x: [function(x)[0] + torch.tensor([0.0, 1e-6])], function, held, STEP) == ""
+    assert judged(lambda x: [function(x)[0] + torch.tensor([0.0, 1e-3])], function, held, STEP) != ""
+
+
+def test_numbers_that_are_not_finite_may_be_so_in_both():
+    function = lambda x: [x.log(), x / 0]  # noqa: E731
+    assert judged(function, function, [normal(8)], STEP) == judged(function, function, [normal(8)], UPDATE) == ""
+
+
+@pytest.mark.parametrize(("rows", "flips", "agrees"), [(8, 1, True), (8, 2, False), (1, 1, False), (100, 5, True)])
+def test_in_bfloat16_a_row_of_a_few_may_differ(rows, flips, agrees):
+    change = lambda x: [torch.cat((1 - x[:flips], x[flips:]))]  # noqa: E731
+    held = [torch.ones(rows, dtype=torch.int64)]
+    assert (judged(change, lambda x: [x], held, COARSE["step"]) == "") == agrees
+    assert judged(change, lambda x: [x], held, STEP) != ""
+
+
+def test_the_items_of_a_loop_are_in_the_row_of_their_copy():
+    """A flip in the first step changes that copy in all later ones."""
+    items = torch.zeros(2, 200)
+    flipped = items.clone()
+    flipped[1, :2] = 1.0
+    flags = [(each > 0).clone() for each in (items, flipped)]
+    first, second = ([each, flag] for each, flag in zip((items, flipped), flags, strict=True))
+    assert judged(lambda _: second, lambda _: first, [torch.zeros(2, 200)], STEP, items=[0]) == ""
+    slots = torch.zeros(2, 200)  # of a rollout, which a loop writes in place
+    writes = [lambda slots, each=each: [slots.copy_(each[0]), each[1]][1:] for each in (second, first)]
+    assert judged(*writes, [slots], STEP, items=[0]) == ""
+    assert judged(*writes, [slots], STEP) != ""
+
+
+# -- updates: those of PPO, whose program is what was traced of another loss
+
+
+def ppo(env, **options):
+    config = PPOConfig(num_envs=8, horizon=8, seed=2, device="cpu", model_config={"hidden_sizes": [16]}, **options)
+    algorithm = config.build(env)
+    algorithm.collect()
+    algorithm.step()  # the moments are not 0
+    return algorithm.updater
+
+
+def scaled(factor):
+    """Return a loss with another factor; its metrics are shown as they were."""
+
+    def losses(self, *given):
+        found = _LOSSES(self, *given)
+        return found + (factor - 1.0) * (found - found.detach())
+
+    return losses
+
+
+_LOSSES = OnPolicyUpdater._losses
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1e3], ids=["clipped", "not clipped"])
+@pytest.mark.parametrize("factor", [0.5, 3.0, -1.0, 1.05])
+@pytest.mark.parametrize("env", [CartPole, Pendulum])
+def test_an_update_with_another_factor_of_its_loss_is_refused(env, factor, clip, monkeypatch):
+    updater = ppo(env, max_grad_norm=clip, sgd_minibatch_size=32)
+    weight, active = updater._first(0.0)
+    held = updater._single(torch.arange(32), weight, updater._scale([torch.arange(32)]), active)
+
+    def program(*tensors):
+        with monkeypatch.context() as patch:
+            patch.setattr(OnPolicyUpdater, "_losses", scaled(factor))
+            return updater._update_tensors(*tensors)
+
+    assert judged(updater._update_tensors, updater._update_tensors, held, UPDATE) == ""
+    assert judged(program, updater._update_tensors, held, UPDATE).startswith("update: ")
+
+
+METRICS = {
+    "rounding": ([1e-9, 2.0, -5.0 - 1e-3], ""),
+    "one that cancels to 0": ([2e-5, 2.0, -5.0], "update: a metric is off by.*"),
+    "another": ([0.0, 2.01, -5.0], r"update: a metric is off by 0\.005 of its size, where 0\.001 is rounding"),
+    "swapped": ([2.0, 0.0, -5.0], "update: a metric is off by.*"),
+}
+
+
+@pytest.mark.parametrize("what", METRICS)
+def test_each_metric_is_compared_by_its_own_size(what):
+    metrics, expected = METRICS[what]
+    found = judged(lambda: [torch.tensor(metrics)], lambda: [torch.tensor([0.0, 2.0, -5.0])], [], UPDATE)
+    assert re.fullmatch(expected, found), found
+
+
+def test_of_what_an_update_writes_the_change_is_compared():
+    weights, change = normal(1000), 1e-3 * normal(1000, 1).squeeze(1)
+    function = lambda weights: [weights.add_(change).sum()]  # noqa: E731
+    for factor, agrees in ((1.001, True), (1.05, False), (-1.0, False), (0.0, False)):
+        program = lambda weights, factor=factor: [weights.add_(factor * change).sum()]  # noqa: E731
+        found = judged(program, function, [weights], dataclasses.replace(UPDATE, tolerance=_loose_metrics()))
+        assert (found == "") == agrees, found
+
+
+def _loose_metrics():
+    return TOLERANCES["fp32"]._replace(metric=10.0, least=10.0)
+
+
+# -- a program of torch's compiler
+
+
+def frames(now, before, new):
+    old = now.clone()
+    now.copy_(new)
+    before.copy_(old)
+    return [before + 0.0]
+
+
+def test_the_copy_that_inductor_drops_is_noticed(monkeypatch, tmp_path):
+    """The fault that `keep_copies` is there for: both become the new value."""
+    held = [normal(4, 3), torch.zeros(4, 3), normal(4, 3) + 1]
+    description, read = described(frames, *held)
+    assert not read
+    for name, expected in (("right", ""), ("wrong", "step: ")):
+        if name == "wrong":
+            monkeypatch.setattr(lowering, "keep_copies", lambda graph: None)
+        lowering.lower(description, tmp_path / f"{name}.so")
+        found = judged(load(tmp_path / f"{name}.so"), frames, held, STEP)
+        assert found[:6] == expected
