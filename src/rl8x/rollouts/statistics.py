@@ -326,7 +326,7 @@ def named(group: str, values: Iterable[Tensor]) -> dict[str, Tensor]:
 
 def any_not_finite(tensors: Iterable[Tensor]) -> Tensor:
     """Return whether any floating-point tensor, `[...]` each, contains a non-finite number; 0-d, bool."""
-    numbers: list[Any] = [each for each in tensors if _is_floating(each) and math.prod(each.shape)]
+    numbers: list[Any] = [each for each in tensors if _is_floating(each) and math.prod(tuple(each.shape))]
     if numbers and not isinstance(numbers[0], Tensor):
         # Torch's sum of many takes a third of the time; it may be non-finite though all numbers are finite.
         rest = (each for each in numbers if each.size < _FEW or not torch.from_numpy(each).sum().isfinite())
@@ -359,7 +359,8 @@ def final_not_finite(values: Tensor, final_values: Tensor) -> Tensor:
         values: Values of the observations acted on, any shape. If they are NaN too, the weights are the cause.
         final_values: Values of the final observations, in the same shape.
     """
-    return library_of(values).isnan(final_values) & library_of(values).isfinite(values)
+    found: Tensor = library_of(values).isnan(final_values) & library_of(values).isfinite(values)
+    return found
 
 
 def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
