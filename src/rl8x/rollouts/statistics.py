@@ -326,7 +326,7 @@ def named(group: str, values: Iterable[Tensor]) -> dict[str, Tensor]:
 
 def any_not_finite(tensors: Iterable[Tensor]) -> Tensor:
     """Return whether any floating-point tensor, `[...]` each, contains a non-finite number; 0-d, bool."""
-    numbers: list[Any] = [each for each in tensors if _is_floating(each) and math.prod(tuple(each.shape))]
+    numbers: list[Any] = [each for each in tensors if _is_floating(each) and 0 not in each.shape]
     if numbers and not isinstance(numbers[0], Tensor):
         # Torch's sum of many takes a third of the time; it may be non-finite though all numbers are finite.
         rest = (each for each in numbers if each.size < _FEW or not torch.from_numpy(each).sum().isfinite())
