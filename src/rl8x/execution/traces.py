@@ -118,7 +118,7 @@ def trace(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) 
     return Trace(torch.fx.GraphModule(torch.nn.Module(), recorder.graph), recorder.read)
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the operators that run, below autograd and functorch, as a graph.
 
     `make_fx` records the same, but imports torch's compiler, which takes seconds and 80 MB.
@@ -130,7 +130,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = torch.fx.Graph()
         self.nodes: MutableMapping[Tensor, torch.fx.Node] = WeakTensorKeyDictionary()
         self.read: list[Tensor] = []
