@@ -120,7 +120,7 @@ def one_transition(**changed):
     [
         {},
         {"terminated": [True], f"{keys.METRICS}/score": [0.3]},
-        {"truncated": [True]},
+        {"truncated": [True], "observations": [[3, 4]]},
         {"rewards": [math.nan]},
         {"observations": [[math.inf, 0.0]], "terminated": [True]},
         {"valid": [False], "truncated": [True]},

@@ -326,13 +326,16 @@ def named(group: str, values: Iterable[Tensor]) -> dict[str, Tensor]:
 
 def any_not_finite(tensors: Iterable[Tensor]) -> Tensor:
     """Return whether any floating-point tensor, `[...]` each, contains a non-finite number; 0-d, bool."""
+    tensors = list(tensors)
     numbers: list[Any] = [each for each in tensors if _is_floating(each) and 0 not in each.shape]
-    if numbers and not isinstance(numbers[0], Tensor):
+    if tensors and not isinstance(tensors[0], Tensor):
         # Torch's sum of many takes a third of the time; it may be non-finite though all numbers are finite.
         rest = (each for each in numbers if each.size < _FEW or not torch.from_numpy(each).sum().isfinite())
-        return np.bool_(not all(np.isfinite(each).all() for each in rest))  # type: ignore[return-value]
-    extremes = [_as_type(extreme, torch.float32) for each in numbers for extreme in _extremes(each)]
-    return (~torch.isfinite(torch.stack(extremes))).any() if extremes else torch.zeros((), dtype=torch.bool)
+        return np.bool_(not all(np.isfinite(each).all() for each in rest))
+    if not numbers:
+        return torch.zeros((), dtype=torch.bool, device=tensors[0].device if tensors else None)
+    extremes = [extreme.to(torch.float32) for each in numbers for extreme in _extremes(each)]
+    return (~torch.isfinite(torch.stack(extremes))).any()
 
 
 @torch.no_grad()
@@ -359,8 +362,9 @@ def final_not_finite(values: Tensor, final_values: Tensor) -> Tensor:
         values: Values of the observations acted on, any shape. If they are NaN too, the weights are the cause.
         final_values: Values of the final observations, in the same shape.
     """
-    found: Tensor = library_of(values).isnan(final_values) & library_of(values).isfinite(values)
-    return found
+    library = library_of(values)
+    is_wrong: Tensor = library.isnan(final_values) & library.isfinite(values)
+    return is_wrong
 
 
 def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
