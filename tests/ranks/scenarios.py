@@ -92,7 +92,7 @@ def one_falls_back(folder):
     no_process = mock.patch.object(Compiler, "start")  # nothing is compiled
     with no_process, mock.patch.multiple(execution, _CHANGE_SECONDS=0.05, _WORTH_SECONDS=0.0):
         algorithm = problems.rank_algorithm(problems.ppo(sgd_minibatch_size=32, execution="auto", num_threads=1))
-        execution._compiled = lambda function, num_fixed: SlightlyOff(function, compiles=False)
+        execution._compiled = lambda check, function, num_fixed: SlightlyOff(function, compiles=False)
         problems.compile_updates_alone()
         trainer = problems.trainer(algorithm)
         with warnings.catch_warnings(record=True) as told:
