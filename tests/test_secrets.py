@@ -30,7 +30,7 @@ class Fails(CartPole):
     def transition(self, *args):
         Fails.steps += os.path.exists("mlruns/checkpoints")
         if Fails.steps == 6 and "--tracking-uri" in sys.argv:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while not psutil.Process().children() and time.monotonic() < deadline:
                 time.sleep(0.1)
             commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]

@@ -147,7 +147,7 @@ def test_signals_give_the_exit_code_and_auto_goes_on(tmp_path, begin, numbers, c
                 process.wait(0.05)
         for number in numbers:
             process.send_signal(number)
-        error = process.communicate(timeout=60)[1]
+        error = process.communicate(timeout=240)[1]
     assert process.returncode == code, error
     saved = state(folder)
     assert saved.metadata["status"] == "KILLED"

@@ -72,14 +72,14 @@ def test_workers_end_with_a_killed_driver(tmp_path):
 
     driver = multiprocessing.get_context("fork").Process(target=drive)
     driver.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.05)
     workers = [each for each in psutil.Process(driver.pid).children() if "LokyProcess" in " ".join(each.cmdline())]
     assert len(workers) == 2
     driver.kill()
     driver.join()
-    assert psutil.wait_procs(workers, timeout=30)[1] == []
+    assert psutil.wait_procs(workers, timeout=120)[1] == []
 
 
 def test_an_error_of_the_work_itself_is_no_loss(tmp_path):

@@ -54,7 +54,7 @@ def statuses(folder):
 
 
 def python(folder, *args, **options):
-    return subprocess.run([sys.executable, *args], cwd=folder, capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run([sys.executable, *args], cwd=folder, capture_output=True, text=True, timeout=240, **options)
 
 
 @pytest.mark.parametrize(

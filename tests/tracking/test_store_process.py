@@ -114,7 +114,7 @@ def test_a_store_that_is_away_still_tells_where_the_run_comes_from(monkeypatch, 
     store.close()
 
 
-def wait_for(condition, timeout_s=20.0):
+def wait_for(condition, timeout_s=120.0):
     end = time.monotonic() + timeout_s
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
@@ -133,7 +133,7 @@ def test_a_process_that_was_killed_is_replaced(store):
 
 @pytest.fixture
 def process(mlruns):
-    """The process without MLflow, which it imports when the store is first asked for something."""
+    """The process, which imports MLflow at a low priority, for long on a busy machine."""
     process = module._Process()
     process.channel = process.open(locate(), 10)
     assert process.ask(process.open(locate(), 10), "close", ()) is None  # it has started
@@ -234,16 +234,15 @@ def test_one_that_only_waits_for_a_processor_is_not_silent(process, monkeypatch)
     assert looks == ["", "", ""]
 
 
-def test_what_runs_is_told_from_what_is_stopped(process):
-    wait_for(lambda: not process._is_busy())  # it waits for requests, but for beats
-    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    process.popen, popen = burner, process.popen
-    wait_for(process._is_busy)
-    burner.send_signal(signal.SIGSTOP)
-    wait_for(lambda: not process._is_busy())
-    process.popen = popen
-    burner.kill()
-    burner.wait()
+@pytest.mark.parametrize("script", ["while True: pass", "input()"])
+def test_what_runs_is_told_from_what_waits_or_is_stopped(process, script):
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as other:
+        process.popen, own = other, process.popen
+        wait_for(lambda: process._is_busy() == (script != "input()"))
+        other.send_signal(signal.SIGSTOP)
+        wait_for(lambda: not process._is_busy())
+        process.popen = own
+        other.kill()
 
 
 def test_the_end_kills_one_that_is_stopped(process):

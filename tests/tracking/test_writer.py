@@ -41,7 +41,7 @@ def row(step):
     return {"op": "m", "t": 1000 + step, "s": step, "m": {"a": float(step)}}
 
 
-def drain(spool, writer, timeout_s=10.0):
+def drain(spool, writer, timeout_s=120.0):
     return writer.wait(lambda: not spool.pending, timeout_s, timeout_s)
 
 

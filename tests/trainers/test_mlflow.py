@@ -177,7 +177,7 @@ def test_trainers_that_are_stepped_and_never_closed_share_a_process_and_end_when
     spools = [trainer.tracker.spool_folder for trainer in trainers]
     trainer = trainers = None
     gc.collect()
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while store_processes() and time.monotonic() < end:
         time.sleep(0.05)
     assert store_processes() == []
