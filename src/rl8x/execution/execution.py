@@ -185,7 +185,7 @@ class Execution:
 
     def awaits(self, step: int) -> bool:
         """Return whether this is the step from which compiled programs are needed, if it waits for them."""
-        return self.mode == "eager" and self.waits and self.starts_at > 0 and step >= self.starts_at
+        return self.mode != self.target and self.waits and step >= self.starts_at > 0
 
     @staticmethod
     def missing(seconds: float = 0.0) -> int:
