@@ -306,7 +306,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
         Convolutions over images call the same kernels of torch either way, and are nearly all of the work.
         """
-        widest = max(math.prod(leaf.shape or ()) for _, leaf in leaves(self.policy.observation_space))
+        widest = max((math.prod(leaf.shape or ()) for _, leaf in leaves(self.policy.observation_space)), default=0)
         convolves = any(isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d) for part in self.policy.modules())
         return not convolves or widest < _IMAGE
 

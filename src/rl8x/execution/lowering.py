@@ -69,6 +69,7 @@ def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Ca
     """
     # Traced again, since the compiler needs the metadata that tracing records for every argument.
     traced = make_fx(graph, decomposition_table=adam.DECOMPOSITIONS)(*[tensor.detach().clone() for tensor in examples])
+    keep_copies(traced)
     with torch.no_grad():
         compiled: Callable[..., Sequence[Tensor]] = private.inductor().standalone_compile(
             traced, list(examples), dynamic_shapes="from_example_inputs", options={}

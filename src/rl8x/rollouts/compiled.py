@@ -68,39 +68,37 @@ class CompiledStepper(Stepper):
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
         """Make one step; see `act_and_step`."""
+        where = (carry, cursor, env_noise, policy_noise)
         if self.execution.prepares:
             with self.execution.ahead():
-                self._prepare_step(carry, cursor, env_noise, policy_noise)
+                self._prepare_step(*where)
         if self.execution.mode == "eager":
-            return self._eager.step(carry, cursor, env_noise, policy_noise)
-        program = self._step_program(carry, cursor, env_noise, policy_noise)
+            return self._eager.step(*where)
+        program = self._step_program(*where)
         if program is not None:
-            after: Transition = program(carry, cursor, env_noise, policy_noise)
+            after: Transition = program(*where)
             return after
         act = self._program(policy_noise is None, self._act)(cursor, policy_noise)
         carry, step = advanced(self.env, carry, self.policy.env_actions(act.actions), env_noise)
         return Transition(carry, Cursor(step.obs, step.terminated | step.truncated, act.state), act, step)
 
-    def _step_program(
-        self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None
-    ) -> TreeProgram | None:
+    def _step_program(self, *where: Any) -> TreeProgram | None:
         """Return the program of a whole step; None if the environment runs eagerly around the policy."""
-        if not self.compiles_env:
-            return None
-        key = (self.env.program_key, policy_noise is None)
-        if key not in self._programs and not self._is_pure(carry, cursor, env_noise, policy_noise):
+        key = (self.env.program_key, where[-1] is None)
+        if not self.compiles_env or (key not in self._programs and not self._is_pure(None, *where)):
             return None
         return self._program(key, self._eager.step)
 
-    def _prepare_step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> None:
+    def _prepare_step(self, *where: Any) -> None:
         """Request compilation of the programs of a step, once."""
+        _, cursor, _, policy_noise = where
         key = ("step", self.env.program_key, policy_noise is None)
         if key in self._prepared:
             return
         self._prepared.add(key)
-        program = self._step_program(carry, cursor, env_noise, policy_noise)
+        program = self._step_program(*where)
         if program is not None:
-            program.prepare(carry, cursor, env_noise, policy_noise)
+            program.prepare(*where)
         else:
             self._program(policy_noise is None, self._act).prepare(cursor, policy_noise)
 
@@ -123,25 +121,22 @@ class CompiledStepper(Stepper):
     def _horizon(
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
     ) -> Horizon | None:
-        """Return the programs of a horizon; None if the environment runs eagerly around the policy."""
-        if not self.compiles_env:
-            return None
+        """Return the program of a horizon; None if the environment runs eagerly around the policy."""
         key = self.env.program_key
-        if key not in self._horizons:
-            if not self._is_pure(carry, cursor, env_noise[0], policy_noise[0], rollout):
-                return None
+        first = (carry, cursor, env_noise[0], policy_noise[0])
+        if self.compiles_env and key not in self._horizons and self._is_pure(rollout, *first):
             self._horizons[key] = Horizon(self, self._written)
-        return self._horizons[key]
+        return self._horizons[key] if self.compiles_env else None
 
-    def prepare(self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor) -> None:
-        """Request compilation of the programs of a horizon, once."""
+    def prepare(self, rollout: Rollout, *where: Any) -> None:
+        """Request compilation of the program of a horizon, once; arguments are those of `fill`."""
         key = ("horizon", self.env.program_key)
         if key in self._prepared:
             return
         self._prepared.add(key)
-        horizon = self._horizon(rollout, carry, cursor, env_noise, policy_noise)
+        horizon = self._horizon(rollout, *where)
         if horizon is not None:
-            horizon.prepare(rollout, carry, cursor, env_noise, policy_noise)
+            horizon.prepare(rollout, *where)
 
     def _act(self, cursor: Cursor, policy_noise: Tensor | None) -> Act:
         return self.policy.act(cursor.obs, cursor.state, cursor.starts, policy_noise)
@@ -174,12 +169,7 @@ class CompiledStepper(Stepper):
         return actual
 
     def _is_pure(
-        self,
-        carry: Carry,
-        cursor: Cursor,
-        env_noise: Tensor,
-        policy_noise: Tensor | None,
-        rollout: Rollout | None = None,
+        self, rollout: Rollout | None, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None
     ) -> bool:
         """Compare the environment with its trace for a few steps, which also give the rollout's shapes."""
         is_known = self.execution.remembers(_PURE, self.made_of)
@@ -247,12 +237,10 @@ class Horizon:
         self._final_layout: Layout | None = None
         self._program: Program | None = None
 
-    def __call__(
-        self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
-    ) -> tuple[Carry, Cursor]:
+    def __call__(self, rollout: Rollout, *where: Any) -> tuple[Carry, Cursor]:
         """Fill the slots; see `Stepper.fill`."""
         stepper = self.stepper
-        state, items, span = self._arguments(rollout, carry, cursor, env_noise, policy_noise)
+        state, items, span = self._arguments(rollout, *where)
         assert self._layout is not None
         carry, cursor = self._layout.tree(state)
         finals: list[Sequence[Tensor]] = []
@@ -266,9 +254,9 @@ class Horizon:
         stepper.write_last(rollout, cursor)
         return carry, cursor
 
-    def prepare(self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor) -> None:
+    def prepare(self, rollout: Rollout, *where: Any) -> None:
         """Request compilation of the loop that `__call__` with these arguments runs."""
-        state, items, span = self._arguments(rollout, carry, cursor, env_noise, policy_noise)
+        state, items, span = self._arguments(rollout, *where)
         prepare(self._loop, *state, *[item[:span] for item in items])
 
     def _arguments(
