@@ -158,7 +158,9 @@ def _entry(description: ProgramDescription, results: Sequence[Tensor]) -> str:
     items = range(0) if loop is None else range(loop.num_given, loop.num_given + loop.num_items)
     count = 1 if loop is None else description.inputs[loop.num_given][0][0]
     inputs = ",\n    ".join(_layout(i in items, *each) for i, each in enumerate(description.inputs))
-    sizes = ", ".join(str(math.prod(each.shape) * each.dtype.itemsize) for each in results)
+    sizes = (
+        ", ".join(str(math.prod(each.shape) * each.dtype.itemsize) for each in results) or "0"
+    )  # C++ has no empty one
     ends = str(loop is not None and loop.ends).lower()
     shapes = [([*each.shape] if loop is None else [count, *each.shape], _name(each.dtype)) for each in results]
     return f"""
