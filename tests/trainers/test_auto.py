@@ -377,7 +377,7 @@ def test_a_run_ends_while_it_waits_and_goes_on_to_the_same_bits(how, monkeypatch
 def test_a_run_that_goes_on_compiled_requests_its_programs_before_it_waits(monkeypatch, whole_run):
     (path,) = [path for path in listed(whole_run("mlp")[1]) if path.name.endswith("-step-4")]
     requested, at_wait = [], []
-    monkeypatch.setattr(CompiledProgram, "prepare", lambda self, *_: requested.append(repr(self)))
+    monkeypatch.setattr(CompiledProgram, "prepare", lambda self, *_: requested.append(repr(self.function)))
     SlowCompiler(monkeypatch, 3, lambda: at_wait.extend(requested))
     rest = Trainer.resume(path, tracker=NullTracker(), checkpoints=False, algorithm=build(**MODELS["mlp"]))
     rest.run(max_steps=5, progress="none")
