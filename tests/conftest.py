@@ -31,7 +31,6 @@ gc.set_threshold(50_000, 10, 20)
 # Two workers on two cores: a second thread in each would only wait for the other worker's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # as in the compiler's process, for which tests are forked
 # Compiled programs are shared by all workers, and by nothing else.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["RL8X_CACHE_DIR"] = tempfile.mkdtemp(prefix="rl8x-tests-")

@@ -109,7 +109,7 @@ def test_only_td3_trains_with_spreads_that_differ_between_copies():
     spread = {"noise_std": 0.5, "noise_std_min": 0.1}
     with pytest.raises(ValueError, match=r"PPO needs .* NoisyDeterministic differs between them.* use TD3"):
         PPOConfig(**given, distribution_config=spread).build(Pendulum)
-    algorithm = PPOConfig(**given, num_sgd_iters=1, distribution_config={"noise_std": 0.5}).build(Pendulum)
+    algorithm = PPOConfig.rl8(**given, distribution_config={"noise_std": 0.5}).build(Pendulum)
     algorithm.collect()
     assert abs(algorithm.step()["monitors/kl_div"]) < 1e-2
     assert TD3Config(device="cpu", num_envs=4, exploration_noise_min=0.01).build(Pendulum).policy.distribution.by_copy

@@ -17,7 +17,7 @@ CELLS = make_cells({"length": [0.1, 0.5, 2.0], "gravity": [2, 20]}, None, 0)
 
 @pytest.fixture(scope="module")
 def trained():
-    algorithm = PPOConfig(**SMALL).build(CartPole)
+    algorithm = PPOConfig.rl8(**SMALL).build(CartPole)
     Trainer(algorithm, tracker=NullTracker(), checkpoints=False).run(max_steps=5, progress="none")
     return algorithm
 
@@ -90,10 +90,10 @@ def test_a_policy_with_a_memory_is_tested_as_it_acts():
 
 
 def test_episodes_that_are_cut_off_are_told_once(trained, monkeypatch):
-    monkeypatch.setattr("rl8x.trainers.cell_evaluator._MAX_STEPS", 3)
+    monkeypatch.setattr("rl8x.trainers.cell_evaluator._MAX_STEPS", 5)
     evaluator = CellEvaluator(trained, CELLS, episodes=2, copies=4)
-    with pytest.warns(UserWarning, match="4 of 4 test episodes had not ended after 3 steps; they are counted") as told:
-        assert evaluator.evaluate().lengths.tolist() == [3.0] * 6
+    with pytest.warns(UserWarning, match="4 of 4 test episodes had not ended after 5 steps; they are counted") as told:
+        assert evaluator.evaluate().lengths.tolist() == [5.0] * 6
     assert len(told) == 1
 
 

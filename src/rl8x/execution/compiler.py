@@ -25,10 +25,9 @@ from rl8x.processes import python_process
 
 Run = Callable[..., Sequence[Tensor]]
 
-# Garbage collection in the compiler's process finds little and costs a second. Inductor would build and load a program
-# for each kind of vector instructions, a second or two, unless it is told to go by the processor's flags.
+# Garbage collection in the compiler's process finds little and costs a second.
 _CODE: Final = "import gc; gc.disable(); from rl8x.execution.compiler_process import main; main()"
-_VARIABLES: Final = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
+_VARIABLES: Final = {"OMP_NUM_THREADS": "1"}
 
 
 class Compiler:

@@ -31,6 +31,7 @@ def main() -> None:
     artifacts = Artifacts(Path(sys.argv[1]))
     artifacts.unwritable = artifacts.folder  # where it is, the run has decided
     os.nice(_NICENESS)
+    private.trust_processor_flags()
     with contextlib.suppress(RuntimeError):  # each program reports it
         private.inductor().pick_vec_isa()  # once for all forks
     answers = os.dup(1)

@@ -24,7 +24,8 @@ from rl8x.execution.building import HOST, build
 from rl8x.execution.hoisting import hoist_scalars, keep_copies
 from rl8x.execution.traces import ProgramDescription
 
-_SETTINGS: Final = {"fx_graph_cache": False}
+# `vec_isa_ok`: as in `private.trust_processor_flags`.
+_SETTINGS: Final = {"cpp.vec_isa_ok": True, "fx_graph_cache": False}
 # In Inductor's generated code: the calls of kernels and operators, kernels' headers, and the lines among the calls that
 # only its own runtime needs.
 _CALLS: Final = re.compile(r"void AOTInductorModel::run_impl\(.*?\) \{\n(.*?)\n\} // AOTInductorModel::run_impl", re.S)

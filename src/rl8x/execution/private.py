@@ -7,6 +7,7 @@ those of torch 2.10 are.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -54,6 +55,17 @@ def inductor() -> SimpleNamespace:
     Raises a `RuntimeError` if this torch lacks one: mode `compile` fails with it; `auto` warns once and stays eager.
     """
     return _taken(_INDUCTOR)
+
+
+def trust_processor_flags() -> None:
+    """Let Inductor take the vector instructions that the processor has, for all of this process.
+
+    It would build and load a program for each kind first, to see whether the compiler knows it: a second or two. Builds
+    fail clearly if it does not. Inductor does probe if the name is missing.
+    """
+    with contextlib.suppress(ModuleNotFoundError, AttributeError):
+        isa = importlib.import_module("torch._inductor.cpu_vec_isa").VecISA
+        isa.check_build = lambda *_: True
 
 
 def onednn() -> SimpleNamespace:
