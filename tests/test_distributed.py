@@ -1,4 +1,4 @@
-"""Who the ranks are, how their rows become one, and where functions are cut at sums over ranks."""
+"""Who the ranks are, and how their rows become one."""
 
 import concurrent.futures
 import math
@@ -15,9 +15,7 @@ import torch
 
 from rl8x import distributed, keys
 from rl8x.algorithms.seeds import part_seed
-from rl8x.distributed import SUM, Ranks, mean_over_ranks, ranks, sum_over_ranks, timeout_s
-from rl8x.execution.split import cut
-from rl8x.execution.traces import trace
+from rl8x.distributed import Ranks, ranks, sum_over_ranks, timeout_s
 from rl8x.rollouts.statistics import pool
 from rl8x.trainers.ranks import agree
 from rl8x.trainers.signals import SignalGuard
@@ -34,7 +32,6 @@ def test_alone_nothing_is_initialised_and_all_comes_back_at_once():
     assert ranks().collect("a", b"x") == [b"x"]
     assert ranks().gather(tensor)[0] is tensor
     assert sum_over_ranks(tensor)[0] is tensor
-    assert mean_over_ranks(tensor) is tensor
     assert not torch.distributed.is_initialized()
 
 
@@ -223,45 +220,6 @@ def test_a_number_that_is_not_one_is_not_hidden_by_the_others():
     pooled = pool([{"losses/total": math.nan, "a/min": 1.0}, {"losses/total": 2.0, "a/min": math.nan}], {})
     assert math.isnan(pooled["losses/total"])
     assert math.isnan(pooled["a/min"])
-
-
-def update(weights, moment, batch, lr):
-    """An update with views, writes in place and two sums; the second gradient sees the first step."""
-    first = SUM((weights.view(2, 2) * batch).reshape(-1))
-    weights.sub_(lr * first)
-    moment.copy_(0.9 * moment + first)
-    row = weights.view(2, 2)[0]
-    second = SUM(row * batch[0] + moment[:2])
-    row.sub_(lr * second)
-    return [first.sum() + second.sum(), weights.clone()]
-
-
-def test_a_function_is_cut_at_its_sums_and_the_pieces_do_what_it_does():
-    tensors = [torch.rand(4), torch.rand(4), torch.rand(2, 2), torch.tensor(0.1)]
-    pieces = cut(trace(update, tensors).graph, 2, 4)
-    assert len(pieces) == 3
-    expected = [tensor.clone() for tensor in tensors]
-    results = update(*expected)
-    known = {f"argument_{i}": tensor.clone() for i, tensor in enumerate(tensors)}
-    for piece in pieces:
-        assert piece.inputs[: piece.num_fixed] == [n for n in piece.inputs if n in ("argument_0", "argument_1")]
-        found = piece.run(*[known[name] for name in piece.inputs])
-        known.update(zip(piece.outputs, found, strict=True))
-        if piece.summed is not None:
-            known[piece.summed[1]] = known[piece.summed[0]].clone()
-    assert all(torch.equal(one, two) for one, two in zip(found, results, strict=True))
-    assert all(torch.equal(known[f"argument_{i}"], tensor) for i, tensor in enumerate(expected))
-
-
-def test_writing_to_what_an_earlier_piece_made_is_refused():
-    def wrong(weights):
-        made = weights * 2
-        total = SUM(weights)
-        made.add_(total)
-        return [made]
-
-    with pytest.raises(ValueError, match="read beyond a sum over ranks"):
-        cut(trace(wrong, [torch.rand(3)]).graph, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -353,26 +353,13 @@ def ranks() -> Ranks:
     return _PRESENT
 
 
-# The point at which a function of tensors is split; see `execution/split.py`.
-
-_LIBRARY: Final[Any] = torch.library.Library("rl8x", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("sum_over_ranks(Tensor x) -> Tensor")
-_LIBRARY.impl("sum_over_ranks", lambda x: _PRESENT.sum(x), "CompositeExplicitAutograd")
-SUM: Final[Any] = torch.ops.rl8x.sum_over_ranks.default
-
-
-def mean_over_ranks(tensor: Tensor) -> Tensor:
-    """Return the mean of the ranks' tensors, float32 `[*]`, in functions that are traced too; see `sum_over_ranks`."""
-    return tensor if _PRESENT.size == 1 else sum_over_ranks(tensor)[0] / _PRESENT.size
-
-
 def sum_over_ranks(*tensors: Tensor) -> list[Tensor]:
-    """Return the sums of the ranks' tensors, float32 `[*]` each, by one all-reduce, in functions that are traced too.
+    """Return the sums of the ranks' tensors, float32 `[*]` each, by one all-reduce.
 
-    With one rank they are the tensors themselves.
+    With one rank they are the tensors themselves. Programs cannot wait for other processes: it stands between them.
     """
     if _PRESENT.size == 1:
         return list(tensors)
-    total = SUM(torch.cat([tensor.reshape(-1) for tensor in tensors]))
-    parts = total.split([tensor.numel() for tensor in tensors])
+    total = _PRESENT.sum(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+    parts = torch.split_with_sizes(total, [tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

@@ -54,8 +54,9 @@ def disturb(algorithm):
             view.data.add_(torch.randn(view.shape, generator=generator) * 0.3)
 
 
-def updated(algorithm, batch, **options):
-    return algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch, **options)
+def updated(algorithm, batch, *, trains_policy=True):
+    updater = algorithm.cycle[-1 if trains_policy else 0]
+    return updater.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
 
 
 class Plain:

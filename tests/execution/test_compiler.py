@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -95,12 +96,28 @@ def test_a_cache_that_cannot_be_written_to_is_told_of(own, monkeypatch, tmp_path
     monkeypatch.setattr(own, "say", said.append)
     monkeypatch.setattr(own.artifacts, "unwritable", tmp_path)
     monkeypatch.setattr(own, "request", lambda program: own._requested.add(program) or program)
-    monkeypatch.setattr(own, "_wait", own._requested.clear)
+    monkeypatch.setattr(own, "missing", lambda _: own._requested.clear())
     own.library("key")
     assert said == [
         f"waiting for the compiler; each run like this one will, since {tmp_path} cannot be written to: set "
         "RL8X_CACHE_DIR to another folder"
     ]
+
+
+def test_answers_are_taken_as_they_come_and_the_end_of_the_process_is_noticed(tmp_path):
+    own, (reads, writes) = Compiler(Artifacts(tmp_path)), os.pipe()
+    own._process = SimpleNamespace(stdout=os.fdopen(reads, "rb"), pid=-1, wait=lambda: None)
+    own._owner, own._requested = os.getpid(), {"a", "b", "c"}
+    assert own.missing() == 3
+    os.write(writes, b'{"key": "a", "error": null}\n{"key": "b", "err')
+    assert [own.missing(), own.missing()] == [2, 2]
+    os.write(writes, b'or": "too old"}\n')
+    assert (own.missing(None), own._failed) == (1, {"b": "too old"})
+    os.close(writes)
+    own._process.pid = 2**22  # of no process
+    with pytest.raises(RuntimeError, match="the compiler's process ended"):
+        own.missing()
+    assert own.missing() == 0
 
 
 def test_programs_are_compiled_once_and_found_by_other_processes_by_their_traces(own, found_only):

@@ -323,6 +323,22 @@ def test_a_loop_over_several_items_that_never_ends_early(make):
     assert first.tolist() == second.tolist() == [12.0, 16.0]
 
 
+def running(total, item, slot):
+    before = total.clone()
+    total.add_(item)
+    slot.copy_(before)
+    return []
+
+
+@pytest.mark.parametrize("make", ["eager", "recorded", "compiled"])
+def test_a_loop_may_give_nothing_but_what_it_writes_into_its_items(make):
+    total, slots = torch.tensor([1.0, 2.0]), torch.zeros(4, 2)
+    program = LOOPS[make](Loop(running, 1, num_items=2))
+    assert len(program(total, torch.tensor([[1.0, 1.0], [2.0, 4.0], [8.0, 8.0]]), slots[:3])) == 0
+    assert slots.tolist() == [[1.0, 2.0], [2.0, 3.0], [4.0, 7.0], [0.0, 0.0]]
+    assert total.tolist() == [12.0, 15.0]
+
+
 def test_a_captured_loop_takes_a_state_from_anywhere():
     def add(total, item):
         total.add_(item)

@@ -16,7 +16,7 @@ from rl8x.algorithms import DistillationConfig
 from rl8x.checkpoint import Checkpoints, listed
 from rl8x.conditions import Confirmed, HitsUpperBound, WallTime
 from rl8x.distributed import RankError, ranks
-from rl8x.execution import execution
+from rl8x.execution import Execution, execution
 from rl8x.execution.compiler import Compiler
 from rl8x.execution.programs import ProgramError
 from rl8x.policy import Policy
@@ -77,11 +77,9 @@ def hundred_updates(folder):
 class SlightlyOff(problems.Traced):
     """A program that differs from eager execution in its bits, and on rank 1 cannot be had."""
 
-    def build(self, *tensors):
+    def __call__(self, *tensors):
         if ranks().rank:
             raise ProgramError("compile", OSError("no compiler found"))
-
-    def __call__(self, *tensors):
         results = super().__call__(*tensors)
         tensors[0].mul_(1.0 + 1e-6)
         return results
@@ -92,7 +90,7 @@ def one_falls_back(folder):
     no_process = mock.patch.object(Compiler, "start")  # nothing is compiled
     with no_process, mock.patch.multiple(execution, _CHANGE_SECONDS=0.05, _WORTH_SECONDS=0.0):
         algorithm = problems.rank_algorithm(problems.ppo(sgd_minibatch_size=32, execution="auto", num_threads=1))
-        execution._compiled = lambda check, function, num_fixed: SlightlyOff(function, compiles=False)
+        execution.CompiledProgram = lambda function, check=None: SlightlyOff(function, compiles=False)
         problems.compile_updates_alone()
         trainer = problems.trainer(algorithm)
         with warnings.catch_warnings(record=True) as told:
@@ -103,6 +101,26 @@ def one_falls_back(folder):
         "ran": [algorithm.execution.mode, algorithm.execution.fell_back],
         "told": [str(each.message) for each in told if "eagerly" in str(each.message)],
     }
+
+
+def programs_come_late(folder):
+    """Of `auto`, on rank 1: with a seed both wait at the step that is planned, without one both change three later."""
+    found = {}
+    late = {"_CHANGE_SECONDS": 0.001, "_WORTH_SECONDS": 0.0}
+    late["CompiledProgram"] = lambda function, check=None: problems.Traced(function, compiles=False)
+    late["CompiledLoop"] = lambda loop, check=None: problems.TracedLoop(loop, compiles=False)
+    for name, seed in (("seed", SEED), ("none", None)):
+        looks = iter([3, 2, 1] if ranks().rank else [])
+        missing = staticmethod(lambda seconds=0.0, looks=looks: next(looks, 0))
+        limits = mock.patch.multiple(execution, **late)
+        with limits, mock.patch.multiple(Execution, missing=missing, _begin_compiler=mock.Mock()):
+            config = problems.ppo(sgd_minibatch_size=32, execution="auto", num_threads=1, seed=seed)
+            algorithm = problems.rank_algorithm(config)
+            trainer = problems.trainer(algorithm, checkpoints=folder / f"late-{name}")
+            trainer.run(max_steps=6, progress="none")
+        run = algorithm.execution
+        found[name] = {"digest": problems.digest(algorithm), "ran": [run.mode, run.starts_at], "left": len(list(looks))}
+    return found
 
 
 def moving(folder=None):

@@ -26,6 +26,7 @@ NAMES = [
     "other_weights",
     "resumed",
     "one_process_goes_on_with_two",
+    "programs_come_late",
     "one_falls_back",
 ]
 
@@ -173,6 +174,15 @@ def test_all_ranks_fall_back_where_one_does(found):
     assert first["ran"] == second["ran"] == ["eager", True]
     assert first["told"] == ["rank 1 cannot run programs, as it says itself: all ranks run eagerly."]
     assert "no compiler found" in second["told"][0]
+
+
+@pytest.mark.parametrize(("seed", "step"), [("seed", 1), ("none", 4)])
+def test_all_ranks_change_to_programs_at_one_step_where_one_has_them_later(found, folder, seed, step):
+    first, second = (each[seed] for each in found["programs_come_late"])
+    assert first["ran"] == second["ran"] == ["compile", step]
+    assert first["digest"] == second["digest"]
+    assert (first["left"], second["left"]) == (0, 0)
+    assert [int(path.name.rpartition("-")[2]) for path in listed(folder / f"late-{seed}")] == [0, step, 6]
 
 
 def test_as_many_ranks_as_before_say_nothing(folder, found):

@@ -34,7 +34,7 @@ def test_ppo_equals_one_process(found, name):
             assert one[name] == pytest.approx(single[name], rel=1e-4, abs=1e-5), name
 
 
-def test_a_traced_update_is_split_around_its_sum_and_has_the_bits_of_the_eager_one(found):
+def test_programs_before_and_after_a_sum_have_the_bits_of_the_eager_update(found):
     first, second = found["ppo_compiled"]
     assert first == second
     assert first["compile"] == first["eager"]

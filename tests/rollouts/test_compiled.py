@@ -15,7 +15,6 @@ from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
 from rl8x.randomization import Uniform
-from rl8x.rollouts.horizons import LoopedHorizon, SteppedHorizon
 
 
 @pytest.fixture(autouse=True)
@@ -49,15 +48,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("fills", ["whole horizons", "single steps", "single steps, wide"])
 @pytest.mark.parametrize("case", CASES)
-def test_recorded_steps_equal_eager_ones_also_after_updates(case, fills, monkeypatch):
-    if fills == "single steps":
-        monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK", 0)  # every step is worth a program of its own
-    if fills == "single steps, wide":
-        monkeypatch.setattr(
-            "rl8x.rollouts.compiled._WHOLE_BYTES", 0
-        )  # a horizon takes too much memory to be one program
+def test_recorded_steps_equal_eager_ones_also_after_updates(case):
     env, options, env_config = CASES[case]
     eager, recorded = build(env, **options, execution="eager"), build(env, **options, execution="compile")
     for _ in range(3):  # the second collect must see the first update's weights and moments
@@ -68,14 +60,9 @@ def test_recorded_steps_equal_eager_ones_also_after_updates(case, fills, monkeyp
         for name, value in eager.rollout.memory.items():
             torch.testing.assert_close(recorded.rollout.memory[name], value, atol=1e-5, rtol=1e-4, msg=name)
     assert recorded.collector.stepper.compiles_env
-    expected = LoopedHorizon if fills == "whole horizons" else SteppedHorizon
-    assert [type(made) for made in recorded.collector.stepper._horizons.values()] == [expected]
 
 
-@pytest.mark.parametrize("fills", ["whole horizons", "single steps"])
-def test_values_of_episodes_that_a_time_limit_cuts(fills, monkeypatch):
-    if fills == "single steps":
-        monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK", 0)
+def test_values_of_episodes_that_a_time_limit_cuts():
     config = PPOConfig.rl8(num_envs=4, horizon=6, seed=2, device="cpu", model_config={"hidden_sizes": [8]})
     eager, recorded = (
         dataclasses.replace(config, execution=mode).build(CartPole, time_limit=4) for mode in ("eager", "compile")
@@ -87,11 +74,8 @@ def test_values_of_episodes_that_a_time_limit_cuts(fills, monkeypatch):
     torch.testing.assert_close(found, eager.rollout[keys.FINAL_VALUES])
 
 
-@pytest.mark.parametrize("fills", ["whole horizons", "single steps"])
 @pytest.mark.parametrize("model", ["mlp", "gru"])
-def test_values_of_episodes_that_a_time_limit_cuts_in_different_steps(model, fills, monkeypatch):
-    if fills == "single steps":
-        monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK", 0)
+def test_values_of_episodes_that_a_time_limit_cuts_in_different_steps(model):
     sizes = {"mlp": {"hidden_sizes": [8]}, "gru": {"hidden_size": 8}}[model]
     options = {"horizon": 60, "seq_len": 4 if model == "gru" else 1, "model": model, "model_config": sizes}
     config = PPOConfig.rl8(num_envs=3, seed=2, device="cpu", **options)
@@ -176,19 +160,15 @@ class OtherOrder(Frames):
     first, later = ("before", "now", "shown"), ("now", "shown", "before")
 
 
-@pytest.mark.parametrize("fills", ["whole horizons", "single steps"])
 @pytest.mark.parametrize("env", [Frames, OldestFirst, OtherOrder])
-def test_a_state_that_goes_on_as_another_one_is_what_that_one_was(env, fills, monkeypatch):
-    if fills == "single steps":
-        monkeypatch.setattr("rl8x.rollouts.compiled._WHOLE_BYTES", 0)
+def test_a_state_that_goes_on_as_another_one_is_what_that_one_was(env):
     eager, recorded = (build(env, execution=mode, horizons_per_env_reset=-1) for mode in ("eager", "compile"))
     for _ in range(2):
         for algorithm in (eager, recorded):
             algorithm.collect()
         for name in (keys.OBS, keys.REWARDS):
             torch.testing.assert_close(recorded.rollout[name], eager.rollout[name])
-    expected = LoopedHorizon if fills == "whole horizons" else SteppedHorizon
-    assert [type(made) for made in recorded.collector.stepper._horizons.values()] == [expected]
+    assert recorded.collector.stepper.compiles_env
 
 
 def test_the_next_horizon_begins_where_the_last_one_ended():

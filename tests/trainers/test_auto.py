@@ -1,16 +1,23 @@
 """`execution="auto"` on the CPU: eager up to a step that the configuration decides, compiled from then on."""
 
+import contextlib
 import functools
 import math
+import os
+import signal
 import warnings
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
+from tests import probes
 from tests.probes import traced_only
 
-from rl8x import HitsUpperBound, MemoryTracker, NullTracker, PPOConfig, Trainer, keys
+from rl8x import HitsUpperBound, MemoryTracker, NullTracker, PPOConfig, Trainer, WallTime, keys
 from rl8x.algorithms import DQNConfig
-from rl8x.checkpoint import Checkpoints, listed
+from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.envs import CartPole
 from rl8x.execution import Execution
 from rl8x.execution.compiled import CompiledProgram
@@ -284,3 +291,141 @@ def test_what_cannot_be_compiled_stays_eager_with_one_warning(when, monkeypatch)
     assert "no compiler found. execution='eager' always is. Running eagerly." in told[0]
     assert tracker.tags["rl8x.execution"] == "eager"
     assert torch.equal(found, trained(build("eager"), 9))
+
+
+# -- the wait for programs, and doing without
+
+
+class SlowCompiler:
+    """Has nothing to show for so many looks; what happens meanwhile is done in the second."""
+
+    def __init__(self, monkeypatch, looks, meanwhile=lambda: None):
+        self.left, self.meanwhile, self.waited = looks, meanwhile, []
+        monkeypatch.setattr(Execution, "missing", staticmethod(self.missing))
+
+    def missing(self, seconds=0.0):
+        self.waited.append(seconds)
+        self.left -= 1
+        if len(self.waited) == 2:
+            self.meanwhile()
+        return max(self.left, 0)
+
+
+def waiting(folder, tracker=None, **options):
+    checkpoints = Checkpoints(folder, every_steps=100)
+    return Trainer(build(**options), tracker=tracker or MemoryTracker(), checkpoints=checkpoints, eval_env=False)
+
+
+def saved_steps(folder):
+    return [int(path.name.rpartition("-")[2]) for path in listed(folder)]
+
+
+@pytest.mark.usefixtures("changes_at_3")
+def test_what_is_missing_at_the_step_is_waited_for_after_a_checkpoint_and_said(monkeypatch, tmp_path, capsys):
+    found = []
+    slow = SlowCompiler(monkeypatch, 4, lambda: found.extend(saved_steps(tmp_path)))
+    trainer = waiting(tmp_path)
+    trainer.run(max_steps=9, progress="lines")
+    assert found == [0, 3]
+    assert slow.waited == [0.0, 0.2, 0.2, 0.2]
+    assert "step 4 waits for 3 programs of the compiler; later runs like this one find" in capsys.readouterr().err
+    assert trainer.params["execution.compiled_from"] == 3
+    assert torch.equal(weights(trainer.algorithm), trained(build(), 9))
+
+
+def end(trainer):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def ask_to_stop(trainer):
+    trainer.stop("enough")
+
+
+def let_time_pass(trainer):
+    WallTime._passed += 3600.0
+
+
+ENDS = {
+    "signal": (end, "interrupted by SIGTERM", "KILLED"),
+    "stop": (ask_to_stop, "enough", "FINISHED"),
+    "wall_time": (let_time_pass, "Or(WallTime('50m'), HitsUpperBound('env/steps', 900)): 3600 s", "FINISHED"),
+}
+
+
+@pytest.mark.usefixtures("changes_at_3")
+@pytest.mark.parametrize("how", ENDS)
+def test_a_run_ends_while_it_waits_and_goes_on_to_the_same_bits(how, monkeypatch, tmp_path):
+    act, reason, status = ENDS[how]
+    monkeypatch.setattr(WallTime, "_passed", 0.0, raising=False)
+    monkeypatch.setattr("rl8x.conditions.wall_time.time", SimpleNamespace(monotonic=lambda: WallTime._passed))
+    tracker, never = MemoryTracker(), 10**6
+    trainer = waiting(tmp_path, tracker)
+    SlowCompiler(monkeypatch, never, lambda: act(trainer))
+    options = {"stop_conditions": [WallTime("50m") | HitsUpperBound(keys.ENV_STEPS, 900)], "progress": "none"}
+    with pytest.raises(SystemExit) if how == "signal" else contextlib.nullcontext():
+        assert trainer.run(max_steps=9, **options).stop_reason.startswith(reason.partition(":")[0])
+    assert trainer.stop_reason.startswith(reason.partition(":")[0])
+    assert (trainer.state[keys.STEPS], tracker.status) == (3, status)
+    assert read(listed(tmp_path)[-1]).metadata["status"] == status
+    SlowCompiler(monkeypatch, 3)
+    rest = Trainer.resume(tmp_path, tracker=MemoryTracker(), checkpoints=False, algorithm=build())
+    rest.run(max_steps=10, stop_conditions=None, progress="none")
+    assert torch.equal(weights(rest.algorithm), trained(build(), 10))
+
+
+@pytest.mark.usefixtures("changes_at_3")
+def test_a_run_that_goes_on_compiled_requests_its_programs_before_it_waits(monkeypatch, whole_run):
+    (path,) = [path for path in listed(whole_run("mlp")[1]) if path.name.endswith("-step-4")]
+    requested, at_wait = [], []
+    monkeypatch.setattr(CompiledProgram, "prepare", lambda self, *_: requested.append(repr(self.function)))
+    SlowCompiler(monkeypatch, 3, lambda: at_wait.extend(requested))
+    rest = Trainer.resume(path, tracker=NullTracker(), checkpoints=False, algorithm=build(**MODELS["mlp"]))
+    rest.run(max_steps=5, progress="none")
+    assert [name for each in at_wait for name in ("Horizon", "Updater") if name in each] == ["Horizon", "Updater"]
+
+
+@pytest.mark.usefixtures("changes_at_3")
+def test_without_a_seed_it_changes_once_the_programs_are_there_and_never_waits(monkeypatch, tmp_path):
+    slow, tracker, seen = SlowCompiler(monkeypatch, 5), MemoryTracker(), []
+    trainer = waiting(tmp_path, tracker, seed=None)
+    assert trainer.params["execution"] == "auto"
+
+    def note(trainer, _):
+        seen.append((trainer.algorithm.execution.mode, tracker.params.get("execution.compiled_from")))
+
+    trainer.callbacks = (note,)
+    trainer.run(max_steps=9, progress="none")
+    assert seen == [("eager", None)] * 5 + [("compile", 5)] * 4
+    assert slow.waited == [0.0] * 5
+    assert saved_steps(tmp_path) == [0, 5, 9]
+    (path,) = [path for path in listed(tmp_path) if path.name.endswith("-step-5")]
+    SlowCompiler(monkeypatch, 3)  # now it waits: the step is known
+    rest = Trainer.resume(path, tracker=MemoryTracker(), checkpoints=False, callbacks=[note])
+    assert rest.params["execution.compiled_from"] == 5
+    rest.run(progress="none")
+    assert rest.algorithm.execution.mode == "compile"
+    assert torch.equal(weights(rest.algorithm), weights(trainer.algorithm))
+    slow = SlowCompiler(monkeypatch, 100)
+    first = Trainer.resume(listed(tmp_path)[0], tracker=MemoryTracker(), checkpoints=False, callbacks=[note])
+    first.run(progress="none")
+    assert slow.waited == [0.0] * 8
+
+
+class Pictures(probes.OneStep):
+    single_observation_space = Box(0.0, 1.0, (84, 84, 1), np.float32)
+
+    def observe(self, state, parameters):
+        return state["x"].view(-1, 1, 1, 1).expand(-1, *self.single_observation_space.shape)
+
+
+class SmallPictures(Pictures):
+    single_observation_space = Box(0.0, 1.0, (10, 10, 1), np.float32)
+
+
+@pytest.mark.parametrize(("env", "target"), [(Pictures, "eager"), (SmallPictures, "compile")])
+def test_convolutions_over_images_stay_eager(env, target):
+    sizes = {"convolutions": [[4, 4, 2]], "hidden_sizes": [8]}
+    config = PPOConfig(num_envs=2, horizon=2, device="cpu", seed=1, model="cnn", model_config=sizes)
+    algorithm = config.build(env)
+    algorithm.plan_execution(math.inf)
+    assert (algorithm.execution.target, algorithm.execution.starts_at > 0) == (target, target == "compile")

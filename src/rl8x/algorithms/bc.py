@@ -15,9 +15,9 @@ from rl8x import keys
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.learner import observed, recorded_actions
-from rl8x.algorithms.off_policy.nets import Net
+from rl8x.algorithms.off_policy.nets import Loss, Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import ReplayBatch, UpdateResult
+from rl8x.algorithms.off_policy.updates import Found, Minimise, Phase, ReplayBatch, UpdateResult
 from rl8x.distributions import Distribution
 from rl8x.policy import Policy
 from rl8x.spaces import critic_only
@@ -66,8 +66,12 @@ class BC(OfflineAlgorithm[BCConfig], config=BCConfig):
         """Add the policy."""
         self.add_net("policy", self.policy)
 
-    def update(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
-        """Update the policy to make the batch's actions more likely.
+    def phases(self) -> list[Phase]:
+        """Return the update of the policy."""
+        return [Minimise("policy", self.policy_loss, "monitors/grad_norm")]
+
+    def policy_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+        """Return the loss that makes the batch's actions more likely.
 
         L = -mean of log pi(a | s)
         """
@@ -79,5 +83,8 @@ class BC(OfflineAlgorithm[BCConfig], config=BCConfig):
             total = -evaluation.logp.mean()
             return total, {"losses/bc": total, "monitors/entropy": evaluation.entropy.mean()}
 
-        metrics, norm = nets["policy"].minimise(loss)
-        return UpdateResult({**metrics, "monitors/grad_norm": norm})
+        return loss
+
+    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
+        """Return the metrics."""
+        return UpdateResult(found)

@@ -23,10 +23,10 @@ from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.hyperparameters import given_for_nothing, option
 from rl8x.algorithms.off_policy.config import OffPolicyConfig, bounds_of_no_atoms, fixed_atoms
 from rl8x.algorithms.off_policy.learner import TAU, Learner, observed
-from rl8x.algorithms.off_policy.nets import Net
+from rl8x.algorithms.off_policy.nets import Loss, Net
 from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import ReplayBatch, UpdateResult, weighted_mean
+from rl8x.algorithms.off_policy.updates import Found, Minimise, Phase, ReplayBatch, UpdateResult, weighted_mean
 from rl8x.envs import Env
 from rl8x.functional import project
 from rl8x.q_values import QPolicy, check_discrete
@@ -181,8 +181,12 @@ class QLearning(Learner[DQNConfig]):
         self.add_net("q", self.policy)
         self.nets.add_target("target", of="q")
 
-    def update(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
-        """Move Q(s, a) towards the n-step return plus the target network's value of the next state.
+    def phases(self) -> list[Phase]:
+        """Return the update of the values."""
+        return [Minimise("q", self.q_loss, "monitors/grad_norm")]
+
+    def q_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+        """Return the loss that moves Q(s, a) towards the n-step return and the target network's value of what follows.
 
             y = R + d Q'(s', a'),    a' = argmax_a Q(s', a) with `double`, else argmax_a Q'(s', a)
             L = mean of w huber(Q(s, a) - y) + cql_coeff mean of (log sum_b exp Q(s, b) - Q(s, a))
@@ -211,16 +215,14 @@ class QLearning(Learner[DQNConfig]):
                 total = error + self.config.cql_coeff * (table.logsumexp(-1) - values).mean()
             return total, {"losses/q": error, "values": values, "td_targets": td_targets}
 
-        measured, norm = q.minimise(loss)
-        target.polyak_update(q, batch[TAU])
-        errors = (measured["values"] - measured["td_targets"]).abs()
-        metrics = {
-            "losses/q": measured["losses/q"],
-            "monitors/q": measured["values"].mean(),
-            "monitors/td_error": errors.mean(),
-            "monitors/grad_norm": norm,
-        }
-        return UpdateResult(metrics, errors)
+        return loss
+
+    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
+        """Move the target network."""
+        nets["target"].polyak_update(nets["q"], batch[TAU])
+        errors = (found["values"] - found["td_targets"]).abs()
+        means = {"monitors/q": found["values"].mean(), "monitors/td_error": errors.mean()}
+        return UpdateResult(found | means, errors)
 
     def losses(self, outputs: Tensor, following: Tensor, returns: Tensor, discounts: Tensor) -> tuple[Tensor, Tensor]:
         """Return the losses of a batch's rows and the expectations of their targets y, `[batch_size]` each.

@@ -20,9 +20,9 @@ from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.config import ValueConfig
 from rl8x.algorithms.off_policy.critics import Critics, action_values
 from rl8x.algorithms.off_policy.learner import TAU, observed, recorded_actions
-from rl8x.algorithms.off_policy.nets import Net
+from rl8x.algorithms.off_policy.nets import Loss, Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import ReplayBatch, UpdateResult
+from rl8x.algorithms.off_policy.updates import Found, Minimise, Phase, ReplayBatch, UpdateResult
 from rl8x.distributions import Distribution
 from rl8x.policy import Policy
 from rl8x.spaces import describe_space
@@ -132,8 +132,8 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
         self.add_net("q", critics)
         self.nets.add_target("target", of="q")
 
-    def update(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
-        """Update V towards an expectile of Q', the policy towards actions better than V, and Q towards its TD targets.
+    def phases(self) -> list[Phase]:
+        """Return the updates of V towards an expectile of Q', of the policy, and of Q towards its TD targets.
 
             A    = min_i Q'_i(s, a) - V(s)
             L_V  = mean of |expectile - 1[A < 0]| A^2
@@ -142,33 +142,48 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
 
         R is the sum of n discounted rewards, d = gamma^n, or 0 where the episode terminated, and s' the next state.
         """
-        config, policy, critics, target = self.config, nets["policy"], nets["q"], nets["target"]
-        inputs, actions = observed(batch, keys.OBS), recorded_actions(batch)
-        seen = self.policy.model_inputs(unflatten_tree(keys.OBS, batch))[0]
-        taken = batch[keys.ACTIONS]
-        best = action_values(target, seen, taken, self.action_space).amin(0)  # [batch_size]
+        return [
+            Minimise("policy", self.policy_loss, "monitors/grad_norm"),
+            Minimise("q", self.q_loss, "monitors/q_grad_norm"),
+        ]
 
-        def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+        """Return the loss of V and the policy, which are one network."""
+        config, inputs, actions = self.config, observed(batch, keys.OBS), recorded_actions(batch)
+        best = self._values(nets["target"], batch).amin(0)  # [batch_size]
+
+        def loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
             evaluation = policy(*inputs, actions)
             advantages = best - evaluation.values[0]
             weights = (config.temperature * advantages.detach()).exp().clamp(max=config.max_weight)
             value_loss = expectile_loss(advantages, config.expectile).mean()
-            loss = -(weights * evaluation.logp[0]).mean()
-            metrics = {"losses/policy": loss, "losses/value": value_loss}
+            policy_loss = -(weights * evaluation.logp[0]).mean()
+            metrics = {"losses/policy": policy_loss, "losses/value": value_loss}
             monitors = {"monitors/advantage": advantages.mean(), "monitors/weight": weights.mean()}
-            return loss + value_loss, metrics | monitors
+            return policy_loss + value_loss, metrics | monitors
 
-        policy_metrics, norm = policy.minimise(policy_loss)
-        td_targets = batch[keys.RETURNS] + batch[keys.DISCOUNTS] * policy(*observed(batch, keys.NEXT_OBS))[0]
+        return loss
 
-        def q_loss(q: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
-            values = action_values(q, seen, taken, self.action_space)
-            loss = (values - td_targets).square().sum(0).mean()
-            return loss, {"losses/q": loss, "monitors/q": values.mean()}
+    def q_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+        """Return the loss of the critics, whose targets have the updated V."""
+        td_targets = batch[keys.RETURNS] + batch[keys.DISCOUNTS] * nets["policy"](*observed(batch, keys.NEXT_OBS))[0]
 
-        q_found, q_norm = critics.minimise(q_loss)
-        target.polyak_update(critics, batch[TAU])
-        return UpdateResult({**policy_metrics, **q_found, "monitors/grad_norm": norm, "monitors/q_grad_norm": q_norm})
+        def loss(q: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
+            values = self._values(q, batch)
+            total = (values - td_targets).square().sum(0).mean()
+            return total, {"losses/q": total, "monitors/q": values.mean()}
+
+        return loss
+
+    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
+        """Move the target network."""
+        nets["target"].polyak_update(nets["q"], batch[TAU])
+        return UpdateResult(found)
+
+    def _values(self, q: Callable[..., Any], batch: ReplayBatch) -> Tensor:
+        """Return what critics say of the batch's actions, `[num_critics, batch_size]`."""
+        seen = self.policy.model_inputs(unflatten_tree(keys.OBS, batch))[0]
+        return action_values(q, seen, batch[keys.ACTIONS], self.action_space)
 
 
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:

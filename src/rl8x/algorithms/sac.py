@@ -21,9 +21,9 @@ from rl8x.algorithms.off_policy.actor import Actor, check_bounded
 from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, ActorCritic, OnlineActorCritic
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.learner import TAU, observed
-from rl8x.algorithms.off_policy.nets import Net
+from rl8x.algorithms.off_policy.nets import Loss, Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import ReplayBatch, UpdateResult, weighted_mean
+from rl8x.algorithms.off_policy.updates import Found, Minimise, Phase, ReplayBatch, UpdateResult, weighted_mean
 from rl8x.algorithms.presets import PRESETS
 from rl8x.distributions import Categorical, SquashedNormal
 from rl8x.trees import tree_map, unflatten_tree
@@ -236,8 +236,8 @@ class SoftActorCritic(ActorCritic[SACConfig]):
     def _work(self) -> int:
         return super()._work + self.batch_size * self._num_tried * len(self.nets.trained["q"].optimizer.weights)
 
-    def update(self, nets: Mapping[str, Net], batch: ReplayBatch, *, trains_policy: bool = True) -> UpdateResult:
-        """Update the critics towards soft targets, the policy towards actions of high value, and the temperature.
+    def phases(self) -> list[Phase]:
+        """Return the updates of the critics, of the policy towards actions of high value, and of the temperature.
 
             V(s)  = E_a[min_i Q_i(s, a) - alpha log pi(a | s)],    a ~ pi(s); V' is the same with the targets' Q'
             y     = R + d V'(s')
@@ -250,38 +250,42 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         cross-entropy to the distribution of y, where Q' is the target critic with the smallest mean. `cql_coeff` adds
         `_conservatism` to L_Q.
         """
-        alpha, noise = self._alpha(nets), batch.get(NOISE, (None, None))
+        critics = Minimise("q", self.critic_loss, "monitors/q_grad_norm")
+        policy = Minimise("policy", self.policy_loss, "monitors/policy_grad_norm")
+        return [critics, policy, *([Minimise("alpha", self.alpha_loss)] if self.config.alpha is None else [])]
+
+    def critic_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+        """Return L_Q; the temperature is found for what follows, too."""
+        found["coefficients/alpha"] = alpha = self._alpha(nets)
         penalty = self._conservatism(nets, batch) if self.config.cql_coeff else None
-        metrics, errors = self.learn_values(nets["q"], batch, self._td_targets(nets, batch, alpha, noise[0]), penalty)
-        if trains_policy:
-            metrics |= self._learn_policy(nets, batch, alpha, noise[1])
-        nets["target"].polyak_update(nets["q"], batch[TAU])
-        return UpdateResult(metrics, errors)
+        return self.q_loss(batch, self._td_targets(nets, batch, alpha, batch.get(NOISE, (None, None))[0]), penalty)
 
-    def _learn_policy(
-        self, nets: Mapping[str, Net], batch: ReplayBatch, alpha: Tensor, noise: Tensor | None
-    ) -> dict[str, Tensor]:
-        """Update the policy and the temperature; return their metrics by name."""
-        q, obs = nets["q"], self.critics_obs(batch, keys.OBS)
+    def policy_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+        """Return L_pi."""
+        q, obs, alpha = nets["q"], self.critics_obs(batch, keys.OBS), found["coefficients/alpha"]
+        noise = batch.get(NOISE, (None, None))[1]
 
-        def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        def loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
             acted = self._acted(policy(*observed(batch, keys.OBS)), noise)
             values = acted.expected(self.means(q(obs, *acted.actions)).amin(0)) + alpha * acted.entropies
-            loss = -weighted_mean(values, batch)
-            return loss, {"losses/policy": loss, "entropies": acted.entropies}
+            total = -weighted_mean(values, batch)
+            return total, {"losses/policy": total, "entropies": acted.entropies}
 
-        measured, policy_norm = nets["policy"].minimise(policy_loss)
-        gaps = measured["entropies"] - self._target_entropies(batch)
-        alpha_loss = (alpha * gaps).mean()
-        if "alpha" in nets:
-            nets["alpha"].minimise(lambda log_alpha: ((log_alpha().exp() * gaps).mean(), {}))
-        return {
-            "losses/policy": measured["losses/policy"],
-            "losses/alpha": alpha_loss,
-            "monitors/entropy": measured["entropies"].mean(),
-            "coefficients/alpha": alpha,
-            "monitors/policy_grad_norm": policy_norm,
-        }
+        return loss
+
+    def alpha_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+        """Return L_log."""
+        gaps = found["entropies"] - self._target_entropies(batch)
+        return lambda log_alpha: ((log_alpha().exp() * gaps).mean(), {})
+
+    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
+        """Move the target network, and return the metrics."""
+        nets["target"].polyak_update(nets["q"], batch[TAU])
+        if "entropies" in found:  # the policy was trained
+            gaps = found["entropies"] - self._target_entropies(batch)
+            found["losses/alpha"] = (found["coefficients/alpha"] * gaps).mean()
+            found["monitors/entropy"] = found["entropies"].mean()
+        return super().finish(nets, batch, found)
 
     def _target_entropies(self, batch: ReplayBatch) -> Tensor | float:
         """Return each row's target entropy, `[batch_size]`, which is lower where a mask allows fewer actions.

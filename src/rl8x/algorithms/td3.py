@@ -20,11 +20,11 @@ from rl8x.algorithms.off_policy.actor import Actor, check_bounded
 from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, ActorCritic, OnlineActorCritic
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.learner import TAU, observed
-from rl8x.algorithms.off_policy.nets import Net
+from rl8x.algorithms.off_policy.nets import Loss, Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import ReplayBatch, UpdateResult
+from rl8x.algorithms.off_policy.updates import Average, Found, Minimise, Phase, ReplayBatch, UpdateResult
 from rl8x.algorithms.presets import PRESETS
-from rl8x.distributed import mean_over_ranks
+from rl8x.distributed import ranks
 from rl8x.distributions import NoisyDeterministic
 
 NOISE: Final = "target_noise"
@@ -135,8 +135,8 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
         noise = noise.clamp_(-config.target_noise_clip, config.target_noise_clip).mul_(half_range)
         return {**super().draw(first, count), NOISE: noise}
 
-    def update(self, nets: Mapping[str, Net], batch: ReplayBatch, *, trains_policy: bool = True) -> UpdateResult:
-        """Update the critics towards their TD targets, and the policy to increase the first critic's values.
+    def phases(self) -> list[Phase]:
+        """Return the updates of the critics towards their TD targets, and of the policy towards higher values.
 
             a' = clip(mu'(s') + clip(noise))
             y  = R + d (min_i Q_i'(s', a') - critic_bc_coeff |a' - data's a'|^2)
@@ -150,31 +150,43 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
         R, d and s' are those of `DQN.update`; a `return_bound` scales R. With `num_atoms` L_Q is the cross-entropy to
         the distribution of y, where Q' is the critic with the smallest mean.
         """
-        metrics, errors = self.learn_values(nets["q"], batch, self._td_targets(nets, batch))
-        if trains_policy:
-            metrics |= self._learn_policy(nets, batch)
-        for name in ("q", "policy"):
-            nets[f"target_{name}"].polyak_update(nets[name], batch[TAU])
-        return UpdateResult(metrics, errors)
+        critics = Minimise("q", self.critic_loss, "monitors/q_grad_norm")
+        policy = Minimise("policy", self.policy_loss, "monitors/policy_grad_norm")
+        averages = self.config.actor_bc_coeff is not None and ranks().size > 1
+        return [critics, *([Average("mean_size", self._mean_size)] if averages else []), policy]
 
-    def _learn_policy(self, nets: Mapping[str, Net], batch: ReplayBatch) -> dict[str, Tensor]:
-        """Update the policy; return its metrics by name."""
-        obs = self.critics_obs(batch, keys.OBS)
+    def critic_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+        """Return L_Q."""
+        return self.q_loss(batch, self._td_targets(nets, batch))
 
-        def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
-            actions = policy(*observed(batch, keys.OBS)).mean
-            values = self.means(nets["q"](obs, actions)[0])
+    def policy_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+        """Return L_mu."""
+
+        def loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
+            actions, values = self._valued(policy, nets, batch)
             total = -values.mean()
             if self.config.actor_bc_coeff is not None:
+                size = found["mean_size"] if "mean_size" in found else values.detach().abs().mean()
                 distances = self._distances(actions, batch[keys.ACTIONS])
-                total = (
-                    total / mean_over_ranks(values.detach().abs().mean())
-                    + self.config.actor_bc_coeff * distances.mean()
-                )
+                total = total / size + self.config.actor_bc_coeff * distances.mean()
             return total, {"losses/policy": total}
 
-        acted, norm = nets["policy"].minimise(policy_loss)
-        return {**acted, "monitors/policy_grad_norm": norm}
+        return loss
+
+    def _mean_size(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Tensor:
+        """Return the mean of |Q_1(s, mu(s))|, 0-d, which several ranks need before the gradient of L_mu."""
+        return self._valued(nets["policy"], nets, batch)[1].abs().mean()
+
+    def _valued(self, policy: Callable[..., Any], nets: Mapping[str, Net], batch: ReplayBatch) -> tuple[Tensor, Tensor]:
+        """Return the policy's actions, `[batch_size, *action]`, and the first critic's values, `[batch_size]`."""
+        actions = policy(*observed(batch, keys.OBS)).mean
+        return actions, self.means(nets["q"](self.critics_obs(batch, keys.OBS), actions)[0])
+
+    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
+        """Move the target networks, and return the metrics."""
+        for name in ("q", "policy"):
+            nets[f"target_{name}"].polyak_update(nets[name], batch[TAU])
+        return super().finish(nets, batch, found)
 
     def _td_targets(self, nets: Mapping[str, Net], batch: ReplayBatch) -> Tensor:
         """Return y of `update`, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""

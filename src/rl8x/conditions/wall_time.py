@@ -33,7 +33,7 @@ def _seconds(duration: float | str) -> float:
 class WallTime(Condition):
     """Met when the run has taken so long; a resumed run goes on counting from where it was saved.
 
-    It is looked at once a row: a run ends with the first step that ends after it.
+    It is looked at once a row, and while a run waits for programs: a run ends with the first step that ends after it.
 
     Args:
         duration: Seconds, > 0, or a text such as "90s", "1h30m", "1.5h" or "2d".

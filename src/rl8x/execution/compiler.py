@@ -8,6 +8,7 @@ import ctypes
 import functools
 import json
 import os
+import select
 import signal
 import subprocess
 import weakref
@@ -46,6 +47,7 @@ class Compiler:
         self._owner = 0  # the process that started the compiler; forks of it do not share the compiler
         self._requested: set[str] = set()
         self._failed: dict[str, str] = {}
+        self._answer = b""  # the part of an answer that has come
 
     def start(self) -> None:
         """Start the process unless it runs; its imports take seconds."""
@@ -64,7 +66,7 @@ class Compiler:
             # A process group of its own keeps Ctrl-C from it; a session of its own would make its niceness ineffective.
             process_group=0,
         )
-        self._owner = os.getpid()
+        self._owner, self._answer = os.getpid(), b""
         self._requested.clear()
         atexit.register(self.stop)
 
@@ -107,21 +109,34 @@ class Compiler:
                 later += "set RL8X_CACHE_DIR to another folder"
             self.say(f"waiting for the compiler; {later}")
         while key in self._requested:
-            self._wait()
+            self.missing(None)
         if key in self._failed:
             raise RuntimeError(self._failed[key])
         return self.artifacts.library(key)
 
-    def _wait(self) -> None:
-        """Wait until any requested program is compiled."""
-        line = self._pipe("stdout").readline()
-        if not line:
-            self.stop()
-            raise RuntimeError("the compiler's process ended")
-        reply = json.loads(line)
-        self._requested.discard(reply["key"])
-        if reply["error"] is not None:
-            self._failed[reply["key"]] = reply["error"]
+    def missing(self, seconds: float | None = 0.0) -> int:
+        """Return how many of the requested programs are not compiled yet.
+
+        Args:
+            seconds: How long to wait for the next one at most; None waits until it comes.
+
+        Raises:
+            RuntimeError: If the process has ended.
+        """
+        if not self._requested or self._owner != os.getpid():
+            return 0
+        answers = self._pipe("stdout").fileno()
+        if select.select([answers], [], [], seconds)[0]:
+            read = os.read(answers, 2**16)
+            if not read:
+                self.stop()
+                raise RuntimeError("the compiler's process ended")
+            *lines, self._answer = (self._answer + read).split(b"\n")
+            for reply in map(json.loads, lines):
+                self._requested.discard(reply["key"])
+                if reply["error"] is not None:
+                    self._failed[reply["key"]] = reply["error"]
+        return len(self._requested)
 
     def _pipe(self, name: str) -> IO[str]:
         pipe: IO[str] = getattr(self._process, name)

@@ -8,7 +8,6 @@ switches at a step that depends on the configuration alone, not on a clock, so t
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
+from rl8x.distributed import ranks
 from rl8x.execution.artifacts import key_of
 from rl8x.execution.captured import CapturedLoop, CapturedProgram
 from rl8x.execution.compiled import CompiledLoop, CompiledProgram
@@ -24,8 +24,7 @@ from rl8x.execution.compiler import compiler
 from rl8x.execution.loops import Loop
 from rl8x.execution.matmul import has_bfloat16
 from rl8x.execution.memory import keep_freed_memory
-from rl8x.execution.programs import Program, ProgramError
-from rl8x.execution.split import Make, SplitLoop, SplitProgram
+from rl8x.execution.programs import Program, ProgramError, prepare
 from rl8x.execution.threads import Threads
 from rl8x.execution.verification import TOLERANCES, Check, Kind
 
@@ -55,13 +54,15 @@ class Execution:
         device: The device of the tensors.
         configuration: A text on which the programs depend. The first run with a text starts the compiler's process,
             which takes seconds, before the first program is requested.
+        waits: Whether `auto` changes at a step that is planned, and waits there for programs that are missing; False
+            changes at the first step before which all are there.
 
     Attributes:
         mode: The current mode.
         target: The mode from `starts_at` on.
         prepares: Whether programs should be compiled now, while the run is eager.
         starts_at: The step at which `auto` switches to compiled programs, by the algorithm's own count from 0; 0 if it
-            never does.
+            never does, or that is not known yet.
         compiled_since: `starts_at` once that step has been reached, also in an earlier process of the run.
         due: The next step at which `begin_step` has something to do; infinite if there is none.
         fell_back: Whether `auto` has failed to compile or capture, and stays eager.
@@ -73,7 +74,9 @@ class Execution:
         ValueError: If the device does not support the mode or the precision, or `RL8X_CACHE_MB` is not a legal limit.
     """
 
-    def __init__(self, mode: Mode, precision: Precision, device: torch.device, configuration: str = "") -> None:
+    def __init__(
+        self, mode: Mode, precision: Precision, device: torch.device, configuration: str = "", *, waits: bool = True
+    ) -> None:
         on_cuda = device.type == "cuda"
         for name, value, instead in (("precision", precision, "tf32"), ("execution", mode, "graph")):
             if value == instead and not on_cuda:
@@ -93,6 +96,7 @@ class Execution:
         self.prepares = False
         self.starts_at = 0
         self.compiled_since: int | None = None
+        self.waits = waits
         self.due = math.inf
         self.precision = precision
         self.verdicts: dict[str, str] = {}
@@ -118,24 +122,31 @@ class Execution:
 
     # -- the switch from eager to compiled execution
 
-    def plan(self, seconds_per_step: float, steps: float, made: int = 0) -> None:
-        """Decide at which step `auto` switches to compiled programs, from the arguments alone.
+    def plan(self, seconds_per_step: float, steps: float, made: int = 0, *, gains: bool = True) -> None:
+        """Decide whether `auto` switches to compiled programs, and at which step if it `waits`, from these alone.
 
         Args:
             seconds_per_step: Duration of an eager step, estimated from its amount of work rather than measured.
             steps: Total number of steps of the run; infinite if unbounded.
             made: Number of steps that the algorithm has made: eager ones, unless `compiled_since` is set.
+            gains: Whether compiled programs are faster at all.
         """
         if not self.falls_back or self.fell_back or self.device.type == "cuda" or self.mode == "compile":
             return
         self.prepares = False  # may be left over from an interrupted `run()`
         eager_seconds = _CHANGE_SECONDS_UNKNOWN if math.isinf(steps) else _CHANGE_SECONDS
-        self.target = "compile" if steps * seconds_per_step >= _WORTH_SECONDS else "eager"
+        worth = gains and steps * seconds_per_step >= _WORTH_SECONDS
         planned = max(math.ceil(eager_seconds / seconds_per_step), made)
         if self.compiled_since is not None:
-            planned = self.compiled_since
-        self.starts_at = planned if self.target == "compile" else 0
-        self.due = math.inf if not self.starts_at else self.starts_at // 4 if math.isinf(steps) else 0
+            worth, self.waits, planned = True, True, self.compiled_since
+        self.target = "compile" if worth else "eager"
+        self.starts_at = planned if worth and self.waits else 0
+        self.due = math.inf if not worth else planned // 4 if math.isinf(steps) else 0
+
+    @property
+    def chosen(self) -> Mode:
+        """The mode as a run's param: `auto` if it has changed or is to, else the present one."""
+        return "auto" if self.starts_at or self.mode != self.target else self.mode
 
     @property
     def _later(self) -> FixedMode:
@@ -144,20 +155,43 @@ class Execution:
             return self.target
         return "graph" if self.device.type == "cuda" else "compile"
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, step: int, *, prepared: bool = True) -> bool:
         """Start to prepare compiled programs, or switch to them, if this is the step for it.
 
         Args:
             step: The step, by the algorithm's own count from 0.
+            prepared: Whether the programs of a step have been requested, if it does not wait.
+
+        Returns:
+            Whether it has switched.
         """
         if step < self.due:
-            return
-        self.prepares, self.due = step < self.starts_at, self.starts_at
-        if self.prepares:
+            return False
+        if self.waits:
+            changes, self.due = step >= self.starts_at, self.starts_at
+        else:
+            there = self.prepares and prepared and not self.missing()
+            changes = ranks().all("whether the programs are there", there)
+            self.starts_at = step if changes else 0
+        if not (changes or self.prepares):
             self._begin_compiler()
-        if step >= self.starts_at:
+        self.prepares = not changes
+        if changes:
             self.mode, self.threads.eager, self.due = "compile", False, math.inf
-            self.compiled_since = self.starts_at
+            self.compiled_since, self.waits = self.starts_at, True
+        return changes
+
+    def awaits(self, step: int) -> bool:
+        """Return whether this is the step from which compiled programs are needed, if it waits for them."""
+        return self.mode != self.target and self.waits and step >= self.starts_at > 0
+
+    @staticmethod
+    def missing(seconds: float = 0.0) -> int:
+        """Return how many of the requested programs are not there yet, after waiting for one at most so long."""
+        try:
+            return compiler().missing(seconds)
+        except RuntimeError:  # reported where a program is needed
+            return 0
 
     def fall_back(self) -> None:
         """Run eagerly from now on; for mode `auto`."""
@@ -240,38 +274,6 @@ class Execution:
             return _Guarded(self, CapturedProgram(function, num_fixed), function)
         return _Guarded(self, CompiledProgram(function, self._check(name, kind)), function)
 
-    def split(self, function: Callable[..., Sequence[Tensor]], num_fixed: int = 0) -> Program:
-        """Make programs of a function of tensors that calls `sum_over_ranks`.
-
-        Args:
-            function: Takes and returns tensors `[*]`, see `program`.
-            num_fixed: How many leading arguments are the same tensors in every call.
-
-        Returns:
-            A function with the same arguments and results.
-        """
-        kind = self._later
-        if kind == "eager":
-            return function
-        make: Make = CapturedProgram
-        if kind == "compile":
-            make = functools.partial(_compiled, self._check("update", "update"))
-        return _Guarded(self, SplitProgram(function, num_fixed, make, kind), function)
-
-    def split_loop(self, function: Callable[..., Sequence[Tensor]], num_state: int, num_items: int) -> Program:
-        """Make a loop of a function that calls `sum_over_ranks`.
-
-        Args:
-            function: Called once for each item, see `loop`. Its state, tensors `[*]`, must be the same tensors in every
-                call.
-            num_state: How many leading arguments are the state.
-            num_items: How many trailing arguments are items, each `[n, *]`.
-
-        Returns:
-            A function of the state, other tensors and all items that returns the stacked results, see `loop`.
-        """
-        return SplitLoop(self.split(function, num_state), num_state, num_items, host_looks=self.host_looks)
-
     def loop(
         self,
         function: Callable[..., Sequence[Tensor]],
@@ -311,11 +313,6 @@ class Execution:
         return _Guarded(self, program, loop)
 
 
-def _compiled(check: Check, function: Callable[..., Sequence[Tensor]], num_fixed: int) -> CompiledProgram:
-    """Compile a piece of a split function; compiled programs need not know which arguments are fixed."""
-    return CompiledProgram(function, check)
-
-
 class _Guarded:
     """Calls a program, or its function while execution is eager or after `auto` has fallen back."""
 
@@ -335,8 +332,8 @@ class _Guarded:
 
     def prepare(self, *tensors: Tensor) -> None:
         """Request compilation for arguments of this layout, `[*]` each, without running the program or waiting."""
-        if isinstance(self.made, CompiledProgram | SplitProgram) and self.execution.target == "compile":
+        if self.execution.target == "compile":
             try:
-                self.made.prepare(*tensors)
+                prepare(self.made, *tensors)
             except ProgramError as error:
                 self.execution.give_up(error)

@@ -69,6 +69,7 @@ def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Ca
     """
     # Traced again, since the compiler needs the metadata that tracing records for every argument.
     traced = make_fx(graph, decomposition_table=adam.DECOMPOSITIONS)(*[tensor.detach().clone() for tensor in examples])
+    keep_copies(traced)
     with torch.no_grad():
         compiled: Callable[..., Sequence[Tensor]] = private.inductor().standalone_compile(
             traced, list(examples), dynamic_shapes="from_example_inputs", options={}
@@ -154,7 +155,9 @@ def _entry(description: ProgramDescription, results: Sequence[Tensor]) -> str:
     loop = description.loop
     items = range(0) if loop is None else range(loop.num_given, loop.num_given + loop.num_items)
     inputs = ",\n    ".join(_layout(i in items, *each) for i, each in enumerate(description.inputs))
-    sizes = ", ".join(str(math.prod(each.shape) * each.dtype.itemsize) for each in results)
+    sizes = (
+        ", ".join(str(math.prod(each.shape) * each.dtype.itemsize) for each in results) or "0"
+    )  # C++ has no empty one
     ends = str(loop is not None and loop.ends).lower()
     shapes = [([*each.shape], _name(each.dtype)) for each in results]
     return f"""

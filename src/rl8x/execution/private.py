@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import operator
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
@@ -153,30 +152,19 @@ class Substitution:
                 owner._parameters[name] = weight
 
 
-def is_view(node: Any) -> bool:
-    """Return whether a node of a traced graph returns views of its arguments, and writes nothing.
-
-    Raises:
-        RuntimeError: If operators of this torch have no schemas. Programs that sum over ranks then fail, or run eagerly
-            with `auto`.
-    """
-    if not hasattr(torch.ops.aten.view.default, "_schema"):
-        raise _missing("torch._ops.OpOverload._schema")
-    if node.op != "call_function":
-        return False
-    if not hasattr(node.target, "_schema"):
-        return node.target is operator.getitem and is_view(node.args[0])
-    returned = [each.alias_info for each in node.target._schema.returns]
-    return bool(returned) and all(each is not None and not each.is_write for each in returned)
+def copy_each(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copy each of `tensors` `[*]` into its counterpart; one by one, with equal bits, if torch lacks the kernel."""
+    if hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(list(into), list(tensors))
+    else:
+        for one, other in zip(into, tensors, strict=True):
+            one.copy_(other)
 
 
-def written_by(node: Any) -> list[Any]:
-    """Return the nodes of a traced graph that a node writes to in place; see `is_view`."""
-    if node.op != "call_function" or not hasattr(node.target, "_schema"):
-        return []
-    arguments = list[Any]()
-    for i, argument in enumerate(node.target._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-            arguments += given if isinstance(given, list | tuple) else [given]
-    return arguments
+def add_to_each(sums: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Add each of `tensors` `[*]` to its counterpart; one by one, with equal bits, if torch lacks the kernel."""
+    if hasattr(torch, "_foreach_add_"):
+        torch._foreach_add_(list(sums), list(tensors))
+    else:
+        for one, other in zip(sums, tensors, strict=True):
+            one.add_(other)

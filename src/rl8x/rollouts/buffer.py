@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +33,6 @@ class Rollout:
         self.tensors: dict[str, Tensor] = {}
         self.states: State = {}
         self._metrics: list[str] = []
-        self._slots: dict[tuple[str, ...], list[tuple[Tensor, ...]]] = {}
         self._views: dict[str, tuple[Tensor, ...]] = {}
 
     @property
@@ -65,14 +64,6 @@ class Rollout:
                 self._views[name][t].fill_(math.nan)
         if state:
             self.write_state(t, state)
-
-    def slots(self, names: Sequence[str]) -> list[tuple[Tensor, ...]]:
-        """Return views of all slots of some keys except the last, `[horizon][key]`, each `[num_envs, ...]`."""
-        key = tuple(names)
-        if key not in self._slots:
-            buffers = [self._views[name][: self.horizon] for name in names]
-            self._slots[key] = list(zip(*buffers, strict=True))
-        return self._slots[key]
 
     def tree(self, key: str) -> Tree:
         """Return observations or actions as a tree, each tensor `[horizon + 1, num_envs, ...]`."""

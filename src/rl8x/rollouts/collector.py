@@ -74,13 +74,7 @@ class Collector:
 
     @torch.no_grad()
     def fill(self, rollout: Rollout, meanwhile: Callable[[], None] | None = None) -> None:
-        """Run one horizon and write it into a rollout.
-
-        Args:
-            rollout: The buffer.
-            meanwhile: Called while the horizon's programs are being compiled, if they are; the rollout is allocated
-                then.
-        """
+        """Run one horizon into a rollout; `meanwhile` is called while its program is compiled, if it is."""
         carry, cursor = self._start()
         env_noise = self.env.noise(rollout.horizon)
         policy_noise = self.policy.noise(rollout.horizon, rollout.num_envs, self.generator)
@@ -93,13 +87,21 @@ class Collector:
             self.env.carry, self.cursor = stepper.fill(rollout, carry, cursor, env_noise, policy_noise)
 
     @torch.no_grad()
-    def play(self, *, deterministic: bool, noise_steps: int) -> Iterator[Transition]:
-        """Step the environment and yield each transition, without end.
+    def prepare(self, rollout: Rollout) -> bool:
+        """Request the compilation of a horizon's program ahead; return False if it is not known before a reset."""
+        stepper, carry = self.stepper, self.env.carry
+        if self.cursor is None or carry is None or not isinstance(stepper, CompiledStepper):
+            return False
+        env_noise = torch.zeros(rollout.horizon, rollout.num_envs, self.env.noise_width, device=self.env.device)
+        drawn_from = torch.Generator(self.generator.device)  # only the layout counts
+        policy_noise = self.policy.noise(rollout.horizon, rollout.num_envs, drawn_from)
+        with self.execution.threads.for_work(stepper.work):
+            stepper.prepare(rollout, carry, self.cursor, env_noise, policy_noise)
+        return stepper.compiles_env
 
-        Args:
-            deterministic: Whether the policy takes its most likely actions rather than samples.
-            noise_steps: Number of steps for which noise is drawn at a time.
-        """
+    @torch.no_grad()
+    def play(self, *, deterministic: bool, noise_steps: int) -> Iterator[Transition]:
+        """Step the environment and yield each transition, without end; noise is drawn for `noise_steps` at a time."""
         played = self.stepper.play(*self._start(), self._noises(noise_steps, deterministic))
         while True:
             with self._reset_if_interrupted():

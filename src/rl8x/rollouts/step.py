@@ -54,16 +54,7 @@ class Transition(NamedTuple):
 def act_and_step(
     policy: Policy, env: Env, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None
 ) -> Transition:
-    """Act on the cursor's observation and step the environment: a pure function of tensors.
-
-    Args:
-        policy: The policy that acts.
-        env: The environment.
-        carry: The environment's state.
-        cursor: The observation and the policy's state.
-        env_noise: `[num_envs, *]`.
-        policy_noise: `[num_envs, *]`; None acts deterministically.
-    """
+    """Act and step the environment: a pure function of tensors, with noises `[num_envs, *]`; None acts greedily."""
     act = policy.act(cursor.obs, cursor.state, cursor.starts, policy_noise)
     actions = policy.env_actions(act.actions) if policy.clips else act.actions
     carry, step = advanced(env, carry, actions, env_noise)
@@ -155,18 +146,7 @@ class Stepper:
     def fill(
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
     ) -> tuple[Carry, Cursor]:
-        """Make the steps of a horizon and write them into a rollout's slots.
-
-        Args:
-            rollout: The buffer.
-            carry: The environment's state.
-            cursor: The observation and the policy's state.
-            env_noise: Noise of the environment, `[horizon, num_envs, *]`.
-            policy_noise: Noise of sampling, `[horizon, num_envs, *]`.
-
-        Returns:
-            Carry and cursor after the horizon.
-        """
+        """Make a horizon's steps on noises `[horizon, num_envs, *]`, and write its slots; return what follows it."""
         noises = zip(env_noise.unbind(0), policy_noise.unbind(0), strict=True)
         for t, (before, after) in enumerate(self.play(carry, cursor, noises)):
             named = self.slot(before, after.act, after.step)
@@ -216,15 +196,7 @@ class Stepper:
         return torch.zeros(self.env.num_envs, device=self.policy.device)
 
     def final_obs_values(self, obs: Any, state: State) -> Tensor:
-        """Return values of final observations; NaN for non-finite ones, which a normaliser that clips would hide.
-
-        Args:
-            obs: The observations, `[rows, *obs]` or a dict of them.
-            state: The policy's states before them, `[rows, *]` each.
-
-        Returns:
-            `[rows]`.
-        """
+        """Return values `[rows]` of final observations; NaN for non-finite ones, which clipping would hide."""
         assert self.bootstrap is not None
         first = first_tensor(obs)
         values = self.bootstrap(obs, state, torch.zeros(len(first), dtype=torch.bool, device=first.device))

@@ -23,13 +23,7 @@ def present_values(
     """Compute the values of a rollout's observations again, without host syncs unless they are free.
 
     A recurrent policy begins each sequence with the state that was stored when it was collected, as updates do.
-
-    Args:
-        stepper: What collected it, with the policy.
-        rollout: Observations, `final_obs`, flags and the states before each sequence.
-        seq_len: Steps of a sequence.
-        workers: Threads that share the chunks.
-        chunk: The most sequences of a chunk.
+    Workers share chunks of at most so many sequences.
 
     Returns:
         Values `[horizon + 1, num_envs]`, and those of the observations before resets, read only where an episode was

@@ -116,7 +116,7 @@ class TrainerBase(Generic[AlgorithmT]):
             raise TypeError(f"`tracker` must keep runs, as MLflowTracker(...) does; got {tracker!r:.200}.")
         self.algorithm = algorithm
         begin(algorithm)
-        algorithm.execution.plan(algorithm.seconds_per_step, math.inf)
+        algorithm.plan_execution(math.inf)
         self.evaluator: EpisodeEvaluator | None = make_evaluator(algorithm, eval_env, num_eval_envs)
         self.evaluations = Evaluations(algorithm, self.evaluator, warns=eval_env == "auto")
         self.callbacks: tuple[Callback, ...] = ()
@@ -167,6 +167,7 @@ class TrainerBase(Generic[AlgorithmT]):
             raise RuntimeError("a step of this trainer is in progress: a callback cannot make another one.")
         self._check_place()
         try:
+            self.train_step.begin()
             stats = self.train_step.finish(self.train_step.make_row(env_config), self)
         except SystemExit as error:  # a callback's; of one in the loop around nobody hears
             self.record.close(status_of(error), interruption(error), self.train_step.eval_row)

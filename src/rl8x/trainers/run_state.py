@@ -19,6 +19,7 @@ from rl8x.conditions import (
     HitsUpperBound,
     Not,
     Or,
+    WallTime,
     as_conditions,
     check_names,
     from_spec,
@@ -303,8 +304,19 @@ class RunState:
         reasons = [condition.reason(stats) for condition in self.met] + ([] if why is None else [why])
         if self.limit_reached is not None:
             reasons.append(f"max_steps={self.limit_reached}")
+        self.end_by(stats, reasons)
+
+    def end_by(self, stats: TrainStats, reasons: Sequence[str]) -> None:
+        """End the run with this row for some reasons; none lets it go on."""
         stats.stop_reason = "; ".join(reasons) or None
         self.last = stats if stats.stop_reason is not None else None
+
+    def overdue(self, stats: TrainStats) -> list[str]:
+        """Return why the run ends by the clock alone, between two rows, with the condition noted as met."""
+        self.met = [
+            condition for condition in self.conditions if any(clock.judge(stats) for clock in _clocks(condition))
+        ]
+        return [condition.reason(stats) for condition in self.met]
 
     def _check_callables(self, evaluated: Collection[str]) -> None:
         """Refuse plain callables that read evaluations in a run without any: only a call shows what they read."""
@@ -384,6 +396,13 @@ def _bounds(conditions: Iterable[Condition], name: str) -> list[float]:
         elif isinstance(condition, Not) and isinstance(condition.condition, HitsLowerBound):  # `name > bound`
             bounds += [condition.condition.bound] if condition.condition.name == name else []
     return bounds
+
+
+def _clocks(condition: Condition) -> list[WallTime]:
+    """List the clocks that each end the run by themselves."""
+    if isinstance(condition, Or):
+        return [clock for child in condition.children for clock in _clocks(child)]
+    return [condition] if isinstance(condition, WallTime) else []
 
 
 def _named(condition: Condition) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -69,6 +70,12 @@ class TrainStep:
         """What an `env_config` may depend on: metrics of the latest row and evaluation, and the counters."""
         return {**self.row, **self.eval_row, **self._algorithm.counters}
 
+    def begin(self) -> None:
+        """Prepare compiled programs, or switch to them, if the step that follows is the one for it."""
+        algorithm = self._algorithm
+        if algorithm.execution.begin_step(algorithm.counters[keys.STEPS], prepared=algorithm.prepared):
+            self._record.update_params()
+
     def make_row(self, env_config: AnyEnvConfig | None) -> dict[str, float]:
         """Collect, learn, and track the row; then handle non-finite numbers.
 
@@ -83,8 +90,6 @@ class TrainStep:
         """
         algorithm, counters, device = self._algorithm, self._algorithm.counters, self._algorithm.device
         transitions, begin, self.open_row = counters[keys.ENV_STEPS], time.perf_counter(), None
-        if counters[keys.STEPS] >= algorithm.execution.due:
-            algorithm.execution.begin_step(counters[keys.STEPS])
         self._guard.before_step(algorithm)
         with Timer(device) as collecting:
             algorithm.follow(self.known)
@@ -181,6 +186,7 @@ class TrainStep:
             "unseen": sorted(self.unseen),
             "compiled_since": self._algorithm.execution.compiled_since,
             "verdicts": dict(self._algorithm.execution.verdicts),
+            "waits": self._algorithm.execution.waits,
             "non_finite_in_a_row": self._guard.in_a_row,
         }
 
@@ -191,4 +197,7 @@ class TrainStep:
         self.unseen = frozenset(state.get("unseen", ()))
         self._algorithm.execution.compiled_since = state.get("compiled_since")
         self._algorithm.execution.verdicts.update(state.get("verdicts", {}))
+        self._algorithm.execution.waits = state.get("waits", True)
+        if not self.in_run:  # else it goes back within a run, whose end is planned for
+            self._algorithm.plan_execution(math.inf)
         self._guard.in_a_row = state.get("non_finite_in_a_row", 0)

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
@@ -18,7 +18,7 @@ from rl8x.conditions import Condition
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.env_config import AnyEnvConfig, followed_in
-from rl8x.output import described
+from rl8x.output import counted, described
 from rl8x.tracking import MLflowTracker
 from rl8x.tracking.protocol import Status, status_of
 from rl8x.tracking.runs import shown_path
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _log = logger(__name__)
+# Between two looks at signals and clocks while programs are waited for.
+_SECONDS_PER_LOOK: Final = 0.2
 
 
 class GenericTrainerBase(TrainerBase[AlgorithmT]):
@@ -135,6 +137,11 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                         if stop is not None or (signals.stop is not None and ranks().size == 1):
                             self.record.save(self.state_dict(), run, "KILLED")
                             raise signals.exception()
+                        if self.algorithm.execution.awaits(self.algorithm.counters[keys.STEPS]):
+                            stats, stop = self._await_programs(run, signals, reporter)
+                            if stop is not None or stats.stop_reason is not None:
+                                continue
+                        self._begin_step(run)
                         row = self.train_step.make_row(run.options["env_config"])
                         run.steps += 1
                         self._evaluate_where_due(run, row)
@@ -184,7 +191,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         config = algorithm.config
         collected = 0 if algorithm.env is None else config.num_envs * config.horizon * ranks().size
         run.begin(algorithm.counters, {algorithm.clock: 0, keys.ENV_STEPS: collected})
-        algorithm.execution.plan(algorithm.seconds_per_step, run.most_steps, algorithm.counters[keys.STEPS])
+        algorithm.plan_execution(run.most_steps)
         self.evaluations.env_config = run.options["eval_env_config"]
         self.record.prepare(run, callbacks=bool(self.callbacks))
         shown = progress if ranks().is_first else "none"
@@ -206,6 +213,39 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             self.record.save(self.state_dict(), run)
             self.checkpoints.wait()
         return None
+
+    def _await_programs(
+        self, run: RunState, signals: SignalGuard, reporter: ProgressReporter
+    ) -> tuple[TrainStats, signal.Signals | None]:
+        """Wait until the programs that the next step needs are compiled, after a checkpoint.
+
+        Returns:
+            The latest row, with a stop reason if the run ends meanwhile, and the signal that asks it to end.
+        """
+        execution, stats, stop = self.algorithm.execution, TrainStats(self.train_step.row), None
+        self.algorithm.prepare()
+        missing = max(ranks().share("programs that are missing", execution.missing()))
+        if missing:
+            self.record.save(self.state_dict(), run)
+            self.checkpoints.wait()
+            reporter.say(
+                f"step {execution.starts_at + 1} waits for {counted(missing, 'program', 'programs')} of the compiler; "
+                "later runs like this one find them in the cache"
+            )
+        while missing and stop is None and stats.stop_reason is None:
+            missing = max(ranks().share("programs that are missing", execution.missing(_SECONDS_PER_LOOK)))
+            run.end_by(stats, [*run.overdue(stats), *filter(None, [self.train_step.take_stop()])])
+            stop = self._save(run, stats, signals, reporter)
+        return stats, stop
+
+    def _begin_step(self, run: RunState) -> None:
+        """Switch to compiled programs if this is the step for it; a checkpoint has one that was not planned."""
+        execution = self.algorithm.execution
+        planned = execution.waits
+        self.train_step.begin()
+        if execution.waits and not planned:
+            self.record.save(self.state_dict(), run)
+            self.checkpoints.wait()
 
     def _evaluate_where_due(self, run: RunState, row: dict[str, float]) -> None:
         """Evaluate and film if due after this step, and add what was measured to the row."""
@@ -261,7 +301,19 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         steps = self.algorithm.counters[keys.STEPS]
         is_best = self.checkpoints.improved(stats, stats.fresh - stats.earlier, steps)
         asked, run.asked_to_save = run.asked_to_save, False
-        stop, saves = agree(stats, signals, is_best or asked or self.checkpoints.due(steps))
+        return self._save(run, stats, signals, reporter, is_best or asked or self.checkpoints.due(steps), is_best)
+
+    def _save(
+        self,
+        run: RunState,
+        stats: TrainStats,
+        signals: SignalGuard,
+        reporter: ProgressReporter,
+        saves: bool = False,
+        is_best: bool = False,
+    ) -> signal.Signals | None:
+        """Agree with the other ranks on how to go on, and save if one wants it or the run ends."""
+        stop, saves = agree(stats, signals, saves)
         if stats.stop_reason is not None:
             run.last = stats
             self.record.save(self.state_dict(), run, "FINISHED", is_best=is_best)

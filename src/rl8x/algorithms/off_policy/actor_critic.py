@@ -9,7 +9,6 @@ Source: Fujimoto et al. 2018, arXiv:1802.09477 (the smaller of two critics); Bel
 
 from __future__ import annotations
 
-import functools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
@@ -23,10 +22,18 @@ from rl8x.algorithms.off_policy.actor import Actor
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.critics import Critics, action_values
 from rl8x.algorithms.off_policy.learner import Learner
-from rl8x.algorithms.off_policy.nets import Net
+from rl8x.algorithms.off_policy.nets import Loss, Net
 from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
 from rl8x.algorithms.off_policy.return_scale import ReturnScale
-from rl8x.algorithms.off_policy.updates import OffPolicyUpdater, ReplayBatch, UpdateResult, weighted_mean
+from rl8x.algorithms.off_policy.updates import (
+    Found,
+    OffPolicyUpdater,
+    Phase,
+    ReplayBatch,
+    Update,
+    UpdateResult,
+    weighted_mean,
+)
 from rl8x.distributions import Distribution
 from rl8x.envs import Env
 from rl8x.envs.env_config import AnyEnvConfig
@@ -87,21 +94,24 @@ class ActorCritic(Learner[ActorCriticConfigT]):
 
     def make_cycle(self) -> list[OffPolicyUpdater]:
         """Return a cycle of updates in which every `policy_delay`-th also trains the policy."""
-        critics = self.make_updater(functools.partial(self.update, trains_policy=False), CRITIC_METRICS)
+        critics = self.make_updater(Update(self.phases()[:1], self.finish), CRITIC_METRICS)
         return [critics] * (self.config.policy_delay - 1) + super().make_cycle()
 
     @abstractmethod
-    def update(self, nets: Mapping[str, Net], batch: ReplayBatch, *, trains_policy: bool = True) -> UpdateResult:
-        """Train the critics on one batch, and the policy if it is its turn; see `Learner.update`.
+    def phases(self) -> list[Phase]:
+        """Return the phases of an update, in order; the first is that of the critics."""
+
+    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
+        """Return the metrics, and the errors of the rows, `[batch_size]`.
 
         Args:
             nets: The networks by name.
             batch: Rows of the replay and drawn noise by name, `[batch_size, ...]` each.
-            trains_policy: Whether it is the policy's turn.
-
-        Returns:
-            Metrics, and the errors of the rows.
+            found: What the phases have found, by name.
         """
+        values, td_targets = found["values"], found["td_targets"]
+        errors = (values - (td_targets @ self.atoms if self.config.num_atoms > 1 else td_targets)).abs().mean(0)
+        return UpdateResult(found | {"monitors/q": values.mean(), "monitors/td_error": errors.mean()}, errors)
 
     # -- parts of an update
 
@@ -168,24 +178,18 @@ class ActorCritic(Learner[ActorCriticConfigT]):
         after = self.atoms if bonus is None else self.atoms + bonus.unsqueeze(-1)
         return project(probs, self.bootstrapped(after.expand_as(probs), batch), self.atoms)
 
-    def learn_values(
-        self, q: Net, batch: ReplayBatch, td_targets: Tensor, penalty: Callable[..., Tensor] | None = None
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Make an update of the critics towards their targets.
+    def q_loss(self, batch: ReplayBatch, td_targets: Tensor, penalty: Callable[..., Tensor] | None = None) -> Loss:
+        """Return the loss that moves the critics towards their targets.
 
             L = sum_i mean of w (Q_i(s, a) - y)^2 / 2,    w = 1, or the importance weight with `prioritized`
 
         With `num_atoms` it is the cross-entropy towards the distribution of y.
 
         Args:
-            q: The critics.
             batch: The rows.
             td_targets: As `critic_targets` returns them.
             penalty: Given critics and their values Q_i(s, a), `[num_critics, batch_size]`, returns what is added to
                 the loss, 0-d.
-
-        Returns:
-            What is measured, by the names of metrics, and the errors of the rows, `[batch_size]`.
         """
         obs, categorical = self.critics_obs(batch, keys.OBS), self.config.num_atoms > 1
 
@@ -197,13 +201,9 @@ class ActorCritic(Learner[ActorCriticConfigT]):
                 losses = 0.5 * (outputs - td_targets).square()
             error, values = weighted_mean(losses.sum(0), batch), self.means(outputs)
             total = error if penalty is None else error + penalty(q, values)
-            return total, {"losses/q": error, "values": values}
+            return total, {"losses/q": error, "values": values, "td_targets": td_targets}
 
-        measured, norm = q.minimise(loss)
-        values = measured["values"]
-        errors = (values - (td_targets @ self.atoms if categorical else td_targets)).abs().mean(0)
-        metrics = {"losses/q": measured["losses/q"], "monitors/q": values.mean(), "monitors/td_error": errors.mean()}
-        return {**metrics, "monitors/q_grad_norm": norm}, errors
+        return loss
 
 
 class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[ActorCriticConfigT]):

@@ -30,7 +30,9 @@ from rl8x.algorithms.memory_check import CountedNets, check_networks, row_bytes
 from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.nets import Net, Nets
 from rl8x.algorithms.off_policy.updates import (
+    Found,
     OffPolicyUpdater,
+    Phase,
     ReplayBatch,
     Update,
     UpdateResult,
@@ -81,7 +83,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     Attributes:
         update_metrics: Names of the metrics that `update` returns; norms of gradients end in `grad_norm`.
-        cycle: What each update does, in turn; the last is `update`.
+        cycle: What each update does, in turn; the last is `update`, of all phases.
         observation_space: Space of one observation.
         action_space: Space of one action.
         nets: The networks of an update.
@@ -139,17 +141,31 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """Add the trained networks and their targets to `nets`, by `add_net` and `nets.add_target`."""
 
     @abstractmethod
-    def update(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
-        """Learn from one batch: a function of tensors that changes the networks in place and has no other effects.
+    def phases(self) -> list[Phase]:
+        """Return the phases of an update, in order: functions of tensors that have no other effects.
+
+        The batch that they get has `obs`, `actions` and `next_obs` (or their parts), `returns` and `discounts`,
+        `[batch_size, ...]` each, and the result of `draw` for this update. A target is `returns + discounts *
+        V(next_obs)`.
+        """
+
+    @abstractmethod
+    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
+        """End an update, by moving target networks.
 
         Args:
             nets: The networks of `make_nets`, by name.
-            batch: `obs`, `actions` and `next_obs` (or their parts), `returns` and `discounts`, `[batch_size, ...]`
-                each, and the result of `draw` for this update. A target is `returns + discounts * V(next_obs)`.
+            batch: As the phases get it.
+            found: What the phases have found, by name.
 
         Returns:
             The metrics that `update_metrics` names, and the errors of the rows where the algorithm knows them.
         """
+
+    @property
+    def update(self) -> Update:
+        """Learns from one batch."""
+        return Update(self.phases(), self.finish)
 
     def make_cycle(self) -> list[OffPolicyUpdater]:
         """Return the updaters of a cycle, which take turns; by default one."""
@@ -291,6 +307,16 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         weights = [each.optimizer.weights for each in self.nets.trained.values()]
         groups = {"rows": rows, "weights": weights}
         return {f"{group}/{i}": tensor for group, tensors in groups.items() for i, tensor in enumerate(tensors)}
+
+    @property
+    def prepared(self) -> bool:
+        """Whether a step has requested the updates' programs."""
+        return self._prepared
+
+    def prepare(self) -> None:
+        """Request the updates' programs, unless a step has, or there are no rows."""
+        with self.execution.ahead(), self.execution.threads.for_work(self._work):
+            self._prepare()
 
     def _prepare(self) -> None:
         """Start compiling the updates' programs while transitions are gathered, or updates run eagerly."""

@@ -8,7 +8,8 @@ target network is its module under another vector of weights.
     nets.add("q", QNetwork(policy), rule, lr=3e-4)
     nets.add_target("target", of="q")
 
-    values, norm = nets["q"].minimise(loss)                # in an update, on the result of `bind`
+    values, gradient = nets["q"].gradient(loss)            # in an update, on the result of `bind`
+    norm = nets["q"].apply(gradient)
     nets["target"].polyak_update(nets["q"], 0.005)
 """
 
@@ -24,7 +25,6 @@ from torch import Tensor, nn
 
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
 from rl8x.algorithms.optimizer_rules import Rule
-from rl8x.distributed import mean_over_ranks
 from rl8x.execution.private import Substitution
 from rl8x.policy import Policy, training_mode
 
@@ -60,7 +60,7 @@ class Net:
         lr: The learning rate, 0-d; None for a target.
 
     Attributes:
-        weights: As given; `minimise` and `polyak_update` change it in place.
+        weights: As given; `apply` and `polyak_update` change it in place.
     """
 
     def __init__(
@@ -75,31 +75,28 @@ class Net:
         """Call the module with these weights; gradients flow to the inputs, not to the weights."""
         return self.trained.under(self._parts, *inputs)
 
-    def minimise(self, loss: Loss) -> tuple[dict[str, Tensor], Tensor]:
-        """Make an optimizer step on a loss, a mean over rows; each rank has the same number of rows.
+    def gradient(self, loss: Loss) -> tuple[dict[str, Tensor], Tensor]:
+        """Compute the gradient of a loss, a mean over rows.
 
         Args:
             loss: See `Loss`. Other networks that it calls are not trained.
 
         Returns:
-            What else the loss returned, without gradients, and the norm of the gradient before clipping, 0-d.
+            What else the loss returned, without gradients, and the gradient, `[size]`.
         """
-        assert self.lr is not None, "a target network is not trained"
         optimizer = self.trained.optimizer
         mode = training_mode(self.trained.module) if self.trained.has_modes else contextlib.nullcontext()
         with torch.enable_grad(), mode:
             weights = self.weights.detach().requires_grad_()
             value, measured = loss(functools.partial(self.trained.under, optimizer.split(weights)))
             (gradient,) = torch.autograd.grad(value, weights)
-        gradient = mean_over_ranks(gradient)
-        norm = clip_and_apply(
-            optimizer.rule,
-            (self.weights, *self.moments),
-            gradient,
-            self.lr,
-            max_grad_norm=self.trained.max_grad_norm,
-        )
-        return {name: each.detach() for name, each in measured.items()}, norm
+        return {name: each.detach() for name, each in measured.items()}, gradient
+
+    def apply(self, gradient: Tensor) -> Tensor:
+        """Make an optimizer step by a gradient, `[size]`, which is clipped in place; return its norm before, 0-d."""
+        assert self.lr is not None, "a target network is not trained"
+        state, most = (self.weights, *self.moments), self.trained.max_grad_norm
+        return clip_and_apply(self.trained.optimizer.rule, state, gradient, self.lr, max_grad_norm=most)
 
     def polyak_update(self, net: Net, tau: Tensor | float) -> None:
         """Update the weights to (1 - tau) w + tau w', with those of another network; `tau` is a number or 0-d."""

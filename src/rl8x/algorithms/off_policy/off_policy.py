@@ -168,6 +168,13 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         """Whether a collect is a single transition."""
         return self.config.horizon * self.config.num_envs == 1
 
+    def prepare(self) -> None:
+        """Request the programs of a step, unless one has, or the environment has to be reset for it."""
+        with self.execution.ahead():
+            if not self.prepared and self.collector.prepare(self.rollout):
+                self._prepare_stats()
+        super().prepare()
+
     def _append(self, stats: Stats, samples: int) -> None:
         """Append a horizon to the replay, unless its statistics say that it contains a non-finite number."""
         # The only host sync of a collect, since the host has to know the number of rows. If the horizon of any rank is

@@ -1,21 +1,25 @@
-"""Runs all updates that are due after a collect as programs of tensors: loops without Python between updates."""
+"""Runs all updates that are due after a collect as programs of tensors: loops without Python between updates.
+
+An update is a list of phases, each of which ends with what the ranks average: a gradient, mostly. One process runs all
+of them as one program; of several, each runs a program up to each average.
+"""
 
 from __future__ import annotations
 
 import functools
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rl8x.algorithms.off_policy.nets import Net, Nets
+from rl8x.algorithms.off_policy.nets import Loss, Net, Nets
 from rl8x.algorithms.optimizer import updates_not_finite
 from rl8x.distributed import ranks
 from rl8x.execution import Execution, Program
+from rl8x.execution.loops import Loop
 from rl8x.execution.programs import prepare
 from rl8x.rollouts.statistics import Number, Stats, library_of
 from rl8x.trees import is_part, row_major
@@ -48,12 +52,77 @@ class UpdateResult(NamedTuple):
     errors: Tensor | None = None
 
 
-class Update(Protocol):
-    """Learns from one batch: a function of tensors that changes networks in place and has no other effects."""
+Found = dict[str, Tensor]
+"""What the phases of an update have found so far, by name: metrics, 0-d, and what later phases and the result need."""
 
-    @abstractmethod
-    def __call__(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
-        """Make one update."""
+NetsByName = Mapping[str, Net]
+
+
+class Minimise(NamedTuple):
+    """A phase that makes an optimizer step of one network; the ranks average its gradient.
+
+    Attributes:
+        net: The network's name.
+        loss: Given the networks, the batch and what was found, returns the network's loss. What it computes itself has
+            no gradients, such as targets; what the loss returns beside its value joins what was found.
+        norm: The name of the gradient's norm before clipping.
+    """
+
+    net: str
+    loss: Callable[[NetsByName, ReplayBatch, Found], Loss]
+    norm: str = "norm"
+
+    def begin(self, nets: NetsByName, batch: ReplayBatch, found: Found) -> Tensor:
+        """Return the gradient, `[size]`."""
+        measured, gradient = nets[self.net].gradient(self.loss(nets, batch, found))
+        found.update(measured)
+        return gradient
+
+    def end(self, nets: NetsByName, found: Found, mean: Tensor) -> None:
+        """Apply the ranks' mean gradient, `[size]`."""
+        found[self.norm] = nets[self.net].apply(mean)
+
+
+class Average(NamedTuple):
+    """A phase that averages a number over the ranks.
+
+    Attributes:
+        name: Its name among what was found.
+        number: Given the networks, the batch and what was found, returns this rank's, 0-d.
+    """
+
+    name: str
+    number: Callable[[NetsByName, ReplayBatch, Found], Tensor]
+
+    def begin(self, nets: NetsByName, batch: ReplayBatch, found: Found) -> Tensor:
+        """Return this rank's number, 0-d."""
+        return self.number(nets, batch, found)
+
+    def end(self, nets: NetsByName, found: Found, mean: Tensor) -> None:
+        """Note the mean, 0-d."""
+        found[self.name] = mean
+
+
+Phase = Minimise | Average
+
+
+class Update(NamedTuple):
+    """Learns from one batch: a function of tensors that changes networks in place and has no other effects.
+
+    Attributes:
+        phases: Its phases, in order.
+        finish: Given the networks, the batch and what was found, moves target networks and returns the result.
+    """
+
+    phases: Sequence[Phase]
+    finish: Callable[[NetsByName, ReplayBatch, Found], UpdateResult]
+
+    def __call__(self, nets: NetsByName, batch: ReplayBatch) -> UpdateResult:
+        """Make one update, in a single process."""
+        found: Found = {}
+        for phase in self.phases:
+            phase.end(nets, found, phase.begin(nets, batch, found))
+        return self.finish(nets, batch, found)
 
 
 class OffPolicyUpdater:
@@ -72,6 +141,7 @@ class OffPolicyUpdater:
         self.names = tuple(names)
         self.execution = execution
         self._items: tuple[str, ...] = ()
+        self._found: dict[int, list[str]] = {0: []}  # names of what was found before each phase
 
     def run(self, items: ReplayBatch) -> tuple[Tensor, Tensor | None]:
         """Make updates one after the other.
@@ -89,7 +159,17 @@ class OffPolicyUpdater:
     def prepare(self, items: ReplayBatch) -> None:
         """Request compilation for items of this layout, without running the program or waiting for it."""
         arguments = self._arguments(items)
-        prepare(self._program, *arguments)
+        if ranks().size == 1:
+            prepare(self._program, *arguments)
+            return
+
+        def prepared(phase: int, *tensors: Tensor) -> Sequence[Tensor]:
+            prepare(self._programs[phase], *tensors)
+            return self._run_phase(phase, *tensors)
+
+        num_state, first = len(self.nets.state), self._loop(prepared).first(arguments)
+        with ranks().alone():
+            self._in_phases(prepared, *[tensor.clone() for tensor in first[:num_state]], *first[num_state:])
 
     def _arguments(self, items: ReplayBatch) -> list[Tensor]:
         self._items = tuple(items)
@@ -100,7 +180,7 @@ class OffPolicyUpdater:
     def _program(self) -> Program:
         """Return the loop, built at the first call, when the names of the items are known."""
         if ranks().size > 1:
-            return self.execution.split_loop(self._update_tensors, len(self.nets.state), len(self._items))
+            return self._loop(lambda phase, *tensors: self._programs[phase](*tensors))
         return self.execution.loop(
             self._update_tensors,
             len(self.nets.state),
@@ -112,12 +192,61 @@ class OffPolicyUpdater:
     @torch.no_grad()
     def _update_tensors(self, *tensors: Tensor) -> list[Tensor]:
         """Make one update; this function is compiled."""
+        return self._results(self.update(*self._named(tensors)))
+
+    def _named(self, tensors: Sequence[Tensor]) -> tuple[dict[str, Net], dict[str, Tensor]]:
+        """Return the networks and the batch, by name, of the arguments of an update."""
         num_state, num_items = len(self.nets.state), len(self._items)
         state, rates, items = tensors[:num_state], tensors[num_state:-num_items], tensors[-num_items:]
-        nets = self.nets.bind(state, rates)
-        metrics, errors = self.update(nets, dict(zip(self._items, items, strict=True)))
-        row = torch.stack([metrics[name] for name in self.names])
-        return [row] if errors is None else [row, errors]
+        return self.nets.bind(state, rates), dict(zip(self._items, items, strict=True))
+
+    def _results(self, result: UpdateResult) -> list[Tensor]:
+        row = torch.stack([result.metrics[name] for name in self.names])
+        return [row] if result.errors is None else [row, result.errors]
+
+    # -- with several ranks
+
+    @functools.cached_property
+    def _programs(self) -> list[Program]:
+        """Return a program for each phase, and one for the result."""
+        run, count, fixed = self._run_phase, len(self.update.phases) + 1, len(self.nets.state)
+        options: Any = {"name": "update", "kind": "update"}
+        return [self.execution.program(functools.partial(run, phase), fixed, **options) for phase in range(count)]
+
+    def _loop(self, run: Callable[..., Sequence[Tensor]]) -> Loop:
+        num_state, num_items = len(self.nets.state), len(self._items)
+        return Loop(functools.partial(self._in_phases, run), num_state, num_items)
+
+    def _in_phases(self, run: Callable[..., Sequence[Tensor]], *tensors: Tensor) -> Sequence[Tensor]:
+        """Make one update: `run` each phase, given its number, with a sum over the ranks after it."""
+        left: list[Tensor] = []
+        for phase in range(len(self.update.phases)):
+            *found, shared = run(phase, *tensors, *left)
+            left = [*found, ranks().sum(shared)]
+        return run(len(self.update.phases), *tensors, *left)
+
+    @torch.no_grad()
+    def _run_phase(self, phase: int, *tensors: Tensor) -> list[Tensor]:
+        """End the phase before, and begin this one, or finish; this function is compiled.
+
+        Args:
+            phase: Its number.
+            tensors: The arguments of an update, what was found before, and the ranks' sum after the phase before.
+
+        Returns:
+            What was found, and what the ranks are to sum; from the last the results.
+        """
+        phases, names = self.update.phases, self._found[phase]
+        count = len(self.nets.state) + len(self.nets.rates) + len(self._items)
+        nets, batch = self._named(tensors[:count])
+        found = dict(zip(names, tensors[count:], strict=False))
+        if phase:
+            phases[phase - 1].end(nets, found, tensors[-1] / ranks().size)
+        if phase == len(phases):
+            return self._results(self.update.finish(nets, batch, found))
+        shared = phases[phase].begin(nets, batch, found)
+        self._found[phase + 1] = list(found)
+        return [*found.values(), shared]
 
 
 def update_stats(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Stats:

@@ -330,6 +330,17 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         states = {name: self.rollout.states[name] for name in self.policy.initial_state(1)}
         self.pack.fill(packed | dict(targets), states)
 
+    @property
+    def prepared(self) -> bool:
+        """Whether a step has requested its programs."""
+        return self.updater.prepared
+
+    def prepare(self) -> None:
+        """Request the programs of a step, unless one has, or the environment has to be reset for it."""
+        with self.execution.ahead():
+            if not self.prepared and self.collector.prepare(self.rollout):
+                self._prepare_update()
+
     def _prepare_update(self) -> None:
         """Request compilation of the update's programs while the rollout is still empty; only layouts matter."""
         self._fill_pack(dict.fromkeys(self.made, self.rollout[keys.REWARDS][: self.config.horizon]))

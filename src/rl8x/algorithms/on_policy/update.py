@@ -118,8 +118,6 @@ class OnPolicyUpdater:
     @functools.cached_property
     def _update(self) -> Program:
         num_fixed = len(self._state) + len(self.pack.sources)
-        if ranks().size > 1:
-            return self.execution.split(self._update_tensors, num_fixed)
         return self.execution.program(self._update_tensors, num_fixed, name="update", kind="update")
 
     @functools.cached_property
@@ -133,6 +131,10 @@ class OnPolicyUpdater:
         return self.execution.program(
             self._add_gradient_tensors, 2 + len(self.pack.sources), name="gradient", kind="update"
         )
+
+    @functools.cached_property
+    def _apply(self) -> Program:
+        return self.execution.program(self._apply_tensors, len(self._state) + 1, name="update", kind="update")
 
     @property
     def _state(self) -> tuple[Tensor, ...]:
@@ -227,10 +229,13 @@ class OnPolicyUpdater:
             for chunks in self._batches(workers, generator):
                 scale = self._scale(chunks)
                 for chunk in chunks:
-                    if len(chunks) == 1:
+                    if len(chunks) == 1 and ranks().size == 1:
                         prepare(self._update, *self._single(chunk, weight, scale, active))
                     else:
                         prepare(self._add_gradient, *self._chunk(self._gradients[0], chunk, weight, scale))
+                if len(chunks) == 1 and ranks().size > 1:
+                    means = torch.zeros(len(self.objective.metrics), device=self.device)
+                    prepare(self._apply, *self._state, self.optimizer.gradient, means, active)
 
     def _first(self, coefficient: float) -> tuple[Tensor, Tensor]:
         """Return the objective's coefficient and whether the first update is applied, 0-d, made on the device."""
@@ -268,16 +273,22 @@ class OnPolicyUpdater:
         return size < pack.num_sequences and self._chunk_rows(workers) >= size
 
     def _step(self, chunks: list[Rows], coefficient: Tensor, active: Tensor, workers: Workers) -> tuple[Tensor, Tensor]:
-        """Make one optimizer step if the KL divergence allows it.
+        """Make one optimizer step if the KL divergence allows it: the gradient, its sum over ranks, and applying it.
+
+        A minibatch of one chunk is one program, or with several ranks one before the sum and one after it.
 
         Returns:
             The loss metrics' means and the gradient norm, `[num_metrics + 1]`, and whether it was taken, 0-d, bool.
         """
         scale, optimizer = self._scale(chunks), self.optimizer
-        if self.execution.mode != "eager" and len(chunks) == 1:
+        whole = self.execution.mode != "eager" and len(chunks) == 1
+        if whole and ranks().size == 1:
             row, active = self._update(*self._single(chunks[0], coefficient, scale, active))
             return row, active
         means = self._of_all_ranks(self._set_gradient(chunks, coefficient, scale, workers))
+        if whole:
+            row, active = self._apply(*self._state, optimizer.gradient, means, active)
+            return row, active
         active = self._heed(means, active, optimizer.lr, self._made)
         norm = optimizer.step(self.config.max_grad_norm, None if self.objective.limit is None else active)
         return torch.cat((means, norm.unsqueeze(0))), active
@@ -419,8 +430,14 @@ class OnPolicyUpdater:
         num_made = self.objective.rate is not None
         made, rest = rest[:num_made], rest[num_made:]
         sources, (coefficient, scale, active, *given) = rest[:num_sources], rest[num_sources:]
-        gradient, sums = sum_over_ranks(*self._gradient(weights, coefficient, scale, self._taken((*sources, *given))))
-        active = self._heed(sums, active, lr, *made)
+        gradient, sums = self._gradient(weights, coefficient, scale, self._taken((*sources, *given)))
+        return self._apply_tensors(weights, *moments, lr, *made, gradient, sums, active)
+
+    def _apply_tensors(self, weights: Tensor, *tensors: Tensor) -> list[Tensor]:
+        """Clip a gradient and make an optimizer step by it; weights and moments change in place."""
+        num_moments = len(self.optimizer.moments)
+        moments, (lr, *made, gradient, means, active) = tensors[:num_moments], tensors[num_moments:]
+        active = self._heed(means, active, lr, *made)
         norm = clip_and_apply(
             self.optimizer.rule,
             (weights, *moments),
@@ -429,4 +446,4 @@ class OnPolicyUpdater:
             max_grad_norm=self.config.max_grad_norm,
             active=None if self.objective.limit is None else active,
         )
-        return [torch.cat((sums, norm.unsqueeze(0))), active.clone()]
+        return [torch.cat((means, norm.unsqueeze(0))), active.clone()]
