@@ -56,8 +56,10 @@ def replay_config(work: ReplayWork, shared: dict[str, Any]) -> OffPolicyConfig:
     if work.algorithm == "sac":
         widths = [work.hidden, work.hidden]
         return SACConfig(**fields, tau=work.tau, critic_hidden_sizes=widths, max_grad_norm=None)
+    fields["model_config"]["layer_norm"] = False
     return DQNConfig(
         **fields,
+        n_step=1,
         target_interval=round(work.updates_per_target / work.updates_per_sample),
         epsilon=work.epsilon,
         epsilon_decay_steps=0,

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import math
 from fractions import Fraction
@@ -8,6 +9,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from tests.algorithms.off_policy.test_offline import build as build_offline
 from tests.probes import KNOWN, ActionDecides, Discretes, Probe
+from torch import nn
 
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import DQNConfig
@@ -16,7 +18,8 @@ from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.envs import CartPole, Pendulum
 
-SMALL = {"num_envs": 8, "horizon": 2, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
+PLAIN = {"hidden_sizes": [16], "layer_norm": False}
+SMALL = {"num_envs": 8, "horizon": 2, "n_step": 1, "seed": 1, "device": "cpu", "model_config": PLAIN}
 
 
 def build(env=CartPole, **options):
@@ -212,7 +215,7 @@ def learned(env, steps=80, **options):
 
 def check_known_values(**options):
     """Train on all probes at once; with time limits a value comes nearer by 1 - gamma with each copy of the target."""
-    sizes = {"num_envs": 12, "batch_size": 64, "buffer_size": 1000, "model_config": {"hidden_sizes": [32]}}
+    sizes = {"num_envs": 12, "batch_size": 64, "buffer_size": 1000, "model_config": {**PLAIN, "hidden_sizes": [32]}}
     algorithm = learned(Discretes, steps=20, **{"target_interval": 10, "gamma": 0.75, **sizes, **options})
     for (probe, x), expected in KNOWN.items():
         q = algorithm.policy(Discretes.seen(probe, x)[None], {}, torch.zeros(1, 1, dtype=torch.bool))[0, 0]
@@ -329,3 +332,22 @@ def test_the_conservative_term_by_hand(coeff):
     for one, other, gradient in zip(plain.policy.parameters(), parameters, gradients, strict=True):
         moved = 0.0 if gradient is None else -0.1 * coeff * gradient
         torch.testing.assert_close(other.detach() - one.detach(), torch.zeros_like(one) + moved, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "with_env", "with_data"),
+    [({}, 3, 1), ({"n_step": 3}, 3, 3), ({"n_step": 1}, 1, 1), ({"n_step": 5}, 5, 5)],
+)
+def test_the_default_of_n_step_gives_way_where_another_policy_acted(given, with_env, with_data):
+    config = DQNConfig(**given)
+    assert (config.n_step, dataclasses.replace(config, dataset="recorded").n_step) == (with_env, with_data)
+
+
+@pytest.mark.parametrize(
+    ("given", "norms", "width"),
+    [({}, 2, 128), ({"hidden_sizes": [8]}, 1, 8), ({"layer_norm": False}, 0, 128)],
+)
+def test_the_default_network_is_normalised(given, norms, width):
+    modules = list(DQNConfig(num_envs=2, model_config=given).build(CartPole).policy.model.actor)
+    assert sum(isinstance(module, nn.LayerNorm) for module in modules) == norms
+    assert modules[0].out_features == width

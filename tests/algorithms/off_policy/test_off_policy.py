@@ -22,7 +22,7 @@ from rl8x.checkpoint.tree import clone
 from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.trainers.non_finite import NonFiniteError
 
-SMALL = {"num_envs": 8, "horizon": 2, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+SMALL = {"num_envs": 8, "horizon": 2, "n_step": 1, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
 
 
 def build(env=CartPole, **options):
