@@ -32,7 +32,11 @@ SMALL = {"seed": 1, "device": "cpu", "batch_size": 16, "updates_per_step": 4, "m
 CONFIGS = {"bc": BCConfig, "iql": IQLConfig, "dqn": DQNConfig, "sac": SACConfig, "td3": TD3Config}
 EXTRA = {
     "iql": {"critic_hidden_sizes": [8]},
-    "dqn": {"target_interval": 3, "cql_coeff": 0.1},
+    "dqn": {
+        "target_interval": 3,
+        "cql_coeff": 0.1,
+        "model_config": {"hidden_sizes": [8], "layer_norm": False},
+    },
     "sac": {"critic_hidden_sizes": [8], "cql_coeff": 0.5, "cql_samples": 2},
     "td3": {"critic_hidden_sizes": [8], "actor_bc_coeff": 0.1, "critic_bc_coeff": 0.1},
 }
