@@ -19,7 +19,7 @@ def faults(tmp_path, *names, share):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = ForkedPython(command, cwd=tmp_path, env=environment, **streams)  # which has torch and MLflow
-    said, _ = process.communicate(timeout=300)
+    said, _ = process.communicate(timeout=800)
     assert process.returncode == 0, said
     return {row["fault"]: row for row in json.loads((tmp_path / "faults.json").read_text())["faults"]}
 
