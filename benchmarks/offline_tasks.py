@@ -151,7 +151,12 @@ OFFLINE = {
         algorithm=DQNConfig,
         updates=4_000,
         lr=1e-3,
-        config={"cql_coeff": 1.0, "batch_size": 128, "target_interval": 200},
+        config={
+            "cql_coeff": 1.0,
+            "batch_size": 128,
+            "target_interval": 200,
+            "model_config": {"hidden_sizes": [64, 64], "layer_norm": False},
+        },
         above="cartpole-mixed-bc",
     ),
     "cartpole-mixed-iql": OfflineTask(
