@@ -71,11 +71,9 @@ class Workers:
 
 
 class Threads:
-    """Chooses the number of CPU threads for an algorithm's programs by their amount of work; no effect on accelerators.
+    """Chooses the number of CPU threads for programs by their amount of work; no effect on accelerators.
 
-    Args:
-        device: The device of the programs.
-        eager: Whether they run eagerly; may change between two steps.
+    Whether they run `eager` may change between two steps.
     """
 
     def __init__(self, device: torch.device, *, eager: bool) -> None:
