@@ -97,7 +97,7 @@ class Execution:
         self.verdicts: dict[str, str] = {}
         self.device = device
         self.host_looks = device.type == "cpu"
-        self.threads = Threads(device, eager=self.mode == "eager")
+        self.threads = Threads(device, lambda: self.mode == "eager")
         if on_cuda:
             torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         if device.type == "cpu":
@@ -160,7 +160,7 @@ class Execution:
             self.starts_at = step if changes else 0
         self.prepares = not changes
         if changes:
-            self.mode, self.threads.eager, self.due = "compile", False, math.inf
+            self.mode, self.due = "compile", math.inf
             self.compiled_since, self.waits = self.starts_at, True
         return changes
 
@@ -179,17 +179,10 @@ class Execution:
     def fall_back(self) -> None:
         """Run eagerly from now on; for mode `auto`."""
         self.mode = self.target = "eager"
-        self.prepares, self.threads.eager, self.due, self.fell_back = False, True, math.inf, True
+        self.prepares, self.due, self.fell_back = False, math.inf, True
 
     def give_up(self, error: ProgramError) -> None:
-        """Warn that a program could not be made, and run eagerly from now on.
-
-        Args:
-            error: The reason.
-
-        Raises:
-            RuntimeError: The given error, unless the mode is `auto`.
-        """
+        """Warn that a program could not be made, and run eagerly from now on; raise unless the mode is `auto`."""
         if not self.falls_back:
             raise error
         self.fall_back()
@@ -197,21 +190,17 @@ class Execution:
 
     @staticmethod
     def announce(say: Callable[[str], None]) -> None:
-        """Set how a run reports that it waits for the compiler.
-
-        Args:
-            say: Called with a line of text.
-        """
+        """Set what is called with a line of text when a run waits for the compiler."""
         compiler().say = say
 
     @contextlib.contextmanager
     def ahead(self) -> Iterator[None]:
         """Set `mode` to `target` within the context, to prepare programs before the switch."""
-        before, self.mode, self.threads.eager = self.mode, self.target, False
+        before, self.mode = self.mode, self.target
         try:
             yield
         finally:
-            self.mode, self.threads.eager = before, before == "eager"
+            self.mode = before
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which a policy's matmuls run in bfloat16 if that is the precision."""
