@@ -176,7 +176,7 @@ def noise_of(distribution, shape, generator=None, device="cpu"):
 
 
 def described(function, *tensors):
-    """Return what is compiled of a function: its description, and what it reads beside its arguments."""
+    """Return what is compiled of a function: its description as JSON, and what it reads beside its arguments."""
     graph, read = trace(function, tensors)
     return describe_program(graph, [*tensors, *read]), read
 

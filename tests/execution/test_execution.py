@@ -1,26 +1,20 @@
-import math
-import threading
+import functools
 import warnings
 
 import pytest
 import torch
 from tests.probes import record_once
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, Pendulum
 from rl8x.execution import Execution
 from rl8x.execution import execution as module
-from rl8x.execution.artifacts import Artifacts
-from rl8x.execution.captured import CapturedLoop, CapturedProgram
-from rl8x.execution.compiled import CompiledLoop, CompiledProgram
-from rl8x.execution.compiler import Compiler
+from rl8x.execution.captured import CapturedProgram
+from rl8x.execution.compiled import CompiledProgram
 from rl8x.execution.loops import Loop
 from rl8x.execution.programs import ProgramError
-from rl8x.execution.threads import Workers
-from rl8x.randomization import Uniform
-from rl8x.rollouts.statistics import Stats
 
 CPU = torch.device("cpu")
 
@@ -46,6 +40,11 @@ def build(env=CartPole, *, mode="graph", **options):
 
 def weights(algorithm):
     return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
+
+
+def test_graph_needs_cuda():
+    with pytest.raises(ValueError, match="execution='graph' needs a CUDA device; got cpu"):
+        Execution("graph", "fp32", CPU)
 
 
 @pytest.mark.parametrize(("has", "precision"), [(False, "bf16"), (False, "fp32"), (True, "bf16")])
@@ -79,47 +78,33 @@ def test_a_captured_program_reads_its_arguments_anew_and_writes_to_fixed_ones_on
     assert values.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_a_captured_program_is_captured_again_for_other_shapes():
-    captured = []
-
-    def capture(function):
-        captured.append(1)
-        return record_once(function)
-
-    program = CapturedProgram(lambda values: [values + 1], 0, capture)
-    for size in (2, 3, 2, 3):
-        assert program(torch.zeros(size))[0].tolist() == [1.0] * size
-    assert len(captured) == 2
-
-
-def test_a_captured_program_is_captured_again_for_other_types():
-    program = CapturedProgram(lambda values: [values + 1], 0, record_once)
-    assert program(torch.zeros(2))[0].tolist() == [1.0, 1.0]
-    assert program(torch.tensor([2**53 + 1, 0]))[0].tolist() == [2**53 + 2, 1]
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda function: CapturedProgram(function, 0, record_once),
+        lambda function: CompiledProgram(function, compiles=False),
+    ],
+    ids=["captured", "compiled"],
+)
+def test_a_program_is_made_again_for_other_shapes_and_types(make):
+    program = make(lambda values: [values + 1])
+    for values in (torch.zeros(2), torch.zeros(3), torch.tensor([2**53 + 1, 0]), torch.zeros(2), torch.zeros(3)):
+        assert torch.equal(program(values)[0], values + 1)
 
 
 CASES = {
-    "cartpole": (CartPole, {}),
-    "pendulum, normalised": (Pendulum, {"normalize_observations": True, "time_limit": 4}),
-    "one batch": (CartPole, {"sgd_minibatch_size": None}),
-    "accumulated": (CartPole, {"accumulate_grads": True}),
-    "kl limit": (CartPole, {"target_kl_div": 0.01}),
+    "normalised, cut": (functools.partial(Pendulum, time_limit=4), {"normalize_observations": True}),
     "lstm": (CartPole, {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3, "sgd_minibatch_size": 24}),
-    "every horizon reset": (CartPole, {"horizons_per_env_reset": 1}),
+    "kl limit": (CartPole, {"target_kl_div": 0.01}),
 }
 
 
 @pytest.mark.usefixtures("captures")
 @pytest.mark.parametrize("case", CASES)
 def test_captured_horizons_and_updates_equal_eager_ones(case):
+    """All algorithms are captured in `simulated_cuda`."""
     env, options = CASES[case]
-    limit = {"time_limit": options["time_limit"]} if "time_limit" in options else {}
-    options = {name: value for name, value in options.items() if name != "time_limit"}
-
-    def make(num_envs, **others):
-        return env(num_envs, **others, **limit)
-
-    eager, captured = build(make, mode="eager", **options), build(make, **options)
+    eager, captured = build(env, mode="eager", **options), build(env, **options)
     for _ in range(3):
         rows = []
         for algorithm in (eager, captured):
@@ -133,7 +118,6 @@ def test_captured_horizons_and_updates_equal_eager_ones(case):
         assert [rows[1][name] for name in shared] == pytest.approx([rows[0][name] for name in shared], abs=1e-4)
     assert captured.counters == eager.counters
     assert (eager.tags["rl8x.execution"], captured.tags["rl8x.execution"]) == ("eager", "graph")
-    assert captured.collector.stepper.captures_env
 
 
 class CountsSteps(CartPole):
@@ -171,63 +155,6 @@ def refuse(*_):
     raise OSError("no compiler found\nmore lines")
 
 
-def test_auto_falls_back_to_eager_with_one_warning(monkeypatch):
-    monkeypatch.setattr(CompiledProgram, "_compile", refuse)
-    run = Execution("auto", "fp32", CPU)
-    run.plan(1.0, math.inf)
-    run.begin_step(run.starts_at)
-    program = run.program(lambda values: [values + 1])
-    with pytest.warns(RuntimeWarning, match=r"not possible here: no compiler found\. execution='eager' always is\."):
-        assert program(torch.zeros(2))[0].tolist() == [1.0, 1.0]
-    assert run.mode == "eager"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert program(torch.ones(2))[0].tolist() == [2.0, 2.0]
-
-
-def test_a_mode_that_was_asked_for_does_not_fall_back(monkeypatch):
-    monkeypatch.setattr(CompiledProgram, "_compile", refuse)
-    program = Execution("compile", "fp32", CPU).program(lambda values: [values + 1])
-    with pytest.raises(ProgramError, match="execution='compile' is not possible here: no compiler found"):
-        program(torch.zeros(2))
-
-
-@pytest.fixture
-def begun(monkeypatch, tmp_path):
-    """Note when the compiler's process is begun, on an empty cache."""
-    made = Compiler(Artifacts(tmp_path))
-    starts = []
-    monkeypatch.setattr(made, "start", lambda: starts.append(1))
-    monkeypatch.setattr(module, "compiler", lambda: made)
-    return starts
-
-
-def test_the_compiler_begins_ahead_of_its_use_in_the_first_run_of_a_configuration(begun):
-    for configuration, starts in (("a", 1), ("a", 1), ("b", 2)):
-        Execution("compile", "fp32", CPU, configuration)
-        assert len(begun) == starts
-    Execution("eager", "fp32", CPU, "c")
-    assert len(begun) == 2
-
-
-def test_in_auto_the_compiler_begins_with_the_first_step_that_prepares_programs(begun):
-    run = Execution("auto", "fp32", CPU, "a")
-    run.plan(1.0, 10.0)  # too short
-    run.begin_step(0)
-    assert not begun
-    run.plan(1.0, math.inf)
-    run.begin_step(0)
-    assert not begun
-    run.begin_step(run.due)
-    assert len(begun) == 1
-
-
-def test_what_differs_in_its_seed_alone_is_one_configuration(begun):
-    for seed, envs, starts in ((1, 8, 1), (2, 8, 1), (2, 16, 2)):
-        build(mode="compile", seed=seed, num_envs=envs)
-        assert len(begun) == starts
-
-
 def test_what_cannot_be_recorded_is_told_in_one_line_too():
     program = Execution("compile", "fp32", CPU).program(lambda values: [values if values.sum() > 0 else -values])
     with pytest.raises(ProgramError, match=r"^execution='compile' is not possible here: .+\. execution='eager' always"):
@@ -247,22 +174,6 @@ def test_a_failed_capture_leaves_no_trace():
     assert total.tolist() == [0.0, 0.0]
 
 
-def test_graph_needs_cuda():
-    with pytest.raises(ValueError, match="execution='graph' needs a CUDA device; got cpu"):
-        Execution("graph", "fp32", CPU)
-
-
-# -- the compiled record
-
-
-def test_what_a_function_reads_beside_its_arguments_is_read_at_every_call():
-    offset = torch.tensor([1.0])
-    program = CompiledProgram(lambda values: [values + offset], compiles=False)
-    assert program(torch.zeros(2))[0].tolist() == [1.0, 1.0]
-    offset.fill_(5.0)
-    assert program(torch.zeros(2))[0].tolist() == [5.0, 5.0]
-
-
 # -- loops
 
 
@@ -276,9 +187,9 @@ OFFSET = torch.tensor([10.0])
 
 LOOPS = {
     "eager": lambda loop: loop,
-    "recorded": lambda loop: CompiledLoop(loop, compiles=False),
-    "compiled": CompiledLoop,
-    "captured": lambda loop: CapturedLoop(loop, record_once),
+    "recorded": lambda loop: CompiledProgram(loop, compiles=False),
+    "compiled": CompiledProgram,
+    "captured": lambda loop: CapturedProgram(loop, 0, record_once),
 }
 
 
@@ -345,7 +256,7 @@ def test_a_captured_loop_takes_a_state_from_anywhere():
         return [total * 10.0]
 
     captured = []
-    program = CapturedLoop(Loop(add, 1), lambda function: captured.append(1) or record_once(function))
+    program = CapturedProgram(Loop(add, 1), 0, lambda function: captured.append(1) or record_once(function))
     first, second = torch.zeros(1), torch.full((1,), 5.0)
     results = [program(total, torch.tensor([1.0, 2.0]))[0].tolist() for total in (first, second, first)]
     assert results == [[[10.0], [30.0]], [[60.0], [80.0]], [[40.0], [60.0]]]
@@ -401,102 +312,7 @@ def test_a_loop_takes_a_state_of_any_strides(ends):
     # One number out of a row of two, as a copy's noise is, and a transposed matrix.
     total, sums = torch.zeros(1, 2)[:, 0], torch.zeros(3, 2).t()
     assert (total.stride(), sums.stride()) == ((2,), (1, 2))
-    totals, each, _ = CompiledLoop(Loop(add, 2, ends=ends), compiles=False)(total, sums, torch.tensor([1.0, 2.0]))
+    totals, each, _ = CompiledProgram(Loop(add, 2, ends=ends), compiles=False)(total, sums, torch.tensor([1.0, 2.0]))
     assert totals.tolist() == [[1.0], [3.0]]
     assert each[:, 0, 1, 2].tolist() == [1.0, 4.0]
     assert (total.tolist(), sums[1].tolist()) == ([3.0], [4.0, 4.0, 4.0])
-
-
-# -- threads
-
-
-def test_small_work_uses_one_thread_and_the_setting_comes_back():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        run = Execution("eager", "fp32", CPU)
-        with run.threads.for_work(1000):
-            assert torch.get_num_threads() == 1
-        with run.threads.for_work(10**9):
-            assert torch.get_num_threads() == 2
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
-# -- copies to the host
-
-
-@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-@pytest.mark.parametrize("case", [name for name in CASES if name != "kl limit"])
-def test_an_iteration_looks_at_no_value_but_in_its_one_copy_of_statistics(case, monkeypatch):
-    """Fake tensors have no values: whatever looks at one on the host raises."""
-    env, options = CASES[case]
-    options = {name: value for name, value in options.items() if name != "time_limit"}
-    fetched = []
-    monkeypatch.setattr(Stats, "read", lambda stats: fetched.append(stats) or dict.fromkeys(stats._pending, 0.0))
-    algorithm = build(env, **options, mode="eager")
-    algorithm.execution.host_looks = False
-    config = {next(iter(env.parameters)): Uniform(0.5, 1.0), list(env.parameters)[1]: 1.0}
-    algorithm.collect(env_config=config)
-    algorithm.step()
-    # Nor does it make tensors of the host's numbers, which would be copies the other way.
-    monkeypatch.setattr(torch, "tensor", None)
-    monkeypatch.setattr(torch, "as_tensor", None)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        for _ in range(2):
-            row = Stats.merge(algorithm.collect(env_config=config), algorithm.step())
-            assert not fetched
-            assert "losses/total" in row
-            assert len(fetched) == 1
-            fetched.clear()
-
-
-@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-def test_a_look_at_a_value_would_be_noticed():
-    algorithm = build(Pendulum, mode="eager")  # which may look at whether episodes were cut
-    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
-        algorithm.collect()
-
-
-# -- workers
-
-
-def test_workers_do_jobs_at_once_each_on_one_thread_and_keep_their_order():
-    meeting = threading.Barrier(2, timeout=60)
-
-    def job(number):
-        meeting.wait()  # passes only if both are under way
-        return number, torch.get_num_threads(), threading.current_thread().name
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with Execution("eager", "fp32", CPU).threads.workers_for(10**9) as workers:
-            assert workers.count == 2
-            (zero, mine, name), (one, others, other) = workers.share([lambda: job(0), lambda: job(1)])
-        assert (zero, one) == (0, 1)
-        assert (mine, others) == (1, 1)
-        assert name != other
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_a_worker_reports_what_went_wrong():
-    def fail():
-        raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken"):
-        Workers(2).share([lambda: 1, fail])
-
-
-@pytest.mark.parametrize(("mode", "work", "count"), [("eager", 10**7, 1), ("compile", 10**7, 2), ("compile", 1000, 1)])
-def test_there_is_one_worker_for_small_work(mode, work, count):
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with Execution(mode, "fp32", CPU).threads.workers_for(work) as workers:
-            assert workers.count == count
-    finally:
-        torch.set_num_threads(before)

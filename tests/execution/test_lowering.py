@@ -1,14 +1,16 @@
-"""Programs against the functions that they were compiled of: memory, views and operators that torch runs itself."""
+"""Traced graphs and their rewriting; programs against their functions: memory, views, operators that torch runs."""
 
 import threading
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from rl8x.execution.compiler import compiler, load
 from rl8x.execution.loops import Loop
-from rl8x.execution.traces import LoopShape, describe_program, trace
+from rl8x.execution.lowering import COMPUTED, hoist_scalars, keep_copies
+from rl8x.execution.traces import describe_program, trace
 
 
 def numbers(*shape):
@@ -109,11 +111,11 @@ def programs():
         state, items = [*[numbers(2, 3)] * 3, numbers(4, 3)], numbers(COUNT, 2, 4)
         graph, read = trace(step, [*state, items[0]])
         assert not read
-        made[name] = describe_program(graph, [*state, items], LoopShape(4, 1, ends)), []
+        made[name] = describe_program(graph, [*state, items], range(4, 5), ends=ends), []
     for program, _ in made.values():
-        compiler().request(program.to_json())
+        compiler().request(program)
     return {
-        name: (load(compiler().library(program.to_json()), program.loop), read)
+        name: (load(compiler().library(program), range(4, 5) if "loop" in name else range(0)), read)
         for name, (program, read) in made.items()
     }
 
@@ -186,3 +188,43 @@ def test_what_denormal_numbers_are_to_this_process_is_left_as_it_was(programs):
     run, read = programs["memory"]
     run(*[each.clone() for each in SMALL], *read)
     assert float(torch.tensor(1e-38) * 0.01) > 0.0
+
+
+# -- rewriting of graphs
+
+
+def clipped(vector, limit, few, count):
+    """Scale a vector to a norm, by a number that depends on all of it."""
+    scale = (limit / (vector.norm() + 1e-6)).clamp(max=1.0)
+    return vector * scale, few * scale, vector * limit, vector * vector[3:4], vector * (count + 1)
+
+
+def test_a_number_that_meets_many_is_computed_by_itself_and_everything_is_equal():
+    given = torch.arange(100.0), torch.tensor(3.0), torch.ones(5), torch.tensor(2)
+    record = make_fx(clipped)(*given)
+    hoist_scalars(record)
+    computed = [node for node in record.graph.nodes if node.target is COMPUTED]
+    # The scale, where it meets the vector: not where it meets five numbers, nor what is in memory already or whole.
+    assert [node.args[0].target for node in computed] == [torch.ops.aten.clamp.default]
+    assert [user.args for user in computed[0].users] == [(record.graph.find_nodes(op="placeholder")[0], computed[0])]
+    assert all(map(torch.equal, record(*given), clipped(*given)))
+
+
+def test_the_copy_of_an_argument_that_another_becomes_is_memory_of_its_own():
+    def function(now, before, flat, item):
+        kept, own, seen = now.clone(), before.clone(), flat.view(2, 2).clone()
+        now.copy_(item)
+        flat.copy_(item.view(4).clone())
+        before.copy_(kept)
+        item.copy_(seen)
+        before.copy_(own)
+        return [kept]
+
+    record = make_fx(function)(torch.ones(2, 2), torch.ones(2, 2), torch.ones(4), torch.ones(2, 2))
+    keep_copies(record)
+    kept = [node.args[0].name for node in record.graph.nodes if node.target is COMPUTED]
+    # Of `before` nothing has to be kept: what it becomes is what it was.
+    assert kept == ["now_1", "view", "view_1"]
+    given = [torch.full((2, 2), 1.0), torch.full((2, 2), 2.0), torch.full((4,), 3.0), torch.full((2, 2), 4.0)]
+    record(*given)
+    assert [each.mean().item() for each in given] == [4.0, 2.0, 4.0, 3.0]

@@ -12,7 +12,8 @@ from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import ranks
 from rl8x.envs import CartPole, Pendulum
 from rl8x.execution import execution
-from rl8x.execution.compiled import CompiledLoop, CompiledProgram
+from rl8x.execution.compiled import CompiledProgram
+from rl8x.execution.loops import Loop
 from rl8x.randomization import Adaptive, Learnable, Uniform
 from rl8x.replay.dataset import Dataset
 from rl8x.tracking import MemoryTracker
@@ -76,13 +77,12 @@ class Traced(CompiledProgram):
         assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
 
 
-class TracedLoop(Traced, CompiledLoop):
-    """The same of a loop."""
-
-
 def compile_updates_alone():
     """Have loops, which rollouts are, run as traced: no rank needs another there, and compiling costs seconds."""
-    execution.CompiledLoop = lambda loop, check=None: TracedLoop(loop, compiles=False)
+    make = execution.CompiledProgram
+    execution.CompiledProgram = lambda function, check=None: (
+        Traced(function, compiles=False) if isinstance(function, Loop) else make(function, check)
+    )
 
 
 def run_traced(algorithm, mode):

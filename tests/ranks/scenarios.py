@@ -108,12 +108,11 @@ def programs_come_late(folder):
     found = {}
     late = {"_CHANGE_SECONDS": 0.001, "_WORTH_SECONDS": 0.0}
     late["CompiledProgram"] = lambda function, check=None: problems.Traced(function, compiles=False)
-    late["CompiledLoop"] = lambda loop, check=None: problems.TracedLoop(loop, compiles=False)
     for name, seed in (("seed", SEED), ("none", None)):
         looks = iter([3, 2, 1] if ranks().rank else [])
         missing = staticmethod(lambda seconds=0.0, looks=looks: next(looks, 0))
         limits = mock.patch.multiple(execution, **late)
-        with limits, mock.patch.multiple(Execution, missing=missing, _begin_compiler=mock.Mock()):
+        with limits, mock.patch.object(Execution, "missing", missing):
             config = problems.ppo(sgd_minibatch_size=32, execution="auto", num_threads=1, seed=seed)
             algorithm = problems.rank_algorithm(config)
             trainer = problems.trainer(algorithm, checkpoints=folder / f"late-{name}")

@@ -274,10 +274,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         self.env_factory = env_factory
         self.seed = seed
         self.device = resolve_device(config.device) if env is None else env.device
-        hyperparameters = [(name, value) for name, value in vars(config).items() if name != "seed"]
-        shapes = (type(env), env and env.single_observation_space, env and env.single_action_space)
-        text, waits = f"{hyperparameters} {shapes}", config.seed is not None
-        self.execution = Execution(config.execution, config.precision, self.device, text, waits=waits)
+        self.execution = Execution(config.execution, config.precision, self.device, waits=config.seed is not None)
         self.counters: dict[str, int] = dict.fromkeys(keys.COUNTERS, 0)
 
     def follow(self, row: Mapping[str, float]) -> None:

@@ -35,14 +35,14 @@ def apply_adam(
     the steps taken before, `[1]`; `lr` is 0-d; `weight_decay` is the coefficient of an L2 penalty, or of the decay of
     AdamW if `decoupled`.
     """
-    (first, second, step), (beta1, beta2) = moments, betas
+    first, second, step = moments
     step.add_(1.0)
-    fused = private.fused_adam(decoupled) if weights.device.type in ("cpu", "cuda") else None
-    if fused is None:
-        _elementwise(weights, gradient, first, second, step, lr, beta1, beta2, weight_decay, eps, decoupled)
-        return
-    options = {"beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
-    fused([weights], [gradient], [first], [second], [], [step], lr=lr, **options, amsgrad=False, maximize=False)
+    options = {"beta1": betas[0], "beta2": betas[1], "weight_decay": weight_decay, "eps": eps}
+    if weights.device.type in ("cpu", "cuda"):
+        fused, others = private.fused_adam(decoupled), {"amsgrad": False, "maximize": False}
+        fused([weights], [gradient], [first], [second], [], [step], lr=lr, **options, **others)
+    else:
+        _elementwise(weights, gradient, first, second, step, lr, decoupled, **options)
 
 
 def advance(
@@ -65,11 +65,12 @@ def _elementwise(
     second: Tensor,
     step: Tensor,
     lr: Tensor,
+    decoupled: bool,
+    *,
     beta1: float,
     beta2: float,
     weight_decay: float,
     eps: float,
-    decoupled: bool,
 ) -> None:
     """Make one step by elementwise operators; `step` is the number of this step, counted from 1, `[1]`.
 
@@ -96,16 +97,12 @@ def _decomposed(decoupled: bool) -> Callable[..., None]:
     def step(
         weights: Any, gradients: Any, first: Any, second: Any, _: Any, steps: Any, *, lr: Any, **options: Any
     ) -> None:
-        beta1, beta2, weight_decay, eps = (options[name] for name in ("beta1", "beta2", "weight_decay", "eps"))
+        del options["amsgrad"], options["maximize"]
         for tensors in zip(weights, gradients, first, second, steps, strict=True):
-            _elementwise(*tensors, lr, beta1, beta2, weight_decay, eps, decoupled)
+            _elementwise(*tensors, lr, decoupled, **options)
 
     return step
 
 
-DECOMPOSITIONS: Final[dict[Any, Callable[..., None]]] = {
-    operator: _decomposed(decoupled)
-    for decoupled in (False, True)
-    if (operator := private.fused_adam(decoupled)) is not None
-}
-"""Decompositions of the fused Adam kernels, applied by lowering."""
+# Applied by lowering.
+DECOMPOSITIONS: Final = {private.fused_adam(decoupled): _decomposed(decoupled) for decoupled in (False, True)}

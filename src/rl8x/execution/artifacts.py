@@ -31,24 +31,15 @@ _LIMIT_MB: Final = 500
 # A program that was written or looked up less than this many seconds ago is never removed: a run may be about to load
 # it.
 _IN_USE_S: Final = 3600.0
-_MOST_MARKS: Final = 2000
-_KINDS: Final = ("so", "json", "mark")
 
 
 class Artifact(NamedTuple):
-    """A compiled program on disk.
+    """A compiled program on disk."""
 
-    Attributes:
-        key: Its key, which is its file name without the suffix.
-        size: Size in bytes.
-        used: Time of last use, in seconds since 1970.
-        torch: The version of torch that compiled it; empty if unknown.
-    """
-
-    key: str
-    size: int
-    used: float
-    torch: str
+    key: str  # its file name without the suffix
+    size: int  # in bytes
+    used: float  # when it was last used, in seconds since 1970
+    torch: str  # the version that compiled it; empty if unknown
 
 
 class Artifacts:
@@ -147,16 +138,6 @@ class Artifacts:
         beside.write_text(json.dumps(note))
         _publish(beside, self.folder / f"{key}.json")
 
-    def mark(self, key: str) -> None:
-        """Note that a key was here; do nothing if the folder is not writable."""
-        with contextlib.suppress(OSError):
-            self.make_folder()
-            (self.folder / f"{key}.mark").touch(mode=0o600)
-
-    def has_mark(self, key: str) -> bool:
-        """Return whether `mark` was called with a key."""
-        return (self.folder / f"{key}.mark").exists()
-
     def remove(self, key: str) -> None:
         """Remove all files of a key, the metadata first, so that `find` never sees an incomplete program."""
         for suffix in ("json", "so"):
@@ -180,7 +161,7 @@ class Artifacts:
     def clear(self) -> int:
         """Remove all programs, and return the number of bytes freed."""
         freed = 0
-        for path in [path for kind in _KINDS for path in self.folder.glob(f"*.{kind}")]:
+        for path in [*self.folder.glob("*.json"), *self.folder.glob("*.so")]:
             with contextlib.suppress(FileNotFoundError):  # another process has just removed it
                 freed += path.stat().st_size
                 path.unlink()
@@ -206,17 +187,6 @@ class Artifacts:
             left -= artifact.size
             if left < 0 and artifact.used < since:
                 self.remove(artifact.key)
-        marks = sorted(self.folder.glob("*.mark"), key=_changed)
-        for path in marks[:-_MOST_MARKS]:
-            path.unlink(missing_ok=True)
-
-
-def _changed(path: Path) -> float:
-    """Return when a file was changed; 0 if another process has just removed it."""
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def _publish(beside: Path, path: Path) -> None:
@@ -243,6 +213,6 @@ def surroundings() -> str:
     return hashlib.sha256(b"".join([*own, json.dumps(facts).encode()])).hexdigest()
 
 
-def key_of(*parts: str) -> str:
-    """Return a cache key for texts, which also depends on `surroundings`."""
-    return hashlib.sha256(json.dumps([surroundings(), *parts]).encode()).hexdigest()[:40]
+def key_of(program: str) -> str:
+    """Return the cache key of a described program, which also depends on `surroundings`."""
+    return hashlib.sha256(f"{surroundings()} {program}".encode()).hexdigest()[:40]

@@ -14,13 +14,12 @@ import subprocess
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from rl8x.execution.artifacts import Artifacts, key_of
-from rl8x.execution.traces import LoopShape
 from rl8x.processes import python_process
 
 Run = Callable[..., Sequence[Tensor]]
@@ -80,33 +79,23 @@ class Compiler:
         self._requested.clear()
 
     def request(self, program: str) -> str:
-        """Request the compilation of a program unless it is in the cache, without waiting.
-
-        Args:
-            program: Its description as JSON.
-
-        Returns:
-            Its key.
-        """
-        key = key_of("program", program)
+        """Request the compilation of a described program unless it is in the cache, without waiting; return its key."""
+        key = key_of(program)
         if key not in self._requested and key not in self._failed and self.artifacts.find(key) is None:
             self.start()
             self._requested.add(key)
-            print(json.dumps({"key": key, "program": program}), file=self._pipe("stdin"), flush=True)
+            assert self._process is not None
+            print(json.dumps({"key": key, "program": program}), file=self._process.stdin, flush=True)
         return key
 
     def library(self, program: str) -> Path:
-        """Return the shared library of a program, waiting until it is compiled.
-
-        Raises:
-            RuntimeError: If compilation fails.
-        """
+        """Return the shared library of a program, waiting for it; a `RuntimeError` says why there is none."""
         key = self.request(program)
         if key in self._requested:
-            later, folder = "later runs like this one find what it makes in the cache", self.artifacts.unwritable
-            if folder is not None:
-                later = f"each run like this one will, since {folder} {self.artifacts.why}: "
-                later += "set RL8X_CACHE_DIR to another folder"
+            later = "later runs like this one find what it makes in the cache"
+            if (folder := self.artifacts.unwritable) is not None:
+                why = f"{folder} {self.artifacts.why}: set RL8X_CACHE_DIR to another folder"
+                later = f"each run like this one will, since {why}"
             self.say(f"waiting for the compiler; {later}")
         while key in self._requested:
             self.missing(None)
@@ -125,7 +114,9 @@ class Compiler:
         """
         if not self._requested or self._owner != os.getpid():
             return 0
-        answers = self._pipe("stdout").fileno()
+        assert self._process is not None
+        assert self._process.stdout is not None
+        answers = self._process.stdout.fileno()
         if select.select([answers], [], [], seconds)[0]:
             read = os.read(answers, 2**16)
             if not read:
@@ -138,15 +129,15 @@ class Compiler:
                     self._failed[reply["key"]] = reply["error"]
         return len(self._requested)
 
-    def _pipe(self, name: str) -> IO[str]:
-        pipe: IO[str] = getattr(self._process, name)
-        return pipe
 
-
-def load(library: Path, loop: LoopShape | None = None) -> Run:
-    """Load a compiled program as a function of tensors that returns contiguous ones; a loop takes any number of items.
+def load(library: Path, items: range = range(0)) -> Run:
+    """Load a compiled program as a function of tensors that returns contiguous ones.
 
     Several threads may call it at once; it releases the GIL. The buffers that it keeps are freed with the function.
+
+    Args:
+        library: The shared library.
+        items: Which of the arguments are items of a loop, `[n, *]`, as its results then are; of any number.
     """
     functions = ctypes.CDLL(str(library))
     call, layouts, free = functions.rl8x_run, functions.rl8x_results, functions.rl8x_free
@@ -155,11 +146,11 @@ def load(library: Path, loop: LoopShape | None = None) -> Run:
     addresses = ctypes.c_void_p * len(results)
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        items = [] if loop is None else [len(tensors[loop.num_given])]
-        outputs = [torch.empty((*items, *shape), dtype=dtype) for shape, dtype in results]
+        count = [len(tensors[items.start])] if items else []
+        outputs = [torch.empty((*count, *shape), dtype=dtype) for shape, dtype in results]
         given = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
         made = addresses(*[tensor.data_ptr() for tensor in outputs])
-        error = call(given, made, ctypes.c_int64(items[0] if items else 1))
+        error = call(given, made, ctypes.c_int64(count[0] if items else 1))
         if error is not None:
             raise RuntimeError(f"a compiled program failed: {error.decode()}")
         return outputs

@@ -19,7 +19,6 @@ from rl8x.execution import private
 from rl8x.execution.artifacts import Artifacts
 from rl8x.execution.building import remove_unfinished
 from rl8x.execution.lowering import lower
-from rl8x.execution.traces import ProgramDescription
 from rl8x.output import message_of
 
 # The run goes on meanwhile and has priority.
@@ -67,7 +66,7 @@ def _compile(artifacts: Artifacts, key: str, program: str) -> str | None:
     try:
         with filelock.FileLock(lock):  # ranks of one machine request the same program at once
             if artifacts.find(key) is None:
-                lower(ProgramDescription.from_json(program), built)
+                lower(program, built)
                 artifacts.put(key, built)
             lock.unlink(missing_ok=True)
     except BaseException as error:  # this process has nothing else to do

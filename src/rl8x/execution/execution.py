@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from rl8x.distributed import ranks
-from rl8x.execution.artifacts import key_of
-from rl8x.execution.captured import CapturedLoop, CapturedProgram
-from rl8x.execution.compiled import CompiledLoop, CompiledProgram
+from rl8x.execution.captured import CapturedProgram
+from rl8x.execution.compiled import CompiledProgram
 from rl8x.execution.compiler import compiler
 from rl8x.execution.loops import Loop
 from rl8x.execution.matmul import has_bfloat16
@@ -52,8 +51,6 @@ class Execution:
         precision: `"fp32"`; `"tf32"`: matmuls in TF32 on CUDA; `"bf16"`: matmuls in bfloat16, heads and all else in
             float32.
         device: The device of the tensors.
-        configuration: A text on which the programs depend. The first run with a text starts the compiler's process,
-            which takes seconds, before the first program is requested.
         waits: Whether `auto` changes at a step that is planned, and waits there for programs that are missing; False
             changes at the first step before which all are there.
 
@@ -74,9 +71,7 @@ class Execution:
         ValueError: If the device does not support the mode or the precision, or `RL8X_CACHE_MB` is not a legal limit.
     """
 
-    def __init__(
-        self, mode: Mode, precision: Precision, device: torch.device, configuration: str = "", *, waits: bool = True
-    ) -> None:
+    def __init__(self, mode: Mode, precision: Precision, device: torch.device, *, waits: bool = True) -> None:
         on_cuda = device.type == "cuda"
         for name, value, instead in (("precision", precision, "tf32"), ("execution", mode, "graph")):
             if value == instead and not on_cuda:
@@ -102,23 +97,13 @@ class Execution:
         self.verdicts: dict[str, str] = {}
         self.device = device
         self.host_looks = device.type == "cpu"
-        self.threads = Threads(device, eager=self.mode == "eager")
-        self._configuration = configuration
+        self.threads = Threads(device, lambda: self.mode == "eager")
         if on_cuda:
             torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         if device.type == "cpu":
             keep_freed_memory()
             if mode != "eager":
                 _ = compiler().artifacts.limit_mb  # raises here, rather than in the compiler's process
-            if self.mode == "compile":
-                self._begin_compiler()
-
-    def _begin_compiler(self) -> None:
-        """Start the compiler's process, unless an earlier run of this configuration has filled the cache."""
-        key = key_of("configuration", self._configuration)
-        if self._configuration and not compiler().artifacts.has_mark(key):
-            compiler().start()
-            compiler().artifacts.mark(key)
 
     # -- the switch from eager to compiled execution
 
@@ -173,11 +158,9 @@ class Execution:
             there = self.prepares and prepared and not self.missing()
             changes = ranks().all("whether the programs are there", there)
             self.starts_at = step if changes else 0
-        if not (changes or self.prepares):
-            self._begin_compiler()
         self.prepares = not changes
         if changes:
-            self.mode, self.threads.eager, self.due = "compile", False, math.inf
+            self.mode, self.due = "compile", math.inf
             self.compiled_since, self.waits = self.starts_at, True
         return changes
 
@@ -196,17 +179,10 @@ class Execution:
     def fall_back(self) -> None:
         """Run eagerly from now on; for mode `auto`."""
         self.mode = self.target = "eager"
-        self.prepares, self.threads.eager, self.due, self.fell_back = False, True, math.inf, True
+        self.prepares, self.due, self.fell_back = False, math.inf, True
 
     def give_up(self, error: ProgramError) -> None:
-        """Warn that a program could not be made, and run eagerly from now on.
-
-        Args:
-            error: The reason.
-
-        Raises:
-            RuntimeError: The given error, unless the mode is `auto`.
-        """
+        """Warn that a program could not be made, and run eagerly from now on; raise unless the mode is `auto`."""
         if not self.falls_back:
             raise error
         self.fall_back()
@@ -214,21 +190,17 @@ class Execution:
 
     @staticmethod
     def announce(say: Callable[[str], None]) -> None:
-        """Set how a run reports that it waits for the compiler.
-
-        Args:
-            say: Called with a line of text.
-        """
+        """Set what is called with a line of text when a run waits for the compiler."""
         compiler().say = say
 
     @contextlib.contextmanager
     def ahead(self) -> Iterator[None]:
         """Set `mode` to `target` within the context, to prepare programs before the switch."""
-        before, self.mode, self.threads.eager = self.mode, self.target, False
+        before, self.mode = self.mode, self.target
         try:
             yield
         finally:
-            self.mode, self.threads.eager = before, before == "eager"
+            self.mode = before
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which a policy's matmuls run in bfloat16 if that is the precision."""
@@ -267,10 +239,9 @@ class Execution:
             A function with the same arguments and results. A call raises `ProgramError` if the function cannot be
             compiled or captured, unless the mode is `auto`.
         """
-        mode = self._later
-        if mode == "eager":
+        if self._later == "eager":
             return function
-        if mode == "graph":
+        if self._later == "graph":
             return _Guarded(self, CapturedProgram(function, num_fixed), function)
         return _Guarded(self, CompiledProgram(function, self._check(name, kind)), function)
 
@@ -299,18 +270,11 @@ class Execution:
             A function of the state, other tensors and all items. It returns the stacked results, each `[n, *]`, with
             zeros for items after the end of the loop.
         """
-        options: Any = {"ends": ends, "host_looks": self.host_looks}
-        loop, mode = Loop(function, num_state, num_items, **options), self._later
-        if mode == "eager":
-            return loop
-        program: CompiledProgram | CapturedLoop | Loop
-        if mode == "graph":
-            program = CapturedLoop(loop)
-        elif self.device.type == "cpu":
-            program = CompiledLoop(loop, self._check(name, kind))
-        else:  # kernel launches are asynchronous, so that Python between the calls costs little
-            program = Loop(CompiledProgram(function, self._check(name, kind)), num_state, num_items, **options)
-        return _Guarded(self, program, loop)
+        loop = Loop(function, num_state, num_items, ends=ends, host_looks=self.host_looks)
+        if self._later == "compile" and self.device.type != "cpu":
+            # Kernel launches are asynchronous, so that Python between the calls costs little.
+            return _Guarded(self, loop.around(CompiledProgram(function, self._check(name, kind))), loop)
+        return self.program(loop, name=name, kind=kind)
 
 
 class _Guarded:

@@ -1,4 +1,4 @@
-"""A loop over items in Python; `CompiledLoop` is its form in C++."""
+"""A loop over items in Python; `CompiledProgram` is its form in C++."""
 
 from __future__ import annotations
 

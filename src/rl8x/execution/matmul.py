@@ -61,7 +61,7 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
             left, right = left.float(), right.float()
         least = _LARGE if left.is_contiguous() else _LARGE_TRANSPOSED
         one = left.dim() == 2
-        if one and left.dtype == torch.float32 and work >= least and has_fast_linear() and lower_linear():
+        if one and left.dtype == torch.float32 and work >= least and has_fast_linear():
             return LINEAR(left.contiguous(), right.t(), bias if bias is None else bias.float()).to(dtype)
         if bias is None and not widened:
             return NotImplemented
@@ -182,31 +182,3 @@ def has_fast_linear() -> bool:
         return torch.equal(linear(x, weight, torch.ones(3)), x + 1.0)
     except Exception:  # a private operator, which other versions of torch may lack
         return False
-
-
-@functools.cache
-def lower_linear() -> bool:
-    """Register a lowering of `rl8x::linear` with Inductor, whose own requires constant weights; False if it cannot be.
-
-    This is separate from `has_fast_linear`, so that eager execution does not import Inductor, which takes a second.
-    """
-    try:
-        inductor, onednn = private.inductor(), private.onednn()
-    except RuntimeError:
-        return False
-
-    @inductor.register_lowering(LINEAR, type_promotion_kind=None)  # type: ignore[untyped-decorator, unused-ignore]
-    def lower(x: Any, weight: Any, bias: Any) -> Any:
-        read = onednn.ExternKernel.realize_input
-        inputs = [onednn.ExternKernel.require_contiguous(read(x)), read(weight)]
-        options: list[Any] = ["none", [-1], ""]
-        if bias is None:
-            options.insert(0, None)
-        else:
-            inputs.append(read(bias))
-        size = [x.get_size()[0], weight.get_size()[0]]
-        layout = onednn.FixedLayout(device=x.get_device(), dtype=x.get_dtype(), size=size)
-        called = onednn.LinearUnary(layout=layout, inputs=inputs, constant_args=options)
-        return onednn.TensorBox.create(onednn.create_output_node(called))
-
-    return True

@@ -37,13 +37,7 @@ _INDUCTOR: Final = {
     "pick_vec_isa": "torch._inductor.cpu_vec_isa",  # the vector instructions of the processor
     "register_lowering": "torch._inductor.lowering",  # for our own operators
     "clone": "torch._inductor.lowering",
-}
-
-# Inductor's names for calling oneDNN's matmul kernels. Without them large matmuls use torch's own operators.
-_ONEDNN: Final = {
-    "ExternKernel": "torch._inductor.ir",
-    "FixedLayout": "torch._inductor.ir",
-    "TensorBox": "torch._inductor.ir",
+    "FixedLayout": "torch._inductor.ir",  # with what follows, calls oneDNN's matmul kernels
     "LinearUnary": "torch._inductor.mkldnn_ir",
     "_create_output_node": "torch._inductor.mkldnn_ir",
 }
@@ -54,7 +48,11 @@ def inductor() -> SimpleNamespace:
 
     Raises a `RuntimeError` if this torch lacks one: mode `compile` fails with it; `auto` warns once and stays eager.
     """
-    return _taken(_INDUCTOR)
+    try:
+        found = {name.lstrip("_"): getattr(importlib.import_module(of), name) for name, of in _INDUCTOR.items()}
+    except (ImportError, AttributeError) as error:
+        raise RuntimeError(f"rl8x compiles with torch 2.13 or 2.14, not {torch.__version__}: {error}") from error
+    return SimpleNamespace(**found)
 
 
 def trust_processor_flags() -> None:
@@ -66,31 +64,6 @@ def trust_processor_flags() -> None:
     with contextlib.suppress(ModuleNotFoundError, AttributeError):
         isa = importlib.import_module("torch._inductor.cpu_vec_isa").VecISA
         isa.check_build = lambda *_: True
-
-
-def onednn() -> SimpleNamespace:
-    """Return Inductor's names for calling oneDNN's matmul kernels; raise a `RuntimeError` if this torch lacks one."""
-    return _taken(_ONEDNN)
-
-
-def _taken(names: Mapping[str, str]) -> SimpleNamespace:
-    namespace = SimpleNamespace()
-    for name, module in names.items():
-        if not hasattr(_loaded(module), name):
-            raise _missing(f"{module}.{name}")
-        setattr(namespace, name.lstrip("_"), getattr(_loaded(module), name))
-    return namespace
-
-
-def _loaded(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise _missing(str(error.name)) from error
-
-
-def _missing(name: str) -> RuntimeError:
-    return RuntimeError(f"torch {torch.__version__} has no {name}, which rl8x compiles with. Use torch 2.13 or 2.14")
 
 
 def is_traced() -> bool:
@@ -108,7 +81,7 @@ def is_traced() -> bool:
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute `x weight^T + bias` by oneDNN; without the name `matmul.has_fast_linear` is False."""
+    """Compute `x weight^T + bias` by oneDNN; if the name is missing, `matmul.has_fast_linear` is False."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
 
@@ -116,10 +89,9 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def fused_adam(decoupled: bool) -> Any:
     """Return torch's fused in-place kernel of an Adam step, or an AdamW step, whose learning rate is a 0-d tensor.
 
-    None if this torch lacks it; Adam then always runs elementwise operators.
+    Without it rl8x cannot be imported.
     """
-    kernel = getattr(torch.ops.aten, "_fused_adamw_" if decoupled else "_fused_adam_", None)
-    return getattr(kernel, "tensor_lr", None)
+    return (torch.ops.aten._fused_adamw_ if decoupled else torch.ops.aten._fused_adam_).tensor_lr
 
 
 class Substitution:
@@ -150,21 +122,3 @@ class Substitution:
         finally:
             for (owner, name, _), weight in zip(self._places, before, strict=True):
                 owner._parameters[name] = weight
-
-
-def copy_each(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copy each of `tensors` `[*]` into its counterpart; one by one, with equal bits, if torch lacks the kernel."""
-    if hasattr(torch, "_foreach_copy_"):
-        torch._foreach_copy_(list(into), list(tensors))
-    else:
-        for one, other in zip(into, tensors, strict=True):
-            one.copy_(other)
-
-
-def add_to_each(sums: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Add each of `tensors` `[*]` to its counterpart; one by one, with equal bits, if torch lacks the kernel."""
-    if hasattr(torch, "_foreach_add_"):
-        torch._foreach_add_(list(sums), list(tensors))
-    else:
-        for one, other in zip(sums, tensors, strict=True):
-            one.add_(other)

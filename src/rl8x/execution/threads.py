@@ -71,16 +71,16 @@ class Workers:
 
 
 class Threads:
-    """Chooses the number of CPU threads for an algorithm's programs by their amount of work; no effect on accelerators.
+    """Chooses the number of CPU threads for programs by their amount of work; no effect on accelerators.
 
     Args:
         device: The device of the programs.
-        eager: Whether they run eagerly; may change between two steps.
+        eager: Says whether they run eagerly now.
     """
 
-    def __init__(self, device: torch.device, *, eager: bool) -> None:
+    def __init__(self, device: torch.device, eager: Callable[[], bool]) -> None:
         self._on_cpu = device.type == "cpu"
-        self.eager = eager
+        self._eager = eager
         self._workers: dict[int, Workers] = {}
 
     @staticmethod
@@ -101,7 +101,7 @@ class Threads:
         Intra-op threads synchronise after every operation, and read rows from each other's caches. A worker keeps its
         rows from the first operation to the last, and runs each operation on one thread.
         """
-        shares = work > _SHARED_WORK_EAGER if self.eager else self.shares(work)
+        shares = work > _SHARED_WORK_EAGER if self._eager() else self.shares(work)
         count = torch.get_num_threads() if self._on_cpu and shares else 1
         if count not in self._workers:
             self._workers[count] = Workers(count)

@@ -27,23 +27,14 @@ Kind = Literal["step", "update"]
 
 
 class Tolerance(NamedTuple):
-    """How far a program may be off.
+    """How far a program may be off."""
 
-    Attributes:
-        number: A number of a row, as a share of its column's root mean square.
-        rows: Share of rows that may have other actions or flags.
-        few: Number of rows that may have them, however few rows there are.
-        metric: A metric, as a share of its value.
-        least: A metric, whatever its value.
-        change: The change of a tensor, as a share of its norm.
-    """
-
-    number: float
-    rows: float
-    few: int
-    metric: float
-    least: float
-    change: float
+    number: float  # a number of a row, as a share of its column's root mean square
+    rows: float  # share of rows that may have other actions or flags
+    few: int  # number of rows that may have them, however few rows there are
+    metric: float  # a metric, as a share of its value
+    least: float  # a metric, whatever its value
+    change: float  # the change of a tensor, as a share of its norm
 
 
 _COARSE: Final = Tolerance(number=5e-2, rows=0.05, few=1, metric=5e-2, least=5e-2, change=0.3)
@@ -61,19 +52,12 @@ _MOST_METRICS: Final = 512
 
 @dataclasses.dataclass
 class Check:
-    """How a program is verified.
+    """How a program is verified."""
 
-    Attributes:
-        name: The program's name in messages.
-        kind: What its tensors are, see this module.
-        tolerance: How far it may be off.
-        verdicts: Verdicts by the programs' keys. Those of a run are shared by its programs, and kept in its
-            checkpoints.
-    """
-
-    name: str = "program"
-    kind: Kind = "step"
+    name: str = "program"  # in messages
+    kind: Kind = "step"  # what its tensors are, see this module
     tolerance: Tolerance = TOLERANCES["fp32"]
+    # By the programs' keys. Those of a run are shared by its programs, and kept in its checkpoints.
     verdicts: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
