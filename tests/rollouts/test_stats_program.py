@@ -8,7 +8,7 @@ import torch
 
 from rl8x.algorithms.off_policy.off_policy import collected_stats
 from rl8x.execution import Execution
-from rl8x.rollouts.stats_program import StatsProgram
+from rl8x.rollouts.statistics import StatsProgram
 
 HORIZON, COPIES = 3, 20
 CPU = torch.device("cpu")

@@ -18,8 +18,8 @@ from rl8x.execution import Execution
 from rl8x.policy import Policy
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.compiled import CompiledStepper
-from rl8x.rollouts.statistics import Stats, collect_stats, stacked_metrics
-from rl8x.rollouts.step import Bootstrap, Cursor, Noises, Slot, Stepper, Transition, experience
+from rl8x.rollouts.statistics import Stats, rollout_stats
+from rl8x.rollouts.step import Bootstrap, Cursor, Noises, Slot, Stepper, Transition, experience, outcome
 from rl8x.trees import first_tensor, tree_map
 
 
@@ -130,16 +130,10 @@ class Collector:
     def evaluate(self, horizon: int, *, deterministic: bool) -> Stats:
         """Run one horizon without keeping its observations, and return its statistics."""
         played = self.play(deterministic=deterministic, noise_steps=horizon)
-        # Drop observations: those of a horizon would take as much memory as a rollout.
-        steps = [each.step._replace(obs={}, final_obs={}) for each in itertools.islice(played, horizon)]
-        return collect_stats(
-            torch.stack([step.rewards for step in steps]),
-            torch.stack([step.terminated | step.truncated for step in steps]),
-            torch.stack([step.episode_returns for step in steps]),
-            torch.stack([step.episode_lengths for step in steps]),
-            None if steps[0].valid is None else torch.stack([step.valid for step in steps if step.valid is not None]),
-            stacked_metrics([step.metrics for step in steps]),
-        )
+        rollout = Rollout(horizon, self.env.num_envs)
+        for t, transition in enumerate(itertools.islice(played, horizon)):
+            rollout.write_slot(t, outcome(transition.step))
+        return rollout_stats(rollout.tensors, horizon)
 
     def _start(self) -> tuple[Carry, Cursor]:
         if self.cursor is None:

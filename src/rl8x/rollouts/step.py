@@ -63,10 +63,13 @@ def act_and_step(
 
 def experience(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     """Return the tensors of a step that every algorithm stores, by name, each `[num_envs, ...]`."""
+    seen = {**_named(keys.OBS, cursor.obs), keys.STARTS: cursor.starts, **_named(keys.ACTIONS, act.actions)}
+    return seen | outcome(step)
+
+
+def outcome(step: Step) -> dict[str, Tensor]:
+    """Return the tensors of a step that statistics are made of, by name, each `[num_envs]`."""
     named = {
-        **_named(keys.OBS, cursor.obs),
-        keys.STARTS: cursor.starts,
-        **_named(keys.ACTIONS, act.actions),
         keys.REWARDS: step.rewards,
         keys.TERMINATED: step.terminated,
         keys.TRUNCATED: step.truncated,

@@ -42,11 +42,12 @@ from rl8x.rollouts.statistics import (
     COLLECTED,
     Number,
     Stats,
+    StatsProgram,
     gathered_not_finite,
     locate_non_finite,
     rollout_stats,
+    transition_stats,
 )
-from rl8x.rollouts.stats_program import StatsProgram
 from rl8x.rollouts.step import Cursor, experience
 from rl8x.trees import flatten_tree, without_ends
 
@@ -156,7 +157,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         Args:
             rollout: Its tensors by key, each `[horizon + 1, num_envs, ...]`.
         """
-        return self._stats(rollout, is_single=self._collects_one)
+        return transition_stats(rollout) if self._collects_one else self._stats(rollout)
 
     def _prepare_stats(self) -> None:
         """Have the statistics of rollouts like the present one compiled."""
@@ -165,8 +166,8 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
 
     @property
     def _collects_one(self) -> bool:
-        """Whether a collect is a single transition."""
-        return self.config.horizon * self.config.num_envs == 1
+        """Whether a collect is a single transition, at which the host may look."""
+        return self.config.horizon * self.config.num_envs == 1 and self.execution.host_looks
 
     def prepare(self) -> None:
         """Request the programs of a step, unless one has, or the environment has to be reset for it."""
