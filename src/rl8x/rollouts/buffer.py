@@ -23,13 +23,13 @@ class Rollout:
     Args:
         horizon: Steps of each copy.
         num_envs: Copies of the environment.
-        state_every: Slots between stored states of the policy.
+        state_every: Slots between stored states of the policy; None stores the first.
     """
 
-    def __init__(self, horizon: int, num_envs: int, *, state_every: int = 1) -> None:
+    def __init__(self, horizon: int, num_envs: int, *, state_every: int | None = None) -> None:
         self.horizon = horizon
         self.num_envs = num_envs
-        self.state_every = state_every
+        self.state_every = state_every or horizon
         self.tensors: dict[str, Tensor] = {}
         self.states: State = {}
         self._metrics: list[str] = []

@@ -83,7 +83,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
             state_reset_every=self.state_reset_every,
         )
         # Updates read no states if the trained policy has none, even if the acting one does.
-        state_every = self.seq_len if self.policy.recurrent else config.horizon
+        state_every = self.seq_len if self.policy.recurrent else None
         self.rollout = Rollout(config.horizon, config.num_envs, state_every=state_every)
         exact = rounded_parts(keys.OBS, env.single_observation_space)
         self.pack = SequencePack(config.horizon, config.num_envs, self.seq_len, exact)
