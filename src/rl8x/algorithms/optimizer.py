@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.algorithms.optimizer_rules import STEP, Rule
-from rl8x.rollouts.statistics import any_not_finite
+from rl8x.rollouts.finite import any_not_finite
 
 # Floats in a cache line; matmuls with views that are not aligned to one are slower.
 _ALIGNMENT = 16

@@ -57,7 +57,7 @@ class Collector:
         self.execution = execution
         options: Any = {"slot": slot, "bootstrap": bootstrap, "state_reset_every": state_reset_every}
         self._eager = Stepper(policy, env, execution, **options)
-        self._compiled = None if execution.target == "eager" else CompiledStepper(self._eager)
+        self._compiled = None if execution.target == "eager" else CompiledStepper(policy, env, execution, **options)
 
     @property
     def stepper(self) -> Stepper:

@@ -20,7 +20,7 @@ from rl8x.execution.programs import ProgramError, TreeProgram, flat_of, prepare,
 from rl8x.output import message_of
 from rl8x.policy import Act
 from rl8x.rollouts.buffer import Rollout
-from rl8x.rollouts.step import Cursor, Stepper, Transition, act_and_step
+from rl8x.rollouts.step import Cursor, Stepper, Transition
 
 # Steps for which an environment is compared with its trace before it is compiled.
 _TRIAL_STEPS: Final = 4
@@ -34,23 +34,17 @@ class CompiledStepper(Stepper):
     differ, only the policy is compiled, the environment runs eagerly, and a warning is issued once.
 
     Args:
-        eager: The eager stepper.
+        arguments: Those of `Stepper`.
+        options: Likewise.
 
     Attributes:
         compiles_env: Whether the environment is part of compiled programs.
         captures_env: Whether the environment is part of captured programs.
     """
 
-    def __init__(self, eager: Stepper) -> None:
-        super().__init__(
-            eager.policy,
-            eager.env,
-            eager.execution,
-            slot=eager.slot,
-            bootstrap=eager.bootstrap,
-            state_reset_every=eager.state_reset_every,
-        )
-        self._eager = eager
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._eager = Stepper(*arguments, **options)
         self.compiles_env = self.execution.target == "compile" and self.env.capturable
         self.captures_env = self.execution.target == "graph" and self.env.capturable
         self._programs: dict[Hashable, TreeProgram] = {}
@@ -62,7 +56,7 @@ class CompiledStepper(Stepper):
         return self.captures_env or self.compiles_env or self.execution.mode == "eager"
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
-        """Make one step; see `act_and_step`."""
+        """Make one step; see `Stepper.step`."""
         where = (carry, cursor, env_noise, policy_noise)
         with self._preparing():
             program = self._step_program(*where)
@@ -252,7 +246,7 @@ class Horizon:
         stepper, size = self.stepper, self._layout.size
         state, (noise, sampling, *items) = tensors[:size], tensors[size:]
         carry, before = self._layout.tree(state)
-        after = act_and_step(stepper.policy, stepper.env, carry, before, noise, sampling)
+        after = Stepper.step(stepper, carry, before, noise, sampling)
         written = stepper.slot(before, after.act, after.step)
         if keys.FINAL_VALUES in self._names:
             written[keys.FINAL_VALUES] = stepper.final_values(after.act, after.step)

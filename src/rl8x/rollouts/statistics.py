@@ -20,19 +20,11 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.execution import Execution, Program
 from rl8x.execution.programs import prepare
+from rl8x.rollouts.finite import gathered_not_finite
 from rl8x.trees import is_part
 
 Number = float | int | Tensor
 
-# Collected quantities, by the keys of a rollout. Discrete actions are always finite, but not their log-probabilities.
-COLLECTED: Final = {
-    "observations": (keys.OBS, keys.NEXT_OBS),
-    "actions": (keys.ACTIONS, keys.LOGP),
-    "rewards": (keys.REWARDS,),
-}
-# Keys by which a non-finite quantity is located in a rollout. Losses are non-finite where values are.
-_LOCATED_BY = {**COLLECTED, "observations": (keys.OBS,), "losses": (keys.VALUES, keys.FINAL_VALUES)}
-_MAX_LISTED = 32
 # Statistics that are summed over horizons or ranks; others are averaged, weighted by their counts.
 _SUMS = (keys.EPISODES_ENDED, "replay/size")
 _EPISODE_COUNTS: Final = {keys.EPISODES_ENDED: ("episodes/returns/", "episodes/lengths/")}
@@ -71,10 +63,6 @@ class Stats(Mapping[str, float]):
         """Return all numbers, including those that are gated by counts of 0, and the counts that gate them."""
         return self._numbers, self._counts
 
-    def read(self) -> dict[str, float]:
-        """Return the numbers that are reported, by name."""
-        return self._reported
-
     @functools.cached_property
     @torch.no_grad()
     def _numbers(self) -> Mapping[str, float]:
@@ -87,25 +75,22 @@ class Stats(Mapping[str, float]):
 
     @functools.cached_property
     def _reported(self) -> dict[str, float]:
+        """All numbers but unreported counts, and what counts of 0 gate."""
         numbers = self._numbers
         empty = tuple(prefix for name, prefixes in self._counts.items() if not numbers[name] for prefix in prefixes)
-        return {
-            name: value
-            for name, value in numbers.items()
-            if not (empty and name.startswith(empty)) and not name.startswith("_")
-        }
+        return {name: value for name, value in numbers.items() if not name.startswith(("_", *empty))}
 
     def __getitem__(self, name: str) -> float:
-        return self.read()[name]
+        return self._reported[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.read())
+        return iter(self._reported)
 
     def __len__(self) -> int:
-        return len(self.read())
+        return len(self._reported)
 
     def __repr__(self) -> str:
-        return f"Stats({self.read()!r})"
+        return f"Stats({self._reported!r})"
 
 
 def packed(values: Mapping[str, Tensor]) -> tuple[list[str], Tensor]:
@@ -130,21 +115,24 @@ def pool(rows: Sequence[Mapping[str, float]], counts: Mapping[str, Sequence[str]
     """
     pooled: dict[str, Number] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
-        gate = next((count for count, prefixes in counts.items() if name.startswith(tuple(prefixes))), None)
-        if gate is None and name.startswith("episodes/") and name != keys.EPISODES_ENDED:
-            gate = keys.EPISODES_ENDED
         having = [row for row in rows if name in row]
         if name in _SUMS or name.startswith(("_", "finite/")):
             pooled[name] = sum(row[name] for row in having)
             continue
-        weighted = [(row, 1.0 if gate is None else row.get(gate, 0.0)) for row in having]
-        counted = [(row, weight) for row, weight in weighted if weight]
-        pooled[name] = _pooled(name, *zip(*counted, strict=True)) if counted else having[0][name]
+        gate = next((count for count, prefixes in counts.items() if name.startswith(tuple(prefixes))), None)
+        if gate is None and name.startswith("episodes/"):
+            gate = keys.EPISODES_ENDED
+        weights = [1.0 if gate is None else row.get(gate, 0.0) for row in having]
+        pooled[name] = _pooled(name, having, weights) if any(weights) else having[0][name]
     return Stats(pooled, {name: tuple(each) for name, each in counts.items() if name in pooled})
 
 
 def _pooled(name: str, rows: Sequence[Mapping[str, float]], weights: Sequence[float]) -> float:
-    """Pool one statistic of rows that all have it."""
+    """Pool one statistic of rows that all have it, of which those with a weight of 0 do not count."""
+    rows, weights = (
+        [row for row, weight in zip(rows, weights, strict=True) if weight],
+        [each for each in weights if each],
+    )
     values, statistic = [row[name] for row in rows], name.rsplit("/", 1)[-1]
     if all(value == values[0] for value in values) and statistic != "std":
         return values[0]
@@ -298,103 +286,6 @@ def parameter_stats(drawn: Mapping[str, Tensor], ranges: Mapping[str, tuple[Numb
 def named(group: str, values: Iterable[Tensor]) -> dict[str, Tensor]:
     """Pair the four values of a summary, 0-d, with their metric names."""
     return dict(zip(keys.summary(group), values, strict=True))
-
-
-@torch.no_grad()
-def any_not_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """Return whether any floating-point tensor, `[...]` each, contains a non-finite number; 0-d, bool."""
-    return _each_not_finite({"": list(tensors)})[""]
-
-
-@torch.no_grad()
-def gathered_not_finite(rollout: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return for each collected quantity, by the metric's name, whether it contains a non-finite number, 0-d, bool.
-
-    Args:
-        rollout: The rollout's tensors by key, each `[horizon + 1, num_envs, ...]`.
-    """
-    flags = _each_not_finite(
-        {
-            f"finite/{quantity}": [value for name, value in rollout.items() if is_part(name, *names)]
-            for quantity, names in COLLECTED.items()
-        }
-    )
-    if keys.FINAL_VALUES in rollout:
-        final = final_not_finite(rollout[keys.VALUES], rollout[keys.FINAL_VALUES]).any()
-        flags["finite/observations"] = flags["finite/observations"] | final
-    return flags
-
-
-def _each_not_finite(groups: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
-    """Return for each group of tensors, `[...]` each, whether one contains a non-finite number; 0-d, bool."""
-    extremes = {
-        name: [extreme.to(torch.float32) for each in tensors if _has_floats(each) for extreme in torch.aminmax(each)]
-        for name, tensors in groups.items()
-    }
-    every = list(itertools.chain.from_iterable(extremes.values()))
-    device = next((each.device for tensors in groups.values() for each in tensors), None)
-    # One vector for all: the number of operators counts.
-    bad = ~torch.isfinite(torch.stack(every)) if every else torch.zeros(0, dtype=torch.bool, device=device)
-    parts = torch.split_with_sizes(bad, [len(each) for each in extremes.values()])
-    return {name: part.any() for name, part in zip(extremes, parts, strict=True)}
-
-
-def _has_floats(values: Tensor) -> bool:
-    return values.is_floating_point() and 0 not in values.shape
-
-
-def final_not_finite(values: Tensor, final_values: Tensor) -> Tensor:
-    """Return where the final observation of a truncated episode is non-finite, by its value, which is then NaN.
-
-    Args:
-        values: Values of the observations acted on, any shape. If they are NaN too, the weights are the cause.
-        final_values: Values of the final observations, in the same shape.
-    """
-    return final_values.isnan() & values.isfinite()
-
-
-def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """Locate the first non-finite numbers of a rollout.
-
-    Args:
-        rollout: The rollout's tensors by key, each `[horizon + 1, num_envs, ...]`.
-
-    Returns:
-        Plain data for each non-finite quantity: `slot`, the first slot with a non-finite number; `environments`, the
-        indices of at most 32 copies with one in that slot; `num_environments`, the number of such copies;
-        `num_environments_in_rollout`, the number of copies with one in any slot; and `final`, whether it is in the
-        final observation of a truncated episode.
-    """
-    places = {}
-    for quantity, names in _LOCATED_BY.items():
-        wrong = _slots_not_finite(rollout, names)
-        final: Tensor | None = None
-        if quantity == "observations" and keys.FINAL_VALUES in rollout:
-            final = final_not_finite(rollout[keys.VALUES], rollout[keys.FINAL_VALUES])
-            wrong.append(final)
-        elif quantity == "observations" and (following := _slots_not_finite(rollout, (keys.NEXT_OBS,))):
-            # If the episode continues, the next slot contains the same observation.
-            final = torch.stack(following).any(0) & (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])
-            wrong.append(final)
-        bad = torch.stack(wrong).any(0) if wrong else torch.zeros(1, 1, dtype=torch.bool)
-        if not bad.any():
-            continue
-        slot = int(bad.any(1).nonzero()[0])
-        environments = bad[slot].nonzero().flatten().tolist()
-        places[quantity] = {
-            "slot": slot,
-            "environments": environments[:_MAX_LISTED],
-            "num_environments": len(environments),
-            "num_environments_in_rollout": int(bad.any(0).sum()),
-            "final": final is not None and bool((final[slot] & bad[slot]).any()),
-        }
-    return places
-
-
-def _slots_not_finite(rollout: Mapping[str, Tensor], names: Sequence[str]) -> list[Tensor]:
-    """Return for each tensor of some keys the slots and copies with a non-finite number, `[horizon + 1, num_envs]`."""
-    floats = [value for name, value in rollout.items() if is_part(name, *names) and value.is_floating_point()]
-    return [~torch.isfinite(value).reshape(*value.shape[:2], math.prod(value.shape[2:])).all(-1) for value in floats]
 
 
 class StatsProgram:

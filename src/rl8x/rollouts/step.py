@@ -51,20 +51,10 @@ class Transition(NamedTuple):
     step: Step
 
 
-def act_and_step(
-    policy: Policy, env: Env, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None
-) -> Transition:
-    """Act and step the environment: a pure function of tensors, with noises `[num_envs, *]`; None acts greedily."""
-    act = policy.act(cursor.obs, cursor.state, cursor.starts, policy_noise)
-    actions = policy.env_actions(act.actions) if policy.clips else act.actions
-    carry, step = advanced(env, carry, actions, env_noise)
-    return Transition(carry, Cursor(step.obs, step.terminated | step.truncated, act.state), act, step)
-
-
 def experience(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     """Return the tensors of a step that every algorithm stores, by name, each `[num_envs, ...]`."""
-    seen = {**_named(keys.OBS, cursor.obs), keys.STARTS: cursor.starts, **_named(keys.ACTIONS, act.actions)}
-    return seen | outcome(step)
+    obs, actions = flatten_tree(keys.OBS, cursor.obs), flatten_tree(keys.ACTIONS, act.actions)
+    return {**obs, keys.STARTS: cursor.starts, **actions, **outcome(step)}
 
 
 def outcome(step: Step) -> dict[str, Tensor]:
@@ -90,11 +80,7 @@ def actor_critic(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
 
 def with_final_obs(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     """Return the tensors of `actor_critic`, and the observation before any reset, by name, each `[num_envs, ...]`."""
-    return actor_critic(cursor, act, step) | _named(keys.FINAL_OBS, step.final_obs)
-
-
-def _named(key: str, tree: Tree) -> dict[str, Tensor]:
-    return {key: tree} if isinstance(tree, Tensor) else flatten_tree(key, tree)
+    return actor_critic(cursor, act, step) | flatten_tree(keys.FINAL_OBS, step.final_obs)
 
 
 class Stepper:
@@ -134,8 +120,11 @@ class Stepper:
         return True
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
-        """Make one step; see `act_and_step`."""
-        return act_and_step(self.policy, self.env, carry, cursor, env_noise, policy_noise)
+        """Act and step the environment: a pure function of tensors, with noises `[num_envs, *]`; None acts greedily."""
+        act = self.policy.act(cursor.obs, cursor.state, cursor.starts, policy_noise)
+        actions = self.policy.env_actions(act.actions) if self.policy.clips else act.actions
+        carry, step = advanced(self.env, carry, actions, env_noise)
+        return Transition(carry, Cursor(step.obs, step.terminated | step.truncated, act.state), act, step)
 
     def play(self, carry: Carry, cursor: Cursor, noises: Noises) -> Iterator[tuple[Cursor, Transition]]:
         """Make a step for each pair of noise tensors; yield the cursor before it and the transition."""
@@ -166,7 +155,7 @@ class Stepper:
 
     def write_last(self, rollout: Rollout, cursor: Cursor) -> None:
         """Write the slot after the last step: the next observation, whether it begins an episode, and its value."""
-        named = _named(keys.OBS, cursor.obs) | {keys.STARTS: cursor.starts}
+        named = flatten_tree(keys.OBS, cursor.obs) | {keys.STARTS: cursor.starts}
         if self.bootstrap is not None:
             named[keys.VALUES] = self.bootstrap(cursor.obs, cursor.state, cursor.starts)
         rollout.write_slot(rollout.horizon, named)

@@ -38,16 +38,8 @@ from rl8x.replay.prioritized import PrioritizedReplay
 from rl8x.replay.ring import Replay
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.statistics import (
-    COLLECTED,
-    Number,
-    Stats,
-    StatsProgram,
-    gathered_not_finite,
-    locate_non_finite,
-    rollout_stats,
-    transition_stats,
-)
+from rl8x.rollouts.finite import COLLECTED, gathered_not_finite, locate_non_finite
+from rl8x.rollouts.statistics import Number, Stats, StatsProgram, rollout_stats, transition_stats
 from rl8x.rollouts.step import Cursor, experience
 from rl8x.trees import flatten_tree, without_ends
 
@@ -214,7 +206,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         self.nstep.cut()
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:
-        """Locate non-finite numbers in the last rollout, by quantity; see `statistics.locate_non_finite`."""
+        """Locate non-finite numbers in the last rollout, by quantity; see `finite.locate_non_finite`."""
         return locate_non_finite(self.rollout.tensors)
 
     # -- learning

@@ -21,7 +21,8 @@ from rl8x.distributed import ranks
 from rl8x.execution import Execution, Program
 from rl8x.execution.loops import Loop
 from rl8x.execution.programs import prepare
-from rl8x.rollouts.statistics import Number, Stats, any_not_finite
+from rl8x.rollouts.finite import any_not_finite
+from rl8x.rollouts.statistics import Number, Stats
 from rl8x.trees import is_part, row_major
 
 ReplayBatch = Mapping[str, Tensor]
