@@ -19,8 +19,8 @@ from rl8x.policy import Policy
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.compiled import CompiledStepper
 from rl8x.rollouts.statistics import Stats, rollout_stats
-from rl8x.rollouts.step import Bootstrap, Cursor, Noises, Slot, Stepper, Transition, experience, outcome
-from rl8x.trees import first_tensor, tree_map
+from rl8x.rollouts.step import Bootstrap, Cursor, Noises, Slot, Stepper, Transition, experience, first_cursor, outcome
+from rl8x.trees import tree_map
 
 
 class Collector:
@@ -69,8 +69,7 @@ class Collector:
     def reset(self, env_config: Any = None, *, seed: int | None = None) -> None:
         """Reset all copies, with a new `env_config` and a new seed if given."""
         obs, _ = self.env.reset(seed=seed, config=env_config)
-        starts = torch.ones(self.env.num_envs, dtype=torch.bool, device=first_tensor(obs).device)
-        self.cursor = Cursor(obs, starts, self.policy.initial_state(self.env.num_envs))
+        self.cursor = first_cursor(self.policy, obs)
 
     @torch.no_grad()
     def fill(self, rollout: Rollout, meanwhile: Callable[[], None] | None = None) -> None:

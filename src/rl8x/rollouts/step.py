@@ -42,6 +42,13 @@ class Cursor(NamedTuple):
     state: State
 
 
+def first_cursor(policy: Policy, obs: Tree) -> Cursor:
+    """Return the cursor after a reset that led to observations `[num_envs, *obs]`."""
+    first = first_tensor(obs)
+    starts = torch.ones(len(first), dtype=torch.bool, device=first.device)
+    return Cursor(obs, starts, policy.initial_state(len(first)))
+
+
 class Transition(NamedTuple):
     """The result of one step: the environment's next carry, the policy's next cursor and its act, and the step."""
 
