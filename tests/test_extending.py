@@ -123,7 +123,7 @@ class Lists:
     def set_tags(self, tags):
         self.tags |= tags
 
-    def describe(self, text): ...
+    def describe(self, text, folder=None): ...
 
     def log_metrics(self, metrics, step):
         self.rows.append((step, dict(metrics)))
