@@ -85,10 +85,10 @@ def test_a_metric_that_a_step_lacks_is_nan_there_in_each_horizon():
     rewards = {keys.REWARDS: torch.ones(3)}
     rollout.write_slot(0, rewards)
     rollout.write_slot(1, rewards | {name: torch.ones(3)})
-    assert rollout.metrics()["success"].isnan().all(1).tolist() == [True, False]
+    assert rollout.under(keys.METRICS)["success"].isnan().all(1).tolist() == [True, False]
     rollout.write_slot(0, rewards | {name: torch.zeros(3)})
     rollout.write_slot(1, rewards)  # such as after a reset, until the simulator reports it again
-    assert rollout.metrics()["success"].isnan().all(1).tolist() == [False, True]
+    assert rollout.under(keys.METRICS)["success"].isnan().all(1).tolist() == [False, True]
 
 
 def test_an_evaluation_keeps_no_observations_of_its_horizon(monkeypatch):

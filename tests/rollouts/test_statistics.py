@@ -1,3 +1,4 @@
+import functools
 import math
 
 import numpy as np
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 from rl8x import keys
 from rl8x.algorithms.off_policy.off_policy import collected_stats
 from rl8x.algorithms.off_policy.updates import single_update_stats, update_stats
+from rl8x.execution import Execution
 from rl8x.functional import moments
-from rl8x.rollouts.statistics import Stats, masked_summary, pool, summary, transition_stats
+from rl8x.rollouts.statistics import Stats, StatsProgram, masked_summary, pool, summary, transition_stats
 
 numbers = st.floats(-1e3, 1e3, width=32)
 
@@ -26,31 +28,17 @@ def test_values_are_floats_and_tensors_are_copied_once(monkeypatch):
     assert copies == [(2,)]
 
 
-def test_large_counts_survive_the_copy():
-    assert Stats({"n": torch.tensor(2**40 + 1)})["n"] == 2**40 + 1
-
-
-def test_figures_of_nothing_are_left_out():
-    counts = {"episodes/ended": ("episodes/returns/",)}
-    values = {"episodes/ended": torch.tensor(0), "episodes/returns/mean": torch.tensor(math.nan), "x": 1.0}
-    assert dict(Stats(values, counts)) == {"episodes/ended": 0.0, "x": 1.0}
-    assert Stats(values | {"episodes/ended": torch.tensor(2)}, counts).keys() == values.keys()
-
-
-def test_later_parts_win_and_read_parts_can_be_merged():
-    first = Stats({"a": torch.tensor(1.0)})
-    assert first["a"] == 1.0
-    assert dict(Stats.merge(first, {"a": 2.0, "b": 3.0})) == {"a": 2.0, "b": 3.0}
-
-
-def test_what_was_read_keeps_its_counts():
-    stats = Stats(
-        {"_count/x": torch.tensor(0), "x": torch.tensor(math.nan), "y": torch.tensor(2.0)}, {"_count/x": ("x",)}
-    )
-    assert dict(stats) == {"y": 2.0}
-    numbers, counts = stats.counted()
-    assert (numbers["_count/x"], counts) == (0.0, {"_count/x": ("x",)})
-    assert dict(Stats.merge(stats, {"z": 1.0})) == {"y": 2.0, "z": 1.0}
+@pytest.mark.parametrize("read", [False, True])
+def test_counts_gate_what_they_count_also_where_they_were_read(read):
+    values = {"x": torch.tensor(math.nan), "y": torch.tensor(2.0), "n": torch.tensor(2**40 + 1)}
+    values["_count/x"] = torch.tensor(0)
+    stats = Stats(values, {"_count/x": ("x",)})
+    if read:
+        assert dict(stats) == {"y": 2.0, "n": 2.0**40 + 1}
+    assert dict(Stats.merge(stats, {"y": 1.0, "z": 3.0})) == {"y": 1.0, "n": 2.0**40 + 1, "z": 3.0}
+    assert stats.counted()[0]["_count/x"] == 0.0
+    assert stats.counted()[1] == {"_count/x": ("x",)}
+    assert Stats(values | {"_count/x": torch.tensor(2)}, {"_count/x": ("x",)}).keys() == {"x", "y", "n"}
 
 
 def test_horizons_are_pooled_as_if_one_had_counted_all():
@@ -142,3 +130,87 @@ def test_statistics_of_a_single_update_are_those_of_a_step_of_one(wrong):
     assert dict(found) == dict(update_stats({"rows/0": row, "weights/0": weights}, names))
     flags = [found[f"finite/{name}"] for name in ("losses", "gradients", "parameters")]
     assert flags == [float(bad == wrong) for bad in ("loss", "norm", "weights")]
+
+
+# -- by a program
+
+HORIZON, COPIES = 3, 20
+CPU = torch.device("cpu")
+
+
+def rollout(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(HORIZON + 1, COPIES, 2, generator=generator)
+    ended = torch.rand(2, HORIZON + 1, COPIES, generator=generator) < 0.2
+    return {
+        "obs": drawn,
+        "actions": torch.zeros(HORIZON + 1, COPIES, dtype=torch.int64),
+        "rewards": drawn[..., 0] * 3.0,
+        "terminated": ended[0],
+        "truncated": ended[1],
+        "episode_returns": drawn[..., 1].clone(),
+        "episode_lengths": torch.arange(HORIZON * COPIES + COPIES).view(HORIZON + 1, COPIES),
+        "metrics/height": torch.where(drawn[..., 1] > 0, drawn[..., 0], torch.nan),
+        "next_obs": drawn + 1.0,
+    }
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    program = StatsProgram(functools.partial(collected_stats, horizon=HORIZON), Execution("compile", "fp32", CPU))
+    program.prepare(rollout())
+    return program
+
+
+def alike(compiled, tensors):
+    found, expected = compiled(tensors), compiled.summarise(tensors)
+    counted, gates = found.counted()
+    assert all(type(value) is float for value in found.unread()[0].values())
+    assert gates == expected.counted()[1]
+    assert counted.keys() == expected.counted()[0].keys()
+    assert dict(found) == pytest.approx(dict(expected), rel=1e-5, abs=1e-6, nan_ok=True)
+    return dict(found)
+
+
+def test_numbers_of_a_program_are_the_functions(compiled):
+    for seed in (1, 2):
+        alike(compiled, rollout(seed))
+    none_ended = dict.fromkeys(("terminated", "truncated"), torch.zeros(HORIZON + 1, COPIES, dtype=torch.bool))
+    row = alike(compiled, rollout() | none_ended)
+    assert row["episodes/ended"] == 0.0
+    assert "episodes/returns/mean" not in row
+
+
+def test_a_program_of_an_earlier_run_is_found_and_names_its_numbers(compiled, monkeypatch):
+    compiled(rollout())
+    again = StatsProgram(compiled.summarise, Execution("compile", "fp32", CPU))
+    monkeypatch.setattr("rl8x.execution.compiled.verdict", lambda *_: pytest.fail("verified again"))
+    again.prepare(rollout())
+    alike(again, rollout(3))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("key", "flag"), [("obs", "observations"), ("next_obs", "observations"), ("rewards", "rewards")]
+)
+def test_one_number_that_is_not_finite_is_seen_wherever_it_is(compiled, number, key, flag):
+    for place in range(0, HORIZON * COPIES, 7):
+        tensors = rollout()
+        tensors[key].view((HORIZON + 1) * COPIES, -1)[place, -1] = number
+        row = compiled(tensors)
+        assert [name for name, value in row.items() if name.startswith("finite/") and value] == [f"finite/{flag}"]
+
+
+def test_other_names_and_shapes_are_summarised_without_a_program(compiled):
+    more = rollout() | {"metrics/speed": torch.ones(HORIZON + 1, COPIES)}
+    assert dict(compiled(more)) == pytest.approx(dict(compiled.summarise(more)), nan_ok=True)
+    fewer = {name: tensor[:, :5] for name, tensor in rollout().items()}
+    assert compiled(fewer)["rewards/mean"] == pytest.approx(float(fewer["rewards"][:HORIZON].mean()))
+
+
+def test_what_was_not_asked_for_or_is_eager_has_no_program():
+    for mode, prepares in (("compile", False), ("eager", True)):
+        program = StatsProgram(functools.partial(collected_stats, horizon=HORIZON), Execution(mode, "fp32", CPU))
+        if prepares:
+            program.prepare(rollout())
+        assert any(isinstance(value, torch.Tensor) for value in program(rollout()).unread()[0].values())

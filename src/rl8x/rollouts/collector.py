@@ -143,26 +143,13 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all state that the next horizon needs beside weights: cursor, environment and generator."""
-        cursor = self.cursor
-        return {
-            "env": self.env.state_dict(),
-            "generator": self.generator.get_state(),
-            "cursor": None
-            if cursor is None
-            else {"obs": cursor.obs, "starts": cursor.starts, "state": dict(cursor.state)},
-        }
+        cursor = None if self.cursor is None else self.cursor._asdict()
+        return {"env": self.env.state_dict(), "generator": self.generator.get_state(), "cursor": cursor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
         self.env.load_state_dict(state["env"])
         self.generator.set_state(state["generator"].cpu())
-        cursor = state["cursor"]
-        device = self.policy.device
-        if not self.env.resumable:
-            # The simulator's state cannot be restored, so the next horizon begins with a reset.
-            cursor = None
-        self.cursor = cursor and Cursor(
-            tree_map(lambda part: part.to(device), cursor["obs"]),
-            cursor["starts"].to(device),
-            {name: value.to(device) for name, value in cursor["state"].items()},
-        )
+        # If the simulator's state cannot be restored, the next horizon begins with a reset.
+        cursor = state["cursor"] if self.env.resumable else None
+        self.cursor = cursor and Cursor(**tree_map(lambda part: part.to(self.policy.device), cursor))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -32,50 +31,33 @@ def any_not_finite(tensors: Iterable[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def gathered_not_finite(rollout: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return for each collected quantity, by the metric's name, whether it contains a non-finite number, 0-d, bool.
-
-    Args:
-        rollout: The rollout's tensors by key, each `[horizon + 1, num_envs, ...]`.
-    """
-    flags = _each_not_finite(
-        {
-            f"finite/{quantity}": [value for name, value in rollout.items() if is_part(name, *names)]
-            for quantity, names in COLLECTED.items()
-        }
-    )
+    """Flag the quantities of a rollout, tensors by key, `[horizon + 1, num_envs, ...]`, by metric, 0-d bools."""
+    groups = {name: [rollout[key] for key in rollout if is_part(key, *parts)] for name, parts in COLLECTED.items()}
+    flags = {f"finite/{name}": flag for name, flag in _each_not_finite(groups).items()}
     if keys.FINAL_VALUES in rollout:
-        final = final_not_finite(rollout[keys.VALUES], rollout[keys.FINAL_VALUES]).any()
-        flags["finite/observations"] = flags["finite/observations"] | final
+        flags["finite/observations"] = flags["finite/observations"] | _final_not_finite(rollout).any()
     return flags
 
 
 def _each_not_finite(groups: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
     """Return for each group of tensors, `[...]` each, whether one contains a non-finite number; 0-d, bool."""
-    extremes = {
-        name: [
-            extreme.to(torch.float32)
-            for each in tensors
-            if each.is_floating_point() and each.numel()
-            for extreme in torch.aminmax(each)
-        ]
-        for name, tensors in groups.items()
+    floats = {
+        name: [each for each in group if each.is_floating_point() and each.numel()] for name, group in groups.items()
     }
-    every = list(itertools.chain.from_iterable(extremes.values()))
+    every = [
+        extreme.to(torch.float32) for group in floats.values() for each in group for extreme in torch.aminmax(each)
+    ]
     device = next((each.device for tensors in groups.values() for each in tensors), None)
     # One vector for all: the number of operators counts.
     bad = ~torch.isfinite(torch.stack(every)) if every else torch.zeros(0, dtype=torch.bool, device=device)
-    parts = torch.split_with_sizes(bad, [len(each) for each in extremes.values()])
-    return {name: part.any() for name, part in zip(extremes, parts, strict=True)}
+    parts = torch.split_with_sizes(bad, [2 * len(group) for group in floats.values()])
+    return {name: part.any() for name, part in zip(groups, parts, strict=True)}
 
 
-def final_not_finite(values: Tensor, final_values: Tensor) -> Tensor:
-    """Return where the final observation of a truncated episode is non-finite, by its value, which is then NaN.
-
-    Args:
-        values: Values of the observations acted on, any shape. If they are NaN too, the weights are the cause.
-        final_values: Values of the final observations, in the same shape.
-    """
-    return final_values.isnan() & values.isfinite()
+def _final_not_finite(rollout: Mapping[str, Tensor]) -> Tensor:
+    """Return where a truncated episode's final observation is non-finite, by its value, `[horizon + 1, num_envs]`."""
+    # If the value of the observation acted on is NaN too, the weights are the cause.
+    return rollout[keys.FINAL_VALUES].isnan() & rollout[keys.VALUES].isfinite()
 
 
 def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
@@ -95,7 +77,7 @@ def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]
         wrong = _slots_not_finite(rollout, names)
         of_final: list[Tensor] = []
         if quantity == "observations" and keys.FINAL_VALUES in rollout:
-            of_final = [final_not_finite(rollout[keys.VALUES], rollout[keys.FINAL_VALUES])]
+            of_final = [_final_not_finite(rollout)]
         elif quantity == "observations":
             # If the episode continues, the next slot contains the same observation.
             ended = rollout[keys.TERMINATED] | rollout[keys.TRUNCATED]

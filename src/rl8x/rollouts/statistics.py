@@ -122,17 +122,14 @@ def pool(rows: Sequence[Mapping[str, float]], counts: Mapping[str, Sequence[str]
         gate = next((count for count, prefixes in counts.items() if name.startswith(tuple(prefixes))), None)
         if gate is None and name.startswith("episodes/"):
             gate = keys.EPISODES_ENDED
-        weights = [1.0 if gate is None else row.get(gate, 0.0) for row in having]
-        pooled[name] = _pooled(name, having, weights) if any(weights) else having[0][name]
+        weighted = [(row, 1.0 if gate is None else row.get(gate, 0.0)) for row in having]
+        counted = [(row, weight) for row, weight in weighted if weight]
+        pooled[name] = _pooled(name, *zip(*counted, strict=True)) if counted else having[0][name]
     return Stats(pooled, {name: tuple(each) for name, each in counts.items() if name in pooled})
 
 
 def _pooled(name: str, rows: Sequence[Mapping[str, float]], weights: Sequence[float]) -> float:
-    """Pool one statistic of rows that all have it, of which those with a weight of 0 do not count."""
-    rows, weights = (
-        [row for row, weight in zip(rows, weights, strict=True) if weight],
-        [each for each in weights if each],
-    )
+    """Pool one statistic of rows that all have it."""
     values, statistic = [row[name] for row in rows], name.rsplit("/", 1)[-1]
     if all(value == values[0] for value in values) and statistic != "std":
         return values[0]
@@ -151,11 +148,7 @@ def _pooled(name: str, rows: Sequence[Mapping[str, float]], weights: Sequence[fl
 
 @torch.no_grad()
 def summary(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return minimum, maximum, mean and standard deviation (over the count) of all elements, as 0-d tensors.
-
-    Args:
-        values: Numbers of any shape, at least one.
-    """
+    """Return minimum, maximum, mean and standard deviation (over the count) of `values` `[*]`, at least one; 0-d."""
     values = _floats(values)
     low, high = torch.aminmax(values)
     mean = values.mean()
@@ -188,12 +181,7 @@ def _floats(values: Tensor) -> Tensor:
 
 
 def rollout_stats(rollout: Mapping[str, Tensor], horizon: int) -> Stats:
-    """Summarise a horizon: returns over it, rewards, and the episodes that ended in it.
-
-    Args:
-        rollout: Its tensors by key, each `[horizon or more, num_envs, ...]`.
-        horizon: Slots that were written.
-    """
+    """Summarise the first `horizon` slots of a rollout, tensors by key, `[horizon or more, num_envs, ...]` each."""
     own = {name: tensor[:horizon] for name, tensor in rollout.items()}
     rewards, returns, valid = own[keys.REWARDS], own[keys.EPISODE_RETURNS], own.get(keys.VALID)
     ended = own[keys.TERMINATED] | own[keys.TRUNCATED]
@@ -217,10 +205,7 @@ def rollout_stats(rollout: Mapping[str, Tensor], horizon: int) -> Stats:
 def transition_stats(rollout: Mapping[str, Tensor]) -> Stats:
     """Return what `rollout_stats` and `gathered_not_finite` do for a single transition, in a third of their time.
 
-    Nothing is summed, so that the same numbers come of Python's arithmetic.
-
-    Args:
-        rollout: Its tensors by key, each `[2, 1, ...]`, on the host.
+    Its tensors are `[2, 1, ...]` each, on the host. Nothing is summed, so that Python comes to the same numbers.
     """
     own: dict[str, Any] = {name: tensor.tolist()[0][0] for name, tensor in rollout.items() if tensor.dim() == 2}
     valid = own.get(keys.VALID, True)
@@ -247,15 +232,7 @@ def transition_stats(rollout: Mapping[str, Tensor]) -> Stats:
 
 
 def info_means(metrics: Mapping[str, Tensor], ended: Tensor) -> tuple[dict[str, Number], dict[str, tuple[str, ...]]]:
-    """Average an environment's own metrics over ended episodes that have a value.
-
-    Args:
-        metrics: The metrics, each `[*]`, NaN where missing.
-        ended: Where an episode ended, `[*]`, bool.
-
-    Returns:
-        Means, 0-d, and counts, as arguments of `Stats`.
-    """
+    """Average an environment's own metrics, `[*]` each, over ended episodes that have one; returns those of `Stats`."""
     values: dict[str, Number] = {}
     counts: dict[str, tuple[str, ...]] = {}
     for name, per_step in metrics.items():
