@@ -143,7 +143,7 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all state that the next horizon needs beside weights: cursor, environment and generator."""
-        cursor = None if self.cursor is None else self.cursor._asdict()
+        cursor = self.cursor and dict(zip(("obs", "starts", "state"), self.cursor, strict=True))
         return {"env": self.env.state_dict(), "generator": self.generator.get_state(), "cursor": cursor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.envs.base import Carry
-from rl8x.envs.steps import advanced
 from rl8x.execution.compiled import CompiledProgram
 from rl8x.execution.programs import ProgramError, TreeProgram, flat_of, prepare, trees_allclose
 from rl8x.output import message_of
-from rl8x.policy import Act
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.step import Cursor, Stepper, Transition
 
@@ -65,9 +63,7 @@ class CompiledStepper(Stepper):
         if self.compiles_env:
             after: Transition = program(*where)
             return after
-        act = program(cursor, policy_noise)
-        carry, step = advanced(self.env, carry, self.policy.env_actions(act.actions), env_noise)
-        return Transition(carry, Cursor(step.obs, step.terminated | step.truncated, act.state), act, step)
+        return self.advance(carry, program(cursor, policy_noise), env_noise)
 
     def _step_program(self, *where: Any) -> TreeProgram:
         """Return the program of a whole step, or of the policy if the environment runs eagerly around it."""
@@ -75,7 +71,7 @@ class CompiledStepper(Stepper):
         key = (self.env.program_key, policy_noise is None)
         if self.compiles_env and (key in self._programs or self._is_pure(None, *where)):
             return self._program(key, self._eager.step, *where)
-        return self._program(policy_noise is None, self._act, cursor, policy_noise)
+        return self._program(policy_noise is None, self.act, cursor, policy_noise)
 
     def fill(
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
@@ -104,9 +100,6 @@ class CompiledStepper(Stepper):
     def _preparing(self) -> contextlib.AbstractContextManager[None]:
         """Return the context in which programs are made, maybe ahead of their time."""
         return self.execution.ahead() if self.execution.prepares else contextlib.nullcontext()
-
-    def _act(self, cursor: Cursor, policy_noise: Tensor | None) -> Act:
-        return self.policy.act(cursor.obs, cursor.state, cursor.starts, policy_noise)
 
     def _program(self, key: Hashable, function: Callable[..., Any], *where: Any) -> TreeProgram:
         """Return a program, whose compilation for such arguments is requested when it is made."""
@@ -171,7 +164,7 @@ class CompiledStepper(Stepper):
     def _traces_policy(self, cursor: Cursor, policy_noise: Tensor | None) -> bool:
         """Return whether the policy can be traced by itself; if not, the environment is not the cause of an error."""
         try:
-            TreeProgram(self._act, functools.partial(CompiledProgram, compiles=False))(cursor, policy_noise)
+            TreeProgram(self.act, functools.partial(CompiledProgram, compiles=False))(cursor, policy_noise)
         except ProgramError:
             return False
         return True

@@ -128,7 +128,14 @@ class Stepper:
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
         """Act and step the environment: a pure function of tensors, with noises `[num_envs, *]`; None acts greedily."""
-        act = self.policy.act(cursor.obs, cursor.state, cursor.starts, policy_noise)
+        return self.advance(carry, self.act(cursor, policy_noise), env_noise)
+
+    def act(self, cursor: Cursor, policy_noise: Tensor | None) -> Act:
+        """Make the policy's part of a step; noise `[num_envs, *]`."""
+        return self.policy.act(cursor.obs, cursor.state, cursor.starts, policy_noise)
+
+    def advance(self, carry: Carry, act: Act, env_noise: Tensor) -> Transition:
+        """Make the environment's part of a step; noise `[num_envs, *]`."""
         actions = self.policy.env_actions(act.actions) if self.policy.clips else act.actions
         carry, step = advanced(self.env, carry, actions, env_noise)
         return Transition(carry, Cursor(step.obs, step.terminated | step.truncated, act.state), act, step)
