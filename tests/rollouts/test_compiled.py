@@ -159,16 +159,6 @@ def test_a_state_that_goes_on_as_another_one_is_what_that_one_was(env):
     assert recorded.collector.stepper.compiles_env
 
 
-def test_the_next_horizon_begins_where_the_last_one_ended():
-    algorithm = build(CartPole, execution="compile")
-    algorithm.collect()
-    carry = {name: value.clone() for name, value in algorithm.env.carry["state"].items()}
-    cursor = algorithm.collector.cursor.obs.clone()
-    algorithm.collect()
-    torch.testing.assert_close(algorithm.rollout[keys.OBS][0], cursor)
-    torch.testing.assert_close(algorithm.rollout[keys.OBS][0], carry["physics"])
-
-
 def test_evaluation_has_a_program_of_its_own():
     eager, recorded = (build(CartPole, execution=mode, horizons_per_env_reset=1) for mode in ("eager", "compile"))
     for algorithm in (eager, recorded):

@@ -73,19 +73,20 @@ def test_summaries_equal_numpys(rows):
         assert all(math.isnan(figure) for figure in figures)
 
 
-def test_what_is_masked_out_has_no_influence():
-    values = torch.tensor([1.0, math.nan, 3.0, math.inf])
-    mask = torch.tensor([True, False, True, False])
-    assert [float(figure) for figure in masked_summary(values, mask)] == [1.0, 3.0, 2.0, 1.0]
-    count, mean, var = moments(values, mask)
-    assert (float(count), float(mean), float(var)) == (2.0, 2.0, 1.0)
-
-
-def test_whole_numbers_are_summarised_too():
-    lengths = torch.tensor([[1, 2], [3, 6]])
-    assert [float(figure) for figure in summary(lengths)[:3]] == [1.0, 6.0, 3.0]
-    assert float(summary(lengths)[3]) == pytest.approx(math.sqrt(3.5))  # (4 + 1 + 0 + 9) / 4
-    assert [float(figure) for figure in masked_summary(lengths, lengths > 1)[:2]] == [2.0, 6.0]
+@pytest.mark.parametrize(
+    ("values", "mask", "expected"),
+    [
+        ([1.0, math.nan, 3.0, math.inf], [True, False, True, False], [1.0, 3.0, 2.0, 1.0]),
+        ([[1, 2], [3, 6]], [[True] * 2] * 2, [1.0, 6.0, 3.0, math.sqrt(3.5)]),  # (4 + 1 + 0 + 9) / 4
+        ([[1, 2], [3, 6]], [[False, True], [False, True]], [2.0, 6.0, 4.0, 2.0]),
+    ],
+)
+def test_summaries_of_whole_numbers_and_under_masks(values, mask, expected):
+    values, mask = torch.tensor(values), torch.tensor(mask)
+    assert [float(figure) for figure in masked_summary(values, mask)] == pytest.approx(expected)
+    assert [float(figure) for figure in summary(values[mask])] == pytest.approx(expected)
+    found = moments(values.float().flatten(), mask.flatten())
+    assert [float(each) for each in found] == pytest.approx([int(mask.sum()), expected[2], expected[3] ** 2])
 
 
 # -- a single transition or update
