@@ -29,7 +29,7 @@ from rl8x import NullTracker, Trainer
 from rl8x.algorithms import DQNConfig
 from rl8x.checkpoint import Checkpoints
 from rl8x.envs import CartPole
-from rl8x.rollouts.statistics import gathered_not_finite
+from rl8x.rollouts.finite import gathered_not_finite
 from rl8x.trainers.non_finite import Guard
 
 RESULTS = Path(__file__).parent / "results" / "replay_costs.json"

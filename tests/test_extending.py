@@ -123,7 +123,7 @@ class Lists:
     def set_tags(self, tags):
         self.tags |= tags
 
-    def describe(self, text): ...
+    def describe(self, text, folder=None): ...
 
     def log_metrics(self, metrics, step):
         self.rows.append((step, dict(metrics)))
@@ -150,7 +150,7 @@ from rl8x.algorithms.seeds import part_seed
 from rl8x.policy import Policy
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.statistics import Stats, collect_stats
+from rl8x.rollouts.statistics import Stats, rollout_stats
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,9 +182,7 @@ class Climb(OnlineAlgorithm[ClimbConfig], config=ClimbConfig):
         self.collector.fill(self.rollout)
         self.counters[keys.COLLECTS] += 1
         self.counters[keys.ENV_STEPS] += self.config.horizon * self.config.num_envs
-        named = (keys.REWARDS, keys.TERMINATED, keys.TRUNCATED, keys.EPISODE_RETURNS, keys.EPISODE_LENGTHS)
-        rewards, terminated, truncated, *episodes = (self.rollout[name][:-1] for name in named)
-        return collect_stats(rewards, terminated | truncated, *episodes)
+        return rollout_stats(self.rollout.tensors, self.config.horizon)
 
     @torch.no_grad()
     def step(self):

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from rl8x.envs import CartPole, Env, GymnasiumEnv, Pendulum
 from rl8x.policy import Policy
-from rl8x.rollouts.playing import play_episodes
+from rl8x.rollouts.episodes import play_episodes
 from rl8x.video import film, make_filmed, record_video
 
 

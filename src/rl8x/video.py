@@ -28,7 +28,7 @@ from rl8x.envs.canvas import BACKGROUND, INK, SIZE, Picture, font, mixed
 from rl8x.envs.pictures import CopyState, copy_of, numbers_of, on_host
 from rl8x.film_files import WRITERS, check_format
 from rl8x.policy import Policy
-from rl8x.rollouts.playing import Moment, play_episodes
+from rl8x.rollouts.episodes import Moment, play_episodes
 from rl8x.spaces import describe_space
 
 _MAX_FPS: Final = 30.0  # above it frames are left out

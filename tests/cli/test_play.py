@@ -11,7 +11,7 @@ from PIL import Image
 
 from rl8x.cli.main import main
 from rl8x.envs import CartPole
-from rl8x.rollouts.playing import play_episodes
+from rl8x.rollouts.episodes import play_episodes
 
 DATA = ["--no-tracking", "--device", "cpu", "--progress", "none", "--max-steps", "1"]
 SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu", "--progress", "none"]

@@ -62,20 +62,8 @@ def test_recorded_steps_equal_eager_ones_also_after_updates(case):
     assert recorded.collector.stepper.compiles_env
 
 
-def test_values_of_episodes_that_a_time_limit_cuts():
-    config = PPOConfig.rl8(num_envs=4, horizon=6, seed=2, device="cpu", model_config={"hidden_sizes": [8]})
-    eager, recorded = (
-        dataclasses.replace(config, execution=mode).build(CartPole, time_limit=4) for mode in ("eager", "compile")
-    )
-    for algorithm in (eager, recorded):
-        algorithm.collect()
-    found = recorded.rollout[keys.FINAL_VALUES]
-    assert (found != 0).any(1).tolist() == [False, False, False, True, False, False, False]
-    torch.testing.assert_close(found, eager.rollout[keys.FINAL_VALUES])
-
-
 @pytest.mark.parametrize("model", ["mlp", "gru"])
-def test_values_of_episodes_that_a_time_limit_cuts_in_different_steps(model):
+def test_values_of_episodes_that_a_time_limit_cuts(model):
     sizes = {"mlp": {"hidden_sizes": [8]}, "gru": {"hidden_size": 8}}[model]
     options = {"horizon": 60, "seq_len": 4 if model == "gru" else 1, "model": model, "model_config": sizes}
     config = PPOConfig.rl8(num_envs=3, seed=2, device="cpu", **options)
@@ -169,16 +157,6 @@ def test_a_state_that_goes_on_as_another_one_is_what_that_one_was(env):
         for name in (keys.OBS, keys.REWARDS):
             torch.testing.assert_close(recorded.rollout[name], eager.rollout[name])
     assert recorded.collector.stepper.compiles_env
-
-
-def test_the_next_horizon_begins_where_the_last_one_ended():
-    algorithm = build(CartPole, execution="compile")
-    algorithm.collect()
-    carry = {name: value.clone() for name, value in algorithm.env.carry["state"].items()}
-    cursor = algorithm.collector.cursor.obs.clone()
-    algorithm.collect()
-    torch.testing.assert_close(algorithm.rollout[keys.OBS][0], cursor)
-    torch.testing.assert_close(algorithm.rollout[keys.OBS][0], carry["physics"])
 
 
 def test_evaluation_has_a_program_of_its_own():

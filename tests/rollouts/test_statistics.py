@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from rl8x import keys
 from rl8x.algorithms.off_policy.off_policy import collected_stats
-from rl8x.algorithms.off_policy.updates import update_stats
+from rl8x.algorithms.off_policy.updates import single_update_stats, update_stats
 from rl8x.execution import Execution
 from rl8x.functional import moments
-from rl8x.rollouts.statistics import Stats, masked_summary, pool, summary
-from rl8x.rollouts.stats_program import StatsProgram
+from rl8x.rollouts.statistics import Stats, StatsProgram, masked_summary, pool, summary, transition_stats
 
 numbers = st.floats(-1e3, 1e3, width=32)
 
@@ -29,31 +28,17 @@ def test_values_are_floats_and_tensors_are_copied_once(monkeypatch):
     assert copies == [(2,)]
 
 
-def test_large_counts_survive_the_copy():
-    assert Stats({"n": torch.tensor(2**40 + 1)})["n"] == 2**40 + 1
-
-
-def test_figures_of_nothing_are_left_out():
-    counts = {"episodes/ended": ("episodes/returns/",)}
-    values = {"episodes/ended": torch.tensor(0), "episodes/returns/mean": torch.tensor(math.nan), "x": 1.0}
-    assert dict(Stats(values, counts)) == {"episodes/ended": 0.0, "x": 1.0}
-    assert Stats(values | {"episodes/ended": torch.tensor(2)}, counts).keys() == values.keys()
-
-
-def test_later_parts_win_and_read_parts_can_be_merged():
-    first = Stats({"a": torch.tensor(1.0)})
-    assert first["a"] == 1.0
-    assert dict(Stats.merge(first, {"a": 2.0, "b": 3.0})) == {"a": 2.0, "b": 3.0}
-
-
-def test_what_was_read_keeps_its_counts():
-    stats = Stats(
-        {"_count/x": torch.tensor(0), "x": torch.tensor(math.nan), "y": torch.tensor(2.0)}, {"_count/x": ("x",)}
-    )
-    assert dict(stats) == {"y": 2.0}
-    numbers, counts = stats.counted()
-    assert (numbers["_count/x"], counts) == (0.0, {"_count/x": ("x",)})
-    assert dict(Stats.merge(stats, {"z": 1.0})) == {"y": 2.0, "z": 1.0}
+@pytest.mark.parametrize("read", [False, True])
+def test_counts_gate_what_they_count_also_where_they_were_read(read):
+    values = {"x": torch.tensor(math.nan), "y": torch.tensor(2.0), "n": torch.tensor(2**40 + 1)}
+    values["_count/x"] = torch.tensor(0)
+    stats = Stats(values, {"_count/x": ("x",)})
+    if read:
+        assert dict(stats) == {"y": 2.0, "n": 2.0**40 + 1}
+    assert dict(Stats.merge(stats, {"y": 1.0, "z": 3.0})) == {"y": 1.0, "n": 2.0**40 + 1, "z": 3.0}
+    assert stats.counted()[0]["_count/x"] == 0.0
+    assert stats.counted()[1] == {"_count/x": ("x",)}
+    assert Stats(values | {"_count/x": torch.tensor(2)}, {"_count/x": ("x",)}).keys() == {"x", "y", "n"}
 
 
 def test_horizons_are_pooled_as_if_one_had_counted_all():
@@ -88,19 +73,20 @@ def test_summaries_equal_numpys(rows):
         assert all(math.isnan(figure) for figure in figures)
 
 
-def test_what_is_masked_out_has_no_influence():
-    values = torch.tensor([1.0, math.nan, 3.0, math.inf])
-    mask = torch.tensor([True, False, True, False])
-    assert [float(figure) for figure in masked_summary(values, mask)] == [1.0, 3.0, 2.0, 1.0]
-    count, mean, var = moments(values, mask)
-    assert (float(count), float(mean), float(var)) == (2.0, 2.0, 1.0)
-
-
-def test_whole_numbers_are_summarised_too():
-    lengths = torch.tensor([[1, 2], [3, 6]])
-    assert [float(figure) for figure in summary(lengths)[:3]] == [1.0, 6.0, 3.0]
-    assert float(summary(lengths)[3]) == pytest.approx(math.sqrt(3.5))  # (4 + 1 + 0 + 9) / 4
-    assert [float(figure) for figure in masked_summary(lengths, lengths > 1)[:2]] == [2.0, 6.0]
+@pytest.mark.parametrize(
+    ("values", "mask", "expected"),
+    [
+        ([1.0, math.nan, 3.0, math.inf], [True, False, True, False], [1.0, 3.0, 2.0, 1.0]),
+        ([[1, 2], [3, 6]], [[True] * 2] * 2, [1.0, 6.0, 3.0, math.sqrt(3.5)]),  # (4 + 1 + 0 + 9) / 4
+        ([[1, 2], [3, 6]], [[False, True], [False, True]], [2.0, 6.0, 4.0, 2.0]),
+    ],
+)
+def test_summaries_of_whole_numbers_and_under_masks(values, mask, expected):
+    values, mask = torch.tensor(values), torch.tensor(mask)
+    assert [float(figure) for figure in masked_summary(values, mask)] == pytest.approx(expected)
+    assert [float(figure) for figure in summary(values[mask])] == pytest.approx(expected)
+    found = moments(values.float().flatten(), mask.flatten())
+    assert [float(each) for each in found] == pytest.approx([int(mask.sum()), expected[2], expected[3] ** 2])
 
 
 # -- a single transition or update
@@ -127,25 +113,105 @@ def one_transition(**changed):
         {"values": [0.5], "final_values": [math.nan]},
     ],
 )
-def test_numpys_statistics_of_a_transition_have_the_bits_of_torchs(changed):
-    summarise = functools.partial(collected_stats, horizon=1)
-    program = StatsProgram(summarise, Execution("eager", "fp32", torch.device("cpu")))
+def test_statistics_of_a_single_transition_are_those_of_a_horizon_of_one(changed):
     tensors = one_transition(**changed)
-    usual, numpys = summarise(tensors), program(tensors, is_single=True)
-    assert not any(isinstance(value, torch.Tensor) for value in numpys.unread()[0].values())
-    assert list(numpys) == list(usual)
-    np.testing.assert_array_equal(list(numpys.values()), list(usual.values()))
-    assert numpys.counted()[1] == usual.counted()[1]
+    expected, found = collected_stats(tensors, horizon=1), transition_stats(tensors)
+    assert found.counted()[0].keys() == expected.counted()[0].keys()
+    assert found.counted()[1] == expected.counted()[1]
+    assert list(found) == list(expected)
+    np.testing.assert_equal(dict(found), dict(expected))
 
 
-@pytest.mark.parametrize("wrong", [None, "loss", "norm", "weights", "large sum"])
-def test_numpys_statistics_of_an_update_have_the_bits_of_torchs(wrong):
-    summarise = functools.partial(update_stats, names=("losses/q", "q/grad_norm", "losses/policy"))
-    row, weights = torch.tensor([[0.1, 0.2]]), torch.full((5000,), 3e38 if wrong == "large sum" else 0.3)
+@pytest.mark.parametrize("wrong", [None, "loss", "norm", "weights"])
+def test_statistics_of_a_single_update_are_those_of_a_step_of_one(wrong):
+    names, row, weights = ("losses/q", "q/grad_norm", "losses/policy"), torch.tensor([[0.1, 0.2]]), torch.ones(5000)
     for bad, values in {"loss": row[:, :1], "norm": row[:, 1:], "weights": weights[-1:]}.items():
-        values.fill_(math.inf if bad == wrong else values.flatten()[0].item())
-    tensors = {"rows/0": row, "weights/0": weights}
-    program = StatsProgram(summarise, Execution("eager", "fp32", torch.device("cpu")))
-    assert dict(program(tensors, is_single=True)) == dict(summarise(tensors))
-    flags = [program(tensors, is_single=True)[f"finite/{name}"] for name in ("losses", "gradients", "parameters")]
+        values.fill_(math.inf if bad == wrong else 3e38)  # finite, though sums are not
+    found = single_update_stats(row[0], names, [weights])
+    assert dict(found) == dict(update_stats({"rows/0": row, "weights/0": weights}, names))
+    flags = [found[f"finite/{name}"] for name in ("losses", "gradients", "parameters")]
     assert flags == [float(bad == wrong) for bad in ("loss", "norm", "weights")]
+
+
+# -- by a program
+
+HORIZON, COPIES = 3, 20
+CPU = torch.device("cpu")
+
+
+def rollout(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(HORIZON + 1, COPIES, 2, generator=generator)
+    ended = torch.rand(2, HORIZON + 1, COPIES, generator=generator) < 0.2
+    return {
+        "obs": drawn,
+        "actions": torch.zeros(HORIZON + 1, COPIES, dtype=torch.int64),
+        "rewards": drawn[..., 0] * 3.0,
+        "terminated": ended[0],
+        "truncated": ended[1],
+        "episode_returns": drawn[..., 1].clone(),
+        "episode_lengths": torch.arange(HORIZON * COPIES + COPIES).view(HORIZON + 1, COPIES),
+        "metrics/height": torch.where(drawn[..., 1] > 0, drawn[..., 0], torch.nan),
+        "next_obs": drawn + 1.0,
+    }
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    program = StatsProgram(functools.partial(collected_stats, horizon=HORIZON), Execution("compile", "fp32", CPU))
+    program.prepare(rollout())
+    return program
+
+
+def alike(compiled, tensors):
+    found, expected = compiled(tensors), compiled.summarise(tensors)
+    counted, gates = found.counted()
+    assert all(type(value) is float for value in found.unread()[0].values())
+    assert gates == expected.counted()[1]
+    assert counted.keys() == expected.counted()[0].keys()
+    assert dict(found) == pytest.approx(dict(expected), rel=1e-5, abs=1e-6, nan_ok=True)
+    return dict(found)
+
+
+def test_numbers_of_a_program_are_the_functions(compiled):
+    for seed in (1, 2):
+        alike(compiled, rollout(seed))
+    none_ended = dict.fromkeys(("terminated", "truncated"), torch.zeros(HORIZON + 1, COPIES, dtype=torch.bool))
+    row = alike(compiled, rollout() | none_ended)
+    assert row["episodes/ended"] == 0.0
+    assert "episodes/returns/mean" not in row
+
+
+def test_a_program_of_an_earlier_run_is_found_and_names_its_numbers(compiled, monkeypatch):
+    compiled(rollout())
+    again = StatsProgram(compiled.summarise, Execution("compile", "fp32", CPU))
+    monkeypatch.setattr("rl8x.execution.compiled.verdict", lambda *_: pytest.fail("verified again"))
+    again.prepare(rollout())
+    alike(again, rollout(3))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("key", "flag"), [("obs", "observations"), ("next_obs", "observations"), ("rewards", "rewards")]
+)
+def test_one_number_that_is_not_finite_is_seen_wherever_it_is(compiled, number, key, flag):
+    for place in range(0, HORIZON * COPIES, 7):
+        tensors = rollout()
+        tensors[key].view((HORIZON + 1) * COPIES, -1)[place, -1] = number
+        row = compiled(tensors)
+        assert [name for name, value in row.items() if name.startswith("finite/") and value] == [f"finite/{flag}"]
+
+
+def test_other_names_and_shapes_are_summarised_without_a_program(compiled):
+    more = rollout() | {"metrics/speed": torch.ones(HORIZON + 1, COPIES)}
+    assert dict(compiled(more)) == pytest.approx(dict(compiled.summarise(more)), nan_ok=True)
+    fewer = {name: tensor[:, :5] for name, tensor in rollout().items()}
+    assert compiled(fewer)["rewards/mean"] == pytest.approx(float(fewer["rewards"][:HORIZON].mean()))
+
+
+def test_what_was_not_asked_for_or_is_eager_has_no_program():
+    for mode, prepares in (("compile", False), ("eager", True)):
+        program = StatsProgram(functools.partial(collected_stats, horizon=HORIZON), Execution(mode, "fp32", CPU))
+        if prepares:
+            program.prepare(rollout())
+        assert any(isinstance(value, torch.Tensor) for value in program(rollout()).unread()[0].values())

@@ -18,7 +18,8 @@ from rl8x.checkpoint.build import build_algorithm, describe_algorithm
 from rl8x.conditions import Confirmed, HitsLowerBound, HitsUpperBound
 from rl8x.envs import CartPole, CartPoleInfinite, Pendulum
 from rl8x.policy import Policy
-from rl8x.rollouts.statistics import Stats, any_not_finite
+from rl8x.rollouts.finite import any_not_finite
+from rl8x.rollouts.statistics import Stats
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import NonFiniteError, Trainer
 

@@ -472,7 +472,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         """Discard the collected experience, because it contains non-finite numbers."""
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:
-        """Locate non-finite numbers in the last experience, by quantity; see `rollouts.statistics`."""
+        """Locate non-finite numbers in the last experience, by quantity; see `rollouts.finite`."""
         return {}
 
     # -- params, tags and warnings of a run

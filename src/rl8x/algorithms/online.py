@@ -154,7 +154,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
             self.env.update_parameters_from_episodes(
                 (ended if valid is None else ended & valid)[:horizon],
                 rollout[keys.EPISODE_RETURNS][:horizon],
-                rollout.metrics(),
+                rollout.under(keys.METRICS),
                 rollout.under(keys.SOURCES),
                 is_reset=self.reset_is_due(),
             )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.algorithms.optimizer_rules import STEP, Rule
-from rl8x.rollouts.statistics import any_not_finite, library_of
+from rl8x.rollouts.finite import any_not_finite
 
 # Floats in a cache line; matmuls with views that are not aligned to one are slower.
 _ALIGNMENT = 16
@@ -67,19 +67,15 @@ def updates_not_finite(rows: Tensor, norms: Sequence[bool], weights: Iterable[Te
         norms: Which of the metrics are gradient norms.
         weights: All weights after the updates, as vectors.
     """
-    library: Any = library_of(rows)
-    bad = ~library.isfinite(rows)
-    if isinstance(rows, Tensor):
-        first = bad.any(1).to(torch.float32).argmax()
-        # Indexing with a 0-d tensor would be a host sync.
-        worst = bad.index_select(0, first.reshape(1)).squeeze(0)
-    else:
-        worst = bad[bad.any(1).argmax()]
+    bad = ~torch.isfinite(rows)
+    first = bad.any(1).to(torch.float32).argmax()
+    # Indexing with a 0-d tensor would be a host sync.
+    worst = bad.index_select(0, first.reshape(1)).squeeze(0)
     of_gradients = [is_bad for is_bad, is_norm in zip(worst, norms, strict=True) if is_norm]
     of_losses = [is_bad for is_bad, is_norm in zip(worst, norms, strict=True) if not is_norm]
     return {
-        "finite/losses": library.stack(of_losses).any(),
-        "finite/gradients": library.stack(of_gradients).any(),
+        "finite/losses": torch.stack(of_losses).any(),
+        "finite/gradients": torch.stack(of_gradients).any(),
         "finite/parameters": any_not_finite(weights),
     }
 

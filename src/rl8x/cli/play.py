@@ -19,7 +19,7 @@ from rl8x.envs import Env
 from rl8x.envs.cells import make_cells
 from rl8x.film_files import check_format
 from rl8x.output import counted, say, table
-from rl8x.rollouts.playing import play_episodes
+from rl8x.rollouts.episodes import play_episodes
 from rl8x.video import film, make_filmed
 
 _EXAMPLES = """\b

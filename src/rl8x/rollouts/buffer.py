@@ -23,13 +23,13 @@ class Rollout:
     Args:
         horizon: Steps of each copy.
         num_envs: Copies of the environment.
-        state_every: Slots between stored states of the policy.
+        state_every: Slots between stored states of the policy; None stores the first.
     """
 
-    def __init__(self, horizon: int, num_envs: int, *, state_every: int = 1) -> None:
+    def __init__(self, horizon: int, num_envs: int, *, state_every: int | None = None) -> None:
         self.horizon = horizon
         self.num_envs = num_envs
-        self.state_every = state_every
+        self.state_every = state_every or horizon
         self.tensors: dict[str, Tensor] = {}
         self.states: State = {}
         self._metrics: list[str] = []
@@ -94,18 +94,10 @@ class Rollout:
                 final.copy_(torch.where(mask, self.tensors[name.removeprefix(keys.FINAL_PREFIX)][self.horizon], final))
         truncated |= running
 
-    def metrics(self) -> dict[str, Tensor]:
-        """Return the environment's own episode metrics, each `[horizon, num_envs]`; NaN where missing."""
-        return self.under(keys.METRICS)
-
     def under(self, group: str) -> dict[str, Tensor]:
         """Return the tensors of a group of keys, by their names without the prefix, each `[horizon, num_envs]`."""
-        prefix = f"{group}/"
-        return {
-            name.removeprefix(prefix): tensor[: self.horizon]
-            for name, tensor in self.tensors.items()
-            if name.startswith(prefix)
-        }
+        named = [(name.partition("/"), tensor[: self.horizon]) for name, tensor in self.tensors.items()]
+        return {name: tensor for (first, _, name), tensor in named if first == group}
 
     def as_tensordict(self) -> TensorDict:
         """Return the buffer as a TensorDict of batch size `[num_envs, horizon + 1]`, sharing its memory."""

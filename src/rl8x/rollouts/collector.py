@@ -18,9 +18,9 @@ from rl8x.execution import Execution
 from rl8x.policy import Policy
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.compiled import CompiledStepper
-from rl8x.rollouts.statistics import Stats, collect_stats, stacked_metrics
-from rl8x.rollouts.step import Bootstrap, Cursor, Noises, Slot, Stepper, Transition, experience
-from rl8x.trees import first_tensor, tree_map
+from rl8x.rollouts.statistics import Stats, rollout_stats
+from rl8x.rollouts.step import Bootstrap, Cursor, Noises, Slot, Stepper, Transition, experience, first_cursor, outcome
+from rl8x.trees import tree_map
 
 
 class Collector:
@@ -57,7 +57,7 @@ class Collector:
         self.execution = execution
         options: Any = {"slot": slot, "bootstrap": bootstrap, "state_reset_every": state_reset_every}
         self._eager = Stepper(policy, env, execution, **options)
-        self._compiled = None if execution.target == "eager" else CompiledStepper(self._eager)
+        self._compiled = None if execution.target == "eager" else CompiledStepper(policy, env, execution, **options)
 
     @property
     def stepper(self) -> Stepper:
@@ -69,8 +69,7 @@ class Collector:
     def reset(self, env_config: Any = None, *, seed: int | None = None) -> None:
         """Reset all copies, with a new `env_config` and a new seed if given."""
         obs, _ = self.env.reset(seed=seed, config=env_config)
-        starts = torch.ones(self.env.num_envs, dtype=torch.bool, device=first_tensor(obs).device)
-        self.cursor = Cursor(obs, starts, self.policy.initial_state(self.env.num_envs))
+        self.cursor = first_cursor(self.policy, obs)
 
     @torch.no_grad()
     def fill(self, rollout: Rollout, meanwhile: Callable[[], None] | None = None) -> None:
@@ -130,16 +129,10 @@ class Collector:
     def evaluate(self, horizon: int, *, deterministic: bool) -> Stats:
         """Run one horizon without keeping its observations, and return its statistics."""
         played = self.play(deterministic=deterministic, noise_steps=horizon)
-        # Drop observations: those of a horizon would take as much memory as a rollout.
-        steps = [each.step._replace(obs={}, final_obs={}) for each in itertools.islice(played, horizon)]
-        return collect_stats(
-            torch.stack([step.rewards for step in steps]),
-            torch.stack([step.terminated | step.truncated for step in steps]),
-            torch.stack([step.episode_returns for step in steps]),
-            torch.stack([step.episode_lengths for step in steps]),
-            None if steps[0].valid is None else torch.stack([step.valid for step in steps if step.valid is not None]),
-            stacked_metrics([step.metrics for step in steps]),
-        )
+        rollout = Rollout(horizon, self.env.num_envs)
+        for t, transition in enumerate(itertools.islice(played, horizon)):
+            rollout.write_slot(t, outcome(transition.step))
+        return rollout_stats(rollout.tensors, horizon)
 
     def _start(self) -> tuple[Carry, Cursor]:
         if self.cursor is None:
@@ -150,26 +143,13 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all state that the next horizon needs beside weights: cursor, environment and generator."""
-        cursor = self.cursor
-        return {
-            "env": self.env.state_dict(),
-            "generator": self.generator.get_state(),
-            "cursor": None
-            if cursor is None
-            else {"obs": cursor.obs, "starts": cursor.starts, "state": dict(cursor.state)},
-        }
+        cursor = self.cursor and dict(zip(("obs", "starts", "state"), self.cursor, strict=True))
+        return {"env": self.env.state_dict(), "generator": self.generator.get_state(), "cursor": cursor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
         self.env.load_state_dict(state["env"])
         self.generator.set_state(state["generator"].cpu())
-        cursor = state["cursor"]
-        device = self.policy.device
-        if not self.env.resumable:
-            # The simulator's state cannot be restored, so the next horizon begins with a reset.
-            cursor = None
-        self.cursor = cursor and Cursor(
-            tree_map(lambda part: part.to(device), cursor["obs"]),
-            cursor["starts"].to(device),
-            {name: value.to(device) for name, value in cursor["state"].items()},
-        )
+        # If the simulator's state cannot be restored, the next horizon begins with a reset.
+        cursor = state["cursor"] if self.env.resumable else None
+        self.cursor = cursor and Cursor(**tree_map(lambda part: part.to(self.policy.device), cursor))

@@ -42,6 +42,13 @@ class Cursor(NamedTuple):
     state: State
 
 
+def first_cursor(policy: Policy, obs: Tree) -> Cursor:
+    """Return the cursor after a reset that led to observations `[num_envs, *obs]`."""
+    first = first_tensor(obs)
+    starts = torch.ones(len(first), dtype=torch.bool, device=first.device)
+    return Cursor(obs, starts, policy.initial_state(len(first)))
+
+
 class Transition(NamedTuple):
     """The result of one step: the environment's next carry, the policy's next cursor and its act, and the step."""
 
@@ -51,22 +58,15 @@ class Transition(NamedTuple):
     step: Step
 
 
-def act_and_step(
-    policy: Policy, env: Env, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None
-) -> Transition:
-    """Act and step the environment: a pure function of tensors, with noises `[num_envs, *]`; None acts greedily."""
-    act = policy.act(cursor.obs, cursor.state, cursor.starts, policy_noise)
-    actions = policy.env_actions(act.actions) if policy.clips else act.actions
-    carry, step = advanced(env, carry, actions, env_noise)
-    return Transition(carry, Cursor(step.obs, step.terminated | step.truncated, act.state), act, step)
-
-
 def experience(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     """Return the tensors of a step that every algorithm stores, by name, each `[num_envs, ...]`."""
+    obs, actions = flatten_tree(keys.OBS, cursor.obs), flatten_tree(keys.ACTIONS, act.actions)
+    return {**obs, keys.STARTS: cursor.starts, **actions, **outcome(step)}
+
+
+def outcome(step: Step) -> dict[str, Tensor]:
+    """Return the tensors of a step that statistics are made of, by name, each `[num_envs]`."""
     named = {
-        **_named(keys.OBS, cursor.obs),
-        keys.STARTS: cursor.starts,
-        **_named(keys.ACTIONS, act.actions),
         keys.REWARDS: step.rewards,
         keys.TERMINATED: step.terminated,
         keys.TRUNCATED: step.truncated,
@@ -87,11 +87,7 @@ def actor_critic(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
 
 def with_final_obs(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     """Return the tensors of `actor_critic`, and the observation before any reset, by name, each `[num_envs, ...]`."""
-    return actor_critic(cursor, act, step) | _named(keys.FINAL_OBS, step.final_obs)
-
-
-def _named(key: str, tree: Tree) -> dict[str, Tensor]:
-    return {key: tree} if isinstance(tree, Tensor) else flatten_tree(key, tree)
+    return actor_critic(cursor, act, step) | flatten_tree(keys.FINAL_OBS, step.final_obs)
 
 
 class Stepper:
@@ -131,8 +127,18 @@ class Stepper:
         return True
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
-        """Make one step; see `act_and_step`."""
-        return act_and_step(self.policy, self.env, carry, cursor, env_noise, policy_noise)
+        """Act and step the environment: a pure function of tensors, with noises `[num_envs, *]`; None acts greedily."""
+        return self.advance(carry, self.act(cursor, policy_noise), env_noise)
+
+    def act(self, cursor: Cursor, policy_noise: Tensor | None) -> Act:
+        """Make the policy's part of a step; noise `[num_envs, *]`."""
+        return self.policy.act(cursor.obs, cursor.state, cursor.starts, policy_noise)
+
+    def advance(self, carry: Carry, act: Act, env_noise: Tensor) -> Transition:
+        """Make the environment's part of a step; noise `[num_envs, *]`."""
+        actions = self.policy.env_actions(act.actions) if self.policy.clips else act.actions
+        carry, step = advanced(self.env, carry, actions, env_noise)
+        return Transition(carry, Cursor(step.obs, step.terminated | step.truncated, act.state), act, step)
 
     def play(self, carry: Carry, cursor: Cursor, noises: Noises) -> Iterator[tuple[Cursor, Transition]]:
         """Make a step for each pair of noise tensors; yield the cursor before it and the transition."""
@@ -163,7 +169,7 @@ class Stepper:
 
     def write_last(self, rollout: Rollout, cursor: Cursor) -> None:
         """Write the slot after the last step: the next observation, whether it begins an episode, and its value."""
-        named = _named(keys.OBS, cursor.obs) | {keys.STARTS: cursor.starts}
+        named = flatten_tree(keys.OBS, cursor.obs) | {keys.STARTS: cursor.starts}
         if self.bootstrap is not None:
             named[keys.VALUES] = self.bootstrap(cursor.obs, cursor.state, cursor.starts)
         rollout.write_slot(rollout.horizon, named)

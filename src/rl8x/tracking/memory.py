@@ -95,7 +95,7 @@ class MemoryTracker:
         """Set tags."""
         self.tags.update({name: str(value) for name, value in tags.items()})
 
-    def describe(self, text: str) -> None:
+    def describe(self, text: str, folder: str | None = None) -> None:
         """Keep the description."""
         self.description = text
 

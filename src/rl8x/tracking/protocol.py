@@ -80,11 +80,13 @@ class Tracker(Protocol):
             tags: Texts by name.
         """
 
-    def describe(self, text: str) -> None:
+    def describe(self, text: str, folder: str | None = None) -> None:
         """Describe the run; replaces the description before, but none that the user wrote.
 
         Args:
             text: Markdown.
+            folder: What its commands call the run until its name is known to find it, such as the folder of its
+                checkpoints; None if nothing.
         """
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:

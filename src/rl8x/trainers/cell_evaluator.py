@@ -20,8 +20,8 @@ from rl8x.algorithms.memory_check import available_bytes, slot_bytes
 from rl8x.envs import Env
 from rl8x.envs.cells import Cells, check_test, num_cells
 from rl8x.execution import Execution
-from rl8x.rollouts.step import Cursor, Stepper
-from rl8x.trees import first_tensor
+from rl8x.rollouts.episodes import FirstEpisodes
+from rl8x.rollouts.step import Stepper, first_cursor
 
 # Steps between two looks at whether all episodes have ended: each look is a copy to the host.
 _STEPS_PER_LOOK: Final = 16
@@ -135,22 +135,15 @@ class CellEvaluator:
         noises = _noises(env, [seed_of(self._seed, cell) for cell in cells], self._episodes)
         algorithm, policy = self._algorithm, self._algorithm.policy
         carry, obs = env.restart(next(noises))
-        starts = torch.ones(env.num_envs, dtype=torch.bool, device=first_tensor(obs).device)
-        cursor = Cursor(obs, starts, policy.initial_state(env.num_envs))
         stepper = Stepper(policy, env, self._execution, state_reset_every=algorithm.state_reset_every)
-        running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
-        returns = torch.zeros(env.num_envs, device=env.device)
-        lengths = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
-        for t, (_, transition) in enumerate(stepper.play(carry, cursor, ((noise, None) for noise in noises)), 1):
-            step = transition.step
-            counted = running if step.valid is None else running & step.valid
-            returns = torch.where(counted, step.episode_returns, returns)
-            lengths = torch.where(counted, step.episode_lengths, lengths)
-            running = running & ~(step.terminated | step.truncated)
-            if t >= _MAX_STEPS or (t % _STEPS_PER_LOOK == 0 and not bool(running.any())):
+        episodes = FirstEpisodes(env)
+        played = stepper.play(carry, first_cursor(policy, obs), ((noise, None) for noise in noises))
+        for t, (_, transition) in enumerate(played, 1):
+            episodes.add(transition.step)
+            if t >= _MAX_STEPS or (t % _STEPS_PER_LOOK == 0 and not bool(episodes.running.any())):
                 break
-        self._warn_unfinished(int(running.sum()), env.num_envs)
-        return returns, lengths
+        self._warn_unfinished(int(episodes.running.sum()), env.num_envs)
+        return episodes.returns, episodes.lengths
 
     def _warn_unfinished(self, count: int, of: int) -> None:
         if count and not self._warned:

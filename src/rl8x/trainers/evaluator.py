@@ -22,6 +22,7 @@ from rl8x.envs.vectorised import own_statistics
 from rl8x.execution import Execution
 from rl8x.policy import Policy
 from rl8x.rollouts.collector import Collector
+from rl8x.rollouts.episodes import FirstEpisodes
 from rl8x.rollouts.statistics import Stats, info_means, masked_summary, named, summary
 from rl8x.spaces import are_alike
 
@@ -76,33 +77,29 @@ class EpisodeEvaluator:
         if env_config is not None:
             self.env.configure_for_evaluation(env_config, training)
         self._collector.reset()
-        running = torch.ones(self.env.num_envs, dtype=torch.bool, device=self.env.device)
-        returns = torch.zeros(self.env.num_envs, device=self.env.device)
-        lengths = torch.zeros(self.env.num_envs, dtype=torch.int64, device=self.env.device)
+        episodes = FirstEpisodes(self.env)
         metrics: dict[str, Tensor] = {}
         rewards: list[Tensor] = []
         masks: list[Tensor] = []
         played = self._collector.play(deterministic=deterministic, noise_steps=_STEPS_PER_LOOK)
         for t, (_, _, _, step) in enumerate(itertools.islice(played, _MAX_STEPS), 1):
-            counted = running if step.valid is None else running & step.valid
+            counted = episodes.add(step)
             rewards.append(step.rewards)
             masks.append(counted)
-            returns = torch.where(counted, step.episode_returns, returns)
-            lengths = torch.where(counted, step.episode_lengths, lengths)
             for name, value in step.metrics.items():
                 metrics[name] = torch.where(counted, value, metrics.get(name, math.nan))
-            running = running & ~(step.terminated | step.truncated)
-            if t % _STEPS_PER_LOOK == 0 and not bool(running.any()):
+            if t % _STEPS_PER_LOOK == 0 and not bool(episodes.running.any()):
                 break
         else:
-            self._warn_unfinished(int(running.sum()))
-        means, counts = info_means(metrics, ~running)
+            self._warn_unfinished(int(episodes.running.sum()))
+        ended = ~episodes.running
+        means, counts = info_means(metrics, ended)
         mask = torch.stack(masks)
         return Stats(
-            named("returns", summary(returns))
+            named("returns", summary(episodes.returns))
             | named("rewards", masked_summary(torch.stack(rewards), mask))
-            | named("episodes/lengths", masked_summary(lengths.to(torch.float32), ~running))
-            | {keys.EPISODES_ENDED: (~running).sum(), **means}
+            | named("episodes/lengths", masked_summary(episodes.lengths.to(torch.float32), ended))
+            | {keys.EPISODES_ENDED: ended.sum(), **means}
             | {"_count/returns": self.env.num_envs, "_count/rewards": mask.sum()},
             {
                 keys.EPISODES_ENDED: ("episodes/lengths/",),

@@ -230,10 +230,7 @@ class Record:
     def _describe(self, *, finished: bool, ended: str | None = None) -> None:
         text = description.describe(self.algorithm, self.run, self._going_on.calls(finished=finished), ended)
         directory = self.checkpoints.directory
-        if isinstance(self.tracker, MLflowTracker) and directory is not None:
-            self.tracker.describe(text, shlex.quote(str(directory.absolute())))
-        else:
-            self.tracker.describe(text)
+        self.tracker.describe(text, None if directory is None else shlex.quote(str(directory.absolute())))
 
     def _log_results(self, *, finished: bool) -> None:
         """Log the results of the run: a tag, and on its page in MLflow metrics and a figure of the curves.

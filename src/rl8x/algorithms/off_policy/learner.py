@@ -37,6 +37,7 @@ from rl8x.algorithms.off_policy.updates import (
     Update,
     UpdateResult,
     block_size,
+    single_update_stats,
     update_stats,
 )
 from rl8x.algorithms.optimizer_rules import make_rule
@@ -46,8 +47,7 @@ from rl8x.execution.threads import flushed_denormals
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.ring import Replay
-from rl8x.rollouts.statistics import Stats
-from rl8x.rollouts.stats_program import StatsProgram
+from rl8x.rollouts.statistics import Stats, StatsProgram
 from rl8x.schedules import Schedule
 from rl8x.trees import tree_map, unflatten_tree
 
@@ -242,8 +242,9 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
                 rows += self._update_block(size)
         if not rows:
             return Stats({LR: lr})
-        is_single = len(rows) == len(rows[0]) == 1
-        return Stats.merge({LR: lr}, self._stats_of_updates(self._summarised(rows), is_single=is_single))
+        if len(rows) == len(rows[0]) == 1 and self.execution.host_looks:
+            return Stats.merge({LR: lr}, single_update_stats(rows[0][0], self.update_metrics, self._weights))
+        return Stats.merge({LR: lr}, self._stats_of_updates(self._summarised(rows)))
 
     def _blocks(self, due: int) -> list[int]:
         """Return the numbers of updates of the programs that make `due` updates."""
@@ -304,9 +305,13 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     def _summarised(self, rows: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return what the statistics of a step are made of; see `update_stats`."""
-        weights = [each.optimizer.weights for each in self.nets.trained.values()]
-        groups = {"rows": rows, "weights": weights}
+        groups = {"rows": rows, "weights": self._weights}
         return {f"{group}/{i}": tensor for group, tensors in groups.items() for i, tensor in enumerate(tensors)}
+
+    @property
+    def _weights(self) -> list[Tensor]:
+        """The weights of each trained network as a vector."""
+        return [each.optimizer.weights for each in self.nets.trained.values()]
 
     @property
     def prepared(self) -> bool:
@@ -349,7 +354,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     @property
     def _work(self) -> int:
         """Rows times weights of one update."""
-        return self.batch_size * sum(len(each.optimizer.weights) for each in self.nets.trained.values())
+        return self.batch_size * sum(len(each) for each in self._weights)
 
     @property
     def seconds_per_step(self) -> float:

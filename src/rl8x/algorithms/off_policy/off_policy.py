@@ -38,15 +38,8 @@ from rl8x.replay.prioritized import PrioritizedReplay
 from rl8x.replay.ring import Replay
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.statistics import (
-    COLLECTED,
-    Number,
-    Stats,
-    gathered_not_finite,
-    locate_non_finite,
-    rollout_stats,
-)
-from rl8x.rollouts.stats_program import StatsProgram
+from rl8x.rollouts.finite import COLLECTED, gathered_not_finite, locate_non_finite
+from rl8x.rollouts.statistics import Number, Stats, StatsProgram, rollout_stats, transition_stats
 from rl8x.rollouts.step import Cursor, experience
 from rl8x.trees import flatten_tree, without_ends
 
@@ -156,7 +149,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         Args:
             rollout: Its tensors by key, each `[horizon + 1, num_envs, ...]`.
         """
-        return self._stats(rollout, is_single=self._collects_one)
+        return transition_stats(rollout) if self._collects_one else self._stats(rollout)
 
     def _prepare_stats(self) -> None:
         """Have the statistics of rollouts like the present one compiled."""
@@ -165,8 +158,8 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
 
     @property
     def _collects_one(self) -> bool:
-        """Whether a collect is a single transition."""
-        return self.config.horizon * self.config.num_envs == 1
+        """Whether a collect is a single transition, at which the host may look."""
+        return self.config.horizon * self.config.num_envs == 1 and self.execution.host_looks
 
     def prepare(self) -> None:
         """Request the programs of a step, unless one has, or the environment has to be reset for it."""
@@ -213,7 +206,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         self.nstep.cut()
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:
-        """Locate non-finite numbers in the last rollout, by quantity; see `statistics.locate_non_finite`."""
+        """Locate non-finite numbers in the last rollout, by quantity; see `finite.locate_non_finite`."""
         return locate_non_finite(self.rollout.tensors)
 
     # -- learning

@@ -32,7 +32,8 @@ from rl8x.execution.threads import flushed_denormals
 from rl8x.policy import Policy
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.statistics import Number, Stats, gathered_not_finite, locate_non_finite
+from rl8x.rollouts.finite import gathered_not_finite, locate_non_finite
+from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Bootstrap, Slot
 from rl8x.schedules import Schedule
 from rl8x.trees import is_part
@@ -83,7 +84,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
             state_reset_every=self.state_reset_every,
         )
         # Updates read no states if the trained policy has none, even if the acting one does.
-        state_every = self.seq_len if self.policy.recurrent else config.horizon
+        state_every = self.seq_len if self.policy.recurrent else None
         self.rollout = Rollout(config.horizon, config.num_envs, state_every=state_every)
         exact = rounded_parts(keys.OBS, env.single_observation_space)
         self.pack = SequencePack(config.horizon, config.num_envs, self.seq_len, exact)
@@ -251,7 +252,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         return super().params | {"lr_schedule": self.lr_schedule.to_dict(), "seq_len": self.seq_len}
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:
-        """Locate non-finite numbers in the rollout, by quantity; see `statistics.locate_non_finite`."""
+        """Locate non-finite numbers in the rollout, by quantity; see `finite.locate_non_finite`."""
         return locate_non_finite(self.rollout.tensors)
 
     # -- collecting

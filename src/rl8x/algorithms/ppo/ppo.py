@@ -8,6 +8,7 @@ KL divergence: Schulman 2020, "Approximating KL divergence", k3.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Mapping
 from typing import Any, Final
@@ -26,12 +27,13 @@ from rl8x.envs import Env
 from rl8x.execution.threads import Workers
 from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, running_returns
 from rl8x.functional.statistics import pooled_moments
+from rl8x.models import State
 from rl8x.models.registry import default_model
 from rl8x.models.validation import TrainingEffects
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Slot, actor_critic, with_final_obs
-from rl8x.rollouts.values import present_values
+from rl8x.trees import tree_map
 
 # Metrics of an update, measured before its step, except the gradient's norm.
 _MONITORS: Final = "monitors/"
@@ -247,9 +249,55 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
             chunk: The most sequences at a time.
         """
         rollout, horizon = self.rollout, self.config.horizon
-        values, final_values = present_values(self.collector.stepper, rollout, self.seq_len, workers, chunk)
+        values, final_values = self._present_values(workers, chunk)
         data = {name: rollout[name][:horizon] for name in rollout.tensors} | {keys.FINAL_VALUES: final_values}
         self.pack.renew(self._made(*self._estimated(data, values)))
+
+    def _present_values(self, workers: Workers, chunk: int) -> tuple[Tensor, Tensor]:
+        """Compute the values of a rollout's observations again, without host syncs unless they are free.
+
+        A recurrent policy begins each sequence with the state that was stored when it was collected, as updates do.
+
+        Returns:
+            Values `[horizon + 1, num_envs]`, and those of the observations before resets, read only where an episode
+            was truncated, `[horizon, num_envs]`, both in units of rewards.
+        """
+        rollout, num_envs, horizon = self.rollout, self.config.num_envs, self.config.horizon
+        values = torch.zeros_like(rollout[keys.VALUES])
+        finals = torch.zeros_like(values[:horizon])
+        rows = torch.split(torch.arange(horizon // self.seq_len * num_envs, device=values.device), chunk)
+        count = min(workers.count, len(rows))
+
+        def of(worker: int) -> list[State]:
+            return [self._write_values(each, values, finals) for each in rows[worker::count]]
+
+        shares = workers.share([functools.partial(of, worker) for worker in range(count)])
+        ends = [shares[i % count][i // count] for i in range(len(rows))]
+        state = {name: torch.cat([end[name] for end in ends])[-num_envs:] for name in ends[0]}
+        last = tree_map(lambda part: part[horizon], rollout.tree(keys.OBS))
+        values[horizon] = self.policy.values(last, state, rollout[keys.STARTS][horizon])
+        return values, finals
+
+    def _write_values(self, rows: Tensor, values: Tensor, finals: Tensor) -> State:
+        """Write the values of some sequences, by number, `[rows]`; return the policy's state after them."""
+        policy, rollout, stepper = self.policy, self.rollout, self.collector.stepper
+        sequences, copies = rows.div(rollout.num_envs, rounding_mode="floor"), rows.remainder(rollout.num_envs)
+        state = {name: rollout.states[name][sequences, copies] for name in policy.initial_state(1)}
+        for step in range(self.seq_len):
+            where = (sequences * self.seq_len + step, copies)
+            obs, starts = tree_map(lambda part: part[where], rollout.tree(keys.OBS)), rollout[keys.STARTS][where]  # noqa: B023
+            if policy.recurrent:
+                _, values[where], state = policy.respond(obs, state, starts)
+            else:
+                values[where] = policy.values(obs, state, starts)
+            after = state
+            if self.execution.host_looks:  # on an accelerator, asking which were cut would be a host sync
+                cut = (rollout[keys.TRUNCATED] & ~rollout[keys.TERMINATED])[where]
+                where, after = (where[0][cut], copies[cut]), {name: value[cut] for name, value in state.items()}
+            if len(where[0]):  # not every model accepts an empty batch
+                final = tree_map(lambda part: part[where], rollout.tree(keys.FINAL_OBS))  # noqa: B023
+                finals[where] = stepper.final_obs_values(final, after)
+        return state
 
     # -- saving
 

@@ -7,7 +7,7 @@ import torch
 
 from rl8x.envs import AlgoTrading, CartPole, MountainCar, Pendulum
 from rl8x.policy import Policy
-from rl8x.rollouts.playing import play_episodes
+from rl8x.rollouts.episodes import play_episodes
 from rl8x.trees import tree_map
 
 

@@ -1,4 +1,4 @@
-"""Plays one whole episode in each copy of an environment, for films and `rl8x play`."""
+"""One whole episode in each copy of an environment: for evaluations, and for films and `rl8x play`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,36 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl8x.envs.base import Carry, Env
+from rl8x.envs.base import Carry, Env, Step
 from rl8x.execution import Execution
 from rl8x.policy import Policy
-from rl8x.rollouts.step import Cursor, Noises, Stepper
-from rl8x.trees import first_tensor
+from rl8x.rollouts.step import Noises, Stepper, first_cursor
 
 MAX_STEPS = 1000
 _MAX_STEPS_WITHOUT_END = 200
+
+
+class FirstEpisodes:
+    """The first episode of each copy of an environment, as far as it was stepped.
+
+    Attributes:
+        running: Whether the episode goes on, `[num_envs]`.
+        returns: Sum of its rewards so far, `[num_envs]`.
+        lengths: Its steps so far, `[num_envs]`.
+    """
+
+    def __init__(self, env: Env) -> None:
+        self.running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+        self.returns = torch.zeros(env.num_envs, device=env.device)
+        self.lengths = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
+
+    def add(self, step: Step) -> Tensor:
+        """Take in a step; return in which copies it belongs to the first episode, `[num_envs]`."""
+        counted = self.running if step.valid is None else self.running & step.valid
+        self.returns = torch.where(counted, step.episode_returns, self.returns)
+        self.lengths = torch.where(counted, step.episode_lengths, self.lengths)
+        self.running = self.running & ~(step.terminated | step.truncated)
+        return counted
 
 
 class Moment(NamedTuple):
@@ -66,15 +88,11 @@ def play_episodes(
     """
     generator = torch.Generator(policy.device).manual_seed(seed)
     obs, _ = env.reset(seed=seed, config=env_config)
-    starts = torch.ones(env.num_envs, dtype=torch.bool, device=first_tensor(obs).device)
-    cursor = Cursor(obs, starts, policy.initial_state(env.num_envs))
     execution = Execution("eager", "fp32", policy.device)
     stepper = Stepper(policy, env, execution, state_reset_every=state_reset_every)
-    carry, used = env.carry, list[Tensor]()
+    carry, used, episodes = env.carry, list[Tensor](), FirstEpisodes(env)
     assert carry is not None
-    running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
-    returns, lengths = torch.zeros(env.num_envs, device=env.device), running.new_zeros(env.num_envs, dtype=torch.int64)
-    yield _moment(carry, carry["state"], returns, lengths, running)
+    yield _moment(carry, carry["state"], episodes)
 
     limit = MAX_STEPS if env.episodic else _MAX_STEPS_WITHOUT_END
 
@@ -83,22 +101,18 @@ def play_episodes(
             used[:] = [env.noise(1)[0]]
             yield used[0], None if deterministic else policy.noise(1, env.num_envs, generator)[0]
 
-    for _, transition in itertools.islice(stepper.play(carry, cursor, noises()), max_steps or limit):
+    for _, transition in itertools.islice(stepper.play(carry, first_cursor(policy, obs), noises()), max_steps or limit):
         step, state = transition.step, transition.carry["state"]
-        ended = step.terminated | step.truncated
-        if env.capturable and bool(ended.any()):  # compute the state before the reset
+        if env.capturable and bool((step.terminated | step.truncated).any()):  # compute the state before the reset
             state, _, _ = env.outcome(carry, policy.env_actions(transition.act.actions), used[0])
-        valid = running if step.valid is None else running & step.valid
-        returns = torch.where(valid, step.episode_returns, returns)
-        lengths = torch.where(valid, step.episode_lengths, lengths)
-        running = running & ~ended
+        episodes.add(step)
         env.carry = transition.carry
-        yield _moment(carry, state, returns, lengths, running)
-        if not bool(running[:counted].any()):
+        yield _moment(carry, state, episodes)
+        if not bool(episodes.running[:counted].any()):
             return
         carry = transition.carry
 
 
-def _moment(carry: Carry, state: Mapping[str, Tensor], returns: Tensor, lengths: Tensor, running: Tensor) -> Moment:
-    counts = (each.cpu().numpy() for each in (running, returns.double(), lengths))
+def _moment(carry: Carry, state: Mapping[str, Tensor], episodes: FirstEpisodes) -> Moment:
+    counts = (each.cpu().numpy() for each in (episodes.running, episodes.returns.double(), episodes.lengths))
     return Moment(state, carry["parameters"], *counts)
