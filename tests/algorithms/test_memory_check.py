@@ -203,8 +203,8 @@ def test_the_command_line_says_it_in_one_line(env, words, there_are, monkeypatch
     [
         # 4 inputs, bias, 2 outputs of the actor; as much and 1 for the critic; weights, gradients and two moments.
         (lambda: config(model_config={"hidden_sizes": [10**14]}).build("CartPole"), "20,800,000.0 GB", ""),
-        # 4 inputs, bias, 2 outputs and the model's value; and a target network.
-        (lambda: DQNConfig(model_config={"hidden_sizes": [10**13]}).build("CartPole"), "1,600,000.0 GB", ""),
+        # 4 inputs, bias, scale and shift of the normalisation, 2 outputs and the model's value; and a target network.
+        (lambda: DQNConfig(model_config={"hidden_sizes": [10**13]}).build("CartPole"), "2,000,000.0 GB", ""),
         (lambda: config(model_config={"hidden_sizes": [10**18]}).build("CartPole"), "as a tensor needs", ""),
         (lambda: config(model_config={"hidden_sizes": [10**20]}).build("CartPole"), "as a tensor needs", ""),
         (lambda: SACConfig(critic_hidden_sizes=[10**14]).build("Pendulum"), "24,000,000.0 GB", "`critic_hidden_sizes`"),

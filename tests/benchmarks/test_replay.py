@@ -23,7 +23,8 @@ def test_the_config_is_the_works():
     config = make_config(Job(work=REPLAY_WORKS["dqn-256"], execution="compile", threads=1))
     assert isinstance(config, DQNConfig)
     assert config.updates_per_collect == REPLAY_WORKS["dqn-256"].updates_per_block == 32
-    assert (config.double, config.model_config, config.execution) == (False, {"hidden_sizes": [256, 256]}, "compile")
+    assert (config.double, config.n_step, config.execution) == (False, 1, "compile")
+    assert config.model_config == {"hidden_sizes": [256, 256], "layer_norm": False}
     config = make_config(Job(work=REPLAY_WORKS["sac-256"]))
     assert isinstance(config, SACConfig)
     assert config.updates_per_collect == REPLAY_WORKS["sac-256"].updates_per_block == 64

@@ -5,9 +5,16 @@ from tests.ranks import problems, scenarios
 from tests.ranks.launch import launch
 
 from rl8x import keys
+from rl8x.execution import execution
 
 # Times and memory are rank 0's own.
 OWN = ("profiling/", "memory/")
+
+
+@pytest.fixture(autouse=True)
+def compiles_again(monkeypatch):
+    """Undo `problems.run_traced`, which scenarios call in this process too."""
+    monkeypatch.setattr(execution, "CompiledProgram", execution.CompiledProgram)
 
 
 @pytest.fixture(scope="module")
