@@ -106,7 +106,7 @@ def test_a_damaged_segment_is_one_line_on_the_command_line(tmp_path, capsys):
 
 def test_rows_keep_their_returns_where_a_resume_changes_what_returns_are(tmp_path):
     options = {"num_envs": 4, "horizon": 4, "warmup_steps": 8, "batch_size": 8, "seed": 3, "device": "cpu"}
-    options |= {"model_config": {"hidden_sizes": [8]}, "buffer_size": 100, "gamma": 0.5}
+    options |= {"model_config": {"hidden_sizes": [8]}, "buffer_size": 100, "n_step": 1, "gamma": 0.5}
     first = Trainer(DQNConfig(**options).build(CartPole), tracker=NullTracker(), checkpoints=tmp_path, eval_env=False)
     run(first, max_steps=2)
     stored = first.algorithm.replay.as_tensordict()

@@ -68,9 +68,9 @@ class BC(OfflineAlgorithm[BCConfig], config=BCConfig):
 
     def phases(self) -> list[Phase]:
         """Return the update of the policy."""
-        return [Minimise("policy", self.policy_loss, "monitors/grad_norm")]
+        return [Minimise("policy", self._policy_loss, "monitors/grad_norm")]
 
-    def policy_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+    def _policy_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
         """Return the loss that makes the batch's actions more likely.
 
         L = -mean of log pi(a | s)

@@ -198,9 +198,9 @@ class QLearning(Learner[DQNConfig]):
 
     def phases(self) -> list[Phase]:
         """Return the update of the values."""
-        return [Minimise("q", self.q_loss, "monitors/grad_norm")]
+        return [Minimise("q", self._q_loss, "monitors/grad_norm")]
 
-    def q_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+    def _q_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
         """Return the loss that moves Q(s, a) towards the n-step return and the target network's value of what follows.
 
             y = R + d Q'(s', a'),    a' = argmax_a Q(s', a) with `double`, else argmax_a Q'(s', a)

@@ -143,11 +143,11 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
         R is the sum of n discounted rewards, d = gamma^n, or 0 where the episode terminated, and s' the next state.
         """
         return [
-            Minimise("policy", self.policy_loss, "monitors/grad_norm"),
-            Minimise("q", self.q_loss, "monitors/q_grad_norm"),
+            Minimise("policy", self._policy_loss, "monitors/grad_norm"),
+            Minimise("q", self._q_loss, "monitors/q_grad_norm"),
         ]
 
-    def policy_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+    def _policy_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
         """Return the loss of V and the policy, which are one network."""
         config, inputs, actions = self.config, observed(batch, keys.OBS), recorded_actions(batch)
         best = self._values(nets["target"], batch).amin(0)  # [batch_size]
@@ -164,7 +164,7 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
 
         return loss
 
-    def q_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+    def _q_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
         """Return the loss of the critics, whose targets have the updated V."""
         td_targets = batch[keys.RETURNS] + batch[keys.DISCOUNTS] * nets["policy"](*observed(batch, keys.NEXT_OBS))[0]
 

@@ -250,17 +250,17 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         cross-entropy to the distribution of y, where Q' is the target critic with the smallest mean. `cql_coeff` adds
         `_conservatism` to L_Q.
         """
-        critics = Minimise("q", self.critic_loss, "monitors/q_grad_norm")
-        policy = Minimise("policy", self.policy_loss, "monitors/policy_grad_norm")
-        return [critics, policy, *([Minimise("alpha", self.alpha_loss)] if self.config.alpha is None else [])]
+        critics = Minimise("q", self._critic_loss, "monitors/q_grad_norm")
+        policy = Minimise("policy", self._policy_loss, "monitors/policy_grad_norm")
+        return [critics, policy, *([Minimise("alpha", self._alpha_loss)] if self.config.alpha is None else [])]
 
-    def critic_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+    def _critic_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
         """Return L_Q; the temperature is found for what follows, too."""
         found["coefficients/alpha"] = alpha = self._alpha(nets)
         penalty = self._conservatism(nets, batch) if self.config.cql_coeff else None
         return self.q_loss(batch, self._td_targets(nets, batch, alpha, batch.get(NOISE, (None, None))[0]), penalty)
 
-    def policy_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+    def _policy_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
         """Return L_pi."""
         q, obs, alpha = nets["q"], self.critics_obs(batch, keys.OBS), found["coefficients/alpha"]
         noise = batch.get(NOISE, (None, None))[1]
@@ -273,7 +273,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
 
         return loss
 
-    def alpha_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+    def _alpha_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
         """Return L_log."""
         gaps = found["entropies"] - self._target_entropies(batch)
         return lambda log_alpha: ((log_alpha().exp() * gaps).mean(), {})

@@ -150,16 +150,16 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
         R, d and s' are those of `DQN.update`; a `return_bound` scales R. With `num_atoms` L_Q is the cross-entropy to
         the distribution of y, where Q' is the critic with the smallest mean.
         """
-        critics = Minimise("q", self.critic_loss, "monitors/q_grad_norm")
-        policy = Minimise("policy", self.policy_loss, "monitors/policy_grad_norm")
+        critics = Minimise("q", self._critic_loss, "monitors/q_grad_norm")
+        policy = Minimise("policy", self._policy_loss, "monitors/policy_grad_norm")
         averages = self.config.actor_bc_coeff is not None and ranks().size > 1
         return [critics, *([Average("mean_size", self._mean_size)] if averages else []), policy]
 
-    def critic_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+    def _critic_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
         """Return L_Q."""
         return self.q_loss(batch, self._td_targets(nets, batch))
 
-    def policy_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
+    def _policy_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
         """Return L_mu."""
 
         def loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:

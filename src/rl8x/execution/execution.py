@@ -165,12 +165,20 @@ class Execution:
         return changes
 
     def awaits(self, step: int) -> bool:
-        """Return whether this is the step from which compiled programs are needed, if it waits for them."""
+        """Return whether compiled programs are needed from a step on, and it waits for them.
+
+        Args:
+            step: The number of the step, counted from 0.
+        """
         return self.mode != self.target and self.waits and step >= self.starts_at > 0
 
     @staticmethod
     def missing(seconds: float = 0.0) -> int:
-        """Return how many of the requested programs are not there yet, after waiting for one at most so long."""
+        """Return how many of the requested programs are not there yet.
+
+        Args:
+            seconds: How long to wait for one of them at most.
+        """
         try:
             return compiler().missing(seconds)
         except RuntimeError:  # reported where a program is needed
@@ -182,7 +190,11 @@ class Execution:
         self.prepares, self.due, self.fell_back = False, math.inf, True
 
     def give_up(self, error: ProgramError) -> None:
-        """Warn that a program could not be made, and run eagerly from now on; raise unless the mode is `auto`."""
+        """Warn that a program could not be made, and run eagerly from now on; raise unless the mode is `auto`.
+
+        Args:
+            error: Why not.
+        """
         if not self.falls_back:
             raise error
         self.fall_back()
@@ -190,7 +202,11 @@ class Execution:
 
     @staticmethod
     def announce(say: Callable[[str], None]) -> None:
-        """Set what is called with a line of text when a run waits for the compiler."""
+        """Set what is told when a run waits for the compiler.
+
+        Args:
+            say: Takes a line of text.
+        """
         compiler().say = say
 
     @contextlib.contextmanager
