@@ -365,14 +365,14 @@ class TrainerBase(Generic[AlgorithmT]):
             raise CheckpointError(
                 f"the checkpoint {checkpoint.path} does not fit this trainer: {reason:.300}"
             ) from error
-        self.record.run_file = metadata.get("run_file")
+        self.record.run_file = metadata["run_file"]
         algorithm.seed = metadata["build"]["config"].get("seed", algorithm.seed)
         evaluated_under = None if self.saved_run is None else self.saved_run["options"]["eval_env_config"]
         if self.saved_run is not None:
             self.evaluations.env_config = evaluated_under
         if isinstance(self.tracker, MLflowTracker):
             self.tracker.resumed_spool = spool_of(checkpoint.path.parent, metadata)
-            self.tracker.names_before = metadata["run"].get("names") or {}
+            self.tracker.names_before = metadata["run"]["names"] or {}
         self.record.resume(
             handle_for(metadata["run"], self.tracker), origin.tags, state.get("results", {}), evaluated_under
         )
@@ -395,9 +395,9 @@ class TrainerBase(Generic[AlgorithmT]):
         """Restore the last checkpoint of the same job after torchrun has restarted it, if there is one."""
         if not is_restart() or self.origin is not None or self.algorithm.counters[keys.STEPS] > 0:
             return
-        build = dict(self.record.build)
+        build = self.record.build
         if self.algorithm.config.seed is None:  # the one that was drawn then is meant
-            build["config"] = {**build["config"], "seed": None}
+            build = {**build, "config": {**build["config"], "seed": None}}
         own_folder = unfinished(build, self.checkpoints.root) if ranks().is_first else None
         folder = ranks().first("the run to go on with", None if own_folder is None else str(own_folder))
         if folder is not None:

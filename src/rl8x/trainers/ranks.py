@@ -106,7 +106,7 @@ def check_same(checkpoint: Checkpoint) -> None:
     Raises:
         RankError: On all ranks; of one that begins anew it says what that does instead.
     """
-    found = {"the run": checkpoint.metadata["run"].get("key"), "the checkpoint": checkpoint.path.name}
+    found = {"the run": checkpoint.metadata["run"]["key"], "the checkpoint": checkpoint.path.name}
     check_alike("the checkpoint to go on from", found)
 
 

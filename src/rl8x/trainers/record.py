@@ -21,6 +21,7 @@ from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.checkpoint import CheckpointManager, CheckpointsLike
 from rl8x.checkpoint.build import describe_algorithm
 from rl8x.checkpoint.find import CHECKPOINTS_TAG
+from rl8x.checkpoint.metadata import Build
 from rl8x.checkpoint.ranks import RANKS, gathered
 from rl8x.distributed import ranks
 from rl8x.envs import Env
@@ -98,7 +99,7 @@ class Record:
             self._config = {} if eval_env is None else eval_env.next_config
 
     @functools.cached_property
-    def build(self) -> dict[str, Any]:
+    def build(self) -> Build:
         """How the algorithm was built, as plain data."""
         return describe_algorithm(self.algorithm)
 

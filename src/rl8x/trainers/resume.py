@@ -22,6 +22,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase, qualified_name
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, CheckpointsLike, find, listed
 from rl8x.checkpoint.build import build_algorithm, changes
 from rl8x.checkpoint.find import find_of_job
+from rl8x.checkpoint.metadata import Build, Tracked
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, TrackingError
 from rl8x.tracking.location import is_users_own, locate, recorded_location, user_tracking_uri
 from rl8x.tracking.runs import has_run
@@ -82,7 +83,7 @@ def is_restart() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
 
 
-def unfinished(build: Mapping[str, Any], root: Path | None) -> Path | None:
+def unfinished(build: Build, root: Path | None) -> Path | None:
     """Return the folder of checkpoints of the run that the job began of an algorithm.
 
     Args:
@@ -133,7 +134,7 @@ def prepare(
             algorithm = build_algorithm(metadata["build"], overrides, trust=trust)
         options["algorithm"], tags = algorithm, _tags(checkpoint, algorithm, overrides)
         if checkpoints is ...:
-            checkpoints = Checkpoints(folder, **(metadata["checkpoints"] or {}))
+            checkpoints = Checkpoints(folder, **metadata["checkpoints"])
         options["checkpoints"] = checkpoints
         if eval_env is not ...:
             options["eval_env"] = eval_env
@@ -141,8 +142,6 @@ def prepare(
             raise CheckpointError("the evaluation environment was an instance or a factory: pass `eval_env=`")
     except CheckpointError as error:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
-    except KeyError as error:
-        raise CheckpointError(f"cannot resume from {checkpoint.path}: it does not say {error}") from None
     except TypeError as error:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
     if not known or known[0].parent.resolve() != folder.resolve():  # a run's name or ID
@@ -190,7 +189,7 @@ def _tags(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any], override
     return tags
 
 
-def _tracker(run: Mapping[str, Any], folder: Path, *, trust: bool) -> Tracker:
+def _tracker(run: Tracked, folder: Path, *, trust: bool) -> Tracker:
     """Make a tracker of the same kind, to the store where the run is unless the user has set another one."""
     if run["tracker"] == "NullTracker":
         return NullTracker()
@@ -209,7 +208,7 @@ def _tracker(run: Mapping[str, Any], folder: Path, *, trust: bool) -> Tracker:
     return MLflowTracker(tracking_uri=_recorded_uri(run, folder, trust=trust))
 
 
-def _recorded_uri(run: Mapping[str, Any], folder: Path, *, trust: bool) -> str | None:
+def _recorded_uri(run: Tracked, folder: Path, *, trust: bool) -> str | None:
     """Decide which store a run goes on in, with trust one that its checkpoint names; None is the one in use here."""
     try:
         location = recorded_location(folder, str(run["location"]), run)
@@ -217,7 +216,7 @@ def _recorded_uri(run: Mapping[str, Any], folder: Path, *, trust: bool) -> str |
         raise CheckpointError(str(error)) from error
     if is_users_own(location, folder):
         return location.uri
-    if has_run(locate(), str(run.get("handle"))) or (location.database is not None and not location.database.exists()):
+    if has_run(locate(), str(run["handle"])) or (location.database is not None and not location.database.exists()):
         return None  # the folder was moved or copied: the store is where it would be made now
     if not trust:
         raise CheckpointError(
@@ -227,9 +226,9 @@ def _recorded_uri(run: Mapping[str, Any], folder: Path, *, trust: bool) -> str |
     return location.uri
 
 
-def handle_for(run: Mapping[str, Any], tracker: Tracker) -> str | None:
+def handle_for(run: Tracked, tracker: Tracker) -> str | None:
     """Return the handle of the tracked run of a checkpoint, if this tracker can go on with it."""
-    handle: str | None = run.get("handle")
+    handle: str | None = run["handle"]
     saved, now = str(run["tracker"]), kind_of(tracker)
     # A script's own class is of the module `__main__` in one process and of another in the next.
     if saved != now and ("." not in saved or "." not in now or _class_name(saved) != _class_name(now)):
