@@ -8,6 +8,7 @@ import shutil
 import warnings
 
 import pytest
+import torch
 from tests.checkpoint.legal import metadata
 
 from rl8x import keys
@@ -49,6 +50,35 @@ def test_what_is_odd_is_named(place, value, message):
         checked(data)
     assert str(error.value) == f"checkpoint.json is odd: {message}"
     assert checked(LEGAL) is LEGAL
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("run",), ..., "`run` is missing"),
+        (("run", "options"), ..., "`run.options` is missing"),
+        (("run", "options", "eval_env_config"), ..., "`run.options.eval_env_config` is missing"),
+        (("run", "options", "max_steps"), "9", "`run.options.max_steps` must be a whole number or null; got '9'"),
+        (("run", "steps"), None, "`run.steps` must be a whole number; got None"),
+        (("run", "conditions"), [{"repr": "x"}], "`run.conditions[0].spec` is missing"),
+        (("run", "row"), [], "`run.row` must be a dict or null; got []"),
+        (("best",), {"metric": "a", "mode": "max", "value": "1", "steps": 1}, "`best.value` must be a number; got '1'"),
+        (("torch_generators",), [], "`torch_generators` must be a dict; got []"),
+    ],
+)
+def test_an_odd_state_is_one_line(place, value, message, saved, tmp_path, capsys, monkeypatch):
+    shutil.copytree(saved[0], tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    path = listed("run")[-1]
+    state = torch.load(path / files.STATE, weights_only=True)
+    changed(state, place, value)
+    torch.save(state, path / files.STATE)
+    (path / files.SUMS).write_text(files._sums(path, files.kept_segments(path)))
+    capsys.readouterr()
+    assert main(["resume", str(path), "--max-steps", "2", "--progress", "none"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    assert f"state.pt is odd: {message}" in error
 
 
 def changed(data, place, value):

@@ -30,13 +30,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from rl8x.checkpoint.metadata import DESCRIPTION, FORMAT, VERSION, Metadata, checked
+from rl8x.checkpoint.metadata import DESCRIPTION, FORMAT, STATE, VERSION, Metadata, checked
 from rl8x.checkpoint.tree import CheckpointError, with_segments
 from rl8x.disk import SUMS, link_or_copy, sums_of, sync_folder, write_synced, wrong_sums
 from rl8x.segments import Content, Segment, is_segment_name
 from rl8x.tracking.secrets import hide_in_data
 
-STATE: Final = "state.pt"
 _SEGMENT: Final = ".segment.pt"
 _NAME: Final = re.compile(r"(\d{6,})-step-(\d+)")
 _UNFINISHED: Final = ".unfinished-"

@@ -1,9 +1,9 @@
-"""What `checkpoint.json` says of a checkpoint, and the check of its shape where it is read and written."""
+"""What `checkpoint.json` and `state.pt` have of a run, and the check of their shape."""
 
 from __future__ import annotations
 
 import types
-from typing import Any, Final, Literal, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Final, Literal, TypedDict, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from rl8x import keys
 from rl8x.checkpoint.tree import CheckpointError
@@ -11,6 +11,7 @@ from rl8x.checkpoint.tree import CheckpointError
 DESCRIPTION: Final = "checkpoint.json"
 FORMAT: Final = "rl8x-checkpoint"
 VERSION: Final = 1
+STATE: Final = "state.pt"
 _WORDS: Final = {
     str: "a text",
     int: "a whole number",
@@ -92,6 +93,65 @@ class Metadata(TypedDict):
     is_best: bool
 
 
+class RunOptions(TypedDict):
+    """The options of a `run()` but for its conditions."""
+
+    env_config: Any
+    eval_env_config: dict[str, Any] | None
+    steps_per_eval: int | None
+    evals_per_film: int | None
+    max_steps: int | None
+
+
+class SavedCondition(TypedDict):
+    """A stop condition, and whether the last row met it; `spec` is None where no file can hold it."""
+
+    repr: str
+    spec: Any
+    state: dict[str, Any]
+    met: bool
+
+
+class SavedRun(TypedDict):
+    """How far a `run()` has come; `callbacks` are names."""
+
+    options: RunOptions
+    steps: int
+    conditions: list[SavedCondition]
+    callbacks: list[str]
+    row: dict[str, float] | None
+    stop_reason: str | None
+
+
+class Best(TypedDict):
+    """The best value so far."""
+
+    metric: str
+    mode: str
+    value: float
+    steps: int
+
+
+class State(TypedDict):
+    """The state of a run, beside the differences of further ranks."""
+
+    trainer: dict[str, Any]
+    run: SavedRun | None
+    best: Best | None
+    results: dict[str, Any]
+    torch_generators: dict[str, Any]
+
+
+def checked_state(state: dict[str, Any]) -> State:
+    """Return a checkpoint's state, if it is that of a run.
+
+    Raises:
+        CheckpointError: If something in it is missing or of another kind, the insides of what has learned aside.
+    """
+    _check(state, State, "", STATE)
+    return cast("State", state)
+
+
 def checked(data: Any) -> Metadata:
     """Return the content of a checkpoint's description, if it is one.
 
@@ -103,8 +163,8 @@ def checked(data: Any) -> Metadata:
     version = data.get("version")
     if type(version) is not int or version > VERSION:
         raise CheckpointError(f"its format has version {version!r}, and this rl8x reads up to {VERSION}: update rl8x")
-    _check(data, Metadata, "")
-    metadata: Metadata = data  # type: ignore[assignment]
+    _check(data, Metadata, "", DESCRIPTION)
+    metadata = cast("Metadata", data)
     for counter in (keys.STEPS, metadata["build"]["clock"]):
         if counter not in metadata["counters"]:
             raise CheckpointError(f"{DESCRIPTION} is odd: `counters` have no {counter!r}")
@@ -113,22 +173,22 @@ def checked(data: Any) -> Metadata:
     return metadata
 
 
-def _check(value: Any, kind: Any, name: str) -> None:
+def _check(value: Any, kind: Any, name: str, file: str) -> None:
     """Raise `CheckpointError` unless a value is of the kind that a type hint says."""
     kinds = get_args(kind) if get_origin(kind) is types.UnionType else (kind,)
     found = next((each for each in kinds if _is_of(value, each)), None)
     if found is None:
         legal = " or ".join(map(_word, kinds))
-        raise CheckpointError(f"{DESCRIPTION} is odd: `{name}` must be {legal}; got {value!r:.80}")
+        raise CheckpointError(f"{file} is odd: `{name}` must be {legal}; got {value!r:.80}")
     if is_typeddict(found):
         for key, hint in get_type_hints(found).items():
             dotted = f"{name}.{key}".removeprefix(".")
             if key not in value:
-                raise CheckpointError(f"{DESCRIPTION} is odd: `{dotted}` is missing")
-            _check(value[key], hint, dotted)
+                raise CheckpointError(f"{file} is odd: `{dotted}` is missing")
+            _check(value[key], hint, dotted, file)
     elif get_origin(found) in (dict, list):
         for place, item in value.items() if isinstance(value, dict) else enumerate(value):
-            _check(item, get_args(found)[-1], f"{name}[{place!r}]")
+            _check(item, get_args(found)[-1], f"{name}[{place!r}]", file)
 
 
 def _is_of(value: Any, kind: Any) -> bool:

@@ -14,6 +14,7 @@ from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase, refuse_inference_mode
 from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike
 from rl8x.checkpoint.find import spool_of
+from rl8x.checkpoint.metadata import SavedRun, checked_state
 from rl8x.checkpoint.ranks import RANKS, num_ranks, of_rank
 from rl8x.distributed import ranks
 from rl8x.envs import Env
@@ -143,7 +144,7 @@ class TrainerBase(Generic[AlgorithmT]):
             raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {best!r}.{near}")
         self.train_step = TrainStep(algorithm, self.record, on_non_finite)
         self.origin: Origin | None = None
-        self.saved_run: Mapping[str, Any] | None = None
+        self.saved_run: SavedRun | None = None
         self.stop_reason: str | None = None
         self.ending: list[str] = []
 
@@ -351,11 +352,12 @@ class TrainerBase(Generic[AlgorithmT]):
         Raises:
             CheckpointError: If it does not fit this trainer.
         """
-        algorithm, state, metadata = self.algorithm, checkpoint.state, checkpoint.metadata
+        algorithm, metadata = self.algorithm, checkpoint.metadata
         check_same(checkpoint)
         self.origin = origin
         try:
-            self._load_rank(state)
+            state = checked_state(checkpoint.state)
+            self._load_rank(checkpoint.state)
             if origin.overrides.keys() & {"lr", "lr_schedule"}:
                 algorithm.set_lr(None)
             self.saved_run = state["run"]
@@ -373,9 +375,7 @@ class TrainerBase(Generic[AlgorithmT]):
         if isinstance(self.tracker, MLflowTracker):
             self.tracker.resumed_spool = spool_of(checkpoint.path.parent, metadata)
             self.tracker.names_before = metadata["run"]["names"] or {}
-        self.record.resume(
-            handle_for(metadata["run"], self.tracker), origin.tags, state.get("results", {}), evaluated_under
-        )
+        self.record.resume(handle_for(metadata["run"], self.tracker), origin.tags, state["results"], evaluated_under)
 
     def _load_rank(self, state: Mapping[str, Any]) -> None:
         """Restore the state of this rank from a checkpoint; a rank that it does not have joins with rank 0's."""

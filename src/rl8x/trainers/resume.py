@@ -86,9 +86,7 @@ def is_restart() -> bool:
 def unfinished(build: Build, root: Path | None) -> Path | None:
     """Return the folder of checkpoints of the run that the job began of an algorithm.
 
-    Args:
-        build: How the algorithm was built, as plain data.
-        root: Where such folders are, or the run's own; None: nothing is saved.
+    `root` is where such folders are, or the run's own; None where nothing is saved.
     """
     name = job()
     folder = None if name is None or root is None else find_of_job(name, build, root, _TAKEN)
@@ -262,13 +260,8 @@ def with_generators_of(device: torch.device, state: Mapping[str, Any], before: M
 
     Random numbers differ between kinds of devices: each generator goes on from a seed that its state decides.
 
-    Args:
-        device: Where the run goes on.
-        state: What was saved of a trainer.
-        before: What was saved beside it by `torch_generators`, which has the kind of device.
-
-    Returns:
-        The state as it was, on the same kind of device; else another one, with a warning.
+    What `torch_generators` saved `before` has the kind of device; on the same the state is returned as it was, else
+    another one, with a warning.
     """
     kind = next((name for name in before if name != "cpu"), "cpu")
     if kind == device.type:
