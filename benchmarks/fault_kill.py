@@ -18,7 +18,7 @@ from benchmarks.fault_process import Child, Ended, side_by_side
 from benchmarks.fault_runs import Plan
 from benchmarks.fault_tools import database_template, scratch, statuses
 from rl8x.checkpoint import CheckpointError, files
-from rl8x.checkpoint.tree import encode
+from rl8x.checkpoint.tree import mapped, tensors_in
 from rl8x.replay.ring import Replay
 
 TIMES = ("profiling/", "memory/")
@@ -152,7 +152,8 @@ def state(plan: Plan, root: Path) -> str | None:
         checkpoint = files.read(files.listed(folder)[-1])
     except (CheckpointError, IndexError):
         return None
-    plain, tensors = encode(with_rows(checkpoint.state["trainer"]["algorithm"]))
+    state = with_rows(checkpoint.state["trainer"]["algorithm"])
+    plain, tensors = mapped(lambda leaf, _: None if isinstance(leaf, torch.Tensor) else leaf, state), tensors_in(state)
     about = [checkpoint.metadata[name] for name in ("status", "stop_reason", "counters")]
     hashed = hashlib.sha256(repr((plain, about, sorted(tensors))).encode())
     for name in sorted(tensors):

@@ -24,7 +24,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError
-from rl8x.checkpoint.tree import encode
+from rl8x.checkpoint.tree import tensors_in
 from rl8x.conditions import HitsUpperBound, Plateau
 from rl8x.envs import CartPole
 from rl8x.tracking import MLflowTracker, NullTracker
@@ -71,7 +71,7 @@ def begin(folder: Path, made: Any, steps: int = STEPS, **options: Any) -> Traine
 def digest(trainer: Trainer) -> str:
     """Return a digest of the weights and the optimizer's moments."""
     state = trainer.algorithm.state_dict()
-    _, tensors = encode([state["policy"], state["optimizer"]])
+    tensors = tensors_in([state["policy"], state["optimizer"]])
     return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors.values())).hexdigest()
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl8x.conditions import HitsLowerBound, HitsUpperBound, Plateau, WallTime, from_spec, to_spec
-from rl8x.conditions.expressions import is_expression
+from rl8x.conditions.spec import is_expression
 
 A, B = "eval/returns/mean", "env/steps"
 UP, LOW = HitsUpperBound, HitsLowerBound

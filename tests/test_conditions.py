@@ -29,9 +29,10 @@ from rl8x.conditions import (
     as_conditions,
     check_names,
     from_spec,
+    kinds,
     to_spec,
-    wall_time,
 )
+from rl8x.conditions.base import KINDS
 
 X, EVAL = "losses/total", "eval/returns/mean"
 
@@ -389,7 +390,7 @@ def test_same_kinds_are_spread_out():
 @pytest.fixture
 def clock(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(wall_time.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(kinds.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -723,6 +724,24 @@ class Countdown(Condition):
 
     def arguments(self):
         return {"rows": self.rows}
+
+
+def test_the_kinds_are_the_public_classes():
+    listed = "all any not hits_lower_bound hits_upper_bound plateau stops_decreasing stops_increasing wall_time"
+    assert " ".join(KINDS) == f"{listed} non_finite confirmed"
+    assert {cls.__name__ for cls in KINDS.values()} == {
+        name for name in conditions.__all__ if isinstance(getattr(conditions, name), type) and name != "Condition"
+    }
+
+
+def test_a_class_of_ones_own_takes_no_built_in_name():
+    class Plateau(HitsLowerBound):
+        pass
+
+    Plateau.__qualname__ = "Plateau"
+    assert KINDS["plateau"] is conditions.Plateau
+    assert to_spec(Plateau(X, 1)) == {f"{__name__}.Plateau": {"name": X, "bound": 1}}
+    assert type(from_spec({"plateau": X})) is type(from_spec({"Plateau": X})) is conditions.Plateau
 
 
 def test_conditions_of_ones_own():

@@ -342,9 +342,10 @@ def space_from_plain(plain: Mapping[str, Any]) -> spaces.Space[Any]:
 
 
 def _plain_bound(bound: Any) -> Any:
-    """Return a bound as one number where it is the same everywhere, as an image's is."""
+    """Return a bound as one number where it is the same everywhere, as an image's is; infinite ones are "inf"."""
     first = bound.flat[0] if bound.size else 0
-    return np.asarray(first).item() if (bound == first).all() else bound.tolist()
+    bound = np.asarray(first) if (bound == first).all() else bound
+    return (bound if np.isfinite(bound).all() else bound.astype(str)).tolist()
 
 
 def as_elements(name: str, space: spaces.Space[Any], rows: Mapping[str, Tensor]) -> dict[str, Tensor]:

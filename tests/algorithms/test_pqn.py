@@ -14,7 +14,7 @@ from tests import probes
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import PQNConfig
 from rl8x.algorithms.pqn import PQN_LOSS_METRICS
-from rl8x.checkpoint.tree import decode, encode
+from rl8x.checkpoint.ranks import packed, unpacked
 from rl8x.cli.main import main
 from rl8x.config.algorithms import algorithm_config_class
 from rl8x.envs import CartPole, Pendulum
@@ -280,7 +280,7 @@ def test_a_resumed_algorithm_goes_on_bit_for_bit():
     train(going, 3)
     going.collect()
     going.step()
-    resumed.load_state_dict(decode(*encode(going.state_dict())))
+    resumed.load_state_dict(unpacked(packed(going.state_dict())))
     rows = []
     for algorithm in (going, resumed):
         rows.append([dict(algorithm.collect()) | dict(algorithm.step()) for _ in range(3)])

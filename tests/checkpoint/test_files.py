@@ -1,23 +1,32 @@
+import enum
 import functools
 import json
+import math
 import os
 import pickle
 import subprocess
 import threading
 import warnings
+from collections import OrderedDict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.algorithms.test_set_lr import ALGORITHMS
+from tests.checkpoint import legal
+from tests.checkpoint.legal import metadata
 
 from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, CheckpointManager, Checkpoints, describe, files, find, listed, read
 from rl8x.checkpoint.build import build_algorithm, changes, describe_algorithm
 from rl8x.checkpoint.find import find_of_job, find_unfinished
-from rl8x.checkpoint.tree import clone, decode, encode
+from rl8x.checkpoint.ranks import num_ranks, of_rank, packed, unpacked
+from rl8x.checkpoint.tree import AS_FIRST, clone, copied, mapped, tensors_in
+from rl8x.conditions import Condition, Plateau, StopsIncreasing, WallTime, parts
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
 from rl8x.importing import dotted_path, import_named
 from rl8x.models import MLPModel
@@ -38,14 +47,13 @@ LEAVES = st.one_of(
         lambda dtype: torch.arange(6).view(2, 3).to(dtype)
     ),
 )
-KEYS = st.text(max_size=4).filter(lambda key: not key.startswith("$"))
+KEYS = st.text(max_size=4) | st.integers()
 TREES = st.recursive(
     LEAVES,
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.lists(inner, max_size=3).map(tuple),
         st.dictionaries(KEYS, inner, max_size=3),
-        st.dictionaries(st.integers(), inner, max_size=3),
     ),
     max_leaves=8,
 )
@@ -61,71 +69,159 @@ def same(left, right):
     return type(left) is type(right) and (left == right or (left != left and right != right))
 
 
+def through_a_file(tree):
+    return unpacked(packed(tree))
+
+
 @given(TREES)
 @settings(max_examples=200, deadline=None)
-def test_a_tree_survives_json(tree):
-    encoded, tensors = encode(tree)
-    assert same(decode(json.loads(json.dumps(encoded, allow_nan=False)), tensors), tree)
+def test_a_tree_survives_a_file(tree):
+    assert same(through_a_file(tree), tree)
     assert same(clone(tree), tree)
 
 
-def test_the_state_of_one_of_torchs_optimizers_survives_json():
+class Kind(enum.StrEnum):
+    A = "a"
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (np.float64(0.1), 0.1),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        (np.bool_(True), True),
+        (np.str_("x"), "x"),
+        (Kind.A, "a"),
+        (enum.IntEnum("Number", {"B": 7}).B, 7),
+        (torch.Size([2, 3]), (2, 3)),
+        (OrderedDict(a=1), {"a": 1}),
+    ],
+)
+def test_what_acts_as_a_plain_value_is_saved_as_one(value, plain):
+    assert same(through_a_file({"x": [value]}), {"x": [plain]})
+
+
+def test_tensors_keep_their_bits_whatever_they_are():
+    bits = torch.arange(2**16).to(torch.int16)
+    whole = bits.view(torch.bfloat16)
+    found = through_a_file({"half": whole, "view": whole[::7].view(-1, 1), "scalar": torch.tensor(3), "no": whole[:0]})
+    assert torch.equal(found["half"].view(torch.int16), bits)
+    assert torch.equal(found["view"].view(torch.int16)[:, 0], bits[::7])
+    assert (found["scalar"].item(), found["no"].shape) == (3, (0,))
+
+
+def test_the_state_of_one_of_torchs_optimizers_survives_a_file():
     weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     optimizer, fresh = (torch.optim.Adam([weight], lr=rate) for rate in (0.1, 0.7))
     (weight**2).sum().backward()
     optimizer.step()
-    encoded, tensors = encode(optimizer.state_dict())
-    fresh.load_state_dict(decode(json.loads(json.dumps(encoded)), tensors))
+    fresh.load_state_dict(through_a_file(optimizer.state_dict()))
     assert fresh.param_groups[0]["lr"] == 0.1
     assert torch.allclose(fresh.state[weight]["exp_avg"], 0.1 * torch.tensor([2.0, -4.0]))  # 1 - beta_1 of the gradient
 
 
-def test_keys_with_slashes_keep_their_tensors_apart():
-    tree = {"a/b": torch.tensor(1), "a": {"b": torch.tensor(2)}, "a/b'": torch.tensor(3), "c": [torch.tensor(4)]}
-    tree |= {"c/0": torch.tensor(5)}
-    decoded = decode(*encode(tree))
-    assert [decoded["a/b"], decoded["a"]["b"], decoded["a/b'"], decoded["c"][0], decoded["c/0"]] == [1, 2, 3, 4, 5]
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_state_of_each_algorithm_is_read_back(name, tmp_path):
+    algorithm, fresh, manager = ALGORITHMS[name](), ALGORITHMS[name](), opened(tmp_path)
+    algorithm.collect()
+    algorithm.step()
+    state = algorithm.state_dict()
+    manager.save(1, metadata(), state)
+    found = read(manager.end()).state
+    assert same(with_rows(found), with_rows(copied_with(state)))
+    fresh.load_state_dict(found)
+    assert same(with_rows(copied_with(fresh.state_dict()), named=False), with_rows(found, named=False))
 
 
-def test_encoding_copies_views_without_their_neighbours():
+def copied_with(state):
+    """Copy a state, but for its segments."""
+    return mapped(lambda leaf, _: leaf if isinstance(leaf, Segment) else copied(leaf), state)
+
+
+def with_rows(state, named=True):
+    """Put their content, by name or not, in the place of a state's segments."""
+
+    def content(leaf, _):
+        return {leaf.name if named else "": leaf.content()} if isinstance(leaf, Segment) else leaf
+
+    return mapped(content, state)
+
+
+class Often(Condition):
+    """A condition of one's own that remembers what the default can save."""
+
+    def __init__(self, name):
+        self.name, self.seen, self.last = name, {}, (None, -math.inf)
+
+    def judge(self, stats):
+        self.seen[str(stats[self.name])] = self.seen.get(str(stats[self.name]), 0) + 1
+        self.last = (self.last[1], np.float64(stats[self.name]))
+        return max(self.seen.values()) > 3
+
+
+def test_the_state_of_conditions_is_read_back():
+    make = lambda: Plateau("x", 2) & StopsIncreasing("x") | WallTime("1h") | ~Often("x")  # noqa: E731
+    condition, fresh = make(), make()
+    for value in (1.0, 2.0, math.nan, 3.0, 3.0):
+        condition({"x": value})
+    saved = condition.state_dict()
+    fresh.load_state_dict(through_a_file(saved))
+    assert fresh.children[2].condition.seen == {"1.0": 1, "2.0": 1, "nan": 1, "3.0": 2}
+    assert type(through_a_file(saved)["children"][2]["children"][0]["last"][1]) is float
+    assert [part.own_state() for part in parts(fresh) if not isinstance(part, WallTime)] == [
+        part.own_state() for part in parts(condition) if not isinstance(part, WallTime)
+    ]
+
+
+def test_a_rank_has_rank_0s_tensors_and_its_own(tmp_path):
+    manager = opened(tmp_path)
+    segment = Segment("a-0-1", lambda: {"x": torch.arange(3)})
+    others = {"1": unpacked(packed({"w": AS_FIRST})) | {"g": torch.tensor(2), "n": (1, [segment])}}
+    first = {"w": torch.tensor(0.5), "g": torch.tensor(1), "n": (0, [])}
+    manager.save(1, metadata(), {"trainer": first, "ranks": others})
+    state = read(manager.end()).state
+    assert (num_ranks(state), of_rank(state["trainer"], state["ranks"], 0)) == (2, first)
+    own = of_rank(state["trainer"], state["ranks"], 1)
+    assert (float(own["w"]), int(own["g"]), own["n"][0], own["n"][1][0].content()["x"].tolist()) == (
+        0.5,
+        2,
+        1,
+        [0, 1, 2],
+    )
+    with pytest.raises(CheckpointError, match="its state of rank 1 is damaged"):
+        of_rank({"g": torch.tensor(1)}, state["ranks"], 1)
+
+
+def test_paths_tell_tensors_apart():
+    tree = {"a/b": torch.tensor(1), "a": {"b": torch.tensor(2)}, "c": [torch.tensor(3)], "c[0]": torch.tensor(4)}
+    tree |= {1: torch.tensor(5), "1": torch.tensor(6)}
+    assert sorted(map(int, tensors_in(tree).values())) == [1, 2, 3, 4, 5, 6]
+
+
+def test_views_are_copied_without_their_neighbours():
     whole = torch.arange(1000.0)
-    _, tensors = encode({"a": whole[:3]})
+    tree = copied({"a": whole[:3]})
     whole.zero_()
-    assert tensors["a"].tolist() == [0.0, 1.0, 2.0]
-    assert tensors["a"].untyped_storage().nbytes() == 12
-
-
-@pytest.mark.parametrize("tree", [{"a": object()}, {1: 2, "a": 3}, {True: 2}, {"$tensor": "x"}, [{"x": {2, 3}}]])
-def test_what_has_no_form_is_refused(tree):
-    with pytest.raises(TypeError, match="a state "):
-        encode(tree)
+    assert tree["a"].tolist() == [0.0, 1.0, 2.0]
+    assert tree["a"].untyped_storage().nbytes() == 12
 
 
 @pytest.mark.parametrize(
-    "tree",
-    [{"$tensor": "no"}, {"$segment": "a"}, {"$tensor": 3}, {"$code": "x"}, {"$tuple": {}}, {"$float": "1"}]
-    + [{"$numbered": wrong} for wrong in ({}, [1], [[1]], [["1", 2]], [[True, 2]], [[1, 2, 3]])],
+    "tree", [{"a": object()}, {True: 2}, {0.5: 2}, {np.int64(1): 2}, [{"x": {2, 3}}], [b"x"], [1j], [np.zeros(2)]]
 )
-def test_what_is_no_tree_is_refused(tree):
-    with pytest.raises(CheckpointError):
-        decode(tree, {})
-
-
-def test_a_tree_too_deep_is_refused():
-    tree = []
-    for _ in range(100):
-        tree = [tree]
-    with pytest.raises(CheckpointError, match="deeply"):
-        decode(tree, {})
+def test_what_has_no_form_is_refused(tree):
+    with pytest.raises(TypeError, match=r"of a state are|a state holds"):
+        copied(tree)
 
 
 # -- files
 
 
 def put(directory, steps=1, value=1.0, **metadata):
-    state, tensors = encode({"x": torch.full((3,), value), "y": float("nan"), "n": [1, "two", None]})
+    state = copied({"x": torch.full((3,), value), "y": float("nan"), "n": [1, "two", None]})
     directory.mkdir(parents=True, exist_ok=True)
-    return files.write(directory, steps, {"run": {"key": "k"}, **metadata}, state, tensors)
+    return files.write(directory, steps, legal.metadata(**metadata), state)
 
 
 def test_what_was_written_is_read(tmp_path):
@@ -135,8 +231,9 @@ def test_what_was_written_is_read(tmp_path):
     assert checkpoint.state["x"].tolist() == [2.5, 2.5, 2.5]
     assert checkpoint.state["n"] == [1, "two", None]
     assert checkpoint.metadata["status"] == "RUNNING" == describe(path)["status"]
-    assert sorted(item.name for item in path.iterdir()) == ["SHA256SUMS", "checkpoint.json", "tensors.pt"]
-    assert list(torch.load(path / "tensors.pt", weights_only=True)) == ["x"]
+    assert sorted(item.name for item in path.iterdir()) == ["SHA256SUMS", "checkpoint.json", "state.pt"]
+    assert list(torch.load(path / "state.pt", weights_only=True)) == ["x", "y", "n"]
+    assert {path.stat().st_mode & 0o777 for path in path.glob("*.*")} == {0o600}
 
 
 def test_checkpoints_are_listed_in_the_order_of_writing(tmp_path):
@@ -150,7 +247,7 @@ def test_checkpoints_are_listed_in_the_order_of_writing(tmp_path):
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     good = put(tmp_path)
 
-    def full(path, data):
+    def full(path, data, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files, "write_synced", full)
@@ -163,12 +260,12 @@ def test_leftovers_are_tidied(tmp_path):
     good = put(tmp_path)
     for name in (".unfinished-1", ".removed-2"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "tensors.pt").touch()
+        (tmp_path / name / "state.pt").touch()
     files.tidy(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [good.name]
 
 
-@pytest.mark.parametrize("name", [files.DESCRIPTION, files.TENSORS, files.SUMS])
+@pytest.mark.parametrize("name", [files.DESCRIPTION, files.STATE, files.SUMS])
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_no_damage_goes_unseen(tmp_path_factory, name, data):
@@ -187,15 +284,15 @@ def test_no_damage_goes_unseen(tmp_path_factory, name, data):
     assert str(path) in str(error.value)
 
 
-def signed(path, description=None, tensors=None):
+def signed(path, description=None, state=None):
     """Change a checkpoint and make its digests right again, as somebody who means harm would."""
     if description is not None:
         data = json.loads((path / files.DESCRIPTION).read_text())
         data.update(description)
         (path / files.DESCRIPTION).write_text(json.dumps(data))
-    if tensors is not None:
-        (path / files.TENSORS).write_bytes(tensors)
-    (path / files.SUMS).write_text(files._sums(path))
+    if state is not None:
+        (path / files.STATE).write_bytes(state)
+    (path / files.SUMS).write_text(files._sums(path, files.kept_segments(path)))
 
 
 class Harm:
@@ -206,17 +303,20 @@ class Harm:
 def test_nothing_is_unpickled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = put(tmp_path / "run")
-    signed(path, tensors=pickle.dumps({"x": Harm()}))
+    signed(path, state=pickle.dumps({"x": Harm()}))
     with pytest.raises(CheckpointError, match="other than tensors"):
         read(path)
-    torch.save({"x": Harm()}, path / files.TENSORS)
+    torch.save({"x": Harm()}, path / files.STATE)
     signed(path)
     with pytest.raises(CheckpointError, match="other than tensors"):
         read(path)
-    torch.save([torch.zeros(1)], path / files.TENSORS)
-    signed(path)
-    with pytest.raises(CheckpointError, match="tensors by name"):
-        read(path)
+    itself = []
+    itself.append(itself)
+    for odd in ([torch.zeros(1)], {"x": itself}, {1.5: 2}):
+        torch.save(odd, path / files.STATE)
+        signed(path)
+        with pytest.raises(CheckpointError, match=r"state\.pt holds something other than tensors"):
+            read(path)
     assert not (tmp_path / "harm-was-done").exists()
 
 
@@ -233,7 +333,7 @@ def test_newer_and_foreign_checkpoints_are_refused(tmp_path):
         read(path)
 
 
-@pytest.mark.parametrize("name", [files.DESCRIPTION, files.TENSORS, files.SUMS])
+@pytest.mark.parametrize("name", [files.DESCRIPTION, files.STATE, files.SUMS])
 def test_a_missing_file_is_named(tmp_path, name):
     path = put(tmp_path)
     (path / name).unlink()
@@ -246,14 +346,14 @@ def test_a_missing_file_is_named(tmp_path, name):
 
 def with_segment(directory, content, kept=None):
     segment = Segment("a-0-1", lambda: content)
-    state, tensors = encode({"best": None, "parts": [segment]})
+    state = copied({"best": None, "parts": [segment]})
     directory.mkdir(parents=True, exist_ok=True)
-    return files.write(directory, 1, {"run": {"key": "k"}}, state, tensors, {segment.name: kept or content})
+    return files.write(directory, 1, metadata(), state, {segment.name: kept or content})
 
 
 def test_a_segment_is_a_file_of_its_own(tmp_path):
     path = with_segment(tmp_path, {"x": torch.arange(3)})
-    assert list(torch.load(path / "tensors.pt", weights_only=True)) == []
+    assert torch.load(path / "state.pt", weights_only=True) == {"best": None, "parts": [b"a-0-1"]}
     assert torch.load(path / "a-0-1.segment.pt", weights_only=True)["x"].tolist() == [0, 1, 2]
     (segment,) = read(path).state["parts"]
     assert segment.name == "a-0-1"
@@ -288,14 +388,27 @@ def test_only_files_of_the_folder_are_kept(tmp_path):
     assert files.kept_segments(tmp_path / "nothing") == {}
 
 
-@pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/b", "A", "", "a.b", 3, None, "a" * 101])
+@pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/b", "A", "a.b", "a" * 101, "\udcff"])
 def test_no_path_is_taken_from_a_segments_name(tmp_path, name):
     path = with_segment(tmp_path, {"x": torch.arange(3)})
-    signed(path, {"state": {"parts": [{"$segment": name}]}})
+    torch.save({"parts": [name.encode(errors="surrogateescape")]}, path / files.STATE)
+    signed(path)
     with pytest.raises(CheckpointError, match=r"a segment with the name .*, which is none"):
         read(path)
     with pytest.raises(ValueError, match="a segment's name has"):
         Segment(name, dict)
+
+
+def test_a_segment_that_is_missing_is_named(tmp_path):
+    path = with_segment(tmp_path, {"x": torch.arange(3)})
+    torch.save({"parts": [b"b-0-1"]}, path / files.STATE)
+    signed(path)
+    with pytest.raises(CheckpointError, match=r"b-0-1.segment.pt is missing"):
+        read(path)
+    path = with_segment(tmp_path, {"x": torch.arange(3)})
+    (path / "a-0-1.segment.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"a-0-1.segment.pt is missing"):
+        read(path)
 
 
 def test_no_segment_is_unpickled(tmp_path, monkeypatch):
@@ -321,7 +434,7 @@ def test_the_newest_of_a_folder_is_meant(tmp_path):
 def test_a_damaged_one_names_the_newest_good_one_and_auto_takes_it(tmp_path):
     paths = [put(tmp_path, steps, float(steps)) for steps in (1, 2, 3, 4)]
     for path in paths[2:]:
-        (path / files.TENSORS).write_bytes(b"")
+        (path / files.STATE).write_bytes(b"")
     for source in (tmp_path, paths[3], paths[2]):
         with pytest.raises(CheckpointError, match=r"the newest good one is .*000002-step-2$"):
             find(source)
@@ -425,10 +538,6 @@ def opened(directory, key="k", **options):
     manager.key = key
     manager.take()
     return manager
-
-
-def metadata(key="k"):
-    return {"run": {"key": key}}
 
 
 def test_the_last_and_the_best_are_kept(tmp_path):
@@ -662,9 +771,9 @@ def test_dotted_paths():
 
 
 def test_paths_may_be_texts(tmp_path):
-    folder = files.write(tmp_path, 3, {"run": {}}, {"a": 1}, {})
+    folder = files.write(tmp_path, 3, metadata("mine"), {"a": 1})
     assert files.listed(str(tmp_path)) == [folder]
-    assert files.describe(str(folder))["run"] == {}
+    assert files.describe(str(folder))["run"]["key"] == "mine"
     assert files.read(str(folder)).path == folder
     with pytest.raises(CheckpointError, match="is missing"):
         files.read("nowhere")

@@ -210,14 +210,14 @@ def test_checkpoints_that_are_moved_are_followed_and_nothing_is_made_where_they_
 
 @ON_LINUX
 def test_a_folder_that_is_moved_within_a_write_gets_the_whole_checkpoint(tmp_path, monkeypatch, caplog):
-    write, folder = files._write_tensors, tmp_path / "a"
+    write, folder = files._write, tmp_path / "a"
 
-    def moving(path, tensors):
+    def moving(path, content):
         if folder.exists() and len(listed(folder)) == 3:
             folder.rename(tmp_path / "b")
-        write(path, tensors)
+        write(path, content)
 
-    monkeypatch.setattr(files, "_write_tensors", moving)
+    monkeypatch.setattr(files, "_write", moving)
     trained(Checkpoints(folder, every_steps=1, keep=9), lambda trainer: None)
     assert steps_of(tmp_path / "b") == [0, 1, 2, 3, 4, 5, 6]
     assert [read(path).path for path in listed(tmp_path / "b")] == listed(tmp_path / "b")

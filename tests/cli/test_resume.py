@@ -88,7 +88,7 @@ def test_auto_starts_goes_on_and_stays_at_the_end(tmp_path, capsys):
         assert "stopped by max_steps=3" in capsys.readouterr().out
     assert len(listed(folder)) == 2
     newest = listed(folder)[-1]
-    (newest / "tensors.pt").write_bytes(b"")
+    (newest / "state.pt").write_bytes(b"")
     assert train(folder, "--max-steps", "3", "--resume", "auto") == 0
     assert state(folder).metadata["counters"]["algorithm/steps"] == 3
 
@@ -97,7 +97,7 @@ def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train(tmp_path / "a", "--max-steps", "1")
     newest = listed(tmp_path / "a")[-1]
-    (newest / "tensors.pt").unlink()
+    (newest / "state.pt").unlink()
     for words, text in (
         (["resume", "nothing"], "there is no run 'nothing'"),
         (["resume", str(tmp_path / "a")], "the newest good one is"),

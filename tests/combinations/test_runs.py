@@ -30,7 +30,7 @@ from tests.trainers.test_resume import Killed, killed_at
 
 from rl8x import keys
 from rl8x.checkpoint import listed, read
-from rl8x.checkpoint.tree import encode
+from rl8x.checkpoint.tree import tensors_in
 from rl8x.envs import GymnasiumEnv
 from rl8x.envs.parameters import resolve_config
 from rl8x.execution.compiled import CompiledProgram
@@ -175,7 +175,7 @@ def rows(tracker: MemoryTracker) -> dict[tuple[int, str], list[float]]:
 
 def learned(trainer: Trainer) -> torch.Tensor:
     """All that was learned, and what draws batches, as one vector, float64; NaN is 9."""
-    _, tensors = encode(trainer.algorithm.learned_state())
+    tensors = tensors_in(trainer.algorithm.learned_state())
     return torch.cat([tensor.flatten().cpu().to(torch.float64) for tensor in tensors.values()]).nan_to_num(9.0)
 
 

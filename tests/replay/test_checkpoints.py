@@ -7,9 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.checkpoint.legal import metadata
 
 from rl8x.checkpoint import CheckpointError, CheckpointManager, Checkpoints, listed, read
-from rl8x.checkpoint.tree import clone, encode
+from rl8x.checkpoint.tree import clone, copied, segments_in, tensors_in
 from rl8x.replay import segmentation
 from rl8x.replay.ring import Replay
 from rl8x.tracking import NullTracker
@@ -53,7 +54,7 @@ def opened(directory, **options):
 def save(manager, replay, steps=1):
     """Write a checkpoint and return its folder."""
     state = {"best": None, "replay": replay.state_dict()}
-    manager.save(steps, {"run": {"key": "k"}}, state)
+    manager.save(steps, metadata(), state)
     return manager.wait()
 
 
@@ -244,7 +245,7 @@ def test_rows_are_copied_when_save_returns(tmp_path):
     add(replay, 20)
     expected = Replay(20, "cpu")
     expected.load_state_dict(clone(replay.state_dict()))
-    manager.save(1, {"run": {"key": "k"}}, {"best": None, "replay": replay.state_dict()})
+    manager.save(1, metadata(), {"best": None, "replay": replay.state_dict()})
     add(replay, 20)
     path = manager.wait()
     manager.end()
@@ -345,9 +346,9 @@ def test_an_empty_replay_is_kept():
 def test_segments_are_no_tensors_of_the_state():
     replay = Replay(20, "cpu")
     add(replay, 20)
-    tree, tensors = encode(replay.state_dict())
-    assert tensors == {}
-    assert [list(each[2]) for each in tree["segments"]] == [["$segment"]] * 3
+    state = replay.state_dict()
+    assert tensors_in(state) == {}
+    assert [each[2].decode() for each in copied(state)["segments"]] == [each.name for each in segments_in(state)]
 
 
 def test_large_rows_make_short_segments(monkeypatch):

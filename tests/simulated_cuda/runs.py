@@ -17,7 +17,7 @@ import torch
 from tests.simulated_cuda.device import Device, join_by_gloo
 
 from rl8x.algorithms import DQNConfig, IQLConfig, PPOConfig, PQNConfig, SACConfig
-from rl8x.checkpoint.tree import encode
+from rl8x.checkpoint.tree import tensors_in
 from rl8x.cli.collect import record
 from rl8x.envs import CartPole, Pendulum
 from rl8x.execution import captured
@@ -97,7 +97,7 @@ def data() -> Any:
 
 def numbers(state: Any) -> torch.Tensor:
     """Return all that is in a state as one vector, float64."""
-    _, tensors = encode(state)
+    tensors = tensors_in(state)
     return torch.cat([tensor.detach().cpu().flatten().double() for tensor in tensors.values()])
 
 

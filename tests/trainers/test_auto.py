@@ -356,7 +356,7 @@ ENDS = {
 def test_a_run_ends_while_it_waits_and_goes_on_to_the_same_bits(how, monkeypatch, tmp_path):
     act, reason, status = ENDS[how]
     monkeypatch.setattr(WallTime, "_passed", 0.0, raising=False)
-    monkeypatch.setattr("rl8x.conditions.wall_time.time", SimpleNamespace(monotonic=lambda: WallTime._passed))
+    monkeypatch.setattr("rl8x.conditions.kinds.time", SimpleNamespace(monotonic=lambda: WallTime._passed))
     tracker, never = MemoryTracker(), 10**6
     trainer = waiting(tmp_path, tracker)
     SlowCompiler(monkeypatch, never, lambda: act(trainer))

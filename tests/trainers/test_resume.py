@@ -12,7 +12,7 @@ import torch
 from rl8x import keys
 from rl8x.algorithms import DQNConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.checkpoint import CheckpointError, Checkpoints, files, find, listed, read
-from rl8x.checkpoint.tree import encode
+from rl8x.checkpoint.tree import tensors_in
 from rl8x.cli.main import main
 from rl8x.conditions import Condition, HitsUpperBound, Plateau, WallTime, as_condition
 from rl8x.envs import CartPole, CartPoleInfinite, DiscreteDummy, GymnasiumEnv, Pendulum
@@ -52,7 +52,7 @@ def killed_at(step):
 
 def weights(trainer):
     state = trainer.algorithm.state_dict()
-    _, tensors = encode([state["policy"], state.get("optimizer", state.get("nets"))])
+    tensors = tensors_in([state["policy"], state.get("optimizer", state.get("nets"))])
     return torch.cat([tensor.flatten().to(torch.float64) for tensor in tensors.values()])
 
 
@@ -445,8 +445,8 @@ def test_damage_names_the_good_one_and_auto_takes_it(tmp_path):
     first = make(trainer={"checkpoints": Checkpoints(tmp_path, every_steps=1)})
     run(first, max_steps=3)
     newest = listed(tmp_path)[-1]
-    (newest / files.TENSORS).write_bytes((newest / files.TENSORS).read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"tensors.pt does not have the digest .* good one is .*-step-2$"):
+    (newest / files.STATE).write_bytes((newest / files.STATE).read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"state.pt does not have the digest .* good one is .*-step-2$"):
         Trainer.resume(tmp_path, tracker=NullTracker())
     trainer = Trainer.resume(tmp_path, auto=True, tracker=NullTracker())
     assert run(trainer)[keys.STEPS] == 3

@@ -16,7 +16,8 @@ from rl8x._version import __version__
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names, resolve_device
 from rl8x.algorithms.memory_check import no_memory_checks
-from rl8x.checkpoint.tree import CheckpointError, decode, encode
+from rl8x.checkpoint.metadata import Build, DescribedEnv
+from rl8x.checkpoint.tree import CheckpointError
 from rl8x.conditions import Condition
 from rl8x.distributions import Distribution
 from rl8x.envs import Env, GymnasiumEnv
@@ -47,7 +48,7 @@ _KINDS: Final = (Env, gymnasium.Env, AlgorithmConfig, Condition, Model, Distribu
 _STOOD_IN_FOR: Final = ("`dataset` is ", "the environment")
 
 
-def describe_algorithm(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
+def describe_algorithm(algorithm: GenericAlgorithmBase[Any]) -> Build:
     """Describe how an algorithm was built as plain data; values that a file cannot hold are listed as `problems`."""
     problems: list[str] = []
     config, policy = algorithm.config, algorithm.policy
@@ -78,7 +79,7 @@ def describe_algorithm(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
     }
 
 
-def _describe_env(algorithm: GenericAlgorithmBase[Any], problems: list[str]) -> dict[str, Any] | None:
+def _describe_env(algorithm: GenericAlgorithmBase[Any], problems: list[str]) -> DescribedEnv | None:
     factory = algorithm.env_factory
     if algorithm.env is None:
         return None
@@ -94,13 +95,13 @@ def _describe_env(algorithm: GenericAlgorithmBase[Any], problems: list[str]) -> 
     if arguments is NOT_PLAIN:
         problems.append("the environment's arguments cannot be saved to a file")
         return None
-    return {"class": path, **arguments}
+    return {"class": path, "args": arguments["args"], "kwargs": arguments["kwargs"]}
 
 
 def _described_space(space: gymnasium.Space[Any]) -> Any:
-    """Return a space as JSON can hold it, bounds that are infinite too; None for a kind that rl8x does not know."""
+    """Return a space as plain data; None for a kind that rl8x does not know."""
     try:
-        return encode(space_to_plain(space))[0]
+        return space_to_plain(space)
     except ValueError:
         return None
 
@@ -162,22 +163,17 @@ def restored_options(config_class: type[AlgorithmConfig], values: Mapping[str, A
 
 
 def build_algorithm(
-    build: Mapping[str, Any],
+    build: Build,
     overrides: Mapping[str, Any],
     *,
     trust: bool = False,
     only_acts: bool = False,
     env: Any = None,
 ) -> GenericAlgorithmBase[Any]:
-    """Build the algorithm that `describe_algorithm` described.
+    """Build the algorithm that `describe_algorithm` described, but for `overrides`, the user's own words.
 
-    Args:
-        build: The description.
-        overrides: Hyperparameters that are to be different; what they name is the user's own word.
-        trust: Whether modules that the description names may be imported.
-        only_acts: Whether it will not learn: there may be no room for its experience on this machine, or its data set
-            may not be here, or nothing that makes its environment; something of the same spaces then stands for them.
-        env: The environment, in any form that a config's `build` takes; None: as the description says.
+    One that only acts does not learn: there may be no room for its experience on this machine, or its data set may not
+    be here, or nothing that makes its environment; something of the same spaces then stands for them.
 
     Raises:
         CheckpointError: If it cannot be built from a file.
@@ -185,11 +181,11 @@ def build_algorithm(
     """
     problems = [
         problem
-        for problem in build.get("problems") or ()
+        for problem in build["problems"]
         if not (only_acts and problem.startswith(_STOOD_IN_FOR) and None not in build["spaces"])
     ]
     instead = "" if only_acts else "pass `algorithm=`"
-    hidden = find_hidden(build.get("config"), "config") or (None if only_acts else find_hidden(build.get("env"), "env"))
+    hidden = find_hidden(build["config"], "config") or (None if only_acts else find_hidden(build["env"], "env"))
     if hidden is not None:
         problems.append(f"no password is kept in a checkpoint, and `{hidden}` had one")
     if problems:
@@ -218,7 +214,7 @@ def build_algorithm(
         return config.build(_stand_in(build, config) if maker is None and build["env_class"] else maker, **kwargs)
 
 
-def env_maker_of(build: Mapping[str, Any], trust: bool) -> tuple[Any, dict[str, Any]]:
+def env_maker_of(build: Build, trust: bool) -> tuple[Any, dict[str, Any]]:
     """Return the maker of the environment that a description describes, and its keyword arguments.
 
     The maker is None where there is no environment, or the description does not say all of it.
@@ -240,12 +236,19 @@ def env_maker_of(build: Mapping[str, Any], trust: bool) -> tuple[Any, dict[str, 
     return functools.partial(maker, *args) if args else maker, kwargs
 
 
-def spaces_of(build: Mapping[str, Any]) -> list[gymnasium.Space[Any]]:
-    """Return the spaces of observations and actions that a description describes."""
-    return [space_from_plain(decode(space, {})) for space in build["spaces"]]
+def spaces_of(build: Build) -> list[gymnasium.Space[Any]]:
+    """Return the spaces of observations and actions that a description describes.
+
+    Raises:
+        CheckpointError: If it does not.
+    """
+    try:
+        return [space_from_plain(space or {}) for space in build["spaces"]]
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"it does not say what the spaces are ({error!r:.120})") from None
 
 
-def _stand_in(build: Mapping[str, Any], config: Any) -> StandIn:
+def _stand_in(build: Build, config: Any) -> StandIn:
     """Make what has the spaces of the environment that a description does not describe."""
     problems = (each for each in build["problems"] if each.startswith("the environment"))
     problem = next(problems, "no password is kept in a checkpoint, and its arguments had one")
@@ -258,9 +261,9 @@ def _stand_in(build: Mapping[str, Any], config: Any) -> StandIn:
     )
 
 
-def _imported(path: str, base: type, trust: Trust) -> Any:
+def _imported(path: str | None, base: type, trust: Trust) -> Any:
     """Import a class by its path, and check that it is a subclass of `base`, even if the path is trusted."""
-    cls = import_class(path, (base,), trust=trust)
+    cls = import_class(str(path), (base,), trust=trust)
     if not isinstance(cls, type) or not issubclass(cls, base):
         raise CheckpointError(f"{path!r} is not a subclass of {base.__name__}")
     return cls
@@ -281,9 +284,7 @@ def _check_known(values: Mapping[str, Any], config_class: type[AlgorithmConfig])
 def names_in(build: Mapping[str, Any], *parts: str) -> Iterator[str]:
     """Yield what is imported when some parts of a description are made again, as far as it has a form in a file.
 
-    Args:
-        build: The description.
-        parts: `"env"`, `"policy"`; without any, those that the algorithm is built of.
+    The parts are `"env"` and `"policy"`; without any, those that the algorithm is built of.
     """
     for part in [build[name] or {} for name in parts or ("config", "env")]:
         yield from classes_in(part)
@@ -304,7 +305,7 @@ def classes_in(value: Any) -> Iterator[str]:
         yield from classes_in(part)
 
 
-def changes(build: Mapping[str, Any], algorithm: GenericAlgorithmBase[Any]) -> dict[str, tuple[Any, Any]]:
+def changes(build: Build, algorithm: GenericAlgorithmBase[Any]) -> dict[str, tuple[Any, Any]]:
     """Compare an algorithm with a description; return the differences, as old and new values.
 
     A seed that the config leaves open does not count, because the restored generators make it irrelevant.
@@ -314,9 +315,12 @@ def changes(build: Mapping[str, Any], algorithm: GenericAlgorithmBase[Any]) -> d
         CheckpointError: If it is for another environment or of another kind.
     """
     now = hide_in_data(describe_algorithm(algorithm))
-    for key, kind in (("config_class", "config"), ("env_class", "environment")):
-        if build.get(key) != now[key]:
-            raise CheckpointError(f"the checkpoint's {kind} is {build.get(key)}; the algorithm given has {now[key]}")
+    for kind, was, is_now in (
+        ("config", build["config_class"], now["config_class"]),
+        ("environment", build["env_class"], now["env_class"]),
+    ):
+        if was != is_now:
+            raise CheckpointError(f"the checkpoint's {kind} is {was}; the algorithm given has {is_now}")
     before = dict(build["config"])
     no_form = " ".join([*build["problems"], *now["problems"]])
     missing = {

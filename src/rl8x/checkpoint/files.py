@@ -1,8 +1,8 @@
 """Reads and writes checkpoints: folders that are written atomically.
 
     000007-step-120/
-        checkpoint.json   what it is, and the state without its tensors
-        tensors.pt        the tensors by path; loads with torch.load(weights_only=True)
+        checkpoint.json   what it is
+        state.pt          the state; loads with torch.load(weights_only=True)
         *.segment.pt      segments of large states by name, each such a file
         SHA256SUMS        digests of all of them, as `sha256sum -c SHA256SUMS` checks them
 
@@ -22,7 +22,7 @@ import pickle
 import re
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -30,19 +30,18 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from rl8x.checkpoint.tree import CheckpointError, decode, segment_names
+from rl8x.checkpoint.metadata import DESCRIPTION, FORMAT, STATE, VERSION, Metadata, checked
+from rl8x.checkpoint.tree import CheckpointError, with_segments
 from rl8x.disk import SUMS, link_or_copy, sums_of, sync_folder, write_synced, wrong_sums
 from rl8x.segments import Content, Segment, is_segment_name
 from rl8x.tracking.secrets import hide_in_data
 
-FORMAT: Final = "rl8x-checkpoint"
-VERSION: Final = 1
-DESCRIPTION: Final = "checkpoint.json"
-TENSORS: Final = "tensors.pt"
 _SEGMENT: Final = ".segment.pt"
 _NAME: Final = re.compile(r"(\d{6,})-step-(\d+)")
 _UNFINISHED: Final = ".unfinished-"
 _REMOVED: Final = ".removed-"
+# What torch's reader raises for files that are none of its own, or name what `weights_only=True` does not admit.
+_ODD: Final = (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -56,18 +55,13 @@ class Checkpoint:
     """
 
     path: Path
-    metadata: dict[str, Any]
+    metadata: Metadata
     state: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class KeptSegment:
-    """A segment of a checkpoint, which later checkpoints may share.
-
-    Attributes:
-        path: Its file.
-        digest: What its digest was when it was written.
-    """
+    """A segment of a checkpoint, which later ones may share: its file, and the digest that was written."""
 
     path: Path
     digest: str
@@ -75,15 +69,19 @@ class KeptSegment:
 
 def kept_segments(path: Path) -> dict[str, KeptSegment]:
     """Return the segments of a verified checkpoint by name; none if the checkpoint has been removed."""
-    segments = {}
     with contextlib.suppress(OSError, UnicodeDecodeError):
         present = {entry.name for entry in os.scandir(path) if entry.is_file(follow_symlinks=False)}
-        for line in (path / SUMS).read_text(encoding="ascii").splitlines():
-            digest, _, file = line.partition("  ")
-            name = file.removesuffix(_SEGMENT)
-            if file in present and name != file and is_segment_name(name):
-                segments[name] = KeptSegment(path / file, digest)
-    return segments
+        digests = _segment_digests(path)
+        files = {name: f"{name}{_SEGMENT}" for name in digests}
+        return {name: KeptSegment(path / file, digests[name]) for name, file in files.items() if file in present}
+    return {}
+
+
+def _segment_digests(path: Path) -> dict[str, str]:
+    """Return the digests that a checkpoint lists of its segments, by name."""
+    entries = [line.partition("  ") for line in (path / SUMS).read_text(encoding="ascii").splitlines()]
+    found = {file.removesuffix(_SEGMENT): digest for digest, _, file in entries if file.endswith(_SEGMENT)}
+    return {name: digest for name, digest in found.items() if is_segment_name(name)}
 
 
 def write(
@@ -91,32 +89,23 @@ def write(
     steps: int,
     metadata: Mapping[str, Any],
     state: Any,
-    tensors: Mapping[str, Tensor],
     segments: Mapping[str, KeptSegment | Content] | None = None,
 ) -> Path:
-    """Write a checkpoint to a run's folder atomically, synced to disk.
+    """Write a checkpoint to a run's folder atomically, synced to disk; return its own folder.
 
-    Args:
-        directory: The run's folder, which is there.
-        steps: Steps of the trainer.
-        metadata: What it is; JSON can hold it.
-        state: The state as `tree.encode` returned it.
-        tensors: The tensors, of any shapes, as `tree.encode` returned them.
-        segments: The state's segments by name, each as an earlier checkpoint has it, or its content.
-
-    Returns:
-        The checkpoint's own folder.
+    `state` is as `tree.copied` returned it; of its segments there are an earlier checkpoint's file, or the content.
 
     Raises:
         OSError: If the disk refuses.
+        CheckpointError: If the metadata would be refused where they are read.
     """
     number = max((_number(path) for path in listed(directory)), default=0) + 1
     target = directory / f"{number:06d}-step-{steps}"
     unfinished = directory / f"{_UNFINISHED}{uuid.uuid4().hex}"
     unfinished.mkdir()
     try:
-        description = {"format": FORMAT, "version": VERSION, **hide_in_data(metadata), "state": state}
-        _write_tensors(unfinished / TENSORS, tensors)
+        description = checked({"format": FORMAT, "version": VERSION, **hide_in_data(metadata)})
+        _write(unfinished / STATE, state)
         write_synced(unfinished / DESCRIPTION, json.dumps(description, indent=1, allow_nan=False).encode(), mode=0o600)
         known = _write_segments(unfinished, segments or {})
         write_synced(unfinished / SUMS, _sums(unfinished, segments or (), known).encode())
@@ -129,10 +118,10 @@ def write(
     return target
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def _write(path: Path, content: Any) -> None:
     buffer = io.BytesIO()
-    torch.save(dict(tensors), buffer)
-    write_synced(path, buffer.getbuffer())
+    torch.save(content, buffer)
+    write_synced(path, buffer.getbuffer(), mode=0o600)
 
 
 def _write_segments(folder: Path, segments: Mapping[str, KeptSegment | Content]) -> dict[str, str]:
@@ -144,7 +133,7 @@ def _write_segments(folder: Path, segments: Mapping[str, KeptSegment | Content])
             link_or_copy(segment.path, folder / file)
             known[file] = segment.digest
         else:
-            _write_tensors(folder / file, segment)
+            _write(folder / file, dict(segment))
     return known
 
 
@@ -159,13 +148,11 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
     """
     folder = Path(path)
     try:
-        metadata, encoded = _description(folder)
-        names = segment_names(encoded)
-        if (wrong := wrong_sums(folder, _sums(folder, names))) is not None:
+        metadata = _description(folder)
+        segments = _segment_digests(folder)
+        if (wrong := wrong_sums(folder, _sums(folder, segments))) is not None:
             raise CheckpointError(wrong)
-        tensors = _tensors(folder / TENSORS)
-        state = decode(encoded, tensors, lambda name: Segment(name, functools.partial(_content, folder, name)))
-        return Checkpoint(folder, metadata, state)
+        return Checkpoint(folder, metadata, _state(folder, segments))
     except CheckpointError as error:
         raise CheckpointError(f"the checkpoint {folder} cannot be used: {error}") from None
     except FileNotFoundError as error:
@@ -176,7 +163,7 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
         raise CheckpointError(f"the checkpoint {folder} cannot be used: {_one_line(error)}") from None
 
 
-def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
+def describe(path: str | os.PathLike[str]) -> Metadata:
     """Read a checkpoint's metadata, without its tensors and without verifying their digests.
 
     Args:
@@ -186,43 +173,52 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
         CheckpointError: If its description cannot be read.
     """
     try:
-        return _description(Path(path))[0]
+        return _description(Path(path))
     except (OSError, UnicodeDecodeError, CheckpointError) as error:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {_one_line(error)}") from None
 
 
-def _description(path: Path) -> tuple[dict[str, Any], Any]:
+def _description(path: Path) -> Metadata:
     try:
         data = json.loads((path / DESCRIPTION).read_bytes())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{DESCRIPTION} is damaged ({_one_line(error)})") from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise CheckpointError(f"{DESCRIPTION} is not that of an rl8x checkpoint")
-    version = data.get("version")
-    if not isinstance(version, int) or version > VERSION:
-        raise CheckpointError(f"its format has version {version!r}, and this rl8x reads up to {VERSION}: update rl8x")
-    state = data.pop("state", None)
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{DESCRIPTION} has no state")
-    return data, state
+    return checked(data)
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
+def _load(path: Path) -> dict[str, Any]:
     try:
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path.name} holds something other than tensors ({_one_line(error):.120})") from None
-    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except _ODD as error:
+        reason = _one_line(str(error).rpartition("WeightsUnpickler error: ")[2])
+        raise CheckpointError(f"{path.name} holds something other than tensors ({reason:.120})") from None
+    if not isinstance(content, dict):
         raise CheckpointError(f"{path.name} holds something other than tensors by name")
-    return tensors
+    return content
+
+
+def _state(folder: Path, segments: Collection[str]) -> dict[str, Any]:
+    def segment(name: str) -> Segment:
+        if name not in segments:
+            raise CheckpointError(f"{name}{_SEGMENT} is missing")
+        return Segment(name, functools.partial(_content, folder, name))
+
+    try:
+        state: dict[str, Any] = with_segments(_load(folder / STATE), segment)
+    except (TypeError, RecursionError) as error:
+        raise CheckpointError(f"{STATE} holds something other than tensors ({_one_line(error):.120})") from None
+    return state
 
 
 def _content(path: Path, name: str) -> Content:
     """Load a segment of a checkpoint whose digests have been verified."""
     try:
-        return _tensors(path / f"{name}{_SEGMENT}")
+        content = _load(path / f"{name}{_SEGMENT}")
+        if not all(isinstance(tensor, Tensor) for tensor in content.values()):
+            raise CheckpointError(f"{name}{_SEGMENT} holds something other than tensors by name")
     except (OSError, CheckpointError) as error:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {_one_line(error)}") from None
+    return content
 
 
 def listed(directory: str | os.PathLike[str]) -> list[Path]:
@@ -272,7 +268,7 @@ def _number(path: Path) -> int:
 
 def _sums(folder: Path, segments: Iterable[str] = (), known: Mapping[str, str] | None = None) -> str:
     """Return the digests of a checkpoint's files; those that are known are not computed."""
-    files = (DESCRIPTION, TENSORS, *sorted(f"{segment}{_SEGMENT}" for segment in segments))
+    files = (DESCRIPTION, STATE, *sorted(f"{segment}{_SEGMENT}" for segment in segments))
     return sums_of(folder, files, known)
 
 

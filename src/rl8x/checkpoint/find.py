@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Checkpoint
+from rl8x.checkpoint.metadata import Build, Metadata
 from rl8x.checkpoint.tree import CheckpointError
 from rl8x.portable import SUFFIX
 from rl8x.tracking import TrackingError
@@ -59,7 +60,7 @@ def _folder_of_run(run: str) -> Path:
     root = mlruns_dir() / "checkpoints"
     names = {run, run.removeprefix(HANDLE_PREFIX)}
     for folder, metadata in _runs(root):
-        if folder.name in names or run in (metadata["run"].get("id"), metadata["run"].get("handle")):
+        if folder.name in names or run in (metadata["run"]["id"], metadata["run"]["handle"]):
             return folder
     try:
         stored_run = find_record(run)
@@ -74,7 +75,7 @@ def _folder_of_run(run: str) -> Path:
     # The checkpoints of a short run were written before it had an ID, so ask the run for them.
     tagged = Path(stored_run.tags.get(CHECKPOINTS_TAG, "none"))
     for folder, metadata in _runs(root):
-        if metadata["run"].get("id") == stored_run.id or folder.name == tagged.name:
+        if metadata["run"]["id"] == stored_run.id or folder.name == tagged.name:
             return folder
     if tagged.is_absolute() and files.listed(tagged):
         return tagged
@@ -93,9 +94,9 @@ def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Pa
     """
     candidates, wanted = [], _without_progress(hide_in_data(dict(run_file)))
     for folder, metadata in _runs(mlruns_dir() / "checkpoints" if root is None else root):
-        is_wanted = _without_progress(metadata.get("run_file")) == wanted
+        is_wanted = _without_progress(metadata["run_file"]) == wanted
         if is_wanted and not is_locked(folder) and not _has_finished(folder, metadata):
-            candidates.append((str(metadata.get("created")), folder))
+            candidates.append((metadata["created"], folder))
     return max(candidates)[1] if candidates else None
 
 
@@ -103,54 +104,50 @@ def _without_progress(run_file: Mapping[str, Any] | None) -> dict[str, Any] | No
     return None if run_file is None else {name: value for name, value in run_file.items() if name != "progress"}
 
 
-def find_of_job(job: str, build: Mapping[str, Any], root: Path, besides: Collection[Path] = ()) -> Path | None:
-    """Find the first run of an algorithm that a torchrun job started, to resume it after a restart.
+def find_of_job(job: str, build: Build, root: Path, besides: Collection[Path] = ()) -> Path | None:
+    """Find the first run of an algorithm that a torchrun job started, but for `besides`; a seed of None is any.
 
-    Args:
-        job: The job; see `trainers.restart`.
-        build: How the algorithm was built, as plain data; a seed of None is any.
-        root: A folder with the folders of runs, or a run's own.
-        besides: Folders that are not meant.
+    `root` is a folder with the folders of runs, or a run's own.
     """
     own = _newest(root)
     runs = list(_runs(root)) if own is None else [(root, own)]
     candidates = [
-        (str(metadata.get("created")), folder)
+        (metadata["created"], folder)
         for folder, metadata in runs
-        if metadata["run"].get("job") == job
+        if metadata["run"]["job"] == job
         and folder not in besides
-        and _is_of(metadata.get("build") or {}, hide_in_data(dict(build)))
+        and _is_of(metadata["build"], hide_in_data(dict(build)))
     ]
     return min(candidates)[1] if candidates else None
 
 
-def _is_of(saved: Mapping[str, Any], build: Mapping[str, Any]) -> bool:
-    before, now = dict(saved.get("config") or {}), dict(build["config"])
+def _is_of(saved: Build, build: Mapping[str, Any]) -> bool:
+    before, now = dict(saved["config"]), dict(build["config"])
     if now["seed"] is None:
         before["seed"] = None
-    names = ("config_class", "env_class")
-    return before == now and all(saved.get(name) == build.get(name) for name in names)
+    names = [(each["config_class"], each["env_class"]) for each in (saved, build)]
+    return before == now and names[0] == names[1]
 
 
-def _has_finished(folder: Path, metadata: Mapping[str, Any]) -> bool:
+def _has_finished(folder: Path, metadata: Metadata) -> bool:
     """Return whether a run has ended and all of its data has been sent to the store."""
     spool = spool_of(folder, metadata)
     arrived = spool is None or read_ack(spool).finished
-    return metadata.get("status") == "FINISHED" and arrived and not was_left(folder)
+    return metadata["status"] == "FINISHED" and arrived and not was_left(folder)
 
 
-def spool_of(folder: Path, metadata: Mapping[str, Any]) -> Path | None:
+def spool_of(folder: Path, metadata: Metadata) -> Path | None:
     """Find the spool of the run whose checkpoints are in a folder; None if there is none, or not any more.
 
     Their metadata name it relative to the folder: both may have been moved or copied, and then another run may go on
     with the spool where it was.
     """
-    saved = metadata["run"].get("spool")
+    saved = metadata["run"]["spool"]
     spool = None if saved is None else Path(os.path.normpath(folder.resolve() / saved))
     return spool if spool is not None and spool.is_dir() else None
 
 
-def _runs(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _runs(root: Path) -> Iterator[tuple[Path, Metadata]]:
     """Yield each run's folder of checkpoints with the metadata of its newest readable checkpoint."""
     folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     for folder in folders:
@@ -159,11 +156,9 @@ def _runs(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield folder, metadata
 
 
-def _newest(folder: Path) -> dict[str, Any] | None:
+def _newest(folder: Path) -> Metadata | None:
     """Read the metadata of the newest readable checkpoint of a run's folder; None if there is none."""
     for path in reversed(files.listed(folder)):
         with contextlib.suppress(CheckpointError):
-            metadata = files.describe(path)
-            if isinstance(metadata.get("run"), dict):
-                return metadata
+            return files.describe(path)
     return None

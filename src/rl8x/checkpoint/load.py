@@ -9,7 +9,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint.build import build_algorithm
 from rl8x.checkpoint.files import Checkpoint
 from rl8x.checkpoint.find import find
-from rl8x.checkpoint.tree import CheckpointError, decode
+from rl8x.checkpoint.tree import CheckpointError
 from rl8x.policy import Policy
 from rl8x.tracking.secrets import find_hidden
 
@@ -57,15 +57,16 @@ def load_policy(source: str | Path | Checkpoint, *, device: str | None = None, t
     """
     checkpoint = source if isinstance(source, Checkpoint) else find(source)
     build = checkpoint.metadata["build"]
-    if build.get("policy") is None:  # only its algorithm knows how it is made
+    described = build["policy"]
+    if described is None:  # only its algorithm knows how it is made
         return _algorithm_of(checkpoint, device=device or "cpu", trust=trust).policy
-    if hidden := find_hidden(build["policy"], "policy"):
+    if hidden := find_hidden(described, "policy"):
         raise CheckpointError(f"the policy cannot be made again: `{hidden}` had a password, which no checkpoint keeps")
     try:
-        spaces = dict(zip(("observation_space", "action_space"), decode(build["spaces"], {}), strict=True))
+        spaces = dict(zip(("observation_space", "action_space"), build["spaces"], strict=True))
         weights = checkpoint.state["trainer"]["algorithm"]["policy"]
         name = f"the checkpoint {checkpoint.path}"
-        policy = Policy.from_description({**build["policy"], **spaces}, weights, name, trust=trust)
+        policy = Policy.from_description({**described, **spaces}, weights, name, trust=trust)
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{checkpoint.path} does not have the policy under `policy` ({error!r:.100})") from None
     except ValueError as error:

@@ -22,7 +22,7 @@ from rl8x._version import __version__
 from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Checkpoint, good, listed
 from rl8x.checkpoint.options import Checkpoints, CheckpointsLike
-from rl8x.checkpoint.tree import CheckpointError, encode, segments_in
+from rl8x.checkpoint.tree import CheckpointError, copied, segments_in
 from rl8x.disk import sync_folder
 from rl8x.tracking import Tracker
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
@@ -195,13 +195,13 @@ class CheckpointManager:
                 metadata = files.describe(path)
             except CheckpointError:
                 continue
-            if metadata.get("run", {}).get("key") != self.key:
+            if metadata["run"]["key"] != self.key:
                 raise CheckpointError(
                     f"{directory} has checkpoints of another run: resume that by Trainer.resume({str(directory)!r}), "
                     "or give this run a directory of its own"
                 )
-            if metadata.get("is_best"):
-                best[metadata.get("counters", {}).get(keys.STEPS)] = path
+            if metadata["is_best"]:
+                best[metadata["counters"][keys.STEPS]] = path
         if best:  # ignore checkpoints after the one that the run was resumed from
             known = None if self.best is None else self.best["steps"]
             self._best_path = best.get(known, [*best.values()][-1])
@@ -314,7 +314,7 @@ class CheckpointManager:
             steps: Steps of the trainer.
             metadata: What the checkpoint is of, as JSON can hold it; time, versions, options and whether it is the best
                 so far are added.
-            state: Nested dicts and lists of plain data and tensors of any shapes, `[...]`.
+            state: Nested dicts and lists of plain data and tensors of any shapes, `[...]`, and segments.
             is_best: Whether it is the best so far.
         """
         self.wait()
@@ -324,7 +324,7 @@ class CheckpointManager:
         if shared is not None and shared.parent == self._directory:
             shared = place / shared.name
         try:
-            encoded, tensors = encode(state)
+            saved = copied(state)
             kept = {} if shared is None else files.kept_segments(shared)
             segments = {segment.name: kept.get(segment.name) or segment.content() for segment in segments_in(state)}
         except TypeError as error:
@@ -337,7 +337,7 @@ class CheckpointManager:
             "checkpoints": self.options.to_dict(),
             "is_best": is_best,
         }
-        write = functools.partial(files.write, place, steps, metadata, encoded, tensors, segments)
+        write = functools.partial(files.write, place, steps, metadata, saved, segments)
         arguments = (self.options.keep, self._directory, place, steps, metadata, self.best, write)
         self._thread = threading.Thread(target=self._write, args=arguments, name="rl8x-checkpoint")
         self._thread.start()

@@ -57,7 +57,7 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
     find_modules_here(trust or [] if env is None else trust or [env])
     checkpoint = find(run, auto=auto)
     build = checkpoint.metadata["build"]
-    policy = load_policy(checkpoint, device=str(resolve_device(build["config"]["device"])), trust=trust)
+    policy = load_policy(checkpoint, device=str(resolve_device(build["config"].get("device", "auto"))), trust=trust)
     about = build["algorithm"], build["state_reset_every"]
     if env is not None:
         return Acting(policy, env_maker(env, trust=True), *about, {})
@@ -65,7 +65,7 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
     if maker is not None:
         trained = _trained_config(checkpoint.state["trainer"]["algorithm"])
         return Acting(policy, env_maker(maker, kwargs, trust=True), *about, trained)
-    evaluated_in = checkpoint.metadata["trainer"].get("eval_env")
+    evaluated_in = checkpoint.metadata["trainer"]["eval_env"]
     if not isinstance(evaluated_in, str) or evaluated_in in ("auto", "given"):
         raise UserError(f"{run} does not say in which environment: give it by --env, as in --env CartPole.")
     options = (checkpoint.state["run"] or {}).get("options", {})

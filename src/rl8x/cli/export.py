@@ -103,7 +103,7 @@ def find_checkpoint(run: str, which: str | None) -> Checkpoint:
         return checkpoint
     paths = listed(checkpoint.path.parent)
     described = {path: describe(path) for path in paths}
-    best = {about["counters"][keys.STEPS]: path for path, about in described.items() if about.get("is_best")}
+    best = {about["counters"][keys.STEPS]: path for path, about in described.items() if about["is_best"]}
     if not best:
         raise CheckpointError(
             f"no checkpoint in {checkpoint.path.parent} is the best of a metric: train with a metric to save by, such "

@@ -22,7 +22,7 @@ from rl8x.algorithms.off_policy.config import ActorCriticConfig, LearnerConfig, 
 from rl8x.algorithms.on_policy import OnPolicyConfig
 from rl8x.algorithms.on_policy.adaptive_rate import is_adaptive
 from rl8x.cli.errors import UserError, users_mistakes
-from rl8x.conditions.expressions import is_expression
+from rl8x.conditions.spec import is_expression
 from rl8x.config import RunConfig, apply_overrides, load_run_file, parse_value
 from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import SUFFIXES

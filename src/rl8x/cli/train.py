@@ -24,6 +24,7 @@ from rl8x.importing import import_named, texts
 from rl8x.output import counted, say
 
 if TYPE_CHECKING:
+    from rl8x.checkpoint.metadata import Tracked
     from rl8x.trainers import Trainer, TrainStats
 
 _EXAMPLES: Final = """\b
@@ -118,7 +119,7 @@ class _ResumeCommand(AlgorithmCommand):
         from rl8x.tracking.location import typed_store
 
         with typed_store(parameters.get("tracking_uri")):
-            name = find(run, auto=parameters.get("auto", False)).metadata.get("build", {}).get("config_class")
+            name = find(run, auto=parameters.get("auto", False)).metadata["build"]["config_class"]
         find_modules_here(trust)
         return None if name is None else algorithm_config_class(str(name), trust)
 
@@ -182,9 +183,9 @@ def make_trainer(
     from rl8x.trainers import Trainer
 
     checkpoint = find(source, auto=auto)
-    tracker = None if run is None else _tracker_to_same_store(run, checkpoint.metadata.get("run") or {})
-    run_file = checkpoint.metadata.get("run_file")
-    if run is None and run_file is not None and checkpoint.metadata.get("build", {}).get("problems"):
+    tracker = None if run is None else _tracker_to_same_store(run, checkpoint.metadata["run"])
+    run_file = checkpoint.metadata["run_file"]
+    if run is None and run_file is not None and checkpoint.metadata["build"]["problems"]:
         data = dict(run_file)
         data["algorithm_config"] = {**data.get("algorithm_config", {}), **overrides}
         run = RunConfig.from_dict(data, trust=trust or frozenset(texts(overrides)))
@@ -201,13 +202,13 @@ def make_trainer(
         raise
 
 
-def _tracker_to_same_store(run: RunConfig, saved: dict[str, Any]) -> Any:
+def _tracker_to_same_store(run: RunConfig, saved: Tracked) -> Any:
     """Make the tracker of a run that the user describes, if it uses the same store as the checkpoint."""
     from rl8x.tracking.location import locate
 
-    if run.tracking_uri is None or not run.tracking or saved.get("tracker") != "MLflowTracker":
+    if run.tracking_uri is None or not run.tracking or saved["tracker"] != "MLflowTracker":
         return None
-    return run.make_tracker() if locate(run.tracking_uri).shown == saved.get("location") else None
+    return run.make_tracker() if locate(run.tracking_uri).shown == saved["location"] else None
 
 
 def resumed(run: RunConfig, source: str, *, trust: bool) -> Trainer | None:

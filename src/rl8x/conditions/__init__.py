@@ -6,15 +6,32 @@
 The run stops when one of the list is met. Each condition sees every row of statistics, also once another is met.
 """
 
-from rl8x.conditions import kinds
-from rl8x.conditions.base import Condition, as_condition, parts
-from rl8x.conditions.checks import as_conditions, check_names
-from rl8x.conditions.kinds import *  # noqa: F403 - the classes in its `__all__`
+from rl8x.conditions.base import And, Condition, Not, Or, as_condition, as_conditions, check_names, parts
+from rl8x.conditions.kinds import (
+    Confirmed,
+    HitsLowerBound,
+    HitsUpperBound,
+    NonFinite,
+    Plateau,
+    StopsDecreasing,
+    StopsIncreasing,
+    WallTime,
+)
 from rl8x.conditions.spec import from_spec, to_spec
 
 __all__ = [
-    *kinds.__all__,
+    "And",
     "Condition",
+    "Confirmed",
+    "HitsLowerBound",
+    "HitsUpperBound",
+    "NonFinite",
+    "Not",
+    "Or",
+    "Plateau",
+    "StopsDecreasing",
+    "StopsIncreasing",
+    "WallTime",
     "as_condition",
     "as_conditions",
     "check_names",

@@ -1,4 +1,4 @@
-"""The base class of conditions, and how conditions compose.
+"""The base class of conditions, their registry, how they compose, and checks of those that users give.
 
 A row of statistics may lack a metric: `eval/*` before the first evaluation, `episodes/*` while none has ended; and NaN
 is no value. A condition then has no verdict, `None`, which is *not met* and stays so under `~`: nothing stops a run
@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from rl8x import keys
-from rl8x.conditions.plain import plain
 
 Stats = Mapping[str, float]
 Verdict = bool | None
@@ -28,6 +28,10 @@ EvaluationName = Callable[[str], str | None]
 
 A metric that does not come from collecting, such as a loss, is mapped to itself, and one that evaluations have no
 equivalent of to None."""
+
+KINDS: Final[dict[str, type[Condition]]] = {}
+"""The conditions of rl8x by the names that run files use, such as `wall_time`; each is listed by being defined."""
+_OTHER_NAMES: Final = {"And": "all", "Or": "any", "Not": "not", "FromCallable": None}
 
 
 class Condition(ABC):
@@ -43,6 +47,13 @@ class Condition(ABC):
 
     evaluates: ClassVar[bool] = False
     """Whether judging a row may evaluate: it is then judged before others, which see what it has measured."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """List a condition of rl8x among its `KINDS`; one of a user's goes by its dotted path."""
+        super().__init_subclass__(**options)
+        name = _OTHER_NAMES.get(cls.__name__, re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower())
+        if name is not None and not name.startswith("_") and cls.__module__.startswith(f"{__package__}."):
+            KINDS[name] = cls
 
     @abstractmethod
     def judge(self, stats: Stats) -> Verdict:
@@ -404,3 +415,58 @@ def unknown_metric(name: str, condition: str, known: list[str]) -> str:
     near = [match for group in (alike, known) for match in difflib.get_close_matches(name, group, n=3, cutoff=0.4)]
     listed = list(dict.fromkeys(near))[:3] or sorted(known)[:8]
     return f"Unknown metric {name!r} in {condition}. Nearest: {', '.join(listed) or 'none'}."
+
+
+def plain(value: Any) -> Any:
+    """Copy plain data: numbers, texts, flags, None, and lists, tuples and dicts of them; else raise `TypeError`."""
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) and not key.startswith("$") for key in value):
+            raise TypeError("a dict with keys that are not texts or begin with '$'")
+        return {key: plain(item) for key, item in value.items()}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a value of type {type(value).__qualname__}")
+
+
+def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) -> list[Condition]:
+    """Return the stop conditions of a user as a list of conditions.
+
+    Args:
+        conditions: None, one, or several; see `as_condition`.
+
+    Raises:
+        TypeError: If one is neither a condition nor a callable.
+        ValueError: If one that remembers something occurs twice: it would see every row twice.
+    """
+    if conditions is None:
+        return []
+    if isinstance(conditions, Condition) or callable(conditions):
+        conditions = [conditions]
+    if isinstance(conditions, str) or not isinstance(conditions, Iterable):
+        raise TypeError(f"`stop_conditions` must be a list of conditions; got {conditions!r}.")
+    listed = [as_condition(condition) for condition in conditions]
+    seen: set[int] = set()
+    for condition in (part for root in listed for part in parts(root)):
+        if id(condition) in seen and remembers(condition):
+            raise ValueError(f"{condition!r} occurs twice and would count every row twice. Make one for each place.")
+        seen.add(id(condition))
+    return listed
+
+
+def check_names(conditions: Iterable[Condition], known: Iterable[str]) -> None:
+    """Check that rows can have the metrics that conditions read.
+
+    Args:
+        conditions: The conditions, with all that they are composed of.
+        known: Names of the metrics that a row can have.
+
+    Raises:
+        ValueError: At the first condition on another metric, with the nearest of `known`.
+    """
+    names = list(known)
+    for condition in conditions:
+        for name in sorted(condition.metric_names):
+            if name not in names:
+                raise ValueError(unknown_metric(name, repr(condition), names))

@@ -1,37 +1,533 @@
-"""The conditions of rl8x: a new one is imported and listed here, and nowhere else."""
+"""The conditions of rl8x: on metrics, on the clock, and those that a fresh evaluation must confirm.
+
+A public class of this module is a kind that run files have: `WallTime` is `wall_time` there.
+"""
 
 from __future__ import annotations
 
+import math
+import numbers
+import operator
 import re
-from typing import Final
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
-from rl8x.conditions.base import And, Condition, Not, Or
-from rl8x.conditions.confirmed import Confirmed
-from rl8x.conditions.metrics import (
-    HitsLowerBound,
-    HitsUpperBound,
-    NonFinite,
-    Plateau,
-    StopsDecreasing,
-    StopsIncreasing,
-)
-from rl8x.conditions.wall_time import WallTime
+from rl8x import keys
+from rl8x.conditions.base import Condition, ConditionLike, EvaluationName, Stats, Verdict, as_condition
+from rl8x.distributed import ranks
 
-__all__ = [  # noqa: RUF022 - in the order in which messages list them
-    "And",
-    "Or",
-    "Not",
-    "HitsLowerBound",
-    "HitsUpperBound",
-    "Plateau",
-    "StopsDecreasing",
-    "StopsIncreasing",
-    "WallTime",
-    "NonFinite",
-    "Confirmed",
-]
-_OTHER_NAMES: Final = {"And": "all", "Or": "any", "Not": "not"}
-KINDS: Final[dict[str, type[Condition]]] = {
-    _OTHER_NAMES.get(name, re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()): globals()[name] for name in __all__
-}
-"""By the names that run files use: `WallTime` is `wall_time`."""
+_SECONDS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([dhms])\s*", re.ASCII)
+_GIVE_BY: Final = "`by` is a condition on eval/* metrics, such as by=HitsUpperBound('eval/returns/mean', 100)."
+
+
+def _checked_name(name: object, owner: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"{owner}: `name` must be a metric's name, such as 'returns/mean'; got {name!r}.")
+    return name
+
+
+def _checked_number(value: object, owner: str, argument: str, least: float = -math.inf) -> float:
+    """Return a number as Python's own, which run files and checkpoints can hold; NumPy's are numbers too."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise ValueError(f"{owner}: `{argument}` must be a finite number; got {value!r}.")
+    if value < least:
+        raise ValueError(f"{owner}: `{argument}` must be at least {least:g}; got {value!r}.")
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _checked_count(value: object, owner: str, argument: str, least: int = 1) -> int:
+    """Return a whole number of at least `least`, or raise naming the argument of `owner`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise ValueError(f"{owner}: `{argument}` must be a whole number of at least {least}; got {value!r}.")
+    return int(value)
+
+
+class _OnMetric(Condition):
+    """A condition on one metric, `name`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = _checked_name(name, type(self).__name__)
+
+    @property
+    def metric_names(self) -> set[str]:
+        """The one metric."""
+        return {self.name}
+
+
+class _Bound(_OnMetric):
+    """A condition on how a metric compares with a number."""
+
+    holds: ClassVar[staticmethod[[float, float], bool]]
+
+    def __init__(self, name: str, bound: float) -> None:
+        super().__init__(name)
+        self.bound = _checked_number(bound, type(self).__name__, "bound")
+
+    def judge(self, stats: Stats) -> Verdict:
+        """Compare the row's value; NaN compares with nothing."""
+        value = stats.get(self.name)
+        return None if value is None or math.isnan(value) else bool(self.holds(value, self.bound))
+
+    def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
+        """Return the same bound on the evaluation's equivalent of the metric; None if there is none."""
+        name = evaluation_name(self.name)
+        return None if name is None else type(self)(name, self.bound)
+
+
+class HitsLowerBound(_Bound):
+    """Met while the metric is at or below the bound; NaN gives no verdict.
+
+    Args:
+        name: The metric, such as `"losses/vf"`.
+        bound: The bound, in the metric's unit; finite.
+
+    Raises:
+        TypeError: If the name is not a string.
+        ValueError: If the bound is not a finite number.
+    """
+
+    holds = staticmethod(operator.le)
+
+
+class HitsUpperBound(_Bound):
+    """Met while the metric is at or above the bound; NaN gives no verdict.
+
+    The value of the row decides, not the best so far: a score that was high once does not count later.
+
+    Args:
+        name: The metric, such as `"eval/returns/mean"`.
+        bound: The bound, in the metric's unit; finite.
+
+    Raises:
+        TypeError: If the name is not a string.
+        ValueError: If the bound is not a finite number.
+    """
+
+    holds = staticmethod(operator.ge)
+
+
+class _Patient(_OnMetric):
+    """A condition that is met when something held for `patience` fresh values in a row; meanwhile the verdict stays.
+
+    A value that is not finite may complete the count, but does not tell that something goes on: it is no verdict then.
+    The first `after` values give none either.
+    """
+
+    def __init__(self, name: str, patience: int, rtol: float, atol: float, after: int) -> None:
+        super().__init__(name)
+        owner = type(self).__name__
+        self.patience = _checked_count(patience, owner, "patience")
+        self.rtol = _checked_number(rtol, owner, "rtol", least=0)
+        self.atol = _checked_number(atol, owner, "atol", least=0)
+        self.after = _checked_count(after, owner, "after", least=0)
+        self.start()
+
+    def start(self) -> None:
+        """Forget all values."""
+        self.seen = self.count = 0
+
+    def judge(self, stats: Stats) -> Verdict:
+        """Count the row's value if it is fresh."""
+        value = stats.get(self.name)
+        if value is None:
+            return None
+        fresh = getattr(stats, "fresh", None)
+        if fresh is None or not self.name.startswith(keys.EVAL_PREFIX) or self.name in fresh:
+            self.seen += 1
+            if self.seen > self.after:
+                self.count = self.count + 1 if self.holds(float(value)) else 0
+        if self.seen <= self.after:
+            return None
+        if self.is_met:
+            return True
+        return False if math.isfinite(value) else None
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it is met by the values so far."""
+        return self.count >= self.patience
+
+    def _margin(self, reference: float) -> float:
+        """Return the difference from a reference that does not count: `max(atol, rtol * |reference|)`."""
+        return max(self.atol, self.rtol * abs(reference))
+
+    @abstractmethod
+    def holds(self, value: float) -> bool:
+        """Compare a value with those before, and keep what the next ones are compared with.
+
+        Args:
+            value: The fresh value of the metric.
+
+        Returns:
+            Whether the value counts.
+        """
+
+
+class Plateau(_Patient):
+    """Met when means over `patience` values stay the same: noise averages out, and a slow rise is seen.
+
+        |mean of the last `patience` values - mean of the `patience` before| <= max(atol, rtol * |mean before|)
+
+    has to hold for `patience` values in a row, for the first time after 3 * `patience` - 1 values. `patience` + 1
+    values that are exactly equal, as repeated evaluations are, meet it at once. A value that is not finite begins anew.
+
+    Args:
+        name: The metric.
+        patience: Length of both windows, and how often in a row the means must agree; at least 1.
+        rtol: Tolerance relative to the earlier mean, at least 0.
+        atol: Absolute tolerance, in the metric's unit, at least 0; for metrics around 0.
+        after: How many of the metric's first values are left out, at least 0.
+
+    Raises:
+        TypeError: If the name is not a string.
+        ValueError: If a number is out of its range.
+    """
+
+    def __init__(self, name: str, patience: int = 5, rtol: float = 1e-3, atol: float = 0.0, after: int = 0) -> None:
+        super().__init__(name, patience, rtol, atol, after)
+
+    def start(self) -> None:
+        """Forget all values."""
+        super().start()
+        self.values: list[float] = []
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the means stay the same, or the last values are equal."""
+        last = self.values[-self.patience - 1 :]
+        return super().is_met or (len(last) > self.patience and len(set(last)) == 1)
+
+    def holds(self, value: float) -> bool:
+        """Compare the means of the last two windows, once there are two; a value that is not finite empties them."""
+        size = self.patience
+        self.values = [*self.values[1 - 2 * size :], value] if math.isfinite(value) else []
+        if len(self.values) < 2 * size:
+            return False
+        before, now = _mean(self.values[:size]), _mean(self.values[size:])
+        return abs(now - before) <= self._margin(before)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean, which does not depend on the order of the values; NaN where their sum is no float."""
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.nan
+
+
+class _StopsImproving(_Patient):
+    """Met when the metric was no better than its best value so far `patience` times in a row."""
+
+    sign: ClassVar[int]
+    """1 where higher is better, -1 where lower is."""
+
+    def __init__(self, name: str, patience: int = 5, rtol: float = 0.0, atol: float = 0.0, after: int = 0) -> None:
+        super().__init__(name, patience, rtol, atol, after)
+
+    def start(self) -> None:
+        """Forget all values."""
+        super().start()
+        self.reference: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Compare with the best value so far, which only one that is better by the margin replaces."""
+        best = self.reference
+        if not math.isfinite(value) or (best is not None and self.sign * (value - best) <= self._margin(best)):
+            return True
+        self.reference = value
+        return False
+
+
+class StopsDecreasing(_StopsImproving):
+    """Met when the metric did not fall below its lowest value so far `patience` times in a row.
+
+        value < lowest - max(atol, rtol * |lowest|)
+
+    makes a value the new lowest; the first finite value is the lowest so far, and one that is not finite never counts
+    as lower.
+
+    Args:
+        name: The metric.
+        patience: How often in a row, at least 1.
+        rtol: By how much of the lowest value another must be lower to count, at least 0.
+        atol: The same in the metric's unit (elsewhere `min_delta`), at least 0.
+        after: How many of the metric's first values are left out, at least 0.
+
+    Raises:
+        TypeError: If the name is not a string.
+        ValueError: If a number is out of its range.
+    """
+
+    sign = -1
+
+
+class StopsIncreasing(_StopsImproving):
+    """Met when the metric did not rise above its highest value so far `patience` times in a row: no improvement.
+
+        value > highest + max(atol, rtol * |highest|)
+
+    makes a value the new highest; the first finite value is the highest so far, and one that is not finite never counts
+    as higher.
+
+    Args:
+        name: The metric.
+        patience: How often in a row, at least 1.
+        rtol: By how much of the highest value another must be higher to count, at least 0.
+        atol: The same in the metric's unit (elsewhere `min_delta`), at least 0.
+        after: How many of the metric's first values are left out, at least 0.
+
+    Raises:
+        TypeError: If the name is not a string.
+        ValueError: If a number is out of its range.
+    """
+
+    sign = 1
+
+
+def _seconds(duration: float | str) -> float:
+    seconds = math.nan
+    if isinstance(duration, str):
+        text = duration.strip().lower()
+        if text and not _DURATION.sub("", text):
+            seconds = sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(text))
+    elif isinstance(duration, int | float) and not isinstance(duration, bool):
+        seconds = float(duration)
+    if not 0 < seconds < math.inf:
+        raise ValueError(
+            f"WallTime needs a positive number of seconds or a text such as '90s', '1h30m', '2d'; got {duration!r}."
+        )
+    return seconds
+
+
+class WallTime(Condition):
+    """Met when the run has taken so long; a resumed run goes on counting from where it was saved.
+
+    It is looked at once a row, and while a run waits for programs: a run ends with the first step that ends after it.
+
+    Args:
+        duration: Seconds, > 0, or a text such as "90s", "1h30m", "1.5h" or "2d".
+
+    Attributes:
+        seconds: The same in seconds.
+
+    Raises:
+        ValueError: If it is neither, or not positive.
+    """
+
+    def __init__(self, duration: float | str) -> None:
+        self.duration = duration
+        self.seconds = _seconds(duration)
+        self._before = 0.0
+        self._began: float | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start, those before a resume among them."""
+        return self._before + (0.0 if self._began is None else time.monotonic() - self._began)
+
+    def start(self) -> None:
+        """Begin to count."""
+        self._before = 0.0
+        self._began = time.monotonic()
+
+    def judge(self, stats: Stats) -> Verdict:
+        """Look at the clock, of several ranks that of rank 0, whatever the row."""
+        if self._began is None:
+            self._began = time.monotonic()
+        return bool(ranks().first("the clock", self.elapsed >= self.seconds))
+
+    def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
+        """The condition itself: an evaluation does not change the time."""
+        return self
+
+    def own_state(self) -> dict[str, Any]:
+        """The seconds elapsed."""
+        return {"elapsed": self.elapsed}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self._before = float(state["elapsed"])
+        self._began = time.monotonic()
+
+    def reason(self, stats: Stats) -> str:
+        """Say how long the run took."""
+        return f"{self!r}: {self.elapsed:.0f} s"
+
+
+class NonFinite(Condition):
+    """Met when one of the named metrics, or without names any of the row, is NaN or infinite.
+
+    Args:
+        names: The metrics, at least one; None is all of a row.
+
+    Raises:
+        TypeError: If a name is not a string.
+        ValueError: If there is none.
+    """
+
+    def __init__(self, names: Iterable[str] | None = None) -> None:
+        if isinstance(names, str):
+            names = [names]
+        self.names = None if names is None else [_checked_name(name, "NonFinite") for name in names]
+        if self.names == []:
+            raise ValueError("NonFinite: `names` must be at least one metric, or None for all; got an empty list.")
+
+    def judge(self, stats: Stats) -> Verdict:
+        """Look at the watched values that the row has; without all of them nobody knows that all are finite."""
+        watched = self._watched(stats)
+        if any(not math.isfinite(stats[name]) for name in watched):
+            return True
+        return False if watched and len(watched) == len(self.names or watched) else None
+
+    def _watched(self, stats: Stats) -> list[str]:
+        return [name for name in (stats if self.names is None else self.names) if name in stats]
+
+    @property
+    def metric_names(self) -> set[str]:
+        """The names given; empty if all are watched."""
+        return set(self.names or ())
+
+    def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
+        """The same condition: it watches what an evaluation measures too."""
+        return NonFinite(self.names)
+
+    def reason(self, stats: Stats) -> str:
+        """Name the metrics that are not finite."""
+        culprits = [f"{name} = {stats[name]}" for name in self._watched(stats) if not math.isfinite(stats[name])]
+        more = f" and {len(culprits) - 5} more" if len(culprits) > 5 else ""
+        return f"{self!r}: {', '.join(culprits[:5])}{more}"
+
+
+@runtime_checkable
+class Evaluator(Protocol):
+    """The questions that `Confirmed` asks a trainer."""
+
+    def evaluate_now(self) -> Mapping[str, float] | None:
+        """Evaluate the present policy, log it, and return the fresh `eval/*` metrics; None if it cannot be done now."""
+
+    def evaluation_name(self, name: str) -> str | None:
+        """Map a metric of a training row to that of an evaluation; see `EvaluationName`."""
+
+
+class Confirmed(Condition):
+    """Met when a condition is, and then each of some fresh evaluations of the present policy confirms it.
+
+    Train statistics are noisy and lag behind the policy. Whenever `condition` is met, the trainer evaluates; only if
+    every one of `evaluations` evaluations confirms it is this condition met. Where the trainer cannot evaluate now,
+    the next row in which `condition` is met asks again. What was measured joins the row, for the other conditions too.
+
+    Args:
+        condition: The condition on the rows, usually on train metrics.
+        evaluations: How many evaluations must confirm it, at least 1.
+        by: The condition on the evaluation's `eval/*` metrics, and the rest of the row. None: `condition` itself on the
+            metrics by which the trainer's evaluations measure the same. `HitsUpperBound("episodes/returns/mean", 9)` is
+            confirmed by `HitsUpperBound("eval/returns/mean", 9)` where whole episodes are played; a horizon's
+            `returns/*` have nothing of the kind there, and are refused. Conditions that count rows have no such form,
+            plain callables neither: give `by`.
+
+    Raises:
+        TypeError: If a condition is none.
+        ValueError: If `evaluations` is less than 1, or an evaluation cannot decide the condition and `by` is None, or
+            `by` reads metrics of training alone.
+    """
+
+    condition_arguments = ("condition", "by")
+    evaluates = True
+
+    def __init__(self, condition: ConditionLike, evaluations: int = 1, by: ConditionLike | None = None) -> None:
+        self.condition = as_condition(condition)
+        self.evaluations = _checked_count(evaluations, "Confirmed", "evaluations")
+        self.by = None if by is None else as_condition(by)
+        if self.by is None:
+            form = self.condition.on_evaluation(_prefixed)
+            if form is None or not any(name.startswith(keys.EVAL_PREFIX) for name in form.metric_names):
+                raise ValueError(f"Confirmed: an evaluation cannot decide {self.condition!r}; give `by`. {_GIVE_BY}")
+        elif self.by.metric_names and not any(name.startswith(keys.EVAL_PREFIX) for name in self.by.metric_names):
+            raise ValueError(f"Confirmed: no evaluation measures what by={self.by!r} reads. {_GIVE_BY}")
+        self.test = self.by
+        self._trainer: Evaluator | None = None
+        self._measured: Mapping[str, float] = {}
+
+    @property
+    def awaited_names(self) -> set[str]:
+        """Those of the condition; what `by` reads is measured when it is asked."""
+        return self.condition.awaited_names
+
+    @property
+    def children(self) -> tuple[Condition, ...]:
+        """The condition, and `by` where it was given."""
+        return (self.condition,) if self.by is None else (self.condition, self.by)
+
+    def bind(self, trainer: object) -> None:
+        """Take the trainer that evaluates.
+
+        Raises:
+            TypeError: If it has no `evaluate_now`.
+            ValueError: If its evaluations measure something else than the condition reads.
+        """
+        super().bind(trainer)
+        if not isinstance(trainer, Evaluator):
+            raise TypeError(f"Confirmed needs a trainer with evaluate_now(); got {type(trainer).__name__}.")
+        self._trainer = trainer
+        if self.by is not None:
+            return
+        self.test = self.condition.on_evaluation(trainer.evaluation_name)
+        if self.test is None:
+            odd = sorted(name for name in self.condition.metric_names if trainer.evaluation_name(name) is None)
+            other = [name for name in keys.TRAINED_RETURNS if trainer.evaluation_name(name)]
+            raise ValueError(
+                f"{self!r}: no evaluation of this trainer measures what {' and '.join(odd)} is in a row of training. "
+                f"Watch {' or '.join(other)}, or give `by`. {_GIVE_BY}"
+            )
+
+    def judge(self, stats: Stats) -> Verdict:
+        """Judge the condition; where it is met, evaluate.
+
+        Args:
+            stats: Metrics by name.
+
+        Returns:
+            Whether the condition is met and confirmed; None where the row lacks what it needs, or nothing was measured
+            that could decide it.
+
+        Raises:
+            RuntimeError: If it was bound to no trainer.
+        """
+        verdict = self.condition.judge(stats)
+        # A callable may be met on one rank alone, and all have to evaluate.
+        if not ranks().any("what is to be confirmed", verdict is True):
+            return verdict
+        if self._trainer is None or self.test is None:
+            raise RuntimeError("Confirmed evaluates through a trainer: pass it to run(), or call bind(trainer) first.")
+        for _ in range(self.evaluations):
+            measured = self._trainer.evaluate_now()
+            if measured is None:
+                return None
+            self._measured = measured
+            confirmed = self.test.judge(_joined(measured, stats))
+            if not ranks().all("what was measured", confirmed is True):
+                return False if ranks().any("what was refuted", confirmed is False) else None
+        return True
+
+    def own_state(self) -> dict[str, Any]:
+        """Nothing: what it measured is of one row."""
+        return {}
+
+    def reason(self, stats: Stats) -> str:
+        """Say why the condition is met, and what the last evaluation measured."""
+        names = sorted(self.condition.metric_names | (set() if self.test is None else self.test.metric_names))
+        row = _joined(self._measured, stats)
+        return f"{self!r}: {', '.join(f'{name} = {row[name]:g}' for name in names if name in row)}"
+
+
+def _prefixed(name: str) -> str:
+    """Return the name that an evaluation may have for a metric, as long as there is no trainer to ask."""
+    return keys.EVAL_PREFIX + name if name in keys.COLLECT_METRICS or name.startswith(keys.INFO_PREFIX) else name
+
+
+def _joined(measured: Mapping[str, float], stats: Stats) -> Stats:
+    """The row with the evaluation in front; without the row's `fresh`, since all that was measured is."""
+    return {**stats, **measured}

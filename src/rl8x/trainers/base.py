@@ -14,6 +14,7 @@ from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase, refuse_inference_mode
 from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike
 from rl8x.checkpoint.find import spool_of
+from rl8x.checkpoint.metadata import SavedRun, checked_state
 from rl8x.checkpoint.ranks import RANKS, num_ranks, of_rank
 from rl8x.distributed import ranks
 from rl8x.envs import Env
@@ -143,7 +144,7 @@ class TrainerBase(Generic[AlgorithmT]):
             raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {best!r}.{near}")
         self.train_step = TrainStep(algorithm, self.record, on_non_finite)
         self.origin: Origin | None = None
-        self.saved_run: Mapping[str, Any] | None = None
+        self.saved_run: SavedRun | None = None
         self.stop_reason: str | None = None
         self.ending: list[str] = []
 
@@ -351,11 +352,12 @@ class TrainerBase(Generic[AlgorithmT]):
         Raises:
             CheckpointError: If it does not fit this trainer.
         """
-        algorithm, state, metadata = self.algorithm, checkpoint.state, checkpoint.metadata
+        algorithm, metadata = self.algorithm, checkpoint.metadata
         check_same(checkpoint)
         self.origin = origin
         try:
-            self._load_rank(state)
+            state = checked_state(checkpoint.state)
+            self._load_rank(checkpoint.state)
             if origin.overrides.keys() & {"lr", "lr_schedule"}:
                 algorithm.set_lr(None)
             self.saved_run = state["run"]
@@ -365,17 +367,15 @@ class TrainerBase(Generic[AlgorithmT]):
             raise CheckpointError(
                 f"the checkpoint {checkpoint.path} does not fit this trainer: {reason:.300}"
             ) from error
-        self.record.run_file = metadata.get("run_file")
+        self.record.run_file = metadata["run_file"]
         algorithm.seed = metadata["build"]["config"].get("seed", algorithm.seed)
         evaluated_under = None if self.saved_run is None else self.saved_run["options"]["eval_env_config"]
         if self.saved_run is not None:
             self.evaluations.env_config = evaluated_under
         if isinstance(self.tracker, MLflowTracker):
             self.tracker.resumed_spool = spool_of(checkpoint.path.parent, metadata)
-            self.tracker.names_before = metadata["run"].get("names") or {}
-        self.record.resume(
-            handle_for(metadata["run"], self.tracker), origin.tags, state.get("results", {}), evaluated_under
-        )
+            self.tracker.names_before = metadata["run"]["names"] or {}
+        self.record.resume(handle_for(metadata["run"], self.tracker), origin.tags, state["results"], evaluated_under)
 
     def _load_rank(self, state: Mapping[str, Any]) -> None:
         """Restore the state of this rank from a checkpoint; a rank that it does not have joins with rank 0's."""
@@ -395,9 +395,9 @@ class TrainerBase(Generic[AlgorithmT]):
         """Restore the last checkpoint of the same job after torchrun has restarted it, if there is one."""
         if not is_restart() or self.origin is not None or self.algorithm.counters[keys.STEPS] > 0:
             return
-        build = dict(self.record.build)
+        build = self.record.build
         if self.algorithm.config.seed is None:  # the one that was drawn then is meant
-            build["config"] = {**build["config"], "seed": None}
+            build = {**build, "config": {**build["config"], "seed": None}}
         own_folder = unfinished(build, self.checkpoints.root) if ranks().is_first else None
         folder = ranks().first("the run to go on with", None if own_folder is None else str(own_folder))
         if folder is not None:

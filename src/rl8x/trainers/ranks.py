@@ -81,9 +81,7 @@ def take_over(algorithm: GenericAlgorithmBase[Any], state: Mapping[str, Any]) ->
 def check_alike(what: str, values: Mapping[str, Any]) -> None:
     """Refuse ranks that have other values than rank 0.
 
-    Args:
-        what: What the ranks are at.
-        values: Anything, by name; compared as texts, but for addresses in memory.
+    The values are anything, by name; they are compared as texts, but for addresses in memory.
 
     Raises:
         RankError: On all ranks, naming the first that is not like rank 0, and what it has.
@@ -106,18 +104,14 @@ def check_same(checkpoint: Checkpoint) -> None:
     Raises:
         RankError: On all ranks; of one that begins anew it says what that does instead.
     """
-    found = {"the run": checkpoint.metadata["run"].get("key"), "the checkpoint": checkpoint.path.name}
+    found = {"the run": checkpoint.metadata["run"]["key"], "the checkpoint": checkpoint.path.name}
     check_alike("the checkpoint to go on from", found)
 
 
 def execute_alike(algorithm: GenericAlgorithmBase[Any], fallen: Sequence[bool]) -> None:
     """Have all ranks run eagerly where one has fallen back to that: programs give other bits, and weights drift apart.
 
-    They go on with what rank 0 has learned.
-
-    Args:
-        algorithm: This rank's.
-        fallen: Whether each rank has fallen back.
+    They go on with what rank 0 has learned; `fallen` says of each rank whether it has fallen back.
     """
     execution = algorithm.execution
     if all(fallen) or not any(fallen):
@@ -158,13 +152,7 @@ def pooled_row(
 ) -> tuple[dict[str, float], dict[str, float], list[bool]]:
     """Return the statistics of all ranks as one row, what rank 0 measured of itself, and which ranks fell back.
 
-    Args:
-        stats: This rank's.
-        measure: Called once they are on the host: times and memory.
-        fell_back: Whether this rank has fallen back to eager execution; it travels with the row.
-
-    Returns:
-        The same on all ranks.
+    What `measure` returns, times and memory, is taken once the statistics are on the host.
     """
     if ranks().size == 1:
         return dict(stats), dict(measure()), [fell_back]
@@ -182,10 +170,7 @@ def pooled_row(
 def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[signal.Signals | None, bool]:
     """Tell all ranks what any of them has decided after a step.
 
-    Args:
-        stats: The row; gets the stop reason of the first rank that has one.
-        signals: Gets the signal that any rank has got.
-        saves: Whether rank 0 wants to save.
+    The row gets the stop reason of the first rank that has one, and `signals` the signal that any rank has got.
 
     Returns:
         The signal that asks for an end, and whether to save.

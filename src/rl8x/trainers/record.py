@@ -21,6 +21,7 @@ from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.checkpoint import CheckpointManager, CheckpointsLike
 from rl8x.checkpoint.build import describe_algorithm
 from rl8x.checkpoint.find import CHECKPOINTS_TAG
+from rl8x.checkpoint.metadata import Build
 from rl8x.checkpoint.ranks import RANKS, gathered
 from rl8x.distributed import ranks
 from rl8x.envs import Env
@@ -98,7 +99,7 @@ class Record:
             self._config = {} if eval_env is None else eval_env.next_config
 
     @functools.cached_property
-    def build(self) -> dict[str, Any]:
+    def build(self) -> Build:
         """How the algorithm was built, as plain data."""
         return describe_algorithm(self.algorithm)
 
@@ -113,11 +114,7 @@ class Record:
     ) -> None:
         """Continue the tracked run of another process, whose last rows may come again; without a handle begin one.
 
-        Args:
-            handle: The run's.
-            tags: What is noted of going on.
-            results: What it had come to, as it was saved.
-            eval_config: What it was evaluated under, where that was not as in training.
+        `eval_config` is what it was evaluated under, where that was not as in training.
         """
         self._results.load_state_dict(results)
         trained = {} if self.algorithm.env is None else self.algorithm.env.config
@@ -315,11 +312,7 @@ class Record:
     ) -> None:
         """Write a checkpoint of the trainer's state in the background, if the run has checkpoints.
 
-        Args:
-            state: The trainer's state.
-            run: The run in progress; None in a loop over `step()`.
-            status: How far it has come: `"RUNNING"`, `"KILLED"` or `"FINISHED"`.
-            is_best: Whether this is the best so far.
+        The run is None in a loop over `step()`; the status `"RUNNING"`, `"KILLED"` or `"FINISHED"`.
         """
         manager, counters = self.checkpoints, self.algorithm.counters
         if not ranks().first("whether there are checkpoints", manager.is_ready(counters[keys.STEPS])):

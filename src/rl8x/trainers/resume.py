@@ -22,6 +22,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase, qualified_name
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, CheckpointsLike, find, listed
 from rl8x.checkpoint.build import build_algorithm, changes
 from rl8x.checkpoint.find import find_of_job
+from rl8x.checkpoint.metadata import Build, Tracked
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, TrackingError
 from rl8x.tracking.location import is_users_own, locate, recorded_location, user_tracking_uri
 from rl8x.tracking.runs import has_run
@@ -82,12 +83,10 @@ def is_restart() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
 
 
-def unfinished(build: Mapping[str, Any], root: Path | None) -> Path | None:
+def unfinished(build: Build, root: Path | None) -> Path | None:
     """Return the folder of checkpoints of the run that the job began of an algorithm.
 
-    Args:
-        build: How the algorithm was built, as plain data.
-        root: Where such folders are, or the run's own; None: nothing is saved.
+    `root` is where such folders are, or the run's own; None where nothing is saved.
     """
     name = job()
     folder = None if name is None or root is None else find_of_job(name, build, root, _TAKEN)
@@ -133,7 +132,7 @@ def prepare(
             algorithm = build_algorithm(metadata["build"], overrides, trust=trust)
         options["algorithm"], tags = algorithm, _tags(checkpoint, algorithm, overrides)
         if checkpoints is ...:
-            checkpoints = Checkpoints(folder, **(metadata["checkpoints"] or {}))
+            checkpoints = Checkpoints(folder, **metadata["checkpoints"])
         options["checkpoints"] = checkpoints
         if eval_env is not ...:
             options["eval_env"] = eval_env
@@ -141,8 +140,6 @@ def prepare(
             raise CheckpointError("the evaluation environment was an instance or a factory: pass `eval_env=`")
     except CheckpointError as error:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
-    except KeyError as error:
-        raise CheckpointError(f"cannot resume from {checkpoint.path}: it does not say {error}") from None
     except TypeError as error:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
     if not known or known[0].parent.resolve() != folder.resolve():  # a run's name or ID
@@ -190,7 +187,7 @@ def _tags(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any], override
     return tags
 
 
-def _tracker(run: Mapping[str, Any], folder: Path, *, trust: bool) -> Tracker:
+def _tracker(run: Tracked, folder: Path, *, trust: bool) -> Tracker:
     """Make a tracker of the same kind, to the store where the run is unless the user has set another one."""
     if run["tracker"] == "NullTracker":
         return NullTracker()
@@ -209,7 +206,7 @@ def _tracker(run: Mapping[str, Any], folder: Path, *, trust: bool) -> Tracker:
     return MLflowTracker(tracking_uri=_recorded_uri(run, folder, trust=trust))
 
 
-def _recorded_uri(run: Mapping[str, Any], folder: Path, *, trust: bool) -> str | None:
+def _recorded_uri(run: Tracked, folder: Path, *, trust: bool) -> str | None:
     """Decide which store a run goes on in, with trust one that its checkpoint names; None is the one in use here."""
     try:
         location = recorded_location(folder, str(run["location"]), run)
@@ -217,7 +214,7 @@ def _recorded_uri(run: Mapping[str, Any], folder: Path, *, trust: bool) -> str |
         raise CheckpointError(str(error)) from error
     if is_users_own(location, folder):
         return location.uri
-    if has_run(locate(), str(run.get("handle"))) or (location.database is not None and not location.database.exists()):
+    if has_run(locate(), str(run["handle"])) or (location.database is not None and not location.database.exists()):
         return None  # the folder was moved or copied: the store is where it would be made now
     if not trust:
         raise CheckpointError(
@@ -227,9 +224,9 @@ def _recorded_uri(run: Mapping[str, Any], folder: Path, *, trust: bool) -> str |
     return location.uri
 
 
-def handle_for(run: Mapping[str, Any], tracker: Tracker) -> str | None:
+def handle_for(run: Tracked, tracker: Tracker) -> str | None:
     """Return the handle of the tracked run of a checkpoint, if this tracker can go on with it."""
-    handle: str | None = run.get("handle")
+    handle: str | None = run["handle"]
     saved, now = str(run["tracker"]), kind_of(tracker)
     # A script's own class is of the module `__main__` in one process and of another in the next.
     if saved != now and ("." not in saved or "." not in now or _class_name(saved) != _class_name(now)):
@@ -263,13 +260,8 @@ def with_generators_of(device: torch.device, state: Mapping[str, Any], before: M
 
     Random numbers differ between kinds of devices: each generator goes on from a seed that its state decides.
 
-    Args:
-        device: Where the run goes on.
-        state: What was saved of a trainer.
-        before: What was saved beside it by `torch_generators`, which has the kind of device.
-
-    Returns:
-        The state as it was, on the same kind of device; else another one, with a warning.
+    What `torch_generators` saved `before` has the kind of device; on the same the state is returned as it was, else
+    another one, with a warning.
     """
     kind = next((name for name in before if name != "cpu"), "cpu")
     if kind == device.type:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from rl8x import keys
 from rl8x.checkpoint import CheckpointError
+from rl8x.checkpoint.metadata import SavedRun
 from rl8x.conditions import (
     Condition,
     Confirmed,
@@ -65,7 +66,7 @@ class RunState:
     def __init__(
         self,
         options: Mapping[str, Any],
-        saved: Mapping[str, Any] | None,
+        saved: SavedRun | None,
         *,
         trust: bool,
         callbacks: Sequence[str] = (),
@@ -105,11 +106,8 @@ class RunState:
     ) -> None:
         """Start the conditions, or restore their saved states.
 
-        Args:
-            trainer: Evaluates for conditions that ask for it.
-            plain_configs: Both configurations as plain JSON data.
-            known: Every metric that a row may have.
-            measured: Metrics that callbacks measure.
+        The trainer evaluates for conditions that ask for it; rows may have the metrics that are `known`, and callbacks
+        measure some.
 
         Raises:
             ValueError: If a condition could never be met: on a metric that no row will have, or of evaluations in a
@@ -130,7 +128,7 @@ class RunState:
 
     def _warn_of_lost_callbacks(self) -> None:
         """Warn if the run had callbacks, and has none after the resume."""
-        had: Sequence[str] = () if self._saved is None else self._saved.get("callbacks", ())
+        had: Sequence[str] = () if self._saved is None else self._saved["callbacks"]
         if had and not self.callbacks:
             warnings.warn(
                 f"the run had callbacks, {', '.join(had)}, which cannot be saved: it continues without them and their "
@@ -144,14 +142,7 @@ class RunState:
     ) -> None:
         """Refuse an `env_config` whose parameters follow a metric that no row will have, and so would never move.
 
-        Args:
-            followed: The metric that each moving parameter of the training follows.
-            known: Every metric that a row may have.
-            evaluated: Metrics that an evaluation has measured already.
-            calls_back: Whether there are callbacks, which may make evaluations.
-
-        Raises:
-            ValueError: If a parameter would never move.
+        What an evaluation has measured already will be in rows; callbacks may make evaluations.
         """
         for parameter, metric in followed.items():
             if metric not in known:
@@ -167,12 +158,7 @@ class RunState:
                 )
 
     def check_best(self, best: str | None, *, calls_back: bool) -> None:
-        """Warn if the best policy is judged by evaluations, and the run makes none.
-
-        Args:
-            best: The `best_metric` of the checkpoints, or None.
-            calls_back: Whether there are callbacks, which may make evaluations.
-        """
+        """Warn if the best policy is judged by evaluations, and neither the run nor a callback makes any."""
         if best is not None and best.startswith(keys.EVAL_PREFIX) and not self.evaluates and not calls_back:
             warnings.warn(
                 f"no checkpoint will be the best of {best!r}: this run makes no evaluations. Give `steps_per_eval`, "
@@ -181,7 +167,7 @@ class RunState:
                 stacklevel=4,
             )
 
-    def _go_on(self, saved: Mapping[str, Any]) -> None:
+    def _go_on(self, saved: SavedRun) -> None:
         """Restore the progress of a saved run; conditions that it did not have begin afresh."""
         self.steps = int(saved["steps"])
         entries = list(saved["conditions"])
@@ -191,7 +177,7 @@ class RunState:
                 entries.remove(entry)
                 condition.load_state_dict(entry["state"])
         if saved["stop_reason"] is not None and not self._asks_for_more(saved):
-            self.last = TrainStats(saved["row"])
+            self.last = TrainStats(saved["row"] or {})
             self.last.stop_reason = saved["stop_reason"]
         elif self.limit_reached is not None:
             raise ValueError(
@@ -199,7 +185,7 @@ class RunState:
                 f"{self.limit_reached}. Give more, or None."
             )
 
-    def _asks_for_more(self, saved: Mapping[str, Any]) -> bool:
+    def _asks_for_more(self, saved: SavedRun) -> bool:
         """Whether a run that had ended is to continue: for more steps, or until another condition is met."""
         limit, entries = self.options["max_steps"], saved["conditions"]
         if limit is not None and self.steps >= limit:
@@ -208,7 +194,9 @@ class RunState:
             return True
         # Plain callables cannot be compared: ask those that ended the run whether they still would.
         met = [(condition, entry) for condition, entry in zip(self.conditions, entries, strict=True) if entry["met"]]
-        return bool(met) and all(entry["spec"] is None and not condition(saved["row"]) for condition, entry in met)
+        return bool(met) and all(
+            entry["spec"] is None and not condition(saved["row"] or {}) for condition, entry in met
+        )
 
     # -- params and checkpoints
 
@@ -258,10 +246,8 @@ class RunState:
     def begin(self, counters: Mapping[str, int], bounded: Mapping[str, int]) -> None:
         """Note the counters at which this `run()` begins.
 
-        Args:
-            counters: The counters.
-            bounded: Counters whose upper bounds limit the number of steps, and what one step is expected to add to
-                each; 0 if unknown.
+        `bounded` are those whose upper bounds limit the number of steps, with what one step is expected to add; 0 if
+        unknown.
         """
         self._steps_before, self._counters_before, self._bounded = self.steps, dict(counters), bounded
 
@@ -289,13 +275,7 @@ class RunState:
         return limit if limit is not None and self.steps >= limit else None
 
     def judge(self, stats: TrainStats, evaluated: Collection[str], why: str | None = None) -> None:
-        """Set a row's `stop_reason` if a condition is met, `max_steps` reached, or the run was asked to stop.
-
-        Args:
-            stats: The row.
-            evaluated: Metrics that evaluations have measured so far.
-            why: What it was asked to stop for; None if it was not.
-        """
+        """Set a row's `stop_reason` if a condition is met, `max_steps` reached, or there is a `why` to stop."""
         # Every condition sees every row: one that counts must not miss any because another was met.
         met = {id(condition) for condition in in_turn(self.conditions) if condition(stats)}
         self.met = [condition for condition in self.conditions if id(condition) in met]
@@ -349,7 +329,7 @@ class RunState:
 
 
 def _conditions(
-    stop_conditions: StopConditions | Condition | EllipsisType | None, saved: Mapping[str, Any] | None, trust: bool
+    stop_conditions: StopConditions | Condition | EllipsisType | None, saved: SavedRun | None, trust: bool
 ) -> list[Condition]:
     if not isinstance(stop_conditions, EllipsisType):
         return as_conditions(stop_conditions)

@@ -79,12 +79,6 @@ class TrainStep:
     def make_row(self, env_config: AnyEnvConfig | None) -> dict[str, float]:
         """Collect, learn, and track the row; then handle non-finite numbers.
 
-        Args:
-            env_config: Values for the environment's parameters; None changes nothing.
-
-        Returns:
-            The row, the same on all ranks.
-
         Raises:
             NonFiniteError: If numbers are not finite, and `on_non_finite` is "stop".
         """
@@ -131,10 +125,8 @@ class TrainStep:
     def take_evaluation(self, own: dict[str, float], tracked: dict[str, float], *, is_of_run: bool) -> None:
         """Track an evaluation; the run's own joins the rows from now on.
 
-        Args:
-            own: Its metrics, as `eval()` returns them.
-            tracked: The same under the names that are tracked, and its duration.
-            is_of_run: Whether it is the run's own evaluation, without another name or `env_config`.
+        Its `own` metrics are as `eval()` returns them; the `tracked` ones are under other names, with its duration. The
+        run's own evaluation has no other name or `env_config`.
         """
         if is_of_run:
             self.eval_row, self.evaluated_at = own, self._algorithm.counters[keys.STEPS]
@@ -148,12 +140,8 @@ class TrainStep:
     def finish(self, row: dict[str, float], trainer: Any) -> TrainStats:
         """Call all callbacks with a row, and track what they return.
 
-        Args:
-            row: What `make_row` returned, with what was measured since.
-            trainer: Has the `callbacks`, and is passed to each of them.
-
-        Returns:
-            The row, with the latest evaluation and the callbacks' metrics.
+        `row` is what `make_row` returned, with what was measured since; what returns also has the latest evaluation and
+        the callbacks' metrics.
         """
         stats = TrainStats({**self.eval_row, **row}, frozenset(row), earlier=self.unseen)
         self.unseen = frozenset()

@@ -15,7 +15,8 @@ from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.ppo.losses import PPO_LOSS_METRICS, ppo_losses
-from rl8x.checkpoint.tree import clone, decode, encode
+from rl8x.checkpoint.ranks import packed, unpacked
+from rl8x.checkpoint.tree import clone
 from rl8x.envs import CartPole, CartPoleInfinite, ContinuousDummy, DiscreteDummy, GymnasiumEnv, Pendulum
 from rl8x.policy import Evaluation
 
@@ -389,7 +390,7 @@ def test_a_saved_state_holds_moments_by_weight_as_torchs_optimizer_reads_them(na
     options = {"optimizer": name, "optimizer_config": {"momentum": 0.9} if name == "sgd" else {}}
     algorithm = tiny(**options).build(CartPole)
     train(algorithm, 1)
-    saved = decode(*encode(algorithm.state_dict()))["optimizer"]  # as it comes out of a checkpoint
+    saved = unpacked(packed(algorithm.state_dict()))["optimizer"]  # as it comes out of a checkpoint
     named = dict(algorithm.policy.named_parameters())
     assert list(saved["state"]) == list(named)
     optimizer = reference(named.values(), lr=1.0)
