@@ -25,7 +25,6 @@ import importlib.util
 import io
 import json
 import logging
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -207,16 +206,7 @@ def _about(program: DecisionProgram) -> str:
         "action_space": space_to_plain(program.policy.action_space),
         "noise": _noise_kinds(program.policy.distribution) if program.sampled else [],
     }
-    return json.dumps(_bounded(about), allow_nan=False)
-
-
-def _bounded(data: Any) -> Any:
-    """Return plain data with None for infinite bounds, which JSON has no numbers for."""
-    if isinstance(data, dict):
-        return {key: _bounded(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_bounded(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
+    return json.dumps(about, allow_nan=False)
 
 
 def _noise_kinds(distribution: Distribution) -> list[list[Any]]:

@@ -334,7 +334,8 @@ def space_from_plain(plain: Mapping[str, Any]) -> spaces.Space[Any]:
         return spaces.MultiBinary(plain["n"])
     if kind == "Box":
         dtype = np.dtype(plain["dtype"])
-        low, high = (np.broadcast_to(np.array(plain[name], dtype), plain["shape"]) for name in ("low", "high"))
+        bounds = _bound(plain["low"], -np.inf, dtype), _bound(plain["high"], np.inf, dtype)
+        low, high = (np.broadcast_to(bound, plain["shape"]) for bound in bounds)
         if low.size > _MAX_NUMBERS:
             raise ValueError(f"a Box has at most {_MAX_NUMBERS:,} numbers; got {list(low.shape)}")
         return spaces.Box(low.copy(), high.copy(), dtype=dtype.type)
@@ -342,10 +343,17 @@ def space_from_plain(plain: Mapping[str, Any]) -> spaces.Space[Any]:
 
 
 def _plain_bound(bound: Any) -> Any:
-    """Return a bound as one number where it is the same everywhere, as an image's is; infinite ones are "inf"."""
+    """Return a bound, as one number where it is the same everywhere, as an image's is; None where it is infinite."""
     first = bound.flat[0] if bound.size else 0
     bound = np.asarray(first) if (bound == first).all() else bound
-    return (bound if np.isfinite(bound).all() else bound.astype(str)).tolist()
+    plain: Any = np.where(np.isfinite(bound), bound, None)  # JSON has no infinite numbers
+    return plain.tolist()
+
+
+def _bound(plain: Any, infinite: float, dtype: np.dtype[Any]) -> Any:
+    """Return the bound of which `_plain_bound` made plain data."""
+    bound = np.array(plain, dtype)
+    return np.where(np.isnan(bound), infinite, bound).astype(dtype) if dtype.kind == "f" else bound
 
 
 def as_elements(name: str, space: spaces.Space[Any], rows: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -100,7 +100,7 @@ def test_each_extra_is_there_with_what_it_is_for(probed, mlruns, monkeypatch, ca
         (
             "torch",
             "OSError: libtorch.so: cannot open",
-            "broken: torch: OSError: libtorch.so: cannot open; pip install 'torch>=",
+            "broken: torch: OSError: libtorch.so: cannot open; pip install 'torch<",
         ),
         (
             "yaml",

@@ -76,7 +76,7 @@ def test_denormals_are_0_within_and_after_it_what_they_were(already):
 @pytest.mark.parametrize(
     ("make", "moment"),
     [
-        (lambda: DQNConfig(num_envs=8, warmup_steps=0, seed=1, device="cpu", execution="eager"), "q"),
+        (lambda: DQNConfig(num_envs=8, n_step=1, warmup_steps=0, seed=1, device="cpu", execution="eager"), "q"),
         (lambda: PPOConfig.rl8(num_envs=8, horizon=4, seed=1, device="cpu", execution="eager"), None),
     ],
     ids=["dqn", "ppo"],

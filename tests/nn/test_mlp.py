@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from rl8x.algorithms.off_policy.critics import Critics
 from rl8x.execution import matmul as products
 from rl8x.execution.lowering import fused
+from rl8x.execution.traces import ProgramDescription
 from rl8x.nn import MLP, linear
 from rl8x.nn import mlp as mlp_module
 from rl8x.nn.stacks import LinearStack
@@ -206,7 +208,7 @@ def test_a_loss_that_differentiates_itself_is_traced_without_operators_that_a_co
         return torch.autograd.grad(mlp(x).square().mean(), list(mlp.parameters()))
 
     description, read = described(gradients, x)
-    record, _ = fused(description)
+    record, _ = fused(ProgramDescription(**json.loads(description)))
     names = [str(node.target) for node in record.graph.nodes]
     # oneDNN is called by the operator that the compiler was taught, and by no other.
     assert (names.count("rl8x.linear.default") > 1, sum("mkldnn" in name for name in names)) == (True, 0)
