@@ -9,7 +9,7 @@ import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlflow.entities import Metric
 
@@ -80,6 +80,7 @@ def rows_of(database, run_id):
 
 def test_a_database_has_what_mlflow_alone_would_have_written(store, mlruns, mlflow_client):
     @given(_BATCHES)
+    @example([[Point("a", 1.0, 0, 0)], [Point("a", 1.0, 1, 1)] * 2])  # the newest twice
     @settings(max_examples=15, deadline=None)
     def check(batches):
         ours, theirs = store.create_run(SPEC), store.create_run(SPEC)

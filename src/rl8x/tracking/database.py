@@ -99,7 +99,8 @@ def add_past_points(database: Path, run_id: str, points: Sequence[Point]) -> lis
     for point in points:
         if point.name not in newest or _age(newest[point.name]) < _age(point):
             newest[point.name] = point
-    past = [point for point in points if newest[point.name] is not point and _is_plain(point)]
+    # Not what equals the newest either: MLflow would find it there, and leave the metric's last value as it was.
+    past = [point for point in points if newest[point.name] != point and _is_plain(point)]
     if not past:
         return list(points)
     open_file = f"{database.resolve().as_uri()}?mode=rw"  # else one that is not there would be made
