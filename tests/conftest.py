@@ -23,8 +23,14 @@ pytest_plugins = ["tests.skips"]
 # Where it is set, as in images of containers, each process would translate all of rl8x and of its tests anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# A machine that is busy is no fault of what is tested.
-hypothesis.settings.register_profile("rl8x", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# A machine that is busy is no fault of what is tested. Developers' runs draw new examples, CI's the same for the same
+# code: what they would find is no fault of the change that it is asked about.
+hypothesis.settings.register_profile(
+    "rl8x",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize="RL8X_TESTS_REPEATABLE" in os.environ,
+)
 hypothesis.settings.load_profile("rl8x")
 # What is imported and collected stays: looking through it for garbage takes a tenth of the time of Python's own 700.
 gc.set_threshold(50_000, 10, 20)
