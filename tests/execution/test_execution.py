@@ -4,7 +4,7 @@ import warnings
 import pytest
 import torch
 from tests.probes import record_once
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
@@ -15,6 +15,8 @@ from rl8x.execution.captured import CapturedProgram
 from rl8x.execution.compiled import CompiledProgram
 from rl8x.execution.loops import Loop
 from rl8x.execution.programs import ProgramError
+from rl8x.randomization import Uniform
+from rl8x.rollouts.statistics import Stats
 
 CPU = torch.device("cpu")
 
@@ -316,3 +318,39 @@ def test_a_loop_takes_a_state_of_any_strides(ends):
     assert totals.tolist() == [[1.0], [3.0]]
     assert each[:, 0, 1, 2].tolist() == [1.0, 4.0]
     assert (total.tolist(), sums[1].tolist()) == ([3.0], [4.0, 4.0, 4.0])
+
+
+# -- copies to the host
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize("case", [name for name in CASES if name != "kl limit"])
+def test_an_iteration_looks_at_no_value_but_in_its_one_copy_of_statistics(case, monkeypatch):
+    """Fake tensors have no values: whatever looks at one on the host raises."""
+    env, options = CASES[case]
+    env = getattr(env, "func", env)  # without a time limit
+    fetched = []
+    reported = property(lambda stats: fetched.append(stats) or dict.fromkeys(stats._values, 0.0))
+    monkeypatch.setattr(Stats, "_reported", reported)
+    algorithm = build(env, **options, mode="eager")
+    algorithm.execution.host_looks = False
+    config = {next(iter(env.parameters)): Uniform(0.5, 1.0), list(env.parameters)[1]: 1.0}
+    algorithm.collect(env_config=config)
+    algorithm.step()
+    # Nor does it make tensors of the host's numbers, which would be copies the other way.
+    monkeypatch.setattr(torch, "tensor", None)
+    monkeypatch.setattr(torch, "as_tensor", None)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for _ in range(2):
+            row = Stats.merge(algorithm.collect(env_config=config), algorithm.step())
+            assert not fetched
+            assert "losses/total" in row
+            assert len(fetched) == 1
+            fetched.clear()
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_a_look_at_a_value_would_be_noticed():
+    algorithm = build(Pendulum, mode="eager")  # which may look at whether episodes were cut
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
+        algorithm.collect()

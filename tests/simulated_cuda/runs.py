@@ -71,7 +71,8 @@ RUNS: dict[str, tuple[Any, Any, Any, dict[str, Any], int]] = {
     "pqn": (PQNConfig, CartPole, None, {"sgd_minibatch_size": 32}, 1),
     "dqn": (
         *(DQNConfig, CartPole, {"length": Uniform(0.3, 1.0)}),
-        {**REPLAY, "prioritized": True, "n_step": 3, "num_atoms": 11, "v_min": 0.0, "v_max": 20.0, "dueling": True},
+        {**REPLAY, "prioritized": True, "n_step": 3, "num_atoms": 11, "v_min": 0.0, "v_max": 20.0, "dueling": True}
+        | {"model_config": {"hidden_sizes": [8], "layer_norm": False}},
         2,
     ),
     "sac": (SACConfig, Swing, None, {**REPLAY, "normalize_observations": True}, 2),
