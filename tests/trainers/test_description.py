@@ -119,7 +119,7 @@ def test_the_commands_in_a_description_are_those_that_work(mlflow_client, tmp_pa
     begun = calls.replace("To continue training", "To continue it").replace("max_steps=N, ", "")
     assert started[-3] == begun.replace(" --max-steps N", "").replace(" --stop CONDITION", "").format(shown)
     if "`rl8x" in calls:
-        words = shlex.split(ended[-3].split("`")[1].replace("N`", "`").replace("CONDITION", "'wall_time: 1s'"))
+        words = shlex.split(ended[-3].split("`")[1].replace("N`", "`").replace("CONDITION", "'env/steps >= 40'"))
         assert main([*("2" if word == "N" else word for word in words[1:]), "--progress", "none"]) == 0
 
 
