@@ -8,9 +8,9 @@ The machine needs torch; gymnasium, tensordict and what they need are carried al
     python benchmarks/cuda.py --device cpu --quick          # does the script run? (the rates mean nothing)
     python benchmarks/throughput.py --render                # docs/benchmarks.md, from the JSON
 
-Where MLflow is not installed nothing is tracked. rl8 1.0 is measured beside rl8x where it can be imported. Checks come
-first, then the limits of matrix product and memory, then every work in every mode, the important ones first: what
-there is no time for is left out and named.
+Where MLflow is not installed nothing is tracked. rl8 1.0, rsl_rl and skrl are measured beside rl8x where they can be
+imported. Checks come first, then the limits of matrix product and memory, then every work in every mode, the important
+ones first: what there is no time for is left out and named.
 """
 
 from __future__ import annotations
@@ -141,11 +141,11 @@ def measure_limits(session: Session) -> None:
 
 def cells(args: argparse.Namespace) -> Iterator[tuple[str, str, str, str]]:
     """Go through what is to be measured, the important first: work, library, execution, precision."""
-    with_rl8 = importlib.util.find_spec("rl8") is not None
+    peers = [name for name in ("rl8", "rsl_rl", "skrl") if importlib.util.find_spec(name) is not None]
     modes = [mode for mode in MODES[args.device] if mode in args.modes]
     for mode, work in itertools.product(modes, args.works):
-        if mode == modes[0] and with_rl8:
-            yield work, "rl8", "eager", "fp32"
+        if mode == modes[0]:
+            yield from ((work, peer, "eager", "fp32") for peer in peers)
         for precision in args.precisions:
             yield work, "rl8x", mode, precision
 
@@ -174,7 +174,7 @@ def measure(session: Session) -> None:
 
 def version_of_checkout() -> str:
     """Return rl8x's version where it is not installed but lies beside."""
-    found = re.search(r'"([^"]+)"', (ROOT / "src" / "rl8x" / "_version.py").read_text())
+    found = re.search(r'__version__ = "([^"]+)"', (ROOT / "src" / "rl8x" / "_version.py").read_text())
     return found[1] if found else "absent"
 
 

@@ -51,7 +51,7 @@ def illegal(space: spaces.Space[Any], mask: torch.Tensor, actions: torch.Tensor)
     if isinstance(space, spaces.Discrete):
         index = (actions - int(space.start)).unsqueeze(1)
     else:
-        index = actions - torch.as_tensor(space.start) + torch.as_tensor(np.cumsum([0, *space.nvec[:-1]]))
+        index = actions + torch.as_tensor(np.cumsum([0, *space.nvec[:-1]]) - space.start, device=actions.device)
     return (mask.gather(1, index.long()) == 0).any(1)
 
 

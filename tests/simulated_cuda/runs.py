@@ -122,7 +122,10 @@ def run(name: str, device: Device) -> dict[str, Any]:
     restored.load_state_dict(other.state_dict())
     same = torch.equal(numbers(restored.state_dict()), numbers(other.state_dict()))
     mode = other.algorithm.execution.mode
-    return {"run": name, "apart": apart, "waits": waits, "mode": mode, "played": played, "restored": same}
+    convolutions = [torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32]
+    return {"run": name, "apart": apart, "waits": waits, "mode": mode, "played": played, "restored": same} | {
+        "convolutions": convolutions
+    }
 
 
 def refusals(device: Device) -> dict[str, Any]:

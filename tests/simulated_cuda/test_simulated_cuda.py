@@ -64,6 +64,7 @@ def test_a_run_on_the_device_is_that_on_the_cpu_and_seldom_waits(name, seen):
     assert row["waits"] == waits
     assert row["played"] == row["played"] != 0
     assert row["restored"]
+    assert row["convolutions"] == [True, False]  # the same bits each time, in float32
 
 
 def test_what_a_gpu_refuses_is_refused(seen):

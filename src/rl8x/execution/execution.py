@@ -99,7 +99,9 @@ class Execution:
         self.host_looks = device.type == "cpu"
         self.threads = Threads(device, lambda: self.mode == "eager")
         if on_cuda:
-            torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+            # Gradients of convolutions are else summed in any order: a resumed run would not have the bits of a whole one.
+            torch.backends.cudnn.deterministic = True
         if device.type == "cpu":
             keep_freed_memory()
             if mode != "eager":
