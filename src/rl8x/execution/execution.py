@@ -100,7 +100,7 @@ class Execution:
         self.threads = Threads(device, lambda: self.mode == "eager")
         if on_cuda:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-            # Gradients of convolutions are else summed in any order: a resumed run would not have the bits of a whole one.
+            # Else gradients of convolutions are summed in any order, and a resumed run has other bits than a whole one.
             torch.backends.cudnn.deterministic = True
         if device.type == "cpu":
             keep_freed_memory()
