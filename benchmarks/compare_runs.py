@@ -16,7 +16,7 @@ import urllib.request
 from pathlib import Path
 
 from rl8x.tracking.location import locate
-from rl8x.tracking.store import MLflowStore, Point, RunSpec
+from rl8x.tracking.store import MLflowStore, NewRun, Point
 
 METRICS = ("eval/returns/mean", "losses/total", "env/steps")
 LEARNING_RATES = ("0.01", "0.001", "0.0001", "0.00001")
@@ -27,7 +27,7 @@ def fill(uri: str, num_runs: int, num_steps: int) -> list[str]:
     store = MLflowStore(locate(uri), request_timeout_s=60)
     ids = []
     for number in range(num_runs):
-        run_id = store.create_run(RunSpec(f"spool{number}", "bench", None, f"run-{number}", 1 + number))
+        run_id = store.create_run(NewRun(f"spool{number}", "bench", None, f"run-{number}", 1 + number))
         store.log_params(run_id, {"lr": LEARNING_RATES[number % 4], "seed": str(number // 4), "env": "CartPole"})
         points = [
             Point(name, float(step % (97 + number)) + number, 1 + step, 512 * step)

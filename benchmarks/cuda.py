@@ -45,6 +45,8 @@ ALL_WORKS: dict[str, Work] = {
     "small": WORKS["small"],
     "rl8-defaults-65536": LARGE,
 }
+# Measured beside rl8x where they can be imported.
+PEERS = ("rl8", "rsl_rl", "skrl")
 # The important first; compiling takes longest, so it is left out first.
 MODES = {"cuda": ("graph", "eager", "compile"), "cpu": ("eager", "compile")}
 PRECISIONS = {"cuda": ("fp32", "tf32", "bf16"), "cpu": ("fp32", "bf16")}
@@ -141,7 +143,7 @@ def measure_limits(session: Session) -> None:
 
 def cells(args: argparse.Namespace) -> Iterator[tuple[str, str, str, str]]:
     """Go through what is to be measured, the important first: work, library, execution, precision."""
-    peers = [name for name in ("rl8", "rsl_rl", "skrl") if importlib.util.find_spec(name) is not None]
+    peers = [name for name in PEERS if importlib.util.find_spec(name) is not None]
     modes = [mode for mode in MODES[args.device] if mode in args.modes]
     for mode, work in itertools.product(modes, args.works):
         if mode == modes[0]:

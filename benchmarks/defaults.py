@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from benchmarks.learning import as_text, held, measure, merged, missing, put
 from benchmarks.learning_tasks import Task
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.frozen import thawed
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -38,7 +38,7 @@ class ByDefaults(Task):
     @property
     def described(self) -> dict[str, Any]:
         """All of the task, and the values that it is trained with."""
-        config = self.run.make_algorithm_config()
+        config = self.run.algorithm.make_config()
         options = {field.name: thawed(getattr(config, field.name)) for field in dataclasses.fields(config)}
         return {**super().described, "config": {name: value for name, value in options.items() if name != "seed"}}
 
@@ -46,7 +46,7 @@ class ByDefaults(Task):
 def by_defaults(env: str, algorithm: str, transitions: int, bound: float, **given: Any) -> ByDefaults:
     """Return the task of an environment; it passes with at least 4 of its 5 seeds."""
     stop = {"hits_upper_bound": ["env/steps", transitions]}
-    run = RunConfig(env=env, algorithm=algorithm, algorithm_config=given, stop_conditions=[stop])
+    run = RunSpec.from_plain({"env": env, "algorithm": algorithm, "algorithm_config": given, "stop_conditions": [stop]})
     return ByDefaults(run=run, bound=bound, seeds=1 if given else len(SEEDS), episodes=100)
 
 
@@ -58,7 +58,7 @@ def near(name: str, task: ByDefaults, width: Sequence[int]) -> dict[str, ByDefau
         task: The task.
         width: The widths of its hidden layers.
     """
-    config, tasks = task.run.make_algorithm_config(), {}
+    config, tasks = task.run.algorithm.make_config(), {}
     assert task.bound is not None
     for number in NUMBERS:
         for word, factor in FACTORS.items():
@@ -70,7 +70,7 @@ def near(name: str, task: ByDefaults, width: Sequence[int]) -> dict[str, ByDefau
             else:
                 value = getattr(config, number)
                 given = {number: type(value + 0)(value * factor)}
-            changed = by_defaults(task.run.env, task.run.algorithm, task.transitions, task.bound, **given)
+            changed = by_defaults(task.run.env.env, task.run.algorithm.algorithm, task.transitions, task.bound, **given)
             tasks[f"{name}-{number}-{word}"] = changed
     return tasks
 
@@ -117,9 +117,9 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
         returns = ", ".join(f"{row['return_mean']:.1f}" for row in mine)
         reached = f"{sum(row['passed'] for row in mine)} of {len(mine)}"
         seconds = statistics.median(row["cpu_s"] for row in mine)
+        named = f"{task.run.env.env} | {task.run.algorithm.algorithm}"
         lines.append(
-            f"| {task.run.env} | {task.run.algorithm} | {mine[0]['env_steps']:,} | ≥ {task.bound:g} | {returns} "
-            f"| {reached} | {seconds:.1f} |"
+            f"| {named} | {mine[0]['env_steps']:,} | ≥ {task.bound:g} | {returns} | {reached} | {seconds:.1f} |"
         )
     return "\n".join(lines)
 
@@ -135,7 +135,9 @@ def report_near(rows: Sequence[Mapping[str, Any]]) -> str:
             continue
         cells = ["not measured" if row is None else f"{row['return_mean']:.1f}" for row in mine]
         reached = f"{sum(row is not None and row['passed'] for row in mine)} of {len(mine)}"
-        lines.append(f"| {TASKS[name].run.algorithm}, {TASKS[name].run.env} | {' | '.join(cells)} | {reached} |")
+        lines.append(
+            f"| {TASKS[name].run.algorithm.algorithm}, {TASKS[name].run.env.env} | {' | '.join(cells)} | {reached} |"
+        )
     return "\n".join(lines)
 
 
@@ -170,7 +172,7 @@ def main(argv: list[str] | None = None) -> int:
             row = measure(name, task, seed)
             missed = "" if row["passed"] else "  MISSED"
             print(f"{name:<32} {seed:>4} {row['return_mean']:>8.1f} {row['cpu_s']:>7.1f} CPU s{missed}", flush=True)
-            keep(file_of(task.run.algorithm, options.results), row)
+            keep(file_of(task.run.algorithm.algorithm, options.results), row)
     rows = all_rows(options.results)
     print("\n" + report(rows) + "\n\n" + report_near(rows))
     if options.publish:

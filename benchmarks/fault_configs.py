@@ -14,10 +14,10 @@ from typing import Any
 
 from rl8x.algorithms import PPOConfig
 from rl8x.cli.main import main
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.envs import BUILTIN
 
-KEYS = [field.name for field in dataclasses.fields(RunConfig)]
+KEYS = [field.name for field in dataclasses.fields(RunSpec)]
 OPTIONS = [field.name for field in dataclasses.fields(PPOConfig)]
 ODD: list[Any] = [
     None,

@@ -29,7 +29,7 @@ from rl8x.conditions import HitsUpperBound, Plateau
 from rl8x.envs import CartPole
 from rl8x.tracking import MLflowTracker, NullTracker
 from rl8x.tracking.location import Location
-from rl8x.tracking.store import MLflowStore, Point, RunSpec
+from rl8x.tracking.store import MLflowStore, NewRun, Point
 from rl8x.trainers import Checkpoints, Trainer
 
 STEPS = 60
@@ -139,7 +139,7 @@ def _made_template() -> Path:
     database.parent.mkdir()
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     store = MLflowStore(Location(f"sqlite:///{database}", database, database.parent / "artifacts"))
-    run_id = store.create_run(RunSpec("template", "rl8x", None, None, 1))
+    run_id = store.create_run(NewRun("template", "rl8x", None, None, 1))
     store.set_tags(run_id, {"tag": "value"})
     store.log_params(run_id, {"param": "value"})
     store.log_points(run_id, [Point("metric", 1.0, 1, 1)])

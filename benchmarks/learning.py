@@ -38,7 +38,7 @@ from benchmarks.common import version
 from benchmarks.learning_runs import forget, measure
 from benchmarks.learning_tasks import TASKS, Task
 from benchmarks.offline_tasks import OFFLINE, OfflineTask, measure_offline, report_offline
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.config.tuned import MEASURED, tuned_files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,9 +52,9 @@ DEFAULT_OUT = ROOT / "benchmarks" / "results" / "learning.json"
 
 def missing(task: Task | OfflineTask) -> str | None:
     """Name the package that a task's simulator needs and that is not installed."""
-    if isinstance(task, OfflineTask) or task.run.env not in gymnasium.registry:
+    if isinstance(task, OfflineTask) or task.run.env.env not in gymnasium.registry:
         return None
-    entry_point = str(gymnasium.spec(task.run.env).entry_point)
+    entry_point = str(gymnasium.spec(task.run.env.env).entry_point)
     needed = (module for part, module in SIMULATORS.items() if part in entry_point)
     return next((module for module in needed if importlib.util.find_spec(module) is None), None)
 
@@ -192,10 +192,10 @@ def of_settings(document: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[
     """Return what `rl8x tuned` tells: of each setting that was measured as it is now, by the name of its run file."""
     results = {}
     for name, task in tasks.items():
-        path = tuned_files().get(task.run.env, {}).get(task.run.algorithm.lower())
+        path = tuned_files().get(task.run.env.env, {}).get(task.run.algorithm.algorithm.lower())
         known = {key: value for key, value in document["tasks"].get(name, {}).items() if key != "machine"}
         mine = [row for row in document["rows"] if row["task"] == name]
-        if path is None or RunConfig.from_file(path) != task.run or known != task.described or not mine:
+        if path is None or RunSpec.from_file(path) != task.run or known != task.described or not mine:
             continue
         results[path.stem] = {
             "transitions": mine[0]["env_steps"],
@@ -218,7 +218,7 @@ def publish(document: Mapping[str, Any], root: Path = ROOT) -> None:
     draw(document, SHOWN, root / "docs" / "images" / "learning.png")
     draw(document, [*TASKS], root / "docs" / "images" / "learning-all.png")
     for suffix in SUFFIXES[1:]:  # PPO's are learning.png
-        names = [name for name, task in TASKS.items() if f"-{task.run.algorithm.lower()}" == suffix]
+        names = [name for name, task in TASKS.items() if f"-{task.run.algorithm.algorithm.lower()}" == suffix]
         draw(document, names, root / "docs" / "images" / f"learning{suffix}.png")
 
 

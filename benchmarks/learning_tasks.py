@@ -11,7 +11,7 @@ from typing import Any
 
 from rl8x import tuned
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.config.tuned import tuned_files
 from rl8x.envs import Env
 
@@ -35,7 +35,7 @@ class Task:
         best_bound: What the best evaluation on the way must be, in the mean over seeds; None: any.
     """
 
-    run: RunConfig
+    run: RunSpec
     bound: float | None = None
     first_within: int | None = None
     steps_per_eval: int | None = None
@@ -48,7 +48,7 @@ class Task:
     @property
     def transitions(self) -> int:
         """Transitions to train on."""
-        (stop,) = self.run.stop_conditions
+        (stop,) = self.run.run.stop_conditions
         return int(stop["hits_upper_bound"][1])
 
     @property
@@ -59,9 +59,9 @@ class Task:
     @property
     def described(self) -> dict[str, Any]:
         """All of the task, as the JSON file has it."""
-        trained = {name: value for name, value in self.run.to_dict().items() if name not in WATCHING}
+        trained = {name: value for name, value in self.run.to_plain().items() if name not in WATCHING}
         asked = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "run"}
-        return {"run": {**trained, "algorithm": self.run.algorithm}, **asked}
+        return {"run": {**trained, "algorithm": self.run.algorithm.algorithm}, **asked}
 
     def passes(self, mean: float, first_at: int | None = None) -> bool:
         """Whether a mean return at the end is what is asked, and the transitions when the bound was first reached."""
@@ -71,9 +71,8 @@ class Task:
     def changed(self, transitions: int | None = None, **hyperparameters: Any) -> Task:
         """Return the task with other hyperparameters, or with another number of transitions."""
         run, stop = self.run, {"hits_upper_bound": ["env/steps", transitions or self.transitions]}
-        config = {**run.algorithm_config, **hyperparameters}
-        changed = dataclasses.replace(run, algorithm_config=config, stop_conditions=(stop,), trust=run.trusted)
-        return dataclasses.replace(self, run=changed)
+        config = {**run.algorithm.algorithm_config, **hyperparameters}
+        return dataclasses.replace(self, run=run.replace(algorithm_config=config, stop_conditions=[stop]))
 
     def make_algorithm(self, seed: int) -> GenericAlgorithmBase[Any]:
         """Build environment and algorithm."""
@@ -81,17 +80,19 @@ class Task:
 
     def make_env(self, num_envs: int, **kwargs: Any) -> Env:
         """Make the environment with so many copies."""
-        return self.run.find_env(self.run.env)(num_envs, **kwargs, **self.run.env_kwargs)
+        return self.run.env.maker(self.run.trusted)(num_envs, **kwargs)
 
 
-def own(env: str, transitions: int, lr: float, env_kwargs: dict[str, Any] | None = None, **config: Any) -> RunConfig:
+def own(env: str, transitions: int, lr: float, env_kwargs: dict[str, Any] | None = None, **config: Any) -> RunSpec:
     """Return the run of a task of the benchmark's own, by PPO; the learning rate falls to 0 in a straight line."""
     schedule = {"kind": "interp", "points": [[0, lr], [transitions, 0.0]]}
-    return RunConfig(
-        env=env,
-        env_kwargs=env_kwargs or {},
-        algorithm_config={"lr_schedule": schedule, **COMMON, **config},
-        stop_conditions=[{"hits_upper_bound": ["env/steps", transitions]}],
+    return RunSpec.from_plain(
+        {
+            "env": env,
+            "env_kwargs": env_kwargs or {},
+            "algorithm_config": {"lr_schedule": schedule, **COMMON, **config},
+            "stop_conditions": [{"hits_upper_bound": ["env/steps", transitions]}],
+        },
         trust=True,
     )
 
@@ -107,7 +108,7 @@ def published(env: str, algorithm: str, best_bound: float | None, bound: float |
         seeds: How many seeds there are.
     """
     run = tuned(env, algorithm)
-    watched = {"steps_per_eval": run.steps_per_eval, "eval_episodes": 10, "episodes": 64}
+    watched = {"steps_per_eval": run.run.steps_per_eval, "eval_episodes": 10, "episodes": 64}
     return Task(run=run, bound=bound, best_bound=best_bound, seeds=seeds, **watched)
 
 
@@ -191,7 +192,7 @@ TASKS = {
     "ant": published("Ant-v5", "PPO", None, None, seeds=5),
 }
 _OF_TASK = {"CartPole": 475.0, "Pendulum": -200.0, "Acrobot": -100.0, "MountainCar": -110.0, "LunarLander": 200.0}
-_NAMED = {(task.run.env, task.run.algorithm.lower()) for task in TASKS.values()}
+_NAMED = {(task.run.env.env, task.run.algorithm.algorithm.lower()) for task in TASKS.values()}
 TASKS |= {
     f"{env}-{algorithm}".lower(): Task(
         run=tuned(env, algorithm), bound=_OF_TASK.get(env.partition("-")[0]), seeds=3, episodes=100

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rl8x.config import (
-    RunConfig,
+    RunSpec,
     algorithm_configs,
     apply_overrides,
     dump_run,
@@ -66,14 +66,14 @@ def write(tmp_path, name, text):
 def test_the_same_run_in_every_format(tmp_path, name, text):
     path = write(tmp_path, name, text)
     assert load_run_file(path) == RUN
-    run = RunConfig.from_file(path)
-    assert [repr(condition) for condition in run.conditions()] == [
+    run = RunSpec.from_file(path)
+    assert [repr(condition) for condition in run.run.conditions()] == [
         "Plateau('returns/mean', patience=10, rtol=0.001)",
         "WallTime('10m')",
     ]
-    config = run.make_algorithm_config()
+    config = run.algorithm.make_config()
     assert (config.num_envs, config.lr, config.model_config) == (64, 3e-4, {"hidden": [64, 64]})
-    assert RunConfig.from_dict(run.to_dict()) == run
+    assert RunSpec.from_plain(run.to_plain()) == run
 
 
 @pytest.mark.parametrize(
@@ -279,22 +279,22 @@ def test_wrong_overrides(override, message):
 
 
 def test_rl8s_names_are_understood():
-    run = RunConfig.from_dict(
+    run = RunSpec.from_plain(
         {"env_cls": "Pendulum", "algorithm_cls": "PPOConfig", "algorithm_config": {"model_cls": "lstm"}}
     )
-    assert (run.env, run.make_algorithm_config().model) == ("Pendulum", "lstm")
+    assert (run.env.env, run.algorithm.make_config().model) == ("Pendulum", "lstm")
     with pytest.raises(ValueError, match="'env_cls' is another name of 'env', and both are given"):
-        RunConfig.from_dict({"env": "Pendulum", "env_cls": "CartPole"})
+        RunSpec.from_plain({"env": "Pendulum", "env_cls": "CartPole"})
 
 
 def test_dotted_paths_are_imported():
     from rl8x.algorithms import PPOConfig
     from rl8x.models import MLPModel
 
-    run = RunConfig.from_dict(
+    run = RunSpec.from_plain(
         {"env": "A", "algorithm": "rl8x.algorithms.PPOConfig", "algorithm_config": {"model": "rl8x.models.MLPModel"}}
     )
-    assert run.make_algorithm_config() == PPOConfig(model=MLPModel)
+    assert run.algorithm.make_config() == PPOConfig(model=MLPModel)
     assert algorithm_configs()["PPO"] is PPOConfig
 
 
@@ -354,29 +354,30 @@ def test_a_module_that_breaks_when_imported_shows_its_own_error(tmp_path, monkey
 )
 def test_wrong_runs_say_what_is_legal(data, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        RunConfig.from_dict(data)
+        RunSpec.from_plain(data)
 
 
 def test_whole_numbers_may_be_written_with_an_exponent_and_empty_keys_mean_the_default():
-    run = RunConfig.from_dict({"env": "A", "max_steps": 1e6, "env_config": None, "stop_conditions": None, "seed": 3})
-    assert run == RunConfig(env="A", max_steps=1_000_000, seed=3)
-    assert type(run.max_steps) is int
-    assert run.make_algorithm_config().seed == 3
-    assert run.to_dict() == {"env": "A", "max_steps": 1_000_000, "seed": 3}
+    run = RunSpec.from_plain({"env": "A", "max_steps": 1e6, "env_config": None, "stop_conditions": None, "seed": 3})
+    assert run == RunSpec.from_plain({"env": "A", "max_steps": 1_000_000, "seed": 3})
+    assert type(run.run.max_steps) is int
+    assert run.algorithm.make_config().seed == 3
+    assert run.to_plain() == {"env": "A", "max_steps": 1_000_000, "seed": 3}
 
 
 def test_the_defaults_and_no_change_of_an_env_config_are_apart():
-    run = RunConfig.from_dict({"env": "CartPole", "env_config": {}, "eval_env_config": {}})
-    assert (run.env_config, run.eval_env_config) == ({}, {})
-    assert run.to_dict() == {"env": "CartPole", "env_config": {}, "eval_env_config": {}}
-    assert (RunConfig(env="CartPole").env_config, RunConfig(env="CartPole").eval_env_config) == (None, None)
+    run = RunSpec.from_plain({"env": "CartPole", "env_config": {}, "eval_env_config": {}})
+    assert (run.run.env_config, run.run.eval_env_config) == ({}, {})
+    assert run.to_plain() == {"env": "CartPole", "env_config": {}, "eval_env_config": {}}
+    unchanged = RunSpec.from_plain({"env": "CartPole"}).run
+    assert (unchanged.env_config, unchanged.eval_env_config) == (None, None)
 
 
 def test_one_condition_needs_no_list():
-    run = RunConfig.from_dict({"env": "A", "stop_conditions": {"wall_time": 5}})
-    assert repr(run.conditions()) == "[WallTime(5)]"
-    run = RunConfig.from_dict({"env": "A", "stop_conditions": "env/steps >= 5 and a > 1"})
-    assert repr(run.conditions()) == "[And(HitsUpperBound('env/steps', 5), Not(HitsLowerBound('a', 1)))]"
+    run = RunSpec.from_plain({"env": "A", "stop_conditions": {"wall_time": 5}})
+    assert repr(run.run.conditions()) == "[WallTime(5)]"
+    run = RunSpec.from_plain({"env": "A", "stop_conditions": "env/steps >= 5 and a > 1"})
+    assert repr(run.run.conditions()) == "[And(HitsUpperBound('env/steps', 5), Not(HitsLowerBound('a', 1)))]"
 
 
 def result_or_refusal(function, *arguments):
@@ -428,9 +429,9 @@ values = st.recursive(
 def test_any_plain_data_is_accepted_or_refused_in_one_line(data, complete):
     if complete:
         data = {"env": "CartPole", **{key: value for key, value in data.items() if key != "env_cls"}}
-    run = result_or_refusal(RunConfig.from_dict, data)
-    if isinstance(run, RunConfig):
-        assert RunConfig.from_dict(run.to_dict()).to_dict() == run.to_dict() or "nan" in repr(run)
+    run = result_or_refusal(RunSpec.from_plain, data)
+    if isinstance(run, RunSpec):
+        assert RunSpec.from_plain(run.to_plain()).to_plain() == run.to_plain() or "nan" in repr(run)
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -9,7 +9,7 @@ import pytest
 from tests.loading import load_script
 
 from rl8x import MemoryTracker, NullTracker
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.studies import StudyConfig
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -100,14 +100,14 @@ def test_sets_learns_a_shorter_way() -> None:
 
 
 def test_the_demo_is_a_legal_run_that_ends_by_itself() -> None:
-    run = RunConfig.from_file(EXAMPLES / "demo.yaml")
-    assert run.env == "CartPole"
-    assert "env/steps" in {name for condition in run.conditions() for name in condition.metric_names}
-    budget = max(getattr(condition, "bound", 0) for condition in run.conditions())
-    config = run.make_algorithm_config()
+    run = RunSpec.from_file(EXAMPLES / "demo.yaml")
+    assert run.env.env == "CartPole"
+    assert "env/steps" in {name for condition in run.run.conditions() for name in condition.metric_names}
+    budget = max(getattr(condition, "bound", 0) for condition in run.run.conditions())
+    config = run.algorithm.make_config()
     step = config.num_envs * config.horizon
     # Where the budget ends the run, the last row's evaluation is of the final policy.
-    assert budget % (step * run.steps_per_eval) == 0
+    assert budget % (step * run.run.steps_per_eval) == 0
 
 
 def test_study_tests_each_policy_inside_and_outside_of_its_training(

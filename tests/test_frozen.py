@@ -14,9 +14,9 @@ from gymnasium import spaces
 from rl8x import MemoryTracker, NullTracker, PPOConfig, Trainer
 from rl8x.algorithms import AlgorithmConfig, DQNConfig, SACConfig
 from rl8x.algorithms.hyperparameters import option
-from rl8x.checkpoint.build import describe_algorithm
 from rl8x.conditions import NonFinite
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
+from rl8x.config.describe import env_spec
 from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.envs.setters import Scale
 from rl8x.frozen import frozen, thawed
@@ -97,7 +97,7 @@ def make(kind):
                     "checkpoints": {"every_steps": 5},
                 }
             ),
-            RunConfig(**g),
+            RunSpec.from_plain({**g}),
         ),
         "a study": lambda: (
             (
@@ -178,10 +178,10 @@ def test_models_and_environments_that_change_their_arguments_leave_the_config_al
     limits = [1.0, 2.0]
     config = PPOConfig(**SMALL, model=Greedy, model_config={"hidden_sizes": [8, 8]})
     algorithm = config.build(GreedyEnv, limits=limits)
-    described = describe_algorithm(algorithm)
+    described = env_spec(algorithm)
     spoil(limits)
     assert algorithm.env_factory(2, device="cpu", seed=0).sum == 3.0
-    assert described["env"]["kwargs"] == {"limits": [1.0, 2.0]} == describe_algorithm(algorithm)["env"]["kwargs"]
+    assert described.env_kwargs == {"limits": [1.0, 2.0]} == env_spec(algorithm).env_kwargs
     assert config.model_config == algorithm.policy.arguments["model"] == {"hidden_sizes": [8, 8]}
     assert config.build(GreedyEnv, limits=[1.0, 2.0]).env.sum == 3.0
 
@@ -232,15 +232,17 @@ def test_a_data_set_is_not_changed_by_the_tensors_it_was_made_of():
 
 def test_a_run_is_tracked_and_written_as_with_plain_lists():
     tracker = MemoryTracker()
-    run = RunConfig(
-        env="CartPole",
-        env_config={"length": {"uniform": [0.4, 0.6]}},
-        algorithm_config={**SMALL, "model_config": {"hidden_sizes": [4, 4]}},
-        max_steps=1,
-        progress="none",
+    run = RunSpec.from_plain(
+        {
+            "env": "CartPole",
+            "env_config": {"length": {"uniform": [0.4, 0.6]}},
+            "algorithm_config": {**SMALL, "model_config": {"hidden_sizes": [4, 4]}},
+            "max_steps": 1,
+            "progress": "none",
+        }
     )
-    run.train(run.make_trainer(tracker=tracker))
+    Trainer.from_spec(run, tracker=tracker).run()
     assert str(tracker.params["model_config.hidden_sizes"]) == "[4, 4]"
-    assert type(run.to_dict()["algorithm_config"]["model_config"]["hidden_sizes"]) is list
-    assert RunConfig.from_dict(run.to_dict()) == run
-    assert dataclasses.replace(run, env_config={"length": Uniform(0.4, 0.6).to_dict()}) == run
+    assert type(run.to_plain()["algorithm_config"]["model_config"]["hidden_sizes"]) is list
+    assert RunSpec.from_plain(run.to_plain()) == run
+    assert run.replace(env_config={"length": Uniform(0.4, 0.6).to_dict()}) == run

@@ -13,7 +13,7 @@ from tests.checkpoint.test_files import signed
 from rl8x import trusted
 from rl8x.checkpoint import CheckpointError, listed
 from rl8x.cli.main import main
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.importing import UntrustedError, import_class, import_named, module_named, runs_code, texts
 from rl8x.models import MLPModel, Model
 from rl8x.trainers import Trainer
@@ -251,14 +251,14 @@ def test_trust_in_python_is_remembered_and_that_of_a_script_that_imports_or_of_m
     module = module_of(folder)
     data = {"env": f"{module}.Task", "algorithm_config": SMALL, "tracking": False}
     with trusted.nothing_remembered():
-        RunConfig.from_dict(data, trust=True).make_algorithm()
+        RunSpec.from_plain(data, trust=True).make_algorithm()
     assert trusted.entries() == {}
-    RunConfig.from_dict(data, trust=True).make_algorithm()  # it is imported already
+    RunSpec.from_plain(data, trust=True).make_algorithm()  # it is imported already
     assert trusted.entries() == {}
     sys.modules.pop(module)
-    RunConfig.from_dict(data, trust=True).make_algorithm()
+    RunSpec.from_plain(data, trust=True).make_algorithm()
     sys.modules.pop(module)
-    assert type(RunConfig.from_dict(data).make_algorithm().env).__name__ == "Task"
+    assert type(RunSpec.from_plain(data).make_algorithm().env).__name__ == "Task"
 
 
 def test_what_the_user_names_himself_is_trusted_and_what_stands_in_the_file_beside_it_is_not(folder, capsys):
@@ -297,33 +297,39 @@ def test_nothing_but_a_class_of_a_kind_is_called_by_its_name_alone(path, tmp_pat
         {"stop_conditions": [{path: ["true"]}]},
     ):
         with pytest.raises(ValueError, match=r"subclass of|must name a subclass"):
-            RunConfig.from_dict({**data, **wrong}).make_algorithm()
+            RunSpec.from_plain({**data, **wrong}).make_algorithm()
 
 
 def test_nor_by_a_checkpoint(tmp_path):
-    run = RunConfig(env="CartPole-v1", algorithm_config=SMALL, tracking=False, checkpoints={"directory": str(tmp_path)})
-    trainer = run.make_trainer()
+    run = RunSpec.from_plain(
+        {
+            "env": "CartPole-v1",
+            "algorithm_config": SMALL,
+            "tracking": False,
+            "checkpoints": {"directory": str(tmp_path)},
+        }
+    )
+    trainer = Trainer.from_spec(run)
     trainer.run(max_steps=1, progress="none")
     (path,) = listed(trainer.checkpoints.directory)[-1:]
-    about = json.loads((path / "checkpoint.json").read_text())["build"]
+    about = json.loads((path / "checkpoint.json").read_text())
     for place, value in {
-        "config_class": "subprocess.Popen",
-        "env.class": "os.system",
-        "env.args": [{"$class": "subprocess.Popen"}],
-        "env.kwargs": {"wrappers": [{"$class": "subprocess.Popen"}]},
-        "config.model": {"$class": "subprocess.Popen"},
-        "config.distribution": "subprocess.Popen",
+        "spec.algorithm": "subprocess.Popen",
+        "spec.env": "os.system",
+        "spec.env_kwargs": {"wrappers": [{"$class": "subprocess.Popen"}]},
+        "resolved.config.model": {"$class": "subprocess.Popen"},
+        "resolved.config.distribution": "subprocess.Popen",
     }.items():
-        build = json.loads(json.dumps(about))
-        inner = build
+        changed = json.loads(json.dumps({name: about[name] for name in ("spec", "resolved")}))
+        inner = changed
         for name in place.split(".")[:-1]:
             inner = inner[name]
         inner[place.split(".")[-1]] = value
-        signed(path, {"build": build})
-        with pytest.raises(CheckpointError, match=r"is not a subclass of .*--trust"):
+        signed(path, changed)
+        with pytest.raises(CheckpointError, match=r"is not a subclass of .*--trust|must name a subclass of"):
             Trainer.resume(path)
-    for args in (["not_there:CartPole"], ["not_there:CartPole-v1"]):
-        signed(path, {"build": {**about, "env": {**about["env"], "args": args}}})
+    for name in ("not_there:CartPole", "not_there:CartPole-v1"):
+        signed(path, {"spec": {**about["spec"], "env": name}, "resolved": about["resolved"]})
         with pytest.raises(CheckpointError, match="would import the module 'not_there'"):
             Trainer.resume(path)
 
@@ -333,13 +339,13 @@ def test_a_script_needs_no_trust_for_what_it_has_imported(folder):
     module = module_of(folder)
     data = {"env": f"{module}.Task", "algorithm_config": {**SMALL, "model": f"{module}.Net"}, "tracking": False}
     with pytest.raises(UntrustedError, match=f"'{module}.Net' would import"):
-        RunConfig.from_dict(data)
-    assert type(RunConfig.from_dict(data, trust=True).make_algorithm().env).__name__ == "Task"
-    assert type(RunConfig.from_dict(data).make_algorithm().policy.model).__name__ == "Net"
+        RunSpec.from_plain(data)
+    assert type(RunSpec.from_plain(data, trust=True).make_algorithm().env).__name__ == "Task"
+    assert type(RunSpec.from_plain(data).make_algorithm().policy.model).__name__ == "Net"
     with pytest.raises(UntrustedError, match="is not a subclass of Env"):
-        RunConfig.from_dict({**data, "env": f"{module}.make_task"}).make_algorithm()
+        RunSpec.from_plain({**data, "env": f"{module}.make_task"}).make_algorithm()
     with pytest.raises(ValueError, match="unknown key 'trust'"):
-        RunConfig.from_dict({**data, "trust": True})
+        RunSpec.from_plain({**data, "trust": True})
 
 
 @pytest.mark.store_process
@@ -377,7 +383,7 @@ def test_an_id_without_a_version_names_a_module_only_where_there_is_one():
         assert runs_code(text) == runs
     run = {"env": "CartPole-v1", "env_kwargs": {"sides": "left:right"}, "algorithm_config": SMALL, "tracking": False}
     with pytest.raises(ValueError, match="takes no argument 'sides'"):
-        RunConfig.from_dict(run).make_algorithm()
+        RunSpec.from_plain(run).make_algorithm()
 
 
 def test_what_is_our_own_or_there_already_needs_no_trust():

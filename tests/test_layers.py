@@ -59,10 +59,10 @@ LAYERS: list[dict[str, set[str]]] = [
     {
         "tracking": set(),
         "conditions": set(),
-        "checkpoint": {"conditions", "tracking"},
-        "trainers": {"checkpoint", "conditions", "tracking"},
+        "config": {"conditions", "tracking"},
+        "checkpoint": {"config", "tracking"},
+        "trainers": {"checkpoint", "conditions", "config", "tracking"},
     },
-    {"config": set()},
     {"studies": set()},
     {"cli": set(), "__main__": {"cli"}},
 ]

@@ -27,7 +27,7 @@ from rl8x import NullTracker, PPOConfig, Trainer, drawing
 from rl8x.cli.main import COMMANDS, main
 from rl8x.cli.main import rl8x as group
 from rl8x.conditions import from_spec
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.config.tuned import measured, tuned_files
 from rl8x.envs import CartPole
 from rl8x.plain_yaml import Loader
@@ -100,11 +100,11 @@ def test_the_first_script_does_what_the_demo_does_and_ends_when_its_return_stays
     namespace: dict[str, Any] = {}
     exec(blocks(PAGES[0], "python")[0], namespace)
 
-    demo = RunConfig.from_file(ROOT / "examples" / "demo.yaml")
-    assert namespace["config"] == PPOConfig(**demo.algorithm_config)
-    assert namespace["trainer"].options["num_eval_envs"] == demo.num_eval_envs
-    ((asked,), conditions) = runs, demo.conditions()
-    assert asked["steps_per_eval"] == demo.steps_per_eval
+    demo = RunSpec.from_file(ROOT / "examples" / "demo.yaml")
+    assert namespace["config"] == PPOConfig(**demo.algorithm.algorithm_config)
+    assert namespace["trainer"].options.num_eval_envs == demo.trainer.num_eval_envs
+    ((asked,), conditions) = runs, demo.run.conditions()
+    assert asked["steps_per_eval"] == demo.run.steps_per_eval
     assert [*map(repr, asked["stop_conditions"])] == [*map(repr, conditions)]
 
     stats = namespace["stats"]
@@ -237,7 +237,7 @@ def test_run_files_are_legal(page: Path) -> None:
             StudyConfig.from_dict(data).check()
             continue
         if "algorithm_config" in data:
-            RunConfig.from_dict({"env": "CartPole", **data}).conditions()
+            RunSpec.from_plain({"env": "CartPole", **data})
         assert {"stop_conditions", "env_config", "algorithm_config"} & data.keys()
         for spec in data.get("stop_conditions", ()):
             from_spec(spec)

@@ -87,7 +87,7 @@ def test_a_password_is_in_nothing_that_a_run_leaves(work, monkeypatch, capsys, m
 
     (folder,) = (work / "mlruns/checkpoints").iterdir()
     about = json.loads((listed(folder)[-1] / "checkpoint.json").read_text())
-    assert about["run"]["location"] == about["run_file"]["tracking_uri"] == shown
+    assert about["run"]["location"] == about["spec"]["tracking_uri"] == shown
     assert main(["resume", str(folder)]) == 2
     needed = f": the password of {shown} is needed: set MLFLOW_TRACKING_URI to the whole URI\n"
     (told,) = capsys.readouterr().err.splitlines(keepends=True)
@@ -140,7 +140,7 @@ def test_a_password_of_the_environment_is_asked_for_too(work, capsys):
     assert main([*words, "--max-steps", "1", "--no-tracking", "checkpoints.directory=saved", "--progress", "none"]) == 0
     assert not [path for path, text in left_in(work).items() if "me:pw@" in text]
     assert main(["resume", "saved"]) == 2
-    assert "no password is kept in a checkpoint, and `env.kwargs.database` had one" in capsys.readouterr().err
+    assert "no password is kept in a checkpoint, and `env_kwargs.database` had one" in capsys.readouterr().err
     assert main([*words, "--dry-run"]) == 0
     Path("run.yaml").write_text(capsys.readouterr().out)
     assert main(["train", "-f", "run.yaml"]) == 2

@@ -12,12 +12,13 @@ import rl8x
 from rl8x import PPOConfig
 from rl8x.algorithms import DQNConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.cli.main import COMMANDS, main
-from rl8x.config import RunConfig, algorithm_configs
+from rl8x.config import algorithm_configs
+from rl8x.config.spec import FIELDS as RUN_KEYS
 from rl8x.models import GRUModel, MLPModel
 from rl8x.names import check_arguments
 from rl8x.synonyms import NAMES, WORDS, called_here
 
-FIELDS = {field.name for each in [*algorithm_configs().values(), RunConfig] for field in dataclasses.fields(each)}
+FIELDS = {*RUN_KEYS} | {each.name for config in algorithm_configs().values() for each in dataclasses.fields(config)}
 # Names that `renamed` of a run file understands, and what is no option.
 NOT_ASKED = {"distribution_cls", "optimizer_cls", "model_cls", "wandb_entity", "num_actions", "set_random_seed"}
 # Second names of rows with several answers, in order.

@@ -1,12 +1,10 @@
 """Settings by name: every file is legal and ends as it should, and twins are alike."""
 
-import dataclasses
-
 import pytest
 import yaml
 
 import rl8x
-from rl8x.config import RunConfig, load_run_file
+from rl8x.config import RunSpec, load_run_file
 from rl8x.config.tuned import measured, tuned_file, tuned_files
 from rl8x.envs import BUILTIN
 
@@ -18,19 +16,19 @@ WRITTEN = {"num_envs", "horizon", "gamma", "max_grad_norm", "normalize_observati
 @pytest.mark.parametrize(("task", "algorithm"), NAMES)
 def test_a_setting_is_a_run_file_of_its_task_and_algorithm(task, algorithm):
     run = rl8x.tuned(task, algorithm)
-    assert run == RunConfig.from_file(tuned_file(task, algorithm.upper()))
-    assert (run.env, run.algorithm.lower()) == (task, algorithm)
-    assert run.seed is None
-    assert "seed" not in run.algorithm_config
-    config = run.make_algorithm_config()
+    assert run == RunSpec.from_file(tuned_file(task, algorithm.upper()))
+    assert (run.env.env, run.algorithm.algorithm.lower()) == (task, algorithm)
+    assert run.algorithm.seed is None
+    assert "seed" not in run.algorithm.algorithm_config
+    config = run.algorithm.make_config()
     assert config.without_effect() | run.without_effect() == {}
-    assert run.algorithm_config.keys() >= WRITTEN
+    assert run.algorithm.algorithm_config.keys() >= WRITTEN
     # The last policy is evaluated, and a schedule ends with the run at the latest.
-    (stop,) = run.stop_conditions
+    (stop,) = run.run.stop_conditions
     transitions = stop["hits_upper_bound"][1]
     steps = -(-transitions // (config.num_envs * config.horizon))
-    assert steps % run.steps_per_eval == 0
-    for name, value in run.algorithm_config.items():
+    assert steps % run.run.steps_per_eval == 0
+    for name, value in run.algorithm.algorithm_config.items():
         if name.endswith("_schedule"):
             assert value["points"][-1][0] <= transitions
 
@@ -59,12 +57,12 @@ def test_what_there_is():
 def test_a_task_of_gymnasiums_has_the_setting_of_the_built_in_one(task):
     for algorithm in tuned_files()[task]:
         theirs, ours = rl8x.tuned(task, algorithm), rl8x.tuned(task.partition("-")[0], algorithm)
-        assert dataclasses.replace(theirs, env=ours.env, num_eval_envs=ours.num_eval_envs) == ours
+        assert theirs.replace(env=ours.env.env, num_eval_envs=ours.trainer.num_eval_envs) == ours
 
 
 def test_ppo_is_taken_and_names_are_those_of_the_command_line():
     assert rl8x.tuned("CartPole") == rl8x.tuned("CartPole", "PPOConfig")
-    assert rl8x.tuned("CartPole", "Dqn").algorithm == "DQN"
+    assert rl8x.tuned("CartPole", "Dqn").algorithm.algorithm == "DQN"
 
 
 @pytest.mark.parametrize(
@@ -95,6 +93,6 @@ def test_what_was_measured_is_of_settings_that_there_are():
 
 
 def test_a_setting_is_trained_in_python():
-    run = dataclasses.replace(rl8x.tuned("CartPole"), seed=3, max_steps=2, steps_per_eval=1, progress="none")
-    trainer = run.make_trainer(tracker=rl8x.NullTracker())
-    assert run.train(trainer)["env/steps"] == 2 * 64 * 32
+    run = rl8x.tuned("CartPole").replace(seed=3, max_steps=2, steps_per_eval=1, progress="none")
+    trainer = rl8x.Trainer.from_spec(run, tracker=rl8x.NullTracker())
+    assert trainer.run()["env/steps"] == 2 * 64 * 32

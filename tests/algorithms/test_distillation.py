@@ -19,7 +19,7 @@ from rl8x.algorithms.distillation.losses import distillation_minibatch_losses
 from rl8x.algorithms.distillation.teacher import Teacher, View
 from rl8x.checkpoint import CheckpointError
 from rl8x.cli.main import main
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.distributions import make_distribution
 from rl8x.envs import AlgoTrading, CartPole, Parameter, Pendulum
 from rl8x.models import BUILTIN
@@ -498,12 +498,20 @@ def test_a_student_that_came_as_an_instance_leaves_as_it_is(tmp_path):
 
 def test_run_files_and_the_command_line_name_the_teachers_run(runs, tmp_path, monkeypatch, capsys):
     folder, _, _ = runs
-    run = RunConfig(
-        env="CartPole",
-        env_kwargs={"observe_parameters": "all"},
-        algorithm="distillation",
-        algorithm_config={"teacher": str(folder / "teacher"), "num_envs": 4, "horizon": 4, "device": "cpu", **GRU},
-        tracking=False,
+    run = RunSpec.from_plain(
+        {
+            "env": "CartPole",
+            "env_kwargs": {"observe_parameters": "all"},
+            "algorithm": "distillation",
+            "algorithm_config": {
+                "teacher": str(folder / "teacher"),
+                "num_envs": 4,
+                "horizon": 4,
+                "device": "cpu",
+                **GRU,
+            },
+            "tracking": False,
+        }
     )
     assert run.make_algorithm().teacher["source"] == str(folder / "teacher")
     monkeypatch.chdir(tmp_path)

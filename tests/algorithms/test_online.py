@@ -14,7 +14,7 @@ from rl8x import NullTracker, Trainer
 from rl8x.algorithms import AlgorithmConfig, GenericAlgorithmBase, PPOConfig, PQNConfig
 from rl8x.algorithms.hyperparameters import Default
 from rl8x.algorithms.online import ResetSchedule
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.rollouts.statistics import Stats
 
@@ -178,7 +178,9 @@ def test_simulators_that_are_stepped_one_by_one_get_16_copies_where_nobody_said_
 def test_a_number_of_copies_that_was_given_is_kept(number, how, capsys):
     if how == "run file":
         settings = {**TINY, "num_envs": number}
-        algorithm = RunConfig(env="CartPole-v1", algorithm="PQN", algorithm_config=settings).make_algorithm()
+        algorithm = RunSpec.from_plain(
+            {"env": "CartPole-v1", "algorithm": "PQN", "algorithm_config": settings}
+        ).make_algorithm()
     elif how == "replace":
         algorithm = dataclasses.replace(PQNConfig(**TINY), num_envs=number).build("CartPole-v1")
     else:

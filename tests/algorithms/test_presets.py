@@ -9,7 +9,7 @@ from rl8x.algorithms.hyperparameters import Default
 from rl8x.algorithms.presets import PRESETS
 from rl8x.cli.main import main
 from rl8x.cli.options import read_run
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.envs import CartPole
 
 # What rl8's AlgorithmConfig has, under rl8x's names, and what rl8 has not.
@@ -44,7 +44,7 @@ def values(config):
 
 
 def typed(*words, **options):
-    return read_run({"words": ("CartPole", *words), "file": None, "trust": False, **options}).make_algorithm_config()
+    return read_run({"words": ("CartPole", *words), "file": None, "trust": False, **options}).algorithm.make_config()
 
 
 def test_rl8s_defaults():
@@ -62,8 +62,8 @@ def test_three_doors_give_the_same_and_what_is_given_wins(config_class, name):
     algorithm = config_class.__name__.removesuffix("Config")
     for given in ({}, {"num_envs": 256, "lr": 5e-4}):
         config = getattr(config_class, name)(**given)
-        run = RunConfig(env="Pendulum", algorithm=algorithm, preset=name, algorithm_config=given)
-        assert RunConfig.from_dict(run.to_dict()).make_algorithm_config() == run.make_algorithm_config() == config
+        run = RunSpec.from_plain({"env": "Pendulum", "algorithm": algorithm, "preset": name, "algorithm_config": given})
+        assert RunSpec.from_plain(run.to_plain()).algorithm.make_config() == run.algorithm.make_config() == config
         assert typed(algorithm=algorithm, preset=name, **given) == config
         assert typed(f"algorithm={algorithm}", f"preset={name}", *map("{0[0]}={0[1]}".format, given.items())) == config
         expected = values(config_class()) | PRESETS[algorithm][name] | given
@@ -109,7 +109,9 @@ def test_others_are_refused(config_class, name, why, capsys):
 def test_a_dry_run_keeps_the_word_and_params_have_the_values(capsys):
     assert main(["train", "CartPole", "--preset", "rl8", "--num-envs", "4", "--dry-run"]) == 0
     assert "preset: rl8\n" in capsys.readouterr().out
-    run = RunConfig(env="CartPole", preset="rl8", algorithm_config={"num_envs": 4, "device": "cpu"}, tracking=False)
+    run = RunSpec.from_plain(
+        {"env": "CartPole", "preset": "rl8", "algorithm_config": {"num_envs": 4, "device": "cpu"}, "tracking": False}
+    )
     params = run.make_algorithm().params
     assert (params["gamma"], params["num_sgd_iters"], params["num_envs"]) == (0.95, 4, 4)
     assert params["model_config.hidden_sizes"] == [256, 256]

@@ -13,7 +13,7 @@ from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.algorithms.sac import CQL_NOISE, NOISE
 from rl8x.cli.main import main
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.envs import CartPole, Pendulum
 from rl8x.functional import expectation
 from rl8x.replay.dataset import Dataset
@@ -413,8 +413,8 @@ def test_the_presets_are_those_of_their_papers(capsys):
     assert [schedule(0), schedule(25_000_000), schedule(10**9)] == pytest.approx([3e-4, 2.25e-4, 1.5e-4])
     typed = ["train", "Pendulum", "--algorithm", "flash_sac", "--num-envs", "2", "--dry-run", "--no-tracking"]
     assert main([*typed, "--device", "cpu"]) == 0
-    written = RunConfig.from_dict(yaml.safe_load(capsys.readouterr().out))
-    assert written.make_algorithm_config() == FlashSACConfig(num_envs=2, device="cpu")
+    written = RunSpec.from_plain(yaml.safe_load(capsys.readouterr().out))
+    assert written.algorithm.make_config() == FlashSACConfig(num_envs=2, device="cpu")
 
 
 # -- conservative Q-learning

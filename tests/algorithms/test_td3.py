@@ -15,7 +15,7 @@ from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.algorithms.td3 import NOISE
 from rl8x.checkpoint.tree import clone
 from rl8x.cli.main import main
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.envs import CartPole, Pendulum
 from rl8x.replay.dataset import Dataset
 
@@ -613,12 +613,12 @@ def test_the_preset_builds_td3_with_what_is_given_beside_it():
 
 def test_the_preset_is_named_where_algorithms_are(capsys):
     for name in ("fast_td3", "FastTD3", "rl8x.algorithms.FastTD3Config"):
-        run = RunConfig.from_dict({"env": "Pendulum", "algorithm": name, "algorithm_config": {"num_envs": 2}})
-        assert run.make_algorithm_config() == FastTD3Config(num_envs=2)
+        run = RunSpec.from_plain({"env": "Pendulum", "algorithm": name, "algorithm_config": {"num_envs": 2}})
+        assert run.algorithm.make_config() == FastTD3Config(num_envs=2)
     typed = ["train", "Pendulum", "--algorithm", "fast_td3", "--num-envs", "2", "--buffer-size", "1000"]
     assert main([*typed, "tau=0.2", "--device", "cpu", "--dry-run", "--no-tracking"]) == 0
-    written = RunConfig.from_dict(yaml.safe_load(capsys.readouterr().out))
-    assert written.make_algorithm_config() == FastTD3Config(num_envs=2, buffer_size=1000, tau=0.2, device="cpu")
+    written = RunSpec.from_plain(yaml.safe_load(capsys.readouterr().out))
+    assert written.algorithm.make_config() == FastTD3Config(num_envs=2, buffer_size=1000, tau=0.2, device="cpu")
 
 
 def test_a_run_of_the_trainer_ends_with_its_last_policy():

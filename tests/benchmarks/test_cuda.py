@@ -21,6 +21,7 @@ SIZES = {"num_envs": 8, "horizon": 8}
 
 
 def test_the_script_checks_measures_and_writes_what_the_report_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(cuda, "PEERS", ())
     monkeypatch.setattr(subprocess, "Popen", ForkedPython)  # four processes, each of which would import torch
     out = tmp_path / "cuda.json"
     words = ["--device", "cpu", "--quick", "--works", "small", "--modes", "eager", "--precisions", "fp32"]

@@ -11,8 +11,11 @@ def row(task, seed, mean, passed=True):
 
 
 def test_nothing_is_given_but_what_is_halved_or_doubled():
-    assert all(task.run.algorithm_config == {} for task in TASKS.values())
-    given = [list(task.run.algorithm_config.values()) for task in near("x", TASKS["ppo-cartpole"], (64, 64)).values()]
+    assert all(task.run.algorithm.algorithm_config == {} for task in TASKS.values())
+    given = [
+        list(task.run.algorithm.algorithm_config.values())
+        for task in near("x", TASKS["ppo-cartpole"], (64, 64)).values()
+    ]
     numbers = [[5e-4], [2e-3], [16], [64], [32], [128]]
     assert given == [*numbers, [{"hidden_sizes": [32, 32]}], [{"hidden_sizes": [128, 128]}]]
     assert all(len(tasks) == 8 for tasks in NEAR.values())
@@ -32,7 +35,7 @@ def test_rows_that_other_defaults_made_are_left_out(tmp_path, capsys):
         keep(file_of("PPO", tmp_path), row("ppo-cartpole", seed, 500.0))
     assert [each["seed"] for each in all_rows(tmp_path)] == [100, 101]
     document = json.loads(file_of("PPO", tmp_path).read_text())
-    assert document["tasks"]["ppo-cartpole"]["config"]["gamma"] == ALL["ppo-cartpole"].run.make_algorithm_config().gamma
+    assert document["tasks"]["ppo-cartpole"]["config"]["gamma"] == ALL["ppo-cartpole"].run.algorithm.make_config().gamma
     document["tasks"]["ppo-cartpole"]["config"]["gamma"] = 0.5
     file_of("PPO", tmp_path).write_text(json.dumps(document))
     assert all_rows(tmp_path) == []

@@ -51,8 +51,8 @@ def test_the_best_evaluation_and_the_last_policy_of_each_seed_are_written(tmp_pa
 
 def test_both_learn_as_long_and_are_evaluated_as_often():
     run = tuned("Ant-v5")
-    assert run.stop_conditions[0]["hits_upper_bound"] == ["env/steps", sb3.TRANSITIONS]
-    config = run.make_algorithm_config()
-    ours = run.steps_per_eval * config.num_envs * config.horizon
+    assert run.run.stop_conditions[0]["hits_upper_bound"] == ["env/steps", sb3.TRANSITIONS]
+    config = run.algorithm.make_config()
+    ours = run.run.steps_per_eval * config.num_envs * config.horizon
     assert ours == sb3.STEPS_PER_EVAL * sb3.ZOO["n_steps"]
-    assert run.num_eval_envs == sb3.EVAL_EPISODES
+    assert run.trainer.num_eval_envs == sb3.EVAL_EPISODES

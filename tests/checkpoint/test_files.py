@@ -18,15 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.algorithms.test_set_lr import ALGORITHMS
 from tests.checkpoint import legal
-from tests.checkpoint.legal import metadata
+from tests.checkpoint.legal import described, metadata
 
 from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, CheckpointManager, Checkpoints, describe, files, find, listed, read
-from rl8x.checkpoint.build import build_algorithm, changes, describe_algorithm
+from rl8x.checkpoint.build import build_algorithm, changes, problems_of
 from rl8x.checkpoint.find import find_of_job, find_unfinished
 from rl8x.checkpoint.ranks import num_ranks, of_rank, packed, unpacked
 from rl8x.checkpoint.tree import AS_FIRST, clone, copied, mapped, tensors_in
 from rl8x.conditions import Condition, Plateau, StopsIncreasing, WallTime, parts
+from rl8x.config import RunSpec
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
 from rl8x.importing import dotted_path, import_named
 from rl8x.models import MLPModel
@@ -481,29 +482,34 @@ def test_a_run_is_found_by_what_its_checkpoints_say(tmp_path, monkeypatch):
 
 
 def test_a_run_is_found_by_a_run_file_with_a_password(tmp_path):
-    run_file = {"env": "CartPole", "tracking_uri": "http://me:p4ss@host"}
-    path = put(tmp_path / "a", run_file=run_file, status="KILLED")
+    plain = {"env": "CartPole", "tracking_uri": "http://me:p4ss@host"}
+    path = put(tmp_path / "a", spec=plain, status="KILLED")
     assert "p4ss" not in (path / files.DESCRIPTION).read_text()
-    assert find_unfinished(run_file, tmp_path) == tmp_path / "a"
-    assert find_unfinished({**run_file, "tracking_uri": "http://you:p4ss@host"}, tmp_path) is None
-    assert find_unfinished({**run_file, "progress": "none"}, tmp_path) == tmp_path / "a"
+    assert find_unfinished(RunSpec.read(plain), tmp_path) == tmp_path / "a"
+    assert find_unfinished(RunSpec.read({**plain, "tracking_uri": "http://you:p4ss@host"}), tmp_path) is None
+    assert find_unfinished(RunSpec.read({**plain, "progress": "none"}), tmp_path) == tmp_path / "a"
 
 
 def test_a_job_finds_its_run_though_the_newest_checkpoint_is_damaged(tmp_path):
-    build = {"config_class": "C", "env_class": "E", "config": {"seed": 1}}
+    resolved = {"env_class": "E", "config": {"seed": 1}}
     for steps in (1, 2):
-        path = put(tmp_path / "a", steps, run={"key": "k", "job": "mine"}, build=build)
+        path = put(tmp_path / "a", steps, run={"key": "k", "job": "mine"}, resolved=resolved)
     (path / files.DESCRIPTION).write_text("{")
-    assert find_of_job("mine", build, tmp_path / "a") == tmp_path / "a"
-    assert find_of_job("mine", build, tmp_path) == tmp_path / "a"
-    assert find_of_job("another", build, tmp_path / "a") is None
+    own = RunSpec(), resolved
+    assert find_of_job("mine", *own, tmp_path / "a") == tmp_path / "a"
+    assert find_of_job("mine", *own, tmp_path) == tmp_path / "a"
+    assert find_of_job("another", *own, tmp_path / "a") is None
+    assert find_of_job("mine", RunSpec.read({"algorithm": "DQN"}), resolved, tmp_path) is None
+    assert find_of_job("mine", RunSpec(), {**resolved, "config": {"seed": 2}}, tmp_path) is None
+    assert find_of_job("mine", RunSpec(), {**resolved, "config": {"seed": None}}, tmp_path) == tmp_path / "a"
 
 
 def test_a_run_that_was_killed_before_its_store_had_all_has_not_finished(tmp_path):
-    config = {"env": "CartPole"}
+    plain = {"env": "CartPole"}
+    config = RunSpec.read(plain)
     folder = tmp_path / "mlruns/checkpoints/a"
     spool = Spool.create(tmp_path / "spools", {"op": "open", "version": 1, "spool_id": "a", "t": 1, "uri": "http://x"})
-    put(folder, run_file=config, status="FINISHED", run={"key": "k", "spool": "../../../spools/a"})
+    put(folder, spec=plain, status="FINISHED", run={"key": "k", "spool": "../../../spools/a"})
     assert find_unfinished(config, folder.parent) == folder
     spool.acknowledge(finished=True)
     assert find_unfinished(config, folder.parent) is None  # what is still there was set aside
@@ -519,12 +525,13 @@ def test_a_run_that_was_killed_before_its_store_had_all_has_not_finished(tmp_pat
 
 
 def test_the_newest_unfinished_run_of_a_run_file_is_found(tmp_path):
-    config = {"env": "CartPole"}
+    plain = {"env": "CartPole"}
+    config = RunSpec.read(plain)
     for name, created, status in (("a", "1", "RUNNING"), ("b", "2", "KILLED"), ("c", "3", "FINISHED")):
-        put(tmp_path / name, run_file=config, created=created, status=status)
-    put(tmp_path / "d", run_file={"env": "Pendulum"}, created="4", status="RUNNING")
+        put(tmp_path / name, spec=plain, created=created, status=status)
+    put(tmp_path / "d", spec={"env": "Pendulum"}, created="4", status="RUNNING")
     assert find_unfinished(config, tmp_path) == tmp_path / "b"
-    assert find_unfinished({"env": "Acrobot"}, tmp_path) is None
+    assert find_unfinished(RunSpec.read({"env": "Acrobot"}), tmp_path) is None
     manager = opened(tmp_path / "b")
     assert find_unfinished(config, tmp_path) == tmp_path / "a"  # somebody is at b
     manager.end()
@@ -646,47 +653,47 @@ def test_an_algorithm_is_built_again_from_json():
     algorithm = config(lr=2e-3, lr_schedule=[[0, 2e-3], [100, 1e-4]], model_config={"hidden_sizes": [8]}).build(
         CartPole, time_limit=20
     )
-    build = json.loads(json.dumps(describe_algorithm(algorithm)))
-    again = build_algorithm(build, {"gamma": 0.5})
+    run = described(algorithm)
+    again = build_algorithm(*run, {"gamma": 0.5})
     assert again.config == config(
         lr=2e-3, lr_schedule=[[0, 2e-3], [100, 1e-4]], model_config={"hidden_sizes": [8]}, gamma=0.5
     )
     assert (type(again.env), again.env.time_limit) == (CartPole, 20)
-    assert changes(build, again) == {"gamma": (0.99, 0.5)}
+    assert changes(*run, again) == {"gamma": (0.99, 0.5)}
     with pytest.raises(ValueError, match="gamma"):
-        build_algorithm(build, {"gama": 0.5})
+        build_algorithm(*run, {"gama": 0.5})
 
 
 @pytest.mark.parametrize("only_acts", [False, True])
 def test_what_has_no_effect_on_learning_is_told_to_those_who_learn(only_acts):
     with pytest.warns(RuntimeWarning, match="`lr=0.5` has no effect"):
-        build = describe_algorithm(config(lr=0.5, lr_schedule=[[0, 1e-3]]).build(CartPole))
+        run = described(config(lr=0.5, lr_schedule=[[0, 1e-3]]).build(CartPole))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        build_algorithm(build, {}, only_acts=only_acts)
+        build_algorithm(*run, {}, only_acts=only_acts)
     assert len(told) == (not only_acts)
 
 
 def test_a_drawn_seed_is_kept():
     algorithm = config(seed=None).build(CartPole)
-    build = describe_algorithm(algorithm)
-    assert build_algorithm(build, {}).seed == algorithm.seed
-    assert changes(build, config(seed=None).build(CartPole)) == {}
+    run = described(algorithm)
+    assert build_algorithm(*run, {}).seed == algorithm.seed
+    assert changes(*run, config(seed=None).build(CartPole)) == {}
 
 
 def test_a_model_class_is_named():
     from rl8x.models.mlp import MLPModel
 
-    build = describe_algorithm(config(model=MLPModel).build(CartPole))
-    assert build["problems"] == []
-    assert build_algorithm(build, {}).config.model is MLPModel
+    run = described(config(model=MLPModel).build(CartPole))
+    assert problems_of(*run) == []
+    assert build_algorithm(*run, {}).config.model is MLPModel
 
 
 def test_an_adapter_is_built_again_with_its_arguments():
     import functools
 
     algorithm = config(model_config={"hidden_sizes": [4]}).build(functools.partial(GymnasiumEnv, "CartPole-v1"))
-    again = build_algorithm(json.loads(json.dumps(describe_algorithm(algorithm))), {})
+    again = build_algorithm(*described(algorithm), {})
     assert isinstance(again.env, GymnasiumEnv)
     assert again.env.single_observation_space == algorithm.env.single_observation_space
 
@@ -700,66 +707,66 @@ class Simulator(CartPoleEnv):
 def test_a_simulators_class_and_one_among_its_arguments_are_there_again():
     made_by = functools.partial(GymnasiumEnv, Simulator, kind=Simulator, vectorization="sync")
     algorithm = config(model_config={"hidden_sizes": [4]}).build(made_by)
-    build = json.loads(json.dumps(describe_algorithm(algorithm)))
-    assert build["problems"] == []
-    again = build_algorithm(build, {})
+    run = described(algorithm)
+    assert problems_of(*run) == []
+    again = build_algorithm(*run, {})
     (copy, *_) = again.env.vector_env.envs
     assert (type(copy.unwrapped), copy.unwrapped.kind) == (Simulator, Simulator)
-    assert changes(build, again) == {}
+    assert changes(*run, again) == {}
 
 
 def test_a_hyperparameter_that_an_older_checkpoint_lacks_takes_its_default_with_a_word():
     algorithm = config(gamma=0.5).build(CartPole)
-    build = json.loads(json.dumps(describe_algorithm(algorithm)))
+    run = described(algorithm)
     for name in ("vf_coeff", "optimizer_config"):
-        del build["config"][name]
-    again = build_algorithm(build, {})
+        del run[1]["config"][name]
+    again = build_algorithm(*run, {})
     with pytest.warns(RuntimeWarning, match=r"take their defaults: optimizer_config=\{\}, vf_coeff=1\.0$"):
-        assert changes(build, again) == {}
+        assert changes(*run, again) == {}
     assert again.config == algorithm.config
     with pytest.warns(RuntimeWarning, match="vf_coeff"):
-        assert changes(build, build_algorithm(build, {"vf_coeff": 0.5})) == {"vf_coeff": (1.0, 0.5)}
+        assert changes(*run, build_algorithm(*run, {"vf_coeff": 0.5})) == {"vf_coeff": (1.0, 0.5)}
 
 
 def test_what_has_no_form_in_a_file_is_not_taken_for_a_missing_hyperparameter(recwarn):
     model = MLPModel(CartPole(1).single_observation_space, 2)
     algorithm = config(model=model).build(CartPole)
-    assert changes(json.loads(json.dumps(describe_algorithm(algorithm))), algorithm) == {}
+    assert changes(*described(algorithm), algorithm) == {}
     assert list(recwarn) == []
 
 
 def test_a_hyperparameter_of_a_newer_version_is_one_clear_error():
     algorithm = config().build(CartPole)
-    build = describe_algorithm(algorithm)
-    build["config"] |= {"look_ahead": 3}
-    for attempt in (lambda: build_algorithm(build, {}), lambda: changes(build, algorithm)):
+    run = described(algorithm)
+    run[1]["config"] |= {"look_ahead": 3}
+    for attempt in (lambda: build_algorithm(*run, {}), lambda: changes(*run, algorithm)):
         with pytest.raises(CheckpointError, match=r"^PPOConfig of rl8x .* not have the hyperparameters `look_ahead`"):
             attempt()
 
 
 def test_what_cannot_be_built_again_says_so():
     with pytest.raises(CheckpointError, match=r"given as an instance. Pass `algorithm=`"):
-        build_algorithm(describe_algorithm(config().build(CartPole(4))), {})
+        build_algorithm(*described(config().build(CartPole(4))), {})
     with pytest.raises(CheckpointError, match="not made by a class"):
-        build_algorithm(describe_algorithm(config().build(lambda n, **options: CartPole(n, **options))), {})
+        build_algorithm(*described(config().build(lambda n, **options: CartPole(n, **options))), {})
 
 
 def test_another_environment_is_refused():
-    build = describe_algorithm(config().build(CartPole))
+    run = described(config().build(CartPole))
     with pytest.raises(CheckpointError, match="environment is CartPole; the algorithm given has Pendulum"):
-        changes(build, config().build(Pendulum))
+        changes(*run, config().build(Pendulum))
 
 
 @pytest.mark.parametrize("path", ["os.system", "subprocess.Popen", "builtins.eval", "rl8x.PPOConfig", "nowhere.Env"])
 def test_a_file_cannot_have_anything_else_called(path):
-    build = describe_algorithm(config().build(CartPole))
-    build["env"]["class"] = path
+    spec, resolved = described(config().build(CartPole))
+    named = RunSpec.read(spec.to_plain() | {"env": path})
     with pytest.raises(CheckpointError, match=r"not a subclass of Env|would import the module"):
-        build_algorithm(build, {})
-    build = describe_algorithm(config().build(CartPole)) | {"config_class": path}
+        build_algorithm(named, resolved, {})
+    named = RunSpec.read(spec.to_plain() | {"algorithm": path})
     if path != "rl8x.PPOConfig":
-        with pytest.raises(CheckpointError, match=r"not a subclass of AlgorithmConfig|would import the module"):
-            build_algorithm(build, {})
+        with pytest.raises(CheckpointError, match=r"must name a subclass of .*AlgorithmConfig|would import the module"):
+            build_algorithm(named, resolved, {})
 
 
 def test_dotted_paths():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 import sys
 
 import numpy as np
@@ -14,14 +13,14 @@ from tests.combinations.tasks import Simulator, Walk
 
 from rl8x import NullTracker, PPOConfig, Trainer, distill, load_algorithm, trusted
 from rl8x.algorithms import BCConfig, DistillationConfig, DQNConfig, IQLConfig, PQNConfig, SACConfig, TD3Config
-from rl8x.checkpoint import CheckpointError, load_policy
-from rl8x.checkpoint.build import describe_algorithm
+from rl8x.checkpoint import CheckpointError, find, load_policy
+from rl8x.checkpoint.build import problems_of
 from rl8x.cli.collect import record
 from rl8x.cli.main import main
+from rl8x.config.describe import run_spec
 from rl8x.envs import CartPole, Env, GymnasiumEnv
 from rl8x.models.mlp import MLPModel
 from rl8x.policy import Policy
-from rl8x.trainers import description
 
 SMALL = {"num_envs": 4, "device": "cpu", "seed": 0, "execution": "eager"}
 ROLLOUT = SMALL | {"horizon": 4}
@@ -99,8 +98,8 @@ def no_envs(monkeypatch):
 def test_the_policy_of_any_run_is_exported_as_it_was_trained(name, tmp_path, monkeypatch, no_envs, capsys):
     monkeypatch.chdir(tmp_path)
     trainer = train(RUNS[name](), "run")
-    build = json.loads((tmp_path / "run" / "000002-step-2" / "checkpoint.json").read_text())["build"]
-    assert build["problems"] != []
+    checkpoint = find("run")
+    assert problems_of(checkpoint.spec, checkpoint.metadata["resolved"]) != []
     no_envs()
     assert main(["export", "run"]) == 0, capsys.readouterr().err
     trained = trainer.algorithm.policy
@@ -198,9 +197,7 @@ def test_functions_of_a_module_in_a_script_are_found_again(module, tmp_path, mon
         with pytest.raises(CheckpointError, match="trust=True"):
             Trainer.resume(tmp_path / str(index))
         # A run file's `env` names what is called with a number of copies: `copy` is an argument of that.
-        file = description.run_file(
-            algorithm, describe_algorithm(algorithm), {"eval_env": "auto", "stop_conditions": []}
-        )
+        file = run_spec(algorithm).to_plain()
         assert file["env"] == (f"{module}.task", "rl8x.envs.GymnasiumEnv")[index]
         if index:
             assert file["env_kwargs"] == {"env": {"$class": f"{module}.copy"}, "vectorization": "sync"}

@@ -13,7 +13,7 @@ import yaml
 
 from rl8x import trusted
 from rl8x.cli.main import main
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.envs import Pendulum
 from rl8x.importing import UntrustedError
 from rl8x.policy import Policy
@@ -99,7 +99,7 @@ def package(tmp_path, monkeypatch):
 def built(monkeypatch):
     """What commands built, in place of a trainer."""
     algorithms = []
-    monkeypatch.setattr(RunConfig, "make_trainer", lambda run: algorithms.append(run.make_algorithm()))
+    monkeypatch.setattr(Trainer, "from_spec", lambda spec: algorithms.append(spec.make_algorithm()))
     return algorithms
 
 
@@ -165,7 +165,7 @@ def test_a_run_file_needs_trust_for_its_algorithm(package, capsys):
     for words in (["--capacity", "3"], ["--dry-run"], ["--help"]):
         assert f"would import the module '{package}'" in refusal(capsys, "train", "-f", "run.yaml", *words)
     with pytest.raises(UntrustedError):
-        RunConfig.from_file("run.yaml")
+        RunSpec.from_file("run.yaml")
     assert package not in sys.modules
 
 
@@ -211,9 +211,9 @@ def test_mistakes_name_the_algorithms_own_options(package, built, capsys, words,
 def test_a_hyperparameter_in_the_wrong_place_of_a_run_file_is_known_by_the_runs_algorithm(package):
     sys.path.append(".")
     with pytest.raises(ValueError, match=r"'capacity': it is a hyperparameter\. Put it under `algorithm_config`"):
-        RunConfig.from_dict({"env": "Pendulum", "algorithm": f"{package}.MyConfig", "capacity": 3}, trust=True)
+        RunSpec.from_plain({"env": "Pendulum", "algorithm": f"{package}.MyConfig", "capacity": 3}, trust=True)
     with pytest.raises(ValueError, match=r"unknown key 'lr'\. "):
-        RunConfig.from_dict({"env": "Pendulum", "algorithm": f"{package}.MyConfig", "lr": 3}, trust=True)
+        RunSpec.from_plain({"env": "Pendulum", "algorithm": f"{package}.MyConfig", "lr": 3}, trust=True)
 
 
 def test_an_algorithm_without_an_environment_needs_no_env(package, built, capsys):

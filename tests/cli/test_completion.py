@@ -12,7 +12,7 @@ from rl8x.config.algorithms import algorithm_configs
 from rl8x.config.tuned import tuned_files
 from rl8x.envs import registry
 from rl8x.tracking.location import locate
-from rl8x.tracking.store import MLflowStore, RunSpec
+from rl8x.tracking.store import MLflowStore, NewRun
 
 
 def asked(line, monkeypatch, capsys):
@@ -58,7 +58,7 @@ def test_what_is_offered(line, offered, mlruns, monkeypatch, capsys):
 def test_runs_are_offered_by_name(mlruns, monkeypatch, capsys):
     store = MLflowStore(locate())
     for number, name in enumerate(("calm-ant", "calm-bee", "odd-cat")):
-        run = store.create_run(RunSpec(str(number), "e", None, name, 1000))
+        run = store.create_run(NewRun(str(number), "e", None, name, 1000))
     store.delete_run(run)
     for line in ("rl8x resume ", "rl8x compare calm-ant ", "rl8x play "):
         if line.split()[1] in COMMANDS:

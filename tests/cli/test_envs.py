@@ -23,7 +23,7 @@ def test_one_environment_in_full(capsys):
 
 
 def test_every_example_of_an_environment_is_legal(capsys):
-    from rl8x.config import RunConfig, parse_value
+    from rl8x.config import RunSpec, parse_value
 
     for name, cls in BUILTIN.items():
         assert main(["envs", name]) == 0
@@ -31,7 +31,7 @@ def test_every_example_of_an_environment_is_legal(capsys):
         if "env_config." in example:
             key, _, value = example.partition("env_config.")[2].partition("=")
             cls(4, seed=0).configure({key: parse_value(value.strip("'"))})
-            RunConfig.from_dict({"env": name, "env_config": {key: parse_value(value.strip("'"))}})
+            RunSpec.from_plain({"env": name, "env_config": {key: parse_value(value.strip("'"))}})
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(capsys):

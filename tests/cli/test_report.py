@@ -8,7 +8,7 @@ from rl8x import drawing
 from rl8x.cli.main import main
 from rl8x.tracking.database import Point
 from rl8x.tracking.location import locate
-from rl8x.tracking.store import MLflowStore, RunSpec
+from rl8x.tracking.store import MLflowStore, NewRun
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def test_a_folder_is_reported(study, capsys, monkeypatch):
 
 def test_a_parent_run_is_reported_and_gets_the_files(study, mlruns, mlflow_client, capsys):
     store = MLflowStore(locate(None))
-    parent = store.create_run(RunSpec("1", "studies", None, "my study", 1))
+    parent = store.create_run(NewRun("1", "studies", None, "my study", 1))
     for name in ("evaluations.json", "supports.json", "study.json"):
         store.log_artifact(parent, study / name, None)
     assert main(["report", "my study", "--output", "figures"]) == 0
@@ -48,14 +48,14 @@ def test_a_parent_run_is_reported_and_gets_the_files(study, mlruns, mlflow_clien
     by_folder = capsys.readouterr().out.splitlines()[:3]
     assert main(["report", str(study), "--no-log"]) == 0
     assert capsys.readouterr().out.splitlines()[:3] == by_folder
-    other = store.create_run(RunSpec("2", "studies", None, "no study", 2))
+    other = store.create_run(NewRun("2", "studies", None, "no study", 2))
     assert main(["report", other]) == 2
     assert "the run 'no study' has no artifact evaluations.json: it is no study's parent" in capsys.readouterr().err
 
 
 def test_a_study_found_by_its_folder_goes_to_the_parent_of_its_runs(tmp_path, mlruns, mlflow_client):
     store = MLflowStore(locate(None))
-    parent, child = (store.create_run(RunSpec(str(each), "studies", None, f"run{each}", each)) for each in (1, 2))
+    parent, child = (store.create_run(NewRun(str(each), "studies", None, f"run{each}", each)) for each in (1, 2))
     store.set_tags(child, {"mlflow.parentRunId": parent})
     table = evaluations(grid={"length": [0.5, 1.0]}).assign(run_id=child)
     assert main(["report", str(write_study(tmp_path / "poles", table))]) == 0
@@ -98,7 +98,7 @@ def test_runs_are_compared(mlruns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     store = MLflowStore(locate(None))
     for number, lr in enumerate(("0.1", "0.2")):
-        run = store.create_run(RunSpec(str(number), "poles", None, f"run-{number}", 1 + number))
+        run = store.create_run(NewRun(str(number), "poles", None, f"run-{number}", 1 + number))
         store.log_params(run, {"lr": lr, "gamma": "0.9"})
         store.log_points(run, [Point("eval/returns/mean", 5.0 * number + step, 1 + step, step) for step in range(3)])
     assert main(["compare", "run-0", "run-1", "--group-by", "lr"]) == 0

@@ -68,7 +68,7 @@ def test_hyperparameters_and_conditions_can_change(tmp_path, capsys):
     words = ["lr=1e-4", "--stop", "hits_upper_bound: [algorithm/steps, 4]", "--progress", "none"]
     assert main(["resume", str(tmp_path / "a"), "--max-steps", "9", *words]) == 0
     assert "stopped by HitsUpperBound('algorithm/steps', 4)" in capsys.readouterr().out
-    assert state(tmp_path / "a").metadata["build"]["config"]["lr"] == 1e-4
+    assert state(tmp_path / "a").metadata["resolved"]["config"]["lr"] == 1e-4
 
 
 def test_waiting_for_evaluations_is_one_line_until_there_are_some(tmp_path, capsys):

@@ -16,8 +16,10 @@ from rl8x.cli import train
 from rl8x.cli.errors import UserError
 from rl8x.cli.main import main
 from rl8x.cli.options import read_run
-from rl8x.config import RunConfig, load_run_file
+from rl8x.config import RunSpec, load_run_file
+from rl8x.config.spec import FIELDS
 from rl8x.distributed import RankError
+from rl8x.trainers import Trainer
 
 SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu", "--progress", "none"]
 
@@ -80,10 +82,10 @@ def test_a_dry_run_prints_a_run_file_that_means_the_same(tmp_path, capsys):
     assert main([*words, "--dry-run"]) == 0
     path = tmp_path / "run.yaml"
     path.write_text(capsys.readouterr().out)
-    run = RunConfig.from_file(path)
-    assert run.algorithm_config == {"num_envs": 4, "horizon": 10, "device": "cpu", "lr": 3e-5, "seed": 3}
-    assert repr(run.conditions()) == "[WallTime('1m')]"
-    assert not run.tracking
+    run = RunSpec.from_file(path)
+    assert run.algorithm.algorithm_config == {"num_envs": 4, "horizon": 10, "device": "cpu", "lr": 3e-5, "seed": 3}
+    assert repr(run.run.conditions()) == "[WallTime('1m')]"
+    assert not run.trainer.tracking
 
 
 # -- putting a run together -----------------------------------------------------------------------------
@@ -93,18 +95,18 @@ def test_later_wins_file_then_overrides_then_options(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("env: Pendulum\nmax_steps: 1\nseed: 1\nalgorithm_config: {lr: 0.1, gamma: 0.5, num_envs: 2}\n")
     run = read("CartPole", "max_steps=2", "algorithm_config.lr=0.2", file=path, lr=0.3, max_steps=3, seed=4)
-    assert (run.env, run.max_steps) == ("CartPole", 3)
-    assert run.algorithm_config == {"lr": 0.3, "gamma": 0.5, "num_envs": 2, "seed": 4}
-    assert run.make_algorithm_config().seed == 4
-    assert read("env_cls=CartPole", file=path).env == "CartPole"
+    assert (run.env.env, run.run.max_steps) == ("CartPole", 3)
+    assert run.algorithm.algorithm_config == {"lr": 0.3, "gamma": 0.5, "num_envs": 2, "seed": 4}
+    assert run.algorithm.make_config().seed == 4
+    assert read("env_cls=CartPole", file=path).env.env == "CartPole"
 
 
 def test_stop_conditions_of_the_command_line_replace_the_files(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("env: Pendulum\nstop_conditions: [{wall_time: 5}]\n")
-    assert repr(read(file=path).conditions()) == "[WallTime(5)]"
+    assert repr(read(file=path).run.conditions()) == "[WallTime(5)]"
     run = read(file=path, stop=("hits_upper_bound: [env/steps, 1e6]", "non_finite"))
-    assert repr(run.conditions()) == "[HitsUpperBound('env/steps', 1000000.0), NonFinite()]"
+    assert repr(run.run.conditions()) == "[HitsUpperBound('env/steps', 1000000.0), NonFinite()]"
 
 
 @pytest.mark.parametrize(
@@ -128,10 +130,10 @@ def test_stop_conditions_of_the_command_line_replace_the_files(tmp_path):
 )
 def test_stop_conditions_are_comparisons_or_yaml_and_a_file_may_hold_both(stop, shown, tmp_path):
     run = read("CartPole", stop=(stop,))
-    assert repr(run.conditions()) == f"[{shown}]"
+    assert repr(run.run.conditions()) == f"[{shown}]"
     path = tmp_path / "run.json"
-    path.write_text(json.dumps(run.to_dict()))
-    assert repr(RunConfig.from_file(path).conditions()) == f"[{shown}]"
+    path.write_text(json.dumps(run.to_plain()))
+    assert repr(RunSpec.from_file(path).run.conditions()) == f"[{shown}]"
 
 
 def test_a_comparison_ends_a_run_and_a_resumed_one(mlruns, capsys):
@@ -153,7 +155,7 @@ def test_a_comparison_ends_a_run_and_a_resumed_one(mlruns, capsys):
 def test_every_hyperparameter_and_run_key_has_an_option():
     context = train.train.make_context("train", ["CartPole"])
     flags = {name for parameter in train.train.get_params(context) for name in parameter.opts}
-    fields = [*dataclasses.fields(PPOConfig), *dataclasses.fields(RunConfig)]
+    fields = [*dataclasses.fields(PPOConfig), *FIELDS.values()]
     missing = {"--" + field.name.replace("_", "-") for field in fields} - flags
     assert missing == {"--env", "--algorithm-config", "--stop-conditions"}
     assert all(field.metadata.get("help") for field in fields)
@@ -396,10 +398,10 @@ def test_what_this_machine_or_these_ranks_cannot_do_is_said_in_one_line(monkeypa
 
 
 def test_ctrl_c_ends_with_130(monkeypatch, capsys):
-    def interrupted(run, trainer):
+    def interrupted(trainer):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RunConfig, "train", interrupted)
+    monkeypatch.setattr(Trainer, "run", interrupted)
     assert main(["train", "CartPole", *SMALL]) == 130
     assert capsys.readouterr().err.strip().endswith("rl8x: interrupted")
 
@@ -460,7 +462,7 @@ def test_the_summary_says_what_an_evaluation_in_the_training_environment_measure
 def untrained():
     """Every run is put together and checked, none is built."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(RunConfig, "make_trainer", lambda run: None)
+    patch.setattr(Trainer, "from_spec", lambda run: None)
     yield
     patch.undo()
 
@@ -500,7 +502,7 @@ def test_any_run_file_and_words_end_in_a_run_or_in_one_line(untrained, tmp_path,
         again = tmp_path / "again.yaml"
         again.write_text(captured.out)
         assert (
-            RunConfig.from_dict(load_run_file(again)).to_dict() == RunConfig.from_dict(load_run_file(again)).to_dict()
+            RunSpec.from_plain(load_run_file(again)).to_plain() == RunSpec.from_plain(load_run_file(again)).to_plain()
         )
     else:
         assert code == 2

@@ -11,7 +11,7 @@ import pytest
 import rl8x
 from rl8x.cli.main import main
 from rl8x.cli.tuned import rows
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.config.tuned import measured, tuned_file, tuned_files
 
 NAMES = [(task, algorithm) for task, algorithms in tuned_files().items() for algorithm in algorithms]
@@ -26,7 +26,7 @@ def dry(words, capsys, tmp_path, code=0):
         assert captured.out == ""
         return captured.err
     (tmp_path / "run.yaml").write_text(captured.out)
-    return RunConfig.from_file(tmp_path / "run.yaml")
+    return RunSpec.from_file(tmp_path / "run.yaml")
 
 
 @pytest.mark.parametrize(("task", "algorithm"), NAMES)
@@ -38,8 +38,8 @@ def test_every_setting_is_a_run_that_could_begin(task, algorithm, mlruns, capsys
         assert f"gymnasium[{needed[0]}]" in dry(words, capsys, tmp_path, code=2)
         return
     run = dry(words, capsys, tmp_path)
-    assert run.make_algorithm_config() == rl8x.tuned(task, algorithm).make_algorithm_config()
-    assert run.to_dict() | {"algorithm": ""} == rl8x.tuned(task, algorithm).to_dict() | {"algorithm": ""}
+    assert run.algorithm.make_config() == rl8x.tuned(task, algorithm).algorithm.make_config()
+    assert run.to_plain() | {"algorithm": ""} == rl8x.tuned(task, algorithm).to_plain() | {"algorithm": ""}
 
 
 @pytest.mark.parametrize(("task", "algorithm"), [("HalfCheetah-v5", "sac"), ("CartPole", "DQN"), ("Pendulum", None)])
@@ -48,7 +48,7 @@ def test_a_printed_run_file_is_the_setting(task, algorithm, capsys, tmp_path):
     (tmp_path / "run.yaml").write_text(capsys.readouterr().out)
     chosen = algorithm or "PPO"
     assert (tmp_path / "run.yaml").read_text() == tuned_file(task, chosen).read_text()
-    assert RunConfig.from_file(tmp_path / "run.yaml") == rl8x.tuned(task, chosen)
+    assert RunSpec.from_file(tmp_path / "run.yaml") == rl8x.tuned(task, chosen)
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,21 @@ def test_what_is_typed_comes_later(words, expected, mlruns, capsys, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing that was typed is without effect
         run = dry(words, capsys, tmp_path)
-    assert run.algorithm_config == rl8x.tuned("CartPole").algorithm_config | expected
+    assert run.algorithm.algorithm_config == rl8x.tuned("CartPole").algorithm.algorithm_config | expected
 
 
 def test_keys_of_the_run_are_overridden_too(mlruns, capsys, tmp_path):
     words = ["CartPole", "algorithm=dqn", "--tuned", "--stop", "wall_time: 1m", "steps_per_eval=5", "--run-name", "r"]
     run = dry(words, capsys, tmp_path)
-    assert (run.algorithm, run.stop_conditions, run.steps_per_eval) == ("dqn", ({"wall_time": "1m"},), 5)
-    assert (run.run_name, run.algorithm_config) == ("r", rl8x.tuned("CartPole", "dqn").algorithm_config)
+    assert (run.algorithm.algorithm, run.run.stop_conditions, run.run.steps_per_eval) == (
+        "dqn",
+        ({"wall_time": "1m"},),
+        5,
+    )
+    assert (run.trainer.run_name, run.algorithm.algorithm_config) == (
+        "r",
+        rl8x.tuned("CartPole", "dqn").algorithm.algorithm_config,
+    )
 
 
 def test_a_number_takes_the_place_of_a_run_files_schedule_too(mlruns, capsys, tmp_path):
@@ -84,14 +91,14 @@ def test_a_number_takes_the_place_of_a_run_files_schedule_too(mlruns, capsys, tm
         "env: CartPole\nalgorithm: dqn\nalgorithm_config: {lr_schedule: [[0, 1e-2]], epsilon_schedule: [[0, 0.5]]}\n"
     )
     run = dry(["-f", str(file), "epsilon=0.1"], capsys, tmp_path)
-    assert run.algorithm_config == {"lr_schedule": [[0, 1e-2]], "epsilon": 0.1, "epsilon_schedule": None}
+    assert run.algorithm.algorithm_config == {"lr_schedule": [[0, 1e-2]], "epsilon": 0.1, "epsilon_schedule": None}
 
 
 def test_a_number_is_what_a_rate_that_adapts_begins_with(mlruns, capsys, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("env: CartPole\nalgorithm_config: {lr: 1e-3, lr_schedule: {kind: adaptive, kl: 0.02}}\n")
     run = dry(["-f", str(file), "--lr", "5e-4"], capsys, tmp_path)
-    assert run.algorithm_config == {"lr": 5e-4, "lr_schedule": {"kind": "adaptive", "kl": 0.02}}
+    assert run.algorithm.algorithm_config == {"lr": 5e-4, "lr_schedule": {"kind": "adaptive", "kl": 0.02}}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import Tensor
 from rl8x import MemoryTracker, Trainer
 from rl8x.algorithms import BCConfig, DQNConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.cli.collect import record
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.envs import AlgoTrading, CartPole, GymnasiumEnv, NumpyEnv, Parameter, Pendulum, validate
 from rl8x.envs.base import Env, Step
 from rl8x.envs.observed import ScaledParameters
@@ -328,15 +328,19 @@ def test_a_run_is_resumed_to_the_bit_evaluates_under_another_config_and_says_so(
 
 
 def test_a_run_file_gives_it_to_the_environment():
-    run = RunConfig(
-        env="CartPole",
-        env_kwargs={"observe_parameters": "all"},
-        algorithm_config={"num_envs": 2, "horizon": 2, "device": "cpu"},
-        tracking=False,
+    run = RunSpec.from_plain(
+        {
+            "env": "CartPole",
+            "env_kwargs": {"observe_parameters": "all"},
+            "algorithm_config": {"num_envs": 2, "horizon": 2, "device": "cpu"},
+            "tracking": False,
+        }
     )
     assert run.make_algorithm().env.observe_parameters == "all"
     with pytest.raises(ValueError, match=r"env_kwargs: CartPole takes .*observe_parameters"):
-        RunConfig(env="CartPole", env_kwargs={"observe_parameter": "all"}, tracking=False).make_algorithm()
+        RunSpec.from_plain(
+            {"env": "CartPole", "env_kwargs": {"observe_parameter": "all"}, "tracking": False}
+        ).make_algorithm()
 
 
 def test_data_sets_have_them_and_know_who_sees_them(tmp_path):

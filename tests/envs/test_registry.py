@@ -13,13 +13,12 @@ import torch
 
 import rl8x.envs
 from rl8x import NullTracker, PPOConfig, Trainer
-from rl8x.checkpoint.build import describe_algorithm
 from rl8x.cli.main import main
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
+from rl8x.config.describe import env_spec, run_spec
 from rl8x.envs import BUILTIN, CartPole, make, resolve
 from rl8x.envs.registry import env_maker
 from rl8x.importing import import_named
-from rl8x.trainers.description import run_file
 
 
 def test_names_are_the_classes_names():
@@ -38,8 +37,8 @@ def test_make_passes_arguments_on():
 def test_a_maker_of_a_maker_is_the_same_class_with_all_arguments():
     made_by = env_maker(env_maker(CartPole, {"time_limit": 7}), {"device": "cpu"})
     assert (made_by.func, made_by.args, dict(made_by.keywords)) == (CartPole, (), {"time_limit": 7, "device": "cpu"})
-    description = describe_algorithm(PPOConfig(**SMALL).build(env_maker(CartPole, {"time_limit": 7})))
-    assert (description["problems"], description["env"]["class"]) == ([], "rl8x.envs.CartPole")
+    spec = env_spec(PPOConfig(**SMALL).build(env_maker(CartPole, {"time_limit": 7})))
+    assert spec.to_plain() == {"env": "CartPole", "env_kwargs": {"time_limit": 7}}
 
 
 @pytest.mark.parametrize(
@@ -121,8 +120,9 @@ def test_gymnasiums_registry_says_what_is_an_id(name, registering, capsys):
         json.dumps({"env": given, "tracking": False, "max_steps": 1, "algorithm_config": SMALL})
     )
     assert main(["train", "-f", "run.json", "--trust", "checkpoints.directory=c", "progress=none"]) == 0
-    build = json.loads(next(Path("c").glob("*/checkpoint.json")).read_text())["build"]
-    assert build["env"]["args"][0].rpartition(":")[2] == meant
+    (spec, *_) = (json.loads(path.read_text())["spec"] for path in Path("c").glob("*/checkpoint.json"))
+    assert spec["env"] == given  # as it was written
+    assert env_spec(algorithm).env.rpartition(":")[2] == meant
     assert "error" not in capsys.readouterr().err
 
 
@@ -191,12 +191,10 @@ def test_an_adapter_is_named_by_its_class_everywhere(name, tmp_path, monkeypatch
     assert main(["resume", "a", "--max-steps", "2", "--progress", "none"]) == 0
     assert main(["collect", "a", "--transitions", "4", "--num-envs", "2", "--output", "b"]) == 0
     run = {"env": f"rl8x.envs.{name}", "env_kwargs": arguments, "tracking": False, "algorithm_config": SMALL}
-    trainer = RunConfig.from_dict(run | {"checkpoints": {"directory": "c"}}).make_trainer()
+    trainer = Trainer.from_spec(RunSpec.from_plain(run | {"checkpoints": {"directory": "c"}}))
     trainer.run(max_steps=1, steps_per_eval=1, progress="none")
-    again = run_file(
-        trainer.algorithm, describe_algorithm(trainer.algorithm), trainer.options | {"stop_conditions": []}
-    )
-    assert RunConfig.from_dict(again).make_algorithm().env.num_envs == 2
+    again = run_spec(trainer.algorithm).to_plain()
+    assert RunSpec.from_plain(again).make_algorithm().env.num_envs == 2
 
 
 @pytest.mark.parametrize("name", adapters())
@@ -260,9 +258,7 @@ def test_a_class_that_is_no_environment_by_itself_is_told(path, message, tmp_pat
 
 @pytest.mark.parametrize("name", ["CartPole", "CartPole-v1"])
 def test_what_makes_an_environment_may_be_given_again(name: str) -> None:
-    """A run file's environment comes to `build` as what `find_env` returned; a checkpoint then says how to make it."""
-    run = RunConfig(env=name, algorithm_config={"num_envs": 2, "device": "cpu"})
+    """A run file's environment comes to `build` as what `EnvSpec.maker` returned, whose spec is the same."""
+    run = RunSpec.from_plain({"env": name, "algorithm_config": {"num_envs": 2, "device": "cpu"}})
     assert env_maker(env_maker(name)).func is env_maker(name).func
-    described = describe_algorithm(run.make_algorithm())["env"]
-    assert described is not None
-    assert described["args"] == ([] if name == "CartPole" else [name])
+    assert env_spec(run.make_algorithm()) == run.env

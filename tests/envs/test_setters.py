@@ -10,9 +10,10 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.checkpoint.legal import described
 
 from rl8x import PPOConfig
-from rl8x.checkpoint.build import describe_algorithm
+from rl8x.checkpoint.build import problems_of
 from rl8x.envs import Attribute, CartPole, Function, GymnasiumEnv, ModelField, Scale
 from rl8x.envs.setters import setter_of
 from rl8x.randomization import Choice, Grid, Normal, Uniform
@@ -366,9 +367,9 @@ def test_training_records_parameters_and_is_built_again_from_them():
     algorithm.collect(env_config={"length": Choice([0.25, 1.0])})
     assert set(algorithm.env.carry["parameters"]["length"].tolist()) <= {0.25, 1.0}
     assert algorithm.params["env.parameters.length"] == "Attribute('length')"
-    described = describe_algorithm(algorithm)
-    assert described["problems"] == []
-    plain = described["env"]["kwargs"]["parameters"]
+    spec, resolved = described(algorithm)
+    assert problems_of(spec, resolved) == []
+    plain = spec.env.env_kwargs["parameters"]
     assert plain["length"] == {"attribute": "length", "low": 0.1, "high": 2.0}
     again = GymnasiumEnv("CartPole-v1", 2, parameters=plain)
     assert again.parameters == algorithm.env.parameters

@@ -17,7 +17,7 @@ from rl8x.tracking.database import Point
 from rl8x.tracking.database_runs import RunRecord
 from rl8x.tracking.location import locate
 from rl8x.tracking.reading import RunReader
-from rl8x.tracking.store import MLflowStore, RunSpec
+from rl8x.tracking.store import MLflowStore, NewRun
 
 STEPS = {"a": (0, 10, 20), "b": (5, 15, 20), "c": (0, 20)}
 RETURNS = {"a": (0.0, 30.0, 20.0), "b": (10.0, 20.0, 40.0), "c": (5.0, float("nan"))}
@@ -26,9 +26,9 @@ LR = {"a": "0.01", "b": "0.01", "c": "0.001"}
 
 def fill(store, experiment="poles"):
     """Log three runs with params, metrics, and a parent; returns their IDs by name."""
-    ids = {"parent": store.create_run(RunSpec("9", experiment, None, "parent", 1))}
+    ids = {"parent": store.create_run(NewRun("9", experiment, None, "parent", 1))}
     for number, name in enumerate(STEPS):
-        ids[name] = run_id = store.create_run(RunSpec(f"spool{number}", experiment, None, name, 2 + number))
+        ids[name] = run_id = store.create_run(NewRun(f"spool{number}", experiment, None, name, 2 + number))
         store.set_tags(run_id, {"mlflow.parentRunId": ids["parent"]})
         store.log_params(run_id, {"lr": LR[name], "env": "CartPole", "seed": str(number)})
         points = [
@@ -59,7 +59,7 @@ def test_a_row_for_each_run_with_what_differs_and_last_and_best_values(store):
 
 
 def test_the_best_of_a_thinned_run_is_that_of_all_its_rows(store):
-    run_id = store.create_run(RunSpec("1", "poles", None, "long", 1))
+    run_id = store.create_run(NewRun("1", "poles", None, "long", 1))
     shown = [Point("eval/returns/mean", value, 1 + at, at) for at, value in ((10, 3.0), (30, 5.0))]
     store.log_points(run_id, [*shown, Point("best/eval/returns/mean", 9.0, 99, 40)])
     store.log_points(run_id, [Point("best_step/eval/returns/mean", 20.0, 99, 40)])
@@ -283,14 +283,14 @@ def test_a_server_gives_the_same_comparison(store, server):
 )
 def test_bad_input_gets_one_line(store, arguments, says):
     fill(store)
-    store.create_run(RunSpec("7", "poles", None, "empty", 7))
+    store.create_run(NewRun("7", "poles", None, "empty", 7))
     with pytest.raises(ValueError, match=says):
         compare(**arguments)
 
 
 def test_a_run_without_the_metric_is_named(store):
     fill(store)
-    store.create_run(RunSpec("7", "poles", None, "empty", 7))
+    store.create_run(NewRun("7", "poles", None, "empty", 7))
     made = compare(["a", "empty"], metrics=["returns/mean"])
     assert "No value of returns/mean in empty." in str(made)
     assert list(made.curves("returns/mean")) == ["a"]

@@ -18,7 +18,7 @@ from tests.studies.synthetic import evaluations
 
 from rl8x.checkpoint import CheckpointManager
 from rl8x.cli.study import _rows
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.distributed import Ranks
 from rl8x.drawing import LIGHT, drawn
 from rl8x.envs import CartPole
@@ -31,6 +31,7 @@ from rl8x.studies.parent import _best, _complete, _described, _results, _series
 from rl8x.studies.report import report
 from rl8x.tracking.locks import FolderLock, is_locked
 from rl8x.tracking.store_errors import StoreDownError
+from rl8x.trainers import Trainer
 
 BASE = {
     "env": "CartPole",
@@ -150,14 +151,14 @@ def test_the_table_has_a_row_for_each_policy_point_and_cell(ran):
 
 
 def test_the_table_is_what_the_evaluations_one_by_one_give(ran):
-    from rl8x.config import RunConfig
+    from rl8x.config import RunSpec
     from rl8x.trainers.cell_evaluator import CellEvaluator
 
     study, frame, *_ = ran
     training = Training("wide", {"lr": 1e-2}, 1)
-    run = RunConfig.from_dict({**study.config.run_data(training), "tracking": False})
-    trainer = run.make_trainer()
-    run.train(trainer)
+    run = RunSpec.from_plain({**study.config.run_data(training), "tracking": False})
+    trainer = Trainer.from_spec(run)
+    trainer.run()
     rows = frame[frame[table.FINAL] & (frame["vary.lr"] == 1e-2) & (frame[table.SEED] == 1)]
     for index, row in enumerate(rows.itertuples(index=False)):
         cells = study.config.cells()
@@ -416,7 +417,7 @@ def test_a_varied_key_may_lead_into_what_another_sets(here):
     vary = {"model_config": [{"activation": "tanh"}], "model_config.hidden_sizes": [[8], [4, 4]]}
     study = make(tracking=False, vary=vary, seeds=1, train={"fixed": {}}, max_steps=1)
     before = [training.key for training in study.config.trainings()]
-    sizes = [study.config.run_of(each).algorithm_config["model_config"] for each in study.config.trainings()]
+    sizes = [study.config.run_of(each).algorithm.algorithm_config["model_config"] for each in study.config.trainings()]
     assert sizes == [{"activation": "tanh", "hidden_sizes": each} for each in ([8], [4, 4])]
     assert study.config.vary == vary
     assert [training.key for training in study.config.trainings()] == before
@@ -511,7 +512,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(here, changes, message
 @pytest.mark.parametrize("given", [{"num_envs": 3}, {"seed": 1}, {"device": "cpu"}, {"time_limt": 3}])
 def test_arguments_that_an_environment_does_not_take_are_refused_as_of_one_run(here, given):
     with pytest.raises(ValueError, match=r"^env_kwargs: ") as of_run:
-        RunConfig(env="CartPole", env_kwargs=given).make_algorithm()
+        RunSpec.from_plain({"env": "CartPole", "env_kwargs": given}).make_algorithm()
     with pytest.raises(ValueError, match=r"^env_kwargs: ") as of_study:
         make(tracking=False, env_kwargs=given).run()
     assert str(of_study.value) == str(of_run.value)

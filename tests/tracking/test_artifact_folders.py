@@ -7,10 +7,10 @@ import pytest
 
 from rl8x.tracking.database import merge_log
 from rl8x.tracking.location import locate
-from rl8x.tracking.store import MLflowStore, RunSpec
+from rl8x.tracking.store import MLflowStore, NewRun
 from rl8x.tracking.store_errors import StoreDownError
 
-SPEC = RunSpec("abc", "e", None, "n", 1234)
+SPEC = NewRun("abc", "e", None, "n", 1234)
 
 
 def connected(root):

@@ -11,7 +11,7 @@ from rl8x.cli.main import main
 from rl8x.tracking import database
 from rl8x.tracking.database import Point, add_past_points, empty_tables, ensure_database, prepare_tables
 from rl8x.tracking.location import Location, locate
-from rl8x.tracking.store import MLflowStore, RunSpec
+from rl8x.tracking.store import MLflowStore, NewRun
 
 
 def schema(connection):
@@ -70,7 +70,7 @@ def test_it_can_be_made_in_a_folder_of_any_name(name, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     store = MLflowStore(locate())
     for experiment in ("Default", "mine"):
-        run_id = store.create_run(RunSpec(experiment[0] * 32, experiment, None, "run", 1000))
+        run_id = store.create_run(NewRun(experiment[0] * 32, experiment, None, "run", 1000))
         store.log_text(run_id, "words", "notes.txt")
     found = [path.relative_to(folder / "mlruns" / "artifacts") for path in folder.rglob("notes.txt")]
     assert sorted(path.parts[0] == "0" for path in found) == [False, True]  # that of the experiment Default

@@ -17,7 +17,7 @@ from rl8x.policy import Policy
 from rl8x.tracking.location import Location
 from rl8x.tracking.logged_models import model_about
 from rl8x.tracking.policy_model import describe_model
-from rl8x.tracking.store import MLflowStore, Point, RunSpec
+from rl8x.tracking.store import MLflowStore, NewRun, Point
 
 OBS = Box(-1.0, 1.0, (4,), np.float32)
 NAME = "eval/returns/mean"
@@ -44,7 +44,7 @@ class Logged:
         self.uri, self.folder = location.uri, folder
         self.client = MlflowClient(tracking_uri=self.uri)
         self.store = MLflowStore(location)
-        self.run_id = self.store.create_run(RunSpec("a" * 32, "rl8x", None, "run", 0))
+        self.run_id = self.store.create_run(NewRun("a" * 32, "rl8x", None, "run", 0))
         self.store.log_points(self.run_id, [Point(NAME, 1.0, 100, 64), Point(NAME, 5.0, 200, 128)])
         self.experiment_id = self.client.get_experiment_by_name("rl8x").experiment_id
         self.policies = {"last": plain_policy(), "best": masked_policy_with_memory()}

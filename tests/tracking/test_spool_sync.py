@@ -11,7 +11,7 @@ from rl8x.tracking.database import Point
 from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
-from rl8x.tracking.store import RunSpec
+from rl8x.tracking.store import NewRun
 from rl8x.tracking.store_errors import StoreRefusedError
 from tracking.fakes import FakeStore, values
 
@@ -175,7 +175,7 @@ def test_a_killed_run_ends_when_it_last_wrote(tmp_path):
 
 def test_a_users_run_that_ended_gets_no_other_word(tmp_path):
     store = FakeStore()
-    run_id = store.create_run(RunSpec("one", "e", None, None, 1))
+    run_id = store.create_run(NewRun("one", "e", None, None, 1))
     store.set_tags(run_id, {"rl8x.status": "FINISHED"})
     left_over(tmp_path, "one", 1, run_id=run_id, owns=False)
     sync(tmp_path, connect=lambda location: store, allow=any_store)

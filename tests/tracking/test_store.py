@@ -15,11 +15,11 @@ from mlflow.entities import Metric
 
 from rl8x.tracking.database import Point
 from rl8x.tracking.location import locate
-from rl8x.tracking.store import MAX_METRICS, MLflowStore, RunSpec, quiet_thread, short_requests
+from rl8x.tracking.store import MAX_METRICS, MLflowStore, NewRun, quiet_thread, short_requests
 from rl8x.tracking.store_errors import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
 
 _CONNECT = sqlite3.connect
-SPEC = RunSpec("abc", "e", None, "n", 1234)
+SPEC = NewRun("abc", "e", None, "n", 1234)
 
 
 @pytest.fixture

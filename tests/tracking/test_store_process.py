@@ -19,12 +19,12 @@ from rl8x.tracking import MLflowTracker, sync
 from rl8x.tracking import store_process as module
 from rl8x.tracking.database import Point
 from rl8x.tracking.location import Location, locate
-from rl8x.tracking.store import MLflowStore, RunSpec
+from rl8x.tracking.store import MLflowStore, NewRun
 from rl8x.tracking.store_errors import RunGoneError, StoreDownError, StoreRefusedError
 from rl8x.tracking.store_process import StoreProcess
 
 pytestmark = pytest.mark.store_process
-SPEC = RunSpec("a" * 32, "apart", None, "mine", 1000)
+SPEC = NewRun("a" * 32, "apart", None, "mine", 1000)
 
 
 @pytest.fixture

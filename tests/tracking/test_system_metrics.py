@@ -9,7 +9,7 @@ import psutil
 import pytest
 from tests.tracking.test_curves import run
 
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.tracking import MLflowTracker, system_metrics
 from rl8x.tracking.system_metrics import SystemSampler, is_asked_for
 
@@ -102,7 +102,7 @@ def test_they_are_asked_for_by_argument_or_by_mlflows_variable(monkeypatch, give
 
 def test_a_run_has_them_on_request_alone(mlflow_client, monkeypatch):
     monkeypatch.setenv(system_metrics.INTERVAL, "0.001")
-    tracker = RunConfig(env="CartPole", system_metrics=True).make_tracker()
+    tracker = RunSpec.from_plain({"env": "CartPole", "system_metrics": True}).trainer.make_tracker()
     tracker.interval_s = 0.01
 
     def lasts(trainer, stats):

@@ -9,7 +9,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from rl8x.algorithms import PPOConfig
 from rl8x.cli.main import main
 from rl8x.conditions import Condition, HitsUpperBound
-from rl8x.config import RunConfig, load_run_file
+from rl8x.config import RunSpec, load_run_file
 from rl8x.envs import CartPole, CartPoleInfinite, GymnasiumEnv
 from rl8x.models import MLPModel
 from rl8x.randomization import Uniform
@@ -249,10 +249,9 @@ def test_what_a_failure_says_is_shown_as_it_is():
 def again(tmp_path, monkeypatch, trainer):
     path = tmp_path / "run.yaml"
     path.write_text(trainer.tracker.texts["run.yaml"])
-    run = RunConfig.from_dict(load_run_file(path) | {"progress": "none"})
-    monkeypatch.setattr(RunConfig, "make_tracker", lambda _: MemoryTracker())
-    copy = run.make_trainer()
-    run.train(copy)
+    run = RunSpec.from_plain(load_run_file(path) | {"progress": "none"})
+    copy = Trainer.from_spec(run, tracker=MemoryTracker())
+    copy.run()
     return copy
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from rl8x.algorithms import PPOConfig
 from rl8x.conditions import HitsUpperBound
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.envs import CartPole, CartPoleInfinite, GymnasiumEnv
 from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker
@@ -116,9 +116,9 @@ def test_a_run_has_a_description_and_its_run_file(mlruns, mlflow_client, tmp_pat
         assert head.startswith("**PPO on `CartPole`**, model `mlp`: num_envs `4`, horizon `8`, seed `1`")
         assert f"`rl8x resume {run.info.run_name} --stop CONDITION`" in text
     path = mlflow_client.download_artifacts(run.info.run_id, "run.yaml", str(tmp_path))
-    made = RunConfig.from_file(path)
-    assert made.env_config == {"length": 0.7}
-    assert made.algorithm_config == OPTIONS | {"sgd_minibatch_size": 32}  # which fits 4 * 8
+    made = RunSpec.from_file(path)
+    assert made.run.env_config == {"length": 0.7}
+    assert made.algorithm.algorithm_config == OPTIONS | {"sgd_minibatch_size": 32}  # which fits 4 * 8
 
 
 class Luck(gymnasium.Env):

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from tests.checkpoint.legal import described
 from tests.trainers.test_non_finite import at_step
 from tests.trainers.test_progress import terminal
 from tests.trainers.test_resume import Killed, killed_at, rows, run
@@ -13,8 +14,8 @@ from rl8x import keys
 from rl8x.algorithms import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.seeds import part_seed
-from rl8x.checkpoint import CheckpointError, Checkpoints
-from rl8x.checkpoint.build import build_algorithm, describe_algorithm
+from rl8x.checkpoint import Checkpoints
+from rl8x.checkpoint.build import build_algorithm, problems_of
 from rl8x.conditions import Confirmed, HitsLowerBound, HitsUpperBound
 from rl8x.envs import CartPole, CartPoleInfinite, Pendulum
 from rl8x.policy import Policy
@@ -148,11 +149,10 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(tmp_path):
 
 def test_it_is_described_and_built_again_without_an_environment():
     algorithm = make(seed=None).algorithm
-    build = describe_algorithm(algorithm)
-    assert (build["env"], build["env_class"], build["problems"]) == (None, None, [])
-    assert build_algorithm(build, {"lr": 0.5}).config == RegressionConfig(seed=algorithm.seed, device="cpu", lr=0.5)
-    with pytest.raises(CheckpointError, match="does not say how its algorithm is built"):
-        build_algorithm({**build, "env": {}}, {})
+    spec, resolved = described(algorithm)
+    assert (spec.env.env, resolved["env_class"], problems_of(spec, resolved)) == ("", None, [])
+    again = build_algorithm(spec, resolved, {"lr": 0.5})
+    assert again.config == RegressionConfig(seed=algorithm.seed, device="cpu", lr=0.5)
 
 
 def spoil(trainer):

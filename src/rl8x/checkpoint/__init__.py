@@ -4,8 +4,8 @@ from rl8x.checkpoint.files import Checkpoint, describe, listed, read
 from rl8x.checkpoint.find import find
 from rl8x.checkpoint.load import load_algorithm, load_policy
 from rl8x.checkpoint.manager import CheckpointManager
-from rl8x.checkpoint.options import Checkpoints, CheckpointsLike
 from rl8x.checkpoint.tree import CheckpointError
+from rl8x.config.checkpoints import Checkpoints, CheckpointsLike
 
 __all__ = [
     "Checkpoint",

@@ -30,8 +30,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from rl8x.checkpoint.metadata import DESCRIPTION, FORMAT, STATE, VERSION, Metadata, checked
+from rl8x.checkpoint.metadata import DESCRIPTION, FORMAT, STATE, VERSION, Metadata, checked, spec_of
 from rl8x.checkpoint.tree import CheckpointError, with_segments
+from rl8x.config.spec import RunSpec
 from rl8x.disk import SUMS, link_or_copy, sums_of, sync_folder, write_synced, wrong_sums
 from rl8x.segments import Content, Segment, is_segment_name
 from rl8x.tracking.secrets import hide_in_data
@@ -57,6 +58,11 @@ class Checkpoint:
     path: Path
     metadata: Metadata
     state: dict[str, Any]
+
+    @functools.cached_property
+    def spec(self) -> RunSpec:
+        """How its run was made."""
+        return spec_of(self.metadata)
 
 
 @dataclass(frozen=True)

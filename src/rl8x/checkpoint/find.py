@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Checkpoint
-from rl8x.checkpoint.metadata import Build, Metadata
+from rl8x.checkpoint.metadata import Metadata, Resolved, different, spec_of
 from rl8x.checkpoint.tree import CheckpointError
+from rl8x.config.spec import RunSpec
 from rl8x.portable import SUFFIX
 from rl8x.tracking import TrackingError
 from rl8x.tracking.location import mlruns_dir
@@ -85,48 +86,37 @@ def _folder_of_run(run: str) -> Path:
     )
 
 
-def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Path | None:
-    """Find the newest run of a run file that has checkpoints, has not finished, and is not in use by a process.
+def find_unfinished(spec: RunSpec, root: Path | None = None) -> Path | None:
+    """Find the newest run of a spec that has checkpoints, has not finished, and is not in use by a process.
 
     One that was killed after its last checkpoint, before its store had all of it or its last lines were written, has
-    not finished either. The runs' folders are in `root`, by default `mlruns/checkpoints`. How progress is shown may
-    differ.
+    not finished either. The runs' folders are in `root`, by default `mlruns/checkpoints`.
     """
-    candidates, wanted = [], _without_progress(hide_in_data(dict(run_file)))
+    candidates, wanted = [], RunSpec.read(hide_in_data(spec.to_plain()))
     for folder, metadata in _runs(mlruns_dir() / "checkpoints" if root is None else root):
-        is_wanted = _without_progress(metadata["run_file"]) == wanted
+        is_wanted = not spec_of(metadata).diff(wanted)
         if is_wanted and not is_locked(folder) and not _has_finished(folder, metadata):
             candidates.append((metadata["created"], folder))
     return max(candidates)[1] if candidates else None
 
 
-def _without_progress(run_file: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if run_file is None else {name: value for name, value in run_file.items() if name != "progress"}
-
-
-def find_of_job(job: str, build: Build, root: Path, besides: Collection[Path] = ()) -> Path | None:
+def find_of_job(job: str, spec: RunSpec, resolved: Resolved, root: Path, besides: Collection[Path] = ()) -> Path | None:
     """Find the first run of an algorithm that a torchrun job started, but for `besides`; a seed of None is any.
 
     `root` is a folder with the folders of runs, or a run's own.
     """
-    own = _newest(root)
+    own, now = _newest(root), hide_in_data(resolved)
     runs = list(_runs(root)) if own is None else [(root, own)]
     candidates = [
         (metadata["created"], folder)
         for folder, metadata in runs
         if metadata["run"]["job"] == job
         and folder not in besides
-        and _is_of(metadata["build"], hide_in_data(dict(build)))
+        and spec_of(metadata).algorithm.algorithm == spec.algorithm.algorithm
+        and metadata["resolved"]["env_class"] == now["env_class"]
+        and not different(metadata["resolved"], now, any_seed=now["config"]["seed"] is None)
     ]
     return min(candidates)[1] if candidates else None
-
-
-def _is_of(saved: Build, build: Mapping[str, Any]) -> bool:
-    before, now = dict(saved["config"]), dict(build["config"])
-    if now["seed"] is None:
-        before["seed"] = None
-    names = [(each["config_class"], each["env_class"]) for each in (saved, build)]
-    return before == now and names[0] == names[1]
 
 
 def _has_finished(folder: Path, metadata: Metadata) -> bool:

@@ -39,7 +39,9 @@ def _algorithm_of(
     checkpoint: Checkpoint, *, device: str | None, trust: bool, env: Any = None
 ) -> GenericAlgorithmBase[Any]:
     overrides = {} if device is None else {"device": device}
-    algorithm = build_algorithm(checkpoint.metadata["build"], overrides, trust=trust, only_acts=True, env=env)
+    algorithm = build_algorithm(
+        checkpoint.spec, checkpoint.metadata["resolved"], overrides, trust=trust, only_acts=True, env=env
+    )
     algorithm.load_learned_state(checkpoint.state["trainer"]["algorithm"])
     return algorithm
 
@@ -56,14 +58,14 @@ def load_policy(source: str | Path | Checkpoint, *, device: str | None = None, t
         CheckpointError: If there is no such checkpoint, or it does not say how to make the policy.
     """
     checkpoint = source if isinstance(source, Checkpoint) else find(source)
-    build = checkpoint.metadata["build"]
-    described = build["policy"]
+    resolved = checkpoint.metadata["resolved"]
+    described = resolved["policy"]
     if described is None:  # only its algorithm knows how it is made
         return _algorithm_of(checkpoint, device=device or "cpu", trust=trust).policy
     if hidden := find_hidden(described, "policy"):
         raise CheckpointError(f"the policy cannot be made again: `{hidden}` had a password, which no checkpoint keeps")
     try:
-        spaces = dict(zip(("observation_space", "action_space"), build["spaces"], strict=True))
+        spaces = dict(zip(("observation_space", "action_space"), resolved["spaces"], strict=True))
         weights = checkpoint.state["trainer"]["algorithm"]["policy"]
         name = f"the checkpoint {checkpoint.path}"
         policy = Policy.from_description({**described, **spaces}, weights, name, trust=trust)

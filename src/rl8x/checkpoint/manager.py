@@ -21,8 +21,8 @@ from rl8x import keys
 from rl8x._version import __version__
 from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Checkpoint, good, listed
-from rl8x.checkpoint.options import Checkpoints, CheckpointsLike
 from rl8x.checkpoint.tree import CheckpointError, copied, segments_in
+from rl8x.config.checkpoints import Checkpoints, CheckpointsLike
 from rl8x.disk import sync_folder
 from rl8x.tracking import Tracker
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
@@ -334,7 +334,6 @@ class CheckpointManager:
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
             "versions": {"rl8x": __version__, "torch": torch.__version__, "python": platform.python_version()},
             **metadata,
-            "checkpoints": self.options.to_dict(),
             "is_best": is_best,
         }
         write = functools.partial(files.write, place, steps, metadata, saved, segments)

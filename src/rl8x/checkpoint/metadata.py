@@ -7,6 +7,8 @@ from typing import Any, Final, Literal, TypedDict, cast, get_args, get_origin, g
 
 from rl8x import keys
 from rl8x.checkpoint.tree import CheckpointError
+from rl8x.config.spec import FIELDS, RunSpec
+from rl8x.importing import Trust
 
 DESCRIPTION: Final = "checkpoint.json"
 FORMAT: Final = "rl8x-checkpoint"
@@ -37,42 +39,16 @@ class Tracked(TypedDict):
     database: str | None
 
 
-# By its functional form, as `class` is no name of an attribute.
-DescribedEnv = TypedDict("DescribedEnv", {"class": str, "args": list[Any], "kwargs": dict[str, Any]})
+class Resolved(TypedDict):
+    """What an algorithm was built with, beside the spec of its run: all hyperparameters, a drawn seed among them."""
 
-
-class Build(TypedDict):
-    """How an algorithm was built; `problems` say of what no file can hold it."""
-
-    config_class: str | None
     config: dict[str, Any]
-    env: DescribedEnv | None
     env_class: str | None
     spaces: list[dict[str, Any] | None]
     policy: dict[str, Any] | None
     algorithm: str
     state_reset_every: int
     clock: str
-    problems: list[str]
-
-
-class TrainerOptions(TypedDict):
-    """The trainer's options."""
-
-    eval_env: str | bool | None
-    num_eval_envs: int | None
-    on_non_finite: str
-    log_models: bool
-
-
-class CheckpointOptions(TypedDict):
-    """The options of `Checkpoints` without its directory."""
-
-    every_steps: int | None
-    every_minutes: float | None
-    keep: int
-    best: str | None
-    mode: Literal["max", "min"]
 
 
 class Metadata(TypedDict):
@@ -86,28 +62,15 @@ class Metadata(TypedDict):
     stop_reason: str | None
     counters: dict[str, int]
     run: Tracked
-    build: Build
-    trainer: TrainerOptions
-    run_file: dict[str, Any] | None
-    checkpoints: CheckpointOptions
+    spec: dict[str, Any]
+    resolved: Resolved
     is_best: bool
 
 
-class RunOptions(TypedDict):
-    """The options of a `run()` but for its conditions."""
-
-    env_config: Any
-    eval_env_config: dict[str, Any] | None
-    steps_per_eval: int | None
-    evals_per_film: int | None
-    max_steps: int | None
-
-
 class SavedCondition(TypedDict):
-    """A stop condition, and whether the last row met it; `spec` is None where no file can hold it."""
+    """The state of a stop condition, and whether the last row met it."""
 
     repr: str
-    spec: Any
     state: dict[str, Any]
     met: bool
 
@@ -115,8 +78,8 @@ class SavedCondition(TypedDict):
 class SavedRun(TypedDict):
     """How far a `run()` has come; `callbacks` are names."""
 
-    options: RunOptions
     steps: int
+    max_steps: int | None
     conditions: list[SavedCondition]
     callbacks: list[str]
     row: dict[str, float] | None
@@ -142,6 +105,13 @@ class State(TypedDict):
     torch_generators: dict[str, Any]
 
 
+def different(before: Resolved, now: Resolved, *, any_seed: bool) -> dict[str, tuple[Any, Any]]:
+    """Return the hyperparameters in which two algorithms differ, with the values of both."""
+    old, new = before["config"], now["config"]
+    names = [name for name in sorted({**old, **new}) if not (any_seed and name == "seed")]
+    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
+
+
 def checked_state(state: dict[str, Any]) -> State:
     """Return a checkpoint's state, if it is that of a run.
 
@@ -165,12 +135,28 @@ def checked(data: Any) -> Metadata:
         raise CheckpointError(f"its format has version {version!r}, and this rl8x reads up to {VERSION}: update rl8x")
     _check(data, Metadata, "", DESCRIPTION)
     metadata = cast("Metadata", data)
-    for counter in (keys.STEPS, metadata["build"]["clock"]):
+    for counter in (keys.STEPS, metadata["resolved"]["clock"]):
         if counter not in metadata["counters"]:
             raise CheckpointError(f"{DESCRIPTION} is odd: `counters` have no {counter!r}")
-    if len(metadata["build"]["spaces"]) != 2:
-        raise CheckpointError(f"{DESCRIPTION} is odd: `build.spaces` must be two, of observations and actions")
+    if len(metadata["resolved"]["spaces"]) != 2:
+        raise CheckpointError(f"{DESCRIPTION} is odd: `resolved.spaces` must be two, of observations and actions")
+    spec_of(metadata)
     return metadata
+
+
+def spec_of(metadata: Metadata, *, trust: Trust = False) -> RunSpec:
+    """Return the spec of a checkpoint's run.
+
+    Raises:
+        CheckpointError: If a key is unknown, or a value of another kind.
+    """
+    unknown = [name for name in metadata["spec"] if name not in FIELDS]
+    if unknown:
+        raise CheckpointError(f"{DESCRIPTION} is odd: `spec` has {unknown[0]!r:.80}, which this rl8x does not know")
+    try:
+        return RunSpec.read(metadata["spec"], trust=trust)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{DESCRIPTION} is odd: `spec`: {error}") from None
 
 
 def _check(value: Any, kind: Any, name: str, file: str) -> None:

@@ -56,20 +56,18 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
 
     find_modules_here(trust or [] if env is None else trust or [env])
     checkpoint = find(run, auto=auto)
-    build = checkpoint.metadata["build"]
-    policy = load_policy(checkpoint, device=str(resolve_device(build["config"].get("device", "auto"))), trust=trust)
-    about = build["algorithm"], build["state_reset_every"]
+    spec, resolved = checkpoint.spec, checkpoint.metadata["resolved"]
+    policy = load_policy(checkpoint, device=str(resolve_device(resolved["config"].get("device", "auto"))), trust=trust)
+    about = resolved["algorithm"], resolved["state_reset_every"]
     if env is not None:
         return Acting(policy, env_maker(env, trust=True), *about, {})
-    maker, kwargs = env_maker_of(build, trust)
+    maker = env_maker_of(spec, trust)
     if maker is not None:
-        trained = _trained_config(checkpoint.state["trainer"]["algorithm"])
-        return Acting(policy, env_maker(maker, kwargs, trust=True), *about, trained)
-    evaluated_in = checkpoint.metadata["trainer"]["eval_env"]
-    if not isinstance(evaluated_in, str) or evaluated_in in ("auto", "given"):
+        return Acting(policy, maker, *about, _trained_config(checkpoint.state["trainer"]["algorithm"]))
+    evaluated_in = spec.trainer.eval_env
+    if not isinstance(evaluated_in, str) or evaluated_in == "auto":
         raise UserError(f"{run} does not say in which environment: give it by --env, as in --env CartPole.")
-    options = (checkpoint.state["run"] or {}).get("options", {})
-    config = options.get("eval_env_config") or {}
+    config = spec.run.eval_env_config or {}
     return Acting(policy, env_maker(evaluated_in, trust=trust), *about, config, "as in the run's evaluations")
 
 

@@ -31,7 +31,7 @@ from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.hyperparameters import resolve_device
 from rl8x.cli.errors import FiniteRange, UserError, is_users_mistake, users_mistakes
 from rl8x.cli.options import RunCommand, find_modules_here, read_run
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.disk import replace_synced
 from rl8x.importing import Trust
 from rl8x.output import described, message_of, short, table
@@ -125,7 +125,7 @@ def bench(modes: str | None, precisions: str | None, passes: int, seconds: float
         device, cells = _plan(config, modes, precisions)
         if path is not None:
             _check_writable(Path(path))
-    problem = {name: value for name, value in config.to_dict().items() if name in _PROBLEM}
+    problem = {name: value for name, value in config.to_plain().items() if name in _PROBLEM}
     rows = _measure(problem, config.trusted, cells, passes, seconds)
     summary = summarize(rows)
     for warning in dict.fromkeys(text for row in rows for text in row.get("warnings", ())):
@@ -137,9 +137,9 @@ def bench(modes: str | None, precisions: str | None, passes: int, seconds: float
     return 0 if any("transitions_per_s" in row for row in rows) else 1
 
 
-def _plan(run: RunConfig, modes: str | None, precisions: str | None) -> tuple[torch.device, list[dict[str, str]]]:
+def _plan(run: RunSpec, modes: str | None, precisions: str | None) -> tuple[torch.device, list[dict[str, str]]]:
     """Return the device, and the modes and precisions to measure on it."""
-    config: Any = run.make_algorithm_config()
+    config: Any = run.algorithm.make_config(run.trusted)
     device = resolve_device(config.device)
     if device.type not in _MODES:
         raise UserError(f"rl8x bench measures on {' and '.join(_MODES)}; got the device {device}.")
@@ -239,7 +239,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         try:
-            run = RunConfig.from_dict(job["run"], trust=job["trust"])
+            run = RunSpec.from_plain(job["run"], trust=job["trust"])
             trainer = _make_trainer(run, job["folder"])
             row = _time_iterations(trainer, run, job["seconds"])
         except Exception as error:
@@ -257,16 +257,16 @@ def _shown(message: str) -> str:
     return re.sub(r"(?:/[\w.@+-]+)+/([\w.@+-]+)", r"\1", " ".join(message.strip().partition("\n")[0].split()))
 
 
-def _make_trainer(run: RunConfig, folder: str) -> Trainer:
+def _make_trainer(run: RunSpec, folder: str) -> Trainer:
     tracker: Tracker = NullTracker()
-    if run.tracking:
+    if run.trainer.tracking:
         tracker = MLflowTracker("bench", tracking_uri=f"sqlite:///{folder}/mlflow.db", spool_dir=f"{folder}/spool")
         # MLflow is imported and its database made in the background: once done, that costs the iterations nothing.
         tracker.start(params={}, tags={})
         tracker.flush(120.0)
         tracker.finish("FINISHED")
     trainer = Trainer(run.make_algorithm(), tracker=tracker, eval_env=False, checkpoints=False)
-    trainer.check_run(env_config=run.env_config)
+    trainer.check_run(env_config=run.run.env_config)
     return trainer
 
 
@@ -278,12 +278,12 @@ def _peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _time_iterations(trainer: Trainer, run: RunConfig, seconds: float) -> dict[str, Any]:
+def _time_iterations(trainer: Trainer, run: RunSpec, seconds: float) -> dict[str, Any]:
     """Time the first iteration, and at least two after it: a row says how long tracking the row before it took."""
     algorithm, rows, times = trainer.algorithm, list[TrainStats](), list[float]()
     while len(times) <= 2 or sum(times[1:]) < seconds:
         begin = time.perf_counter()
-        rows.append(trainer.step(env_config=run.env_config))
+        rows.append(trainer.step(env_config=run.run.env_config))
         if algorithm.device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)

@@ -23,18 +23,17 @@ from rl8x.algorithms.on_policy import OnPolicyConfig
 from rl8x.algorithms.on_policy.adaptive_rate import is_adaptive
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.conditions.spec import is_expression
-from rl8x.config import RunConfig, apply_overrides, load_run_file, parse_value
+from rl8x.config import RunSpec, apply_overrides, load_run_file, parse_value
 from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import SUFFIXES
-from rl8x.config.run import ALIASES, renamed, under_algorithm
+from rl8x.config.spec import ALIASES, FIELDS, AlgorithmSpec, renamed, under_algorithm
 from rl8x.config.tuned import listed, tuned_file
 from rl8x.importing import Trust, module_named, texts
 from rl8x.synonyms import called_here
 
-_RUN: Final = {field.name: field for field in dataclasses.fields(RunConfig)}
 # An algorithm's fields of these names are set by `algorithm_config.NAME=` alone; a seed is the algorithm's.
-_OF_RUN: Final = _RUN.keys() - {"seed"}
-_NOT_OF_RUN: Final = ("words", "file", "tuned", "trust")
+_OFFIELDS: Final = FIELDS.keys() - {"seed"}
+_NOT_OFFIELDS: Final = ("words", "file", "tuned", "trust")
 _OPTIONS: Final = "rl8x.algorithm_options"
 _OWNERS: Final[dict[type, str]] = {
     AlgorithmConfig: "Every algorithm",
@@ -93,7 +92,7 @@ class AlgorithmCommand(click.Command, ABC):
 
     def _options_of(self, config_class: type[AlgorithmConfig]) -> list[click.Option]:
         """Make options of hyperparameters, but of those whose names the command has itself."""
-        taken = {*_OF_RUN, *self.left_out, "help", "--help"}
+        taken = {*_OFFIELDS, *self.left_out, "help", "--help"}
         for parameter in self.params:
             taken |= {parameter.name or "", *parameter.opts, *parameter.secondary_opts}
         options = [FieldOption(field, self.group_of(field, config_class)) for field in dataclasses.fields(config_class)]
@@ -120,7 +119,7 @@ class AlgorithmCommand(click.Command, ABC):
 class RunCommand(AlgorithmCommand):
     """A command that takes a run: from a run file, KEY=VALUE and options."""
 
-    run_fields: Sequence[str] = ()  # fields of `RunConfig` that are options
+    run_fields: Sequence[str] = ()  # keys of a run file that are options
     display: Sequence[str] = ()  # those of them that help lists in a group of their own
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -133,7 +132,7 @@ class RunCommand(AlgorithmCommand):
         files = click.Option(["-f", "--file"], metavar="FILE", help=file, multiple=True, callback=one_file)
         self.params[:0] = [words, files, click.Option(["--tuned"], is_flag=True, help=tuned)]
         for name in self.run_fields:
-            self.params.append(FieldOption(_RUN[name], "Tracking and display" if name in self.display else None))
+            self.params.append(FieldOption(FIELDS[name], "Tracking and display" if name in self.display else None))
 
     def config_class(self, parameters: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig]:
         """Find the config class of the run's algorithm."""
@@ -162,7 +161,7 @@ def _file_data(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(env, str):
         raise UserError(f"--tuned needs the environment's name, as in `rl8x train CartPole --tuned`. {listed()}")
     with users_mistakes():
-        return load_run_file(tuned_file(env, str(typed.get("algorithm", RunConfig.algorithm))))
+        return load_run_file(tuned_file(env, str(typed.get("algorithm", AlgorithmSpec.algorithm))))
 
 
 def _typed(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,7 +176,7 @@ def _config_class(parameters: Mapping[str, Any], data: Mapping[str, Any]) -> typ
     trusted = parameters.get("trust") or frozenset(texts(typed))
     find_modules_here(trusted)
     name = {**data, **typed}.get("algorithm")
-    return algorithm_config_class(name if isinstance(name, str) else RunConfig.algorithm, trusted)
+    return algorithm_config_class(name if isinstance(name, str) else AlgorithmSpec.algorithm, trusted)
 
 
 def stop_specs(stop: Sequence[str]) -> list[Any]:
@@ -185,12 +184,12 @@ def stop_specs(stop: Sequence[str]) -> list[Any]:
     return [text if is_expression(text) else parse_value(text) for text in stop]
 
 
-def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunConfig:
+def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunSpec:
     """Put a run together from the parameters of a `RunCommand`, and stop conditions, which replace the file's.
 
     Names on the command line may import their modules, names in a file only with `--trust`.
     """
-    options = {name: value for name, value in given_options(parameters).items() if name not in _NOT_OF_RUN}
+    options = {name: value for name, value in given_options(parameters).items() if name not in _NOT_OFFIELDS}
     envs = [word for word in parameters["words"] if "=" not in word]
     if len(envs) > 1:
         raise UserError(f"one environment at most; got {' and '.join(envs)}.")
@@ -200,13 +199,13 @@ def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunConf
     config_class = _config_class(parameters, data)
     overrides = [under_algorithm(word, config_class) for word in parameters["words"] if "=" in word]
     given, conditions = apply_overrides({}, overrides, ALIASES), stop_specs(stop)
-    hyperparameters = {name: value for name, value in options.items() if name not in _OF_RUN}
+    hyperparameters = {name: value for name, value in options.items() if name not in _OFFIELDS}
     data = apply_overrides(_without_schedules(data, given, hyperparameters), overrides, ALIASES)
     if envs:
         data["env"] = envs[0]
     if conditions:
         data["stop_conditions"] = conditions
-    data |= {name: value for name, value in options.items() if name in _OF_RUN}
+    data |= {name: value for name, value in options.items() if name in _OFFIELDS}
     if hyperparameters:
         inner = data.get("algorithm_config") or {}
         if "seed" in hyperparameters:
@@ -214,7 +213,7 @@ def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunConf
         data["algorithm_config"] = {**inner, **hyperparameters} if isinstance(inner, Mapping) else inner
     typed = frozenset(texts([envs, given, conditions, options]))
     find_modules_here(parameters["trust"] or typed)
-    return RunConfig.from_dict(data, trust=parameters["trust"] or typed)
+    return RunSpec.from_plain(data, trust=parameters["trust"] or typed)
 
 
 def _without_schedules(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,8 +15,9 @@ from rl8x.algorithms import AlgorithmConfig
 from rl8x.cli.errors import LOST_ROWS, UserError, is_users_mistake, users_mistakes
 from rl8x.cli.options import AlgorithmCommand, RunCommand, find_modules_here, given_options, read_run, stop_specs
 from rl8x.conditions import from_spec
-from rl8x.config import RunConfig, apply_overrides, dump_run
+from rl8x.config import RunSpec, apply_overrides, dump_run
 from rl8x.config.algorithms import algorithm_config_class
+from rl8x.config.spec import FIELDS
 from rl8x.distributed import RankError, ranks
 from rl8x.execution.programs import ProgramError
 from rl8x.importing import import_named, texts
@@ -60,7 +60,7 @@ _IMPOSSIBLE: Final = (ProgramError, RankError)
 class _TrainCommand(RunCommand):
     """A command with an option for each key of a run file."""
 
-    run_fields = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in _OWN_FORM)
+    run_fields = tuple(name for name in FIELDS if name not in _OWN_FORM)
     display = ("tracking", "tracking_uri", "experiment_name", "run_name", "progress")
 
 
@@ -88,19 +88,21 @@ def train(stop: tuple[str, ...], resume: str | None, dry_run: bool, **options: A
     number takes the place of the file's schedule of it. Without a stop condition the run goes on until Ctrl-C. The exit
     code is 3 if the run was trained, but rows of it are lost, since neither MLflow nor the disk took them.
     """
+    from rl8x.trainers import Trainer
+
     with users_mistakes(RankError):
         run = read_run(options, stop)
         going_on = resumed(run, resume, trust=options["trust"]) if resume is not None and not dry_run else None
-        trainer = going_on or run.make_trainer()
+        trainer = going_on or Trainer.from_spec(run)
     for given, why in run.without_effect().items():
         warnings.warn(f"`{given}` has no effect: {why}.", RuntimeWarning, stacklevel=1)
     if not dry_run:
-        return run_to_the_end(trainer, functools.partial(run.train, trainer), run.progress)
+        return run_to_the_end(trainer, trainer.run, run.run.progress)
     from rl8x.tracking.secrets import hide_in_data  # what is printed is mostly sent to a file
 
-    shown = hide_in_data(run.to_dict())
+    shown = hide_in_data(run.to_plain())
     click.echo(dump_run(shown), nl=False)
-    if shown != run.to_dict():
+    if shown != run.to_plain():
         say("rl8x: passwords are printed as ***; to train from this, set MLFLOW_TRACKING_URI or put them in", err=True)
     return 0
 
@@ -119,9 +121,9 @@ class _ResumeCommand(AlgorithmCommand):
         from rl8x.tracking.location import typed_store
 
         with typed_store(parameters.get("tracking_uri")):
-            name = find(run, auto=parameters.get("auto", False)).metadata["build"]["config_class"]
+            name = find(run, auto=parameters.get("auto", False)).spec.algorithm.algorithm
         find_modules_here(trust)
-        return None if name is None else algorithm_config_class(str(name), trust)
+        return algorithm_config_class(name, trust) if isinstance(name, str) else None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command with the store that was typed as the user's."""
@@ -172,23 +174,17 @@ def resume(
 
 
 def make_trainer(
-    source: str | Path, *, auto: bool, overrides: dict[str, Any], trust: bool, run: RunConfig | None = None
+    source: str | Path, *, auto: bool, overrides: dict[str, Any], trust: bool, run: RunSpec | None = None
 ) -> Trainer:
     """Make the trainer of a run from what `rl8x resume` takes.
 
-    `run` builds the algorithm, which must be as it was. None builds it from the checkpoint, or from its run file if the
-    checkpoint does not say how.
+    `run` builds the algorithm, which must be as it was. None builds it from the checkpoint.
     """
     from rl8x.checkpoint import CheckpointError, find
     from rl8x.trainers import Trainer
 
     checkpoint = find(source, auto=auto)
     tracker = None if run is None else _tracker_to_same_store(run, checkpoint.metadata["run"])
-    run_file = checkpoint.metadata["run_file"]
-    if run is None and run_file is not None and checkpoint.metadata["build"]["problems"]:
-        data = dict(run_file)
-        data["algorithm_config"] = {**data.get("algorithm_config", {}), **overrides}
-        run = RunConfig.from_dict(data, trust=trust or frozenset(texts(overrides)))
     algorithm = None if run is None else run.make_algorithm()
     try:
         named = Path(source).resolve() == checkpoint.path.resolve()
@@ -202,31 +198,36 @@ def make_trainer(
         raise
 
 
-def _tracker_to_same_store(run: RunConfig, saved: Tracked) -> Any:
+def _tracker_to_same_store(run: RunSpec, saved: Tracked) -> Any:
     """Make the tracker of a run that the user describes, if it uses the same store as the checkpoint."""
     from rl8x.tracking.location import locate
 
-    if run.tracking_uri is None or not run.tracking or saved["tracker"] != "MLflowTracker":
+    own = run.trainer
+    if own.tracking_uri is None or not own.tracking or saved["tracker"] != "MLflowTracker":
         return None
-    return run.make_tracker() if locate(run.tracking_uri).shown == saved["location"] else None
+    return own.make_tracker() if locate(own.tracking_uri).shown == saved["location"] else None
 
 
-def resumed(run: RunConfig, source: str, *, trust: bool) -> Trainer | None:
+def resumed(run: RunSpec, source: str, *, trust: bool) -> Trainer | None:
     """Make the trainer that `rl8x train --resume` asks for; None where `"auto"` finds nothing to go on with."""
     from rl8x.checkpoint import listed
     from rl8x.checkpoint.find import find_unfinished
 
     if source != "auto":
-        return make_trainer(source, auto=False, overrides={}, trust=trust, run=run)
-    directory = run.checkpoints.get("directory")
-    if directory is None:
-        folder = find_unfinished(run.to_dict())
-    else:
-        folder = Path(directory) if listed(Path(directory)) else None
-    if folder is None:
+        return _going_on(run, source, auto=False, trust=trust)
+    directory = run.trainer.checkpoints.get("directory")
+    folder = find_unfinished(run) if directory is None else Path(directory)
+    if folder is None or not listed(folder):
         return None
     say(f"rl8x: going on with {folder}", err=True)
-    return make_trainer(folder, auto=True, overrides={}, trust=trust, run=run)
+    return _going_on(run, folder, auto=True, trust=trust)
+
+
+def _going_on(run: RunSpec, source: str | Path, *, auto: bool, trust: bool) -> Trainer:
+    """Make the trainer of a saved run; its next `run()` has the options of `run`."""
+    trainer = make_trainer(source, auto=auto, overrides={}, trust=trust, run=run)
+    trainer.plan(run)
+    return trainer
 
 
 def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: str) -> int:

@@ -12,7 +12,7 @@ from rl8x.cli.errors import users_mistakes
 from rl8x.output import table
 
 if TYPE_CHECKING:
-    from rl8x.config import RunConfig
+    from rl8x.config import RunSpec
 
 _EXAMPLES: Final = """\b
 rl8x tuned                                            # all of them
@@ -42,22 +42,22 @@ def tuned(task: str | None, algorithm: str) -> None:
 
 def rows() -> list[tuple[str, ...]]:
     """Return the table's cells: a line for each task and algorithm, in the order of the files."""
-    from rl8x.config import RunConfig
+    from rl8x.config import RunSpec
     from rl8x.config.tuned import measured, tuned_files
 
     found = measured()
     lines: list[tuple[str, ...]] = [("task", "algorithm", "transitions", "return", "seconds")]
     for files in tuned_files().values():
         for path in files.values():
-            run = RunConfig.from_file(path)
-            lines.append((run.env, run.algorithm, *_cells(run, found.get(path.stem))))
+            run = RunSpec.from_file(path)
+            lines.append((run.env.env, run.algorithm.algorithm, *_cells(run, found.get(path.stem))))
     return lines
 
 
-def _cells(run: RunConfig, result: Mapping[str, Any] | None) -> tuple[str, str, str]:
+def _cells(run: RunSpec, result: Mapping[str, Any] | None) -> tuple[str, str, str]:
     """Write transitions, returns and seconds; of a setting that was not measured what its run file says."""
     if result is None:
-        (stop,) = run.stop_conditions
+        (stop,) = run.run.stop_conditions
         return f"{stop['hits_upper_bound'][1]:,}", "not measured", "not measured"
     returns = result["returns"]
     digits = 2 if abs(max(returns, key=abs)) < 20 else 1

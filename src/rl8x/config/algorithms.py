@@ -1,14 +1,26 @@
-"""Config classes of algorithms, found by the names that run files and the command line use."""
+"""Classes that plain data names: algorithms by their names, models and whatever hyperparameters take by their paths."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import gymnasium
+from torch import nn
 
 from rl8x import algorithms
 from rl8x.algorithms import AlgorithmConfig, GenericAlgorithmBase
+from rl8x.conditions import Condition
 from rl8x.config.files import shortened
-from rl8x.importing import Trust, dotted_path, import_named, is_dotted
+from rl8x.distributions import Distribution
+from rl8x.envs import Env
+from rl8x.importing import Trust, dotted_path, from_plain, import_class, import_named, is_dotted
+from rl8x.models import Model
 from rl8x.names import did_you_mean
+
+# What a file may name: all that rl8x calls by a user's word.
+_KINDS: Final = (Env, gymnasium.Env, AlgorithmConfig, Condition, Model, Distribution, nn.Module)
 
 
 def algorithm_configs() -> dict[str, type[AlgorithmConfig]]:
@@ -68,3 +80,29 @@ def _below(cls: type[AlgorithmConfig]) -> Iterator[type[AlgorithmConfig]]:
 def _is_preset(cls: type[AlgorithmConfig]) -> bool:
     """Whether a config builds what its base class does."""
     return any(getattr(base, "algorithm", None) is cls.algorithm for base in cls.__bases__)
+
+
+def restored(value: Any, trust: Trust) -> Any:
+    """Replace `{"$class": path}` in plain data by the classes.
+
+    Raises:
+        UntrustedError: If it names what it may not, also by a Gymnasium id of the form `module:MyEnv-v0`.
+        ValueError: If there is no such class.
+    """
+    return from_plain(value, _KINDS, trust=trust)
+
+
+def restored_options(config_class: type[AlgorithmConfig], values: Mapping[str, Any], trust: Trust) -> dict[str, Any]:
+    """Return hyperparameters with the classes that they name, also by a dotted path alone where a class is wanted.
+
+    Raises:
+        UntrustedError: If a hyperparameter names a class that may not be imported.
+        ValueError: If there is no such class.
+    """
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(config_class)}
+    return {
+        name: import_class(value, _KINDS, trust=trust)
+        if "type[" in kinds.get(name, "") and isinstance(value, str) and is_dotted(value)
+        else restored(value, trust)
+        for name, value in values.items()
+    }

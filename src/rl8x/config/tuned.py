@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl8x.config.algorithms import plain_name
-from rl8x.config.run import RunConfig
+from rl8x.config.spec import AlgorithmSpec, RunSpec
 from rl8x.names import did_you_mean
 
 SETTINGS: Final = Path(__file__).parent / "settings"
@@ -17,7 +17,7 @@ MEASURED: Final = SETTINGS / "measured.json"
 """Transitions, returns by seed and median CPU seconds of each setting that was measured; written by the benchmark."""
 
 
-def tuned(task: str, algorithm: str = "PPO") -> RunConfig:
+def tuned(task: str, algorithm: str = "PPO") -> RunSpec:
     """Return a setting that learns a task, as a run: what its run file says.
 
     Args:
@@ -27,10 +27,10 @@ def tuned(task: str, algorithm: str = "PPO") -> RunConfig:
     Raises:
         ValueError: If there is no such setting; the message lists those that there are.
     """
-    return RunConfig.from_file(tuned_file(task, algorithm))
+    return RunSpec.from_file(tuned_file(task, algorithm))
 
 
-def tuned_file(task: str, algorithm: str = RunConfig.algorithm) -> Path:
+def tuned_file(task: str, algorithm: str = AlgorithmSpec.algorithm) -> Path:
     """Return the run file of a setting.
 
     Raises:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from rl8x.algorithms.hyperparameters import check_options, option
-from rl8x.config import RunConfig, apply_overrides, load_run_file
+from rl8x.config import RunSpec, apply_overrides, load_run_file
 from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import one_line, put_at, shortened
-from rl8x.config.run import ALIASES, renamed, under_algorithm
+from rl8x.config.spec import ALIASES, FIELDS, AlgorithmSpec, renamed, under_algorithm
 from rl8x.envs import cells as test_cells
 from rl8x.envs.cells import Cells
 from rl8x.envs.env_config import moving_in
@@ -79,7 +79,7 @@ class StudyConfig:
     """A study: trainings under some configurations, hyperparameters and seeds, and the cells they are tested in.
 
     Args:
-        trust: Whether names in it may be imported, see `RunConfig`.
+        trust: Whether names in it may be imported, see `RunSpec`.
 
     Raises:
         TypeError: If a value is of another kind.
@@ -141,7 +141,7 @@ class StudyConfig:
 
         Args:
             data: The content of a study's file.
-            trust: Whether names in it may be imported, see `RunConfig.from_file`.
+            trust: Whether names in it may be imported, see `RunSpec.from_file`.
 
         Raises:
             ValueError: If a key is unknown or a value is not legal.
@@ -149,7 +149,7 @@ class StudyConfig:
         """
         data = renamed(data)
         own = [field.name for field in dataclasses.fields(cls) if field.name != "run"]
-        of_run = [field.name for field in dataclasses.fields(RunConfig)]
+        of_run = [*FIELDS]
         legal = [*own, *(name for name in of_run if name not in _DECIDED)]
         for name in data:
             if name in _DECIDED:
@@ -167,12 +167,12 @@ class StudyConfig:
         Args:
             path: YAML, TOML or JSON.
             overrides: Texts such as `episodes=8` or `lr=3e-4`.
-            trust: Whether names in it may be imported, see `RunConfig.from_file`; None trusts those in the overrides.
+            trust: Whether names in it may be imported, see `RunSpec.from_file`; None trusts those in the overrides.
         """
         data = renamed(load_run_file(path))
         named = data.get("algorithm")
         trusted = trust or frozenset(texts(apply_overrides({}, overrides, ALIASES)))
-        config_class = algorithm_config_class(named if isinstance(named, str) else RunConfig.algorithm, trusted)
+        config_class = algorithm_config_class(named if isinstance(named, str) else AlgorithmSpec.algorithm, trusted)
         own = {field.name for field in dataclasses.fields(cls)}
         words = [
             word if re.split(r"[.=]", word, maxsplit=1)[0].strip() in own else under_algorithm(word, config_class)
@@ -287,16 +287,18 @@ class StudyConfig:
             except (ValueError, TypeError) as error:
                 where = f"{training.group}: " if training.vary else ""
                 raise ValueError(f"{where}{one_line(error)}.") from None
-            num_envs = getattr(run.make_algorithm_config(), "num_envs", 1)
-            key = json.dumps([tested_env(run), run.env_kwargs, num_envs, training.training], sort_keys=True)
+            num_envs = getattr(run.algorithm.make_config(run.trusted), "num_envs", 1)
+            key = json.dumps([tested_env(run), run.env.env_kwargs, num_envs, training.training], sort_keys=True)
             if key not in known:
                 known.add(key)
                 notes |= dict.fromkeys(self._check_env(run, training.training, num_envs))
-        dataclasses.replace(self.run_of(self.first_trainings()[0]), tracking=False, trust=self.trusted).make_trainer()
+        from rl8x.trainers import Trainer
+
+        Trainer.from_spec(self.run_of(self.first_trainings()[0]).replace(tracking=False))
         return list(notes)
 
-    def _check_env(self, run: RunConfig, name: str, num_envs: int) -> list[str]:
-        env = run.find_env(tested_env(run))(num_envs, device="cpu", seed=0)
+    def _check_env(self, run: RunSpec, name: str, num_envs: int) -> list[str]:
+        env = run.env.maker(run.trusted, env=tested_env(run))(num_envs, device="cpu", seed=0)
         try:
             env.plain_config(self.train[name], called=f"train[{name!r}]")
             cells, config = self.cells(), self.train[name]
@@ -322,7 +324,7 @@ class StudyConfig:
     def units(self) -> dict[str, str]:
         """Return the units of the test parameters that have one, as the environment of the first training says."""
         run = self.run_of(self.first_trainings()[0])
-        env = run.find_env(tested_env(run))(1, device="cpu", seed=0)
+        env = run.env.maker(run.trusted, env=tested_env(run))(1, device="cpu", seed=0)
         try:
             units = {name: known.unit for name, known in env.parameters.items()}
         finally:
@@ -356,7 +358,7 @@ class StudyConfig:
             ValueError: If a varied key leads into something that is not a mapping, or two are the same.
         """
         data: dict[str, Any] = json.loads(json.dumps(self.run))
-        algorithm = training.vary.get("algorithm", data.get("algorithm", RunConfig.algorithm))
+        algorithm = training.vary.get("algorithm", data.get("algorithm", AlgorithmSpec.algorithm))
         config_class = algorithm_config_class(str(algorithm), self.trusted)
         set_by: dict[str, str] = {}
         for name, value in training.vary.items():
@@ -372,7 +374,7 @@ class StudyConfig:
         data["progress"] = "none"
         return data
 
-    def run_of(self, training: Training) -> RunConfig:
+    def run_of(self, training: Training) -> RunSpec:
         """Make the run of a training.
 
         Args:
@@ -381,17 +383,18 @@ class StudyConfig:
         Raises:
             ValueError: If it is not legal.
         """
-        return RunConfig.from_dict(self.run_data(training), trust=self.trusted)
+        return RunSpec.from_plain(self.run_data(training), trust=self.trusted)
 
 
-def tested_env(run: RunConfig) -> str:
+def tested_env(run: RunSpec) -> str:
     """Return the name of the environment that a training's policies are tested in: with a data set its `eval_env`.
 
     Raises:
         ValueError: If there is none.
     """
-    if run.env:
-        return run.env
-    if isinstance(run.eval_env, str) and run.eval_env != "auto":
-        return run.eval_env
+    own = run.trainer.eval_env
+    if run.env.env:
+        return run.env.env
+    if isinstance(own, str) and own != "auto":
+        return own
     raise ValueError("a study tests policies in an environment: give `eval_env`, as it trains on a data set.")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rl8x.config import RunConfig
+from rl8x.config.spec import AlgorithmSpec
 from rl8x.studies.evaluations import Supports
 from rl8x.studies.table import RUN
 from rl8x.tracking import TrackingError
@@ -164,7 +164,7 @@ def about(definition: Mapping[str, Any]) -> dict[str, str]:
         return {}
     varied = definition.get("vary") or {}
     tasks = varied.get("env") or [_of_run(definition, "env") or _of_run(definition, "eval_env")]
-    algorithms = varied.get("algorithm") or [_of_run(definition, "algorithm") or RunConfig.algorithm]
+    algorithms = varied.get("algorithm") or [_of_run(definition, "algorithm") or AlgorithmSpec.algorithm]
     names = [str(name).rpartition(".")[2].removesuffix("Config") for name in algorithms]
     return {
         "task": ", ".join(map(str, tasks)),

@@ -67,8 +67,8 @@ class Study:
         seeds: Seeds of each training: a list, or their number.
         vary: Hyperparameters, or other keys of a run, and the lists of their values, all combined; with `trials`
             ranges.
-        trust: Whether what is named may import any module; `RunConfig` explains it.
-        options: The other keys of a study (`StudyConfig`), and those of a run (`RunConfig`): `env`, `algorithm`,
+        trust: Whether what is named may import any module; `RunSpec` explains it.
+        options: The other keys of a study (`StudyConfig`), and those of a run (`RunSpec`): `env`, `algorithm`,
             `algorithm_config`, `max_steps`, `stop_conditions`, ...
 
     Attributes:

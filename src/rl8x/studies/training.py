@@ -27,7 +27,7 @@ import numpy as np
 
 from rl8x import keys
 from rl8x.checkpoint import CheckpointError, listed
-from rl8x.config import RunConfig
+from rl8x.config import RunSpec
 from rl8x.disk import replace_synced
 from rl8x.envs.cells import inside, support
 from rl8x.output import described
@@ -185,26 +185,22 @@ class _TrainingJob:
         self._evaluator: CellEvaluator | None = None
         self._searches = job["trial"] is not None
         self._noted = 0.0
-        self._return = "eval/returns/mean" if self.run.steps_per_eval is not None else f"episodes/{keys.RETURNS}/mean"
+        evaluates = self.run.run.steps_per_eval is not None
+        self._return = "eval/returns/mean" if evaluates else f"episodes/{keys.RETURNS}/mean"
 
-    def _run(self) -> RunConfig:
+    def _run(self) -> RunSpec:
         data = self.study.run_data(self.training)
         data["checkpoints"] = {**data.get("checkpoints", {}), "directory": str(self.folder / "checkpoints")}
-        return RunConfig.from_dict(data, trust=self.job["trust"])
+        return RunSpec.from_plain(data, trust=self.job["trust"])
 
     def run_to_end(self) -> dict[str, Any]:
         """Train, test the last policy, log and keep what came out."""
         (self.folder / POINTS).mkdir(exist_ok=True)
-        trainer, run = self._trainer(), self.run
+        trainer = self._trainer()
+        trainer.plan(self.run)
         _cut_curve(self.folder / CURVE, trainer.state[trainer.algorithm.clock])
-        trainer.run(
-            env_config=run.env_config,
-            eval_env_config=run.eval_env_config,
-            steps_per_eval=run.steps_per_eval,
-            max_steps=run.max_steps,
-            stop_conditions=[*run.conditions(), *([self._is_pruned] if self._searches else [])],
-            progress="none",
-        )
+        own: Any = [*self.run.run.conditions(self.run.trusted), self._is_pruned] if self._searches else ...
+        trainer.run(stop_conditions=own, progress="none")
         result = self._conclude(trainer)
         replace_synced(self.folder / RESULT, json.dumps(result, indent=1).encode() + b"\n")
         with contextlib.suppress(OSError):
@@ -226,7 +222,7 @@ class _TrainingJob:
                     callbacks=[self],
                     trust=True,
                 )
-        return self.run.make_trainer(tracker=tracker, callbacks=[self])
+        return Trainer.from_spec(self.run, tracker=tracker, callbacks=[self])
 
     # -- in the course of it
 
@@ -289,7 +285,7 @@ class _TrainingJob:
         """Return what makes an environment to test in, where the algorithm trains without one."""
         if algorithm.env_factory is not None or algorithm.env is not None:
             return None
-        return self.run.find_env(tested_env(self.run))
+        return self.run.env.maker(self.run.trusted, env=tested_env(self.run))
 
     def _prune(self, measured: Mapping[str, Any], steps: int) -> None:
         """End a trial that a search gives up."""

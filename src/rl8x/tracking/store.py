@@ -40,7 +40,7 @@ _users = 0
 _set_here: set[str] = set()
 
 
-class RunSpec(NamedTuple):
+class NewRun(NamedTuple):
     """The fields that a run is created with."""
 
     spool_id: str
@@ -135,12 +135,12 @@ class MLflowStore:
         """Read a run, an `mlflow.entities.Run`."""
         return self._call(self._client.get_run, run_id)
 
-    def find_runs(self, spec: RunSpec) -> list[str]:
+    def find_runs(self, spec: NewRun) -> list[str]:
         """List the runs that were made for a spool, the oldest first, in whichever experiment they are."""
         runs = self.search_everywhere(f"tags.`{SPOOL_TAG}` = '{spec.spool_id}'")
         return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
 
-    def create_run(self, spec: RunSpec) -> str:
+    def create_run(self, spec: NewRun) -> str:
         """Make a run and return its ID."""
         about = (self._experiment_id(spec), spec.start_time, {SPOOL_TAG: spec.spool_id}, spec.run_name)
         return self._named(self._call(self._client.create_run, *about).info.run_id)
@@ -151,7 +151,7 @@ class MLflowStore:
             raise StoreDownError("what was made has no ID in the answer")
         return str(answer)
 
-    def _experiment_id(self, spec: RunSpec) -> str:
+    def _experiment_id(self, spec: NewRun) -> str:
         if spec.experiment_id is not None:
             return spec.experiment_id
         experiment = self._call(self._client.get_experiment_by_name, spec.experiment)

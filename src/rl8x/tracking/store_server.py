@@ -24,7 +24,7 @@ from rl8x.processes import OWN
 from rl8x.tracking.database import merge_log, prepare_tables
 from rl8x.tracking.location import Location
 from rl8x.tracking.secrets import hide
-from rl8x.tracking.store import MLflowStore, RunSpec, quiet_thread, source_tags
+from rl8x.tracking.store import MLflowStore, NewRun, quiet_thread, source_tags
 from rl8x.tracking.store_errors import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
 
 END_S = 1.0  # how long to wait for a process, or a channel, that was asked to end
@@ -126,7 +126,7 @@ def _serve_channel(inbox: _Inbox, answer: _Answer, location: Location, connect: 
                     with _importing, contextlib.suppress(Exception):  # it is raised again where it is needed
                         import mlflow.entities  # noqa: F401
                     store = connect()
-                typed = [RunSpec(*args[0])] if name in ("find_runs", "create_run") else args
+                typed = [NewRun(*args[0])] if name in ("find_runs", "create_run") else args
                 answer(number, getattr(store, name)(*typed))
             except (StoreDownError, StoreRefusedError) as error:
                 answer(number, type(error)(hide(str(error))))

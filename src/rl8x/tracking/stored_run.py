@@ -11,7 +11,7 @@ from rl8x.tracking.left_behind import LeftBehind, are_of_one_course, left_behind
 from rl8x.tracking.protocol import STATUSES
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import Op
-from rl8x.tracking.store import DEFAULT_EXPERIMENT, SPOOL_TAG, MLflowStore, RunSpec
+from rl8x.tracking.store import DEFAULT_EXPERIMENT, SPOOL_TAG, MLflowStore, NewRun
 from rl8x.tracking.store_errors import RunMissingError, StoreDownError, StoreRefusedError
 
 STATUS_TAG = "rl8x.status"
@@ -86,7 +86,7 @@ class StoredRun:
         """Find or make the run. `create_run` is not idempotent: once one was asked for, look before asking again."""
         header = self._spool.header
         fields = (header.get("experiment"), header.get("experiment_id"), header.get("run_name"))
-        spec = RunSpec(header["spool_id"], *fields, start_time=header["t"])
+        spec = NewRun(header["spool_id"], *fields, start_time=header["t"])
         may_exist = self._spool.ack.attempted or not self._fresh
         run_ids = self.store.find_runs(spec) if may_exist else []
         if run_ids:
@@ -100,7 +100,7 @@ class StoredRun:
                     self.store.delete_run(other)
         return run_id
 
-    def _create(self, spec: RunSpec, set_aside: Callable[[Op, Exception], None]) -> str:
+    def _create(self, spec: NewRun, set_aside: Callable[[Op, Exception], None]) -> str:
         """Make the run; where the store refuses its name or its experiment, without them, so that its rows arrive."""
         unnamed = spec._replace(run_name=None)
         plain = unnamed._replace(experiment=DEFAULT_EXPERIMENT, experiment_id=None)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase, refuse_inference_mode
@@ -16,9 +17,12 @@ from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike
 from rl8x.checkpoint.find import spool_of
 from rl8x.checkpoint.metadata import SavedRun, checked_state
 from rl8x.checkpoint.ranks import RANKS, num_ranks, of_rank
+from rl8x.config.describe import unwritable
+from rl8x.config.spec import RunOptions, RunSpec, TrainerSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.env_config import AnyEnvConfig
+from rl8x.frozen import thawed
 from rl8x.names import did_you_mean
 from rl8x.output import described
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
@@ -49,6 +53,7 @@ AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
 # Metrics of collecting, which algorithms without an environment do not have.
 _COLLECTED = {*keys.COLLECT_METRICS, "profiling/env_steps_per_s"}
+_GIVEN_ENV: Final = "the evaluation environment was an instance or a factory"
 EvalEnv = str | bool | Env | Callable[..., Env] | None
 
 
@@ -61,6 +66,7 @@ class TrainerBase(Generic[AlgorithmT]):
         record: Writes the run to its tracker and its checkpoints.
         train_step: Makes the steps, and has the latest row and evaluation.
         origin: The checkpoint that was resumed from, until a `run()` has continued it; otherwise None.
+        planned: The options of the next `run()` where none are given: those of a spec or a checkpoint, once.
         saved_run: State of the `run()` in that checkpoint, which the next `run()` continues, or None.
     """
 
@@ -123,12 +129,9 @@ class TrainerBase(Generic[AlgorithmT]):
         self.callbacks: tuple[Callback, ...] = ()
         check_callbacks(callbacks, self.metric_names)
         self.callbacks = tuple(callbacks)
-        self.options: dict[str, Any] = {
-            "eval_env": eval_env if eval_env is None or isinstance(eval_env, bool | str) else "given",
-            "num_eval_envs": num_eval_envs,
-            "on_non_finite": on_non_finite,
-            "log_models": log_models,
-        }
+        own = eval_env if eval_env is None or isinstance(eval_env, bool | str) else unwritable(_GIVEN_ENV)
+        options: Any = {"eval_env": own, "num_eval_envs": num_eval_envs, "log_models": log_models}
+        self.options = TrainerSpec(**options, on_non_finite=on_non_finite)
         if ranks().is_first:
             self.tracker = default_tracker() if tracker is None else tracker
             if log_models:
@@ -144,6 +147,7 @@ class TrainerBase(Generic[AlgorithmT]):
             raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {best!r}.{near}")
         self.train_step = TrainStep(algorithm, self.record, on_non_finite)
         self.origin: Origin | None = None
+        self.planned = RunOptions()
         self.saved_run: SavedRun | None = None
         self.stop_reason: str | None = None
         self.ending: list[str] = []
@@ -291,6 +295,15 @@ class TrainerBase(Generic[AlgorithmT]):
             self.evaluator.load_state_dict(state["evaluator"])
         self.train_step.load_state_dict(state)
 
+    def plan(self, spec: RunSpec) -> None:
+        """Have the next `run()` take the options of a spec where none are given.
+
+        Args:
+            spec: The spec, whose other parts are taken to be as this trainer's.
+        """
+        trust = spec.trusted or self.record.spec.trusted
+        self.planned, self.record.spec = spec.run, dataclasses.replace(self.record.spec, trust=trust)
+
     @classmethod
     def resume(
         cls,
@@ -339,6 +352,12 @@ class TrainerBase(Generic[AlgorithmT]):
             trust=trust,
         )
         trainer = cls(callbacks=callbacks, **options)
+        spec = dataclasses.replace(checkpoint.spec, trust=trust)
+        if eval_env is not ... or checkpoints is not ...:
+            own: Any = {"checkpoints": trainer.record.spec.trainer.checkpoints} if checkpoints is not ... else {}
+            own |= {"eval_env": trainer.options.eval_env} if eval_env is not ... else {}
+            spec = dataclasses.replace(spec, trainer=dataclasses.replace(spec.trainer, **own), trust=trust)
+        trainer.record.spec = spec
         trainer.go_on_from(checkpoint, origin)
         return trainer
 
@@ -367,9 +386,9 @@ class TrainerBase(Generic[AlgorithmT]):
             raise CheckpointError(
                 f"the checkpoint {checkpoint.path} does not fit this trainer: {reason:.300}"
             ) from error
-        self.record.run_file = metadata["run_file"]
-        algorithm.seed = metadata["build"]["config"].get("seed", algorithm.seed)
-        evaluated_under = None if self.saved_run is None else self.saved_run["options"]["eval_env_config"]
+        algorithm.seed = metadata["resolved"]["config"].get("seed", algorithm.seed)
+        self.planned = checkpoint.spec.run if self.saved_run is not None else RunOptions()
+        evaluated_under = thawed(self.planned.eval_env_config)
         if self.saved_run is not None:
             self.evaluations.env_config = evaluated_under
         if isinstance(self.tracker, MLflowTracker):
@@ -395,10 +414,10 @@ class TrainerBase(Generic[AlgorithmT]):
         """Restore the last checkpoint of the same job after torchrun has restarted it, if there is one."""
         if not is_restart() or self.origin is not None or self.algorithm.counters[keys.STEPS] > 0:
             return
-        build = self.record.build
+        resolved = self.record.resolved
         if self.algorithm.config.seed is None:  # the one that was drawn then is meant
-            build = {**build, "config": {**build["config"], "seed": None}}
-        own_folder = unfinished(build, self.checkpoints.root) if ranks().is_first else None
+            resolved = {**resolved, "config": {**resolved["config"], "seed": None}}
+        own_folder = unfinished(self.record.spec, resolved, self.checkpoints.root) if ranks().is_first else None
         folder = ranks().first("the run to go on with", None if own_folder is None else str(own_folder))
         if folder is not None:
             self.go_on_from(*after_restart(Path(folder), self.algorithm))

@@ -1,9 +1,8 @@
-"""A run in words: its page in MLflow, how to go on with it, and the run file that makes it again."""
+"""A run in words: its page in MLflow, and how to go on with it."""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 import shlex
 import sys
@@ -11,14 +10,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rl8x import algorithms, keys, models
+from rl8x import keys, models
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import listed
-from rl8x.checkpoint.build import default_of, names_in
+from rl8x.checkpoint.build import names_in, problems_of
+from rl8x.checkpoint.metadata import Resolved
 from rl8x.conditions.spec import kinds_in
-from rl8x.envs import GymnasiumEnv, registry
+from rl8x.config.describe import default_of, unwritable_in
+from rl8x.config.spec import RunSpec
 from rl8x.envs.env_config import function_name, shown_value
-from rl8x.importing import CLASS, dotted_path, import_named, is_dotted, needs_word, texts
+from rl8x.importing import import_named, is_dotted, needs_word
 from rl8x.output import counted, is_interactive
 from rl8x.tracking import MLflowTracker, Tracker
 from rl8x.tracking.protocol import Status
@@ -179,9 +180,8 @@ class GoingOn:
     """Says how to continue a run: by which command or call.
 
     Attributes:
-        build: How its algorithm was built, as plain data.
-        options: The trainer's options as plain data.
-        run_file: The run file that made it, if one did.
+        spec: How the run was made.
+        resolved: What its algorithm was built with.
         run: The last `run()`, or None.
         tracker: The run's tracker.
         directory: The folder of its checkpoints, or None.
@@ -190,9 +190,8 @@ class GoingOn:
         plays: Whether it has an environment to be filmed in.
     """
 
-    build: Mapping[str, Any]
-    options: Mapping[str, Any]
-    run_file: Mapping[str, Any] | None
+    spec: RunSpec
+    resolved: Resolved
     run: RunState | None
     tracker: Tracker
     directory: Path | None
@@ -231,15 +230,15 @@ class GoingOn:
         folder = str(self.directory.absolute())
         run = shlex.quote(folder)
         calls = {"to continue training" if finished else "to continue it": self._call(folder, None, finished=finished)}
-        is_apart = self.build["policy"] is not None  # else it is made with its algorithm
-        names = [*names_in(self.build, *["policy"] * is_apart)]
+        is_apart = self.resolved["policy"] is not None  # else it is made with its algorithm
+        names = [*names_in(self.spec, self.resolved, *["policy"] * is_apart)]
         if (is_apart or not self._missing("algorithm")) and not _of_script(names):
             calls["to take its policy elsewhere"] = f"rl8x export {_trusted(run, names)} --format pt2"
-            named = [*names_in(self.build, "env")]
+            named = [*names_in(self.spec, self.resolved, "env")]
             if self.plays and not _of_script(named):
-                evaluated_in = str(self.options["eval_env"])
-                lacks = self.build["env"] is None and evaluated_in in ("auto", "given", "True", "False", "None")
-                calls["to watch it play"] = f"rl8x play {_trusted(run, names + named)}{' --env ENV' * lacks}"
+                own, env = self.spec.trainer.eval_env, self.spec.env.env
+                lacks = (not env or [*unwritable_in(env)]) and (not isinstance(own, str) or own == "auto")
+                calls["to watch it play"] = f"rl8x play {_trusted(run, names + named)}{' --env ENV' * bool(lacks)}"
         return calls
 
     def _call(self, folder: str, word: str | None, *, finished: bool) -> str:
@@ -258,10 +257,10 @@ class GoingOn:
         _, given, uri = self._store_option.partition("--tracking-uri ")
         named = [f"tracker=MLflowTracker(tracking_uri={' '.join(shlex.split(uri))!r})"] * bool(given)
         trust = self._store_option == "--trust" or any(
-            _is_called(name) and needs_word(name) for name in names_in(self.build)
+            _is_called(name) and needs_word(name) for name in names_in(self.spec, self.resolved)
         )
         arguments = [repr(folder), *self._missing(), *named, *["trust=True"] * trust]
-        asks = self.run is not None and None in self.run.specs
+        asks = self._asks
         options = ["max_steps=N"] * (limit is not None) + ["stop_conditions=[...]"] * (met or asks)
         options += ["env_config=..."] * self.steered
         return f"Trainer.resume({', '.join(arguments)}).run({', '.join(options)})"
@@ -269,9 +268,12 @@ class GoingOn:
     @property
     def _needs_script(self) -> bool:
         """Whether continuing needs objects that no command line can name."""
-        asks = self.run is not None and None in self.run.specs
-        by_hand = bool(self._missing()) or asks or self.steered
-        return by_hand or _of_script(self._names())
+        return bool(self._missing()) or self._asks or self.steered or _of_script(self._names())
+
+    @property
+    def _asks(self) -> bool:
+        """Whether it has a condition that no file can hold."""
+        return bool([*unwritable_in(self.spec.run.stop_conditions)])
 
     def _command(self, *, in_store: bool) -> str:
         """Write the command without the run; `--trust` lets it run code, or use a store that only the folder names."""
@@ -291,17 +293,14 @@ class GoingOn:
 
     def _names(self) -> list[str]:
         """List the names that continuing imports."""
-        file = (self.run_file or {}) if self.build["problems"] else {}
-        parts = [file.get(name) for name in ("env", "env_kwargs", "algorithm", "algorithm_config")]
-        conditions = [] if self.run is None else self.run.specs
-        return [*names_in(self.build), *texts(parts), *kinds_in(conditions)]
+        return [*names_in(self.spec, self.resolved), *kinds_in(list(self.spec.run.stop_conditions))]
 
     def _missing(self, *parts: str) -> list[str]:
         """List the arguments that `Trainer.resume` needs because no checkpoint has them, of all parts or of some."""
         missing = {
-            "algorithm": self.run_file is None and bool(self.build["problems"]),
+            "algorithm": bool(problems_of(self.spec, self.resolved)),
             "tracker": kind_of(self.tracker) not in REMADE,
-            "eval_env": self.options["eval_env"] == "given",
+            "eval_env": bool([*unwritable_in(self.spec.trainer.eval_env)]),
             "callbacks": self.run is not None and bool(self.run.callbacks),
         }
         return [f"{name}=[...]" if name == "callbacks" else f"{name}=..." for name in parts or missing if missing[name]]
@@ -320,72 +319,3 @@ def _of_script(names: Iterable[str]) -> bool:
 def _is_called(name: str | None) -> bool:
     """Whether a name is that of a function, which is only called where its file is trusted."""
     return name is not None and is_dotted(name) and not isinstance(import_named(name, trust=True), type)
-
-
-# -- the run file
-
-
-def run_file(
-    algorithm: GenericAlgorithmBase[Any], build: Mapping[str, Any], options: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Return the run file that makes the run again; None if something in it cannot be written to a file.
-
-    The options of the trainer and the run are plain data, with None for a condition that cannot be saved.
-    """
-    parts = (_env_part(build), _algorithm_part(algorithm, build), _run_part(options))
-    if build["problems"] or any(part is None for part in parts):
-        return None
-    return {name: value for part in parts if part is not None for name, value in part.items()}
-
-
-def _env_part(build: Mapping[str, Any]) -> dict[str, Any] | None:
-    env = build["env"]
-    if env is None:
-        return None
-    name, args, kwargs = env["class"], env["args"], env["kwargs"]
-    env_class = import_named(name)
-    first = args[0] if args else None
-    named = first[CLASS] if isinstance(first, dict) and set(first) == {CLASS} else None
-    if registry.BUILTIN.get(build["env_class"]) is env_class and not args:
-        name = build["env_class"]
-    elif env_class is not GymnasiumEnv or len(args) != 1 or first in [*registry.BUILTIN] or _is_called(named):
-        if args:
-            kwargs = dict(zip(inspect.signature(env_class).parameters, args, strict=False)) | kwargs
-    else:
-        name = named or first
-    if not isinstance(name, str) or not _plain([name, kwargs]):
-        return None
-    return {"env": name, **({"env_kwargs": kwargs} if kwargs else {})}
-
-
-def _algorithm_part(algorithm: GenericAlgorithmBase[Any], build: Mapping[str, Any]) -> dict[str, Any] | None:
-    config, path = algorithm.config, build["config_class"]
-    if path is None or path.startswith("__main__."):
-        return None
-    name = type(config).__name__
-    named = name.removesuffix("Config") if getattr(algorithms, name, None) is type(config) else path
-    values = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if value != default_of(field):
-            by_path = isinstance(value, type) and "type[" in str(field.type)
-            values[field.name] = dotted_path(value) if by_path else build["config"].get(field.name)
-    return {"algorithm": named, "algorithm_config": values} if _plain(values) else None
-
-
-def _run_part(options: Mapping[str, Any]) -> dict[str, Any] | None:
-    if options["eval_env"] == "given" or None in options["stop_conditions"] or not _plain(dict(options)):
-        return None
-    usual = {"eval_env": "auto", "on_non_finite": "stop", "log_models": False}
-    return {name: value for name, value in options.items() if value not in (None, [], {}, usual.get(name, ...))}
-
-
-def _plain(value: Any) -> bool:
-    """Whether a value is plain data without names of this process's script."""
-    if isinstance(value, dict):
-        return all(_plain(name) and _plain(item) for name, item in value.items())
-    if isinstance(value, list):
-        return all(map(_plain, value))
-    if isinstance(value, str):
-        return not value.startswith("__main__.")
-    return value is None or isinstance(value, bool | int | float)

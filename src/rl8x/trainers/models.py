@@ -62,7 +62,7 @@ def about_policy(checkpoint: Checkpoint) -> dict[str, Any]:
     saved, best, metadata = checkpoint.state["trainer"], checkpoint.state["best"], checkpoint.metadata
     # A condition may have evaluated after the row was made.
     metrics = model_metrics({**saved["row"], **saved["eval_row"]}, None if best is None else best["metric"])
-    return {"step": metadata["counters"][metadata["build"]["clock"]], "metrics": metrics}
+    return {"step": metadata["counters"][metadata["resolved"]["clock"]], "metrics": metrics}
 
 
 def model_metrics(row: Mapping[str, float], best: str | None = None) -> dict[str, float]:

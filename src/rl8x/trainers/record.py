@@ -8,6 +8,7 @@ import platform
 import shlex
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -19,13 +20,16 @@ from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.checkpoint import CheckpointManager, CheckpointsLike
-from rl8x.checkpoint.build import describe_algorithm
+from rl8x.checkpoint.build import resolve
 from rl8x.checkpoint.find import CHECKPOINTS_TAG
-from rl8x.checkpoint.metadata import Build
+from rl8x.checkpoint.metadata import Resolved
 from rl8x.checkpoint.ranks import RANKS, gathered
+from rl8x.config.describe import checkpoints_plain, run_spec, unwritable_in
+from rl8x.config.spec import RunSpec, TrainerSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.env_config import AnyEnvConfig, PlainConfig, function_form, function_name, inherited_config, shown_value
+from rl8x.importing import texts
 from rl8x.plain_yaml import dump_run
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.location import beside
@@ -50,13 +54,13 @@ class Record:
         algorithm: What is trained.
         tracker: The tracker that keeps the run.
         checkpoints: When and where the run is saved; see `Trainer`.
-        options: The trainer's options as plain data.
+        options: The trainer's options.
         eval_env: The evaluation environment of its own; None where there is none.
         num_eval_envs: Copies that evaluations are made in, those of all ranks.
 
     Attributes:
         checkpoints: The manager of the run's checkpoints.
-        run_file: The run file that made the run, if one did.
+        is_written: Whether a file, or a `RunSpec` of a script, made the run.
         run: The run in progress, or the last one; None where there was none.
         is_open: Whether the tracked run has begun, or gone on, and not ended since.
         log_ms: Milliseconds that the last row took.
@@ -67,7 +71,7 @@ class Record:
         algorithm: GenericAlgorithmBase[Any],
         tracker: Tracker,
         checkpoints: CheckpointsLike,
-        options: Mapping[str, Any],
+        options: TrainerSpec,
         eval_env: Env | None,
         num_eval_envs: int,
     ) -> None:
@@ -75,7 +79,7 @@ class Record:
         self.tracker = tracker
         self.checkpoints = CheckpointManager(checkpoints, tracker)
         self.options = options
-        self.run_file: dict[str, Any] | None = None
+        self.is_written = False
         self.run: RunState | None = None
         self.is_open = False
         self.log_ms = 0.0
@@ -99,9 +103,15 @@ class Record:
             self._config = {} if eval_env is None else eval_env.next_config
 
     @functools.cached_property
-    def build(self) -> Build:
-        """How the algorithm was built, as plain data."""
-        return describe_algorithm(self.algorithm)
+    def spec(self) -> RunSpec:
+        """How the run is made, as values that can be written; each `run()` makes a new one."""
+        saved = checkpoints_plain(self.checkpoints.options)
+        return run_spec(self.algorithm, replace(self.options, checkpoints=saved))
+
+    @functools.cached_property
+    def resolved(self) -> Resolved:
+        """What stands beside the spec: all hyperparameters, the drawn seed, the spaces, the policy."""
+        return resolve(self.algorithm)
 
     # -- the tracked run
 
@@ -125,11 +135,10 @@ class Record:
         """Note the options of a `run()` before it begins; callbacks cannot be written to a run file."""
         self.run = run
         self._steered_by = function_name(run.plain["env_config"])
-        if self.run_file is not None:
-            self._whole_file = dict(hide_in_data(self.run_file))
-        elif not (callbacks or self._steered_by):
-            options = {**self.options, **run.plain, "stop_conditions": run.specs}
-            self._whole_file = description.run_file(self.algorithm, self.build, options)
+        self.spec = replace(self.spec, run=run.spec, trust=self.spec.trusted)
+        plain = self.spec.to_plain()
+        is_whole = self.is_written or not (callbacks or any(text.startswith("__main__.") for text in texts(plain)))
+        self._whole_file = dict(hide_in_data(plain)) if is_whole and not [*unwritable_in(plain)] else None
         config = _training_config(self.algorithm, None if self._steered_by else run.plain["env_config"])
         self._config = self._config if config is None else config
 
@@ -333,9 +342,8 @@ class Record:
             "stop_reason": run.last.stop_reason if run is not None and run.last is not None else None,
             "counters": dict(counters),
             "run": {"key": manager.key, "job": job(), **self._tracked_run()},
-            "build": self.build,
-            "trainer": self.options,
-            "run_file": self.run_file,
+            "spec": self.spec.to_plain(),
+            "resolved": self.resolved,
         }
         all_state = {
             **own,
@@ -380,9 +388,8 @@ class Record:
     @property
     def _going_on(self) -> description.GoingOn:
         return description.GoingOn(
-            build=self.build,
-            options=self.options,
-            run_file=self.run_file,
+            spec=self.spec,
+            resolved=self.resolved,
             run=self.run,
             tracker=self.tracker,
             directory=self.checkpoints.directory,

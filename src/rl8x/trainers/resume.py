@@ -22,12 +22,16 @@ from rl8x.algorithms.base import GenericAlgorithmBase, qualified_name
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, CheckpointsLike, find, listed
 from rl8x.checkpoint.build import build_algorithm, changes
 from rl8x.checkpoint.find import find_of_job
-from rl8x.checkpoint.metadata import Build, Tracked
+from rl8x.checkpoint.metadata import Resolved, Tracked
+from rl8x.config.describe import unwritable_in
+from rl8x.config.spec import RunSpec
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, TrackingError
 from rl8x.tracking.location import is_users_own, locate, recorded_location, user_tracking_uri
 from rl8x.tracking.runs import has_run
 from rl8x.tracking.stored_run import RESUMED_TAG
 
+# Options of a trainer that its spec has by the same names.
+TRAINER_OPTIONS: Final = ("eval_env", "num_eval_envs", "on_non_finite", "log_models")
 # Trackers of rl8x that can be made again where none is given.
 REMADE: Final = ("MLflowTracker", "NullTracker")
 # Runs that this process has gone on with: the next trainer of a script means another.
@@ -83,13 +87,13 @@ def is_restart() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
 
 
-def unfinished(build: Build, root: Path | None) -> Path | None:
+def unfinished(spec: RunSpec, resolved: Resolved, root: Path | None) -> Path | None:
     """Return the folder of checkpoints of the run that the job began of an algorithm.
 
     `root` is where such folders are, or the run's own; None where nothing is saved.
     """
     name = job()
-    folder = None if name is None or root is None else find_of_job(name, build, root, _TAKEN)
+    folder = None if name is None or root is None else find_of_job(name, spec, resolved, root, _TAKEN)
     if folder is not None:
         _TAKEN.add(folder)
     return folder
@@ -125,19 +129,20 @@ def prepare(
     metadata, overrides = checkpoint.metadata, dict(overrides or {})
     folder = checkpoint.path.parent
     try:
-        options, run = dict(metadata["trainer"]), metadata["run"]
+        trainer, run = checkpoint.spec.trainer, metadata["run"]
+        options: dict[str, Any] = {name: getattr(trainer, name) for name in TRAINER_OPTIONS}
         options["tracker"] = _tracker(run, folder.absolute(), trust=trust) if tracker is None else tracker
-        _check_overrides(overrides, metadata["build"]["config"])
+        _check_overrides(overrides, metadata["resolved"]["config"])
         if algorithm is None:
-            algorithm = build_algorithm(metadata["build"], overrides, trust=trust)
+            algorithm = build_algorithm(checkpoint.spec, metadata["resolved"], overrides, trust=trust)
         options["algorithm"], tags = algorithm, _tags(checkpoint, algorithm, overrides)
         if checkpoints is ...:
-            checkpoints = Checkpoints(folder, **metadata["checkpoints"])
+            checkpoints = Checkpoints(**{**trainer.checkpoints, "directory": folder})
         options["checkpoints"] = checkpoints
         if eval_env is not ...:
             options["eval_env"] = eval_env
-        elif options["eval_env"] == "given":
-            raise CheckpointError("the evaluation environment was an instance or a factory: pass `eval_env=`")
+        for lost in unwritable_in(options["eval_env"]):
+            raise CheckpointError(f"{lost}: pass `eval_env=`")
     except CheckpointError as error:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
     except TypeError as error:
@@ -168,7 +173,7 @@ def kind_of(tracker: Tracker) -> str:
 
 def _tags(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any], overrides: Mapping[str, Any]) -> dict[str, str]:
     """Return what is recorded of a resume, and refuse what is different without having been asked for."""
-    different = changes(checkpoint.metadata["build"], algorithm)
+    different = changes(checkpoint.spec, checkpoint.metadata["resolved"], algorithm)
     for name, (before, now) in different.items():
         if name in algorithm.config.fixed:
             raise CheckpointError(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import EllipsisType
 from typing import Any, Final
 
@@ -23,14 +23,15 @@ from rl8x.conditions import (
     WallTime,
     as_conditions,
     check_names,
-    from_spec,
     parts,
     to_spec,
 )
 from rl8x.conditions.base import FromCallable, in_turn
+from rl8x.config.describe import unwritable, unwritable_in
+from rl8x.config.spec import RunOptions
 from rl8x.envs.env_config import function_name
 from rl8x.frozen import thawed
-from rl8x.importing import import_named
+from rl8x.importing import Trust
 from rl8x.names import did_you_mean
 from rl8x.trainers.statistics import TrainStats
 
@@ -43,14 +44,15 @@ class RunState:
     """The options, conditions and progress of a run.
 
     Args:
-        options: `OPTIONS` and `stop_conditions` as `run()` takes them; `...` is the value in `saved`, else None.
+        options: `OPTIONS` and `stop_conditions` as `run()` takes them; `...` is the value in `planned`.
+        planned: The options of a run file or a checkpoint, or the defaults.
         saved: `state_dict()` of a run to continue; None begins a new one.
-        trust: Whether loading the conditions in `saved` may import any module.
+        trust: Whether making the planned conditions may import any module.
         callbacks: Names of the trainer's callbacks, which cannot be saved themselves.
 
     Attributes:
         callbacks: The names given.
-        options: The options given, or else those of `saved`.
+        options: The options given, or else those that were planned.
         plain: The same with both configurations as plain JSON data, after `start`.
         conditions: The stop conditions.
         steps: Steps so far, including those before a resume.
@@ -60,19 +62,19 @@ class RunState:
 
     Raises:
         ValueError: If an option is not legal.
-        CheckpointError: If a condition or the `env_config` of `saved` could not be saved.
+        CheckpointError: If a condition or the `env_config` that was planned could not be saved.
     """
 
     def __init__(
         self,
         options: Mapping[str, Any],
+        planned: RunOptions,
         saved: SavedRun | None,
         *,
-        trust: bool,
+        trust: Trust,
         callbacks: Sequence[str] = (),
     ) -> None:
-        before: Mapping[str, Any] = {} if saved is None else saved["options"]
-        given = {name: before.get(name) if options[name] is ... else options[name] for name in OPTIONS}
+        given = {name: getattr(planned, name) if options[name] is ... else options[name] for name in OPTIONS}
         self.options: dict[str, Any] = thawed(given)  # the run's own: the script may go on with its lists
         lost = function_name(self.options["env_config"])
         if lost is not None:
@@ -81,12 +83,14 @@ class RunState:
                 "run(env_config=...)"
             )
         self.plain = dict(self.options)
-        self.conditions = _conditions(options["stop_conditions"], saved, trust)
+        self.conditions = _conditions(options["stop_conditions"], planned, trust)
         self.callbacks = tuple(callbacks)
         self.steps = 0
         self.met: list[Condition] = []
         self.last: TrainStats | None = None
         self.asked_to_save = False
+        self._given = [name for name in RUN_OPTIONS if options[name] is not ...]
+        self._planned = planned
         self._saved = saved
         self._measured: frozenset[str] = frozenset()
         self._steps_before = 0
@@ -190,20 +194,21 @@ class RunState:
         limit, entries = self.options["max_steps"], saved["conditions"]
         if limit is not None and self.steps >= limit:
             return False
-        if limit != saved["options"]["max_steps"] or list(map(_named, self.conditions)) != [e["repr"] for e in entries]:
+        if limit != saved["max_steps"] or list(map(_named, self.conditions)) != [each["repr"] for each in entries]:
             return True
         # Plain callables cannot be compared: ask those that ended the run whether they still would.
-        met = [(condition, entry) for condition, entry in zip(self.conditions, entries, strict=True) if entry["met"]]
-        return bool(met) and all(
-            entry["spec"] is None and not condition(saved["row"] or {}) for condition, entry in met
-        )
+        met = [condition for condition, entry in zip(self.conditions, entries, strict=True) if entry["met"]]
+        return bool(met) and all(_spec(each) is None and not each(saved["row"] or {}) for each in met)
 
     # -- params and checkpoints
 
     @property
-    def specs(self) -> list[Any]:
-        """Its conditions as plain data; None for those that cannot be saved."""
-        return [_spec(condition) for condition in self.conditions]
+    def spec(self) -> RunOptions:
+        """The options as plain data: those that were planned as they were written, and what the call gave."""
+        given = {name: self.plain[name] for name in self._given if name in OPTIONS}
+        if "stop_conditions" in self._given:
+            given["stop_conditions"] = [_spec(each) or unwritable(_named(each)) for each in self.conditions]
+        return replace(self._planned, **given)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -220,7 +225,6 @@ class RunState:
         conditions = [
             {
                 "repr": _named(condition),
-                "spec": _spec(condition),
                 "state": condition.state_dict(),
                 "met": any(condition is met for met in self.met),
             }
@@ -228,8 +232,8 @@ class RunState:
         ]
         last = self.last
         return {
-            "options": self.plain,
             "steps": self.steps,
+            "max_steps": self.options["max_steps"],
             "conditions": conditions,
             "callbacks": list(self.callbacks),
             "row": None if last is None else dict(last),
@@ -329,18 +333,13 @@ class RunState:
 
 
 def _conditions(
-    stop_conditions: StopConditions | Condition | EllipsisType | None, saved: SavedRun | None, trust: bool
+    stop_conditions: StopConditions | Condition | EllipsisType | None, planned: RunOptions, trust: Trust
 ) -> list[Condition]:
     if not isinstance(stop_conditions, EllipsisType):
         return as_conditions(stop_conditions)
-    conditions, find = [], functools.partial(import_named, trust=trust)
-    for entry in () if saved is None else saved["conditions"]:
-        if entry["spec"] is None:
-            raise CheckpointError(
-                f"the stop condition {entry['repr']} could not be saved: pass the run's `stop_conditions` again"
-            )
-        conditions.append(from_spec(entry["spec"], find=find))
-    return as_conditions(conditions)
+    for lost in unwritable_in(planned.stop_conditions):
+        raise CheckpointError(f"the stop condition {lost} could not be saved: pass the run's `stop_conditions` again")
+    return planned.conditions(trust)
 
 
 def _evaluates(conditions: Sequence[Condition]) -> bool:

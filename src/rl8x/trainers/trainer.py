@@ -5,26 +5,27 @@ from __future__ import annotations
 import contextlib
 import signal
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names_in
 from rl8x.checkpoint import CheckpointError, read
 from rl8x.conditions import Condition
+from rl8x.config.spec import RunOptions, RunSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.env_config import AnyEnvConfig, followed_in
 from rl8x.output import counted, described
-from rl8x.tracking import MLflowTracker
+from rl8x.tracking import MLflowTracker, Tracker
 from rl8x.tracking.protocol import Status, status_of
 from rl8x.tracking.runs import shown_path
 from rl8x.tracking.secrets import hide, logger
 from rl8x.trainers.base import AlgorithmT, TrainerBase
-from rl8x.trainers.callbacks import callback_name, declared_by
+from rl8x.trainers.callbacks import Callback, callback_name, declared_by
 from rl8x.trainers.evaluation import check_evaluation_name
 from rl8x.trainers.films import film_policy, log_film, make_film_env
 from rl8x.trainers.grid import grid_metrics, log_grid, measure_grid
@@ -32,6 +33,7 @@ from rl8x.trainers.models import BEST, LAST, about_policy, check_models, log_pol
 from rl8x.trainers.plotting import plot_run
 from rl8x.trainers.progress import Progress, ProgressReporter
 from rl8x.trainers.ranks import agree, check_alike
+from rl8x.trainers.resume import TRAINER_OPTIONS
 from rl8x.trainers.run_state import RUN_OPTIONS, RunState, StopConditions
 from rl8x.trainers.signals import SignalGuard, interruption
 from rl8x.trainers.statistics import TrainStats
@@ -50,8 +52,33 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
     """Trains an algorithm with `step()`, `eval()`, and `run()`, which stops on a condition; see `TrainerBase`.
 
     The progress of a run is kept in its `RunState`. Of the attributes, `run()` sets `stop_reason` and `ending`, and
-    clears `origin` and `saved_run` once the run has begun.
+    clears `origin`, `planned` and `saved_run` once the run has begun.
     """
+
+    @classmethod
+    def from_spec(cls, spec: RunSpec, *, tracker: Tracker | None = None, callbacks: Sequence[Callback] = ()) -> Self:
+        """Make the trainer of a run, and check that all of it fits together; its next `run()` is the one described.
+
+        Args:
+            spec: The run, as `RunSpec.from_file` or `rl8x.tuned` returns it.
+            tracker: Stores params and metrics; None makes the one of the spec.
+            callbacks: Called with the trainer and each row of statistics, see the class.
+
+        Raises:
+            TypeError: If something is of another kind.
+            ValueError: If something does not fit.
+        """
+        options: Any = {name: getattr(spec.trainer, name) for name in TRAINER_OPTIONS}
+        trainer = cls(
+            spec.make_algorithm(),  # type: ignore[arg-type]
+            tracker=spec.trainer.make_tracker() if tracker is None else tracker,
+            checkpoints=spec.trainer.make_checkpoints(),
+            callbacks=callbacks,
+            **options,
+        )
+        trainer.record.spec, trainer.planned, trainer.record.is_written = spec, spec.run, True
+        trainer.check_run()
+        return trainer
 
     def run(
         self,
@@ -62,12 +89,12 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         evals_per_film: int | EllipsisType | None = ...,
         stop_conditions: StopConditions | Condition | EllipsisType | None = ...,
         max_steps: int | EllipsisType | None = ...,
-        progress: Progress = "auto",
+        progress: Progress | EllipsisType = ...,
     ) -> TrainStats:
         """Step until a stop condition is met, with evaluations at regular intervals.
 
-        After `resume()`, the first `run()` continues the interrupted one: options that are not given, or are `...`,
-        keep their values. Otherwise options that are not given are None.
+        After `resume()`, the first `run()` continues the interrupted one, and after `from_spec()` it is the one that is
+        described: options that are not given, or are `...`, keep their values. Otherwise they are None.
 
         After torchrun has restarted a job (`--max-restarts`), the run continues from the job's last checkpoint.
 
@@ -90,7 +117,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             stop_conditions: The run stops when any of these is met. Without one it runs until interrupted.
             max_steps: The run stops after this many steps of this `run()`, including those before a resume of it; None
                 sets no limit.
-            progress: `"auto"` (a bar on a terminal and in a notebook, lines elsewhere), `"bar"`, `"lines"` or `"none"`.
+            progress: `"auto"`, the default (a bar on a terminal and in a notebook, lines elsewhere), `"bar"`, `"lines"`
+                or `"none"`.
 
         Returns:
             The last row, with `stop_reason` set.
@@ -132,7 +160,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             with SignalGuard(quiet=reporter.mode == "none") as signals:
                 with self._tracked(run, reporter, signals):
                     stats, stop = self._begin(run), None
-                    self.origin = self.saved_run = None  # only now: what could not begin can be tried again
+                    # Only now: what could not begin can be tried again.
+                    self.origin, self.saved_run, self.planned = None, None, RunOptions()
                     while stats is None or stats.stop_reason is None:
                         if stop is not None or (signals.stop is not None and ranks().size == 1):
                             self.record.save(self.state_dict(), run, "KILLED")
@@ -185,7 +214,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         if self.train_step.asked_to_stop is None:
             self.train_step.asked_to_stop = hide(" ".join(why.split()))
 
-    def _prepare(self, run: RunState, progress: Progress) -> ProgressReporter:
+    def _prepare(self, run: RunState, progress: Progress | EllipsisType) -> ProgressReporter:
         """Configure the trainer's parts for a run, before it begins; return its progress reporter."""
         algorithm = self.algorithm
         config = algorithm.config
@@ -194,7 +223,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         algorithm.plan_execution(run.most_steps)
         self.evaluations.env_config = run.options["eval_env_config"]
         self.record.prepare(run, callbacks=bool(self.callbacks))
-        shown = progress if ranks().is_first else "none"
+        shown: Any = self.planned.progress if isinstance(progress, EllipsisType) else progress
+        shown = shown if ranks().is_first else "none"
         reporter = ProgressReporter(shown, run.total_steps(self.state), algorithm.clock)
         algorithm.execution.announce(reporter.say)
         return reporter
@@ -286,7 +316,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         try:
             with reporter.waiting(f"writing the last of the run to {self.tracker.location} ..."):
                 self.checkpoints.wait()
-                if status != "FAILED" and self.options["log_models"]:
+                if status != "FAILED" and self.options.log_models:
                     self._log_models()
                 self.record.close(status, self.stop_reason, self.train_step.eval_row)
         finally:
@@ -354,7 +384,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         """Check all options; return the run that they describe."""
         saved = self.saved_run
         names = list(map(callback_name, self.callbacks))
-        run = RunState(options, saved, trust=self.origin is not None and self.origin.trust, callbacks=names)
+        run = RunState(options, self.planned, saved, trust=self.record.spec.trusted, callbacks=names)
         env_config, eval_config = run.options["env_config"], run.options["eval_env_config"]
         steps = 0 if saved is None else int(saved["steps"])
         self.evaluations.check_run(run.options["steps_per_eval"], eval_config, steps=steps)

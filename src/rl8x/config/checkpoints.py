@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +49,6 @@ class Checkpoints:
             raise ValueError(f"Checkpoints: `every_minutes` must be a positive number or None; got {minutes!r}.")
         if self.mode not in ("max", "min"):
             raise ValueError(f"Checkpoints: `mode` must be 'max' or 'min'; got {self.mode!r}.")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the options without the directory, which a checkpoint's location implies."""
-        return {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "directory"
-        }
 
 
 CheckpointsLike = Checkpoints | str | os.PathLike[str] | bool | None

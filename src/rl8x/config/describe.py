@@ -1,0 +1,128 @@
+"""The `RunSpec` of what was made in a script: an algorithm, its environment, a trainer's options."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rl8x import algorithms
+from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
+from rl8x.config.checkpoints import Checkpoints
+from rl8x.config.spec import UNWRITABLE, AlgorithmSpec, EnvSpec, RunSpec, TrainerSpec, is_unwritable
+from rl8x.envs import GymnasiumEnv, registry
+from rl8x.envs.setter_base import Setter
+from rl8x.importing import CLASS, NOT_PLAIN, dotted_path, import_named, to_plain
+
+
+def unwritable(why: str) -> dict[str, str]:
+    """Return what stands for a value that no file can hold."""
+    return {UNWRITABLE: why}
+
+
+def unwritable_in(value: Any) -> Iterator[str]:
+    """Yield why values in plain data could not be written."""
+    if is_unwritable(value):
+        yield str(value[UNWRITABLE])
+    value = list(value.values()) if isinstance(value, Mapping) else value
+    for part in value if isinstance(value, list | tuple) else ():
+        yield from unwritable_in(part)
+
+
+def run_spec(algorithm: GenericAlgorithmBase[Any], trainer: TrainerSpec | None = None) -> RunSpec:
+    """Describe how an algorithm and its trainer were made."""
+    return RunSpec(
+        env=env_spec(algorithm),
+        algorithm=algorithm_spec(algorithm.config),
+        trainer=TrainerSpec() if trainer is None else trainer,
+    )
+
+
+def env_spec(algorithm: GenericAlgorithmBase[Any]) -> EnvSpec:
+    """Describe what makes an algorithm's environment."""
+    factory = algorithm.env_factory
+    if algorithm.env is None:
+        return EnvSpec()
+    if factory is None:
+        return _unwritable_env("the environment was given as an instance")
+    made_by = factory if isinstance(factory, functools.partial) else functools.partial(factory)
+    path = _path(made_by.func)
+    args, kwargs = (to_plain(given, _form_for_env) for given in (list(made_by.args), dict(made_by.keywords)))
+    if path is None:
+        return _unwritable_env("the environment is not made by a class or a function that is an attribute of a module")
+    if args is NOT_PLAIN or kwargs is NOT_PLAIN:
+        return _unwritable_env("the environment's arguments cannot be saved to a file")
+    maker, first = made_by.func, args[0] if args else None
+    named = first[CLASS] if isinstance(first, dict) and set(first) == {CLASS} else None
+    if registry.BUILTIN.get(type(algorithm.env).__name__) is maker and not args:
+        path = type(algorithm.env).__name__
+    elif maker is GymnasiumEnv and len(args) == 1 and first not in [*registry.BUILTIN] and not _is_function(named):
+        path = str(named or first)
+    elif args:
+        kwargs = dict(zip(inspect.signature(maker).parameters, args, strict=False)) | kwargs
+    return EnvSpec(env=path, env_kwargs=kwargs)
+
+
+def _unwritable_env(why: str) -> EnvSpec:
+    env: Any = unwritable(why)
+    return EnvSpec(env=env)
+
+
+def _is_function(name: str | None) -> bool:
+    return name is not None and not isinstance(import_named(name, trust=True), type)
+
+
+def algorithm_spec(config: AlgorithmConfig) -> AlgorithmSpec:
+    """Describe a config by its class and the hyperparameters that are not at their defaults."""
+    cls, values = type(config), {}
+    path: Any = dotted_path(cls)
+    if path is None:
+        path = unwritable(f"{cls.__qualname__} is not an attribute of a module")
+    elif getattr(algorithms, cls.__name__, None) is cls:
+        path = cls.__name__.removesuffix("Config")
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value != default_of(field):
+            by_path = isinstance(value, type) and "type[" in str(field.type)
+            values[field.name] = (dotted_path(value) if by_path else None) or plain_value(field.name, value)
+    return AlgorithmSpec(algorithm=path, algorithm_config=values)
+
+
+def plain_value(name: str, value: Any) -> Any:
+    """Return a hyperparameter as JSON data, or what stands for one that no file can hold."""
+    plain = to_plain(value, _form)
+    if plain is NOT_PLAIN:
+        return unwritable(f"`{name}` is {type(value).__name__}, which cannot be saved to a file")
+    return plain
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a hyperparameter; `dataclasses.MISSING` if it has none."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def checkpoints_plain(options: Checkpoints | None) -> dict[str, Any]:
+    """Return when checkpoints are written, as far as not by default; their directory is where they are."""
+    usual = Checkpoints()
+    named = {} if options is None else {each.name: getattr(options, each.name) for each in dataclasses.fields(options)}
+    return {name: value for name, value in named.items() if name != "directory" and value != getattr(usual, name)}
+
+
+def _form(part: Any) -> Any:
+    return part.to_dict() if isinstance(part, Setter) else part
+
+
+def _form_for_env(part: Any) -> Any:
+    """Return the form of an environment's argument in a file: of a function, as one that makes a copy, its path."""
+    path = _path(part) if isinstance(part, types.FunctionType) else None
+    return _form(part) if path is None else {CLASS: path}
+
+
+def _path(maker: Any) -> str | None:
+    """Return the dotted path of a class or function; None if no other process finds it."""
+    path = dotted_path(maker)
+    own = path is not None and path.startswith("__main__.") and not isinstance(maker, type)
+    return None if own else path

@@ -1,0 +1,531 @@
+"""One description of a run: the environment, the algorithm, the trainer and the `run()`, as values a file can hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from rl8x.algorithms import AlgorithmConfig
+from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.hyperparameters import check_names as check_hyperparameters
+from rl8x.algorithms.hyperparameters import check_names_in, check_options, given_for_nothing, kind_of, option
+from rl8x.algorithms.presets import with_preset
+from rl8x.conditions import Condition, as_conditions, from_spec, parts
+from rl8x.config.algorithms import algorithm_config_class, restored, restored_options
+from rl8x.config.checkpoints import Checkpoints
+from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
+from rl8x.envs import Env, env_maker
+from rl8x.frozen import frozen, thawed
+from rl8x.importing import Trust, import_named
+from rl8x.names import did_you_mean
+from rl8x.replay.dataset import Dataset
+from rl8x.replay.dataset_files import SPACES, lacks_spaces
+from rl8x.synonyms import name_here
+
+if TYPE_CHECKING:
+    from rl8x.tracking import Tracker
+
+# rl8's names for the same
+ALIASES: Final = {"env_cls": "env", "algorithm_cls": "algorithm", "algorithm_config_cls": "algorithm"}
+UNWRITABLE: Final = "$unwritable"
+"""Key of a value that no file can hold, which has the reason: `{"$unwritable": "the environment was an instance"}`."""
+# What the algorithm gives the environment that it makes, from hyperparameters of the same names.
+_GIVEN_BY_ALGORITHM: Final = ("num_envs", "device", "seed")
+_HYPERPARAMETER_ALIASES: Final = {"model_cls": "model", "distribution_cls": "distribution"}
+
+
+def is_unwritable(value: object) -> bool:
+    """Whether plain data stands for a value that no file can hold."""
+    return isinstance(value, Mapping) and set(value) == {UNWRITABLE}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Section:
+    """Fields of a run file; a value at its default is left out of the file."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _coerced(field, getattr(self, field.name)))
+        check_options(self)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the fields that are not at their defaults."""
+        changed = {}
+        for field in dataclasses.fields(self):
+            value, factory = getattr(self, field.name), field.default_factory
+            if value != (field.default if factory is dataclasses.MISSING else factory()):
+                changed[field.name] = thawed(list(value) if isinstance(value, tuple) else value)
+        return changed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnvSpec(_Section):
+    """What makes the environment."""
+
+    env: str = option(
+        "", "Environment: a built-in name (`rl8x envs` lists them), a Gymnasium id, or a dotted path to a class."
+    )
+    env_kwargs: dict[str, Any] = option({}, "Keyword arguments of the environment's constructor, such as time_limit.")
+
+    def maker(self, trust: Trust = False, *, env: str | None = None) -> Callable[..., Env]:
+        """Return what makes the environment, or the one of another name, once `env_kwargs` are known to be its.
+
+        Raises:
+            ValueError: If there are none of the name, or they do not take `env_kwargs`.
+        """
+        for name in _GIVEN_BY_ALGORITHM:
+            if name in self.env_kwargs:
+                raise ValueError(f"env_kwargs: `{name}` is a hyperparameter. Put it under `algorithm_config`.")
+        name = self.env if env is None else env
+        maker = env_maker(name, restored(self.env_kwargs, trust), trust=trust)
+        signature = inspect.signature(maker.func)
+        try:
+            signature.bind(*maker.args, 1, device="cpu", seed=0, **maker.keywords)
+        except TypeError as error:
+            raise ValueError(f"env_kwargs: {name} takes {', '.join(signature.parameters)}; {error}.") from None
+        return maker
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AlgorithmSpec(_Section):
+    """The algorithm and the hyperparameters that were given."""
+
+    algorithm: str = option("PPO", "Algorithm: a built-in name or a dotted path to an AlgorithmConfig class.")
+    preset: str | None = option(
+        None,
+        "Other defaults of the algorithm by one word: rl8 (of PPO: rl8's, 8,192 copies in one batch) or gpu (of PPO, "
+        "SAC and TD3: many copies, large batches). What algorithm_config has wins.",
+    )
+    algorithm_config: dict[str, Any] = option({}, "Hyperparameters of the algorithm by name.")
+    seed: int | None = option(None, "The algorithm's seed, where algorithm_config has none.", low=0)
+
+    def checked(self, trust: Trust) -> AlgorithmSpec:
+        """Return it with `1e6` as a whole number where a hyperparameter is one, if all of them are the algorithm's.
+
+        Raises:
+            ValueError: If there is no such algorithm or hyperparameter.
+        """
+        cls = algorithm_config_class(self.algorithm, trust)
+        check_hyperparameters(self.algorithm_config, cls)
+        coerced = {
+            field.name: _coerced(field, self.algorithm_config[field.name])
+            for field in dataclasses.fields(cls)
+            if field.name in self.algorithm_config
+        }
+        return dataclasses.replace(self, algorithm_config=frozen({**self.algorithm_config, **coerced}))
+
+    def make_config(self, trust: Trust = False) -> AlgorithmConfig:
+        """Make the algorithm's config.
+
+        Raises:
+            ValueError: If a hyperparameter is not legal, or both this and that have a seed.
+        """
+        cls = algorithm_config_class(self.algorithm, trust)
+        values = with_preset(cls, self.preset, restored_options(cls, self.algorithm_config, trust))
+        if self.seed is not None and values.setdefault("seed", self.seed) != self.seed:
+            raise ValueError(
+                f"`seed` is {self.seed}, but algorithm_config has {values['seed']!r}. Give one of the two."
+            )
+        try:
+            return cls(**values)
+        except ValueError as error:  # what a config refuses is the user's mistake, whoever wrote the config
+            raise ValueError(str(error)) from error
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainerSpec(_Section):
+    """How a trainer evaluates, saves and tracks."""
+
+    eval_env: str | bool | None = option(
+        "auto",
+        "Evaluate whole episodes in an environment of its own (true) or in the training's (false). "
+        "auto: an own one for tasks whose episodes end. A name, as in env: in that; learning from data has no other.",
+    )
+    num_eval_envs: int | None = option(None, "Copies, and so episodes, of an own evaluation environment.", low=1)
+    checkpoints: dict[str, Any] = option(
+        {},
+        "When and where to save, such as {every_steps: 100, every_minutes: 5, keep: 3, best: eval/returns/mean, "
+        "directory: ...}. Tracked runs are always saved, every 5 minutes and at the end.",
+    )
+    on_non_finite: str = option(
+        "stop",
+        "What happens when numbers are not finite: stop, skip the update, or rollback to the last checkpoint.",
+        choices=("stop", "skip", "rollback"),
+    )
+    log_models: bool = option(
+        False, "Whether the run ends with its last and best policy in MLflow as models, for `mlflow models serve`."
+    )
+    tracking: bool = option(True, "Whether params and metrics are kept in MLflow.")
+    tracking_uri: str | None = option(
+        None, "MLflow's tracking URI. None: the one set in the process, else mlruns/ in the working directory."
+    )
+    experiment_name: str | None = option(None, "MLflow experiment. None: the tracker's default.")
+    run_name: str | None = option(None, "Name of the run in MLflow. None: one is made up.")
+    system_metrics: bool = option(
+        False, "Whether processors, memory and GPUs are sampled every 10 seconds, as metrics system/... of the run."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.eval_env is None or isinstance(self.eval_env, str | bool) or is_unwritable(self.eval_env)):
+            raise TypeError(f"`eval_env` must be auto, true, false or an environment's name; got {self.eval_env!r}.")
+
+    def make_checkpoints(self) -> Checkpoints | None:
+        """Make the options of the checkpoints; None leaves them to the trainer."""
+        if not self.checkpoints:
+            return None
+        check_names_in(self.checkpoints, _names(Checkpoints), "`checkpoints`")
+        return Checkpoints(**self.checkpoints)
+
+    def make_tracker(self) -> Tracker:
+        """Make the tracker, which keeps params and metrics."""
+        from rl8x.tracking import MLflowTracker, NullTracker  # `rl8x train --help` has no need of them
+
+        if not self.tracking:
+            return NullTracker()
+        chosen: dict[str, Any] = {name: getattr(self, name) for name in ("experiment_name", "run_name", "tracking_uri")}
+        if self.system_metrics:
+            chosen["system_metrics"] = True
+        return MLflowTracker(**{name: value for name, value in chosen.items() if value is not None})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions(_Section):
+    """The options of a `run()`."""
+
+    env_config: dict[str, Any] | None = option(
+        None,
+        "Values of the environment's parameters: numbers, or distributions such as {length: {uniform: [0.25, 1]}}. "
+        "{}: the defaults. None: no change, which in a new run are the defaults too.",
+    )
+    eval_env_config: dict[str, Any] | None = option(None, "The same for evaluations. None: as in training.")
+    steps_per_eval: int | None = option(None, "An evaluation after every so many steps. None: never.", low=1)
+    evals_per_film: int | None = option(
+        None, "A film of an episode, kept with the run, after every so many evaluations. None: never.", low=1
+    )
+    max_steps: int | None = option(None, "The run ends after so many steps at the latest. None: no limit.", low=1)
+    stop_conditions: Sequence[Any] = option(
+        (),
+        "The run ends when one of these is met, such as {plateau: {name: eval/returns/mean, patience: 10}} or "
+        "'eval/returns/mean >= 475 and env/steps >= 1e5'.",
+    )
+    progress: str = option(
+        "auto",
+        "What is shown while it runs. auto: a bar on a terminal and in a notebook, lines elsewhere.",
+        choices=("auto", "bar", "lines", "none"),
+    )
+
+    def conditions(self, trust: Trust = False) -> list[Condition]:
+        """Make the stop conditions, anew at each call, since they remember what they saw.
+
+        Raises:
+            ValueError: If one is not legal; the message has its place in the list.
+        """
+        conditions, find = [], functools.partial(import_named, trust=trust)
+        for index, spec in enumerate(self.stop_conditions):
+            try:
+                conditions.append(from_spec(thawed(spec), find=find))
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"stop_conditions[{index}]: {one_line(error)}.") from None
+        return as_conditions(conditions)
+
+
+SECTIONS: Final[Mapping[str, type[_Section]]] = {
+    "env": EnvSpec,
+    "algorithm": AlgorithmSpec,
+    "run": RunOptions,
+    "trainer": TrainerSpec,
+}
+FIELDS: Final = {field.name: field for section in SECTIONS.values() for field in dataclasses.fields(section)}
+"""Every key of a run file with its field; no two sections have one of the same name."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """How a run is made, as values that can be written; `Trainer.from_spec` makes it.
+
+    Args:
+        trust: No part of it, and no key of a run file: whether what is named here may import any module, whose code
+            then runs, and be any factory. Without it only classes are used, of modules that are imported already or are
+            rl8x's, torch's or Gymnasium's own. A collection lists the names that are trusted.
+
+    Attributes:
+        env: What makes the environment.
+        algorithm: The algorithm and its hyperparameters.
+        trainer: How it is evaluated, saved and tracked.
+        run: The options of `run()`.
+        trusted: The value of `trust`.
+    """
+
+    trust: dataclasses.InitVar[Trust] = False
+    trusted: ClassVar[Trust] = False
+
+    env: EnvSpec = dataclasses.field(default_factory=EnvSpec)
+    algorithm: AlgorithmSpec = dataclasses.field(default_factory=AlgorithmSpec)
+    trainer: TrainerSpec = dataclasses.field(default_factory=TrainerSpec)
+    run: RunOptions = dataclasses.field(default_factory=RunOptions)
+
+    def __post_init__(self, trust: Trust) -> None:
+        object.__setattr__(self, "trusted", trust)
+
+    # -- plain data
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any], *, trust: Trust = False) -> RunSpec:
+        """Make a run of plain data, as a run file has it, and check all that can be without making the environment.
+
+        Args:
+            data: The content of a run file; rl8's names `env_cls`, `model_cls`, ... are understood.
+            trust: Which modules names in the data may import; see the class.
+
+        Raises:
+            TypeError: If a value is of another kind.
+            ValueError: If a key is unknown, a value is out of its range, or a name is unknown or may not be imported;
+                of hyperparameters, checkpoints and stop conditions too.
+        """
+        data = renamed(data)
+        named = data.get("algorithm", AlgorithmSpec.algorithm)
+        hyperparameters = _names(algorithm_config_class(named, trust)) if isinstance(named, str) else []
+        for name in data:
+            if name not in FIELDS:
+                raise ValueError(_unknown(name, hyperparameters))
+        if isinstance(data.get("algorithm_config"), Mapping):
+            data["algorithm_config"] = renamed(data["algorithm_config"], _aliases_of(hyperparameters))
+        return cls.read(data, trust=trust).checked()
+
+    @classmethod
+    def from_file(cls, path: str | Path, overrides: Iterable[str] = (), *, trust: Trust = False) -> RunSpec:
+        """Read a run file, put `key=value` overrides in, and check the result.
+
+        Args:
+            path: The file; see `load_run_file`.
+            overrides: Texts `key=value`, with a dotted path as the key, such as `algorithm_config.lr=3e-4`.
+            trust: Which modules names in the file may import; see the class.
+
+        Raises:
+            ValueError: If the file cannot be read, a key is unknown, or a value is not legal.
+            TypeError: If a value is of the wrong type.
+        """
+        return cls.from_plain(apply_overrides(renamed(load_run_file(path)), overrides, ALIASES), trust=trust)
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any], *, trust: Trust = False) -> RunSpec:
+        """Make a run of plain data whose keys are known, and check its kinds alone: nothing is imported.
+
+        Args:
+            data: The content of a run file, or the `spec` of a checkpoint.
+            trust: Which modules names in the data may import; see the class.
+
+        Raises:
+            TypeError: If a value is of another kind.
+            ValueError: If a value is out of its range.
+        """
+        sections: dict[str, Any] = {
+            name: section(**{key: data[key] for key in _names(section) if key in data})
+            for name, section in SECTIONS.items()
+        }
+        return cls(**sections, trust=trust)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the fields that are not at their defaults, as a run file has them."""
+        return {key: value for name in SECTIONS for key, value in getattr(self, name).to_plain().items()}
+
+    def replace(self, **fields: Any) -> RunSpec:
+        """Return it with other values of some keys of a run file, checked as `from_plain` does.
+
+        Args:
+            fields: The keys and their values.
+
+        Raises:
+            TypeError: If a value is of another kind.
+            ValueError: If there is no such key, or something is not legal.
+        """
+        for name in fields:
+            if name not in FIELDS:
+                raise ValueError(_unknown(name, _names(algorithm_config_class(self.algorithm.algorithm, self.trusted))))
+        return RunSpec.read(self.to_plain() | fields, trust=self.trusted).checked()
+
+    def diff(self, other: RunSpec) -> dict[str, tuple[Any, Any]]:
+        """Return the keys in which another run differs, with the values here and there.
+
+        Hyperparameters are keys of their own, as `algorithm_config.lr`. How progress is shown is no part of a run.
+
+        Args:
+            other: The other run.
+        """
+        here, there = _flat(self), _flat(other)
+        names = [name for name in {**here, **there} if name != "progress"]
+        return {name: (here.get(name), there.get(name)) for name in names if here.get(name) != there.get(name)}
+
+    # -- checking
+
+    def checked(self) -> RunSpec:
+        """Return it if all of it is legal, as far as that can be known without making the environment.
+
+        Raises:
+            TypeError: If a value is of another kind.
+            ValueError: If something is not legal.
+        """
+        from rl8x.tracking.secrets import find_hidden
+
+        for name, values in (
+            ("env_kwargs", self.env.env_kwargs),
+            ("algorithm_config", self.algorithm.algorithm_config),
+        ):
+            hidden = find_hidden(values, name)
+            if hidden is not None:
+                raise ValueError(f"`{hidden}` has `***` where its password was: write that in again.")
+        cls = algorithm_config_class(self.algorithm.algorithm, self.trusted)
+        if not self.env.env and _needs_env(cls):
+            raise ValueError("no environment is named: give `env`, such as CartPole (`rl8x envs` lists them).")
+        self.run.conditions(self.trusted)
+        self.trainer.make_checkpoints()
+        algorithm = self.algorithm.checked(self.trusted)
+        algorithm.make_config(self.trusted)
+        return dataclasses.replace(self, algorithm=algorithm, trust=self.trusted)
+
+    def without_effect(self) -> dict[str, str]:
+        """Return the given keys that have no effect, as `key=value`, each with the reason; `rl8x train` warns of them.
+
+        One at its default does not count as given.
+        """
+        asked = any(part.evaluates for condition in self.run.conditions(self.trusted) for part in parts(condition))
+        evaluates = asked or self.run.steps_per_eval is not None
+        why = "the run makes no evaluations. Give steps_per_eval, such as 10, or leave it out"
+        unused = given_for_nothing(self.run, () if evaluates else ("eval_env_config",), why)
+        unused |= given_for_nothing(self.trainer, () if evaluates else ("num_eval_envs",), why)
+        untracked = () if self.trainer.tracking else ("log_models",)
+        return unused | given_for_nothing(
+            self.trainer,
+            untracked,
+            "the run is not tracked. Leave it out, or have the run tracked in MLflow: tracking=true",
+        )
+
+    # -- making
+
+    def make_algorithm(self) -> GenericAlgorithmBase[Any]:
+        """Build the environment, where there is one, and the algorithm.
+
+        Raises:
+            ValueError: If `env_kwargs` are not the environment's, or the config's `build` refuses the environment.
+        """
+        config = self.algorithm.make_config(self.trusted)
+        return self.build(config, self.env.maker(self.trusted) if self.env.env else None)
+
+    def build(self, config: AlgorithmConfig, maker: Callable[..., Env] | None) -> GenericAlgorithmBase[Any]:
+        """Build the algorithm of a config, with what makes its environment or from its data set.
+
+        Args:
+            config: The config.
+            maker: What makes the environment; None where there is none.
+
+        Raises:
+            ValueError: If the config's `build` refuses the environment or the data set.
+        """
+        build: Callable[..., GenericAlgorithmBase[Any]] = config.build
+        if maker is not None:
+            return build(maker)
+        dataset = self._dataset_with_spaces(config)
+        return build() if dataset is None else build(dataset=dataset)
+
+    def _dataset_with_spaces(self, config: AlgorithmConfig) -> Dataset | None:
+        """Read a data set that does not say its spaces with those of the environment to evaluate in; None elsewhere."""
+        path, evaluated_in = getattr(config, "dataset", None), self.trainer.eval_env
+        if not isinstance(path, str) or not lacks_spaces(Path(path)):
+            return None
+        if not isinstance(evaluated_in, str) or evaluated_in == "auto":
+            raise ValueError(
+                f"the data set {path!r} does not say what its spaces are: name the environment that it was recorded in "
+                "as `eval_env`, such as Pendulum (--eval-env on the command line), or in Python give a "
+                "Dataset.load(path, observation_space=..., action_space=...)."
+            )
+        env = env_maker(evaluated_in, trust=self.trusted)(1, device="cpu", seed=0)
+        try:
+            spaces = {name: getattr(env, f"single_{name}") for name in SPACES}
+        finally:
+            env.close()
+        return Dataset.load(path, **spaces)
+
+
+def _flat(spec: RunSpec) -> dict[str, Any]:
+    plain = spec.to_plain()
+    values = plain.pop("algorithm_config", {})
+    return plain | {f"algorithm_config.{name}": value for name, value in values.items()}
+
+
+def _unknown(name: str, hyperparameters: Collection[str]) -> str:
+    """Say what an unknown key may mean."""
+    names = [*FIELDS]
+    if name in hyperparameters:
+        return f"unknown key {name!r}: it is a hyperparameter. Put it under `algorithm_config`."
+    here = name_here(name, hyperparameters)
+    if here is not None and name_here(name, names) is None:
+        return f"unknown key {name!r}: it is {here!r} here. Put it under `algorithm_config`."
+    return f"unknown key {shortened(name)}.{did_you_mean(name, names)} Legal are {', '.join(names)}."
+
+
+def _needs_env(cls: type[AlgorithmConfig]) -> bool:
+    """Whether `build` must be given an environment; algorithms that learn from data alone can do without."""
+    parameter = inspect.signature(cls.build).parameters.get("env")
+    return parameter is None or parameter.default is not None
+
+
+def _names(cls: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def _aliases_of(hyperparameters: Collection[str]) -> dict[str, str]:
+    """Return rl8's names for hyperparameters of a config that has them, and not under rl8's names."""
+    return {
+        alias: name
+        for alias, name in _HYPERPARAMETER_ALIASES.items()
+        if name in hyperparameters and alias not in hyperparameters
+    }
+
+
+def renamed(data: Mapping[str, Any], aliases: Mapping[str, str] = ALIASES) -> dict[str, Any]:
+    """Return a run's data with rl8x's names for rl8's."""
+    result: dict[str, Any] = {}
+    for name, value in data.items():
+        target = aliases.get(name, name)
+        if target in result or (target != name and target in data):
+            raise ValueError(f"{name!r} is another name of {target!r}, and both are given. Keep one.")
+        result[target] = value
+    return result
+
+
+def under_algorithm(override: str, cls: type[AlgorithmConfig]) -> str:
+    """Put the bare name of a hyperparameter, as in `lr=3e-4`, where run files have it; other overrides stay."""
+    name = re.split(r"[.=]", override, maxsplit=1)[0].strip()
+    of_run = {*FIELDS, *ALIASES}
+    hyperparameters = {*_names(cls), *_aliases_of(_names(cls))} - of_run
+    near = [] if name in of_run else difflib.get_close_matches(name, of_run | hyperparameters, n=1)
+    return f"algorithm_config.{override}" if near and near[0] in hyperparameters else override
+
+
+def _coerced(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Check a value's type as far as `check_options` does not, and read `1e6` as a whole number where one is needed."""
+    if is_unwritable(value):
+        return value
+    kinds = kind_of(field)
+    optional = field.default is None or kinds.endswith("None")
+    if value is None and not optional:
+        # A key without a value, such as `env_kwargs:`, is an empty mapping or list.
+        if field.default_factory is not dataclasses.MISSING:
+            return field.default_factory()
+        if field.default != ():
+            raise TypeError(f"`{field.name}` must have a value; got none.")
+        return ()
+    if kinds.startswith("int") and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if kinds in ("str", "str | None") and value is not None and not isinstance(value, str):
+        raise TypeError(f"`{field.name}` must be a text; got {shortened(value)}. Put it in quotes.")
+    if kinds.startswith("Sequence"):
+        return tuple(value) if isinstance(value, list | tuple) else (value,)
+    return value
