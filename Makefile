@@ -45,7 +45,7 @@ format: $(STAMP)
 
 # Random runs of features combined, for so many minutes; prints each new fault with the run that shows it.
 fuzz: $(STAMP)
-	RL8X_FUZZ_MINUTES=$(or $(MINUTES),30) $(BIN)/python -m pytest tests/combinations -s -k "0"
+	$(if $(CASES),RL8X_FUZZ_CASES=$(CASES),RL8X_FUZZ_MINUTES=$(or $(MINUTES),30)) $(BIN)/python -m pytest tests/combinations -s $(if $(CASES),,-k 0)
 
 # The same on a simulated CUDA device, where there is no GPU.
 fuzz-cuda: $(STAMP)

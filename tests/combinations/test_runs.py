@@ -1,6 +1,6 @@
 """Whole runs of features combined at random, and what must hold of each of them.
 
-Each run trains a few steps, is evaluated, saved, killed and resumed. `make fuzz MINUTES=120` draws others.
+Each run trains a few steps, is evaluated, saved, killed and resumed. `make fuzz CASES=160` checks more of them, `make fuzz MINUTES=120` draws others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rl8x.execution.compiled import CompiledProgram
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import NonFiniteError, Trainer
 
-EXAMPLES = 80
+CASES = int(os.environ.get("RL8X_FUZZ_CASES", "30"))  # with fixed seeds; without a number of minutes
 MINUTES = float(os.environ.get("RL8X_FUZZ_MINUTES", "0"))
 LEARNED = ("losses/", "coefficients/", "monitors/q", "monitors/td_error", "monitors/grad_norm", "replay/")
 DOCUMENTED_WARNINGS = (
@@ -402,7 +402,7 @@ def test_features_combined(half, database, monkeypatch):
     traced_only(monkeypatch)
     if not MINUTES:
         for algorithm in ALGORITHMS:
-            drawn(half, EXAMPLES // len(ALGORITHMS), algorithm, lambda case: check(case, database))()
+            drawn(half, (CASES // len(ALGORITHMS) + 1 - half) // 2, algorithm, lambda case: check(case, database))()
         return
     faults: dict[str, str] = {}
     begin, count = time.monotonic(), 0
