@@ -1,6 +1,7 @@
 """Whole runs of features combined at random, and what must hold of each of them.
 
-Each run trains a few steps, is evaluated, saved, killed and resumed. `make fuzz CASES=160` checks more of them, `make fuzz MINUTES=120` draws others.
+Each run trains a few steps, is evaluated, saved, killed and resumed. `make fuzz CASES=160` checks more of them,
+`make fuzz MINUTES=120` draws others.
 """
 
 from __future__ import annotations
