@@ -772,10 +772,6 @@ class Delayed(Condition):
     def __init__(self, inner, rows=2):
         self.inner, self.rows, self.seen = inner, rows, 0
 
-    @property
-    def children(self):
-        return (self.inner,)
-
     def judge(self, stats):
         self.seen += 1
         return self.inner.judge(stats) and self.seen > self.rows
@@ -786,6 +782,10 @@ def test_a_condition_of_ones_own_may_hold_others_in_a_run_file():
     condition = from_spec(spec, find={"mine.Delayed": Delayed}.get)
     assert repr(condition) == "Delayed(WallTime('2h'), rows=3)"
     assert list(to_spec(condition).values()) == list(spec.values())
+    assert condition.children == (condition.inner,)
+    condition.start()
+    assert condition.state_dict()["seen"] == 0
+    assert set(condition.state_dict()["children"][0]) == {"elapsed"}
     del condition.rows
     with pytest.raises(TypeError, match=r"Delayed has no attribute rows to show: keep it, or write arguments\(\)"):
         condition.arguments()

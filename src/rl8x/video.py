@@ -154,7 +154,7 @@ def film(
         for episode in range(episodes):
             first_seed = seed + episode * env.num_envs  # copy i of a simulator has the seed + i
             options: Any = {"deterministic": deterministic, "seed": first_seed, "state_reset_every": state_reset_every}
-            options |= {"max_steps": max_steps, "counted": shown, "env_config": env_config}
+            options |= {"max_steps": max_steps, "awaited": shown, "env_config": env_config}
             played = play_episodes(policy, env, **options)
             camera, frame = Camera(env, shown=shown, columns=columns, captions=captions), None
             for step, moment in enumerate(played):

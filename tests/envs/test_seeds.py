@@ -18,7 +18,7 @@ from rl8x.algorithms.seeds import part_seed
 from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.envs.arguments import narrow_seed
 from rl8x.envs.cells import make_cells
-from rl8x.trainers.cell_evaluator import CellEvaluator
+from rl8x.trainers.grid import CellEvaluator
 
 SEEDS = (0, 7, 2**31 - 1, 2**32 - 1, 2**32, 2**40 + 3, 2**70)
 

@@ -18,7 +18,7 @@ from rl8x.policy import Policy
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.step import experience
-from rl8x.trainers.evaluator import EpisodeEvaluator
+from rl8x.trainers.evaluation import EpisodeEvaluator
 
 CPU = torch.device("cpu")
 
@@ -99,7 +99,7 @@ def test_an_evaluation_keeps_no_observations_of_its_horizon(monkeypatch):
 
 def test_play_draws_its_noise_ahead_and_leaves_environment_and_cursor_where_it_stopped():
     played, filled = make("eager"), make("eager")
-    steps = list(itertools.islice(played.play(deterministic=False, noise_steps=4), 8))
+    steps = list(itertools.islice(played.play(played.noises(4, deterministic=False)), 8))
     rollout = Rollout(8, 4)
     filled.fill(rollout)
     for t in range(4):  # the same noise for as long as it was drawn at once

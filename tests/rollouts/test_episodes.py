@@ -82,7 +82,7 @@ def test_what_never_ends_is_stopped_and_what_is_not_counted_not_waited_for():
     env = AlgoTrading(2)
     assert len(list(play_episodes(policy_for(env), env))) == 201
     env = CartPole(8)
-    all_of, first = (list(play_episodes(policy_for(env), env, seed=1, counted=counted)) for counted in (None, 1))
+    all_of, first = (list(play_episodes(policy_for(env), env, seed=1, awaited=awaited)) for awaited in (None, 1))
     assert len(first) == all_of[-1].lengths[0] + 1
     assert len(all_of) == all_of[-1].lengths.max() + 1 > len(first)
 

@@ -151,8 +151,7 @@ def test_the_table_has_a_row_for_each_policy_point_and_cell(ran):
 
 
 def test_the_table_is_what_the_evaluations_one_by_one_give(ran):
-    from rl8x.config import RunSpec
-    from rl8x.trainers.cell_evaluator import CellEvaluator
+    from rl8x.trainers.grid import CellEvaluator
 
     study, frame, *_ = ran
     training = Training("wide", {"lr": 1e-2}, 1)
@@ -164,8 +163,8 @@ def test_the_table_is_what_the_evaluations_one_by_one_give(ran):
         cells = study.config.cells()
         whole = {name: values[: index + 1] for name, values in cells.items()}
         measured = CellEvaluator(trainer.algorithm, whole, episodes=4, copies=4).evaluate()
-        assert measured.returns[index] == row.returns
-        assert measured.lengths[index] == row.lengths
+        assert measured["returns"][index] == row.returns
+        assert measured["lengths"][index] == row.lengths
 
 
 def test_the_runs_are_a_parent_and_its_children(ran):

@@ -10,7 +10,7 @@ from rl8x import Confirmed, HitsUpperBound, MemoryTracker, MLflowTracker, PPOCon
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.models import Model
 from rl8x.policy import Policy
-from rl8x.trainers.models import model_metrics
+from rl8x.trainers.artifacts import model_metrics
 
 CONFIG = {"num_envs": 8, "horizon": 8, "device": "cpu", "seed": 0, "execution": "eager", "lr": 0.05}
 METRIC = "eval/returns/mean"

@@ -70,7 +70,7 @@ def export(
         raise UserError("--alias names a version of a registered model: give --register NAME too.")
     from rl8x.checkpoint import load_policy
     from rl8x.export import Format, export_policy
-    from rl8x.trainers.models import about_policy
+    from rl8x.trainers.artifacts import about_policy
 
     chosen = cast("Format | None", format_name)
     if output is None:

@@ -23,15 +23,9 @@ from rl8x import keys
 Stats = Mapping[str, float]
 Verdict = bool | None
 ConditionLike = Any  # a Condition, or any callable on the statistics
-EvaluationName = Callable[[str], str | None]
-"""Maps a metric of a training row to the metric of an evaluation that measures the same.
-
-A metric that does not come from collecting, such as a loss, is mapped to itself, and one that evaluations have no
-equivalent of to None."""
 
 KINDS: Final[dict[str, type[Condition]]] = {}
 """The conditions of rl8x by the names that run files use, such as `wall_time`; each is listed by being defined."""
-_OTHER_NAMES: Final = {"And": "all", "Or": "any", "Not": "not", "FromCallable": None}
 
 
 class Condition(ABC):
@@ -48,11 +42,11 @@ class Condition(ABC):
     evaluates: ClassVar[bool] = False
     """Whether judging a row may evaluate: it is then judged before others, which see what it has measured."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """List a condition of rl8x among its `KINDS`; one of a user's goes by its dotted path."""
+    def __init_subclass__(cls, kind: str | None = None, **options: Any) -> None:
+        """List a condition of rl8x among its `KINDS`, `""` not; one of a user's goes by its dotted path."""
         super().__init_subclass__(**options)
-        name = _OTHER_NAMES.get(cls.__name__, re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower())
-        if name is not None and not name.startswith("_") and cls.__module__.startswith(f"{__package__}."):
+        name = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower() if kind is None else kind
+        if cls.__module__.startswith(f"{__package__}.") and name.strip("_") == name != "":
             KINDS[name] = cls
 
     @abstractmethod
@@ -85,8 +79,9 @@ class Condition(ABC):
 
     @property
     def children(self) -> tuple[Condition, ...]:
-        """The conditions that this one is composed of."""
-        return ()
+        """The conditions that this one is composed of; by default the attributes named in `condition_arguments`."""
+        held = (getattr(self, name, None) for name in self.condition_arguments)
+        return tuple(each for each in held if isinstance(each, Condition))
 
     @property
     def metric_names(self) -> set[str]:
@@ -114,15 +109,6 @@ class Condition(ABC):
         for child in self.children:
             child.bind(trainer)
 
-    def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
-        """Return the same condition on `eval/*` metrics, or None where one evaluation cannot decide it.
-
-        Args:
-            evaluation_name: Maps a metric of a training row to that of an evaluation; see
-                `rl8x.conditions.base.EvaluationName`.
-        """
-        return None
-
     def own_state(self) -> dict[str, Any]:
         """Return its own state, without that of its children, as plain data: numbers, texts, flags, None, lists, dicts.
 
@@ -131,21 +117,20 @@ class Condition(ABC):
         Raises:
             TypeError: If an attribute holds something else.
         """
-        arguments, state = self.arguments(), {}
+        arguments, children, state = self.arguments(), self.children, {}
         for name, value in vars(self).items():
-            argument = arguments.get(name, ...)
-            if self._has_inside(value) or (argument is value and not remembers(value)):
+            items = value if isinstance(value, list | tuple) else (value,)
+            holds_children = bool(items) and all(any(item is child for child in children) for item in items)
+            if holds_children or (arguments.get(name, ...) is value and not remembers(value)):
                 continue
             try:
-                saved = plain(value)
+                state[name] = plain(value)
             except TypeError as error:
                 raise TypeError(
                     f"{type(self).__name__}: its attribute `{name}` holds {error}, which no checkpoint can: keep "
                     "numbers, texts, lists and dicts, make conditions part of `children`, or write own_state() and "
                     "load_own_state() to say what is saved."
                 ) from None
-            if type(argument) is not type(value) or argument != value:
-                state[name] = saved
         return state
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
@@ -155,11 +140,6 @@ class Condition(ABC):
             state: What `own_state` returned.
         """
         vars(self).update(state)
-
-    def _has_inside(self, value: object) -> bool:
-        """Whether an attribute holds children and nothing else."""
-        items = value if isinstance(value, list | tuple) else (value,)
-        return bool(items) and all(any(item is child for child in self.children) for item in items)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of it and its children between two rows; JSON can hold it."""
@@ -175,8 +155,8 @@ class Condition(ABC):
         Raises:
             ValueError: If the state is that of another condition.
         """
-        own = {name: value for name, value in state.items() if name != "children"}
-        saved = state.get("children", [])
+        own, saved = dict(state), state.get("children", [])
+        own.pop("children", None)
         now, by_attribute = set(self.own_state()), type(self).own_state is Condition.own_state
         # An attribute may come into being with the first row.
         fits = now <= set(own) if by_attribute else now == set(own)
@@ -219,9 +199,8 @@ class Condition(ABC):
 
     def __repr__(self) -> str:
         defaults = {name: each.default for name, each in inspect.signature(type(self)).parameters.items()}
-        required = {name for name, default in defaults.items() if default is inspect.Parameter.empty}
         shown = [
-            repr(value) if name in required else f"{name}={value!r}"
+            repr(value) if defaults.get(name) is inspect.Parameter.empty else f"{name}={value!r}"
             for name, value in self.arguments().items()
             if value is not None and not (_is_zero(value) and _is_zero(defaults.get(name)))
         ]
@@ -232,7 +211,7 @@ def _is_zero(value: object) -> bool:
     return isinstance(value, int | float) and value == 0
 
 
-class FromCallable(Condition):
+class FromCallable(Condition, kind=""):
     """A plain callable on the statistics as a condition; what it returns is taken as true or false, None as no verdict.
 
     It may look up metrics that the row lacks and another may have, such as `eval/*` and `episodes/*`: then it is not
@@ -288,16 +267,9 @@ class _Composed(Condition):
 
     @property
     def children(self) -> tuple[Condition, ...]:
-        """The conditions given, those of the same kind spread out."""
         return self.conditions
 
-    def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
-        """The composition of the parts' evaluation forms; None if one has none."""
-        forms = [child.on_evaluation(evaluation_name) for child in self.conditions]
-        return None if None in forms else type(self)(*forms)
-
     def judge(self, stats: Stats) -> Verdict:
-        """Judge every part, then join the verdicts."""
         verdicts = [condition.judge(stats) for condition in in_turn(self.conditions)]
         if self.decisive in verdicts:
             return self.decisive
@@ -307,7 +279,7 @@ class _Composed(Condition):
         return f"{type(self).__name__}({', '.join(map(repr, self.conditions))})"
 
 
-class And(_Composed):
+class And(_Composed, kind="all"):
     """Met when all its conditions are; `a & b` is the same.
 
     Args:
@@ -321,7 +293,7 @@ class And(_Composed):
     decisive = False
 
 
-class Or(_Composed):
+class Or(_Composed, kind="any"):
     """Met when at least one of its conditions is; `a | b` is the same.
 
     Args:
@@ -345,23 +317,15 @@ class Not(Condition):
         TypeError: If it is neither.
     """
 
+    condition_arguments = ("condition",)
+
     def __init__(self, condition: ConditionLike) -> None:
         self.condition = as_condition(condition)
-
-    @property
-    def children(self) -> tuple[Condition, ...]:
-        """The condition that is negated."""
-        return (self.condition,)
 
     def judge(self, stats: Stats) -> Verdict:
         """Judge the condition and turn the verdict round; no verdict stays none."""
         verdict = self.condition.judge(stats)
         return None if verdict is None else not verdict
-
-    def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
-        """The negation of the condition's evaluation form."""
-        form = self.condition.on_evaluation(evaluation_name)
-        return None if form is None else Not(form)
 
     def __invert__(self) -> Condition:
         return self.condition
@@ -381,53 +345,6 @@ def as_condition(condition: ConditionLike) -> Condition:
     if isinstance(condition, type) or not callable(condition):
         raise TypeError(f"A stop condition is a Condition or a callable on the statistics; got {condition!r}.")
     return FromCallable(condition)
-
-
-def remembers(value: object) -> bool:
-    """Whether a value is a condition with a state of its own."""
-    try:
-        return isinstance(value, Condition) and any(part.own_state() for part in parts(value))
-    except TypeError:  # something that cannot be saved
-        return True
-
-
-def parts(condition: Condition) -> Iterable[Condition]:
-    """Yield a condition and all that it is composed of.
-
-    Args:
-        condition: The condition.
-    """
-    yield condition
-    for child in condition.children:
-        yield from parts(child)
-
-
-def in_turn(conditions: Iterable[Condition]) -> list[Condition]:
-    """Return conditions in the order in which they judge a row: those that may evaluate first."""
-    return sorted(conditions, key=lambda condition: not any(part.evaluates for part in parts(condition)))
-
-
-def unknown_metric(name: str, condition: str, known: list[str]) -> str:
-    """Write the message that a condition reads an unknown metric, with the nearest known ones."""
-    # Who wrote `/mean` of an evaluation means another metric of that kind, and not its minimum.
-    statistic, evaluated = f"/{name.rsplit('/', 1)[-1]}", name.startswith(keys.EVAL_PREFIX)
-    alike = [other for other in known if other.endswith(statistic) and other.startswith(keys.EVAL_PREFIX) == evaluated]
-    near = [match for group in (alike, known) for match in difflib.get_close_matches(name, group, n=3, cutoff=0.4)]
-    listed = list(dict.fromkeys(near))[:3] or sorted(known)[:8]
-    return f"Unknown metric {name!r} in {condition}. Nearest: {', '.join(listed) or 'none'}."
-
-
-def plain(value: Any) -> Any:
-    """Copy plain data: numbers, texts, flags, None, and lists, tuples and dicts of them; else raise `TypeError`."""
-    if type(value) in (list, tuple):
-        return type(value)(map(plain, value))
-    if isinstance(value, dict):
-        if not all(isinstance(key, str) and not key.startswith("$") for key in value):
-            raise TypeError("a dict with keys that are not texts or begin with '$'")
-        return {key: plain(item) for key, item in value.items()}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"a value of type {type(value).__qualname__}")
 
 
 def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) -> list[Condition]:
@@ -455,6 +372,43 @@ def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) ->
     return listed
 
 
+def parts(condition: Condition) -> Iterable[Condition]:
+    """Yield a condition and all that it is composed of.
+
+    Args:
+        condition: The condition.
+    """
+    yield condition
+    for child in condition.children:
+        yield from parts(child)
+
+
+def in_turn(conditions: Iterable[Condition]) -> list[Condition]:
+    """Return conditions in the order in which they judge a row: those that may evaluate first."""
+    return sorted(conditions, key=lambda condition: not any(part.evaluates for part in parts(condition)))
+
+
+def remembers(value: object) -> bool:
+    """Whether a value is a condition with a state of its own."""
+    try:
+        return isinstance(value, Condition) and any(part.own_state() for part in parts(value))
+    except TypeError:  # something that cannot be saved
+        return True
+
+
+def plain(value: Any) -> Any:
+    """Copy plain data: numbers, texts, flags, None, and lists, tuples and dicts of them; else raise `TypeError`."""
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) and not key.startswith("$") for key in value):
+            raise TypeError("a dict with keys that are not texts or begin with '$'")
+        return {key: plain(item) for key, item in value.items()}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a value of type {type(value).__qualname__}")
+
+
 def check_names(conditions: Iterable[Condition], known: Iterable[str]) -> None:
     """Check that rows can have the metrics that conditions read.
 
@@ -470,3 +424,13 @@ def check_names(conditions: Iterable[Condition], known: Iterable[str]) -> None:
         for name in sorted(condition.metric_names):
             if name not in names:
                 raise ValueError(unknown_metric(name, repr(condition), names))
+
+
+def unknown_metric(name: str, condition: str, known: list[str]) -> str:
+    """Write the message that a condition reads an unknown metric, with the nearest known ones."""
+    # Who wrote `/mean` of an evaluation means another metric of that kind, and not its minimum.
+    statistic, evaluated = f"/{name.rsplit('/', 1)[-1]}", name.startswith(keys.EVAL_PREFIX)
+    alike = [other for other in known if other.endswith(statistic) and other.startswith(keys.EVAL_PREFIX) == evaluated]
+    near = [match for group in (alike, known) for match in difflib.get_close_matches(name, group, n=3, cutoff=0.4)]
+    listed = list(dict.fromkeys(near))[:3] or sorted(known)[:8]
+    return f"Unknown metric {name!r} in {condition}. Nearest: {', '.join(listed) or 'none'}."

@@ -11,11 +11,11 @@ import operator
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 from rl8x import keys
-from rl8x.conditions.base import Condition, ConditionLike, EvaluationName, Stats, Verdict, as_condition
+from rl8x.conditions.base import And, Condition, ConditionLike, Not, Or, Stats, Verdict, as_condition
 from rl8x.distributed import ranks
 
 _SECONDS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
@@ -23,37 +23,31 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([dhms])\s*", re.ASCII)
 _GIVE_BY: Final = "`by` is a condition on eval/* metrics, such as by=HitsUpperBound('eval/returns/mean', 100)."
 
 
-def _checked_name(name: object, owner: str) -> str:
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"{owner}: `name` must be a metric's name, such as 'returns/mean'; got {name!r}.")
-    return name
-
-
-def _checked_number(value: object, owner: str, argument: str, least: float = -math.inf) -> float:
-    """Return a number as Python's own, which run files and checkpoints can hold; NumPy's are numbers too."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise ValueError(f"{owner}: `{argument}` must be a finite number; got {value!r}.")
-    if value < least:
-        raise ValueError(f"{owner}: `{argument}` must be at least {least:g}; got {value!r}.")
+def _number(condition: Condition, name: str, value: Any, least: float = -math.inf, *, whole: bool = False) -> Any:
+    """Return an argument as Python's own number, which run files and checkpoints can hold; NumPy's are numbers too."""
+    kind: Any = numbers.Integral if whole else numbers.Real
+    is_number = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < least:
+        needed = f"at least {least:g}" if is_number else "a whole number" if whole else "a finite number"
+        raise ValueError(f"{type(condition).__name__}: `{name}` must be {needed}; got {value!r}.")
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
-def _checked_count(value: object, owner: str, argument: str, least: int = 1) -> int:
-    """Return a whole number of at least `least`, or raise naming the argument of `owner`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise ValueError(f"{owner}: `{argument}` must be a whole number of at least {least}; got {value!r}.")
-    return int(value)
+def _metric(condition: Condition, name: Any) -> str:
+    if not isinstance(name, str) or not name:
+        owner = type(condition).__name__
+        raise TypeError(f"{owner}: `name` must be a metric's name, such as 'returns/mean'; got {name!r}.")
+    return name
 
 
 class _OnMetric(Condition):
     """A condition on one metric, `name`."""
 
     def __init__(self, name: str) -> None:
-        self.name = _checked_name(name, type(self).__name__)
+        self.name = _metric(self, name)
 
     @property
     def metric_names(self) -> set[str]:
-        """The one metric."""
         return {self.name}
 
 
@@ -64,17 +58,11 @@ class _Bound(_OnMetric):
 
     def __init__(self, name: str, bound: float) -> None:
         super().__init__(name)
-        self.bound = _checked_number(bound, type(self).__name__, "bound")
+        self.bound: float = _number(self, "bound", bound)
 
     def judge(self, stats: Stats) -> Verdict:
-        """Compare the row's value; NaN compares with nothing."""
         value = stats.get(self.name)
-        return None if value is None or math.isnan(value) else bool(self.holds(value, self.bound))
-
-    def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
-        """Return the same bound on the evaluation's equivalent of the metric; None if there is none."""
-        name = evaluation_name(self.name)
-        return None if name is None else type(self)(name, self.bound)
+        return None if value is None or math.isnan(value) else bool(self._holds(value, self.bound))
 
 
 class HitsLowerBound(_Bound):
@@ -116,13 +104,12 @@ class _Patient(_OnMetric):
     The first `after` values give none either.
     """
 
-    def __init__(self, name: str, patience: int, rtol: float, atol: float, after: int) -> None:
+    def __init__(self, name: str, patience: int = 5, rtol: float = 0.0, atol: float = 0.0, after: int = 0) -> None:
         super().__init__(name)
-        owner = type(self).__name__
-        self.patience = _checked_count(patience, owner, "patience")
-        self.rtol = _checked_number(rtol, owner, "rtol", least=0)
-        self.atol = _checked_number(atol, owner, "atol", least=0)
-        self.after = _checked_count(after, owner, "after", least=0)
+        self.patience: int = _number(self, "patience", patience, least=1, whole=True)
+        self.rtol: float = _number(self, "rtol", rtol, least=0)
+        self.atol: float = _number(self, "atol", atol, least=0)
+        self.after: int = _number(self, "after", after, least=0, whole=True)
         self.start()
 
     def start(self) -> None:
@@ -130,7 +117,6 @@ class _Patient(_OnMetric):
         self.seen = self.count = 0
 
     def judge(self, stats: Stats) -> Verdict:
-        """Count the row's value if it is fresh."""
         value = stats.get(self.name)
         if value is None:
             return None
@@ -138,7 +124,7 @@ class _Patient(_OnMetric):
         if fresh is None or not self.name.startswith(keys.EVAL_PREFIX) or self.name in fresh:
             self.seen += 1
             if self.seen > self.after:
-                self.count = self.count + 1 if self.holds(float(value)) else 0
+                self.count = self.count + 1 if self._holds(float(value)) else 0
         if self.seen <= self.after:
             return None
         if self.is_met:
@@ -155,15 +141,8 @@ class _Patient(_OnMetric):
         return max(self.atol, self.rtol * abs(reference))
 
     @abstractmethod
-    def holds(self, value: float) -> bool:
-        """Compare a value with those before, and keep what the next ones are compared with.
-
-        Args:
-            value: The fresh value of the metric.
-
-        Returns:
-            Whether the value counts.
-        """
+    def _holds(self, value: float) -> bool:
+        """Return whether a fresh value counts, compared with those before; keep what the next is compared with."""
 
 
 class Plateau(_Patient):
@@ -200,7 +179,7 @@ class Plateau(_Patient):
         last = self.values[-self.patience - 1 :]
         return super().is_met or (len(last) > self.patience and len(set(last)) == 1)
 
-    def holds(self, value: float) -> bool:
+    def _holds(self, value: float) -> bool:
         """Compare the means of the last two windows, once there are two; a value that is not finite empties them."""
         size = self.patience
         self.values = [*self.values[1 - 2 * size :], value] if math.isfinite(value) else []
@@ -224,15 +203,12 @@ class _StopsImproving(_Patient):
     sign: ClassVar[int]
     """1 where higher is better, -1 where lower is."""
 
-    def __init__(self, name: str, patience: int = 5, rtol: float = 0.0, atol: float = 0.0, after: int = 0) -> None:
-        super().__init__(name, patience, rtol, atol, after)
-
     def start(self) -> None:
         """Forget all values."""
         super().start()
         self.reference: float | None = None
 
-    def holds(self, value: float) -> bool:
+    def _holds(self, value: float) -> bool:
         """Compare with the best value so far, which only one that is better by the margin replaces."""
         best = self.reference
         if not math.isfinite(value) or (best is not None and self.sign * (value - best) <= self._margin(best)):
@@ -320,28 +296,22 @@ class WallTime(Condition):
     def __init__(self, duration: float | str) -> None:
         self.duration = duration
         self.seconds = _seconds(duration)
-        self._before = 0.0
         self._began: float | None = None
 
     @property
     def elapsed(self) -> float:
         """Seconds since the start, those before a resume among them."""
-        return self._before + (0.0 if self._began is None else time.monotonic() - self._began)
+        return 0.0 if self._began is None else time.monotonic() - self._began
 
     def start(self) -> None:
         """Begin to count."""
-        self._before = 0.0
         self._began = time.monotonic()
 
     def judge(self, stats: Stats) -> Verdict:
         """Look at the clock, of several ranks that of rank 0, whatever the row."""
         if self._began is None:
-            self._began = time.monotonic()
+            self.start()
         return bool(ranks().first("the clock", self.elapsed >= self.seconds))
-
-    def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
-        """The condition itself: an evaluation does not change the time."""
-        return self
 
     def own_state(self) -> dict[str, Any]:
         """The seconds elapsed."""
@@ -349,8 +319,7 @@ class WallTime(Condition):
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Go on counting from there."""
-        self._before = float(state["elapsed"])
-        self._began = time.monotonic()
+        self._began = time.monotonic() - float(state["elapsed"])
 
     def reason(self, stats: Stats) -> str:
         """Say how long the run took."""
@@ -371,7 +340,7 @@ class NonFinite(Condition):
     def __init__(self, names: Iterable[str] | None = None) -> None:
         if isinstance(names, str):
             names = [names]
-        self.names = None if names is None else [_checked_name(name, "NonFinite") for name in names]
+        self.names = None if names is None else [_metric(self, name) for name in names]
         if self.names == []:
             raise ValueError("NonFinite: `names` must be at least one metric, or None for all; got an empty list.")
 
@@ -390,10 +359,6 @@ class NonFinite(Condition):
         """The names given; empty if all are watched."""
         return set(self.names or ())
 
-    def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
-        """The same condition: it watches what an evaluation measures too."""
-        return NonFinite(self.names)
-
     def reason(self, stats: Stats) -> str:
         """Name the metrics that are not finite."""
         culprits = [f"{name} = {stats[name]}" for name in self._watched(stats) if not math.isfinite(stats[name])]
@@ -401,15 +366,27 @@ class NonFinite(Condition):
         return f"{self!r}: {', '.join(culprits[:5])}{more}"
 
 
-@runtime_checkable
-class Evaluator(Protocol):
-    """The questions that `Confirmed` asks a trainer."""
+EvaluationName = Callable[[str], str | None]
+"""Maps a metric of a training row to the metric of an evaluation that measures the same.
 
-    def evaluate_now(self) -> Mapping[str, float] | None:
-        """Evaluate the present policy, log it, and return the fresh `eval/*` metrics; None if it cannot be done now."""
+A metric that does not come from collecting, such as a loss, is mapped to itself, and one that evaluations have no
+equivalent of to None."""
 
-    def evaluation_name(self, name: str) -> str | None:
-        """Map a metric of a training row to that of an evaluation; see `EvaluationName`."""
+
+def _on_evaluation(condition: Condition, evaluation_name: EvaluationName) -> Condition | None:
+    """Return the same condition on `eval/*` metrics; None where one evaluation cannot decide it."""
+    match condition:
+        case _Bound():
+            name = evaluation_name(condition.name)
+            return None if name is None else type(condition)(name, condition.bound)
+        case And() | Or() | Not():
+            forms = [_on_evaluation(child, evaluation_name) for child in condition.children]
+            return None if None in forms else type(condition)(*forms)
+        case NonFinite():
+            return NonFinite(condition.names)
+        case WallTime():
+            return condition
+    return None
 
 
 class Confirmed(Condition):
@@ -439,27 +416,22 @@ class Confirmed(Condition):
 
     def __init__(self, condition: ConditionLike, evaluations: int = 1, by: ConditionLike | None = None) -> None:
         self.condition = as_condition(condition)
-        self.evaluations = _checked_count(evaluations, "Confirmed", "evaluations")
+        self.evaluations: int = _number(self, "evaluations", evaluations, least=1, whole=True)
         self.by = None if by is None else as_condition(by)
         if self.by is None:
-            form = self.condition.on_evaluation(_prefixed)
+            form = _on_evaluation(self.condition, _prefixed)
             if form is None or not any(name.startswith(keys.EVAL_PREFIX) for name in form.metric_names):
                 raise ValueError(f"Confirmed: an evaluation cannot decide {self.condition!r}; give `by`. {_GIVE_BY}")
         elif self.by.metric_names and not any(name.startswith(keys.EVAL_PREFIX) for name in self.by.metric_names):
             raise ValueError(f"Confirmed: no evaluation measures what by={self.by!r} reads. {_GIVE_BY}")
         self.test = self.by
-        self._trainer: Evaluator | None = None
+        self._trainer: Any = None
         self._measured: Mapping[str, float] = {}
 
     @property
     def awaited_names(self) -> set[str]:
         """Those of the condition; what `by` reads is measured when it is asked."""
         return self.condition.awaited_names
-
-    @property
-    def children(self) -> tuple[Condition, ...]:
-        """The condition, and `by` where it was given."""
-        return (self.condition,) if self.by is None else (self.condition, self.by)
 
     def bind(self, trainer: object) -> None:
         """Take the trainer that evaluates.
@@ -469,12 +441,12 @@ class Confirmed(Condition):
             ValueError: If its evaluations measure something else than the condition reads.
         """
         super().bind(trainer)
-        if not isinstance(trainer, Evaluator):
+        if not hasattr(trainer, "evaluate_now") or not hasattr(trainer, "evaluation_name"):
             raise TypeError(f"Confirmed needs a trainer with evaluate_now(); got {type(trainer).__name__}.")
         self._trainer = trainer
         if self.by is not None:
             return
-        self.test = self.condition.on_evaluation(trainer.evaluation_name)
+        self.test = _on_evaluation(self.condition, trainer.evaluation_name)
         if self.test is None:
             odd = sorted(name for name in self.condition.metric_names if trainer.evaluation_name(name) is None)
             other = [name for name in keys.TRAINED_RETURNS if trainer.evaluation_name(name)]
@@ -484,14 +456,7 @@ class Confirmed(Condition):
             )
 
     def judge(self, stats: Stats) -> Verdict:
-        """Judge the condition; where it is met, evaluate.
-
-        Args:
-            stats: Metrics by name.
-
-        Returns:
-            Whether the condition is met and confirmed; None where the row lacks what it needs, or nothing was measured
-            that could decide it.
+        """Judge the condition; where it is met, evaluate. There is no verdict where nothing could be measured now.
 
         Raises:
             RuntimeError: If it was bound to no trainer.

@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rl8x.conditions.base import KINDS, And, Condition, FromCallable, Not, Or, plain
 from rl8x.conditions.kinds import HitsLowerBound, HitsUpperBound, NonFinite
@@ -77,27 +77,20 @@ def from_spec(spec: object, *, find: Find | None = None) -> Condition:
             return parse(spec)
         except ValueError as error:
             raise _unknown(spec, f" {str(error)[:1].upper()}{str(error)[1:].removesuffix('.')}.") from None
-    kind, arguments = _split(spec)
+    kind, given = _split(spec)
     cls = _find_class(kind, find)
     if cls in (And, Or):
-        if not isinstance(arguments, list | tuple):
-            raise ValueError(f"stop condition {kind!r} takes a list of conditions; got {arguments!r}.")
-        return cls(*(from_spec(part, find=find) for part in arguments))
-    if cls is Not:
-        return Not(from_spec(arguments, find=find))
+        if not isinstance(given, list | tuple):
+            raise ValueError(f"stop condition {kind!r} takes a list of conditions; got {given!r}.")
+        return cls(*(from_spec(part, find=find) for part in given))
+    inner, signature = cls.condition_arguments, inspect.signature(cls)
     positional: list[Any] = []
     named: dict[str, Any] = {}
-    if isinstance(arguments, Mapping):
-        named = {str(name): value for name, value in arguments.items()}
-    elif isinstance(arguments, list | tuple) and cls is not NonFinite:
-        positional = list(arguments)
-    elif arguments is not None:
-        positional = [arguments]
-    inner = cls.condition_arguments
-    if inner and len(named) == 1 and inner[0] not in named:
-        # {confirmed: {hits_upper_bound: [returns/mean, 9]}}: the one entry is the condition
-        positional, named = [named], {}
-    signature = inspect.signature(cls)
+    # {confirmed: {hits_upper_bound: [returns/mean, 9]}}: the one entry is the condition
+    if isinstance(given, Mapping) and not (inner and len(given) == 1 and inner[0] not in given):
+        named = {str(name): value for name, value in given.items()}
+    elif given is not None:
+        positional = list(given) if isinstance(given, list | tuple) and cls is not NonFinite else [given]
     try:
         bound = signature.bind(*positional, **named)
     except TypeError as error:
@@ -109,6 +102,7 @@ def from_spec(spec: object, *, find: Find | None = None) -> Condition:
 
 
 def _split(spec: object) -> tuple[str, Any]:
+    """Return the kind of a condition, and its arguments."""
     if isinstance(spec, str):
         return spec, None
     if not isinstance(spec, Mapping) or len(spec) != 1:
@@ -116,20 +110,20 @@ def _split(spec: object) -> tuple[str, Any]:
             "a stop condition is written as one entry, as in {plateau: {name: episodes/returns/mean, patience: 10}}; "
             f"got {dict(spec) if isinstance(spec, Mapping) else spec!r}."
         )
-    (kind, arguments), *_ = spec.items()
-    return str(kind), arguments
+    [(kind, given)] = spec.items()
+    return str(kind), given
 
 
 def _find_class(kind: str, find: Find | None) -> type[Condition]:
     known = KINDS.get(kind) or _BY_CLASS_NAME.get(kind)
     if known is not None:
         return known
-    if find is not None and "." in kind:
-        cls = find(kind)
-        if isinstance(cls, type) and issubclass(cls, Condition):
-            return cls
+    if find is None or "." not in kind:
+        raise _unknown(kind, did_you_mean(kind, [*KINDS, *_BY_CLASS_NAME]))
+    cls = find(kind)
+    if not isinstance(cls, type) or not issubclass(cls, Condition):
         raise ValueError(f"{kind!r} is not a subclass of rl8x.conditions.Condition.")
-    raise _unknown(kind, did_you_mean(kind, [*KINDS, *_BY_CLASS_NAME]))
+    return cls
 
 
 def _unknown(kind: str, hint: str) -> ValueError:
@@ -192,50 +186,43 @@ def parse(text: str) -> Condition:
     """
     parser = _Parser(text)
     condition = parser.either()
-    if parser.token is not None:
-        raise ValueError(f"{parser.token!r} is not expected there")
+    if parser.tokens:
+        raise ValueError(f"{parser.tokens[0].text!r} is not expected there")
     return condition
 
 
+class _Token(NamedTuple):
+    kind: str
+    text: str
+
+
 class _Parser:
-    """Reads a text from left to right; `token` is the next one, None at the end."""
+    """Takes the tokens of a text from left to right; each rule of the grammar is a method."""
 
     def __init__(self, text: str) -> None:
-        self._text, self._place, self._depth = text, 0, 0
-        self._advance()
+        self.tokens, self._depth, place = deque[_Token](), 0, 0
+        while place < len(text):
+            match = _TOKEN.match(text, place)
+            if match is None:
+                raise ValueError(f"{text[place:]!r} cannot be read")
+            kind, place = str(match.lastgroup), match.end()
+            self.tokens.append(_Token(kind, match[kind].lower() if kind == "mark" else match[kind]))
 
-    def _advance(self) -> None:
-        self.token: str | None = None
-        if self._place == len(self._text):
-            return
-        match = _TOKEN.match(self._text, self._place)
-        if match is None:
-            raise ValueError(f"{self._text[self._place :]!r} cannot be read")
-        self._kind, self._place = match.lastgroup, match.end()
-        self.token = match[str(self._kind)]
-        if self._kind == "mark":
-            self.token = self.token.lower()
-
-    def _take(self, *tokens: str) -> str | None:
+    def _take(self, *marks: str) -> str | None:
         """Take the next token if it is one of these marks."""
-        token = self.token
-        if token not in tokens or self._kind != "mark":
-            return None
-        self._advance()
-        return token
+        if self.tokens and self.tokens[0].kind == "mark" and self.tokens[0].text in marks:
+            return self.tokens.popleft().text
+        return None
 
     def either(self) -> Condition:
         """Read alternatives."""
-        parts = [self._both()]
-        while self._take("or"):
-            parts.append(self._both())
-        return parts[0] if len(parts) == 1 else Or(*parts)
+        return self._joined("or", Or, lambda: self._joined("and", And, self._negated))
 
-    def _both(self) -> Condition:
-        parts = [self._negated()]
-        while self._take("and"):
-            parts.append(self._negated())
-        return parts[0] if len(parts) == 1 else And(*parts)
+    def _joined(self, word: str, join: type[Condition], read: Callable[[], Condition]) -> Condition:
+        parts = [read()]
+        while self._take(word):
+            parts.append(read())
+        return parts[0] if len(parts) == 1 else join(*parts)
 
     def _negated(self) -> Condition:
         negated = False
@@ -254,25 +241,23 @@ class _Parser:
         return ~condition if negated else condition
 
     def _comparison(self) -> Condition:
-        operands, marks = [self._operand()], []
+        left, pairs = self._operand(), list[Condition]()
         while mark := self._take(*_COMPARISONS):
-            marks.append(mark)
-            operands.append(self._operand())
-        if not marks:
-            raise ValueError(f"{operands[0]!r} is compared with nothing")
-        pairs = [_compared(left, mark, right) for (left, right), mark in zip(pairwise(operands), marks, strict=True)]
+            right = self._operand()
+            pairs.append(_compared(left, mark, right))
+            left = right
+        if not pairs:
+            raise ValueError(f"{left!r} is compared with nothing")
         return pairs[0] if len(pairs) == 1 else And(*pairs)
 
     def _operand(self) -> str | float:
-        token, kind = self.token, self._kind
-        if token is None or kind == "mark":
-            raise ValueError(
-                f"a metric or a number is missing {'at the end' if token is None else f'before {token!r}'}"
-            )
-        self._advance()
+        if not self.tokens or self.tokens[0].kind == "mark":
+            where = f"before {self.tokens[0].text!r}" if self.tokens else "at the end"
+            raise ValueError(f"a metric or a number is missing {where}")
+        kind, text = self.tokens.popleft()
         if kind == "number":
-            return int(token) if re.fullmatch(f"[-+]?{_DIGITS}", token) else float(token)
-        return token[1:-1] if kind == "quoted" else token
+            return int(text) if re.fullmatch(f"[-+]?{_DIGITS}", text) else float(text)
+        return text[1:-1] if kind == "quoted" else text
 
 
 def _compared(left: str | float, mark: str, right: str | float) -> Condition:

@@ -99,9 +99,9 @@ class Collector:
         return stepper.compiles_env
 
     @torch.no_grad()
-    def play(self, *, deterministic: bool, noise_steps: int) -> Iterator[Transition]:
-        """Step the environment and yield each transition, without end; noise is drawn for `noise_steps` at a time."""
-        played = self.stepper.play(*self._start(), self._noises(noise_steps, deterministic))
+    def play(self, noises: Noises) -> Iterator[Transition]:
+        """Make a step for each pair of noise tensors, of which there is no end, and yield the transition."""
+        played = self.stepper.play(*self._start(), noises)
         while True:
             with self._reset_if_interrupted():
                 _, transition = next(played)
@@ -118,7 +118,8 @@ class Collector:
                 self.cursor = None
             raise
 
-    def _noises(self, steps: int, deterministic: bool) -> Noises:
+    def noises(self, steps: int, *, deterministic: bool) -> Noises:
+        """Yield noise for `play` without end, drawn for so many `steps` at a time."""
         while True:
             env_noise = self.env.noise(steps).unbind(0)
             if deterministic:
@@ -128,7 +129,7 @@ class Collector:
 
     def evaluate(self, horizon: int, *, deterministic: bool) -> Stats:
         """Run one horizon without keeping its observations, and return its statistics."""
-        played = self.play(deterministic=deterministic, noise_steps=horizon)
+        played = self.play(self.noises(horizon, deterministic=deterministic))
         rollout = Rollout(horizon, self.env.num_envs)
         for t, transition in enumerate(itertools.islice(played, horizon)):
             rollout.write_slot(t, outcome(transition.step))

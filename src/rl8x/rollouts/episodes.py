@@ -1,27 +1,42 @@
-"""One whole episode in each copy of an environment: for evaluations, and for films and `rl8x play`."""
+"""Whole episodes, one in each copy of an environment: of evaluations, studies and grids, films, and `rl8x play`."""
 
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl8x.envs.base import Carry, Env, Step
+from rl8x.envs.base import Carry, Env
 from rl8x.execution import Execution
 from rl8x.policy import Policy
-from rl8x.rollouts.step import Noises, Stepper, first_cursor
+from rl8x.rollouts.collector import Collector
+from rl8x.rollouts.step import Noises, Transition, first_cursor
 
-MAX_STEPS = 1000
-_MAX_STEPS_WITHOUT_END = 200
+MAX_STEPS: Final = 10_000
+"""Steps after which episodes that have not ended are counted as they stand."""
+STEPS_PER_LOOK: Final = 16
+"""Steps between two looks at whether all episodes have ended: each look is a copy to the host."""
+_MAX_STEPS_SHOWN: Final = 1000
+_MAX_STEPS_WITHOUT_END: Final = 200
 
 
-class FirstEpisodes:
-    """The first episode of each copy of an environment, as far as it was stepped.
+class EpisodeRunner:
+    """Plays the first episode of each copy of an environment, however long it lasts.
+
+    Counting the episodes that end within a number of steps would be biased towards short ones.
+
+    Args:
+        policy: The policy that acts.
+        env: The environment.
+        execution: How the steps run; None is eagerly.
+        generator: Source of sampling noise, on the policy's device; None where actions are deterministic.
+        state_reset_every: Steps between resets of the policy's state, as in training; 0 never resets it.
 
     Attributes:
         running: Whether the episode goes on, `[num_envs]`.
@@ -29,18 +44,78 @@ class FirstEpisodes:
         lengths: Its steps so far, `[num_envs]`.
     """
 
-    def __init__(self, env: Env) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        env: Env,
+        execution: Execution | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        state_reset_every: int = 0,
+    ) -> None:
+        execution = execution or Execution("eager", "fp32", policy.device)
+        generator = generator or torch.Generator(policy.device)
+        self.collector = Collector(env, policy, generator, execution, state_reset_every=state_reset_every)
+        self.env = env
+
+    def begin(self, env_config: Any = None, *, seed: int | None = None, noises: Noises | None = None) -> None:
+        """Reset all copies, by the first of some `noises` where they are given."""
+        env = self.env
+        if noises is None:
+            self.collector.reset(env_config, seed=seed)
+        else:
+            env.configure(env_config)
+            env.adopt_next_config()
+            env.set_seed(seed)
+            env.carry, obs = env.restart(next(noises)[0])
+            self.collector.cursor = first_cursor(self.collector.policy, obs)
         self.running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
         self.returns = torch.zeros(env.num_envs, device=env.device)
         self.lengths = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
 
-    def add(self, step: Step) -> Tensor:
-        """Take in a step; return in which copies it belongs to the first episode, `[num_envs]`."""
-        counted = self.running if step.valid is None else self.running & step.valid
-        self.returns = torch.where(counted, step.episode_returns, self.returns)
-        self.lengths = torch.where(counted, step.episode_lengths, self.lengths)
-        self.running = self.running & ~(step.terminated | step.truncated)
-        return counted
+    @torch.no_grad()
+    def play(
+        self,
+        *,
+        deterministic: bool = True,
+        noises: Noises | None = None,
+        max_steps: int | None = None,
+        steps_per_look: int = STEPS_PER_LOOK,
+        awaited: int | None = None,
+    ) -> Iterator[tuple[Transition, Tensor]]:
+        """Step until the episodes that `begin` began have ended.
+
+        Args:
+            deterministic: Whether the policy takes its most likely actions rather than samples.
+            noises: Noise of each step; None draws it for `steps_per_look` steps at once.
+            max_steps: Where to stop in any case; None is `MAX_STEPS`.
+            steps_per_look: Steps between two looks at whether they have ended.
+            awaited: Stop when the episodes of this many first copies have ended; None waits for all.
+
+        Yields:
+            Each transition, and the copies in which it belongs to the first episode, `[num_envs]`, bool.
+        """
+        noises = noises or self.collector.noises(steps_per_look, deterministic=deterministic)
+        for t, transition in enumerate(itertools.islice(self.collector.play(noises), max_steps or MAX_STEPS), 1):
+            step = transition.step
+            counted = self.running if step.valid is None else self.running & step.valid
+            self.returns = torch.where(counted, step.episode_returns, self.returns)
+            self.lengths = torch.where(counted, step.episode_lengths, self.lengths)
+            self.running = self.running & ~(step.terminated | step.truncated)
+            yield transition, counted
+            if t % steps_per_look == 0 and not bool(self.running[:awaited].any()):
+                return
+
+
+def warn_of_cut(count: int, total: int, kind: str) -> bool:
+    """Warn if some of the episodes of an evaluation had not ended after `MAX_STEPS`; return whether there are any."""
+    if count:
+        warnings.warn(
+            f"{count} of {total} {kind} episodes had not ended after {MAX_STEPS:,} steps; they are counted as they "
+            "stood. Give the environment a `time_limit`.",
+            stacklevel=3,
+        )
+    return count > 0
 
 
 class Moment(NamedTuple):
@@ -71,7 +146,7 @@ def play_episodes(
     deterministic: bool = True,
     seed: int = 0,
     max_steps: int | None = None,
-    counted: int | None = None,
+    awaited: int | None = None,
     state_reset_every: int = 0,
 ) -> Iterator[Moment]:
     """Play an episode in each copy, and yield the copies before the first action and after each.
@@ -83,36 +158,29 @@ def play_episodes(
         deterministic: Whether the policy takes its most likely actions rather than samples.
         seed: Seed of the environment and of sampling.
         max_steps: Maximum number of steps; None is 1,000, or 200 if episodes never end.
-        counted: Stop when the episodes of this many first copies have ended; None waits for all.
+        awaited: Stop when the episodes of this many first copies have ended; None waits for all.
         state_reset_every: Steps between resets of the policy's state, as in training; 0 never resets it.
     """
     generator = torch.Generator(policy.device).manual_seed(seed)
-    obs, _ = env.reset(seed=seed, config=env_config)
-    execution = Execution("eager", "fp32", policy.device)
-    stepper = Stepper(policy, env, execution, state_reset_every=state_reset_every)
-    carry, used, episodes = env.carry, list[Tensor](), FirstEpisodes(env)
+    runner = EpisodeRunner(policy, env, generator=generator, state_reset_every=state_reset_every)
+    runner.begin(env_config, seed=seed)
+    carry, used = env.carry, list[Tensor]()
     assert carry is not None
-    yield _moment(carry, carry["state"], episodes)
-
-    limit = MAX_STEPS if env.episodic else _MAX_STEPS_WITHOUT_END
 
     def noises() -> Noises:
-        while True:
-            used[:] = [env.noise(1)[0]]
-            yield used[0], None if deterministic else policy.noise(1, env.num_envs, generator)[0]
+        for noise, sampling in runner.collector.noises(1, deterministic=deterministic):
+            used[:] = [noise]
+            yield noise, sampling
 
-    for _, transition in itertools.islice(stepper.play(carry, first_cursor(policy, obs), noises()), max_steps or limit):
+    def moment(carry: Carry, state: Mapping[str, Tensor]) -> Moment:
+        counts = (each.cpu().numpy() for each in (runner.running, runner.returns.double(), runner.lengths))
+        return Moment(state, carry["parameters"], *counts)
+
+    yield moment(carry, carry["state"])
+    limit = max_steps or (_MAX_STEPS_SHOWN if env.episodic else _MAX_STEPS_WITHOUT_END)
+    for transition, _ in runner.play(noises=noises(), max_steps=limit, steps_per_look=1, awaited=awaited):
         step, state = transition.step, transition.carry["state"]
         if env.capturable and bool((step.terminated | step.truncated).any()):  # compute the state before the reset
             state, _, _ = env.outcome(carry, policy.env_actions(transition.act.actions), used[0])
-        episodes.add(step)
-        env.carry = transition.carry
-        yield _moment(carry, state, episodes)
-        if not bool(episodes.running[:counted].any()):
-            return
         carry = transition.carry
-
-
-def _moment(carry: Carry, state: Mapping[str, Tensor], episodes: FirstEpisodes) -> Moment:
-    counts = (each.cpu().numpy() for each in (episodes.running, episodes.returns.double(), episodes.lengths))
-    return Moment(state, carry["parameters"], *counts)
+        yield moment(carry, state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ Slot = Callable[["Cursor", Act, Step], dict[str, Tensor]]
 Bootstrap = Callable[[Tree, State, Tensor], Tensor]
 """Computes values `[rows]` of observations `[rows, *obs]`, given the policy's state `[rows, *]` and starts `[rows]`."""
 
-Noises = Iterable[tuple[Tensor, Tensor | None]]
+Noises = Iterator[tuple[Tensor, Tensor | None]]
 """For each step the environment's noise, `[num_envs, *]`, and that of sampling, None for deterministic actions."""
 
 

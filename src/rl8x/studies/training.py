@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import torch
 
     from rl8x.trainers import Trainer, TrainStats
-    from rl8x.trainers.cell_evaluator import CellEvaluator
+    from rl8x.trainers.grid import CellEvaluator
 
 RESULT: Final = "result.json"
 CURVE: Final = "curve.jsonl"
@@ -249,7 +249,7 @@ class _TrainingJob:
 
     def _measure(self, trainer: Trainer) -> dict[str, Any]:
         """Test the present policy, or read what was measured of the very same before a kill."""
-        from rl8x.trainers.cell_evaluator import CellEvaluator
+        from rl8x.trainers.grid import CellEvaluator
 
         algorithm, steps = trainer.algorithm, trainer.state[keys.STEPS]
         path = self.folder / POINTS / f"{steps}.json"
@@ -276,7 +276,7 @@ class _TrainingJob:
             "policy": policy,
             "support": support(config, parameters, num_envs),
             table.INSIDE: inside(self.cells, config, parameters, num_envs).tolist(),
-            **self._evaluator.evaluate().columns(),
+            **{name: values.tolist() for name, values in self._evaluator.evaluate().items()},
         }
         replace_synced(path, json.dumps(measured).encode())
         return measured

@@ -27,10 +27,9 @@ from rl8x.names import did_you_mean
 from rl8x.output import described
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.protocol import status_of
+from rl8x.trainers.artifacts import check_models
 from rl8x.trainers.callbacks import Callback, check_callbacks, declared_by
-from rl8x.trainers.evaluation import Evaluations, check_evaluation_name, in_group
-from rl8x.trainers.evaluator import EpisodeEvaluator, make_evaluator
-from rl8x.trainers.models import check_models
+from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, check_evaluation_name, in_group, make_evaluator
 from rl8x.trainers.non_finite import OnNonFinite
 from rl8x.trainers.ranks import begin, check_same, warn_of_other_number
 from rl8x.trainers.record import Record

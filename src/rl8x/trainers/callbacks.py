@@ -64,39 +64,38 @@ def returned_metrics(
     Metrics of evaluations that it made (`evaluated`) need not be declared. If a callback that declares nothing returns
     a name that is neither one of these nor in the row, it was meant as a metric, and a warning says how to declare it.
     """
-    declared = declared_metrics(callback)
-    if not declared and isinstance(returned, bool | np.bool_) and not returned:
-        warnings.warn(
-            f"the callback {callback_name(callback)} returned False, which does not end the run: call "
-            "trainer.stop('why') for that, and return nothing.",
-            RuntimeWarning,
-            stacklevel=5,
-        )
-    if not declared or returned is None:
-        known = {*evaluated, *row}
-        new = [name for name in returned if name not in known] if isinstance(returned, Mapping) else []
-        new = [name for name in new if not str(name).startswith((keys.EVAL_PREFIX, "profiling/"))]
-        if new:
-            warnings.warn(
-                f"the callback {callback_name(callback)} returned {new[0]!r}, which is not tracked: it declares no "
-                f"metrics. Write {callback_name(callback)}.metric_names = {new!r}.",
-                RuntimeWarning,
-                stacklevel=5,
-            )
+    declared, called = declared_metrics(callback), callback_name(callback)
+    if not declared:
+        warning = _meant(called, returned, {*evaluated, *row})
+        if warning is not None:
+            warnings.warn(f"the callback {called} returned {warning}", RuntimeWarning, stacklevel=5)
+        return {}
+    if returned is None:
         return {}
     if not isinstance(returned, Mapping):
         raise TypeError(
-            f"The callback {callback_name(callback)} must return its metrics by name, or None; got {returned!r}. To "
-            "end the run call trainer.stop('why')."
+            f"The callback {called} must return its metrics by name, or None; got {returned!r}. To end the run call "
+            "trainer.stop('why')."
         )
     for name in returned:
         if name not in declared and name not in evaluated:
             near = difflib.get_close_matches(str(name), declared, n=3, cutoff=0.0)
             raise ValueError(
-                f"The callback {callback_name(callback)} returned {name!r}, which its `metric_names` do not have. "
-                f"Nearest: {', '.join(near)}."
+                f"The callback {called} returned {name!r}, which its `metric_names` do not have. Nearest: "
+                f"{', '.join(near)}."
             )
     return {name: metric_value(name, value) for name, value in returned.items()}
+
+
+def _meant(called: str, returned: object, known: Collection[str]) -> str | None:
+    """Say what a callback that declares no metrics may have meant by what it returned, if anything."""
+    if isinstance(returned, bool | np.bool_) and not returned:
+        return "False, which does not end the run: call trainer.stop('why') for that, and return nothing."
+    names = [name for name in returned if name not in known] if isinstance(returned, Mapping) else []
+    new = [name for name in names if not str(name).startswith((keys.EVAL_PREFIX, "profiling/"))]
+    if not new:
+        return None
+    return f"{new[0]!r}, which is not tracked: it declares no metrics. Write {called}.metric_names = {new!r}."
 
 
 def callback_name(callback: object) -> str:

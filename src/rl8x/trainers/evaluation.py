@@ -1,25 +1,36 @@
-"""A trainer's evaluations: where and under what they play, and how their metrics are called."""
+"""A trainer's evaluations: where and under what they play, what they measure, and how their metrics are called."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.memory_check import check_evaluation
 from rl8x.algorithms.online import OnlineAlgorithm
+from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import ranks
-from rl8x.envs import Env
+from rl8x.envs import Env, GymnasiumEnv, env_maker, validate
+from rl8x.envs.base import MAX_EVAL_ENVS
 from rl8x.envs.env_config import AnyEnvConfig, function_form, inherited_config, moving_in, parsed_value, part_of_config
 from rl8x.envs.parameters import wrong_number
+from rl8x.envs.vectorised import own_statistics
+from rl8x.execution import Execution
+from rl8x.policy import Policy
 from rl8x.randomization import Grid
+from rl8x.rollouts.episodes import EpisodeRunner, warn_of_cut
+from rl8x.rollouts.statistics import Stats, info_means, masked_summary, named, summary
+from rl8x.spaces import are_alike
 from rl8x.tracking.names import MAX_NAME_LENGTH, digest, legal_name
-from rl8x.trainers.evaluator import EpisodeEvaluator
 from rl8x.trainers.ranks import pooled_row
 
 NOWHERE: Final = (
@@ -38,10 +49,7 @@ _MAX_CONFIG_NAME: Final = 150
 class Evaluations:
     """A trainer's evaluations: in an environment of their own, in the training's, or none where there is neither.
 
-    Args:
-        algorithm: What is trained.
-        evaluator: Plays in an environment of their own; None where they play in the training's, if there is one.
-        warns: Whether the first one warns where it plays in the training environment though episodes end.
+    With `warns` the first one warns where it plays in the training environment though episodes end.
 
     Attributes:
         measured: All of their metrics, without `eval/`.
@@ -52,10 +60,9 @@ class Evaluations:
     def __init__(
         self, algorithm: GenericAlgorithmBase[Any], evaluator: EpisodeEvaluator | None, *, warns: bool
     ) -> None:
-        self._algorithm = algorithm
+        self._algorithm, self._evaluator = algorithm, evaluator
         # The algorithm, where they play in its own environment.
         self._in_training = algorithm if evaluator is None and isinstance(algorithm, OnlineAlgorithm) else None
-        self._evaluator = evaluator
         self._env = algorithm.env if evaluator is None else evaluator.env
         # What an environment of their own came with is in force where there is no training to take it from.
         self._came_with = {} if self._env is None else self._env.next_config
@@ -68,11 +75,7 @@ class Evaluations:
         self.env_config: Mapping[str, Any] | None = None
 
     def measure(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> dict[str, float]:
-        """Evaluate as `Trainer.eval` documents it; returns the metrics without `eval/`.
-
-        Raises:
-            RuntimeError: If there is no environment, or it is not at a reset.
-        """
+        """Evaluate as `Trainer.eval` documents it; returns the metrics without `eval/`."""
         if self._evaluator is not None:
             config: dict[str, Any] = self.runs_config() if env_config is None else self._plain(env_config)
             config, training = config | part_of_config(config, self.num_envs, self._own), self._algorithm.env
@@ -97,9 +100,7 @@ class Evaluations:
     def is_their_turn(self) -> bool:
         """Whether one can be made now: in the training environment only where that is at a reset."""
         trained = self._in_training
-        if trained is None:
-            return self._evaluator is not None
-        return trained.resets.until_due(trained.counters[keys.COLLECTS]) == 0
+        return self._evaluator is not None if trained is None else _steps_until_turn(trained) == 0
 
     def name_of(self, name: str) -> str | None:
         """Return the name by which an evaluation measures a metric of a training row; see `EvaluationName`."""
@@ -111,20 +112,14 @@ class Evaluations:
     def check_run(self, steps_per_eval: int | None, env_config: Mapping[str, Any] | None, *, steps: int) -> None:
         """Refuse evaluations of a run under its `eval_env_config` that could not be made when they are due.
 
-        Args:
-            steps_per_eval: An evaluation comes after every so many steps; None is never.
-            env_config: The run's `eval_env_config`.
-            steps: How many steps the run has made, before a resume.
-
-        Raises:
-            ValueError: If there is no environment, or the options do not fit the schedule of its resets.
-            RuntimeError: If the training environment would not be at a reset.
+        `steps` are those that the run made before a resume.
         """
-        if self._in_training is None:
+        trained = self._in_training
+        if trained is None:
             if self._evaluator is None and steps_per_eval is not None:
                 raise ValueError(f"`steps_per_eval` is {steps_per_eval}, but {NOWHERE}.")
             return
-        resets = self._in_training.resets
+        resets = trained.resets
         if resets.once and env_config is not None:
             raise ValueError(f"`eval_env_config` {_NEVER}")
         if resets.once or steps_per_eval is None:
@@ -136,8 +131,8 @@ class Evaluations:
                 "give the trainer an `eval_env`."
             )
         if steps == 0:
-            _check_turn(self._in_training, None)
-        collects = self._in_training.counters[keys.COLLECTS]
+            _check_turn(trained, None)
+        collects = trained.counters[keys.COLLECTS]
         if resets.until_due(collects - steps):
             raise RuntimeError(
                 "Evaluations would not come at resets of the training environment: after the run's "
@@ -150,34 +145,24 @@ class Evaluations:
     ) -> dict[str, dict[str, object] | None]:
         """Check what a run is to train and to evaluate under, and return both in plain form by the options' names.
 
-        Args:
-            env_config: What it is to train under; of a function, what it returns now is checked, and its form is its
-                name.
-            eval_config: What it is to evaluate under.
-            known: What a function is given.
-
-        Raises:
-            ValueError: If a value is not legal or has not as many numbers as there are copies, or it would never apply.
+        Of a function, what it returns for what is `known` now is checked, and its form is its name.
         """
-        trained, played = self._algorithm.env, self._env
+        trained, called = self._algorithm.env, "eval_env_config"
         if trained is None and env_config is not None:
             raise ValueError("`env_config` would never apply: the algorithm trains without an environment.")
-        if played is None and eval_config is not None:
+        if self._env is None and eval_config is not None:
             raise ValueError("`eval_env_config` would never apply: give the trainer an `eval_env`.")
-        asked_config = env_config
-        function = function_form(asked_config) if callable(asked_config) else None
-        env_config = asked_config(known) if callable(asked_config) else asked_config
-        plain = None if trained is None or env_config is None else trained.plain_config(env_config)
-        if trained is not None and callable(asked_config):
+        function, values = (env_config, env_config(known)) if callable(env_config) else (None, env_config)
+        plain = None if trained is None or values is None else trained.plain_config(values)
+        if function is not None and trained is not None:
             trained.check_steered_config(plain or {})
         elif isinstance(self._algorithm, OnlineAlgorithm):
-            self._algorithm.check_applies(env_config)
-        training = {} if trained is None else trained.next_config if plain is None else plain
-        plain_eval = None if eval_config is None else self._plain(eval_config, "eval_env_config", training)
-        if eval_config is None and trained is not None and self._evaluator is not None:
-            config = inherited_config(training, self.num_envs)
-            self._plain(config, "eval_env_config (None: as in training)", training)
-        return {"env_config": function or plain, "eval_env_config": plain_eval}
+            self._algorithm.check_applies(values)
+        training = plain if trained is None or plain is not None else trained.next_config
+        plain_eval = None if eval_config is None else self._plain(eval_config, called, training)
+        if eval_config is None and training is not None and self._evaluator is not None:
+            self._plain(inherited_config(training, self.num_envs), f"{called} (None: as in training)", training)
+        return {"env_config": plain if function is None else function_form(function), "eval_env_config": plain_eval}
 
     def config_name(self, env_config: Mapping[str, Any] | None) -> str | None:
         """Name an evaluation by its `env_config`; None where it is the one under which the run evaluates."""
@@ -185,6 +170,15 @@ class Evaluations:
             return None
         plain = self._plain(env_config)
         return None if plain == self.runs_config() else config_name(plain)
+
+    def runs_config(self) -> dict[str, object]:
+        """Return what the run evaluates under, in plain form: its own config for that, else what training has."""
+        if self.env_config is not None:
+            return self._plain(self.env_config)
+        training = self._algorithm.env
+        if training is None:
+            return self._came_with
+        return training.next_config if self._evaluator is None else inherited_config(training.config, self.num_envs)
 
     def _plain(
         self, env_config: Mapping[str, Any], called: str = "env_config", training: Mapping[str, Any] | None = None
@@ -195,14 +189,17 @@ class Evaluations:
         """
         assert self._env is not None
         copies = "num_envs" if self._evaluator is None else "num_eval_envs"
-        shared = self._evaluator is not None and ranks().size > 1
-        own = part_of_config(env_config, self.num_envs, self._own) if shared else {}
-        for name in env_config.keys() - own if shared else ():
-            if np.ndim(env_config[name]):
-                wrong = wrong_number(env_config[name], self.num_envs, copies)
-                raise ValueError(f"{type(self._env).__name__}: {called}[{name!r}] {wrong}")
+        own: dict[str, Any] = {}
+        if self._evaluator is not None and ranks().size > 1:
+            own = part_of_config(env_config, self.num_envs, self._own)
+            for name in env_config.keys() - own:
+                if np.ndim(env_config[name]):
+                    wrong = wrong_number(env_config[name], self.num_envs, copies)
+                    raise ValueError(f"{type(self._env).__name__}: {called}[{name!r}] {wrong}")
         plain = self._env.plain_config({**env_config, **own}, called=called, copies=copies)
-        plain |= {name: _plain_values(env_config[name]) for name in own}
+        for name in own:
+            value: Any = parsed_value(env_config[name])
+            plain[name] = value.to_dict() if isinstance(value, Grid) else [float(each) for each in value]
         if training is None:
             training = {} if self._algorithm.env is None else self._algorithm.env.next_config
         for name, value in moving_in(plain).items():
@@ -213,34 +210,21 @@ class Evaluations:
                 )
         return plain
 
-    def runs_config(self) -> dict[str, object]:
-        """Return what the run evaluates under, in plain form: its own config for that, else what training has."""
-        if self.env_config is not None:
-            return self._plain(self.env_config)
-        if self._in_training is not None:
-            return self._in_training.env.next_config
-        training = self._algorithm.env
-        assert self._env is not None
-        return self._came_with if training is None else inherited_config(training.config, self.num_envs)
+
+def _steps_until_turn(trained: OnlineAlgorithm[Any]) -> int:
+    return trained.resets.until_due(trained.counters[keys.COLLECTS])
 
 
 def _check_turn(trained: OnlineAlgorithm[Any], env_config: Mapping[str, Any] | None) -> None:
     """Refuse an evaluation in the training environment out of turn, or under what could not be applied."""
-    resets, collects = trained.resets, trained.counters[keys.COLLECTS]
-    if resets.until_due(collects):
+    if steps := _steps_until_turn(trained):
         raise RuntimeError(
             "`eval()` in the training environment needs `algorithm/collects` to be a multiple of "
-            f"`horizons_per_env_reset` = {resets.every}; it is {collects}. Call `step()` {resets.until_due(collects)} "
-            "more time(s), or give the trainer an `eval_env`."
+            f"`horizons_per_env_reset` = {trained.resets.every}; it is {trained.counters[keys.COLLECTS]}. Call "
+            f"`step()` {steps} more time(s), or give the trainer an `eval_env`."
         )
-    if resets.once and env_config is not None:
+    if trained.resets.once and env_config is not None:
         raise ValueError(f"An `env_config` for this evaluation {_NEVER}")
-
-
-def _plain_values(value: Any) -> object:
-    """Return a `Grid`, or a value for each copy, in plain form."""
-    parsed: Any = parsed_value(value)
-    return parsed.to_dict() if isinstance(parsed, Grid) else [float(each) for each in parsed]
 
 
 # -- how their metrics are called
@@ -290,12 +274,7 @@ def _value_name(value: Any) -> str:
 
 
 def check_evaluation_name(name: str) -> None:
-    """Check the name of an evaluation, which its metrics have after `eval/`.
-
-    Raises:
-        TypeError: If it is no text.
-        ValueError: If MLflow does not take it as it is, or an evaluation without a name has such metrics.
-    """
+    """Refuse a name of an evaluation that MLflow does not take as it is, or that metrics of others have."""
     if not isinstance(name, str):
         raise TypeError(f"The name of an evaluation must be a text; got {name!r}.")
     longest = f"{keys.EVAL_PREFIX}{name}/episodes/lengths/mean"
@@ -307,4 +286,154 @@ def check_evaluation_name(name: str) -> None:
     if name.split("/")[0] in _GROUPS:
         raise ValueError(
             f"An evaluation cannot be called {name!r}: eval/{name.split('/')[0]}/ are metrics of those without a name."
+        )
+
+
+# -- whole episodes
+
+
+class EpisodeEvaluator:
+    """Plays one episode in each copy of an environment that is not used for training, and measures them.
+
+    `factory` makes such environments; it is None where an instance was given. For the others see `EpisodeRunner`.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        policy: Policy,
+        generator: torch.Generator,
+        execution: Execution,
+        *,
+        state_reset_every: int = 0,
+        factory: Callable[..., Env] | None = None,
+    ) -> None:
+        self.env, self.generator, self.factory = env, generator, factory
+        self._runner = EpisodeRunner(policy, env, execution, generator, state_reset_every=state_reset_every)
+        self._warned = False
+
+    @torch.no_grad()
+    def evaluate(
+        self, env_config: Mapping[str, Any] | None, *, deterministic: bool, training: Env | None = None
+    ) -> Stats:
+        """Play an episode in every copy and return the statistics; an `env_config` of None keeps the present one.
+
+        Its moving parameters are drawn from their current ranges in the `training` environment.
+        """
+        if env_config is not None:
+            self.env.configure_for_evaluation(env_config, training)
+        episodes, rewards, masks = self._runner, list[Tensor](), list[Tensor]()
+        metrics: dict[str, Tensor] = {}
+        episodes.begin()
+        for transition, counted in episodes.play(deterministic=deterministic):
+            rewards.append(transition.step.rewards)
+            masks.append(counted)
+            for name, value in transition.step.metrics.items():
+                metrics[name] = torch.where(counted, value, metrics.get(name, math.nan))
+        ended, mask = ~episodes.running, torch.stack(masks)
+        self._warned = self._warned or warn_of_cut(int(episodes.running.sum()), self.env.num_envs, "evaluation")
+        means, counts = info_means(metrics, ended)
+        values: dict[str, Any] = {
+            **named("returns", summary(episodes.returns)),
+            **named("rewards", masked_summary(torch.stack(rewards), mask)),
+            **named("episodes/lengths", masked_summary(episodes.lengths.to(torch.float32), ended)),
+            keys.EPISODES_ENDED: ended.sum(),
+            "_count/returns": self.env.num_envs,
+            "_count/rewards": mask.sum(),
+        }
+        gates = {keys.EPISODES_ENDED: "episodes/lengths/", "_count/returns": "returns/", "_count/rewards": "rewards/"}
+        return Stats(values | means, {name: (prefix,) for name, prefix in gates.items()} | counts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next evaluation depends on, except the weights."""
+        return {"env": self.env.state_dict(), "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        with warnings.catch_warnings():  # each evaluation begins new episodes in any case
+            warnings.filterwarnings("ignore", ".*state cannot be saved")
+            self.env.load_state_dict(state["env"])
+        self.generator.set_state(state["generator"].cpu())
+
+
+def make_evaluator(
+    algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None
+) -> EpisodeEvaluator | None:
+    """Make the evaluator of `eval()`; None if evaluations use the training environment, or there is none."""
+    if num_eval_envs is not None and (type(num_eval_envs) is not int or num_eval_envs < 1):
+        raise ValueError(f"`num_eval_envs` must be a whole number, at least 1, or None; got {num_eval_envs!r}.")
+    trained, policy, device = algorithm.env, algorithm.policy, algorithm.device
+    given, of_training = isinstance(eval_env, Env), eval_env is True or eval_env == "auto"
+    if given and eval_env is trained:
+        raise ValueError(
+            f"`eval_env` is the {type(eval_env).__name__} that is trained in, and evaluations would cut its episodes. "
+            "Pass another one, True for a copy, or False to evaluate in its horizons."
+        )
+    if eval_env in (None, False) or (eval_env == "auto" and (trained is None or not trained.episodic)):
+        return None
+    factory = None if given else algorithm.env_factory if of_training else env_maker(eval_env)
+    env = eval_env if given else _make_env(algorithm, factory, num_eval_envs, must=eval_env is True)
+    if env is None:
+        return None
+    if not env.episodic:
+        raise ValueError(
+            f"`eval_env` must have episodes that end, to be played whole; {type(env).__name__} never ends. "
+            "Give it a `time_limit`, or use eval_env=False."
+        )
+    spaces = (env.single_observation_space, env.single_action_space)
+    if not all(map(are_alike, spaces, (policy.observation_space, policy.action_space))):
+        raise ValueError(f"`eval_env` must have the training environment's spaces; got {spaces[0]} and {spaces[1]}.")
+    _warn_of_statistics(env, algorithm.config)
+    if not of_training:
+        validate(env)
+    generator = torch.Generator(device).manual_seed(part_seed(algorithm.seed, "eval_sampling"))
+    reset_every = algorithm.state_reset_every
+    return EpisodeEvaluator(env, policy, generator, algorithm.execution, state_reset_every=reset_every, factory=factory)
+
+
+def _make_env(
+    algorithm: GenericAlgorithmBase[Any], factory: Any, num_eval_envs: int | None, *, must: bool
+) -> Env | None:
+    """Make an evaluation environment by a factory or by copying the training's; None if neither is possible."""
+    trained, policy, seed = algorithm.env, algorithm.policy, part_seed(algorithm.seed, "eval_env")
+    # Each rank plays its share of the copies that are asked for, or else of the training copies of all ranks.
+    share = None if num_eval_envs is None else max(1, ranks().share_of(num_eval_envs))
+    if factory is not None:
+        trains = MAX_EVAL_ENVS if trained is None else trained.num_envs * ranks().size
+        num_envs = share or max(1, ranks().share_of(min(trains, MAX_EVAL_ENVS)))
+        check_evaluation(num_envs, algorithm.device, policy, policy.observation_space)
+        made: Env = factory(num_envs, device=algorithm.device, seed=seed)
+        return made
+    if trained is None:
+        raise ValueError(
+            "`eval_env=True` needs to make an environment, but the algorithm trains without one. Pass an instance, a "
+            "class or a factory."
+        )
+    another = trained.another(share, seed=seed)
+    instance = f"but the algorithm was built from an instance of {type(trained).__name__}"
+    if another is None and num_eval_envs not in (None, trained.num_envs):
+        raise ValueError(
+            f"`num_eval_envs` is {num_eval_envs}, {instance} with {trained.num_envs} copies, which cannot be made "
+            "again with another number. Build it from a class or factory, pass an `eval_env`, or leave `num_eval_envs` "
+            "out."
+        )
+    if another is None and must:
+        raise ValueError(
+            f"`eval_env=True` needs to make an environment, {instance} that can neither be copied nor made again. Pass "
+            "an instance or a factory."
+        )
+    return another
+
+
+def _warn_of_statistics(env: Env, config: Any) -> None:
+    """Warn where an environment of its own goes by statistics that are not those of the training."""
+    options = own_statistics(env.vector_env) if isinstance(env, GymnasiumEnv) else []
+    if options:
+        known = " and ".join(f"`{option}`" for option in options if hasattr(config, option))
+        warnings.warn(
+            "a wrapper of the environment normalises by statistics of its own, which each environment gathers anew: "
+            "evaluations, films and whoever has the policy go by others than it was trained with. Leave that wrapper "
+            f"out{f' and use {known}, whose statistics are saved with the run' if known else ''}.",
+            RuntimeWarning,
+            stacklevel=4,
         )

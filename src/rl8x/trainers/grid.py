@@ -1,35 +1,164 @@
-"""The present policy on a grid of physics: a table, a figure, and what of them is tracked."""
+"""A policy in all cells of a grid of physics, or of a study's test: what is measured, and what a run keeps of it.
+
+Every copy of the environment has the parameters of its cell, and each cell random numbers of its own. So what is
+measured in it depends neither on the other cells nor on how many copies are stepped together, and all policies meet the
+same episodes, which is what makes them comparable.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.axes import along, axes_of, draw_map, main_pair, over_two, scale
-from rl8x.drawing import LIGHT, Curve, Drawing, Theme, draw_line, drawn, labelled, new_figure, png
+from rl8x.algorithms.memory_check import available_bytes, slot_bytes
 from rl8x.envs import Env
-from rl8x.envs.cells import make_cells
+from rl8x.envs.cells import Cells, check_test, make_cells, num_cells
+from rl8x.execution import Execution
+from rl8x.rollouts.episodes import STEPS_PER_LOOK, EpisodeRunner, warn_of_cut
 from rl8x.tracking import Tracker
 from rl8x.tracking.names import legal_name
-from rl8x.trainers.cell_evaluator import CellEvaluator
-from rl8x.trainers.evaluation import NOWHERE
-from rl8x.trainers.evaluator import EpisodeEvaluator
+from rl8x.trainers.evaluation import NOWHERE, EpisodeEvaluator
+from rl8x.trainers.plotting import RETURNS, UNITS, grid_parameters, grid_png
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.figure import Figure
 
 FOLDER: Final = "grids"
 """The folder of grids among a run's artifacts."""
-_RETURNS: Final = "returns"
-_MEASURED: Final = ("episodes", _RETURNS, "returns_std", "returns_min", "lengths")
-_UNITS: Final = "units"
 _MAX_NAME: Final = 100
+# Copies that are stepped together: the tensors of fewer stay in the processor's cache, of more do not, and copies in
+# which all episodes have ended are not stepped on.
+_COPIES: Final = {"cpu": 8_192, "cuda": 262_144}
+_SIMULATED_COPIES: Final = 256
+# What a step may take for each byte of its observation: activations, the next observation, and their copies.
+_BYTES_PER_BYTE: Final = 64
+
+
+class CellEvaluator:
+    """Plays episodes of an algorithm's present policy in every cell, without any effect on the training.
+
+    Args:
+        algorithm: Whose policy acts, deterministically.
+        cells: The cells.
+        episodes: Episodes in each.
+        seed: Of the random numbers of all cells.
+        copies: Copies that are stepped together at most; None goes by memory and kind of environment.
+        env_factory: Makes environments, as the training's was made; None for the algorithm's own.
+        called: What the user calls the cells, for messages.
+
+    Attributes:
+        parameters: The parameters that the cells may set.
+
+    Raises:
+        ValueError: If there is nothing to make an environment with, its episodes never end, or it does not have the
+            cells' parameters.
+    """
+
+    def __init__(
+        self,
+        algorithm: GenericAlgorithmBase[Any],
+        cells: Cells,
+        *,
+        episodes: int,
+        seed: int = 0,
+        copies: int | None = None,
+        env_factory: Any = None,
+        called: str = "test",
+    ) -> None:
+        factory = env_factory or algorithm.env_factory
+        if factory is None:
+            raise ValueError("environments are made to test cells in: build the algorithm from a class or a name.")
+        self._factory, self._algorithm = factory, algorithm
+        self._cells, self._episodes, self._seed = cells, episodes, seed
+        self._execution = Execution("eager", algorithm.execution.precision, algorithm.device)
+        self._warned = False
+        one = self._make(1)
+        check_test(one, cells, episodes, name=type(one).__name__, called=called)
+        self.parameters = one.parameters
+        self._cells_at_once = max(1, min(num_cells(cells), (copies or _most_copies(one)) // episodes))
+        one.close()
+
+    def _make(self, num_envs: int) -> Env:
+        env: Env = self._factory(num_envs, device=self._algorithm.device, seed=self._seed)
+        return env
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, NDArray[Any]]:
+        """Play all episodes.
+
+        Returns:
+            Of each cell by name, `[cells]` each: the number of `episodes`, mean, spread and minimum of their returns
+            (`returns`, `returns_std`, `returns_min`), and the mean of their `lengths`.
+        """
+        count, at_once = num_cells(self._cells), self._cells_at_once
+        returns, lengths = np.zeros((2, count, self._episodes))
+        env, cut = self._make(at_once * self._episodes), 0
+        for first in range(0, count, at_once):
+            some = range(first, min(first + at_once, count))
+            if len(some) < at_once:  # the last ones
+                env.close()
+                env = self._make(len(some) * self._episodes)
+            played = self._play(env, some)
+            cut += int(played.running.sum())
+            for each, numbers in ((returns, played.returns), (lengths, played.lengths)):
+                each[some] = numbers.double().cpu().numpy().reshape(len(some), -1)
+        env.close()
+        self._warned = self._warned or warn_of_cut(cut, returns.size, "test")
+        return {
+            "episodes": np.full(count, self._episodes),
+            RETURNS: returns.mean(axis=1),
+            "returns_std": returns.std(axis=1),
+            "returns_min": returns.min(axis=1),
+            "lengths": lengths.mean(axis=1),
+        }
+
+    def _play(self, env: Env, cells: range) -> EpisodeRunner:
+        """Play the first episode of each copy."""
+        config = {name: np.repeat(values[cells], self._episodes) for name, values in self._cells.items()}
+        noises = _noises(env, [seed_of(self._seed, cell) for cell in cells], self._episodes)
+        policy, reset_every = self._algorithm.policy, self._algorithm.state_reset_every
+        runner = EpisodeRunner(policy, env, self._execution, state_reset_every=reset_every)
+        # The seed is that of simulators, whose random numbers are their own.
+        runner.begin(config, seed=seed_of(self._seed, cells[0]), noises=noises)
+        for _ in runner.play(noises=noises):
+            pass
+        return runner
+
+
+def _most_copies(env: Env) -> int:
+    """Return how many copies are stepped together at most, by memory and kind of the environment."""
+    limit = _COPIES.get(env.device.type, _COPIES["cpu"]) if env.capturable else _SIMULATED_COPIES
+    free = available_bytes(env.device)
+    if free is not None:
+        limit = min(limit, free // 4 // (_BYTES_PER_BYTE * slot_bytes(env.single_observation_space, None)))
+    return min(limit, env.max_num_envs or limit)
+
+
+def seed_of(seed: int, cell: int) -> int:
+    """Return the seed of a cell's random numbers."""
+    return int(np.random.SeedSequence([seed, cell]).generate_state(1, dtype=np.uint64)[0] >> np.uint64(1))
+
+
+def _noises(env: Env, seeds: list[int], episodes: int) -> Iterator[tuple[Tensor, None]]:
+    """Yield the noise of one step after the other, `[cells * episodes, width]`, each cell's of its own generator."""
+    generators = [torch.Generator(env.device).manual_seed(seed) for seed in seeds]
+    width, steps = env.noise_width, 1
+    while True:
+        shape = (steps, episodes, width)
+        parts = [torch.rand(shape, generator=generator, device=env.device) for generator in generators]
+        yield from ((noise, None) for noise in torch.cat(parts, dim=1).unbind(0))
+        steps = STEPS_PER_LOOK
+
+
+# -- a trainer's grids
 
 
 def measure_grid(
@@ -47,8 +176,8 @@ def measure_grid(
     cells = make_cells(grid, called="grid")
     factory = _factory(algorithm, evaluator)
     player = CellEvaluator(algorithm, cells, episodes=episodes, seed=seed, env_factory=factory, called="grid")
-    frame = pandas.DataFrame({**cells, **player.evaluate().columns()})
-    frame.attrs[_UNITS] = {name: player.parameters[name].unit for name in cells}
+    frame = pandas.DataFrame({**cells, **player.evaluate()})
+    frame.attrs[UNITS] = {name: player.parameters[name].unit for name in cells}
     return frame
 
 
@@ -75,18 +204,14 @@ def _factory(algorithm: GenericAlgorithmBase[Any], evaluator: EpisodeEvaluator |
 
 def grid_metrics(frame: pandas.DataFrame, name: str | None) -> dict[str, float]:
     """Return the metrics of a grid: mean, worst and best of its cells' mean returns."""
-    returns = frame[_RETURNS]
+    returns = frame[RETURNS]
     values = {"mean": returns.mean(), "worst_cell": returns.min(), "best_cell": returns.max()}
     return {f"grid/{grid_name(frame, name)}/{key}": float(value) for key, value in values.items()}
 
 
 def grid_name(frame: pandas.DataFrame, name: str | None) -> str:
     """Return what a grid is called in the run: its name, or those of its parameters."""
-    return name or legal_name(" ".join(_parameters(frame)))[:_MAX_NAME].strip()
-
-
-def _parameters(frame: pandas.DataFrame) -> list[str]:
-    return [str(column) for column in frame.columns if column not in _MEASURED]
+    return name or legal_name(" ".join(grid_parameters(frame)))[:_MAX_NAME].strip()
 
 
 def log_grid(tracker: Tracker, frame: pandas.DataFrame, name: str | None, step: int) -> None:
@@ -95,66 +220,7 @@ def log_grid(tracker: Tracker, frame: pandas.DataFrame, name: str | None, step: 
         made = Path(folder) / f"step-{step:08d}"
         made.mkdir()
         frame.to_csv(made / "cells.csv", index=False)
-        drawing = _drawing(frame)
-        if drawing is not None:
-            (made / "returns.png").write_bytes(png(drawing, LIGHT, titled=True))
+        picture = grid_png(frame)
+        if picture is not None:
+            (made / "returns.png").write_bytes(picture)
         tracker.log_artifact(made, f"{FOLDER}/{grid_name(frame, name)}")
-
-
-def plot_grid(frame: pandas.DataFrame) -> Figure:
-    """Draw the mean returns of a grid: a curve over one parameter, a heat map over two.
-
-    Of more than two parameters the heat map has the two that explain most; it averages over the others.
-
-    Args:
-        frame: What `Trainer.evaluate_grid` returned, or a part of its rows.
-
-    Returns:
-        The figure, which notebooks show.
-
-    Raises:
-        ValueError: If no parameter has several values.
-    """
-    drawing = _drawing(frame)
-    if drawing is None:
-        raise ValueError("there is nothing to draw: give one parameter of the grid several values.")
-    return drawn(drawing, LIGHT, titled=True)
-
-
-def _drawing(frame: pandas.DataFrame) -> Drawing | None:
-    """Return the figure of a grid; None if no parameter has several values."""
-    axes, _ = axes_of(frame[_parameters(frame)])
-    if not axes:
-        return None
-    scores = frame[_RETURNS].to_numpy(dtype=np.float64)
-    units = frame.attrs.get(_UNITS, {})
-    if len(axes) == 1:
-        [axis] = axes
-
-        def curve(theme: Theme) -> Figure:
-            figure = new_figure(7.2, 4.2)
-            panel = figure.subplots()
-            nothing = np.full(len(axis.values), np.nan)
-            line = Curve(axis.values, along(scores, axis), nothing, nothing)
-            draw_line(panel, line, "", 0, theme, marker=len(axis.values) <= 25)
-            scale(panel, axis)
-            panel.set(xlabel=labelled(axis.name, units), ylabel="mean return")
-            panel.grid(True, alpha=0.6)
-            return figure
-
-        return Drawing("returns", f"Return over {axis.name}", "", curve)
-    x, y = axes if len(axes) == 2 else main_pair(axes, [scores])
-    rest = ", ".join(axis.name for axis in axes if axis not in (x, y))
-    means = over_two(scores, x, y)
-
-    def heat_map(theme: Theme) -> Figure:
-        figure = new_figure(5.6, 4.4)
-        panel = figure.subplots()
-        panel.set_facecolor(theme.faint)
-        mesh = draw_map(panel, means, x, y, float(np.nanmin(means)), float(np.nanmax(means)))
-        panel.set(xlabel=labelled(x.name, units), ylabel=labelled(y.name, units))
-        label = f"mean return, averaged over {rest}" if rest else "mean return"
-        figure.colorbar(mesh, ax=panel, label=label, aspect=25, pad=0.015)
-        return figure
-
-    return Drawing("returns", f"Return over {x.name} and {y.name}", "", heat_map)

@@ -54,10 +54,9 @@ def take_counts(row: dict[str, float]) -> dict[str, float]:
 def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) -> dict[str, Any]:
     """Search the last experience and the weights for the non-finite values that `counts` has, by quantity.
 
-    Returns:
-        Plain data: the `quantity` that was non-finite first, the `environments` and the `slot` of the horizon where,
-        whether it was in the `final` observation of an episode that was truncated in this slot, the counters, and the
-        names of non-finite parameters and gradients.
+    Returns plain data: the `quantity` that was non-finite first, the `environments` and the `slot` of the horizon
+    where, whether it was in the `final` observation of an episode that was truncated in this slot, and what else is
+    known.
     """
     places = algorithm.locate_non_finite()
     quantity = min(counts, key=lambda name: _order(name, places.get(name)))
@@ -76,10 +75,9 @@ def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) 
         "parameters": [name for name, value in parameters.items() if not _finite(value)],
         "gradients": [name for name, value in parameters.items() if value.grad is not None and not _finite(value.grad)],
     }
-    if algorithm.env is None:
-        return diagnosis
     env = algorithm.env
-    return {**diagnosis, "env": type(env).__name__, "env_config": env.config, "num_envs": env.num_envs}
+    about = {} if env is None else {"env": type(env).__name__, "env_config": env.config, "num_envs": env.num_envs}
+    return diagnosis | about
 
 
 def _order(quantity: str, place: Mapping[str, Any] | None) -> tuple[int, float, int]:
@@ -157,14 +155,8 @@ class Guard:
     ) -> None:
         """Stop with the diagnosis, or restore earlier weights and warn.
 
-        Args:
-            decision: What `judge` returned.
-            algorithm: The algorithm that made the step.
-            tracker: Gets the diagnosis, as a tag and as artifacts.
-            checkpoints: Has the weights that `"rollback"` restores; if none is good, those before the step are.
-
-        Raises:
-            NonFiniteError: If the decision is to stop.
+        The tracker gets the diagnosis as a tag and as artifacts. Where no checkpoint is good, `"rollback"` restores the
+        weights before the step.
         """
         diagnosis, text = decision.diagnosis, message(decision.diagnosis)
         if decision.action == "stop":
@@ -179,23 +171,15 @@ class Guard:
         if state is not None:  # a replay, which is each rank's own, stays
             learned = {name: state[name] for name in algorithm.learned_state() if name in state}
         saved = from_first(learned)
-        self._take_back(algorithm, decision, saved)
+        # Counters stay, and so does the experience unless it was not finite itself.
+        if saved is None:
+            algorithm.load_learned_state(self._before)
+        else:
+            take_over(algorithm, saved)
+        if diagnosis["quantity"] in GATHERED:
+            algorithm.discard_experience()
         to = "before the step" if saved is None else "in the last checkpoint"
         to = to if checkpoint is None else f"in {checkpoint.path.name}"
         text = f"{text}; the weights are as they were {to}"
         tracker.set_tags({TAG: text})
         warnings.warn(text, RuntimeWarning, stacklevel=4)
-
-    def _take_back(
-        self, algorithm: GenericAlgorithmBase[Any], decision: Decision, saved: Mapping[str, Any] | None
-    ) -> None:
-        """Restore `saved` weights, or those before the step.
-
-        Counters stay, and so does the experience unless it was not finite itself.
-        """
-        if saved is None:
-            algorithm.load_learned_state(self._before)
-        else:
-            take_over(algorithm, saved)
-        if decision.diagnosis["quantity"] in GATHERED:
-            algorithm.discard_experience()

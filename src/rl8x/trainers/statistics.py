@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -12,6 +14,7 @@ import torch
 from rl8x import keys
 
 MAX_POINTS: Final = 512
+_RETURNS: Final = (keys.EVALUATED_RETURNS, keys.TRAINED_RETURNS)
 
 
 class TrainStats(dict[str, float]):
@@ -86,48 +89,38 @@ class Timer:
         return (self._end - self._begin) * 1e3
 
 
+@dataclasses.dataclass
 class Course:
     """One metric's last and best value, and at most `MAX_POINTS` of its points: every k-th, with a power of two for k.
 
-    Attributes:
-        last: The last value.
-        last_step: The clock then.
-        best: The largest value.
-        best_step: The clock at the first of these.
+    `last_step` is the clock at the last value, `best_step` that at the first of the largest.
     """
 
-    def __init__(self) -> None:
-        self.last, self.best, self.best_step = math.nan, -math.inf, 0
-        self.last_step = self._count = 0
-        self._every = 1
-        self._points: list[list[float]] = []
+    last: float = math.nan
+    last_step: int = 0
+    best: float = -math.inf
+    best_step: int = 0
+    count: int = 0
+    every: int = 1
+    kept: list[list[float]] = dataclasses.field(default_factory=list)
 
     def add(self, step: int, value: float) -> None:
         """Take a finite value at a step of the clock."""
         self.last, self.last_step = value, step
         if value > self.best:
             self.best, self.best_step = value, step
-        if self._count % self._every == 0:
-            self._points.append([step, value])
-        self._count += 1
-        if len(self._points) > MAX_POINTS:
-            self._points = self._points[::2]
-            self._every *= 2
+        if self.count % self.every == 0:
+            self.kept.append([step, value])
+        self.count += 1
+        if len(self.kept) > MAX_POINTS:
+            self.kept = self.kept[::2]
+            self.every *= 2
 
     @property
     def points(self) -> list[list[float]]:
         """Steps and values, the last among them."""
         end = [self.last_step, self.last]
-        return self._points if self._points[-1:] == [end] else [*self._points, end]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the course as plain data."""
-        return {name.removeprefix("_"): value for name, value in vars(self).items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`."""
-        for name in vars(self):
-            setattr(self, name, state[name.removeprefix("_")])
+        return self.kept if self.kept[-1:] == [end] else [*self.kept, end]
 
 
 class Results:
@@ -142,7 +135,7 @@ class Results:
 
     def take(self, row: Mapping[str, float], step: int) -> None:
         """Take the returns in a row, if they are finite."""
-        for name in (*keys.EVALUATED_RETURNS, *keys.TRAINED_RETURNS):
+        for name in itertools.chain(*_RETURNS):
             value = row.get(name, math.nan)
             if math.isfinite(value):
                 self._courses.setdefault(name, Course()).add(step, float(value))
@@ -150,24 +143,19 @@ class Results:
     @property
     def courses(self) -> dict[str, Course]:
         """The courses that are shown, evaluations first."""
-        return dict(self._shown())
-
-    def _shown(self) -> Iterator[tuple[str, Course]]:
-        for kind in (keys.EVALUATED_RETURNS, keys.TRAINED_RETURNS):
-            name = next((name for name in kind if name in self._courses), None)
-            if name is not None:
-                yield name, self._courses[name]
+        measured = [[name for name in kind if name in self._courses] for kind in _RETURNS]
+        return {names[0]: self._courses[names[0]] for names in measured if names}
 
     @property
     def headline(self) -> tuple[str, Course] | None:
         """The metric that a run is judged by, and its course; None if no return was measured."""
-        return next(self._shown(), None)
+        return next(iter(self.courses.items()), None)
 
     @property
     def row(self) -> dict[str, float]:
         """The metrics `final/NAME`, `best/NAME` and `best_step/NAME` of each."""
         metrics: dict[str, float] = {}
-        for name, course in self._shown():
+        for name, course in self.courses.items():
             metrics |= {
                 f"final/{name}": course.last,
                 f"best/{name}": course.best,
@@ -183,10 +171,8 @@ class Results:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was measured as plain data."""
-        return {name: course.state_dict() for name, course in self._courses.items()}
+        return {name: dataclasses.asdict(course) for name, course in self._courses.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`."""
-        self._courses = {name: Course() for name in state}
-        for name, course in self._courses.items():
-            course.load_state_dict(state[name])
+        self._courses = {name: Course(**course) for name, course in state.items()}

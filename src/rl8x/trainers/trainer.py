@@ -24,12 +24,22 @@ from rl8x.tracking import MLflowTracker, Tracker
 from rl8x.tracking.protocol import Status, status_of
 from rl8x.tracking.runs import shown_path
 from rl8x.tracking.secrets import hide, logger
+from rl8x.trainers.artifacts import (
+    BEST,
+    LAST,
+    about_policy,
+    check_models,
+    film_policy,
+    log_film,
+    log_policy,
+    make_film_env,
+    model_metrics,
+    policy_at,
+)
 from rl8x.trainers.base import AlgorithmT, TrainerBase
 from rl8x.trainers.callbacks import Callback, callback_name, declared_by
 from rl8x.trainers.evaluation import check_evaluation_name
-from rl8x.trainers.films import film_policy, log_film, make_film_env
 from rl8x.trainers.grid import grid_metrics, log_grid, measure_grid
-from rl8x.trainers.models import BEST, LAST, about_policy, check_models, log_policy, model_metrics, policy_at
 from rl8x.trainers.plotting import plot_run
 from rl8x.trainers.progress import Progress, ProgressReporter
 from rl8x.trainers.ranks import agree, check_alike
