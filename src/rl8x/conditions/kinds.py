@@ -62,7 +62,7 @@ class _Bound(_OnMetric):
 
     def judge(self, stats: Stats) -> Verdict:
         value = stats.get(self.name)
-        return None if value is None or math.isnan(value) else bool(self._holds(value, self.bound))
+        return None if value is None or math.isnan(value) else bool(self.holds(value, self.bound))
 
 
 class HitsLowerBound(_Bound):
@@ -124,7 +124,7 @@ class _Patient(_OnMetric):
         if fresh is None or not self.name.startswith(keys.EVAL_PREFIX) or self.name in fresh:
             self.seen += 1
             if self.seen > self.after:
-                self.count = self.count + 1 if self._holds(float(value)) else 0
+                self.count = self.count + 1 if self.holds(float(value)) else 0
         if self.seen <= self.after:
             return None
         if self.is_met:
@@ -141,8 +141,12 @@ class _Patient(_OnMetric):
         return max(self.atol, self.rtol * abs(reference))
 
     @abstractmethod
-    def _holds(self, value: float) -> bool:
-        """Return whether a fresh value counts, compared with those before; keep what the next is compared with."""
+    def holds(self, value: float) -> bool:
+        """Return whether a fresh value counts, compared with those before; keep what the next is compared with.
+
+        Args:
+            value: A fresh value of the metric.
+        """
 
 
 class Plateau(_Patient):
@@ -179,8 +183,12 @@ class Plateau(_Patient):
         last = self.values[-self.patience - 1 :]
         return super().is_met or (len(last) > self.patience and len(set(last)) == 1)
 
-    def _holds(self, value: float) -> bool:
-        """Compare the means of the last two windows, once there are two; a value that is not finite empties them."""
+    def holds(self, value: float) -> bool:
+        """Compare the means of the last two windows, once there are two; a value that is not finite empties them.
+
+        Args:
+            value: A fresh value of the metric.
+        """
         size = self.patience
         self.values = [*self.values[1 - 2 * size :], value] if math.isfinite(value) else []
         if len(self.values) < 2 * size:
@@ -208,8 +216,12 @@ class _StopsImproving(_Patient):
         super().start()
         self.reference: float | None = None
 
-    def _holds(self, value: float) -> bool:
-        """Compare with the best value so far, which only one that is better by the margin replaces."""
+    def holds(self, value: float) -> bool:
+        """Compare with the best value so far, which only one that is better by the margin replaces.
+
+        Args:
+            value: A fresh value of the metric.
+        """
         best = self.reference
         if not math.isfinite(value) or (best is not None and self.sign * (value - best) <= self._margin(best)):
             return True
