@@ -185,7 +185,7 @@ TASKS = {
     "half-cheetah": published("HalfCheetah-v5", "PPO", 5391, 3000, seeds=5),
     "half-cheetah-sac": published("HalfCheetah-v5", "SAC", 10925, 9104, seeds=2),
     "half-cheetah-td3": published("HalfCheetah-v5", "TD3", 7651, 7651, seeds=1),
-    "hopper": Task(run=tuned("Hopper-v5"), bound=1800.0, seeds=3, episodes=64),
+    "hopper": published("Hopper-v5", "PPO", 2387, 1800, seeds=5),
     "hopper-sac": published("Hopper-v5", "SAC", 3188, 2656, seeds=2),
     "hopper-td3": published("Hopper-v5", "TD3", 2604, 2604, seeds=1),
     "walker2d": published("Walker2d-v5", "PPO", 3350, 2000, seeds=5),
