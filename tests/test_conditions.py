@@ -251,14 +251,6 @@ def test_a_noisy_rise_is_a_plateau_when_it_is_flat_and_soon():
         assert at <= nearly + 150
 
 
-def test_conditions_forget_when_a_new_run_starts():
-    # rl8's keep their count across runs
-    condition = StopsDecreasing(X, patience=2)
-    assert verdicts(condition, [1, 1, 1]) == [False, False, True]
-    condition.start()
-    assert verdicts(condition, [5, 5, 5]) == [False, False, True]
-
-
 @pytest.mark.parametrize(
     ("condition", "values", "met_at"),
     [
@@ -278,34 +270,6 @@ def test_conditions_forget_when_a_new_run_starts():
 )
 def test_what_stops_improving_is_compared_with_the_best_so_far(condition, values, met_at):
     assert {i for i, verdict in enumerate(verdicts(condition, values)) if verdict} == met_at
-
-
-@pytest.mark.parametrize("kind", [Plateau, StopsIncreasing, StopsDecreasing])
-def test_the_first_values_give_no_verdict_also_negated_and_count_as_evaluations(kind):
-    condition = ~kind(EVAL, patience=2, after=2)
-    stale, fresh = Row({EVAL: 5.0}, fresh=set()), Row({EVAL: 5.0}, fresh={EVAL})
-    assert [condition(row) for row in (fresh, stale, stale, fresh, stale, fresh)] == [False] * 5 + [True]
-
-
-def test_every_part_sees_every_row():
-    parts = HitsUpperBound(X, 100), Plateau(X, patience=2)
-    for composed in (And(*parts), Or(HitsLowerBound(X, 100), *parts)):
-        composed.start()
-        verdicts(composed, [1, 1, 1])
-        assert parts[1].is_met
-
-
-def test_patience_on_evaluations_counts_evaluations():
-    condition = Plateau(EVAL, patience=2)
-    stale, fresh = Row({EVAL: 5.0}, fresh=set()), Row({EVAL: 5.0}, fresh={EVAL})
-    assert [condition(row) for row in (fresh, stale, stale, fresh, stale, fresh)] == [False] * 5 + [True]
-    assert condition(stale)  # the verdict stays until the next evaluation
-    assert not condition(Row({EVAL: 9.0}, fresh={EVAL}))
-
-
-@pytest.mark.parametrize("condition", [HitsUpperBound(EVAL, -9), ~HitsUpperBound(EVAL, 9), Not(Not(Plateau(EVAL)))])
-def test_nothing_stops_a_run_before_the_first_evaluation(condition):
-    assert not condition({X: 1.0})
 
 
 @pytest.mark.parametrize(

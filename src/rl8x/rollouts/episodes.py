@@ -31,12 +31,7 @@ class EpisodeRunner:
 
     Counting the episodes that end within a number of steps would be biased towards short ones.
 
-    Args:
-        policy: The policy that acts.
-        env: The environment.
-        execution: How the steps run; None is eagerly.
-        generator: Source of sampling noise, on the policy's device; None where actions are deterministic.
-        state_reset_every: Steps between resets of the policy's state, as in training; 0 never resets it.
+    Steps run eagerly where no `execution` is given; without a `generator` actions have to be deterministic.
 
     Attributes:
         running: Whether the episode goes on, `[num_envs]`.
@@ -83,17 +78,10 @@ class EpisodeRunner:
         steps_per_look: int = STEPS_PER_LOOK,
         awaited: int | None = None,
     ) -> Iterator[tuple[Transition, Tensor]]:
-        """Step until the episodes that `begin` began have ended.
+        """Step until the episodes that `begin` began have ended, those of the `awaited` first copies or of all.
 
-        Args:
-            deterministic: Whether the policy takes its most likely actions rather than samples.
-            noises: Noise of each step; None draws it for `steps_per_look` steps at once.
-            max_steps: Where to stop in any case; None is `MAX_STEPS`.
-            steps_per_look: Steps between two looks at whether they have ended.
-            awaited: Stop when the episodes of this many first copies have ended; None waits for all.
-
-        Yields:
-            Each transition, and the copies in which it belongs to the first episode, `[num_envs]`, bool.
+        Noise that is not given is drawn for `steps_per_look` steps at once. Yields each transition, and the copies in
+        which it belongs to the first episode, `[num_envs]`, bool.
         """
         noises = noises or self.collector.noises(steps_per_look, deterministic=deterministic)
         for t, transition in enumerate(itertools.islice(self.collector.play(noises), max_steps or MAX_STEPS), 1):
@@ -121,13 +109,8 @@ def warn_of_cut(count: int, total: int, kind: str) -> bool:
 class Moment(NamedTuple):
     """The copies at one time. After a copy's episode has ended, its state and parameters are those of the next one.
 
-    Attributes:
-        state: The environment's state, `[num_envs, ...]` each; at the end of an episode the state before the reset, if
-            the environment's physics are pure functions.
-        parameters: The episode's parameters, `[num_envs]` each.
-        running: Whether the first episode of a copy is still running, `[num_envs]`.
-        returns: Sum of the episode's rewards so far, `[num_envs]`.
-        lengths: The episode's steps so far, `[num_envs]`.
+    The `state` at the end of an episode is that before the reset, if the environment's physics are pure functions; for
+    `running`, `returns` and `lengths` see `EpisodeRunner`.
     """
 
     state: Mapping[str, Tensor]
@@ -149,17 +132,10 @@ def play_episodes(
     awaited: int | None = None,
     state_reset_every: int = 0,
 ) -> Iterator[Moment]:
-    """Play an episode in each copy, and yield the copies before the first action and after each.
+    """Play an episode in each copy to be looked at, and yield the copies before the first action and after each.
 
-    Args:
-        policy: The policy that acts.
-        env: The environment, which is reset.
-        env_config: Values of its parameters; None changes nothing.
-        deterministic: Whether the policy takes its most likely actions rather than samples.
-        seed: Seed of the environment and of sampling.
-        max_steps: Maximum number of steps; None is 1,000, or 200 if episodes never end.
-        awaited: Stop when the episodes of this many first copies have ended; None waits for all.
-        state_reset_every: Steps between resets of the policy's state, as in training; 0 never resets it.
+    The environment is reset with the `env_config`; the `seed` is its own and that of samples. It ends with the episodes
+    of the `awaited` first copies or of all, after `max_steps`, or after 1,000 steps, 200 if episodes never end.
     """
     generator = torch.Generator(policy.device).manual_seed(seed)
     runner = EpisodeRunner(policy, env, generator=generator, state_reset_every=state_reset_every)

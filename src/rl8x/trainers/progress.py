@@ -29,15 +29,10 @@ _EPISODE_RETURN, _HORIZON_RETURN = keys.TRAINED_RETURNS
 
 
 class ProgressReporter:
-    """Shows the progress of a run; errors in writing it are ignored.
+    """Shows the progress of a run beside the counter `clock`; errors in writing it are ignored.
 
-    Args:
-        mode: `"auto"` is a bar if standard error is a terminal or in a notebook, otherwise lines.
-        total_steps: The largest number of steps that the run can have; None if unbounded.
-        clock: The counter that is shown beside the steps.
-
-    Raises:
-        ValueError: If there is no such mode.
+    `"auto"` is a bar if standard error is a terminal or in a notebook, otherwise lines. `total_steps` is the largest
+    number of steps that the run can have; None if unbounded.
     """
 
     def __init__(self, mode: Progress, total_steps: int | None = None, clock: str = keys.ENV_STEPS) -> None:
@@ -51,9 +46,8 @@ class ProgressReporter:
         self._bar: Any = None
         if mode == "bar":
             form = _form(total_steps)
-            self._bar = _bar_class()(
-                total=total_steps, bar_format=form, dynamic_ncols=True, smoothing=0.1, file=self._stream
-            )
+            options: Any = {"dynamic_ncols": True, "smoothing": 0.1, "file": self._stream}
+            self._bar = _bar_class()(total=total_steps, bar_format=form, **options)
         self._last_line = time.monotonic()
         self._episode_return: float | None = None
 
@@ -66,7 +60,8 @@ class ProgressReporter:
             self._bar.update()
         elif self.mode == "lines" and time.monotonic() - self._last_line >= _SECONDS_PER_LINE:
             self._last_line = time.monotonic()
-            self.say(f"step {stats[keys.STEPS]:,.0f}, {describe(stats, self._episode_return, self._clock)}")
+            metrics = ", ".join(metric_texts(stats, self._episode_return, self._clock))
+            self.say(f"step {stats[keys.STEPS]:,.0f}, {metrics}")
 
     def _set_total(self, total_steps: int | None) -> None:
         if self._bar.total != total_steps and hasattr(self._bar, "container"):  # a notebook's widget
@@ -126,11 +121,6 @@ def _bar_class() -> type[tqdm[Any]]:
 
 def _form(total_steps: int | None) -> str:
     return _COUNT if total_steps is None else _BAR
-
-
-def describe(stats: Mapping[str, float], episode_return: float | None = None, clock: str = keys.ENV_STEPS) -> str:
-    """Write the most important metrics of a run in one line."""
-    return ", ".join(metric_texts(stats, episode_return, clock))
 
 
 def metric_texts(
