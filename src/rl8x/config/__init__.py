@@ -3,12 +3,16 @@
 from rl8x.config.algorithms import algorithm_configs
 from rl8x.config.checkpoints import Checkpoints
 from rl8x.config.files import apply_overrides, load_run_file, parse_value
-from rl8x.config.spec import RunSpec
+from rl8x.config.spec import AlgorithmSpec, EnvSpec, RunOptions, RunSpec, TrainerSpec
 from rl8x.plain_yaml import dump_run
 
 __all__ = [
+    "AlgorithmSpec",
     "Checkpoints",
+    "EnvSpec",
+    "RunOptions",
     "RunSpec",
+    "TrainerSpec",
     "algorithm_configs",
     "apply_overrides",
     "dump_run",

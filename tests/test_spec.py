@@ -1,0 +1,145 @@
+"""One description of a run: what it is compared by, what a script's run says of itself, what `run()` takes from it."""
+
+import dataclasses
+import functools
+import json
+
+import pytest
+from tests.checkpoint.legal import described
+
+from rl8x import DQNConfig, HitsUpperBound, MemoryTracker, PPOConfig, Trainer
+from rl8x.checkpoint import Checkpoints, find
+from rl8x.checkpoint.build import problems_of
+from rl8x.config import RunSpec
+from rl8x.config.describe import run_spec, unwritable_in
+from rl8x.envs import CartPole, Pendulum
+from rl8x.models import MLPModel
+
+SMALL = {
+    "num_envs": 2,
+    "horizon": 4,
+    "device": "cpu",
+    "execution": "eager",
+    "model_config": {"hidden_sizes": [4]},
+    "sgd_minibatch_size": 8,
+}
+PLAIN = {"env": "CartPole", "algorithm_config": SMALL, "steps_per_eval": 2, "eval_env": False, "max_steps": 3}
+SPEC = RunSpec.from_plain({**PLAIN, "progress": "none"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "different"),
+    [
+        ({}, {}),
+        ({"progress": "bar"}, {}),
+        ({"max_steps": None}, {"max_steps": (3, None)}),
+        ({"env_kwargs": {"time_limit": 5}}, {"env_kwargs": (None, {"time_limit": 5})}),
+        (
+            {"algorithm_config": {**SMALL, "horizon": 8, "lr": 0.1}},
+            {"algorithm_config.horizon": (4, 8), "algorithm_config.lr": (None, 0.1)},
+        ),
+        ({"stop_conditions": ["env/steps >= 9"]}, {"stop_conditions": (None, ["env/steps >= 9"])}),
+        ({"tracking_uri": "sqlite:///x"}, {"tracking_uri": (None, "sqlite:///x")}),
+    ],
+)
+def test_two_runs_differ_in_what_makes_a_run(fields, different):
+    other = SPEC.replace(**fields)
+    assert SPEC.diff(other) == different
+    assert other.diff(SPEC) == {name: (now, before) for name, (before, now) in different.items()}
+    assert not other.diff(RunSpec.read(json.loads(json.dumps(other.to_plain()))))
+
+
+def test_no_two_sections_have_a_key_of_one_name_and_each_is_in_one():
+    sections = [getattr(SPEC, field.name) for field in dataclasses.fields(SPEC)]
+    names = [field.name for section in sections for field in dataclasses.fields(section)]
+    assert len(names) == len(set(names))
+    assert {**PLAIN, "progress": "none"}.keys() <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"lr": 0.1}, r"unknown key 'lr': it is a hyperparameter. Put it under `algorithm_config`"),
+        ({"max_step": 4}, r"unknown key 'max_step'. Did you mean 'max_steps'\?"),
+        ({"max_steps": 0}, "`max_steps` must be at least 1; got 0"),
+        ({"env": ""}, "no environment is named"),
+    ],
+)
+def test_what_is_replaced_is_checked(fields, message):
+    with pytest.raises(ValueError, match=message):
+        SPEC.replace(**fields)
+
+
+def test_a_run_takes_the_options_that_are_not_given_from_its_spec_once(tmp_path):
+    trainer = Trainer.from_spec(SPEC.replace(checkpoints={"directory": str(tmp_path)}), tracker=MemoryTracker())
+    assert trainer.run(max_steps=2)["algorithm/steps"] == 2
+    assert trainer.tracker.params["run.steps_per_eval"] == 2
+    assert find(tmp_path).spec.diff(trainer.record.spec) == {}
+    assert SPEC.diff(find(tmp_path).spec) == {
+        "checkpoints": (None, {"directory": str(tmp_path)}),
+        "max_steps": (3, 2),
+    }
+    trainer.run(stop_conditions=[HitsUpperBound("algorithm/steps", 3)])
+    options = find(tmp_path).spec.run
+    assert (options.steps_per_eval, options.max_steps) == (None, None)
+    assert list(options.stop_conditions) == [{"hits_upper_bound": {"name": "algorithm/steps", "bound": 3}}]
+
+
+def test_a_resumed_run_has_its_spec_and_what_is_given_anew(tmp_path):
+    spec = SPEC.replace(checkpoints={"directory": str(tmp_path), "keep": 2}, tracking=False)
+    Trainer.from_spec(spec).run()
+    trainer = Trainer.resume(tmp_path, overrides={"lr": 0.5}, eval_env=True, checkpoints=Checkpoints(tmp_path, keep=1))
+    trainer.run(max_steps=4)
+    checkpoint = find(tmp_path)
+    assert spec.diff(checkpoint.spec) == {
+        "eval_env": (False, True),
+        "checkpoints": ({"directory": str(tmp_path), "keep": 2}, {"keep": 1}),
+        "max_steps": (3, 4),
+    }
+    assert checkpoint.metadata["resolved"]["config"]["lr"] == 0.5  # the next resume builds with it
+    assert Trainer.resume(tmp_path).algorithm.config.lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("build", "plain"),
+    [
+        (lambda: PPOConfig(**SMALL).build(CartPole), {"env": "CartPole", "algorithm_config": SMALL}),
+        (
+            lambda: DQNConfig(num_envs=2, device="cpu", model=MLPModel).build("CartPole-v1", time_limit=5),
+            {
+                "env": "CartPole-v1",
+                "env_kwargs": {"time_limit": 5},
+                "algorithm": "DQN",
+                "algorithm_config": {"num_envs": 2, "device": "cpu", "model": "rl8x.models.MLPModel"},
+            },
+        ),
+        (
+            lambda: PPOConfig(**SMALL).build(functools.partial(Pendulum, time_limit=7)),
+            {"env": "Pendulum", "env_kwargs": {"time_limit": 7}, "algorithm_config": SMALL},
+        ),
+    ],
+)
+def test_what_a_script_made_is_made_again_by_its_spec(build, plain):
+    algorithm = build()
+    spec, resolved = described(algorithm)
+    assert spec.to_plain() == plain
+    assert problems_of(spec, resolved) == []
+    again = RunSpec.from_plain(plain).make_algorithm()
+    assert run_spec(again) == run_spec(algorithm)
+    assert again.config == algorithm.config
+    assert again.env.params == algorithm.env.params
+
+
+def test_what_no_file_can_hold_says_why_in_its_place():
+    model = MLPModel(CartPole(1).single_observation_space, 2)
+    algorithm = PPOConfig(num_envs=2, device="cpu", model=model).build(CartPole(2))
+    trainer = Trainer(algorithm, tracker=MemoryTracker(), eval_env=CartPole)
+    trainer.run(max_steps=1, stop_conditions=[lambda row: False], progress="none")
+    spec = trainer.record.spec
+    instance = "the environment was given as an instance"
+    lost = "`model` is MLPModel, which cannot be saved to a file"
+    assert spec.to_plain()["env"] == {"$unwritable": instance}
+    assert spec.algorithm.algorithm_config["model"] == {"$unwritable": lost}
+    assert [*unwritable_in(spec.to_plain())][:2] == [instance, lost]
+    assert len([*unwritable_in(spec.to_plain())]) == 4  # the evaluation environment and the condition too
+    assert problems_of(spec, trainer.record.resolved)[:2] == [lost, instance]
