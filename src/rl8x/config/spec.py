@@ -74,7 +74,11 @@ class EnvSpec(_Section):
     env_kwargs: dict[str, Any] = option({}, "Keyword arguments of the environment's constructor, such as time_limit.")
 
     def maker(self, trust: Trust = False, *, env: str | None = None) -> Callable[..., Env]:
-        """Return what makes the environment, or the one of another name, once `env_kwargs` are known to be its.
+        """Return what makes the environment, once `env_kwargs` are known to be its.
+
+        Args:
+            trust: Which modules names may import; see `RunSpec`.
+            env: Another environment's name, to make with the same arguments.
 
         Raises:
             ValueError: If there are none of the name, or they do not take `env_kwargs`.
@@ -108,6 +112,9 @@ class AlgorithmSpec(_Section):
     def checked(self, trust: Trust) -> AlgorithmSpec:
         """Return it with `1e6` as a whole number where a hyperparameter is one, if all of them are the algorithm's.
 
+        Args:
+            trust: Which modules names may import; see `RunSpec`.
+
         Raises:
             ValueError: If there is no such algorithm or hyperparameter.
         """
@@ -122,6 +129,9 @@ class AlgorithmSpec(_Section):
 
     def make_config(self, trust: Trust = False) -> AlgorithmConfig:
         """Make the algorithm's config.
+
+        Args:
+            trust: Which modules names may import; see `RunSpec`.
 
         Raises:
             ValueError: If a hyperparameter is not legal, or both this and that have a seed.
@@ -140,7 +150,11 @@ class AlgorithmSpec(_Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainerSpec(_Section):
-    """How a trainer evaluates, saves and tracks."""
+    """How a trainer evaluates, saves and tracks.
+
+    Raises:
+        TypeError: If `eval_env` is none of these.
+    """
 
     eval_env: str | bool | None = option(
         "auto",
@@ -223,6 +237,9 @@ class RunOptions(_Section):
 
     def conditions(self, trust: Trust = False) -> list[Condition]:
         """Make the stop conditions, anew at each call, since they remember what they saw.
+
+        Args:
+            trust: Which modules names may import; see `RunSpec`.
 
         Raises:
             ValueError: If one is not legal; the message has its place in the list.
