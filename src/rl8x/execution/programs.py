@@ -1,4 +1,4 @@
-"""Programs, which are functions of flat lists of tensors, and the flattening of nested dicts and tuples for them."""
+"""Programs, which are functions of flat lists of tensors; loops of them; and nested dicts and tuples as such lists."""
 
 from __future__ import annotations
 
@@ -32,17 +32,42 @@ class ProgramError(RuntimeError):
         super().__init__(f"execution={mode!r} is not possible here: {reason}. execution='eager' always is.")
 
 
-class TreeProgram:
-    """A program over nested dicts and tuples of tensors.
+class Loop:
+    """Calls a function once for each item, in Python; see `Execution.loop`. `CompiledProgram` is its form in C++.
 
-    Args:
-        function: Takes and returns trees of tensors. Leaves may be None, in the same places in every call.
-        make: Makes a program of a function of tensors.
+    A call takes the state, other tensors, and the items, each `[n, *]`.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], make: Callable[[Callable[..., Sequence[Tensor]]], Program]
-    ) -> None:
+    def __init__(self, function: Program, num_state: int, num_items: int = 1, *, ends: bool = False) -> None:
+        self.function = function
+        self.num_state = num_state
+        self.num_items = num_items
+        self.ends = ends
+
+    def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """Run the loop, up to the item that ends it."""
+        given, items = tensors[: -self.num_items], tensors[-self.num_items :]
+        each: list[Sequence[Tensor]] = []
+        for item in zip(*items, strict=True):
+            each.append(self.function(*given, *item))
+            if self.ends and not each[-1][-1]:
+                break
+        columns = [torch.stack(column) for column in zip(*each, strict=True)]
+        missing = len(items[0]) - len(each)
+        return [torch.cat((column, column.new_zeros(missing, *column.shape[1:]))) for column in columns]
+
+    def first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the function's arguments for the first item, given the loop's: slice 0 of the items `[n, *]`."""
+        return [*tensors[: -self.num_items], *[items[0] for items in tensors[-self.num_items :]]]
+
+
+class TreeProgram:
+    """A program, as `make` makes it, of a function of nested dicts and tuples of tensors.
+
+    Leaves may be None, in the same places in every call.
+    """
+
+    def __init__(self, function: Callable[..., Any], make: Callable[[Program], Program]) -> None:
         self.function = function
         self._program = make(self._flat)
         self._inputs: Layout | None = None
@@ -67,7 +92,7 @@ class TreeProgram:
 
 
 def layout_of(tensors: Sequence[Tensor]) -> Hashable:
-    """Return shape, strides and dtype of each of `tensors` `[*]`, by which compiled programs are looked up."""
+    """Return shape, strides and dtype of each of `tensors` `[*]`, by which programs are looked up."""
     return tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
 
 
@@ -76,11 +101,6 @@ class Layout(NamedTuple):
 
     structure: Any
     is_tensor: list[bool]
-
-    @property
-    def size(self) -> int:
-        """Number of tensors."""
-        return sum(self.is_tensor)
 
     def tree(self, tensors: Sequence[Tensor]) -> Any:
         """Rebuild a tree from its tensors, in the order of `flat_of`."""
@@ -93,10 +113,3 @@ def flat_of(tree: Any) -> tuple[Layout, list[Tensor]]:
     leaves, structure = tree_flatten(tree)
     layout = Layout(structure, [leaf is not None for leaf in leaves])
     return layout, [row_major(leaf) for leaf in leaves if leaf is not None]
-
-
-def trees_allclose(first: Any, second: Any) -> bool:
-    """Return whether the tensors of two trees are equal up to rounding."""
-    (_, one), (_, two) = flat_of(first), flat_of(second)
-    pairs = zip(one, two, strict=True)
-    return all(torch.allclose(a.double(), b.double(), atol=1e-5, rtol=1e-5, equal_nan=True) for a, b in pairs)

@@ -6,13 +6,24 @@ import dataclasses
 import json
 import operator
 from collections.abc import Callable, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from rl8x.execution.private import TorchDispatchMode, tree_flatten, tree_unflatten
+
+_LIBRARY: Final[Any] = torch.library.Library("rl8x", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("kept(Tensor x) -> Tensor")
+_LIBRARY.impl("kept", torch.clone, "CompositeExplicitAutograd")
+KEPT: Final = torch.ops.rl8x.kept.default
+"""Clones a tensor to memory of its own, in programs too; traces have it for every clone.
+
+Inductor (torch 2.13) takes a clone of an argument for the argument itself, and so gives both the new value in
+
+    old = now.clone(); now.copy_(new); before.copy_(old)
+"""
 
 
 class Trace(NamedTuple):
@@ -123,6 +134,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise RuntimeError(f"the value of a tensor is read ({func}), which may be another at the next call")
             return func(*args, **(kwargs or {}))
         is_number = func is torch.ops.aten.lift_fresh.default
+        if func is torch.ops.aten.clone.default and not kwargs:
+            func = KEPT
         if is_number:
             func = torch.ops.aten.clone.default  # the function may change it in place
         given = [self.node(each) if isinstance(each, Tensor) else self._argument(each) for each in leaves]

@@ -1,7 +1,7 @@
 """Compares a compiled program with its function, once after it was built, on the first arguments that it gets.
 
 torch's compiler has built programs that are wrong without a word: torch 2.10 those of whole updates, torch 2.13 those
-that keep a copy of what they overwrite (`hoisting.keep_copies`). One that is off by more than rounding is refused.
+that keep a copy of what they overwrite (`traces.KEPT`). One that is off by more than rounding is refused.
 There are two kinds of programs:
 
 - The tensors of a step have a row for each copy of an environment. A number is compared in terms of its column's root

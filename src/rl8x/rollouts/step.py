@@ -29,17 +29,11 @@ Noises = Iterable[tuple[Tensor, Tensor | None]]
 
 
 class Cursor(NamedTuple):
-    """The policy's inputs of the current step.
+    """The policy's inputs of the current step."""
 
-    Attributes:
-        obs: The observation to act on, `[num_envs, *obs]`, or a dict of such tensors.
-        starts: Whether the observation begins an episode, `[num_envs]`, bool.
-        state: The policy's state before it, each `[num_envs, *]`.
-    """
-
-    obs: Tree
-    starts: Tensor
-    state: State
+    obs: Tree  # the observation to act on, `[num_envs, *obs]`, or a dict of such tensors
+    starts: Tensor  # whether it begins an episode, `[num_envs]`, bool
+    state: State  # the policy's state before it, each `[num_envs, *]`
 
 
 def first_cursor(policy: Policy, obs: Tree) -> Cursor:
@@ -163,6 +157,10 @@ class Stepper:
         self.write_last(rollout, cursor)
         return carry, cursor
 
+    def prepare(self, rollout: Rollout, *where: Any) -> Any:
+        """Request the compilation of a horizon's program; None if there is none to be had."""
+        return None
+
     def resets_state(self, t: int) -> bool:
         """Return whether the policy's state is reset before slot t."""
         return self.state_reset_every > 0 and t % self.state_reset_every == 0
@@ -179,27 +177,22 @@ class Stepper:
 
         If the host may read values, only truncated copies are evaluated; otherwise all are, without a host sync.
         """
-        host_looks = self.execution.host_looks
-        if host_looks and not self.truncates:
-            return self._zeros
+        values = torch.zeros(self.env.num_envs, device=self.policy.device)
+        if self.execution.host_looks and not self.truncates:
+            return values
         cut = step.truncated & ~step.terminated
-        if not host_looks:
+        if not self.execution.host_looks:
             return torch.where(cut, self.final_obs_values(step.final_obs, act.state), 0.0)
-        if not cut.any():  # not every model accepts an empty batch
-            return self._zeros
-        values, rows = torch.zeros_like(self._zeros), cut.nonzero().squeeze(1)
-        state = {name: value[rows] for name, value in act.state.items()}
-        values[rows] = self.final_obs_values(tree_map(lambda part: part[rows], step.final_obs), state)
+        if cut.any():  # not every model accepts an empty batch
+            rows = cut.nonzero().squeeze(1)
+            state = {name: value[rows] for name, value in act.state.items()}
+            values[rows] = self.final_obs_values(tree_map(lambda part: part[rows], step.final_obs), state)
         return values
 
     @functools.cached_property
     def work(self) -> int:
         """Rows times weights of one step."""
         return self.env.num_envs * sum(weight.numel() for weight in self.policy.parameters())
-
-    @functools.cached_property
-    def _zeros(self) -> Tensor:
-        return torch.zeros(self.env.num_envs, device=self.policy.device)
 
     def final_obs_values(self, obs: Any, state: State) -> Tensor:
         """Return values `[rows]` of final observations; NaN for non-finite ones, which clipping would hide."""

@@ -7,10 +7,10 @@ of them as one program; of several, each runs a program up to each average.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -19,11 +19,10 @@ from rl8x.algorithms.off_policy.nets import Loss, Net, Nets
 from rl8x.algorithms.optimizer import updates_not_finite
 from rl8x.distributed import ranks
 from rl8x.execution import Execution, Program
-from rl8x.execution.loops import Loop
-from rl8x.execution.programs import prepare
+from rl8x.execution.programs import Loop, prepare
 from rl8x.rollouts.finite import any_not_finite
 from rl8x.rollouts.statistics import Number, Stats
-from rl8x.trees import is_part, row_major
+from rl8x.trees import row_major
 
 ReplayBatch = Mapping[str, Tensor]
 """The inputs of one update, by flat names: rows of the replay `[batch_size, ...]`, and drawn noise."""
@@ -250,45 +249,32 @@ class OffPolicyUpdater:
         return [*found.values(), shared]
 
 
-def update_stats(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Stats:
+def update_stats(rows: Sequence[Tensor], names: Sequence[str], weights: Iterable[Tensor], *, host_looks: bool) -> Stats:
     """Average the metrics of a step's updates, and flag non-finite ones.
 
     Args:
-        tensors: Under `rows/...` the metrics of updates in a row, `[updates, metrics]` each, of which some updates may
-            lack the last ones; under `weights/...` what was changed, as vectors.
+        rows: The metrics of updates in a row, `[updates, metrics]` each, of which some updates may lack the last ones.
         names: The names of all metrics; norms of gradients end in `grad_norm`.
-    """
-    rows = [tensor for name, tensor in tensors.items() if is_part(name, "rows")]
-    means: dict[str, Number] = {}
-    table = torch.cat([pad(each, (0, len(names) - each.shape[1])) for each in rows])
-    for i, (name, total) in enumerate(zip(names, table.sum(0), strict=True)):
-        count = sum(len(each) for each in rows if each.shape[1] > i)
-        means |= {name: total / count} if count else {}
-    weights = [tensor for name, tensor in tensors.items() if is_part(name, "weights")]
-    return Stats({**means, **updates_not_finite(table, _are_norms(names), weights)})
-
-
-def single_update_stats(row: Tensor, names: Sequence[str], weights: Iterable[Tensor]) -> Stats:
-    """Return what `update_stats` does for a single update, in a fraction of its time.
-
-    Args:
-        row: Its metrics, `[metrics]`, on the host; it may lack the last ones.
-        names: The names of all metrics.
         weights: What was changed, as vectors.
+        host_looks: Whether the host may look at numbers, which then takes less time than operators on so few.
     """
-    numbers: list[float] = row.tolist()
-    bad = [not math.isfinite(number) for number in numbers]
-    norms = _are_norms(names)
-    flags: dict[str, Number] = {
-        "finite/losses": any(each for each, is_norm in zip(bad, norms, strict=False) if not is_norm),
-        "finite/gradients": any(each for each, is_norm in zip(bad, norms, strict=False) if is_norm),
-        "finite/parameters": any_not_finite(weights),
-    }
-    return Stats({**dict(zip(names, numbers, strict=False)), **flags})
-
-
-def _are_norms(names: Sequence[str]) -> list[bool]:
-    return [name.endswith("grad_norm") for name in names]
+    table: Any = torch.cat([pad(each, (0, len(names) - each.shape[1])) for each in rows])
+    counts = [sum(len(each) for each in rows if each.shape[1] > i) for i in range(len(names))]
+    norms = [name.endswith("grad_norm") for name in names]
+    if not host_looks:
+        means = zip(names, table.sum(0), counts, strict=True)
+        flags: Mapping[str, Number] = updates_not_finite(table, norms, weights)
+    else:
+        table = table.numpy()
+        means = zip(names, table.sum(0), counts, strict=True)
+        bad = ~np.isfinite(table)
+        worst = bad[bad.any(1).argmax()]  # after the first bad update all numbers are bad
+        flags = {
+            "finite/losses": worst[np.logical_not(norms)].any(),
+            "finite/gradients": worst[norms].any(),
+            "finite/parameters": any_not_finite(weights),
+        }
+    return Stats({**{name: total / count for name, total, count in means if count}, **flags})
 
 
 def block_size(updates: float, batch_bytes: int, *, masks: bool, most: int | None = None) -> int:
