@@ -116,7 +116,7 @@ def test_whether_a_processor_multiplies_bfloat16_is_read_off_its_flags(flags, ha
 
 def linears(description):
     """Return how many products go to oneDNN."""
-    graph, _ = fused(ProgramDescription(**json.loads(description)))
+    graph, _ = fused(ProgramDescription(*json.loads(description)))
     return sum(node.target is products.LINEAR for node in graph.graph.nodes)
 
 

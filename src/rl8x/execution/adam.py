@@ -30,11 +30,10 @@ def apply_adam(
     weight_decay: float,
     decoupled: bool,
 ) -> None:
-    """Update weights and moments in place, as `optimizer.Adam` specifies.
+    """Update weights and moments in place, as `optimizer_rules.Adam` specifies.
 
     Weights and gradient are `[size]`; `moments` are the running means of gradients and of their squares, `[size]`, and
-    the steps taken before, `[1]`; `lr` is 0-d; `weight_decay` is the coefficient of an L2 penalty, or of the decay of
-    AdamW if `decoupled`.
+    the steps taken before, `[1]`; `lr` is 0-d.
     """
     first, second, step = moments
     step.add_(1.0)

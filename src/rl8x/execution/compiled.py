@@ -21,14 +21,9 @@ class CompiledProgram:
     """A function of tensors, or a loop, compiled once for each layout of its arguments.
 
     The traced graph is compiled without the guards that `torch.compile` checks at every call, which cost as much as an
-    update of a small minibatch. On the CPU a call of the program is one call into C++, of a loop too: for small
-    minibatches the overhead of a Python loop counts. A program that does not compute what its function does is refused
-    with a warning, and the function runs instead.
-
-    Args:
-        function: The function of tensors, see `Execution.program`, or the loop.
-        check: How the program is verified, a loop by its first two items.
-        compiles: Whether the traced graph is compiled; False interprets it, for comparison.
+    update of a small minibatch. On the CPU a call of the program is one call into C++, of a loop too. A program that
+    does not compute what its function does, of a loop the first two items, is refused with a warning, and the function
+    runs instead. Unless it `compiles`, the trace is interpreted, for comparison.
     """
 
     def __init__(self, function: Program, check: Check | None = None, *, compiles: bool = True) -> None:

@@ -51,12 +51,8 @@ with contextlib.suppress(RuntimeError):
 
 
 def lower(program: str, library: Path) -> None:
-    """Compile a program that `describe_program` has described to a shared library.
-
-    Raises:
-        Exception: Whatever the compilers raise.
-    """
-    description, inductor = ProgramDescription(**json.loads(program)), private.inductor()
+    """Compile a program that `describe_program` has described to a shared library."""
+    description, inductor = ProgramDescription(*json.loads(program)), private.inductor()
     with torch.no_grad():
         graph, examples = fused(description)
         [output] = graph.graph.find_nodes(op="output")
@@ -229,11 +225,7 @@ def _layout(is_item: bool, shape: Sequence[int], stride: Sequence[int], dtype: s
 
 
 def build(source: str, library: Path) -> None:
-    """Compile C++ to a shared library, with the compiler and the options that torch chooses.
-
-    Raises:
-        RuntimeError: If that fails; it begins with the compiler's first error.
-    """
+    """Compile C++ to a shared library, as torch would; a `RuntimeError` begins with the compiler's first error."""
     with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as name:
         written = Path(name, "program.cpp")
         written.write_text(source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,24 +70,20 @@ class TreeProgram:
     def __init__(self, function: Callable[..., Any], make: Callable[[Program], Program]) -> None:
         self.function = function
         self._program = make(self._flat)
-        self._inputs: Layout | None = None
-        self._outputs: Layout | None = None
 
     def __call__(self, *trees: Any) -> Any:
         """Run the program."""
-        self._inputs, tensors = flat_of(trees)
+        tensors, self._given = flat_of(trees)
         flat = self._program(*tensors)
-        assert self._outputs is not None
-        return self._outputs.tree(flat)
+        return self._returned(flat)
 
     def prepare(self, *trees: Any) -> None:
         """Request compilation for arguments of this layout, without running the program or waiting."""
-        self._inputs, tensors = flat_of(trees)
+        tensors, self._given = flat_of(trees)
         prepare(self._program, *tensors)
 
     def _flat(self, *tensors: Tensor) -> Sequence[Tensor]:
-        assert self._inputs is not None
-        self._outputs, flat = flat_of(self.function(*self._inputs.tree(tensors)))
+        flat, self._returned = flat_of(self.function(*self._given(tensors)))
         return flat
 
 
@@ -96,20 +92,13 @@ def layout_of(tensors: Sequence[Tensor]) -> Hashable:
     return tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
 
 
-class Layout(NamedTuple):
-    """The layout of a tree of tensors: its structure, and which of its leaves are tensors rather than None."""
-
-    structure: Any
-    is_tensor: list[bool]
-
-    def tree(self, tensors: Sequence[Tensor]) -> Any:
-        """Rebuild a tree from its tensors, in the order of `flat_of`."""
-        rest = iter(tensors)
-        return tree_unflatten([next(rest) if is_tensor else None for is_tensor in self.is_tensor], self.structure)
-
-
-def flat_of(tree: Any) -> tuple[Layout, list[Tensor]]:
-    """Flatten a tree, and make its tensors contiguous, so that one compiled program serves all strides."""
+def flat_of(tree: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
+    """Return the tensors of a tree, contiguous, for one program of all strides, and what rebuilds it."""
     leaves, structure = tree_flatten(tree)
-    layout = Layout(structure, [leaf is not None for leaf in leaves])
-    return layout, [row_major(leaf) for leaf in leaves if leaf is not None]
+    is_tensor = [leaf is not None for leaf in leaves]
+
+    def tree_of(tensors: Sequence[Tensor]) -> Any:
+        rest = iter(tensors)
+        return tree_unflatten([next(rest) if each else None for each in is_tensor], structure)
+
+    return [row_major(leaf) for leaf in leaves if leaf is not None], tree_of

@@ -40,31 +40,21 @@ class CompiledStepper(Stepper):
         self._programs: dict[Hashable, TreeProgram] = {}
         self._horizons: dict[Hashable, Horizon] = {}
 
-    @property
-    def runs_env(self) -> bool:
-        """Whether the environment runs in the policy's mode, rather than eagerly around a compiled policy."""
-        return self.compiles_env or self.execution.mode == "eager"
-
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
         """Make one step; see `Stepper.step`."""
         where, greedy = (carry, cursor, env_noise, policy_noise), policy_noise is None
-        if self._is_eager:
-            return self._eager.step(*where)
         key = self.env.program_key, greedy
-        with self._preparing():
-            # In a horizon that is captured the environment is too; by itself it is not worth a graph.
-            whole = self.compiles_env and self.execution.target == "compile"
-            whole = whole and (key in self._programs or bool(self._slots_of_trial(None, *where)))
-            if whole:
-                program = self._program(key, self._eager.step, *where)
-            else:
-                program = self._program(greedy, self.act, cursor, policy_noise)
-        if self.execution.mode == "eager":
-            return self._eager.step(*where)
-        if whole:
-            after: Transition = program(*where)
-            return after
-        return self.advance(carry, program(cursor, policy_noise), env_noise)
+        if not self._is_eager:
+            with self._preparing():
+                # In a horizon that is captured the environment is too; by itself it is not worth a graph.
+                whole = self.compiles_env and self.execution.target == "compile"
+                whole = whole and (key in self._programs or bool(self._slots_of_trial(None, *where)))
+                function, given = (self._eager.step, where) if whole else (self.act, (cursor, policy_noise))
+                program = self._program(key if whole else greedy, function, *given)
+            if self.execution.mode != "eager":
+                made = program(*given)
+                return made if whole else self.advance(carry, made, env_noise)
+        return self._eager.step(*where)
 
     def fill(
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
@@ -132,7 +122,7 @@ class CompiledStepper(Stepper):
             for _ in range(_TRIAL_STEPS):
                 drawn = torch.rand(env_noise.shape, generator=generator, device=env_noise.device)
                 actual = self._eager.step(carry, cursor, drawn, policy_noise)
-                pairs = zip(flat_of(step(carry, cursor, drawn, policy_noise))[1], flat_of(actual)[1], strict=True)
+                pairs = zip(flat_of(step(carry, cursor, drawn, policy_noise))[0], flat_of(actual)[0], strict=True)
                 if not all(torch.allclose(a.double(), b.double(), **_ROUNDING) for a, b in pairs):
                     raise ValueError("steps on the same noise differ: it keeps something outside of its state")
                 final = {} if self.bootstrap is None else {keys.FINAL_VALUES: actual.act.values}
@@ -173,9 +163,9 @@ class Horizon:
         self._keeps_final = self._evaluates_later and stepper.truncates
         self._names = [name for name in written if name != keys.FINAL_VALUES or not self._evaluates_later]
         carry, cursor, *_ = where
-        (self._layout, _), (self._final_layout, _) = flat_of((carry, cursor)), flat_of((cursor.obs, cursor.state))
+        (_, self._carry_of), (_, self._final_of) = flat_of((carry, cursor)), flat_of((cursor.obs, cursor.state))
         state, items, _ = self._arguments(rollout, *where)
-        num_written = len(items) - 2  # all but the noises
+        self._num_state, num_written = len(state), len(items) - 2  # all but the noises
         self._loop = stepper.execution.loop(self._step, len(state), len(items), num_written=num_written, name="horizon")
         prepare(self._loop, *state, *[item[: self._span(rollout)] for item in items])
 
@@ -183,7 +173,7 @@ class Horizon:
         """Fill the slots; see `Stepper.fill`."""
         stepper, span = self.stepper, self._span(rollout)
         state, items, finals = self._arguments(rollout, *where)
-        carry, cursor = self._layout.tree(state)
+        carry, cursor = self._carry_of(state)
         for t in range(0, rollout.horizon, span):
             if stepper.resets_state(t):
                 for name, value in stepper.policy.initial_state(stepper.env.num_envs).items():
@@ -203,24 +193,24 @@ class Horizon:
         self, rollout: Rollout, carry: Carry, cursor: Cursor, *noises: Tensor
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Return copies of carry and cursor, which the loop changes; its items; and those that are evaluated later."""
-        state = [tensor.clone() for tensor in flat_of((carry, cursor))[1]]
+        state = [tensor.clone() for tensor in flat_of((carry, cursor))[0]]
         slots = [rollout[name][: rollout.horizon] for name in self._names]
-        like = flat_of((cursor.obs, cursor.state))[1] if self._keeps_final else []
+        like = flat_of((cursor.obs, cursor.state))[0] if self._keeps_final else []
         finals = [each.new_empty((rollout.horizon, *each.shape)) for each in like]
         return state, [*noises, *slots, *finals], finals
 
     def _step(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Make a step, write its slots and what is evaluated later, and update carry and cursor."""
-        stepper, size = self.stepper, sum(self._layout.is_tensor)
+        stepper, size = self.stepper, self._num_state
         state, (noise, sampling, *items) = tensors[:size], tensors[size:]
-        carry, before = self._layout.tree(state)
+        carry, before = self._carry_of(state)
         after = Stepper.step(stepper, carry, before, noise, sampling)
         written = stepper.slot(before, after.act, after.step)
         if keys.FINAL_VALUES in self._names:
             written[keys.FINAL_VALUES] = stepper.final_values(after.act, after.step)
         values = [written[name] for name in self._names]
-        values += flat_of((after.step.final_obs, after.act.state))[1] if self._keeps_final else []
-        values += flat_of((after.carry, after.cursor))[1]
+        values += flat_of((after.step.final_obs, after.act.state))[0] if self._keeps_final else []
+        values += flat_of((after.carry, after.cursor))[0]
         targets = [*items, *state]
         # What is written may share memory with the state, and so may the next state: in a history of frames each part
         # is the previous value of another.
@@ -238,4 +228,4 @@ class Horizon:
         # At most as many at a time as one step may have, for which there is memory.
         for first in range(0, len(cut), rollout.num_envs):
             at = cut[first : first + rollout.num_envs].unbind(1)
-            values[at] = self.stepper.final_obs_values(*self._final_layout.tree([each[at] for each in finals]))
+            values[at] = self.stepper.final_obs_values(*self._final_of([each[at] for each in finals]))

@@ -97,6 +97,8 @@ class Stepper:
         state_reset_every: Steps between resets of the policy's state; 0 never resets it.
     """
 
+    compiles_env = False
+
     def __init__(
         self,
         policy: Policy,
@@ -114,11 +116,6 @@ class Stepper:
         self.bootstrap = bootstrap
         self.state_reset_every = state_reset_every
         self.truncates = env.time_limit is not None or not env.capturable
-
-    @property
-    def runs_env(self) -> bool:
-        """Whether the environment runs in the policy's mode, rather than eagerly around a compiled policy."""
-        return True
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
         """Act and step the environment: a pure function of tensors, with noises `[num_envs, *]`; None acts greedily."""
