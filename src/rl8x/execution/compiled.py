@@ -37,10 +37,11 @@ class CompiledProgram:
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Run the program."""
         key = layout_of(tensors)
-        if key not in self._ready:
-            make = self._compile if self.compiles else self._interpret
-            self._ready[key] = _or_program_error(make, tensors)
-        return self._ready[key](*tensors)
+        program = self._ready.get(key)
+        if program is None:
+            program = _or_program_error(self._compile if self.compiles else self._interpret, tensors)
+            self._ready[key] = program
+        return program(*tensors)
 
     def prepare(self, *tensors: Tensor) -> None:
         """Request compilation for arguments of this layout, `[*]` each, without waiting for it."""

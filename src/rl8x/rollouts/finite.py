@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -31,10 +32,16 @@ def any_not_finite(tensors: Iterable[Tensor]) -> Tensor:
     return found
 
 
+@functools.cache
+def _collected(names: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return which of a rollout's keys each quantity has."""
+    return {quantity: [name for name in names if is_part(name, *parts)] for quantity, parts in COLLECTED.items()}
+
+
 @torch.no_grad()
 def gathered_not_finite(rollout: Mapping[str, Any]) -> dict[str, Any]:
     """Flag the quantities of a rollout, numbers by key, `[horizon + 1, num_envs, ...]`, by metric, 0-d bools."""
-    groups = {name: [rollout[key] for key in rollout if is_part(key, *parts)] for name, parts in COLLECTED.items()}
+    groups = {quantity: [rollout[name] for name in names] for quantity, names in _collected(tuple(rollout)).items()}
     flags = {f"finite/{name}": flag for name, flag in _each_not_finite(groups).items()}
     if keys.FINAL_VALUES in rollout:
         flags["finite/observations"] = flags["finite/observations"] | _final_not_finite(rollout).any()
@@ -45,7 +52,11 @@ def _each_not_finite(groups: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Return for each group of tensors or arrays, `[...]` each, whether one contains a non-finite number; 0-d, bool."""
     first = next((each for group in groups.values() for each in group), None)
     if first is not None and not isinstance(first, Tensor):
-        return {name: not all(np.isfinite(each).all() for each in group) for name, group in groups.items()}
+        whole = "iub"  # kinds of numbers that are all finite
+        return {
+            name: not all(each.dtype.kind in whole or np.isfinite(each).all() for each in group)
+            for name, group in groups.items()
+        }
     floats = {
         name: [each for each in group if each.is_floating_point() and each.numel()] for name, group in groups.items()
     }

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.trees import is_part
 
 Number = float | int | Tensor
 Array = Tensor | NDArray[Any]
@@ -143,12 +142,13 @@ def _pooled(name: str, rows: Sequence[Mapping[str, float]], weights: Sequence[fl
 
 def on_host(tensors: Mapping[str, Tensor]) -> Mapping[str, Array]:
     """Return tensors of the CPU, `[*]` each, as NumPy's arrays if they have few numbers."""
-    few = sum(tensor.numel() for tensor in tensors.values()) <= _FEW
-    few = few and all(tensor.dtype != torch.bfloat16 for tensor in tensors.values())  # which NumPy does not know
-    return {name: tensor.numpy() for name, tensor in tensors.items()} if few else tensors
+    try:
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    except TypeError:  # NumPy does not know bfloat16
+        return tensors
+    return arrays if sum(each.size for each in arrays.values()) <= _FEW else tensors
 
 
-@torch.no_grad()
 def summary(values: Any) -> tuple[Any, Any, Any, Any]:
     """Return minimum, maximum, mean and standard deviation (over the count) of `values` `[*]`, at least one; 0-d."""
     values = _floats(values)
@@ -161,7 +161,6 @@ def summary(values: Any) -> tuple[Any, Any, Any, Any]:
     return low, high, mean, (deviations * deviations).mean().sqrt()
 
 
-@torch.no_grad()
 def masked_summary(values: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
     """Return minimum, maximum, mean and standard deviation of the elements under a mask, `[...]` each.
 
@@ -172,7 +171,7 @@ def masked_summary(values: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
     values = _floats(values)
     values, mask = values.reshape(*values.shape[: values.ndim - mask.ndim], -1), mask.reshape(-1)
     if not isinstance(values, Tensor):
-        return _summary_of_few(values[..., mask])
+        return _summary_of_few(values[..., mask]) if mask.any() else (math.nan,) * 4
     count = mask.sum()
     low = torch.where(mask, values, math.inf).amin(-1)
     high = torch.where(mask, values, -math.inf).amax(-1)
@@ -183,10 +182,8 @@ def masked_summary(values: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _summary_of_few(values: NDArray[Any]) -> tuple[Any, Any, Any, Any]:
-    """Return the same along the last axis; NaN if it is empty."""
+    """Return the same along the last axis."""
     count = values.shape[-1]
-    if not count:
-        return (np.full(values.shape[:-1], math.nan),) * 4
     mean = values.sum(-1) / count
     deviations = values - mean[..., None]
     return values.min(-1), values.max(-1), mean, np.sqrt((deviations * deviations).sum(-1) / count)
@@ -199,22 +196,27 @@ def _floats(values: Any) -> Any:
 
 
 @np.errstate(all="ignore")  # torch does not warn either
+@torch.no_grad()
 def rollout_stats(rollout: Mapping[str, Array], horizon: int) -> Stats:
     """Summarise the first `horizon` slots of a rollout, numbers by key, `[horizon or more, num_envs, ...]` each."""
-    own: dict[str, Any] = {name: each[:horizon] for name, each in rollout.items()}
-    rewards, valid = own[keys.REWARDS], own.get(keys.VALID)
-    ended = own[keys.TERMINATED] | own[keys.TRUNCATED]
+    rewards: Any = rollout[keys.REWARDS][:horizon]
+    ended: Any = (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:horizon]
+    valid: Any = rollout[keys.VALID][:horizon] if keys.VALID in rollout else None
     ended = ended if valid is None else ended & valid
-    library: Any = torch if isinstance(ended, Tensor) else np
-    both = library.stack((own[keys.EPISODE_RETURNS], _floats(own[keys.EPISODE_LENGTHS])))
-    by_return, by_length = zip(*masked_summary(both, ended), strict=True)
-    metrics = {name.removeprefix(f"{keys.METRICS}/"): each for name, each in own.items() if is_part(name, keys.METRICS)}
+    returns, lengths = (_floats(rollout[name][:horizon]) for name in (keys.EPISODE_RETURNS, keys.EPISODE_LENGTHS))
+    if isinstance(ended, Tensor):
+        by_return, by_length = zip(*masked_summary(torch.stack((returns, lengths)), ended), strict=True)
+    else:
+        by_return, by_length = (masked_summary(each, ended) for each in (returns, lengths))
+    prefix = f"{keys.METRICS}/"
+    metrics = {name.removeprefix(prefix): rollout[name][:horizon] for name in rollout if name.startswith(prefix)}
     means, counts = info_means(metrics, ended)
     if valid is not None:
         means["_count/rewards"], counts["_count/rewards"] = valid.sum(), ("rewards/",)
+    by_reward = summary(rewards) if valid is None else masked_summary(rewards, valid)
     values = {
-        **named("returns", summary(rewards.sum(0))),
-        **named("rewards", summary(rewards) if valid is None else masked_summary(rewards, valid)),
+        **named("returns", by_reward if horizon == 1 and valid is None else summary(rewards.sum(0))),
+        **named("rewards", by_reward),
         **named("episodes/returns", by_return),
         **named("episodes/lengths", by_length),
         keys.EPISODES_ENDED: ended.sum(),

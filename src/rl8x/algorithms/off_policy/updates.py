@@ -7,10 +7,10 @@ of them as one program; of several, each runs a program up to each average.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -20,7 +20,6 @@ from rl8x.algorithms.optimizer import updates_not_finite
 from rl8x.distributed import ranks
 from rl8x.execution import Execution, Program
 from rl8x.execution.programs import Loop, prepare
-from rl8x.rollouts.finite import any_not_finite
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.trees import row_major
 
@@ -258,23 +257,22 @@ def update_stats(rows: Sequence[Tensor], names: Sequence[str], weights: Iterable
         weights: What was changed, as vectors.
         host_looks: Whether the host may look at numbers, which then takes less time than operators on so few.
     """
-    table: Any = torch.cat([pad(each, (0, len(names) - each.shape[1])) for each in rows])
-    counts = [sum(len(each) for each in rows if each.shape[1] > i) for i in range(len(names))]
     norms = [name.endswith("grad_norm") for name in names]
-    if not host_looks:
-        means = zip(names, table.sum(0), counts, strict=True)
-        flags: Mapping[str, Number] = updates_not_finite(table, norms, weights)
-    else:
-        table = table.numpy()
-        means = zip(names, table.sum(0), counts, strict=True)
-        bad = ~np.isfinite(table)
-        worst = bad[bad.any(1).argmax()]  # after the first bad update all numbers are bad
-        flags = {
-            "finite/losses": worst[np.logical_not(norms)].any(),
-            "finite/gradients": worst[norms].any(),
-            "finite/parameters": any_not_finite(weights),
-        }
-    return Stats({**{name: total / count for name, total, count in means if count}, **flags})
+    if host_looks:
+        table = [row for each in rows for row in each.tolist()]
+        columns = {name: [row[i] for row in table if i < len(row)] for i, name in enumerate(names)}
+        means: dict[str, Number] = {name: sum(each) / len(each) for name, each in columns.items() if each}
+        # After the first bad update all numbers are bad.
+        worst: list[float] = next((row for row in table if not all(map(math.isfinite, row))), [])
+        bad = {is_norm for number, is_norm in zip(worst, norms, strict=False) if not math.isfinite(number)}
+        extremes = [float(extreme) for each in weights for extreme in torch.aminmax(each)]
+        flags: dict[str, Number] = {"finite/losses": False in bad, "finite/gradients": True in bad}
+        return Stats({**means, **flags, "finite/parameters": not all(map(math.isfinite, extremes))})
+    padded = torch.cat([pad(each, (0, len(names) - each.shape[1])) for each in rows])
+    counts = [sum(len(each) for each in rows if each.shape[1] > i) for i in range(len(names))]
+    sums = zip(names, padded.sum(0), counts, strict=True)
+    means = {name: each / count for name, each, count in sums if count}
+    return Stats({**means, **updates_not_finite(padded, norms, weights)})
 
 
 def block_size(updates: float, batch_bytes: int, *, masks: bool, most: int | None = None) -> int:
