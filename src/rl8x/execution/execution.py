@@ -8,6 +8,7 @@ switches at a step that depends on the configuration alone, not on a clock, so t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -252,13 +253,13 @@ class Execution:
         return _Guarded(self, CompiledProgram(function, check), function)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class _Guarded:
     """Calls a program, or its function while execution is eager or after `auto` has fallen back."""
 
-    def __init__(self, execution: Execution, made: Program, function: Program) -> None:
-        self.execution = execution
-        self.made = made
-        self.function = function
+    execution: Execution
+    made: Program
+    function: Program
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         if self.execution.mode != "eager":

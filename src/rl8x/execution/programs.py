@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -32,17 +33,17 @@ class ProgramError(RuntimeError):
         super().__init__(f"execution={mode!r} is not possible here: {reason}. execution='eager' always is.")
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Loop:
     """Calls a function once for each item, in Python; see `Execution.loop`. `CompiledProgram` is its form in C++.
 
     A call takes the state, other tensors, and the items, each `[n, *]`.
     """
 
-    def __init__(self, function: Program, num_state: int, num_items: int = 1, *, ends: bool = False) -> None:
-        self.function = function
-        self.num_state = num_state
-        self.num_items = num_items
-        self.ends = ends
+    function: Program
+    num_state: int
+    num_items: int = 1
+    ends: bool = False
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Run the loop, up to the item that ends it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -84,6 +85,7 @@ def with_final_obs(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     return actor_critic(cursor, act, step) | flatten_tree(keys.FINAL_OBS, step.final_obs)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Stepper:
     """Steps a policy in an environment.
 
@@ -97,25 +99,17 @@ class Stepper:
         state_reset_every: Steps between resets of the policy's state; 0 never resets it.
     """
 
-    compiles_env = False
+    policy: Policy
+    env: Env
+    execution: Execution
+    _: dataclasses.KW_ONLY
+    slot: Slot = experience
+    bootstrap: Bootstrap | None = None
+    state_reset_every: int = 0
+    compiles_env: bool = dataclasses.field(default=False, init=False)
 
-    def __init__(
-        self,
-        policy: Policy,
-        env: Env,
-        execution: Execution,
-        *,
-        slot: Slot = experience,
-        bootstrap: Bootstrap | None = None,
-        state_reset_every: int = 0,
-    ) -> None:
-        self.policy = policy
-        self.env = env
-        self.execution = execution
-        self.slot = slot
-        self.bootstrap = bootstrap
-        self.state_reset_every = state_reset_every
-        self.truncates = env.time_limit is not None or not env.capturable
+    def __post_init__(self) -> None:
+        self.truncates = self.env.time_limit is not None or not self.env.capturable
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
         """Act and step the environment: a pure function of tensors, with noises `[num_envs, *]`; None acts greedily."""
