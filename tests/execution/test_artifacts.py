@@ -15,6 +15,7 @@ def kept(folder, key, content=b"library", used=None):
     built = folder / ".built.so"
     built.write_bytes(content)
     artifacts.put(key, built)
+    built.unlink()
     if used is not None:
         os.utime(artifacts.library(key), (used, used))
     return artifacts
@@ -23,47 +24,45 @@ def kept(folder, key, content=b"library", used=None):
 def test_what_is_put_is_found_whole(tmp_path):
     artifacts = kept(tmp_path, "a")
     assert artifacts.find("a")["torch"]
-    assert artifacts.library("a").read_bytes() == b"library"
+    assert artifacts.library("a").read_bytes().startswith(b"library\n")
     assert artifacts.find("b") is None
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.so"]
+    assert artifacts.list()[0].torch == torch.__version__
+    assert [path.name for path in tmp_path.iterdir()] == ["a.so"]
 
 
 DAMAGE = {
-    "another library": lambda folder: (folder / "a.so").write_bytes(b"librarz"),
-    "half a library": lambda folder: (folder / "a.so").write_bytes(b"lib"),
-    "no notes": lambda folder: (folder / "a.json").unlink(),
-    "half the notes": lambda folder: (folder / "a.json").write_text('{"sha'),
-    "other notes": lambda folder: (folder / "a.json").write_text("[]"),
-    "no library": lambda folder: (folder / "a.so").unlink(),
+    "another library": lambda content: content.replace(b"library", b"librarz"),
+    "half a library": lambda content: content[4:],
+    "no notes": lambda content: b"library",
+    "half the notes": lambda content: content[:-4],
+    "other notes": lambda content: b"library\n[]",
+    "nothing": lambda content: b"",
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_what_is_damaged_is_never_found(tmp_path, damage):
     artifacts = kept(tmp_path, "a")
-    damage(tmp_path)
+    path = artifacts.library("a")
+    path.write_bytes(damage(path.read_bytes()))
+    assert [each.key for each in artifacts.list()] == ["a"]
     assert artifacts.find("a") is None
-    assert artifacts.find("a") is None
+    assert not path.exists()
     kept(tmp_path, "a")
     assert artifacts.find("a") is not None
 
 
-def test_the_one_unused_for_longest_makes_room(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("limit", "stays"), [("1.3", "acd"), ("0", "ad")])
+def test_the_ones_unused_for_longest_make_room_but_not_those_that_a_run_is_about_to_load(
+    limit, stays, tmp_path, monkeypatch
+):
     for i, key in enumerate("abc"):
         kept(tmp_path, key, bytes(400_000), used=1000 + i)
     Artifacts(tmp_path).find("a")  # used just now
-    monkeypatch.setenv("RL8X_CACHE_MB", "1.3")
+    monkeypatch.setenv("RL8X_CACHE_MB", limit)
     artifacts = kept(tmp_path, "d", bytes(400_000))
-    assert {artifact.key for artifact in artifacts.list()} == {"a", "c", "d"}
-    assert [artifacts.find(key) is not None for key in "abcd"] == [True, False, True, True]
-
-
-def test_what_a_run_is_about_to_load_stays_whatever_the_limit(tmp_path, monkeypatch):
-    monkeypatch.setenv("RL8X_CACHE_MB", "0")
-    kept(tmp_path, "old", used=1000)
-    for key in "ab":
-        artifacts = kept(tmp_path, key)
-    assert [artifacts.find(key) is not None for key in ("old", "a", "b")] == [False, True, True]
+    assert {artifact.key for artifact in artifacts.list()} == {*stays}
+    assert {key for key in "abcd" if artifacts.find(key) is not None} == {*stays}
 
 
 @pytest.mark.parametrize("limit", ["a lot", "", "nan", "inf", "-inf", "-1"])
@@ -85,7 +84,7 @@ def test_a_verdict_is_kept_with_its_program(tmp_path):
         assert Artifacts(tmp_path).verdict("a") == verdict
     kept(tmp_path, "a")  # built anew
     assert artifacts.verdict("a") is None
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.so"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.so"]
 
 
 def test_clearing_removes_what_is_kept_and_nothing_else(tmp_path):
@@ -94,7 +93,7 @@ def test_clearing_removes_what_is_kept_and_nothing_else(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     artifacts.trim()
     assert artifacts.find("a") is not None
-    assert artifacts.clear() == 7 + len(json.dumps({"sha256": "0" * 64, "torch": torch.__version__}))
+    assert artifacts.clear() == 8 + len(json.dumps({"sha256": "0" * 64, "torch": torch.__version__}))
     assert [path.name for path in tmp_path.iterdir() if path.exists()] == ["mine.txt"]
     assert Artifacts(tmp_path / "nowhere").clear() == 0
 
@@ -119,18 +118,6 @@ def test_each_of_a_programs_surroundings_makes_another_key(monkeypatch, change):
         monkeypatch.undo()
         surroundings.cache_clear()
     assert key_of("program") == before != key_of("another")
-
-
-def test_where_the_folder_cannot_be_written_there_is_one_for_the_process(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("no folder")
-    for folder in (tmp_path / "file" / "cache", tmp_path / "read-only"):
-        artifacts = Artifacts(folder)
-        monkeypatch.setattr(os, "access", lambda path, _: path.name != "read-only" and path.is_dir())
-        artifacts.make_folder()
-        assert artifacts.folder != folder
-        assert artifacts.unwritable == folder
-        kept(artifacts.folder, "a")
-        assert artifacts.find("a") is not None
 
 
 OTHERS = {
@@ -166,7 +153,7 @@ def test_nothing_is_taken_from_a_folder_that_others_can_change(tmp_path, monkeyp
     assert artifacts.unwritable == folder
     assert artifacts.folder.stat().st_mode & 0o777 == 0o700
     artifacts.make_folder()
-    assert sorted(path.name for path in folder.iterdir()) == ["a.json", "a.so"]
+    assert [path.name for path in folder.iterdir()] == ["a.so"]
 
 
 FOREIGN = {
@@ -178,17 +165,46 @@ FOREIGN = {
 
 
 @as_root
-@pytest.mark.parametrize("suffix", ["so", "json"])
 @pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
-def test_a_file_that_others_can_change_is_not_found_and_made_anew(tmp_path, make, suffix):
+def test_a_file_that_others_can_change_is_not_found_and_made_anew(tmp_path, make):
     folder = tmp_path / "cache"
     artifacts = kept(folder, "a")
-    make(folder / f"a.{suffix}")
+    make(folder / "a.so")
     assert artifacts.find("a") is None
     assert kept(folder, "a").find("a") is not None
 
 
-def test_what_is_kept_is_found_again_whatever_the_umask(tmp_path):
+def test_what_a_killed_process_left_is_removed_when_it_is_old(tmp_path):
+    for age, which in ((3600, "old"), (1, "new")):
+        folder, *files = (tmp_path / f"{name}-{which}" for name in (".build", ".lock", "so"))
+        folder.mkdir()
+        (folder / "program.cpp").touch()
+        for left in (*files, folder):
+            left.touch()
+            os.utime(left, (left.stat().st_mtime - age,) * 2)
+    Artifacts(tmp_path).remove_unfinished()
+    assert {path.name for path in tmp_path.iterdir()} == {".build-new", ".lock-new", "so-new", "so-old"}
+
+
+def test_the_folder_is_the_users_own_or_the_named_one_and_where_it_cannot_be_written_one_of_the_process(
+    monkeypatch, tmp_path
+):
+    monkeypatch.delenv("RL8X_CACHE_DIR")
+    assert Artifacts().folder.name == "rl8x"
+    (tmp_path / "file").write_text("no folder")
+    for folder in (tmp_path / "file" / "cache", tmp_path / "read-only"):
+        monkeypatch.setenv("RL8X_CACHE_DIR", str(folder))
+        artifacts = Artifacts()
+        assert artifacts.folder == folder
+        monkeypatch.setattr(os, "access", lambda path, _: path.name != "read-only" and path.is_dir())
+        artifacts.make_folder()
+        assert artifacts.folder != folder
+        assert artifacts.unwritable == folder
+        kept(artifacts.folder, "a")
+        assert artifacts.find("a") is not None
+
+
+def test_what_is_kept_is_the_users_alone_whatever_the_umask(tmp_path):
     before = os.umask(0)
     try:
         Artifacts(tmp_path / "cache").make_folder()
@@ -198,10 +214,3 @@ def test_what_is_kept_is_found_again_whatever_the_umask(tmp_path):
         os.umask(before)
     assert artifacts.folder.stat().st_mode & 0o777 == 0o700
     assert artifacts.verdict("a") == ""
-
-
-def test_the_folder_is_the_users_own_unless_another_is_named(monkeypatch, tmp_path):
-    monkeypatch.setenv("RL8X_CACHE_DIR", str(tmp_path))
-    assert Artifacts().folder == tmp_path
-    monkeypatch.delenv("RL8X_CACHE_DIR")
-    assert Artifacts().folder.name == "rl8x"

@@ -27,42 +27,22 @@ def random_pair(rows, terms, columns, transposed, seed=0):
 
 
 @settings(max_examples=150, deadline=None)
-@given(SIZE, SIZE, SIZE, st.booleans(), st.booleans())
-def test_a_product_equals_the_usual_one(rows, terms, columns, transposed, biased):
-    left, right, bias = random_pair(rows, terms, columns, transposed)
-    result = products.product(left, right, bias if biased else None)
-    if result is NotImplemented:
-        assert min(terms, columns) > 1
-        assert rows > 1
-        return
-    expected = left.double() @ right.double() + (bias.double() if biased else 0.0)
-    torch.testing.assert_close(result, expected.float(), atol=1e-5, rtol=1e-5)
-    assert result.is_contiguous()
-
-
-@settings(max_examples=100, deadline=None)
-@given(SIZE, SIZE, SIZE, st.sampled_from(["", "left", "right"]), st.booleans(), st.booleans())
-def test_a_product_of_batches_equals_that_of_each(rows, terms, columns, transposed, biased, expanded):
-    """As recorded of `baddbmm` and `bmm`; the left one may be the same for all, as what critics see is."""
+@given(SIZE, SIZE, SIZE, st.sampled_from(["", "left", "right"]), st.booleans(), st.sampled_from(["", "stack", "same"]))
+def test_a_product_equals_the_usual_one(rows, terms, columns, transposed, biased, stacked):
+    """As decomposed of `addmm` and `mm`, or of `baddbmm` and `bmm`, whose left one may be the same for all."""
     left, right, bias = random_pair(rows, terms, columns, transposed == "left")
-    left = left.expand(3, *left.shape) if expanded else torch.stack([left, -left, left * 2])
-    right = torch.stack([right, right + 1, right * 2])
-    right = right.transpose(1, 2).contiguous().transpose(1, 2) if transposed == "right" else right
-    biases = torch.stack([bias, bias * 2, -bias]).unsqueeze(1)
-
-    def batched(left, right, biases):
-        return torch.baddbmm(biases, left, right) if biased else torch.bmm(left, right)
-
-    record = make_fx(batched, decomposition_table=products.DECOMPOSITIONS)(left, right, biases)
-    names = [str(node.target) for node in record.graph.nodes]
-    assert ("aten.bmm.default" in names) == (products._thin_product(left, right) is None)
-    assert "aten.baddbmm.default" not in names
-    result = record(left, right, biases)
-    exact = [
-        (one.double() @ two.double()) + (add.double() if biased else 0)
-        for one, two, add in zip(left, right, biases, strict=True)
-    ]
-    torch.testing.assert_close(result, torch.stack(exact).float(), atol=2e-5, rtol=1e-5)
+    if stacked:
+        left = left.expand(3, *left.shape) if stacked == "same" else torch.stack([left, -left, left * 2])
+        right, bias = torch.stack([right, right + 1, right * 2]), torch.stack([bias, bias * 2, -bias]).unsqueeze(1)
+    right = right.mT.contiguous().mT if transposed == "right" else right
+    usual = torch.bmm if stacked else torch.mm
+    function = (torch.baddbmm if stacked else torch.addmm) if biased else usual
+    given = (bias, left, right) if biased else (left, right)
+    record = make_fx(function, decomposition_table=products.DECOMPOSITIONS)(*given)
+    names = {str(node.target) for node in record.graph.nodes if "mm" in str(node.target)}
+    assert names == (set() if products._thin_product(left, right) is not None else {f"aten.{usual.__name__}.default"})
+    result, exact = record(*given), left.double() @ right.double() + (bias.double() if biased else 0.0)
+    torch.testing.assert_close(result, exact.float(), atol=2e-5, rtol=1e-5)
     assert result.is_contiguous()
 
 
@@ -74,15 +54,6 @@ def test_a_sum_with_another_batch_keeps_the_usual_product():
         )
         first = whole if not scales else whole[:, :1]
         assert "aten.baddbmm.default" in [str(node.target) for node in record(first, left, right).graph.nodes]
-
-
-def multiplications(rows, terms, columns, monkeypatch, fast):
-    monkeypatch.setattr(products, "has_fast_linear", lambda: fast)
-    left, right, bias = random_pair(rows, terms, columns, False)
-    record = make_fx(
-        lambda *given: torch.addmm(given[2], given[0], given[1]), decomposition_table=products.DECOMPOSITIONS
-    )(left, right, bias)
-    return [str(node.target) for node in record.graph.nodes if "mm" in str(node.target) or "linear" in str(node.target)]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +71,11 @@ def multiplications(rows, terms, columns, monkeypatch, fast):
     ],
 )
 def test_each_product_is_done_in_its_way(shape, fast, expected, monkeypatch):
-    assert multiplications(*shape, monkeypatch, fast) == expected
+    monkeypatch.setattr(products, "has_fast_linear", lambda: fast)
+    left, right, bias = random_pair(*shape, False)
+    record = make_fx(torch.addmm, decomposition_table=products.DECOMPOSITIONS)(bias, left, right)
+    found = [str(node.target) for node in record.graph.nodes]
+    assert [name for name in found if "mm" in name or "linear" in name] == expected
 
 
 def test_other_numbers_and_devices_keep_the_usual_product():
@@ -141,13 +116,14 @@ def test_whether_a_processor_multiplies_bfloat16_is_read_off_its_flags(flags, ha
 
 def linears(description):
     """Return how many products go to oneDNN."""
-    graph, _ = fused(ProgramDescription(**json.loads(description)))
+    graph, _ = fused(ProgramDescription(*json.loads(description)))
     return sum(node.target is products.LINEAR for node in graph.graph.nodes)
 
 
 def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch, tmp_path):
     """Forward with a bias, and the gradients by the inputs and by the weight, a view of a flat vector."""
-    monkeypatch.setattr(products, "has_fast_linear", lambda: True)
+    monkeypatch.setattr(Path, "read_text", lambda path: "vendor_id : AuthenticAMD")
+    products.has_fast_linear.cache_clear()  # probed before tracing, when tensors have values
     generator = torch.Generator().manual_seed(0)
     flat, x, slopes = (torch.randn(size, generator=generator) for size in (256 * 256 + 256, 256 * 256, 256 * 256))
     x, slopes = x.view(256, 256), slopes.view(256, 256)
@@ -158,22 +134,17 @@ def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch, tmp_path
         return [torch.addmm(bias, x, weight.t()).relu(), torch.mm(slopes, weight), torch.mm(slopes.t(), x)]
 
     description, _ = described(both, flat, x, slopes)
-    assert linears(description) == 3
+    try:
+        assert linears(description) == 3
+    finally:
+        products.has_fast_linear.cache_clear()
+        monkeypatch.undo()
+    monkeypatch.setattr(products, "has_fast_linear", lambda: True)
     lower(description, tmp_path / "both.so")
     program = load(tmp_path / "both.so")
     for mine, exact in zip(program(flat, x, slopes), both(*(part.double() for part in (flat, x, slopes))), strict=True):
         # Bfloat16 and TF32 would be off by 0.1 and 0.01.
         torch.testing.assert_close(mine, exact.float(), atol=2e-4, rtol=1e-5)
-
-
-def test_the_first_record_probes_with_values(monkeypatch):
-    monkeypatch.setattr(Path, "read_text", lambda path: "vendor_id : AuthenticAMD")
-    products.has_fast_linear.cache_clear()
-    try:
-        description, _ = described(lambda x, y: [torch.mm(x, y)], torch.ones(8192, 64), torch.ones(64, 64))
-        assert linears(description) == 1
-    finally:
-        products.has_fast_linear.cache_clear()
 
 
 def test_the_probe_trusts_neither_intel_nor_an_operator_that_is_wrong(monkeypatch):
@@ -182,8 +153,9 @@ def test_the_probe_trusts_neither_intel_nor_an_operator_that_is_wrong(monkeypatc
     assert probe() is False
     monkeypatch.setattr(Path, "read_text", lambda path: "vendor_id : AuthenticAMD")
     assert probe() is True
-    monkeypatch.setattr(products, "linear", lambda x, weight, bias: x)
-    assert probe() is False
+    for wrong in (lambda x, weight, bias: x, None):  # None: of a torch without it
+        monkeypatch.setattr(products, "linear", wrong)
+        assert probe() is False
 
 
 SHAPES = [(7, 3, 5), (9, 1, 6), (9, 6, 1), (300, 3, 130), (256, 1, 256), (256, 256, 1), (256, 128, 256)]

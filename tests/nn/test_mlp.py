@@ -208,7 +208,7 @@ def test_a_loss_that_differentiates_itself_is_traced_without_operators_that_a_co
         return torch.autograd.grad(mlp(x).square().mean(), list(mlp.parameters()))
 
     description, read = described(gradients, x)
-    record, _ = fused(ProgramDescription(**json.loads(description)))
+    record, _ = fused(ProgramDescription(*json.loads(description)))
     names = [str(node.target) for node in record.graph.nodes]
     # oneDNN is called by the operator that the compiler was taught, and by no other.
     assert (names.count("rl8x.linear.default") > 1, sum("mkldnn" in name for name in names)) == (True, 0)

@@ -13,7 +13,7 @@ from rl8x.distributed import ranks
 from rl8x.envs import CartPole, Pendulum
 from rl8x.execution import execution
 from rl8x.execution.compiled import CompiledProgram
-from rl8x.execution.loops import Loop
+from rl8x.execution.programs import Loop
 from rl8x.randomization import Adaptive, Learnable, Uniform
 from rl8x.replay.dataset import Dataset
 from rl8x.tracking import MemoryTracker

@@ -10,15 +10,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests.probes import traced_only
 
 from rl8x import keys
-from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, CartPoleInfinite, GymnasiumEnv
 from rl8x.execution import Execution
-from rl8x.execution.compiled import CompiledProgram
 from rl8x.policy import Policy
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.step import experience
-from rl8x.trainers.evaluation import EpisodeEvaluator
 
 CPU = torch.device("cpu")
 
@@ -106,23 +103,6 @@ def test_play_draws_its_noise_ahead_and_leaves_environment_and_cursor_where_it_s
         assert torch.equal(steps[t].step.rewards, rollout[keys.REWARDS][t])
     assert torch.equal(played.cursor.obs, steps[-1].step.obs)
     assert played.env.carry is steps[-1].carry
-
-
-@pytest.mark.parametrize("mode", ["eager", "compile"])
-def test_whole_episodes_are_evaluated_by_the_execution_that_trains(mode, monkeypatch):
-    calls = []
-    run = CompiledProgram.__call__
-    monkeypatch.setattr(CompiledProgram, "__call__", lambda self, *tensors: calls.append(1) or run(self, *tensors))
-    config = PPOConfig.rl8(num_envs=4, seed=3, device="cpu", execution=mode, model_config={"hidden_sizes": [8]})
-    algorithm = config.build(CartPole)
-    generator = torch.Generator().manual_seed(0)
-    evaluator = EpisodeEvaluator(CartPole(8, seed=4, time_limit=20), algorithm.policy, generator, algorithm.execution)
-    stats = evaluator.evaluate(None, deterministic=True)
-    assert stats[keys.EPISODES_ENDED] == 8
-    assert bool(calls) == (mode == "compile")
-    calls.clear()
-    evaluator.evaluate({"length": 0.4}, deterministic=True)
-    assert bool(calls) == (mode == "compile")
 
 
 class Clock(gymnasium.Env):

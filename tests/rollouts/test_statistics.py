@@ -1,18 +1,14 @@
-import functools
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl8x import keys
 from rl8x.algorithms.off_policy.off_policy import collected_stats
-from rl8x.algorithms.off_policy.updates import single_update_stats, update_stats
-from rl8x.execution import Execution
+from rl8x.algorithms.off_policy.updates import update_stats
 from rl8x.functional import moments
-from rl8x.rollouts.statistics import Stats, StatsProgram, masked_summary, pool, summary, transition_stats
+from rl8x.rollouts.statistics import Stats, masked_summary, on_host, pool, summary
 
 numbers = st.floats(-1e3, 1e3, width=32)
 
@@ -89,129 +85,91 @@ def test_summaries_of_whole_numbers_and_under_masks(values, mask, expected):
     assert [float(each) for each in found] == pytest.approx([int(mask.sum()), expected[2], expected[3] ** 2])
 
 
-# -- a single transition or update
+# -- of a few numbers, by NumPy
+
+COPIES = 20
 
 
-def one_transition(**changed):
-    """Return the tensors of a rollout of one transition by key, `[2, 1, ...]`."""
-    numbers = {"observations": [[0.1, -2.0]], "actions": [1], "logp": [-0.3], "rewards": [0.7]}
-    numbers |= {"episode_returns": [3.3], "episode_lengths": [7], "terminated": [False], "truncated": [False]}
-    numbers |= {f"{keys.METRICS}/score": [math.nan]} | changed
-    names = {"observations": keys.OBS, "actions": keys.ACTIONS, "logp": keys.LOGP}
-    return {names.get(name, name): torch.tensor([value, value]) for name, value in numbers.items()}
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {},
-        {"terminated": [True], f"{keys.METRICS}/score": [0.3]},
-        {"truncated": [True], "observations": [[3, 4]]},
-        {"rewards": [math.nan]},
-        {"observations": [[math.inf, 0.0]], "terminated": [True]},
-        {"valid": [False], "truncated": [True]},
-        {"values": [0.5], "final_values": [math.nan]},
-    ],
-)
-def test_statistics_of_a_single_transition_are_those_of_a_horizon_of_one(changed):
-    tensors = one_transition(**changed)
-    expected, found = collected_stats(tensors, horizon=1), transition_stats(tensors)
-    assert found.counted()[0].keys() == expected.counted()[0].keys()
-    assert found.counted()[1] == expected.counted()[1]
-    assert list(found) == list(expected)
-    np.testing.assert_equal(dict(found), dict(expected))
-
-
-@pytest.mark.parametrize("wrong", [None, "loss", "norm", "weights"])
-def test_statistics_of_a_single_update_are_those_of_a_step_of_one(wrong):
-    names, row, weights = ("losses/q", "q/grad_norm", "losses/policy"), torch.tensor([[0.1, 0.2]]), torch.ones(5000)
-    for bad, values in {"loss": row[:, :1], "norm": row[:, 1:], "weights": weights[-1:]}.items():
-        values.fill_(math.inf if bad == wrong else 3e38)  # finite, though sums are not
-    found = single_update_stats(row[0], names, [weights])
-    assert dict(found) == dict(update_stats({"rows/0": row, "weights/0": weights}, names))
-    flags = [found[f"finite/{name}"] for name in ("losses", "gradients", "parameters")]
-    assert flags == [float(bad == wrong) for bad in ("loss", "norm", "weights")]
-
-
-# -- by a program
-
-HORIZON, COPIES = 3, 20
-CPU = torch.device("cpu")
-
-
-def rollout(seed=0):
+def rollout(horizon=3, copies=COPIES, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(HORIZON + 1, COPIES, 2, generator=generator)
-    ended = torch.rand(2, HORIZON + 1, COPIES, generator=generator) < 0.2
+    drawn = torch.randn(horizon + 1, copies, 2, generator=generator)
+    ended = torch.rand(2, horizon + 1, copies, generator=generator) < 0.2
     return {
         "obs": drawn,
-        "actions": torch.zeros(HORIZON + 1, COPIES, dtype=torch.int64),
+        "actions": torch.zeros(horizon + 1, copies, dtype=torch.int64),
+        "logp": drawn[..., 0] - 9.0,
         "rewards": drawn[..., 0] * 3.0,
         "terminated": ended[0],
         "truncated": ended[1],
         "episode_returns": drawn[..., 1].clone(),
-        "episode_lengths": torch.arange(HORIZON * COPIES + COPIES).view(HORIZON + 1, COPIES),
+        "episode_lengths": torch.arange(horizon * copies + copies).view(horizon + 1, copies),
         "metrics/height": torch.where(drawn[..., 1] > 0, drawn[..., 0], torch.nan),
         "next_obs": drawn + 1.0,
     }
 
 
-@pytest.fixture(scope="module")
-def compiled():
-    program = StatsProgram(functools.partial(collected_stats, horizon=HORIZON), Execution("compile", "fp32", CPU))
-    program.prepare(rollout())
-    return program
+def filled(name, number, horizon=3, copies=COPIES):
+    return {name: torch.full((horizon + 1, copies), number)}
 
 
-def alike(compiled, tensors):
-    found, expected = compiled(tensors), compiled.summarise(tensors)
-    counted, gates = found.counted()
-    assert all(type(value) is float for value in found.unread()[0].values())
-    assert gates == expected.counted()[1]
-    assert counted.keys() == expected.counted()[0].keys()
+CHANGES = {
+    "some ended": {},
+    "none ended": filled("terminated", False) | filled("truncated", False),
+    "no height": filled("metrics/height", math.nan),
+    "some valid": {"valid": rollout(seed=7)["terminated"] | rollout(seed=7)["truncated"]},
+    "none valid": filled("valid", False),
+    "a reward": filled("rewards", math.inf),
+    "a final value": filled("values", 0.5) | filled("final_values", math.nan),
+    "whole numbers": {"obs": torch.zeros(4, COPIES, 2, dtype=torch.uint8)},
+    "another number format": {"obs": torch.zeros(4, COPIES, 2, dtype=torch.bfloat16)},
+}
+
+
+@pytest.mark.parametrize("copies", [COPIES, 1])
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.filterwarnings("error")
+def test_statistics_of_few_numbers_are_those_of_many(what, copies):
+    tensors = {name: tensor[:, :copies] for name, tensor in (rollout() | CHANGES[what]).items()}
+    horizon = 1 if copies == 1 else 3
+    expected, found = (collected_stats(given, horizon) for given in (tensors, on_host(tensors)))
+    isnt_tensor = [not isinstance(value, torch.Tensor) for value in found.unread()[0].values()]
+    assert all(isnt_tensor) or "format" in what
+    assert found.counted()[1] == expected.counted()[1]
+    assert list(found) == list(expected)
     assert dict(found) == pytest.approx(dict(expected), rel=1e-5, abs=1e-6, nan_ok=True)
-    return dict(found)
 
 
-def test_numbers_of_a_program_are_the_functions(compiled):
-    for seed in (1, 2):
-        alike(compiled, rollout(seed))
-    none_ended = dict.fromkeys(("terminated", "truncated"), torch.zeros(HORIZON + 1, COPIES, dtype=torch.bool))
-    row = alike(compiled, rollout() | none_ended)
-    assert row["episodes/ended"] == 0.0
-    assert "episodes/returns/mean" not in row
+def test_many_numbers_stay_tensors():
+    tensors = {"obs": torch.zeros(2**17 + 1)}
+    assert on_host(tensors) is tensors
 
 
-def test_a_program_of_an_earlier_run_is_found_and_names_its_numbers(compiled, monkeypatch):
-    compiled(rollout())
-    again = StatsProgram(compiled.summarise, Execution("compile", "fp32", CPU))
-    monkeypatch.setattr("rl8x.execution.compiled.verdict", lambda *_: pytest.fail("verified again"))
-    again.prepare(rollout())
-    alike(again, rollout(3))
-
-
+@pytest.mark.parametrize("where", [dict, on_host])
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
-    ("key", "flag"), [("obs", "observations"), ("next_obs", "observations"), ("rewards", "rewards")]
+    ("key", "flag"),
+    [("obs", "observations"), ("next_obs", "observations"), ("rewards", "rewards"), ("logp", "actions")],
 )
-def test_one_number_that_is_not_finite_is_seen_wherever_it_is(compiled, number, key, flag):
-    for place in range(0, HORIZON * COPIES, 7):
+def test_one_number_that_is_not_finite_is_seen_wherever_it_is(where, number, key, flag):
+    for place in range(0, 3 * COPIES, 7):
         tensors = rollout()
-        tensors[key].view((HORIZON + 1) * COPIES, -1)[place, -1] = number
-        row = compiled(tensors)
+        tensors[key].view(4 * COPIES, -1)[place, -1] = number
+        row = collected_stats(where(tensors), 3)
         assert [name for name, value in row.items() if name.startswith("finite/") and value] == [f"finite/{flag}"]
 
 
-def test_other_names_and_shapes_are_summarised_without_a_program(compiled):
-    more = rollout() | {"metrics/speed": torch.ones(HORIZON + 1, COPIES)}
-    assert dict(compiled(more)) == pytest.approx(dict(compiled.summarise(more)), nan_ok=True)
-    fewer = {name: tensor[:, :5] for name, tensor in rollout().items()}
-    assert compiled(fewer)["rewards/mean"] == pytest.approx(float(fewer["rewards"][:HORIZON].mean()))
-
-
-def test_what_was_not_asked_for_or_is_eager_has_no_program():
-    for mode, prepares in (("compile", False), ("eager", True)):
-        program = StatsProgram(functools.partial(collected_stats, horizon=HORIZON), Execution(mode, "fp32", CPU))
-        if prepares:
-            program.prepare(rollout())
-        assert any(isinstance(value, torch.Tensor) for value in program(rollout()).unread()[0].values())
+@pytest.mark.parametrize("wrong", [None, "loss", "norm", "weights"])
+@pytest.mark.parametrize("host_looks", [True, False])
+def test_statistics_of_updates_are_means_of_those_that_have_each(wrong, host_looks):
+    names, weights = ("losses/q", "q/grad_norm", "losses/policy"), torch.full((5000,), 3e38)  # their sum is not finite
+    rows = [torch.tensor([[0.25, 2.0]]), torch.tensor([[0.75, 4.0, 5.0], [1.25, 6.0, 7.0]])]
+    for bad, values in {"loss": rows[0][:, :1], "norm": rows[0][:, 1:], "weights": weights[-1:]}.items():
+        if bad == wrong:
+            values.fill_(math.inf)
+            rows[1][:] = math.nan if bad != "weights" else 1.0  # all that follows is bad, and names no cause
+    found = update_stats(rows, names, [weights], host_looks=host_looks)
+    flags = [found[f"finite/{name}"] for name in ("losses", "gradients", "parameters")]
+    assert flags == [float(bad == wrong) for bad in ("loss", "norm", "weights")]
+    if wrong is None:
+        assert [found[name] for name in names] == [0.75, 4.0, 6.0]
+        assert dict(update_stats(rows[:1], names, [weights], host_looks=host_looks)).keys() & {*names} == {*names[:2]}

@@ -329,7 +329,8 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
     @property
     def tags(self) -> dict[str, str]:
         """Tags that a run records at its end, by name."""
-        mode = self.execution.shown_mode + ("" if self.collector.stepper.runs_env else ", environment eager")
+        whole = self.collector.stepper.compiles_env or self.execution.mode == "eager"
+        mode = self.execution.shown_mode + ("" if whole else ", environment eager")
         tags = {**super().tags, "rl8x.execution": mode}
         # Some simulators reveal only at the end of an episode that they do not return its final observation.
         if not self.env.gives_final_obs:

@@ -8,8 +8,9 @@ the kernel by the elementwise form, which Inductor fuses with the surrounding op
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -29,20 +30,18 @@ def apply_adam(
     weight_decay: float,
     decoupled: bool,
 ) -> None:
-    """Update weights and moments in place, as `optimizer.Adam` specifies.
+    """Update weights and moments in place, as `optimizer_rules.Adam` specifies.
 
     Weights and gradient are `[size]`; `moments` are the running means of gradients and of their squares, `[size]`, and
-    the steps taken before, `[1]`; `lr` is 0-d; `weight_decay` is the coefficient of an L2 penalty, or of the decay of
-    AdamW if `decoupled`.
+    the steps taken before, `[1]`; `lr` is 0-d.
     """
     first, second, step = moments
     step.add_(1.0)
     options = {"beta1": betas[0], "beta2": betas[1], "weight_decay": weight_decay, "eps": eps}
-    if weights.device.type in ("cpu", "cuda"):
-        fused, others = private.fused_adam(decoupled), {"amsgrad": False, "maximize": False}
-        fused([weights], [gradient], [first], [second], [], [step], lr=lr, **options, **others)
-    else:
-        _elementwise(weights, gradient, first, second, step, lr, decoupled, **options)
+    others = {"amsgrad": False, "maximize": False}
+    has_kernel = weights.device.type in ("cpu", "cuda")
+    kernel = private.fused_adam(decoupled) if has_kernel else functools.partial(_elementwise, decoupled)
+    kernel([weights], [gradient], [first], [second], [], [step], lr=lr, **options, **others)
 
 
 def advance(
@@ -59,24 +58,14 @@ def advance(
 
 
 def _elementwise(
-    weights: Tensor,
-    gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
-    step: Tensor,
-    lr: Tensor,
-    decoupled: bool,
-    *,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-    eps: float,
+    decoupled: bool, *vectors: Any, lr: Any, beta1: Any, beta2: Any, weight_decay: Any, eps: Any, **_: Any
 ) -> None:
-    """Make one step by elementwise operators; `step` is the number of this step, counted from 1, `[1]`.
+    """Make the step of a fused kernel by elementwise operators.
 
     Numerator and denominator are multiplied by sqrt(c2), as in section 2 of Kingma and Ba 2015, arXiv:1412.6980, so
     that each weight costs one division.
     """
+    [weights], [gradient], [first], [second], _, [step] = vectors
     if weight_decay and decoupled:
         weights.mul_(1.0 - lr * weight_decay)
     elif weight_decay:
@@ -91,18 +80,5 @@ def _log(beta: float) -> float:
     return math.log(beta) if beta else -math.inf
 
 
-def _decomposed(decoupled: bool) -> Callable[..., None]:
-    """Return the elementwise decomposition of a fused kernel."""
-
-    def step(
-        weights: Any, gradients: Any, first: Any, second: Any, _: Any, steps: Any, *, lr: Any, **options: Any
-    ) -> None:
-        del options["amsgrad"], options["maximize"]
-        for tensors in zip(weights, gradients, first, second, steps, strict=True):
-            _elementwise(*tensors, lr, decoupled, **options)
-
-    return step
-
-
 # Applied by lowering.
-DECOMPOSITIONS: Final = {private.fused_adam(decoupled): _decomposed(decoupled) for decoupled in (False, True)}
+DECOMPOSITIONS: Final = {private.fused_adam(each): functools.partial(_elementwise, each) for each in (False, True)}

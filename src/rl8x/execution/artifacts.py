@@ -31,6 +31,9 @@ _LIMIT_MB: Final = 500
 # A program that was written or looked up less than this many seconds ago is never removed: a run may be about to load
 # it.
 _IN_USE_S: Final = 3600.0
+_MOST_NOTES: Final = 4096
+# Age in seconds after which what a build left counts as abandoned.
+_LONG_AGO_S: Final = 600.0
 
 
 class Artifact(NamedTuple):
@@ -43,10 +46,10 @@ class Artifact(NamedTuple):
 
 
 class Artifacts:
-    """A folder of compiled programs: for each, a shared library and a JSON file with its hash and verdict.
+    """A folder of compiled programs: shared libraries that end with a line of JSON, with a hash and the verdict.
 
-    Several processes may use it at once: files are renamed into it, the JSON file last. A program is loaded only if
-    nobody but this user and root could have written it.
+    Several processes may use it at once, since files are renamed into it. A program is loaded only if nobody but this
+    user and root could have written it.
 
     Args:
         folder: The folder; None takes `RL8X_CACHE_DIR`, or this user's cache folder.
@@ -60,9 +63,8 @@ class Artifacts:
     why = "cannot be written to"
 
     def __init__(self, folder: Path | None = None) -> None:
-        given = os.environ.get(FOLDER_VARIABLE)
-        default = platformdirs.user_cache_dir("rl8x", appauthor=False)
-        self.folder = (folder or Path(given or default)).absolute()
+        given = os.environ.get(FOLDER_VARIABLE) or platformdirs.user_cache_dir("rl8x", appauthor=False)
+        self.folder = (folder or Path(given)).absolute()
 
     def make_folder(self) -> None:
         """Create the folder, readable by this user alone since it contains code; a temporary one if that fails."""
@@ -98,28 +100,23 @@ class Artifacts:
         return self.folder / f"{key}.so"
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """Return the metadata of a program if its hash matches; remove it if it is damaged, or not ours."""
+        """Return the notes of a program if its hash matches; remove it if it is damaged, or not ours."""
         self._leave_if_exposed()
-        path, notes = self.library(key), self.folder / f"{key}.json"
-        try:
-            note: dict[str, Any] = json.loads(notes.read_text())
-            if is_own_file(path) and is_own_file(notes) and note["sha256"] == _sha256(path):
-                with contextlib.suppress(OSError):  # the file is another user's and read-only
-                    os.utime(path)
-                return note
-        except FileNotFoundError:
+        path = self.library(key)
+        if not path.exists():
             return None
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
-        with contextlib.suppress(OSError):
-            self.remove(key)
+        with contextlib.suppress(OSError, ValueError):
+            if is_own_file(path):
+                _, notes = _read(path)
+                os.utime(path)
+                return notes
+        with contextlib.suppress(OSError):  # another user's folder
+            path.unlink()
         return None
 
     def put(self, key: str, built: Path) -> None:
-        """Add a shared library that was built in this folder under a temporary name."""
-        note = {"sha256": _sha256(built), "torch": torch.__version__}
-        _publish(built, self.library(key))
-        self._write(key, note)
+        """Add a shared library."""
+        self._write(key, built.read_bytes(), {"torch": torch.__version__})
         self.trim()
 
     def verdict(self, key: str) -> str | None:
@@ -128,40 +125,33 @@ class Artifacts:
 
     def judge(self, key: str, verdict: str) -> None:
         """Keep the verdict on a program with it: empty if it agrees with its function."""
-        note = self.find(key)
-        if note is not None:
-            with contextlib.suppress(OSError):
-                self._write(key, note | {"verdict": verdict})
+        with contextlib.suppress(OSError, ValueError):
+            library, notes = _read(self.library(key))
+            self._write(key, library, notes | {"verdict": verdict})
 
-    def _write(self, key: str, note: dict[str, Any]) -> None:
-        beside = self.beside("json")
-        beside.write_text(json.dumps(note))
-        _publish(beside, self.folder / f"{key}.json")
-
-    def remove(self, key: str) -> None:
-        """Remove all files of a key, the metadata first, so that `find` never sees an incomplete program."""
-        for suffix in ("json", "so"):
-            (self.folder / f"{key}.{suffix}").unlink(missing_ok=True)
+    def _write(self, key: str, library: bytes, notes: dict[str, Any]) -> None:
+        """Write a program, which its owner alone may change, whatever the umask."""
+        beside, notes = self.beside("so"), notes | {"sha256": hashlib.sha256(library).hexdigest()}
+        beside.write_bytes(library + b"\n" + json.dumps(notes).encode())
+        beside.chmod(beside.stat().st_mode & ~0o022)
+        beside.replace(self.library(key))
 
     def list(self) -> list[Artifact]:
         """Return all programs, most recently used first."""
         artifacts = []
-        for path in self.folder.glob("*.so"):
-            note: dict[str, Any] = {}
-            try:
-                stat = path.stat()
-                note = json.loads(path.with_suffix(".json").read_text())
-            except FileNotFoundError:  # another process has just removed it, or is still writing it
-                continue
-            except (OSError, ValueError):
-                pass
-            artifacts.append(Artifact(path.stem, stat.st_size, stat.st_mtime, str(note.get("torch", ""))))
+        for path in self.folder.glob("[!.]*.so"):
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+                stat, notes = path.stat(), {}
+                with contextlib.suppress(ValueError, TypeError), path.open("rb") as file:
+                    file.seek(-min(stat.st_size, _MOST_NOTES), os.SEEK_END)
+                    notes = dict(json.loads(file.read().rpartition(b"\n")[2]))
+                artifacts.append(Artifact(path.stem, stat.st_size, stat.st_mtime, str(notes.get("torch", ""))))
         return sorted(artifacts, key=lambda artifact: -artifact.used)
 
     def clear(self) -> int:
         """Remove all programs, and return the number of bytes freed."""
         freed = 0
-        for path in [*self.folder.glob("*.json"), *self.folder.glob("*.so")]:
+        for path in self.folder.glob("[!.]*.so"):
             with contextlib.suppress(FileNotFoundError):  # another process has just removed it
                 freed += path.stat().st_size
                 path.unlink()
@@ -169,11 +159,7 @@ class Artifacts:
 
     @property
     def limit_mb(self) -> float:
-        """The cache's size limit in MB.
-
-        Raises:
-            ValueError: If `RL8X_CACHE_MB` is not a finite number of at least 0.
-        """
+        """The cache's size limit in MB; a `ValueError` if `RL8X_CACHE_MB` is not a finite number of at least 0."""
         given = os.environ.get(LIMIT_VARIABLE, str(_LIMIT_MB))
         with contextlib.suppress(ValueError):
             if math.isfinite(limit := float(given)) and limit >= 0:
@@ -186,18 +172,23 @@ class Artifacts:
         for artifact in self.list():
             left -= artifact.size
             if left < 0 and artifact.used < since:
-                self.remove(artifact.key)
+                self.library(artifact.key).unlink(missing_ok=True)
+
+    def remove_unfinished(self) -> None:
+        """Remove what builds left in the folder that were killed, as when a run ends during a build."""
+        for left in self.folder.glob(".*"):
+            with contextlib.suppress(OSError):  # another process has removed it, or another user owns it
+                if left.stat().st_mtime < time.time() - _LONG_AGO_S:
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
-def _publish(beside: Path, path: Path) -> None:
-    """Give a file its name, writable by its owner only, whatever the umask."""
-    beside.chmod(beside.stat().st_mode & ~0o022)
-    beside.replace(path)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """Return a program and its notes; a `ValueError` if they are damaged."""
+    library, _, line = path.read_bytes().rpartition(b"\n")
+    notes = json.loads(line)
+    if not isinstance(notes, dict) or notes.get("sha256") != hashlib.sha256(library).hexdigest():
+        raise ValueError(f"{path} is damaged")
+    return library, notes
 
 
 @functools.cache

@@ -8,8 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from rl8x.execution.loops import Loop
-from rl8x.execution.programs import ProgramError, layout_of
+from rl8x.execution.programs import Loop, Program, ProgramError, layout_of
 
 Captured = tuple[Callable[[], object], Sequence[Tensor]]
 
@@ -21,48 +20,53 @@ class CapturedProgram:
     """A function of tensors, captured as a CUDA graph once for each layout of its arguments; see `Execution.program`.
 
     Arguments that are not fixed are copied into the graph's input buffers. A loop is one graph over all items, whose
-    state is copied back too, so that it may be other tensors in each call.
+    state is copied back too, so that it may be other tensors in each call. Its items at the end that are written, as
+    many as `num_written`, are fixed too: where they lie elsewhere, another graph is captured.
     """
 
     def __init__(
         self,
-        function: Callable[..., Sequence[Tensor]],
+        function: Program,
         num_fixed: int = 0,
+        num_written: int = 0,
         capture: Callable[[Callable[[], Sequence[Tensor]]], Captured] | None = None,
     ) -> None:
         self.function = function
         self.num_fixed = num_fixed
+        self.num_written = num_written
         self._num_state = function.num_state if isinstance(function, Loop) else 0
         self._capture = capture or capture_cuda
         self._captured: dict[Hashable, tuple[Sequence[Tensor], Captured]] = {}
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Replay the graph, and return copies of its results."""
-        varying, (replay, results) = self._captured.get(layout_of(tensors)) or self._program(tensors)
+        end = len(tensors) - self.num_written
+        key = layout_of(tensors), *[tensor.data_ptr() for tensor in tensors[end:]]
+        if key not in self._captured:
+            self._captured[key] = self._program(tensors, end)
+        places, (replay, results) = self._captured[key]
         with torch.no_grad():
-            for place, tensor in zip(varying, tensors[self.num_fixed :], strict=True):
+            for place, tensor in zip(places, tensors[self.num_fixed : end], strict=True):
                 place.copy_(tensor)
             replay()
-            for tensor, place in zip(tensors[: self._num_state], varying, strict=False):
+            for tensor, place in zip(tensors[: self._num_state], places, strict=False):
                 tensor.copy_(place)
             return [result.clone() for result in results]
 
-    def _program(self, tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], Captured]:
-        """Capture the graph for arguments of this layout; return its input buffers too."""
-        fixed = tensors[: self.num_fixed]
-        varying = [tensor.clone() for tensor in tensors[self.num_fixed :]]
-        before = [tensor.clone() for tensor in fixed]
+    def _program(self, tensors: Sequence[Tensor], end: int) -> tuple[Sequence[Tensor], Captured]:
+        """Return the input buffers of a graph for these arguments, and the graph."""
+        before, fixed = tensors[: self.num_fixed], [*tensors[: self.num_fixed], *tensors[end:]]
+        places = [tensor.clone() for tensor in tensors[self.num_fixed : end]]
+        kept = [tensor.clone() for tensor in fixed]
         try:
             with torch.no_grad():
                 # Warm-up runs load kernels and libraries; their writes to fixed arguments are undone below.
-                captured = self._capture(lambda: self.function(*fixed, *varying))
+                return places, self._capture(lambda: self.function(*before, *places, *tensors[end:]))
         except Exception as error:
             raise ProgramError("graph", error) from error
         finally:
-            for tensor, old in zip(fixed, before, strict=True):
+            for tensor, old in zip(fixed, kept, strict=True):
                 tensor.copy_(old)
-        self._captured[layout_of(tensors)] = varying, captured
-        return varying, captured
 
 
 def capture_cuda(function: Callable[[], Sequence[Tensor]]) -> Captured:

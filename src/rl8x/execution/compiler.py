@@ -1,4 +1,8 @@
-"""Compiles programs in a separate process, and loads them."""
+"""Compiles programs in a separate process, and loads them.
+
+That process imports torch's compiler once, reads programs as lines of JSON, and compiles each in a forked child. It
+shares no memory with the run that started it.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +15,30 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from rl8x.execution import private
 from rl8x.execution.artifacts import Artifacts, key_of
+from rl8x.execution.programs import Program
+from rl8x.output import message_of
 from rl8x.processes import python_process
 
-Run = Callable[..., Sequence[Tensor]]
-
 # Garbage collection in the compiler's process finds little and costs a second.
-_CODE: Final = "import gc; gc.disable(); from rl8x.execution.compiler_process import main; main()"
+_CODE: Final = "import gc; gc.disable(); from rl8x.execution.compiler import main; main()"
 _VARIABLES: Final = {"OMP_NUM_THREADS": "1"}
+# The run goes on meanwhile and has priority.
+_NICENESS: Final = 10
 
 
 class Compiler:
-    """Compiles programs, several at a time, in separate processes.
-
-    Args:
-        artifacts: The cache of compiled programs.
-
-    Attributes:
-        say: Called with a message when this process has to wait for a program.
-    """
+    """Compiles programs, several at a time, into the cache; calls `say` with a line where one has to be waited for."""
 
     def __init__(self, artifacts: Artifacts) -> None:
         self.artifacts = artifacts
@@ -104,13 +105,9 @@ class Compiler:
         return self.artifacts.library(key)
 
     def missing(self, seconds: float | None = 0.0) -> int:
-        """Return how many of the requested programs are not compiled yet.
+        """Return how many of the requested programs are not compiled yet, after so many seconds or when one more is.
 
-        Args:
-            seconds: How long to wait for the next one at most; None waits until it comes.
-
-        Raises:
-            RuntimeError: If the process has ended.
+        None waits for one without end. A `RuntimeError` says that the process has ended.
         """
         if not self._requested or self._owner != os.getpid():
             return 0
@@ -130,14 +127,10 @@ class Compiler:
         return len(self._requested)
 
 
-def load(library: Path, items: range = range(0)) -> Run:
-    """Load a compiled program as a function of tensors that returns contiguous ones.
+def load(library: Path, items: range = range(0)) -> Program:
+    """Load a compiled program as a function of tensors, of which `items` are those of a loop, `[n, *]` each.
 
     Several threads may call it at once; it releases the GIL. The buffers that it keeps are freed with the function.
-
-    Args:
-        library: The shared library.
-        items: Which of the arguments are items of a loop, `[n, *]`, as its results then are; of any number.
     """
     functions = ctypes.CDLL(str(library))
     call, layouts, free = functions.rl8x_run, functions.rl8x_results, functions.rl8x_free
@@ -163,3 +156,64 @@ def load(library: Path, items: range = range(0)) -> Run:
 def compiler() -> Compiler:
     """Return the compiler of this process."""
     return Compiler(Artifacts())
+
+
+# -- the process
+
+
+def main() -> None:
+    """Compile programs until stdin is closed."""
+    import rl8x.execution.lowering  # noqa: F401, once for all forks
+
+    artifacts = Artifacts(Path(sys.argv[1]))
+    artifacts.unwritable = artifacts.folder  # where it is, the run has decided
+    os.nice(_NICENESS)
+    private.trust_processor_flags()
+    with contextlib.suppress(RuntimeError):  # each program reports it
+        private.inductor().pick_vec_isa()  # once for all forks
+    answers = os.dup(1)
+    os.dup2(2, 1)  # keeps the output of compilers apart from the answers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
+    artifacts.remove_unfinished()
+    for line in sys.stdin:
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _watch(artifacts, json.loads(line), answers)
+            os._exit(0)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _watch(artifacts: Artifacts, request: dict[str, str], answers: int) -> None:
+    """Answer a request from a child process, and send an error if that process is killed, such as by the OOM killer."""
+    worker = os.fork()
+    if worker == 0:
+        _send(answers, request["key"], _compile(artifacts, **request))
+        os._exit(0)
+    _, status = os.waitpid(worker, 0)
+    if status:
+        _send(answers, request["key"], f"the compiler ended with status {status}")
+
+
+def _send(answers: int, key: str, error: str | None) -> None:
+    os.write(answers, (json.dumps({"key": key, "error": error}) + "\n").encode())
+
+
+def _compile(artifacts: Artifacts, key: str, program: str) -> str | None:
+    """Compile a program unless the cache has it; return what went wrong."""
+    import filelock
+
+    from rl8x.execution import lowering
+
+    built, lock = artifacts.beside("so"), artifacts.folder / f".{key}.lock"
+    try:
+        with filelock.FileLock(lock):  # ranks of one machine request the same program at once
+            if artifacts.find(key) is None:
+                lowering.lower(program, built)
+                artifacts.put(key, built)
+            lock.unlink(missing_ok=True)
+    except BaseException as error:  # this process has nothing else to do
+        lines = message_of(error).strip().splitlines()
+        return lines[0] if lines else type(error).__name__
+    finally:
+        built.unlink(missing_ok=True)
+    return None

@@ -8,6 +8,7 @@ switches at a step that depends on the configuration alone, not on a clock, so t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -20,10 +21,9 @@ from rl8x.distributed import ranks
 from rl8x.execution.captured import CapturedProgram
 from rl8x.execution.compiled import CompiledProgram
 from rl8x.execution.compiler import compiler
-from rl8x.execution.loops import Loop
 from rl8x.execution.matmul import has_bfloat16
 from rl8x.execution.memory import keep_freed_memory
-from rl8x.execution.programs import Program, ProgramError, prepare
+from rl8x.execution.programs import Loop, Program, ProgramError, prepare
 from rl8x.execution.threads import Threads
 from rl8x.execution.verification import TOLERANCES, Check, Kind
 
@@ -57,12 +57,9 @@ class Execution:
     Attributes:
         mode: The current mode.
         target: The mode from `starts_at` on.
-        prepares: Whether programs should be compiled now, while the run is eager.
         starts_at: The step at which `auto` switches to compiled programs, by the algorithm's own count from 0; 0 if it
             never does, or that is not known yet.
         compiled_since: `starts_at` once that step has been reached, also in an earlier process of the run.
-        due: The next step at which `begin_step` has something to do; infinite if there is none.
-        fell_back: Whether `auto` has failed to compile or capture, and stays eager.
         verdicts: Verdicts on the compiled programs, by their keys; part of checkpoints. Empty for a program that agrees
             with its function, else the program's name, a colon, and how far it is off: it is refused.
         host_looks: Whether the host may read values: free on the CPU, a host sync elsewhere.
@@ -85,14 +82,14 @@ class Execution:
                 stacklevel=2,
             )
         self.falls_back = mode == "auto"
-        self.fell_back = False
+        self.fell_back = False  # `auto` has failed to compile or capture, and stays eager
         self.target: FixedMode = ("graph" if on_cuda else "compile") if mode == "auto" else mode
         self.mode: FixedMode = "eager" if mode == "auto" and not on_cuda else self.target
-        self.prepares = False
+        self.prepares = False  # programs should be compiled now, while the run is eager
         self.starts_at = 0
         self.compiled_since: int | None = None
         self.waits = waits
-        self.due = math.inf
+        self.due = math.inf  # the next step at which `begin_step` has something to do
         self.precision = precision
         self.verdicts: dict[str, str] = {}
         self.device = device
@@ -135,22 +132,10 @@ class Execution:
         """The mode as a run's param: `auto` if it has changed or is to, else the present one."""
         return "auto" if self.starts_at or self.mode != self.target else self.mode
 
-    @property
-    def _later(self) -> FixedMode:
-        """The mode that programs are made for; with `auto` a later `run()` may be long enough to compile."""
-        if not self.falls_back:
-            return self.target
-        return "graph" if self.device.type == "cuda" else "compile"
-
     def begin_step(self, step: int, *, prepared: bool = True) -> bool:
-        """Start to prepare compiled programs, or switch to them, if this is the step for it.
+        """Start to prepare compiled programs, or switch to them, if this is the step for it; return whether it has.
 
-        Args:
-            step: The step, by the algorithm's own count from 0.
-            prepared: Whether the programs of a step have been requested, if it does not wait.
-
-        Returns:
-            Whether it has switched.
+        The step is by the algorithm's own count from 0; `prepared` is whether all programs have been requested.
         """
         if step < self.due:
             return False
@@ -167,20 +152,12 @@ class Execution:
         return changes
 
     def awaits(self, step: int) -> bool:
-        """Return whether compiled programs are needed from a step on, and it waits for them.
-
-        Args:
-            step: The number of the step, counted from 0.
-        """
+        """Return whether compiled programs are needed from a step on, counted from 0, and it waits for them."""
         return self.mode != self.target and self.waits and step >= self.starts_at > 0
 
     @staticmethod
     def missing(seconds: float = 0.0) -> int:
-        """Return how many of the requested programs are not there yet.
-
-        Args:
-            seconds: How long to wait for one of them at most.
-        """
+        """Return how many of the requested programs are not there yet, after so many seconds or when one more is."""
         try:
             return compiler().missing(seconds)
         except RuntimeError:  # reported where a program is needed
@@ -192,11 +169,7 @@ class Execution:
         self.prepares, self.due, self.fell_back = False, math.inf, True
 
     def give_up(self, error: ProgramError) -> None:
-        """Warn that a program could not be made, and run eagerly from now on; raise unless the mode is `auto`.
-
-        Args:
-            error: Why not.
-        """
+        """Warn that a program could not be made, and run eagerly from now on; raise unless the mode is `auto`."""
         if not self.falls_back:
             raise error
         self.fall_back()
@@ -204,11 +177,7 @@ class Execution:
 
     @staticmethod
     def announce(say: Callable[[str], None]) -> None:
-        """Set what is told when a run waits for the compiler.
-
-        Args:
-            say: Takes a line of text.
-        """
+        """Set what is told, in a line, when a run waits for the compiler."""
         compiler().say = say
 
     @contextlib.contextmanager
@@ -232,17 +201,7 @@ class Execution:
         refused = sorted({verdict.partition(":")[0] for verdict in self.verdicts.values() if verdict})
         return self.mode if self.mode == "eager" or not refused else f"{self.mode}, eager: {', '.join(refused)}"
 
-    def _check(self, name: str, kind: Kind) -> Check:
-        return Check(name, kind, TOLERANCES[self.precision], self.verdicts)
-
-    def program(
-        self,
-        function: Callable[..., Sequence[Tensor]],
-        num_fixed: int = 0,
-        *,
-        name: str = "program",
-        kind: Kind = "step",
-    ) -> Program:
+    def program(self, function: Program, num_fixed: int = 0, *, name: str = "program", kind: Kind = "step") -> Program:
         """Make a program of a function of tensors.
 
         Args:
@@ -253,64 +212,62 @@ class Execution:
             name: The program's name in messages.
             kind: What its tensors are, by which a compiled program is verified, see `verification`.
 
-        Returns:
-            A function with the same arguments and results. A call raises `ProgramError` if the function cannot be
-            compiled or captured, unless the mode is `auto`.
+        Raises:
+            ProgramError: In a call, if the function cannot be compiled or captured, unless the mode is `auto`.
         """
-        if self._later == "eager":
-            return function
-        if self._later == "graph":
-            return _Guarded(self, CapturedProgram(function, num_fixed), function)
-        return _Guarded(self, CompiledProgram(function, self._check(name, kind)), function)
+        return self._made(function, num_fixed, 0, name, kind)
 
     def loop(
         self,
-        function: Callable[..., Sequence[Tensor]],
+        function: Program,
         num_state: int,
         num_items: int = 1,
         *,
         ends: bool = False,
+        num_written: int = 0,
         name: str = "program",
         kind: Kind = "step",
     ) -> Program:
-        """Make a program that calls a function once for each item; on the CPU the whole loop is one compiled program.
+        """Make a program that calls a function once for each item; compiled on the CPU, the loop is one program.
 
         Args:
             function: Takes the state, other tensors, and one slice of each items tensor; updates the state in place,
-                and returns tensors.
+                and returns tensors, which the program returns stacked, `[n, *]` each.
             num_state: How many leading arguments are the state.
             num_items: How many trailing arguments are items, each `[n, *]`.
-            ends: Whether the function's last result is a 0-d bool that is False if the loop shall end after this item.
+            ends: Whether the function's last result is a 0-d bool, at which the host looks: False ends the loop after
+                this item, with zeros for results of those that follow.
+            num_written: How many of the items, the last ones, the function writes in place.
             name: The program's name in messages.
             kind: What its tensors are, see `program`.
-
-        Returns:
-            A function of the state, other tensors and all items. It returns the stacked results, each `[n, *]`, with
-            zeros for items after the end of the loop.
         """
-        loop = Loop(function, num_state, num_items, ends=ends, host_looks=self.host_looks)
-        if self._later == "compile" and self.device.type != "cpu":
-            # Kernel launches are asynchronous, so that Python between the calls costs little.
-            return _Guarded(self, loop.around(CompiledProgram(function, self._check(name, kind))), loop)
-        return self.program(loop, name=name, kind=kind)
+        return self._made(Loop(function, num_state, num_items, ends=ends), 0, num_written, name, kind)
+
+    def _made(self, function: Program, num_fixed: int, num_written: int, name: str, kind: Kind) -> Program:
+        # With `auto` a later `run()` may be long enough to compile.
+        if self.target == "eager" and not self.falls_back:
+            return function
+        if self.device.type == "cuda" if self.falls_back else self.target == "graph":
+            return _Guarded(self, CapturedProgram(function, num_fixed, num_written), function)
+        check = Check(name, kind, TOLERANCES[self.precision], self.verdicts)
+        return _Guarded(self, CompiledProgram(function, check), function)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class _Guarded:
     """Calls a program, or its function while execution is eager or after `auto` has fallen back."""
 
-    def __init__(self, execution: Execution, made: Program, function: Program) -> None:
-        self.execution = execution
-        self.made = made
-        self.function = function
+    execution: Execution
+    made: Program
+    function: Program
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
-        if self.execution.mode == "eager":
-            return self.function(*tensors)
-        try:
-            return self.made(*tensors)
-        except ProgramError as error:
-            self.execution.give_up(error)
-            return self.function(*tensors)
+        if self.execution.mode != "eager":
+            try:
+                return self.made(*tensors)
+            except ProgramError as error:
+                self.execution.give_up(error)
+        return self.function(*tensors)
 
     def prepare(self, *tensors: Tensor) -> None:
         """Request compilation for arguments of this layout, `[*]` each, without running the program or waiting."""

@@ -1,18 +1,20 @@
 // The runtime of a compiled program: the functions that Inductor's generated C++ calls. Included after its kernels.
 //
 // Inductor's own runtime creates a torch tensor for every buffer and view. A small minibatch has a hundred of them, and
-// they cost more than its arithmetic. Here a tensor is a pointer and a layout, and its memory comes from blocks that this
-// program keeps by size. A torch tensor is created only for arguments of torch's operators, as a view that is cached:
-// without the cache PPO with minibatches of 64 takes 1.1 times as long (CPU time of one thread, Xeon, torch 2.13).
-// Errors are thrown as literals: `<stdexcept>` takes a tenth of a build.
+// they cost more than its arithmetic. Here a tensor is a pointer and a layout. A program has no branches, so that the
+// n-th tensor of each call has the same layout and lifetime: the first call plans the memory, and the later ones find
+// it in place, with torch's views of it for the operators that are torch's. Errors are thrown as literals: `<stdexcept>`
+// takes a tenth of a build.
 
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <exception>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <new>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -27,166 +29,100 @@ struct Tensor {
   int32_t references;
   int64_t capacity;         // bytes of memory that it owns; 0 for a view
   Tensor* base;             // the tensor that it is a view of
-  AtenTensorHandle torchs;  // the torch tensor that it is a view of, owned
+  AtenTensorHandle torchs;  // torch's tensor of the memory at `shown`
+  const char* shown;
+  bool is_torchs;  // whether an operator made that, which owns the memory
 };
 
 void check(AOTITorchError error, const char* message) {
   if (error != AOTI_TORCH_SUCCESS) throw message;
 }
 
-// The blocks and cached torch views of one call at a time. Blocks are kept from call to call, so that neither memory nor
-// speed depends on malloc: glibc before 2.38 reuses no large aligned block that it gets back between small ones.
+// The tensors of one call at a time, in the order in which they come, and their memory.
 class Memory {
  public:
   ~Memory() {
-    release_retired();
-    forget_views();
-    for (Block* block : small_) free_all(block);
-    for (auto [capacity, block] : large_) free_all(block);
-    for (Tensor* tensor : tensors_) delete tensor;
+    for (Tensor& tensor : tensors_)
+      if (tensor.torchs != nullptr) aoti_torch_delete_tensor_object(tensor.torchs);
+    for (void* block : blocks_) std::free(block);
   }
+
+  // Begin a call: its tensors and blocks are those of the calls before, in the same order.
+  void begin() { tensors_begun_ = allocated_ = 0; }
+  void end() { planned_ = true; }
 
   Tensor* tensor() {
-    if (tensors_.empty()) return new Tensor;
-    Tensor* last = tensors_.back();
-    tensors_.pop_back();
-    return last;
+    if (tensors_begun_ == tensors_.size()) tensors_.emplace_back();
+    return &tensors_[tensors_begun_++];
   }
-
-  void give_back(Tensor* tensor) { tensors_.push_back(tensor); }
 
   char* allocate(int64_t capacity) {
-    Block*& first = blocks_of(capacity);
-    if (first != nullptr) return reinterpret_cast<char*>(std::exchange(first, first->next));
-    void* found = nullptr;
-    if (posix_memalign(&found, kAlignment, capacity) != 0) throw std::bad_alloc();
-    return static_cast<char*>(found);
+    if (!planned_) plan_.push_back(reused_or_new(capacity));
+    return plan_[allocated_++];
   }
 
-  void free(char* data, int64_t capacity) {
-    if (KEEPS_MEMORY) {
-      retired_.emplace_back(data, capacity);
-    } else {
-      release(data, capacity);
-    }
-  }
-
-  // Free memory whose release was deferred, since an operator might have returned a view of it.
-  void release_retired() {
-    for (auto [data, capacity] : retired_) release(data, capacity);
-    retired_.clear();
-  }
-
-  // Return a torch tensor that views a tensor's memory; this object keeps ownership.
-  AtenTensorHandle view(const Tensor& tensor) {
-    Key key{tensor.data, tensor.sizes, tensor.strides, tensor.dtype};
-    AtenTensorHandle& found = views_[key];
-    if (found == nullptr)
-      check(
-          aoti_torch_create_tensor_from_blob(
-              tensor.data, tensor.ndim, tensor.sizes, tensor.strides, 0, tensor.dtype, aoti_torch_device_type_cpu(), 0,
-              &found),
-          "aoti_torch_create_tensor_from_blob failed");
-    return found;
-  }
-
-  // Drop cached views if there are too many, as arguments get new addresses. Call only while no operator runs.
-  void trim_views() {
-    if (views_.size() > kViews) forget_views();
-  }
-
-  static int64_t rounded(int64_t bytes) {
-    return bytes <= kAlignment ? kAlignment : (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  void release(Tensor* tensor) {
+    if (tensor == nullptr || --tensor->references > 0) return;
+    // An operator might have returned a view of what it was given.
+    if (tensor->capacity > 0 && !planned_ && !KEEPS_MEMORY) free_.emplace(tensor->capacity, tensor->data);
+    if (tensor->is_torchs) aoti_torch_delete_tensor_object(std::exchange(tensor->torchs, nullptr));
+    release(std::exchange(tensor->base, nullptr));
   }
 
  private:
-  static constexpr int64_t kAlignment = 64, kSmall = 1 << 16;
-  static constexpr size_t kViews = 4096;
-
-  struct Block {
-    Block* next;
-  };
-  struct Key {
-    const void* data;
-    const int64_t* sizes;
-    const int64_t* strides;
-    int32_t dtype;
-    bool operator==(const Key& other) const {
-      return data == other.data && sizes == other.sizes && strides == other.strides && dtype == other.dtype;
-    }
-  };
-  struct Hash {
-    size_t operator()(const Key& key) const {
-      auto number = [](const void* pointer) { return reinterpret_cast<size_t>(pointer) >> 3; };
-      return number(key.data) * 31 + number(key.sizes) * 7 + number(key.strides) + key.dtype;
-    }
-  };
-
-  Block*& blocks_of(int64_t capacity) {
-    return capacity <= kSmall ? small_[capacity / kAlignment] : large_[capacity];
+  char* reused_or_new(int64_t capacity) {
+    if (auto found = free_.find(capacity); found != free_.end()) return free_.extract(found).mapped();
+    void* made = nullptr;
+    if (posix_memalign(&made, 64, capacity) != 0) throw std::bad_alloc();
+    blocks_.push_back(made);
+    return static_cast<char*>(made);
   }
 
-  void release(char* data, int64_t capacity) {
-    Block*& first = blocks_of(capacity);
-    first = new (data) Block{first};
-  }
-
-  static void free_all(Block* block) {
-    while (block != nullptr) std::free(std::exchange(block, block->next));
-  }
-
-  void forget_views() {
-    for (auto& [key, handle] : views_) aoti_torch_delete_tensor_object(handle);
-    views_.clear();
-  }
-
-  Block* small_[kSmall / kAlignment + 1] = {};
-  std::unordered_map<int64_t, Block*> large_;
-  std::vector<Tensor*> tensors_;
-  std::vector<std::pair<char*, int64_t>> retired_;
-  std::unordered_map<Key, AtenTensorHandle, Hash> views_;
+  std::deque<Tensor> tensors_;
+  std::vector<char*> plan_;
+  std::vector<void*> blocks_;
+  std::multimap<int64_t, char*> free_;
+  size_t tensors_begun_ = 0, allocated_ = 0;
+  bool planned_ = false;
 };
 
 // The memory of the call that this thread runs.
 static thread_local Memory* memory = nullptr;
 
-// A call takes one of the program's memories, so that there are as many as threads have ever run it at once.
-class Call {
- public:
-  Call() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (idle_.empty()) idle_.push_back(new Memory);
-    memory = idle_.back();
-    idle_.pop_back();
-  }
-  ~Call() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    idle_.push_back(std::exchange(memory, nullptr));
-  }
-  // Free the memories that no call has.
-  static void free_idle() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (Memory* each : idle_) delete each;
-    idle_.clear();
-  }
+// The memories that no call has, as many as threads have run the program at once; the list stays until the process ends.
+static std::mutex mutex;
+static auto& idle = *new std::vector<std::unique_ptr<Memory>>;
 
- private:
-  static inline std::mutex mutex_;
-  static inline std::vector<Memory*>& idle_ = *new std::vector<Memory*>;  // stays until the process ends
-};
+std::unique_ptr<Memory> take() {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (idle.empty()) return std::make_unique<Memory>();
+  std::unique_ptr<Memory> last = std::move(idle.back());
+  idle.pop_back();
+  return last;
+}
 
 Tensor* made(char* data, int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype) {
   Tensor* tensor = memory->tensor();
-  *tensor = {data, sizes, strides, ndim, dtype, 1, 0, nullptr, nullptr};
+  tensor->data = data;
+  tensor->sizes = sizes;
+  tensor->strides = strides;
+  tensor->ndim = ndim;
+  tensor->dtype = dtype;
+  tensor->references = 1;
   return tensor;
 }
 
-void release(Tensor* tensor) {
-  if (tensor == nullptr || --tensor->references > 0) return;
-  if (tensor->capacity > 0) memory->free(tensor->data, tensor->capacity);
-  if (tensor->torchs != nullptr) aoti_torch_delete_tensor_object(tensor->torchs);
-  release(tensor->base);
-  memory->give_back(tensor);
+// Return torch's tensor of a tensor, which keeps it.
+AtenTensorHandle torchs(Tensor* tensor) {
+  if (tensor->torchs != nullptr && tensor->shown == tensor->data) return tensor->torchs;
+  if (tensor->torchs != nullptr) aoti_torch_delete_tensor_object(std::exchange(tensor->torchs, nullptr));
+  check(
+      aoti_torch_create_tensor_from_blob(
+          tensor->data, tensor->ndim, tensor->sizes, tensor->strides, 0, tensor->dtype, aoti_torch_device_type_cpu(), 0,
+          &tensor->torchs),
+      "aoti_torch_create_tensor_from_blob failed");
+  tensor->shown = tensor->data;
+  return tensor->torchs;
 }
 
 // Handles of this file's tensors are odd numbers; torch's are pointers, which are even.
@@ -202,13 +138,14 @@ Tensor* taken(AtenTensorHandle handle) {
   void* data = nullptr;
   int64_t *sizes = nullptr, *strides = nullptr, ndim = 0;
   int32_t dtype = 0;
-  check(aoti_torch_get_data_ptr(handle, &data), "aoti_torch_get_data_ptr failed");
-  check(aoti_torch_get_sizes(handle, &sizes), "aoti_torch_get_sizes failed");
-  check(aoti_torch_get_strides(handle, &strides), "aoti_torch_get_strides failed");
-  check(aoti_torch_get_dim(handle, &ndim), "aoti_torch_get_dim failed");
-  check(aoti_torch_get_dtype(handle, &dtype), "aoti_torch_get_dtype failed");
+  bool failed = aoti_torch_get_data_ptr(handle, &data) || aoti_torch_get_sizes(handle, &sizes) ||
+      aoti_torch_get_strides(handle, &strides) || aoti_torch_get_dim(handle, &ndim) ||
+      aoti_torch_get_dtype(handle, &dtype);
+  check(failed, "an operator's result has no memory");
   Tensor* tensor = made(static_cast<char*>(data), ndim, sizes, strides, dtype);
   tensor->torchs = handle;
+  tensor->shown = tensor->data;
+  tensor->is_torchs = true;
   return tensor;
 }
 
@@ -225,17 +162,13 @@ class RAIIAtenTensorHandle {
     std::swap(tensor_, other.tensor_);
     return *this;
   }
-  ~RAIIAtenTensorHandle() { host::release(tensor_); }
+  ~RAIIAtenTensorHandle() { host::memory->release(tensor_); }
 
   host::Tensor* tensor() const { return tensor_; }
   void* data_ptr() const { return tensor_->data; }
-  const int64_t* sizes() const { return tensor_->sizes; }
-  const int64_t* strides() const { return tensor_->strides; }
-  int64_t size(int64_t d) const { return tensor_->sizes[d]; }
-  int64_t stride(int64_t d) const { return tensor_->strides[d]; }
-  void reset() { host::release(std::exchange(tensor_, nullptr)); }
+  void reset() { host::memory->release(std::exchange(tensor_, nullptr)); }
   AtenTensorHandle release() { return host::handle_of(std::exchange(tensor_, nullptr)); }
-  AtenTensorHandle get() const { return tensor_->torchs != nullptr ? tensor_->torchs : host::memory->view(*tensor_); }
+  AtenTensorHandle get() const { return host::torchs(tensor_); }
   operator AtenTensorHandle() const { return get(); }
 
  private:
@@ -254,13 +187,10 @@ namespace host {
 AOTITorchError empty_strided(
     int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t, int32_t, AtenTensorHandle* made) {
   int64_t last = 0;
-  for (int64_t d = 0; d < ndim; d++) {
-    if (sizes[d] == 0) last = -1;
-    if (last >= 0) last += (sizes[d] - 1) * strides[d];
-  }
-  Tensor* tensor = host::made(nullptr, ndim, sizes, strides, dtype);
-  tensor->capacity = Memory::rounded((last + 1) * aoti_torch_dtype_element_size(dtype));
-  tensor->data = memory->allocate(tensor->capacity);
+  for (int64_t d = 0; d < ndim; d++) last = sizes[d] == 0 || last < 0 ? -1 : last + (sizes[d] - 1) * strides[d];
+  int64_t capacity = ((last + 1) * aoti_torch_dtype_element_size(dtype) / 64 + 1) * 64;
+  Tensor* tensor = host::made(memory->allocate(capacity), ndim, sizes, strides, dtype);
+  tensor->capacity = capacity;
   *made = handle_of(tensor);
   return AOTI_TORCH_SUCCESS;
 }
@@ -335,20 +265,17 @@ char* copy(char* to, const char* from, const int64_t* sizes, const int64_t* stri
 // Flush denormals to 0 while a program runs, as other compilers for machine learning do: on x86 each costs 100 cycles,
 // and Adam's moments of weights whose gradient is 0 become denormal within a thousand updates.
 class Flushed {
+#ifdef __x86_64__
  public:
   Flushed() { set_all(before_ | 0x8040); }
   ~Flushed() { set_all(before_); }
 
  private:
-#ifdef __x86_64__
   static void set_all(unsigned value) {
 #pragma omp parallel num_threads(THREADS) if (THREADS > 1)
     __builtin_ia32_ldmxcsr(value);
   }
   unsigned before_ = __builtin_ia32_stmxcsr();
-#else
-  static void set_all(unsigned) {}
-  unsigned before_ = 0;
 #endif
 };
 
@@ -364,11 +291,12 @@ void run(
     char** results, int64_t count, bool ends) {
   std::vector<AtenTensorHandle> in(num_inputs), out(num_outputs);
   std::vector<Tensor*> from(num_outputs);
-  Call call;
-  Flushed flushed;
+  std::unique_ptr<Memory> own = take();
+  memory = own.get();
+  [[maybe_unused]] Flushed flushed;
   int64_t done = 0;
   for (bool more = true; more && done < count; done++) {
-    memory->trim_views();
+    memory->begin();
     for (size_t i = 0; i < num_inputs; i++) {
       const Layout& one = inputs[i];
       in[i] = handle_of(made(given[i] + done * one.step, one.ndim, one.sizes, one.strides, one.dtype));
@@ -384,11 +312,13 @@ void run(
       copy(to, one.data, one.sizes, one.strides, one.ndim, aoti_torch_dtype_element_size(one.dtype));
       more = !ends || i + 1 < num_outputs || *reinterpret_cast<bool*>(to);
     }
-    for (Tensor* tensor : from) release(tensor);
-    memory->release_retired();
+    for (Tensor* tensor : from) memory->release(tensor);
+    memory->end();
   }
   for (size_t i = 0; i < num_outputs; i++)
     std::memset(results[i] + done * output_bytes[i], 0, (count - done) * output_bytes[i]);
+  std::lock_guard<std::mutex> lock(mutex);
+  idle.push_back(std::move(own));  // not after an error, which has cut the plan short
 }
 
 }  // namespace host

@@ -8,6 +8,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
+import re
+import shlex
+import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -18,19 +23,27 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x.execution import adam, matmul, private
-from rl8x.execution.building import build, source_of
-from rl8x.execution.traces import ProgramDescription
+from rl8x.execution.traces import KEPT, ProgramDescription
 
 # `vec_isa_ok`: as in `private.trust_processor_flags`.
 _SETTINGS: Final = {"cpp.vec_isa_ok": True, "fx_graph_cache": False}
 
 # Elements that a scalar must scale to be worth a buffer of its own.
 _MANY: Final = 64
-_OPERATOR: Final = type(torch.ops.aten.add.Tensor)
-_LIBRARY: Final[Any] = torch.library.Library("rl8x", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("computed(Tensor x) -> Tensor")
-_LIBRARY.impl("computed", torch.clone, "CompositeExplicitAutograd")
-COMPUTED: Final = torch.ops.rl8x.computed.default
+# -O2 builds in five seconds where -O3 takes six. The programs are as fast, since Inductor emits explicit vector code.
+_OPTIONS: Final = ("-fvisibility=hidden", "-O2", "-g0", "-w")
+_SHIMS: Final = ("c/shim", "c/shim_cpu", "generated/c_shim_aten", "generated/c_shim_cpu")
+_HEADERS: Final = ("cpp_prefix", *(f"aoti_torch/{name}" for name in _SHIMS))
+_HOST: Final = Path(__file__).parent / "host.h"
+# In Inductor's generated code: the calls of kernels and operators, kernels' headers, and the lines among the calls that
+# only its own runtime needs.
+_CALLS: Final = re.compile(r"void AOTInductorModel::run_impl\(.*?\) \{\n(.*?)\n\} // AOTInductorModel::run_impl", re.S)
+_INCLUDES: Final = re.compile(r"^#include .*\n", re.M)
+_OF_ITS_RUNTIME: Final = re.compile(
+    r"^ *(__check_inputs_outputs|\[\[maybe_unused\]\] auto& kernels|if \(_check_aoti_runtime).*\n", re.M
+)
+# Operators of torch that return new memory, or write to outputs that they are given.
+_OWN_RESULTS: Final = re.compile(r"aoti_torch_\w*(_out|linear_pointwise)\(|aoti_torch_(empty_strided|item_\w+)\(")
 
 # Loaded once, before processes are forked. If a name is missing, each of those reports it.
 with contextlib.suppress(RuntimeError):
@@ -38,12 +51,8 @@ with contextlib.suppress(RuntimeError):
 
 
 def lower(program: str, library: Path) -> None:
-    """Compile a program that `describe_program` has described to a shared library.
-
-    Raises:
-        Exception: Whatever the compilers raise.
-    """
-    description, inductor = ProgramDescription(**json.loads(program)), private.inductor()
+    """Compile a program that `describe_program` has described to a shared library."""
+    description, inductor = ProgramDescription(*json.loads(program)), private.inductor()
     with torch.no_grad():
         graph, examples = fused(description)
         [output] = graph.graph.find_nodes(op="output")
@@ -65,7 +74,6 @@ def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Ca
     """Compile a traced graph for an accelerator, in this process, with arguments like the examples, `[*]` each."""
     # Traced again, since the compiler needs the metadata that tracing records for every argument.
     traced = make_fx(graph, decomposition_table=adam.DECOMPOSITIONS)(*[tensor.detach().clone() for tensor in examples])
-    keep_copies(traced)
     _lower_operators()
     with torch.no_grad():
         compiled: Callable[..., Sequence[Tensor]] = private.inductor().standalone_compile(
@@ -91,7 +99,6 @@ def fused(description: ProgramDescription) -> tuple[torch.fx.GraphModule, list[T
     function = functools.partial(names["forward"], None)
     graph = make_fx(function, decomposition_table=table, **private.FAKE_TRACING)(*inputs)
     hoist_scalars(graph)
-    keep_copies(graph)
     return graph, inputs
 
 
@@ -108,7 +115,7 @@ def hoist_scalars(traced: torch.fx.GraphModule) -> None:
         users = [user for user in node.users if _numel(user) >= _MANY] if _is_computed(node) else []
         if users:
             with graph.inserting_after(node):
-                computed = graph.call_function(COMPUTED, (node,))
+                computed = graph.call_function(KEPT, (node,))
             computed.meta.update(node.meta)
             for user in users:
                 user.replace_input_with(node, computed)
@@ -117,7 +124,7 @@ def hoist_scalars(traced: torch.fx.GraphModule) -> None:
 
 def _is_computed(node: torch.fx.Node) -> bool:
     """Return whether a node is a floating-point scalar that is computed, rather than a view or a constant."""
-    if not isinstance(node.target, _OPERATOR) or node.target.is_view or not node.all_input_nodes:
+    if not isinstance(node.target, type(KEPT)) or node.target.is_view or not node.all_input_nodes:
         return False
     return _numel(node) == 1 and node.meta["val"].is_floating_point()
 
@@ -125,30 +132,6 @@ def _is_computed(node: torch.fx.Node) -> bool:
 def _numel(node: torch.fx.Node) -> int:
     value = node.meta.get("val")
     return value.numel() if isinstance(value, Tensor) else 0
-
-
-def keep_copies(traced: torch.fx.GraphModule) -> None:
-    """Have a traced graph keep the copy of an argument that another argument becomes after the first has changed.
-
-    Inductor (torch 2.13) takes the copy for the argument itself, and so gives both the new value:
-
-        old = now.clone(); now.copy_(new); before.copy_(old)
-    """
-    for written in traced.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
-        to, copied = written.args[:2]
-        if copied.target is torch.ops.aten.clone.default and _memory_of(copied.args[0]) not in (None, _memory_of(to)):
-            copied.target, copied.kwargs = COMPUTED, {}
-    traced.recompile()
-
-
-def _memory_of(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the placeholder whose memory the node shares, else None."""
-    while isinstance(node.target, _OPERATOR):
-        writes_in_place = node.target.__name__.partition(".")[0].endswith("_")
-        if not node.target.is_view and not writes_in_place:
-            break
-        node = node.all_input_nodes[0]
-    return node if node.op == "placeholder" else None
 
 
 @functools.cache
@@ -173,5 +156,92 @@ def _lower_operators() -> None:
         called = node(layout=layout, inputs=inputs, constant_args=options)
         return type(x).create(inductor.create_output_node(called))
 
-    for operator, lowering in ((COMPUTED, computed), (matmul.LINEAR, linear)):
+    for operator, lowering in ((KEPT, computed), (matmul.LINEAR, linear)):
         inductor.register_lowering(operator, type_promotion_kind=None)(lowering)
+
+
+def source_of(wrapper: str, kernels: str, description: ProgramDescription, results: Sequence[Tensor]) -> str:
+    """Return a program's source, made of what Inductor generated, with results like `results` `[*]`."""
+    found = _CALLS.search(wrapper)
+    if found is None:
+        raise RuntimeError(f"torch {torch.__version__} generates C++ in a form that rl8x does not know")
+    calls = _OF_ITS_RUNTIME.sub("", found[1].replace("this->device_idx_", "0"))
+    if re.search(r"^ *(const )?int64_t int_array", calls, re.M):
+        raise RuntimeError("it has shapes that depend on values")
+    keeps = not all(_OWN_RESULTS.fullmatch(name) for name in re.findall(r"aoti_torch_\w+\(", calls))
+    return "\n".join(
+        [
+            *(f"#include <torch/csrc/inductor/{name}.h>" for name in _HEADERS),
+            _INCLUDES.sub("", kernels),
+            f"constexpr bool KEEPS_MEMORY = {str(keeps).lower()};",
+            f"constexpr int THREADS = {description.threads};",
+            _HOST.read_text(),
+            *sorted(set(re.findall(r"^CACHE_TORCH_\w+\(\w+\);$", wrapper, re.M))),
+            "static void body(AtenTensorHandle* input_handles, AtenTensorHandle* output_handles) {",
+            calls,
+            "}",
+            _entry(description, results),
+        ]
+    )
+
+
+def _entry(description: ProgramDescription, results: Sequence[Tensor]) -> str:
+    """Return the source of the library's entry points, with the layouts of inputs and results."""
+    items = range(*description.items)
+    inputs = ",\n    ".join(_layout(i in items, *each) for i, each in enumerate(description.inputs))
+    sizes = [str(math.prod(each.shape) * each.dtype.itemsize) for each in results]
+    shapes = [([*each.shape], str(each.dtype).removeprefix("torch.")) for each in results]
+    return f"""
+extern "C" __attribute__((visibility("default"))) const char* rl8x_run(char** given, char** results, int64_t count) {{
+  static const host::Layout inputs[] = {{
+    {inputs}}};
+  static const int64_t sizes[] = {{{", ".join(sizes) or "0"}}};
+  try {{
+    host::run(body, inputs, {len(description.inputs)}, sizes, {len(results)}, given, results, count,
+              {str(description.ends).lower()});
+    return nullptr;
+  }} catch (const char* message) {{
+    return message;
+  }} catch (const std::exception& caught) {{
+    static thread_local char message[1000];
+    return std::strncpy(message, caught.what(), sizeof(message) - 1);
+  }}
+}}
+
+extern "C" __attribute__((visibility("default"))) const char* rl8x_results() {{ return R"({json.dumps(shapes)})"; }}
+
+extern "C" __attribute__((visibility("default"))) void rl8x_free() {{
+  std::lock_guard<std::mutex> lock(host::mutex);
+  host::idle.clear();
+}}
+"""
+
+
+def _layout(is_item: bool, shape: Sequence[int], stride: Sequence[int], dtype: str) -> str:
+    """Return the C++ initializer of the layout of an input, or of one slice of an items tensor."""
+    step = stride[0] * getattr(torch, dtype).itemsize if is_item else 0
+    sizes, strides = (", ".join(map(str, numbers[is_item:])) for numbers in (shape, stride))
+    return f"{{{{{sizes}}}, {{{strides}}}, {len(shape) - is_item}, aoti_torch_dtype_{dtype}(), {step}}}"
+
+
+def build(source: str, library: Path) -> None:
+    """Compile C++ to a shared library, as torch would; a `RuntimeError` begins with the compiler's first error."""
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as name:
+        written = Path(name, "program.cpp")
+        written.write_text(source)
+        inductor = private.inductor()
+        settings = inductor.CppTorchDeviceOptions(
+            device_type="cpu", aot_mode=True, vec_isa=inductor.pick_vec_isa(), extra_flags=_OPTIONS
+        )
+        builder = inductor.CppBuilder("program", [str(written)], settings, name)
+        done = subprocess.run(
+            shlex.split(builder.get_command_line()),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=name,  # where it looks for headers and libraries too, for an empty entry of CPATH or LIBRARY_PATH
+        )
+        if done.returncode:
+            errors = [line for line in done.stdout.splitlines() if "error:" in line]  # after where it was included
+            raise RuntimeError("\n".join([*errors[:1], done.stdout]))
+        Path(builder.get_target_file_path()).replace(library)

@@ -98,27 +98,23 @@ class Substitution:
     """Calls a module with other weights, like `torch.func.functional_call`, but resolves their names only once.
 
     Resolving names takes longer than evaluating a small module. The weights, by their names in `named_parameters`, are
-    replaced in the modules' `_parameters`, where PyTorch looks them up.
+    replaced in the modules' `_parameters`, where PyTorch looks them up, a shared one in every module that has it.
     """
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
         self.module = module
         named = dict(module.named_parameters())
         order = {id(named[name]): i for i, name in enumerate(names)}
-        self._places = [
-            (owner, name, order[id(weight)])
-            for owner in module.modules()
-            for name, weight in owner._parameters.items()
-            if id(weight) in order  # a shared weight is replaced in every module that has it
-        ]
+        owned = [(owner._parameters, name) for owner in module.modules() for name in owner._parameters]
+        self._places = [(owner, name, order[id(owner[name])]) for owner, name in owned if id(owner[name]) in order]
 
     def __call__(self, weights: Sequence[Tensor], *inputs: Any) -> Any:
         """Call the module on inputs, with weights `[*]` in the order of the names."""
-        before = [owner._parameters[name] for owner, name, _ in self._places]
+        before = [owner[name] for owner, name, _ in self._places]
         for owner, name, i in self._places:
-            owner._parameters[name] = weights[i]  # type: ignore[assignment] # any tensor does
+            owner[name] = weights[i]  # type: ignore[assignment] # any tensor does
         try:
             return self.module(*inputs)
         finally:
             for (owner, name, _), weight in zip(self._places, before, strict=True):
-                owner._parameters[name] = weight
+                owner[name] = weight

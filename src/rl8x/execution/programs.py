@@ -1,9 +1,10 @@
-"""Programs, which are functions of flat lists of tensors, and the flattening of nested dicts and tuples for them."""
+"""Programs, which are functions of flat lists of tensors; loops of them; and nested dicts and tuples as such lists."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,71 +33,73 @@ class ProgramError(RuntimeError):
         super().__init__(f"execution={mode!r} is not possible here: {reason}. execution='eager' always is.")
 
 
-class TreeProgram:
-    """A program over nested dicts and tuples of tensors.
+@dataclasses.dataclass(eq=False, repr=False)
+class Loop:
+    """Calls a function once for each item, in Python; see `Execution.loop`. `CompiledProgram` is its form in C++.
 
-    Args:
-        function: Takes and returns trees of tensors. Leaves may be None, in the same places in every call.
-        make: Makes a program of a function of tensors.
+    A call takes the state, other tensors, and the items, each `[n, *]`.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], make: Callable[[Callable[..., Sequence[Tensor]]], Program]
-    ) -> None:
+    function: Program
+    num_state: int
+    num_items: int = 1
+    ends: bool = False
+
+    def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """Run the loop, up to the item that ends it."""
+        given, items = tensors[: -self.num_items], tensors[-self.num_items :]
+        each: list[Sequence[Tensor]] = []
+        for item in zip(*items, strict=True):
+            each.append(self.function(*given, *item))
+            if self.ends and not each[-1][-1]:
+                break
+        columns = [torch.stack(column) for column in zip(*each, strict=True)]
+        missing = len(items[0]) - len(each)
+        return [torch.cat((column, column.new_zeros(missing, *column.shape[1:]))) for column in columns]
+
+    def first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the function's arguments for the first item, given the loop's: slice 0 of the items `[n, *]`."""
+        return [*tensors[: -self.num_items], *[items[0] for items in tensors[-self.num_items :]]]
+
+
+class TreeProgram:
+    """A program, as `make` makes it, of a function of nested dicts and tuples of tensors.
+
+    Leaves may be None, in the same places in every call.
+    """
+
+    def __init__(self, function: Callable[..., Any], make: Callable[[Program], Program]) -> None:
         self.function = function
         self._program = make(self._flat)
-        self._inputs: Layout | None = None
-        self._outputs: Layout | None = None
 
     def __call__(self, *trees: Any) -> Any:
         """Run the program."""
-        self._inputs, tensors = flat_of(trees)
+        tensors, self._given = flat_of(trees)
         flat = self._program(*tensors)
-        assert self._outputs is not None
-        return self._outputs.tree(flat)
+        return self._returned(flat)
 
     def prepare(self, *trees: Any) -> None:
         """Request compilation for arguments of this layout, without running the program or waiting."""
-        self._inputs, tensors = flat_of(trees)
+        tensors, self._given = flat_of(trees)
         prepare(self._program, *tensors)
 
     def _flat(self, *tensors: Tensor) -> Sequence[Tensor]:
-        assert self._inputs is not None
-        self._outputs, flat = flat_of(self.function(*self._inputs.tree(tensors)))
+        flat, self._returned = flat_of(self.function(*self._given(tensors)))
         return flat
 
 
 def layout_of(tensors: Sequence[Tensor]) -> Hashable:
-    """Return shape, strides and dtype of each of `tensors` `[*]`, by which compiled programs are looked up."""
+    """Return shape, strides and dtype of each of `tensors` `[*]`, by which programs are looked up."""
     return tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
 
 
-class Layout(NamedTuple):
-    """The layout of a tree of tensors: its structure, and which of its leaves are tensors rather than None."""
-
-    structure: Any
-    is_tensor: list[bool]
-
-    @property
-    def size(self) -> int:
-        """Number of tensors."""
-        return sum(self.is_tensor)
-
-    def tree(self, tensors: Sequence[Tensor]) -> Any:
-        """Rebuild a tree from its tensors, in the order of `flat_of`."""
-        rest = iter(tensors)
-        return tree_unflatten([next(rest) if is_tensor else None for is_tensor in self.is_tensor], self.structure)
-
-
-def flat_of(tree: Any) -> tuple[Layout, list[Tensor]]:
-    """Flatten a tree, and make its tensors contiguous, so that one compiled program serves all strides."""
+def flat_of(tree: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
+    """Return the tensors of a tree, contiguous, for one program of all strides, and what rebuilds it."""
     leaves, structure = tree_flatten(tree)
-    layout = Layout(structure, [leaf is not None for leaf in leaves])
-    return layout, [row_major(leaf) for leaf in leaves if leaf is not None]
+    is_tensor = [leaf is not None for leaf in leaves]
 
+    def tree_of(tensors: Sequence[Tensor]) -> Any:
+        rest = iter(tensors)
+        return tree_unflatten([next(rest) if each else None for each in is_tensor], structure)
 
-def trees_allclose(first: Any, second: Any) -> bool:
-    """Return whether the tensors of two trees are equal up to rounding."""
-    (_, one), (_, two) = flat_of(first), flat_of(second)
-    pairs = zip(one, two, strict=True)
-    return all(torch.allclose(a.double(), b.double(), atol=1e-5, rtol=1e-5, equal_nan=True) for a, b in pairs)
+    return [row_major(leaf) for leaf in leaves if leaf is not None], tree_of

@@ -44,14 +44,14 @@ def flushed_denormals(device: torch.device) -> Iterator[None]:
     Adam's moments of weights without gradient become denormal within a thousand updates. Each operation on one then
     costs a hundred cycles, a fifth of the time of SAC's eager updates.
     """
-    if device.type != "cpu" or not sys.float_info.min / 2.0:  # the user has already set it
-        yield
-        return
-    torch.set_flush_denormal(True)
+    sets = device.type == "cpu" and sys.float_info.min / 2.0 > 0.0  # else the user has already set it
+    if sets:
+        torch.set_flush_denormal(True)
     try:
         yield
     finally:
-        torch.set_flush_denormal(False)
+        if sets:
+            torch.set_flush_denormal(False)
 
 
 class Workers:
@@ -83,16 +83,9 @@ class Threads:
         self._eager = eager
         self._workers: dict[int, Workers] = {}
 
-    @staticmethod
-    def shares(work: int) -> bool:
-        """Return whether this much work, in rows times weights, pays for more than one thread."""
-        return work > _SHARED_WORK
-
-    @contextlib.contextmanager
-    def for_work(self, work: int) -> Iterator[None]:
+    def for_work(self, work: int) -> contextlib.AbstractContextManager[None]:
         """Use one thread within the context if the work, in rows times weights, is too small for several."""
-        with self._set(torch.get_num_threads() if self.shares(work) else 1):
-            yield
+        return self._threads(torch.get_num_threads() if work > _SHARED_WORK else 1)
 
     @contextlib.contextmanager
     def workers_for(self, work: int) -> Iterator[Workers]:
@@ -101,21 +94,18 @@ class Threads:
         Intra-op threads synchronise after every operation, and read rows from each other's caches. A worker keeps its
         rows from the first operation to the last, and runs each operation on one thread.
         """
-        shares = work > _SHARED_WORK_EAGER if self._eager() else self.shares(work)
+        shares = work > (_SHARED_WORK_EAGER if self._eager() else _SHARED_WORK)
         count = torch.get_num_threads() if self._on_cpu and shares else 1
-        if count not in self._workers:
-            self._workers[count] = Workers(count)
-        with self._set(1):
-            yield self._workers[count]
+        with self._threads(1):
+            yield self._workers.setdefault(count, Workers(count))
 
     @contextlib.contextmanager
-    def _set(self, count: int) -> Iterator[None]:
+    def _threads(self, count: int) -> Iterator[None]:
         before = torch.get_num_threads()
-        if not self._on_cpu or count == before:
-            yield
-            return
-        torch.set_num_threads(count)
+        if self._on_cpu and count != before:
+            torch.set_num_threads(count)
         try:
             yield
         finally:
-            torch.set_num_threads(before)
+            if self._on_cpu and count != before:
+                torch.set_num_threads(before)

@@ -1,7 +1,7 @@
 """Compares a compiled program with its function, once after it was built, on the first arguments that it gets.
 
 torch's compiler has built programs that are wrong without a word: torch 2.10 those of whole updates, torch 2.13 those
-that keep a copy of what they overwrite (`hoisting.keep_copies`). One that is off by more than rounding is refused.
+that keep a copy of what they overwrite (`traces.KEPT`). One that is off by more than rounding is refused.
 There are two kinds of programs:
 
 - The tensors of a step have a row for each copy of an environment. A number is compared in terms of its column's root
@@ -62,17 +62,10 @@ class Check:
 
 
 def verdict(program: Call, function: Call, held: Sequence[Tensor], check: Check, items: Sequence[int] = ()) -> str:
-    """Call a function and its program on the same tensors, and leave these as they were.
+    """Call a function and its program on the same arguments; say how far the program is off, or nothing if they agree.
 
-    Args:
-        program: The program, with its arguments.
-        function: The function, with its arguments.
-        held: All tensors that they read or write, `[*]`.
-        check: What to compare.
-        items: Which of these are the items of a loop, `[items, *]`, as its results then are.
-
-    Returns:
-        An empty text if they agree, else the program's name and how far it is off.
+    `held` are all tensors that they read or write, `[*]`, which stay as they were; of these, `items` are those of a
+    loop, `[items, *]`, as its results then are.
     """
     before = [tensor.clone() for tensor in held]
     (wanted, after), (got, got_after) = (_called(call, held, before) for call in (function, program))

@@ -55,16 +55,8 @@ class Collector:
         self.generator = generator
         self.cursor: Cursor | None = None
         self.execution = execution
-        options: Any = {"slot": slot, "bootstrap": bootstrap, "state_reset_every": state_reset_every}
-        self._eager = Stepper(policy, env, execution, **options)
-        self._compiled = None if execution.target == "eager" else CompiledStepper(policy, env, execution, **options)
-
-    @property
-    def stepper(self) -> Stepper:
-        """The stepper in use: eager, or one that is compiled or captured, also while programs are prepared."""
-        if self._compiled is None or (self.execution.mode == "eager" and not self.execution.prepares):
-            return self._eager
-        return self._compiled
+        kind = Stepper if execution.target == "eager" else CompiledStepper
+        self.stepper = kind(policy, env, execution, slot=slot, bootstrap=bootstrap, state_reset_every=state_reset_every)
 
     def reset(self, env_config: Any = None, *, seed: int | None = None) -> None:
         """Reset all copies, with a new `env_config` and a new seed if given."""
@@ -77,26 +69,23 @@ class Collector:
         carry, cursor = self._start()
         env_noise = self.env.noise(rollout.horizon)
         policy_noise = self.policy.noise(rollout.horizon, rollout.num_envs, self.generator)
-        stepper = self.stepper
-        with stepper.execution.threads.for_work(stepper.work), self._reset_if_interrupted():
-            if meanwhile is not None and isinstance(stepper, CompiledStepper):
-                stepper.prepare(rollout, carry, cursor, env_noise, policy_noise)
-                if stepper.compiles_env:
-                    meanwhile()
-            self.env.carry, self.cursor = stepper.fill(rollout, carry, cursor, env_noise, policy_noise)
+        where = (rollout, carry, cursor, env_noise, policy_noise)
+        with self.execution.threads.for_work(self.stepper.work), self._reset_if_interrupted():
+            if meanwhile is not None and self.stepper.prepare(*where):
+                meanwhile()
+            self.env.carry, self.cursor = self.stepper.fill(*where)
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> bool:
         """Request the compilation of a horizon's program ahead; return False if it is not known before a reset."""
-        stepper, carry = self.stepper, self.env.carry
-        if self.cursor is None or carry is None or not isinstance(stepper, CompiledStepper):
+        carry = self.env.carry
+        if self.cursor is None or carry is None:
             return False
         env_noise = torch.zeros(rollout.horizon, rollout.num_envs, self.env.noise_width, device=self.env.device)
         drawn_from = torch.Generator(self.generator.device)  # only the layout counts
         policy_noise = self.policy.noise(rollout.horizon, rollout.num_envs, drawn_from)
-        with self.execution.threads.for_work(stepper.work):
-            stepper.prepare(rollout, carry, self.cursor, env_noise, policy_noise)
-        return stepper.compiles_env
+        with self.execution.threads.for_work(self.stepper.work):
+            return self.stepper.prepare(rollout, carry, self.cursor, env_noise, policy_noise) is not None
 
     @torch.no_grad()
     def play(self, noises: Noises) -> Iterator[Transition]:
@@ -122,10 +111,9 @@ class Collector:
         """Yield noise for `play` without end, drawn for so many `steps` at a time."""
         while True:
             env_noise = self.env.noise(steps).unbind(0)
-            if deterministic:
-                yield from ((noise, None) for noise in env_noise)
-            else:
-                yield from zip(env_noise, self.policy.noise(steps, self.env.num_envs, self.generator), strict=True)
+            none = itertools.repeat(None, steps)
+            noise = none if deterministic else self.policy.noise(steps, self.env.num_envs, self.generator)
+            yield from zip(env_noise, noise, strict=True)
 
     def evaluate(self, horizon: int, *, deterministic: bool) -> Stats:
         """Run one horizon without keeping its observations, and return its statistics."""
@@ -143,7 +131,7 @@ class Collector:
         return self.env.carry, self.cursor
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all state that the next horizon needs beside weights: cursor, environment and generator."""
+        """Return all state that the next horizon needs beside weights."""
         cursor = self.cursor and dict(zip(("obs", "starts", "state"), self.cursor, strict=True))
         return {"env": self.env.state_dict(), "generator": self.generator.get_state(), "cursor": cursor}
 

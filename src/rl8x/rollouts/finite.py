@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,38 +28,53 @@ _MAX_LISTED = 32
 @torch.no_grad()
 def any_not_finite(tensors: Iterable[Tensor]) -> Tensor:
     """Return whether any floating-point tensor, `[...]` each, contains a non-finite number; 0-d, bool."""
-    return _each_not_finite({"": list(tensors)})[""]
+    found: Tensor = _each_not_finite({"": list(tensors)})[""]
+    return found
+
+
+@functools.cache
+def _collected(names: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return which of a rollout's keys each quantity has."""
+    return {quantity: [name for name in names if is_part(name, *parts)] for quantity, parts in COLLECTED.items()}
 
 
 @torch.no_grad()
-def gathered_not_finite(rollout: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Flag the quantities of a rollout, tensors by key, `[horizon + 1, num_envs, ...]`, by metric, 0-d bools."""
-    groups = {name: [rollout[key] for key in rollout if is_part(key, *parts)] for name, parts in COLLECTED.items()}
+def gathered_not_finite(rollout: Mapping[str, Any]) -> dict[str, Any]:
+    """Flag the quantities of a rollout, numbers by key, `[horizon + 1, num_envs, ...]`, by metric, 0-d bools."""
+    groups = {quantity: [rollout[name] for name in names] for quantity, names in _collected(tuple(rollout)).items()}
     flags = {f"finite/{name}": flag for name, flag in _each_not_finite(groups).items()}
     if keys.FINAL_VALUES in rollout:
         flags["finite/observations"] = flags["finite/observations"] | _final_not_finite(rollout).any()
     return flags
 
 
-def _each_not_finite(groups: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
-    """Return for each group of tensors, `[...]` each, whether one contains a non-finite number; 0-d, bool."""
+def _each_not_finite(groups: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return for each group of tensors or arrays, `[...]` each, whether one contains a non-finite number; 0-d, bool."""
+    first = next((each for group in groups.values() for each in group), None)
+    if first is not None and not isinstance(first, Tensor):
+        whole = "iub"  # kinds of numbers that are all finite
+        return {
+            name: not all(each.dtype.kind in whole or np.isfinite(each).all() for each in group)
+            for name, group in groups.items()
+        }
     floats = {
         name: [each for each in group if each.is_floating_point() and each.numel()] for name, group in groups.items()
     }
     every = [
         extreme.to(torch.float32) for group in floats.values() for each in group for extreme in torch.aminmax(each)
     ]
-    device = next((each.device for tensors in groups.values() for each in tensors), None)
+    device = first.device if first is not None else None
     # One vector for all: the number of operators counts.
     bad = ~torch.isfinite(torch.stack(every)) if every else torch.zeros(0, dtype=torch.bool, device=device)
     parts = torch.split_with_sizes(bad, [2 * len(group) for group in floats.values()])
     return {name: part.any() for name, part in zip(groups, parts, strict=True)}
 
 
-def _final_not_finite(rollout: Mapping[str, Tensor]) -> Tensor:
+def _final_not_finite(rollout: Mapping[str, Any]) -> Any:
     """Return where a truncated episode's final observation is non-finite, by its value, `[horizon + 1, num_envs]`."""
-    # If the value of the observation acted on is NaN too, the weights are the cause.
-    return rollout[keys.FINAL_VALUES].isnan() & rollout[keys.VALUES].isfinite()
+    final, values = rollout[keys.FINAL_VALUES], rollout[keys.VALUES]
+    # Which is NaN. If the value of the observation acted on is too, the weights are the cause.
+    return (final != final) & (values - values == 0.0)
 
 
 def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:

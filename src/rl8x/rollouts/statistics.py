@@ -1,8 +1,7 @@
 """Statistics of rollouts and updates, which stay on the device until they are read.
 
-A collect and an update each compute a few dozen numbers. Copying them one by one would be a host sync each. A `Stats`
-keeps 0-d tensors and copies all of them in one vector when the first is read. `Stats.merge` joins several without a
-copy.
+Copying dozens of numbers one by one would be a host sync each. A `Stats` keeps 0-d tensors and copies all of them in
+one vector when the first is read. `Stats.merge` joins several without a copy.
 """
 
 from __future__ import annotations
@@ -10,20 +9,21 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.execution import Execution, Program
-from rl8x.execution.programs import prepare
-from rl8x.rollouts.finite import gathered_not_finite
-from rl8x.trees import is_part
 
 Number = float | int | Tensor
+Array = Tensor | NDArray[Any]
+"""Statistics are formulas of either: of a few numbers on the host, NumPy's operators take a fifth of torch's time."""
+
+_FEW: Final = 2**17
 
 # Statistics that are summed over horizons or ranks; others are averaged, weighted by their counts.
 _SUMS = (keys.EPISODES_ENDED, "replay/size")
@@ -67,10 +67,15 @@ class Stats(Mapping[str, float]):
     @torch.no_grad()
     def _numbers(self) -> Mapping[str, float]:
         """Copy the values to the host, by one transfer, and keep them in the tensors' place."""
-        tensors = {name: value for name, value in self._values.items() if isinstance(value, Tensor)}
-        names, vector = packed(tensors) if tensors else ([], torch.empty(0))
-        numbers = dict(zip(names, vector.tolist(), strict=True))
-        self._values = read = {name: float(numbers.get(name, value)) for name, value in self._values.items()}
+        by_dtype: dict[torch.dtype, dict[str, Tensor]] = {}
+        for name, value in self._values.items():
+            if isinstance(value, Tensor):
+                by_dtype.setdefault(value.dtype, {})[name] = value
+        # A conversion for each dtype rather than for each number.
+        vectors = [torch.stack([*each.values()]).to(torch.float64) for each in by_dtype.values()]
+        numbers = torch.cat(vectors).tolist() if vectors else []
+        read = {**self._values, **dict(zip(itertools.chain.from_iterable(by_dtype.values()), numbers, strict=True))}
+        self._values = read = {name: float(value) for name, value in read.items()}
         return read
 
     @functools.cached_property
@@ -91,17 +96,6 @@ class Stats(Mapping[str, float]):
 
     def __repr__(self) -> str:
         return f"Stats({self._reported!r})"
-
-
-def packed(values: Mapping[str, Tensor]) -> tuple[list[str], Tensor]:
-    """Return the names of some numbers, 0-d tensors each, in the order of a float64 vector that has all of them."""
-    by_dtype: dict[torch.dtype, dict[str, Tensor]] = {}
-    for name, value in values.items():
-        by_dtype.setdefault(value.dtype, {})[name] = value
-    # A conversion for each dtype rather than for each number.
-    vectors = [torch.stack([*each.values()]).to(torch.float64) for each in by_dtype.values()]
-    names = list(itertools.chain.from_iterable(by_dtype.values()))
-    return names, torch.cat(vectors) if vectors else torch.empty(0, dtype=torch.float64)
 
 
 def pool(rows: Sequence[Mapping[str, float]], counts: Mapping[str, Sequence[str]]) -> Stats:
@@ -146,10 +140,20 @@ def _pooled(name: str, rows: Sequence[Mapping[str, float]], weights: Sequence[fl
     return sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
 
 
-@torch.no_grad()
-def summary(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def on_host(tensors: Mapping[str, Tensor]) -> Mapping[str, Array]:
+    """Return tensors of the CPU, `[*]` each, as NumPy's arrays if they have few numbers."""
+    try:
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    except TypeError:  # NumPy does not know bfloat16
+        return tensors
+    return arrays if sum(each.size for each in arrays.values()) <= _FEW else tensors
+
+
+def summary(values: Any) -> tuple[Any, Any, Any, Any]:
     """Return minimum, maximum, mean and standard deviation (over the count) of `values` `[*]`, at least one; 0-d."""
     values = _floats(values)
+    if not isinstance(values, Tensor):
+        return _summary_of_few(values.reshape(-1))
     low, high = torch.aminmax(values)
     mean = values.mean()
     # Two passes, ten times as fast as torch.var_mean on the CPU and as exact
@@ -157,8 +161,7 @@ def summary(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return low, high, mean, (deviations * deviations).mean().sqrt()
 
 
-@torch.no_grad()
-def masked_summary(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def masked_summary(values: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
     """Return minimum, maximum, mean and standard deviation of the elements under a mask, `[...]` each.
 
     Args:
@@ -167,6 +170,8 @@ def masked_summary(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor
     """
     values = _floats(values)
     values, mask = values.reshape(*values.shape[: values.ndim - mask.ndim], -1), mask.reshape(-1)
+    if not isinstance(values, Tensor):
+        return _summary_of_few(values[..., mask]) if mask.any() else (math.nan,) * 4
     count = mask.sum()
     low = torch.where(mask, values, math.inf).amin(-1)
     high = torch.where(mask, values, -math.inf).amax(-1)
@@ -176,25 +181,42 @@ def masked_summary(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor
     return torch.where(count > 0, low, math.nan), torch.where(count > 0, high, math.nan), mean, std
 
 
-def _floats(values: Tensor) -> Tensor:
-    return values if values.is_floating_point() else values.to(torch.float32)
+def _summary_of_few(values: NDArray[Any]) -> tuple[Any, Any, Any, Any]:
+    """Return the same along the last axis."""
+    count = values.shape[-1]
+    mean = values.sum(-1) / count
+    deviations = values - mean[..., None]
+    return values.min(-1), values.max(-1), mean, np.sqrt((deviations * deviations).sum(-1) / count)
 
 
-def rollout_stats(rollout: Mapping[str, Tensor], horizon: int) -> Stats:
-    """Summarise the first `horizon` slots of a rollout, tensors by key, `[horizon or more, num_envs, ...]` each."""
-    own = {name: tensor[:horizon] for name, tensor in rollout.items()}
-    rewards, returns, valid = own[keys.REWARDS], own[keys.EPISODE_RETURNS], own.get(keys.VALID)
-    ended = own[keys.TERMINATED] | own[keys.TRUNCATED]
+def _floats(values: Any) -> Any:
+    if isinstance(values, Tensor):
+        return values if values.is_floating_point() else values.to(torch.float32)
+    return values if values.dtype.kind == "f" else values.astype(np.float32)
+
+
+@np.errstate(all="ignore")  # torch does not warn either
+@torch.no_grad()
+def rollout_stats(rollout: Mapping[str, Array], horizon: int) -> Stats:
+    """Summarise the first `horizon` slots of a rollout, numbers by key, `[horizon or more, num_envs, ...]` each."""
+    rewards: Any = rollout[keys.REWARDS][:horizon]
+    ended: Any = (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:horizon]
+    valid: Any = rollout[keys.VALID][:horizon] if keys.VALID in rollout else None
     ended = ended if valid is None else ended & valid
-    both = torch.stack((returns, own[keys.EPISODE_LENGTHS].to(returns.dtype)))
-    by_return, by_length = zip(*masked_summary(both, ended), strict=True)
-    metrics = {name.removeprefix(f"{keys.METRICS}/"): each for name, each in own.items() if is_part(name, keys.METRICS)}
+    returns, lengths = (_floats(rollout[name][:horizon]) for name in (keys.EPISODE_RETURNS, keys.EPISODE_LENGTHS))
+    if isinstance(ended, Tensor):
+        by_return, by_length = zip(*masked_summary(torch.stack((returns, lengths)), ended), strict=True)
+    else:
+        by_return, by_length = (masked_summary(each, ended) for each in (returns, lengths))
+    prefix = f"{keys.METRICS}/"
+    metrics = {name.removeprefix(prefix): rollout[name][:horizon] for name in rollout if name.startswith(prefix)}
     means, counts = info_means(metrics, ended)
     if valid is not None:
         means["_count/rewards"], counts["_count/rewards"] = valid.sum(), ("rewards/",)
+    by_reward = summary(rewards) if valid is None else masked_summary(rewards, valid)
     values = {
-        **named("returns", summary(rewards.sum(0))),
-        **named("rewards", summary(rewards) if valid is None else masked_summary(rewards, valid)),
+        **named("returns", by_reward if horizon == 1 and valid is None else summary(rewards.sum(0))),
+        **named("rewards", by_reward),
         **named("episodes/returns", by_return),
         **named("episodes/lengths", by_length),
         keys.EPISODES_ENDED: ended.sum(),
@@ -202,56 +224,23 @@ def rollout_stats(rollout: Mapping[str, Tensor], horizon: int) -> Stats:
     return Stats(values | means, _EPISODE_COUNTS | counts)
 
 
-def transition_stats(rollout: Mapping[str, Tensor]) -> Stats:
-    """Return what `rollout_stats` and `gathered_not_finite` do for a single transition, in a third of their time.
-
-    Its tensors are `[2, 1, ...]` each, on the host. Nothing is summed, so that Python comes to the same numbers.
-    """
-    own: dict[str, Any] = {name: tensor.tolist()[0][0] for name, tensor in rollout.items() if tensor.dim() == 2}
-    valid = own.get(keys.VALID, True)
-    ended = valid and (own[keys.TERMINATED] or own[keys.TRUNCATED])
-    values: dict[str, Number] = {}
-    counts: dict[str, tuple[str, ...]] = dict(_EPISODE_COUNTS)
-    for group, key, counted in (
-        ("returns", keys.REWARDS, True),
-        ("rewards", keys.REWARDS, valid),
-        ("episodes/returns", keys.EPISODE_RETURNS, ended),
-        ("episodes/lengths", keys.EPISODE_LENGTHS, ended),
-    ):
-        number = own[key] if counted else math.nan
-        values |= zip(keys.summary(group), (number, number, number, number - number), strict=True)
-    values[keys.EPISODES_ENDED] = ended
-    for name in own:
-        if is_part(name, keys.METRICS):
-            (metric,) = keys.info_metrics([name.removeprefix(f"{keys.METRICS}/")])
-            counts[f"_count/{metric}"] = (metric,)
-            values |= {metric: own[name], f"_count/{metric}": ended and not math.isnan(own[name])}
-    if keys.VALID in own:
-        values["_count/rewards"], counts["_count/rewards"] = valid, ("rewards/",)
-    return Stats(values | gathered_not_finite(rollout), counts)
-
-
-def info_means(metrics: Mapping[str, Tensor], ended: Tensor) -> tuple[dict[str, Number], dict[str, tuple[str, ...]]]:
+def info_means(metrics: Mapping[str, Any], ended: Any) -> tuple[dict[str, Number], dict[str, tuple[str, ...]]]:
     """Average an environment's own metrics, `[*]` each, over ended episodes that have one; returns those of `Stats`."""
     values: dict[str, Number] = {}
     counts: dict[str, tuple[str, ...]] = {}
     for name, per_step in metrics.items():
         (metric,) = keys.info_metrics([name])
-        counted = ended & ~per_step.isnan()
+        counted = ended & (per_step == per_step)  # it is NaN where a step has none
         count = counted.sum()
-        values |= {metric: torch.where(counted, per_step, 0.0).sum() / count, f"_count/{metric}": count}
+        total = (torch if isinstance(counted, Tensor) else np).where(counted, per_step, 0.0).sum()
+        values |= {metric: total / count, f"_count/{metric}": count}
         counts[f"_count/{metric}"] = (metric,)
     return values, counts
 
 
 @torch.no_grad()
 def parameter_stats(drawn: Mapping[str, Tensor], ranges: Mapping[str, tuple[Number, Number]]) -> dict[str, Number]:
-    """Summarise randomised parameters, under the names of `keys.parameter_metrics`.
-
-    Args:
-        drawn: The copies' values by parameter name, `[num_envs]` each.
-        ranges: Bounds of the present distributions of moving parameters, numbers or 0-d.
-    """
+    """Summarise the copies' randomised parameters, `[num_envs]` each, and the bounds of moving ones, by their names."""
     values: dict[str, Number] = {}
     for name, value in drawn.items():
         low, high = torch.aminmax(value)
@@ -260,55 +249,6 @@ def parameter_stats(drawn: Mapping[str, Tensor], ranges: Mapping[str, tuple[Numb
     return values
 
 
-def named(group: str, values: Iterable[Tensor]) -> dict[str, Tensor]:
+def named(group: str, values: Iterable[Any]) -> dict[str, Any]:
     """Pair the four values of a summary, 0-d, with their metric names."""
     return dict(zip(keys.summary(group), values, strict=True))
-
-
-class StatsProgram:
-    """Computes statistics, on the CPU by a compiled program where one was asked for.
-
-    The statistics of a rollout of 128 transitions are 60 operators, which take ten times as long as the arithmetic.
-
-    Args:
-        summarise: The statistics: a pure function from named tensors, every number of whose result is a 0-d tensor.
-        execution: Decides whether programs are compiled.
-    """
-
-    def __init__(self, summarise: Callable[[Mapping[str, Tensor]], Stats], execution: Execution) -> None:
-        self.summarise = summarise
-        self.execution = execution
-        self._program: Program | None = None
-        self._layout: dict[str, tuple[int, ...]] = {}
-        self._names: list[str] = []
-        self._counts: Mapping[str, tuple[str, ...]] = {}
-
-    def prepare(self, tensors: Mapping[str, Tensor]) -> None:
-        """Request compilation for tensors of these names and shapes, `[*]` each; for others there is no program."""
-        if self._program is None and self.execution.host_looks and self.execution.target == "compile":
-            self._layout = _layout(tensors)
-            self._program = self.execution.program(self._flat, name="statistics", kind="update")
-            with self.execution.ahead(), self._threads(tensors):
-                prepare(self._program, *tensors.values())
-
-    def __call__(self, tensors: Mapping[str, Tensor]) -> Stats:
-        """Return the statistics of tensors, `[*]` each, by name; a program's are on the host already."""
-        if self._program is None or self.execution.mode == "eager" or _layout(tensors) != self._layout:
-            return self.summarise(tensors)
-        with self._threads(tensors):
-            [vector] = self._program(*tensors.values())
-        return Stats(dict(zip(self._names, vector.tolist(), strict=True)), self._counts)
-
-    def _threads(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        return self.execution.threads.for_work(sum(tensor.numel() for tensor in tensors.values()))
-
-    @torch.no_grad()
-    def _flat(self, *tensors: Tensor) -> Sequence[Tensor]:
-        """Return all statistics in one vector, and remember their names; this function is compiled."""
-        values, self._counts = self.summarise(dict(zip(self._layout, tensors, strict=True))).unread()
-        self._names, vector = packed({name: value for name, value in values.items() if isinstance(value, Tensor)})
-        return [vector]
-
-
-def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tensor.shape for name, tensor in tensors.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -29,17 +30,11 @@ Noises = Iterator[tuple[Tensor, Tensor | None]]
 
 
 class Cursor(NamedTuple):
-    """The policy's inputs of the current step.
+    """The policy's inputs of the current step."""
 
-    Attributes:
-        obs: The observation to act on, `[num_envs, *obs]`, or a dict of such tensors.
-        starts: Whether the observation begins an episode, `[num_envs]`, bool.
-        state: The policy's state before it, each `[num_envs, *]`.
-    """
-
-    obs: Tree
-    starts: Tensor
-    state: State
+    obs: Tree  # the observation to act on, `[num_envs, *obs]`, or a dict of such tensors
+    starts: Tensor  # whether it begins an episode, `[num_envs]`, bool
+    state: State  # the policy's state before it, each `[num_envs, *]`
 
 
 def first_cursor(policy: Policy, obs: Tree) -> Cursor:
@@ -90,6 +85,7 @@ def with_final_obs(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     return actor_critic(cursor, act, step) | flatten_tree(keys.FINAL_OBS, step.final_obs)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Stepper:
     """Steps a policy in an environment.
 
@@ -103,28 +99,17 @@ class Stepper:
         state_reset_every: Steps between resets of the policy's state; 0 never resets it.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        env: Env,
-        execution: Execution,
-        *,
-        slot: Slot = experience,
-        bootstrap: Bootstrap | None = None,
-        state_reset_every: int = 0,
-    ) -> None:
-        self.policy = policy
-        self.env = env
-        self.execution = execution
-        self.slot = slot
-        self.bootstrap = bootstrap
-        self.state_reset_every = state_reset_every
-        self.truncates = env.time_limit is not None or not env.capturable
+    policy: Policy
+    env: Env
+    execution: Execution
+    _: dataclasses.KW_ONLY
+    slot: Slot = experience
+    bootstrap: Bootstrap | None = None
+    state_reset_every: int = 0
+    compiles_env: bool = dataclasses.field(default=False, init=False)
 
-    @property
-    def runs_env(self) -> bool:
-        """Whether the environment runs in the policy's mode, rather than eagerly around a compiled policy."""
-        return True
+    def __post_init__(self) -> None:
+        self.truncates = self.env.time_limit is not None or not self.env.capturable
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
         """Act and step the environment: a pure function of tensors, with noises `[num_envs, *]`; None acts greedily."""
@@ -163,6 +148,10 @@ class Stepper:
         self.write_last(rollout, cursor)
         return carry, cursor
 
+    def prepare(self, rollout: Rollout, *where: Any) -> Any:
+        """Request the compilation of a horizon's program; None if there is none to be had."""
+        return None
+
     def resets_state(self, t: int) -> bool:
         """Return whether the policy's state is reset before slot t."""
         return self.state_reset_every > 0 and t % self.state_reset_every == 0
@@ -179,27 +168,22 @@ class Stepper:
 
         If the host may read values, only truncated copies are evaluated; otherwise all are, without a host sync.
         """
-        host_looks = self.execution.host_looks
-        if host_looks and not self.truncates:
-            return self._zeros
+        values = torch.zeros(self.env.num_envs, device=self.policy.device)
+        if self.execution.host_looks and not self.truncates:
+            return values
         cut = step.truncated & ~step.terminated
-        if not host_looks:
+        if not self.execution.host_looks:
             return torch.where(cut, self.final_obs_values(step.final_obs, act.state), 0.0)
-        if not cut.any():  # not every model accepts an empty batch
-            return self._zeros
-        values, rows = torch.zeros_like(self._zeros), cut.nonzero().squeeze(1)
-        state = {name: value[rows] for name, value in act.state.items()}
-        values[rows] = self.final_obs_values(tree_map(lambda part: part[rows], step.final_obs), state)
+        if cut.any():  # not every model accepts an empty batch
+            rows = cut.nonzero().squeeze(1)
+            state = {name: value[rows] for name, value in act.state.items()}
+            values[rows] = self.final_obs_values(tree_map(lambda part: part[rows], step.final_obs), state)
         return values
 
     @functools.cached_property
     def work(self) -> int:
         """Rows times weights of one step."""
         return self.env.num_envs * sum(weight.numel() for weight in self.policy.parameters())
-
-    @functools.cached_property
-    def _zeros(self) -> Tensor:
-        return torch.zeros(self.env.num_envs, device=self.policy.device)
 
     def final_obs_values(self, obs: Any, state: State) -> Tensor:
         """Return values `[rows]` of final observations; NaN for non-finite ones, which clipping would hide."""

@@ -37,7 +37,6 @@ from rl8x.algorithms.off_policy.updates import (
     Update,
     UpdateResult,
     block_size,
-    single_update_stats,
     update_stats,
 )
 from rl8x.algorithms.optimizer_rules import make_rule
@@ -47,7 +46,7 @@ from rl8x.execution.threads import flushed_denormals
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.ring import Replay
-from rl8x.rollouts.statistics import Stats, StatsProgram
+from rl8x.rollouts.statistics import Stats
 from rl8x.schedules import Schedule
 from rl8x.trees import tree_map, unflatten_tree
 
@@ -114,9 +113,6 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             self.policy.autocast = self.execution.autocast
         self.lr_schedule = config.schedule("lr")
         self.cycle = self.make_cycle()
-        self._stats_of_updates = StatsProgram(
-            functools.partial(update_stats, names=tuple(self.update_metrics)), self.execution
-        )
         self._prepared = False
 
     @abstractmethod
@@ -242,9 +238,8 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
                 rows += self._update_block(size)
         if not rows:
             return Stats({LR: lr})
-        if len(rows) == len(rows[0]) == 1 and self.execution.host_looks:
-            return Stats.merge({LR: lr}, single_update_stats(rows[0][0], self.update_metrics, self._weights))
-        return Stats.merge({LR: lr}, self._stats_of_updates(self._summarised(rows)))
+        stats = update_stats(rows, self.update_metrics, self._weights, host_looks=self.execution.host_looks)
+        return Stats.merge({LR: lr}, stats)
 
     def _blocks(self, due: int) -> list[int]:
         """Return the numbers of updates of the programs that make `due` updates."""
@@ -303,11 +298,6 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """Return the inputs of updates, `[updates, ...]` each, given the indices of their batches' rows."""
         return self.replay.gather(index) | self.draw(self.counters[keys.UPDATES], len(index))
 
-    def _summarised(self, rows: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return what the statistics of a step are made of; see `update_stats`."""
-        groups = {"rows": rows, "weights": self._weights}
-        return {f"{group}/{i}": tensor for group, tensors in groups.items() for i, tensor in enumerate(tensors)}
-
     @property
     def _weights(self) -> list[Tensor]:
         """The weights of each trained network as a vector."""
@@ -339,17 +329,6 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
                 index = torch.zeros((count, self.batch_size), dtype=torch.int64, device=self.device)
                 updater.prepare(self._items(index))
         self.generator.set_state(drawn_from)
-        self._prepare_stats_of_updates()
-
-    def _prepare_stats_of_updates(self) -> None:
-        """Request compilation of the statistics of a step's updates, if all steps make the same number of each kind."""
-        blocks, cycle = self._blocks(int(self.updates_per_step)), len(self.cycle)
-        if self.updates_per_step % 1 or sum(blocks) < 2 or sum(blocks) % cycle:  # those of one update are not compiled
-            return
-        firsts = itertools.accumulate(blocks, initial=0)
-        runs = [run for first, size in zip(firsts, blocks, strict=False) for run in self._runs(first, size)]
-        rows = [torch.zeros(count, len(updater.names), device=self.device) for updater, count in runs]
-        self._stats_of_updates.prepare(self._summarised(rows))
 
     @property
     def _work(self) -> int:

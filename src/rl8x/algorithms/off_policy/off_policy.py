@@ -12,7 +12,6 @@ An algorithm is a `Learner` with this as another base, which may say how it expl
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Mapping
 from fractions import Fraction
@@ -39,7 +38,7 @@ from rl8x.replay.ring import Replay
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.finite import COLLECTED, gathered_not_finite, locate_non_finite
-from rl8x.rollouts.statistics import Number, Stats, StatsProgram, rollout_stats, transition_stats
+from rl8x.rollouts.statistics import Array, Number, Stats, on_host, rollout_stats
 from rl8x.rollouts.step import Cursor, experience
 from rl8x.trees import flatten_tree, without_ends
 
@@ -57,8 +56,8 @@ def transition(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     return experience(cursor, act, step) | flatten_tree(keys.NEXT_OBS, without_ends(step.final_obs, step.terminated))
 
 
-def collected_stats(rollout: Mapping[str, Tensor], horizon: int) -> Stats:
-    """Summarise a rollout's tensors, each `[horizon + 1, num_envs, ...]`, by key, and flag non-finite ones."""
+def collected_stats(rollout: Mapping[str, Array], horizon: int) -> Stats:
+    """Summarise a rollout's numbers, each `[horizon + 1, num_envs, ...]`, by key, and flag non-finite ones."""
     return Stats.merge(rollout_stats(rollout, horizon), Stats(gathered_not_finite(rollout)))
 
 
@@ -90,7 +89,6 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         self.rollout = Rollout(config.horizon, config.num_envs)
         self.nstep = NStep(config.n_step, config.gamma)
         self.replay = self._make_replay()
-        self._stats = StatsProgram(functools.partial(collected_stats, horizon=config.horizon), self.execution)
         self.beta_schedule = config.schedule("priority_beta")
         self.updates_owed = Fraction(0)
         self._has_rows = False
@@ -137,7 +135,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         self.reset_if_due(env_config)
         if self.collector.cursor is None:
             self.cut_returns()
-        self.collector.fill(self.rollout, self._prepare_stats)
+        self.collector.fill(self.rollout)
         before = self.counters[keys.ENV_STEPS]
         stats = self.finish_collect(self.rollout)
         self._append(stats, samples=0 if warms_up else self.counters[keys.ENV_STEPS] - before)
@@ -149,23 +147,13 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         Args:
             rollout: Its tensors by key, each `[horizon + 1, num_envs, ...]`.
         """
-        return transition_stats(rollout) if self._collects_one else self._stats(rollout)
-
-    def _prepare_stats(self) -> None:
-        """Have the statistics of rollouts like the present one compiled."""
-        if not self._collects_one:
-            self._stats.prepare(self.rollout.tensors)
-
-    @property
-    def _collects_one(self) -> bool:
-        """Whether a collect is a single transition, at which the host may look."""
-        return self.config.horizon * self.config.num_envs == 1 and self.execution.host_looks
+        return collected_stats(on_host(rollout) if self.execution.host_looks else rollout, self.config.horizon)
 
     def prepare(self) -> None:
         """Request the programs of a step, unless one has, or the environment has to be reset for it."""
         with self.execution.ahead():
-            if not self.prepared and self.collector.prepare(self.rollout):
-                self._prepare_stats()
+            if not self.prepared:
+                self.collector.prepare(self.rollout)
         super().prepare()
 
     def _append(self, stats: Stats, samples: int) -> None:

@@ -19,11 +19,9 @@ from rl8x.algorithms.off_policy.nets import Loss, Net, Nets
 from rl8x.algorithms.optimizer import updates_not_finite
 from rl8x.distributed import ranks
 from rl8x.execution import Execution, Program
-from rl8x.execution.loops import Loop
-from rl8x.execution.programs import prepare
-from rl8x.rollouts.finite import any_not_finite
+from rl8x.execution.programs import Loop, prepare
 from rl8x.rollouts.statistics import Number, Stats
-from rl8x.trees import is_part, row_major
+from rl8x.trees import row_major
 
 ReplayBatch = Mapping[str, Tensor]
 """The inputs of one update, by flat names: rows of the replay `[batch_size, ...]`, and drawn noise."""
@@ -250,45 +248,31 @@ class OffPolicyUpdater:
         return [*found.values(), shared]
 
 
-def update_stats(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Stats:
+def update_stats(rows: Sequence[Tensor], names: Sequence[str], weights: Iterable[Tensor], *, host_looks: bool) -> Stats:
     """Average the metrics of a step's updates, and flag non-finite ones.
 
     Args:
-        tensors: Under `rows/...` the metrics of updates in a row, `[updates, metrics]` each, of which some updates may
-            lack the last ones; under `weights/...` what was changed, as vectors.
+        rows: The metrics of updates in a row, `[updates, metrics]` each, of which some updates may lack the last ones.
         names: The names of all metrics; norms of gradients end in `grad_norm`.
-    """
-    rows = [tensor for name, tensor in tensors.items() if is_part(name, "rows")]
-    means: dict[str, Number] = {}
-    table = torch.cat([pad(each, (0, len(names) - each.shape[1])) for each in rows])
-    for i, (name, total) in enumerate(zip(names, table.sum(0), strict=True)):
-        count = sum(len(each) for each in rows if each.shape[1] > i)
-        means |= {name: total / count} if count else {}
-    weights = [tensor for name, tensor in tensors.items() if is_part(name, "weights")]
-    return Stats({**means, **updates_not_finite(table, _are_norms(names), weights)})
-
-
-def single_update_stats(row: Tensor, names: Sequence[str], weights: Iterable[Tensor]) -> Stats:
-    """Return what `update_stats` does for a single update, in a fraction of its time.
-
-    Args:
-        row: Its metrics, `[metrics]`, on the host; it may lack the last ones.
-        names: The names of all metrics.
         weights: What was changed, as vectors.
+        host_looks: Whether the host may look at numbers, which then takes less time than operators on so few.
     """
-    numbers: list[float] = row.tolist()
-    bad = [not math.isfinite(number) for number in numbers]
-    norms = _are_norms(names)
-    flags: dict[str, Number] = {
-        "finite/losses": any(each for each, is_norm in zip(bad, norms, strict=False) if not is_norm),
-        "finite/gradients": any(each for each, is_norm in zip(bad, norms, strict=False) if is_norm),
-        "finite/parameters": any_not_finite(weights),
-    }
-    return Stats({**dict(zip(names, numbers, strict=False)), **flags})
-
-
-def _are_norms(names: Sequence[str]) -> list[bool]:
-    return [name.endswith("grad_norm") for name in names]
+    norms = [name.endswith("grad_norm") for name in names]
+    if host_looks:
+        table = [row for each in rows for row in each.tolist()]
+        columns = {name: [row[i] for row in table if i < len(row)] for i, name in enumerate(names)}
+        means: dict[str, Number] = {name: sum(each) / len(each) for name, each in columns.items() if each}
+        # After the first bad update all numbers are bad.
+        worst: list[float] = next((row for row in table if not all(map(math.isfinite, row))), [])
+        bad = {is_norm for number, is_norm in zip(worst, norms, strict=False) if not math.isfinite(number)}
+        extremes = [float(extreme) for each in weights for extreme in torch.aminmax(each)]
+        flags: dict[str, Number] = {"finite/losses": False in bad, "finite/gradients": True in bad}
+        return Stats({**means, **flags, "finite/parameters": not all(map(math.isfinite, extremes))})
+    padded = torch.cat([pad(each, (0, len(names) - each.shape[1])) for each in rows])
+    counts = [sum(len(each) for each in rows if each.shape[1] > i) for i in range(len(names))]
+    sums = zip(names, padded.sum(0), counts, strict=True)
+    means = {name: each / count for name, each, count in sums if count}
+    return Stats({**means, **updates_not_finite(padded, norms, weights)})
 
 
 def block_size(updates: float, batch_bytes: int, *, masks: bool, most: int | None = None) -> int:
