@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -39,17 +39,18 @@ class CompiledProgram:
         key = layout_of(tensors)
         program = self._ready.get(key)
         if program is None:
-            program = _or_program_error(self._compile if self.compiles else self._interpret, tensors)
-            self._ready[key] = program
+            with _as_program_error():
+                program = self._ready[key] = self._compile(tensors) if self.compiles else self._interpret(tensors)
         return program(*tensors)
 
     def prepare(self, *tensors: Tensor) -> None:
         """Request compilation for arguments of this layout, `[*]` each, without waiting for it."""
         key = layout_of(tensors)
         if key not in self._ready and key not in self._traced:
-            self._traced[key] = text, _ = _or_program_error(self._describe, tensors)
-            if tensors[0].is_cpu:
-                compiler().request(text)
+            with _as_program_error():
+                self._traced[key] = text, _ = self._describe(tensors)
+                if tensors[0].is_cpu:
+                    compiler().request(text)
 
     def _compile(self, tensors: Sequence[Tensor]) -> Program:
         text, (graph, read) = self._traced.pop(layout_of(tensors), None) or self._describe(tensors)
@@ -106,8 +107,9 @@ class CompiledProgram:
         return not verdicts[key]
 
 
-def _or_program_error(make: Any, tensors: Sequence[Tensor]) -> Any:
+@contextlib.contextmanager
+def _as_program_error() -> Iterator[None]:
     try:
-        return make(tensors)
+        yield
     except Exception as error:
         raise ProgramError("compile", error) from error
