@@ -135,7 +135,9 @@ class Execution:
     def begin_step(self, step: int, *, prepared: bool = True) -> bool:
         """Start to prepare compiled programs, or switch to them, if this is the step for it; return whether it has.
 
-        The step is by the algorithm's own count from 0; `prepared` is whether all programs have been requested.
+        Args:
+            step: The step, by the algorithm's own count from 0.
+            prepared: Whether the programs of a step have been requested, if it does not wait.
         """
         if step < self.due:
             return False
@@ -152,12 +154,20 @@ class Execution:
         return changes
 
     def awaits(self, step: int) -> bool:
-        """Return whether compiled programs are needed from a step on, counted from 0, and it waits for them."""
+        """Return whether compiled programs are needed from a step on, and it waits for them.
+
+        Args:
+            step: The number of the step, counted from 0.
+        """
         return self.mode != self.target and self.waits and step >= self.starts_at > 0
 
     @staticmethod
     def missing(seconds: float = 0.0) -> int:
-        """Return how many of the requested programs are not there yet, after so many seconds or when one more is."""
+        """Return how many of the requested programs are not there yet.
+
+        Args:
+            seconds: How long to wait for one of them at most.
+        """
         try:
             return compiler().missing(seconds)
         except RuntimeError:  # reported where a program is needed
@@ -169,7 +179,11 @@ class Execution:
         self.prepares, self.due, self.fell_back = False, math.inf, True
 
     def give_up(self, error: ProgramError) -> None:
-        """Warn that a program could not be made, and run eagerly from now on; raise unless the mode is `auto`."""
+        """Warn that a program could not be made, and run eagerly from now on; raise unless the mode is `auto`.
+
+        Args:
+            error: Why not.
+        """
         if not self.falls_back:
             raise error
         self.fall_back()
@@ -177,7 +191,11 @@ class Execution:
 
     @staticmethod
     def announce(say: Callable[[str], None]) -> None:
-        """Set what is told, in a line, when a run waits for the compiler."""
+        """Set what is told when a run waits for the compiler.
+
+        Args:
+            say: Takes a line of text.
+        """
         compiler().say = say
 
     @contextlib.contextmanager
@@ -212,8 +230,7 @@ class Execution:
             name: The program's name in messages.
             kind: What its tensors are, by which a compiled program is verified, see `verification`.
 
-        Raises:
-            ProgramError: In a call, if the function cannot be compiled or captured, unless the mode is `auto`.
+        A call raises a `ProgramError` if the function cannot be compiled or captured, unless the mode is `auto`.
         """
         return self._made(function, num_fixed, 0, name, kind)
 
