@@ -182,6 +182,8 @@ class ForkedPython(subprocess.Popen):  # type: ignore[type-arg]
     def _execute_child(self, args: Any, *rest: Any) -> None:
         given = _EXECUTED.bind(self, args, *rest).arguments
         words = [args] if isinstance(args, str) else list(args)
+        if words[1:3] == ["-X", "utf8"]:  # which this process is already
+            del words[1:3]
         forks = len(words) > 2 and words[0] == sys.executable
         if not forks or not ((words[1] == "-c" and "rl8x" in words[2]) or (words[1] == "-m" and words[2] in _MODULES)):
             super()._execute_child(args, *rest)  # type: ignore[misc]

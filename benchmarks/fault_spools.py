@@ -47,7 +47,7 @@ def spools(tries: int, first: int = 0) -> dict[str, Any]:
 def _good(folder: Path, uri: str) -> None:
     folder.mkdir()
     ops = [header(folder.name, uri), *ROWS, {"op": "finish", "status": "FINISHED", "t": ROWS[-1]["t"] + 1}]
-    (folder / "ops.jsonl").write_text("".join(json.dumps(op, separators=(",", ":")) + "\n" for op in ops))
+    (folder / "journal.jsonl").write_text("".join(json.dumps(op, separators=(",", ":")) + "\n" for op in ops))
 
 
 def _steps(database: Path) -> dict[str, list[int]]:

@@ -15,11 +15,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl8x.tracking.journal import read_ack
+
 Row = dict[str, Any]  # {"s": step, "m": names}
 Key = tuple[str, int]
 
 # The files of a spool, as its module describes them
-OPS, REJECTED, ACK = "ops.jsonl", "rejected.jsonl", "ack.json"
+OPS, REJECTED = "journal.jsonl", "rejected.jsonl"
 
 _NUMBER = r"([\d,]+|the last|one|a) (?:rows?|entry|entries|lines?)"
 _WAIT = re.compile(rf"{_NUMBER}\b[^\n]* did not reach")
@@ -130,10 +132,8 @@ def waiting(spool: Path) -> list[Row]:
     rows: list[bytes] = []
     with contextlib.suppress(OSError, ValueError):
         data = (spool / OPS).read_bytes()
-        generation, begin = json.loads(data.splitlines()[0]).get("generation", 0), 0
-        with contextlib.suppress(OSError, ValueError):
-            ack = json.loads((spool / ACK).read_bytes())
-            begin = ack["offset"] if ack["generation"] == generation else 0
+        ack = read_ack(spool)
+        begin = ack.offset if ack.generation == json.loads(data.splitlines()[0]).get("generation", 0) else 0
         rows = data[begin:].splitlines()
     with contextlib.suppress(OSError):
         rows += (spool / REJECTED).read_bytes().splitlines()

@@ -37,7 +37,7 @@ class OddSpool:
         """Return the steps of the rows that are still in the folder."""
         left: set[int] = set()
         try:
-            for path in (self.folder / "ops.jsonl", self.folder / "rejected.jsonl"):
+            for path in (self.folder / "journal.jsonl", self.folder / "rejected.jsonl"):
                 if path.is_file():
                     left |= {int(step) for step in _STEP.findall(path.read_bytes())}
         except PermissionError:
@@ -188,7 +188,7 @@ def _lines(*ops: Any) -> bytes:
 def _write(root: Path, name: str, data: bytes) -> Path:
     folder = root / name
     folder.mkdir()
-    (folder / "ops.jsonl").write_bytes(data)
+    (folder / "journal.jsonl").write_bytes(data)
     (folder / "lock").touch()
     return folder
 
@@ -237,7 +237,7 @@ def _odd_acks(root: Path, uri: str) -> Iterator[OddSpool]:
 
 
 def _odd_files(root: Path, uri: str) -> Iterator[OddSpool]:
-    """The whole of ops.jsonl is odd."""
+    """The whole of journal.jsonl is odd."""
     good = _lines(header("x", uri), *ROWS)
     first = _lines(header("x", uri))
     files: dict[str, tuple[bytes, tuple[int, ...], bool]] = {
@@ -267,12 +267,12 @@ def _odd_files(root: Path, uri: str) -> Iterator[OddSpool]:
 def _odd_folders(root: Path, uri: str) -> Iterator[OddSpool]:
     """The folder has other things in it than files."""
     makers: dict[str, tuple[Callable[[Path], None], bool]] = {
-        "ops a folder": (lambda folder: _replaced(folder / "ops.jsonl", os.mkdir), False),
-        "ops a pipe": (lambda folder: _replaced(folder / "ops.jsonl", os.mkfifo), False),
-        "ops a link to itself": (lambda folder: _replaced(folder / "ops.jsonl", lambda p: os.symlink(p, p)), False),
-        "ops a link to nothing": (lambda folder: _replaced(folder / "ops.jsonl", lambda p: os.symlink("x", p)), False),
-        "ops missing": (lambda folder: (folder / "ops.jsonl").unlink(), False),
-        "ops unreadable": (lambda folder: (folder / "ops.jsonl").chmod(0), False),
+        "ops a folder": (lambda folder: _replaced(folder / "journal.jsonl", os.mkdir), False),
+        "ops a pipe": (lambda folder: _replaced(folder / "journal.jsonl", os.mkfifo), False),
+        "ops a link to itself": (lambda folder: _replaced(folder / "journal.jsonl", lambda p: os.symlink(p, p)), False),
+        "ops a link to nothing": (lambda folder: _replaced(folder / "journal.jsonl", lambda p: os.symlink("x", p)), False),
+        "ops missing": (lambda folder: (folder / "journal.jsonl").unlink(), False),
+        "ops unreadable": (lambda folder: (folder / "journal.jsonl").chmod(0), False),
         "folder unreadable": (lambda folder: folder.chmod(0), False),
         "folder read-only": (lambda folder: folder.chmod(0o500), False),
         "lock missing": (lambda folder: (folder / "lock").unlink(), True),
@@ -289,7 +289,7 @@ def _odd_folders(root: Path, uri: str) -> Iterator[OddSpool]:
         name = _named("folder", what)
         folder = _write(root, name, _lines(header(name, uri), *ROWS, FINISH))
         make(folder)
-        untouched = (folder / "ops.jsonl").is_file() if what != "folder unreadable" else True
+        untouched = (folder / "journal.jsonl").is_file() if what != "folder unreadable" else True
         yield OddSpool(name, folder, (0, 1, 2) if untouched else (), sendable)
 
 

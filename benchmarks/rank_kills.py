@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import psutil
 
-from rl8x.tracking.spool_files import REMOVED
+from rl8x.tracking.journal import REMOVED
 
 JOB: Final = """
 import hashlib

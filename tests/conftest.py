@@ -3,12 +3,15 @@
 import atexit
 import functools
 import gc
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -16,7 +19,7 @@ import hypothesis
 import pytest
 from benchmarks.fault_process import ForkedPython
 
-from rl8x.tracking.store import MLflowStore, source_tags
+from rl8x.tracking.shipper import Shipper
 from rl8x.trusted import memory
 
 pytest_plugins = ["tests.skips"]
@@ -62,7 +65,7 @@ LONGEST = (
     "tests/trainers/test_auto.py",
     "tests/algorithms/ppo/test_update.py",
     "tests/execution/test_execution.py",
-    "tests/tracking/test_store_process.py",
+    "tests/tracking/test_shipping.py",
     "tests/studies/test_jobs.py",
     "tests/rollouts/test_compiled.py",
     "tests/algorithms/test_td3.py",
@@ -199,24 +202,36 @@ def default_signals():
 
 
 class InProcess:
-    """What `StoreProcess` is, without the process: MLflow is imported once for all tests, not once for each run."""
+    """What the shipper is, without the process: MLflow is imported once for all tests, not once for each run."""
 
-    def __init__(self, location, *, request_timeout_s=10):
-        self.make = lambda: MLflowStore(location, request_timeout_s=request_timeout_s)
-        self.store = None
+    def __init__(self, database):
+        self.popen = mock.Mock(pid=os.getpid(), returncode=None)
+        self.shipper = Shipper(os.getpid())
+        self.ended = False
+        threading.Thread(target=self.beat, daemon=True).start()
 
-    def source_tags(self):
-        return source_tags()
+    def beat(self):
+        while self.shipper.beat_once(orphaned=False) or not self.ended:
+            time.sleep(0.5)
 
-    def close(self):
-        self.store = None
+    def tell(self, message):
+        told = json.loads(json.dumps(message, default=os.fspath))
+        with mock.patch.object(sys, "argv", sys.argv):
+            self.shipper.take(told)
 
-    def _ask(self, name):
-        self.store = self.store or self.make()
-        return getattr(self.store, name)
+    def pump(self):
+        pass
 
-    def __getattr__(self, name):
-        return self._ask(name)
+    def is_gone(self):
+        return False
+
+    def is_busy(self):
+        return False
+
+    def end(self):
+        self.ended = True
+
+    leave_to_parent = end
 
 
 @pytest.fixture(autouse=True)
@@ -246,6 +261,6 @@ def patience(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def mlflow_in_process(request, monkeypatch):
-    """Let trackers talk to MLflow in this process, unless a test is marked with `store_process`."""
+    """Ship journals in this process, unless a test is marked with `store_process`."""
     if "store_process" not in request.keywords:
-        monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", InProcess)
+        monkeypatch.setattr("rl8x.tracking.shipping._Shipper", InProcess)

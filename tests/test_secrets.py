@@ -76,13 +76,13 @@ def test_a_password_is_in_nothing_that_a_run_leaves(work, monkeypatch, capsys, m
     assert done.returncode == 1
     assert f"OSError: no answer of {shown}" in done.stderr  # the traceback of what is a bug, or the environment's
     assert f"did not reach {shown}" in done.stderr
-    assert "store_server" in (work / "commands.txt").read_text()
+    assert "tracking.shipper" in (work / "commands.txt").read_text()
     assert_hidden(done.stdout, done.stderr, *left_in(work).values())
 
     (spool,) = (work / "mlruns/spool").iterdir()
     assert stat.S_IMODE(spool.stat().st_mode) == 0o700
     told = [*spool.iterdir(), *work.rglob("checkpoint.json")]
-    assert {"ops.jsonl", "ack.json", "checkpoint.json"} <= {path.name for path in told}
+    assert {"journal.jsonl", "ack.json", "checkpoint.json"} <= {path.name for path in told}
     assert {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in told} == {path.name: "0o600" for path in told}
 
     (folder,) = (work / "mlruns/checkpoints").iterdir()

@@ -33,8 +33,8 @@ from rl8x.importing import dotted_path, import_named
 from rl8x.models import MLPModel
 from rl8x.segments import Segment
 from rl8x.tracking import NullTracker
+from rl8x.tracking.appending import Journal
 from rl8x.tracking.locks import FolderLock
-from rl8x.tracking.spool import Spool
 
 # -- trees
 
@@ -508,7 +508,7 @@ def test_a_run_that_was_killed_before_its_store_had_all_has_not_finished(tmp_pat
     plain = {"env": "CartPole"}
     config = RunSpec.read(plain)
     folder = tmp_path / "mlruns/checkpoints/a"
-    spool = Spool.create(tmp_path / "spools", {"op": "open", "version": 1, "spool_id": "a", "t": 1, "uri": "http://x"})
+    spool = Journal.create(tmp_path / "spools", {"op": "open", "version": 1, "spool_id": "a", "t": 1, "uri": "http://x"})
     put(folder, spec=plain, status="FINISHED", run={"key": "k", "spool": "../../../spools/a"})
     assert find_unfinished(config, folder.parent) == folder
     spool.acknowledge(finished=True)

@@ -36,7 +36,7 @@ fsync = os.fsync
 
 def noted(fd):
     fsync(fd)
-    if os.readlink(f"/proc/self/fd/{fd}").endswith("ops.jsonl"):
+    if os.readlink(f"/proc/self/fd/{fd}").endswith("journal.jsonl"):
         Path("synced").write_text(str(os.fstat(fd).st_size))
 
 os.fsync = noted
@@ -57,7 +57,7 @@ def dies_when_all_is_in_the_store(trainer, stats):
         folder = trainer.tracker.spool_folder
         while not (folder / "ack.json").exists():
             time.sleep(0.05)
-        while json.loads((folder / "ack.json").read_text())["offset"] < os.path.getsize(folder / "ops.jsonl"):
+        while json.loads((folder / "ack.json").read_text())["offset"] < os.path.getsize(folder / "journal.jsonl"):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -291,8 +291,8 @@ def test_a_moved_run_goes_on_where_it_is_by_its_last_lines(moved, mlruns, tmp_pa
 def test_a_power_cut_loses_and_doubles_no_row(ack, mlruns, client, tmp_path):
     assert trains("dies_when_all_is_in_the_store").wait(60) == -signal.SIGKILL
     (spool,) = (mlruns / "spool").iterdir()
-    os.truncate(spool / "ops.jsonl", int((tmp_path / "synced").read_text()))
-    assert json.loads((spool / "ack.json").read_text())["offset"] > os.path.getsize(spool / "ops.jsonl")
+    os.truncate(spool / "journal.jsonl", int((tmp_path / "synced").read_text()))
+    assert json.loads((spool / "ack.json").read_text())["offset"] > os.path.getsize(spool / "journal.jsonl")
     if ack == "lost":
         (spool / "ack.json").unlink()
     Trainer.resume(mlruns / "checkpoints" / spool.name).run(progress="none")

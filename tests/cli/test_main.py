@@ -55,8 +55,8 @@ def test_an_output_that_cannot_be_written_is_one_line():
 def started(monkeypatch):
     """What the process that talks to MLflow was started early for, in order, and "ended" for its end."""
     calls: list[object] = []
-    monkeypatch.setattr("rl8x.tracking.store_process.start_early", calls.append)
-    monkeypatch.setattr("rl8x.tracking.store_process.end_unused", lambda: calls.append("ended"))
+    monkeypatch.setattr("rl8x.tracking.shipping.start_early", calls.append)
+    monkeypatch.setattr("rl8x.tracking.shipping.end_unused", lambda: calls.append("ended"))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     return calls
 
@@ -217,7 +217,7 @@ def test_of_several_ranks_the_first_alone_starts_what_talks_to_mlflow(rank, star
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
     started = []
-    monkeypatch.setattr("rl8x.tracking.store_process.start_early", started.append)
+    monkeypatch.setattr("rl8x.tracking.shipping.start_early", started.append)
     with cli._early_tracking(["train", "CartPole"]):
         assert bool(started) is starts
 

@@ -6,8 +6,8 @@ from tests.studies.synthetic import SUPPORTS, evaluations, write_study
 
 from rl8x import drawing
 from rl8x.cli.main import main
-from rl8x.tracking.database import Point
 from rl8x.tracking.location import locate
+from rl8x.tracking.repeats import Point
 from rl8x.tracking.store import MLflowStore, NewRun
 
 

@@ -7,7 +7,7 @@ import pytest
 from rl8x import tracking
 from rl8x.cli.main import main
 from rl8x.tracking import SpoolReport, SyncReport
-from rl8x.tracking.spool import Spool
+from rl8x.tracking.appending import Journal
 
 
 @pytest.mark.parametrize("browser", [True, False])
@@ -63,7 +63,7 @@ def test_sync_of_a_folder_that_is_not_there(tmp_path, capsys):
 def test_a_store_that_only_a_spool_names_is_asked_about_on_a_terminal(tmp_path, monkeypatch, capsys):
     for spool_id in ("one", "two"):
         header = {"op": "open", "version": 1, "spool_id": spool_id, "t": 1, "uri": "http://127.0.0.1:9"}
-        Spool.create(tmp_path / "spool", header).close()
+        Journal.create(tmp_path / "spool", header).close()
     words = ["sync", str(tmp_path / "spool")]
     assert main(words) == 1
     assert "`rl8x sync --yes`" in capsys.readouterr().out

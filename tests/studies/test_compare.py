@@ -13,10 +13,10 @@ from rl8x.studies.compare import Comparison, compare
 from rl8x.studies.find import find_study
 from rl8x.studies.run_groups import differing, grouped_runs, param_name
 from rl8x.tracking import TrackingError
-from rl8x.tracking.database import Point
 from rl8x.tracking.database_runs import RunRecord
 from rl8x.tracking.location import locate
 from rl8x.tracking.reading import RunReader
+from rl8x.tracking.repeats import Point
 from rl8x.tracking.store import MLflowStore, NewRun
 
 STEPS = {"a": (0, 10, 20), "b": (5, 15, 20), "c": (0, 20)}

@@ -2,7 +2,9 @@
 
 import threading
 
-from rl8x.tracking.left_behind import LeftBehind, left_behind, left_tag
+from rl8x.tracking.appending import Journal
+from rl8x.tracking.journal import ACK, AckFile, SendingJournal
+from rl8x.tracking.repeats import LeftBehind, left_behind, left_tag
 from rl8x.tracking.store_errors import RunMissingError, StoreDownError, StoreRefusedError
 
 
@@ -55,7 +57,7 @@ class FakeStore:
         self._enter("find_runs")
         return [run_id for run_id, run in self.runs.items() if run["spool_id"] == spec.spool_id]
 
-    def create_run(self, spec):
+    def create_run(self, spec, tags):
         self._enter("create_run")
         self._may_fail("create_run", spec)
         run_id = f"run{len(self.runs)}"
@@ -64,7 +66,7 @@ class FakeStore:
             "name": spec.run_name,
             "points": set(),
             "params": {},
-            "tags": {},
+            "tags": dict(tags),
             "texts": {},
             "files": {},
             "curves": [],
@@ -163,8 +165,22 @@ class FakeStore:
     def leave_behind(self, run_id, step, before):
         self._enter("leave_behind")
         left = LeftBehind(step, before)
-        self._run(run_id)["tags"].update(left_tag([*left_behind(self._run(run_id)["tags"]), left]))
+        known = [each for each in left_behind(self._run(run_id)["tags"]) if each != left]
+        self._run(run_id)["tags"].update(left_tag([*known, left]))
         return str(left)
+
+
+class BothSides(SendingJournal):
+    """A journal that is appended to and sent in one process, made in a folder or found there."""
+
+    def __init__(self, folder, header=None):
+        self.journal = Journal.open(folder) if header is None else Journal.create(folder, header)
+        super().__init__(self.journal.folder, AckFile.open(self.journal.folder / ACK))
+        self.append, self.keep_file, self.end_with = self.journal.append, self.journal.keep_file, self.journal.end
+
+    def close(self):
+        super().close()
+        self.journal.close()
 
 
 def values(store_run, name):

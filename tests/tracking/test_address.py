@@ -9,10 +9,10 @@ import pytest
 from tests.conftest import InProcess
 
 from rl8x.tracking import MLflowTracker, TrackingError, sync
+from rl8x.tracking.appending import Journal
 from rl8x.tracking.database import ensure_database
+from rl8x.tracking.journal import read_header
 from rl8x.tracking.location import locate
-from rl8x.tracking.spool import Spool
-from rl8x.tracking.spool_files import read_header
 from rl8x.tracking.store_errors import StoreDownError
 from tracking.fakes import FakeStore
 
@@ -144,7 +144,7 @@ def test_the_store_of_a_spool_from_elsewhere_is_used_only_where_the_user_names_i
 
     def left_over():
         header = {"op": "open", "version": 1, "spool_id": "one", "t": 1, "experiment": "e", "uri": "http://theirs/"}
-        Spool.create(root, header).close()
+        Journal.create(root, header).close()
 
     left_over()
     report = sync(root, connect=connect)
@@ -171,7 +171,7 @@ def test_the_store_of_a_spool_from_elsewhere_is_used_only_where_the_user_names_i
 @pytest.mark.parametrize("database", ["../../../theirs.db", "/etc/passwd", "../../..", "../../a/b.db", "mlflow.db", 7])
 def test_a_spool_cannot_name_a_database_elsewhere_as_its_own(database, tmp_path):
     header = {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://theirs", "database": database}
-    Spool.create(tmp_path / "root/spool", header).close()
+    Journal.create(tmp_path / "root/spool", header).close()
     report = sync(tmp_path / "root/spool", connect=lambda location: pytest.fail(f"reached {location}"))
     assert "http://theirs" in str(report)
     assert report.num_failed == 1
@@ -250,8 +250,8 @@ def whole_link(secret, spool):
 
 
 def pipe_of_ops(secret, spool):
-    (spool / "ops.jsonl").unlink()
-    os.mkfifo(spool / "ops.jsonl")
+    (spool / "journal.jsonl").unlink()
+    os.mkfifo(spool / "journal.jsonl")
 
 
 def link_of(name):
@@ -268,7 +268,7 @@ def link_of(name):
 
 SET_ASIDE = [artifact_link, number_link, link_in_a_folder, folder_link, a_pipe]
 REFUSED = [
-    *(link_of(name) for name in ("ops.jsonl", "ack.json", "ack.json.new", "rejected.jsonl", "lock")),
+    *(link_of(name) for name in ("journal.jsonl", "ack.json", "ack.json.new", "rejected.jsonl", "lock")),
     files_link,
     whole_link,
     pipe_of_ops,
@@ -282,7 +282,9 @@ def test_nothing_outside_of_a_spool_is_read_changed_or_deleted(spoil, tmp_path):
     (secret / "key").write_text("secret")
     (secret / "folder/a.txt").write_text("secret")
     (tmp_path / "a.txt").write_text("mine")
-    spool = Spool.create(tmp_path / "spool", {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://x"})
+    spool = Journal.create(
+        tmp_path / "spool", {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://x"}
+    )
     spool.append({"op": "artifact", "file": spool.keep_file(tmp_path / "a.txt"), "to": None})
     spool.append({"op": "m", "t": 1, "s": 1, "m": {"a": 1.0}})
     spool.close()
@@ -299,23 +301,27 @@ def test_nothing_outside_of_a_spool_is_read_changed_or_deleted(spoil, tmp_path):
         assert "link, which is not followed" in str(report) or "no plain file" in str(report)
 
 
-@pytest.mark.parametrize("name", ["../../a.txt", "/etc/passwd", "files/../../a.txt", "ops.jsonl", "files/1/../../lock"])
+@pytest.mark.parametrize(
+    "name", ["../../a.txt", "/etc/passwd", "files/../../a.txt", "journal.jsonl", "files/1/../../lock"]
+)
 def test_a_kept_file_has_no_name_outside_of_its_folder(name, tmp_path):
     (tmp_path / "a.txt").write_text("secret")
-    spool = Spool.create(tmp_path / "spool", {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://x"})
+    spool = Journal.create(
+        tmp_path / "spool", {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://x"}
+    )
     spool.append({"op": "artifact", "file": name, "to": None})
     spool.close()
     store = FakeStore()
     sync(tmp_path / "spool", to="http://mine", connect=lambda location: store)
     assert store.run["files"] == {}
     assert (tmp_path / "a.txt").read_text() == "secret"
-    assert (spool.folder / "ops.jsonl").exists()
+    assert (spool.folder / "journal.jsonl").exists()
 
 
 @pytest.mark.parametrize("spool_id", ["x' OR tags.a = 'b", "", "../up"])
 def test_a_spool_id_that_would_search_for_other_runs_is_refused(spool_id, tmp_path):
     header = {"op": "open", "version": 1, "spool_id": spool_id, "t": 1, "uri": "http://x"}
     (tmp_path / "spool/one").mkdir(parents=True)
-    (tmp_path / "spool/one/ops.jsonl").write_text(json.dumps(header) + "\n")
+    (tmp_path / "spool/one/journal.jsonl").write_text(json.dumps(header) + "\n")
     report = sync(tmp_path / "spool", to="http://mine", connect=lambda location: pytest.fail("reached"))
     assert f"its header has spool_id={spool_id!r}" in str(report)

@@ -9,8 +9,9 @@ from sqlalchemy.engine import Engine
 
 from rl8x.cli.main import main
 from rl8x.tracking import database
-from rl8x.tracking.database import Point, add_past_points, empty_tables, ensure_database, prepare_tables
+from rl8x.tracking.database import add_past_points, empty_tables, ensure_database, prepare_tables
 from rl8x.tracking.location import Location, locate
+from rl8x.tracking.repeats import Point
 from rl8x.tracking.store import MLflowStore, NewRun
 
 

@@ -9,16 +9,15 @@ import pytest
 
 BEGIN = """
 import sys, threading, time
-import rl8x.tracking.mlflow_tracker as module
-from rl8x.tracking.store_errors import StoreDownError
+from rl8x.tracking import MLflowTracker, shipping
 
-def down(*_):
-    raise StoreDownError("away")
+def no_process(database):
+    raise OSError("away")
 
-module.StoreProcess._ask = down
+shipping._Shipper = no_process
 
 def start(name):
-    tracker = module.MLflowTracker(run_name=name, outage_timeout_s=0.0, interval_s=0.05)
+    tracker = MLflowTracker(run_name=name, outage_timeout_s=0.0, interval_s=0.05)
     tracker.start(params={}, tags={})
     return tracker
 
@@ -46,7 +45,7 @@ began = threading.Event()
 def statuses(folder):
     """Read from the spools how runs ended: by name, the status, and whether nothing came after it."""
     found = {}
-    for file in (folder / "mlruns" / "spool").glob("*/ops.jsonl"):
+    for file in (folder / "mlruns" / "spool").glob("*/journal.jsonl"):
         ops = [json.loads(line) for line in file.read_text().splitlines()]
         ends = [op["status"] for op in ops if op["op"] == "finish"]
         found[ops[0]["run_name"]] = ends[0] if len(ends) == 1 and ops[-1]["op"] in ("finish", "tags") else ends
@@ -140,19 +139,15 @@ def test_only_what_interrupted_a_loop_makes_it_failed_in_an_interpreter(tmp_path
 def test_a_run_whose_tracker_is_collected_ends_then(tmp_path):
     script = """
         import gc, os
-        from pathlib import Path
-        from rl8x.tracking.locks import FolderLock
         tracker = start("collected")
         loop(tracker)
-        lock = FolderLock(tracker.spool_folder)
         cycle = [tracker]
         cycle.append(cycle)
         other = start("other")
         loop(other)
         del tracker, cycle
         gc.collect()
-        threads = [thread for thread in threading.enumerate() if thread.name == "rl8x-tracking"]
-        while sum(thread.is_alive() for thread in threads) > 1:
+        while len(shipping._open) > 1:
             time.sleep(0.02)
         os._exit(0)
     """

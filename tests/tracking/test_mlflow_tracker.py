@@ -14,6 +14,7 @@ import time
 import pytest
 
 from rl8x.tracking import MLflowTracker, Tracker, TrackingError, sync
+from rl8x.tracking.store_errors import StoreDownError
 
 
 def tracker_of(tmp_path, **options):
@@ -115,7 +116,8 @@ def test_the_users_active_run_is_logged_to_and_not_ended(mlruns, mlflow_client, 
 def test_a_run_that_a_process_goes_on_with_loses_no_point_and_keeps_its_status_where_asked(
     mlruns, mlflow_client, tmp_path
 ):
-    tracker = tracker_of(tmp_path)
+    (tmp_path / "checkpoints").mkdir()  # the journal of a run that has some stays
+    tracker = tracker_of(tmp_path, tags={"rl8x.checkpoints": str(tmp_path / "checkpoints")})
     tracker.start(params={}, tags={})
     for step in (1, 2, 3):
         tracker.log_metrics({"a": float(step)}, step)
@@ -201,7 +203,7 @@ def test_killed_then_synced_then_resumed(mlruns, mlflow_client, tmp_path):
     assert f"in use by process {process.pid}" in busy.spools[0].message
     process.send_signal(signal.SIGKILL)
     process.wait()
-    with open(folder / "ops.jsonl", "ab") as file:
+    with open(folder / "journal.jsonl", "ab") as file:
         file.write(b'{"op":"m","t":17')  # and the kill came in the middle of a line
 
     report = sync()
@@ -227,13 +229,12 @@ def test_killed_then_resumed_before_anything_arrived(mlruns, mlflow_client, tmp_
     """The store has given no run ID yet; the spool is the run's only name."""
     process = run_script(
         """
-        import sys, time, types
-        import rl8x.tracking.mlflow_tracker as module
-        from rl8x.tracking.store_errors import StoreDownError
-        def down(*_, **__):
-            raise StoreDownError("away")
-        module.StoreProcess._ask = down
-        tracker = module.MLflowTracker()
+        import os, subprocess, sys, time
+        from rl8x.tracking import MLflowTracker, shipping
+        def no_process(database):
+            raise OSError("away")
+        shipping._Shipper = no_process
+        tracker = MLflowTracker()
         tracker.start(params={"lr": 0.1}, tags={})
         for step in range(50):
             tracker.log_metrics({"a": float(step)}, step)
@@ -304,23 +305,21 @@ def test_two_processes_at_once(mlruns, mlflow_client, tmp_path):
 
 
 def test_a_store_that_is_away_is_told_and_synced_later(mlruns, mlflow_client, tmp_path, caplog, monkeypatch):
-    import rl8x.tracking.mlflow_tracker as module
-    from rl8x.tracking.store_errors import StoreDownError
-
     def down(*_, **__):
         raise StoreDownError("connection refused")
 
-    monkeypatch.setattr(module.StoreProcess, "_ask", down)
-    tracker = tracker_of(tmp_path, finish_timeout_s=5.0, outage_timeout_s=0.1)
-    tracker.start(params={"lr": 1}, tags={})
-    tracker.log_metrics({"a": 1.0}, 1)
-    assert not tracker.flush(0.2)
-    tracker.finish("FINISHED")
+    with monkeypatch.context() as patch:
+        patch.setattr("rl8x.tracking.shipper.MLflowStore", down)
+        tracker = tracker_of(tmp_path, finish_timeout_s=5.0, outage_timeout_s=0.1)
+        tracker.start(params={"lr": 1}, tags={})
+        tracker.log_metrics({"a": 1.0}, 1)
+        assert not tracker.flush(0.2)
+        tracker.finish("FINISHED")
+        assert sync().num_sent == 1  # the shipper, which goes on to try, lets it be sent meanwhile
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 2
     assert "connection refused" in warnings[0]
     assert "`rl8x sync`" in warnings[1]
-    assert sync().num_sent == 1
     [run] = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("rl8x").experiment_id])
     assert (run.data.metrics, run.data.params, run.info.status) == ({"a": 1.0}, {"lr": "1"}, "FINISHED")
 

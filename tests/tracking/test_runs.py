@@ -1,8 +1,8 @@
 import pytest
 
 from rl8x.tracking import TrackingError, find_run
-from rl8x.tracking.runs import find_spool, user_run_id
-from rl8x.tracking.spool import Spool
+from rl8x.tracking.appending import Journal
+from rl8x.tracking.runs import find_journal, user_run_id
 
 
 def test_find_run(mlruns, mlflow_client):
@@ -36,20 +36,20 @@ def test_find_run_without_a_store(tmp_path, monkeypatch):
         find_run("x", "postgresql://user:word@127.0.0.1:9/runs")
 
 
-def test_find_spool(tmp_path):
+def test_find_journal(tmp_path):
     header = {"op": "open", "version": 1, "t": 1}
-    Spool.create(tmp_path, {**header, "spool_id": "one"}).close()
-    Spool.create(tmp_path, {**header, "spool_id": "two", "run_id": "mine"}).close()
-    spool = Spool.create(tmp_path, {**header, "spool_id": "three"})
+    Journal.create(tmp_path, {**header, "spool_id": "one"}).close()
+    Journal.create(tmp_path, {**header, "spool_id": "two", "run_id": "mine"}).close()
+    spool = Journal.create(tmp_path, {**header, "spool_id": "three"})
     spool.acknowledge(0, run_id="sent")
     spool.close()
-    assert find_spool(tmp_path, "spool-one") == tmp_path / "one"
-    assert find_spool(tmp_path, "spool-four") is None
-    assert find_spool(tmp_path, "mine") == tmp_path / "two"
-    assert find_spool(tmp_path, "sent") == tmp_path / "three"
-    assert find_spool(tmp_path, "other") is None
+    assert find_journal(tmp_path, "spool-one") == tmp_path / "one"
+    assert find_journal(tmp_path, "spool-four") is None
+    assert find_journal(tmp_path, "mine") == tmp_path / "two"
+    assert find_journal(tmp_path, "sent") == tmp_path / "three"
+    assert find_journal(tmp_path, "other") is None
     with pytest.raises(TrackingError, match="not the handle"):
-        find_spool(tmp_path, "spool-../../etc")
+        find_journal(tmp_path, "spool-../../etc")
 
 
 def test_the_users_run_by_the_environment(tmp_path, monkeypatch):

@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlflow.entities import Metric
 
-from rl8x.tracking.database import Point
 from rl8x.tracking.location import locate
+from rl8x.tracking.repeats import Point
 from rl8x.tracking.store import MAX_METRICS, MLflowStore, NewRun, quiet_thread, short_requests
 from rl8x.tracking.store_errors import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
 

@@ -18,10 +18,10 @@ from rl8x.checkpoint import Checkpoints, files
 from rl8x.cli.main import main
 from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
+from rl8x.tracking.appending import Journal
 from rl8x.tracking.database import ensure_database
 from rl8x.tracking.location import locate
 from rl8x.tracking.runs import shown_path
-from rl8x.tracking.spool import Spool
 from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
 from rl8x.trainers import Trainer
 
@@ -234,7 +234,7 @@ def test_what_the_disk_refused_is_said_to_be_lost(mlruns, monkeypatch):
             raise StoreDownError("no answer")
 
     monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Away)
-    full = lambda trainer, stats: monkeypatch.setattr(Spool, "_write", lambda spool, line: False)  # noqa: E731
+    full = lambda trainer, stats: monkeypatch.setattr(Journal, "_write", lambda spool, line: False)  # noqa: E731
     trainer = make(trainer={"tracker": tracker(), "checkpoints": False, "callbacks": [full]})
     run(trainer, max_steps=3)
     # Two rows and what the run came to, its tag, the picture, the reason, tags, the description, and perhaps the tags
@@ -298,16 +298,16 @@ def test_the_exit_code_says_that_rows_are_lost_and_sync_keeps_the_status(mlruns,
         def _ask(self, name):
             raise StoreDownError("no answer")
 
-    write = Spool._write
+    write = Journal._write
     monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Away)
-    monkeypatch.setattr(Spool, "_write", lambda spool, line: spool._file.end < 9000 and write(spool, line))
+    monkeypatch.setattr(Journal, "_write", lambda spool, line: spool._file.end < 9000 and write(spool, line))
     words = "train CartPole --num-envs 2 --horizon 4 --max-steps 12 --progress none model_config.hidden_sizes=[4]"
     assert main(words.split()) == 3
     lost, kept, sends = capsys.readouterr().out.splitlines()[-4:-1]
     num_lost, num_kept = (int(re.search(r"(\d+) rows", line)[1]) for line in (lost, kept))
     assert "has lost" in lost
     assert num_lost + num_kept == 13  # what the run came to is the last
-    monkeypatch.setattr(Spool, "_write", write)
+    monkeypatch.setattr(Journal, "_write", write)
     assert main(command(sends)) == 0
     [run] = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("rl8x").experiment_id])
     assert (run.info.status, run.data.tags["rl8x.lost_rows"]) == ("FINISHED", str(num_lost))

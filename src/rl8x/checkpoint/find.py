@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Final
 
 from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Checkpoint
@@ -15,14 +14,13 @@ from rl8x.checkpoint.tree import CheckpointError
 from rl8x.config.spec import RunSpec
 from rl8x.portable import SUFFIX
 from rl8x.tracking import TrackingError
+from rl8x.tracking.journal import CHECKPOINTS_TAG as CHECKPOINTS_TAG
+from rl8x.tracking.journal import read_ack
 from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.locks import is_locked, was_left
 from rl8x.tracking.reading import find_record
 from rl8x.tracking.runs import HANDLE_PREFIX
 from rl8x.tracking.secrets import hide_in_data
-from rl8x.tracking.spool_files import read_ack
-
-CHECKPOINTS_TAG: Final = "rl8x.checkpoints"
 
 
 def find(source: str | Path, *, auto: bool = False) -> Checkpoint:

@@ -298,8 +298,9 @@ def _trust() -> list[str]:
 def _tracking(broken: list[str]) -> list[str]:
     """Say where runs are kept, and how many wait to be sent; append a store that cannot be used to `broken`."""
     from rl8x.tracking import MLflowTracker, TrackingError
+    from rl8x.tracking.journal import is_sent
     from rl8x.tracking.location import locate, mlruns_dir
-    from rl8x.tracking.spool_files import OPS
+    from rl8x.tracking.runs import journal_folders
 
     try:
         location = locate()
@@ -311,7 +312,7 @@ def _tracking(broken: list[str]) -> list[str]:
     if database is not None:
         size = f", {database.stat().st_size / 1e6:.1f} MB" if database.exists() else ", not made yet"
         note = f"{size}, {shutil.disk_usage(_existing(database)).free / 1e9:.1f} GB free on its disk"
-    waiting = len([*(mlruns_dir() / "spool").glob(f"*/{OPS}")])
+    waiting = sum(not is_sent(folder) for folder in journal_folders(mlruns_dir() / "spool"))
     lines = [f"{location.shown}{note}"]
     return lines + ([f"runs that have not arrived, or go on: {waiting} (`rl8x sync`)"] if waiting else [])
 

@@ -124,7 +124,7 @@ def _early_tracking(words: Sequence[str]) -> Iterator[None]:
         return
     from rl8x.tracking.location import locate
     from rl8x.tracking.protocol import TrackingError
-    from rl8x.tracking.store_process import end_unused, start_early
+    from rl8x.tracking.shipping import end_unused, start_early
 
     is_elsewhere = any(re.match(r"(--tracking-uri|tracking_uri)\b", word) for word in words)
     with contextlib.suppress(TrackingError):  # the run will report it

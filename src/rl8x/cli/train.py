@@ -237,7 +237,7 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
     is `"none"` the trainer has said how it ended itself.
     """
     from rl8x.tracking import MLflowTracker
-    from rl8x.tracking.store_process import end_unused
+    from rl8x.tracking.shipping import end_unused
 
     before, failed = dict(trainer.state), True
     if not isinstance(trainer.tracker, MLflowTracker):  # as the run file says

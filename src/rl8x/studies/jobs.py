@@ -17,7 +17,7 @@ from typing import Any, Final
 from rl8x.distributed import ranks
 from rl8x.output import described, say
 from rl8x.processes import lending_variables, restore_variables
-from rl8x.tracking.store_process import keep_process
+from rl8x.tracking.shipping import keep_shipper
 
 Job = Mapping[str, Any]
 BACKENDS: Final = ("processes", "dask", "ray")
@@ -158,7 +158,7 @@ def begin_worker(parent: int) -> None:
     """Begin a process that does one job after another: it keeps MLflow's process, and ends with its parent."""
     restore_variables()
     end_with(parent)
-    keep_process()
+    keep_shipper()
 
 
 _watched: set[int] = set()

@@ -19,10 +19,10 @@ from rl8x.studies.definition import StudyConfig
 from rl8x.studies.find import STUDY_TAG, about
 from rl8x.studies.statistics import mean_curve
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker, TrackingError, log_table
+from rl8x.tracking.journal import Unsent
 from rl8x.tracking.location import locate
 from rl8x.tracking.names import NameTable
 from rl8x.tracking.secrets import hide_in_data
-from rl8x.tracking.spool_files import Unsent
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -42,6 +42,7 @@ from rl8x.studies.parent import ParentRun, child_tracking
 from rl8x.studies.progress import StudyProgress
 from rl8x.studies.training import RESULT, read_curve, read_points, read_result, rows_of, run_job
 from rl8x.tracking import MLflowTracker, sync
+from rl8x.tracking.journal import is_sent
 from rl8x.tracking.location import check_writable, make_mlruns
 from rl8x.tracking.locks import FolderLock, is_locked
 
@@ -302,10 +303,10 @@ class Study:
         root = parent.tracker.spool_root
         for training, result in self._finished():
             spool = root / _run_key(key, training)
-            if not spool.is_dir():
+            if not spool.is_dir() or is_sent(spool):
                 continue
             report = sync(spool, to=parent.store_uri)
-            if spool.is_dir():
+            if spool.is_dir() and not is_sent(spool):
                 shown.say(f"{training.label}: its run waits in {spool}; the same command tries again. {report}")
                 return False  # each of the others would wait for the same store
             if not result["run_id"] and report.spools:

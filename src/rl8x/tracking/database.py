@@ -18,24 +18,16 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from rl8x.tracking.location import Location, make_mlruns, sqlite_uri
 from rl8x.tracking.locks import FileLock
+from rl8x.tracking.repeats import LEFT, NOT_OF_A_COURSE, LeftBehind, Point
 from rl8x.tracking.secrets import hide
 
 ROOT = "artifacts"  # beside the database, in the layout that `rl8x.tracking.location` makes
 _migrating = threading.Lock()  # Alembic keeps the migration in progress in a global
-
-
-class Point(NamedTuple):
-    """One value of one metric; the timestamp is in milliseconds."""
-
-    name: str
-    value: float
-    timestamp: int
-    step: int
 
 
 def ensure_database(location: Location) -> None:
@@ -282,3 +274,33 @@ def _local(uri: str) -> Path | None:
         return None
     path = Path(uri if parts.scheme == "" else unquote(parts.path))
     return path if path.is_absolute() else None
+
+
+def rename_left(database: Path, run_id: str, left: LeftBehind) -> None:
+    """Call those points of a run `left/NAME` that it has left behind, where MLflow's tables are a local file.
+
+    Args:
+        database: MLflow's.
+        run_id: The run.
+        left: Which points.
+
+    A database that does not take it keeps their names: the tag says which they are.
+    """
+    skipped = "".join(f" AND key NOT LIKE '{prefix}%'" for prefix in NOT_OF_A_COURSE)
+    where, values = f"run_uuid = ? AND step >= ? AND timestamp < ?{skipped}", (run_id, left.step, left.before)
+    columns = "key, value, timestamp, step, is_nan, run_uuid"
+    newest = (
+        f"INSERT INTO latest_metrics ({columns}) SELECT {columns} FROM metrics WHERE run_uuid = ? AND key = ? "
+        "ORDER BY step DESC, timestamp DESC, value DESC LIMIT 1"
+    )
+    open_file = f"{database.resolve().as_uri()}?mode=rw"  # else one that is not there would be made
+    with (
+        contextlib.suppress(sqlite3.Error),
+        closing(sqlite3.connect(open_file, uri=True, timeout=20)) as connection,
+        connection,
+    ):
+        names = [name for (name,) in connection.execute(f"SELECT DISTINCT key FROM metrics WHERE {where}", values)]
+        connection.execute(f"UPDATE OR IGNORE metrics SET key = '{LEFT}' || key WHERE {where}", values)
+        for name in (prefix + name for name in names for prefix in ("", LEFT)):
+            connection.execute("DELETE FROM latest_metrics WHERE run_uuid = ? AND key = ?", (run_id, name))
+            connection.execute(newest, (run_id, name))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rl8x.tracking.left_behind import LEFT_TAG, LeftBehind, left_behind
+from rl8x.tracking.repeats import LEFT_TAG, LeftBehind, left_behind
 
 _VALUE = "CASE WHEN is_nan THEN NULL ELSE value END"
 _IDS = 500  # in one query: sqlite limits the values of a statement

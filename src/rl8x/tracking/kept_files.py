@@ -11,9 +11,9 @@ import stat
 from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
+from rl8x.tracking.journal import FILES, JOURNAL
 from rl8x.tracking.names import artifact_name, readable
 from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.spool_files import FILES, OPS
 
 
 def highest_number(spool: Path) -> int:
@@ -32,7 +32,7 @@ def keep(spool: Path, number: int, source: Path, besides: Collection[Path] = ())
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            spools = [path.parent for path in spool.parent.glob(f"*/{OPS}")]
+            spools = [path.parent for path in spool.parent.glob(f"*/{JOURNAL}")]
             left_out = {os.path.realpath(folder) for folder in (*besides, spool.parent, *spools)}
             shutil.copytree(source, target, ignore=lambda folder, names: _left_out(folder, names, left_out))
             _rename_non_utf8(target)
@@ -74,7 +74,7 @@ def check_kept(path: Path, spool: Path) -> None:
     """
     if not os.path.lexists(path):
         raise TrackingError("its file is not in the spool")
-    for folder in path.relative_to(spool).parents:
+    for folder in list(path.relative_to(spool).parents)[:-1]:
         _check_mode(spool / folder)
     left = [path]
     while left:

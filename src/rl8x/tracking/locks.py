@@ -24,13 +24,25 @@ class FileLock:
     It is `flock`'s, which belongs to one opening of the file: other than a POSIX record lock it stays where this
     process opens and closes the file once more, as it does to copy a folder. A forked child would share it, and keep it
     beyond the end of its parent: so the child closes it at once.
+
+    Args:
+        path: The file.
+        signs: Whether this process writes its number into the file, which is made where it is not there.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, signs: bool = True) -> None:
         self.path = path
+        self._signs = signs
         # In somebody else's folder it may be a link to any file, which would be cut to nothing.
-        self._opened = {path: os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW}
+        # A file in memory alone is reached through such a link.
+        follows = path.parts[:2] == ("/", "proc")
+        self._opened = {path: os.O_RDWR if follows else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW}
         self._fds: list[int] = []  # while it is held, of each
+
+    @property
+    def fd(self) -> int:
+        """The open file of a lock that is held; -1 where it is not."""
+        return self._fds[-1] if self._fds else -1
 
     @property
     def is_held(self) -> bool:
@@ -70,6 +82,8 @@ class FileLock:
             return True
 
     def _sign(self) -> None:
+        if not self._signs:
+            return
         with contextlib.suppress(OSError):  # only there to be read by a person or an error message
             os.ftruncate(self._fds[-1], 0)
             os.pwrite(self._fds[-1], str(os.getpid()).encode(), 0)
@@ -87,7 +101,8 @@ class FileLock:
         with _held_guard:
             if self._fds:
                 with contextlib.suppress(OSError):  # whose process ends without that has left its number there
-                    os.ftruncate(self._fds[-1], 0)
+                    if self._signs:
+                        os.ftruncate(self._fds[-1], 0)
                 for fd in self._fds:
                     fcntl.flock(fd, fcntl.LOCK_UN)  # closing would not do where a library of C has forked
                 self.close()

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from rl8x.tracking.left_behind import are_of_one_course
 from rl8x.tracking.names import artifact_name, metric_step, metric_value
 from rl8x.tracking.protocol import Status, TrackingError, check_status
+from rl8x.tracking.repeats import are_of_one_course
 
 
 class Row(NamedTuple):

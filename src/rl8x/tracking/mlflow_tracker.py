@@ -1,4 +1,4 @@
-"""Keep a run in MLflow: rows go to a spool on the disk, which a thread hands to a process that talks to MLflow."""
+"""Keep a run in MLflow: rows go to a journal on the disk, which another process sends to MLflow."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ import time
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import cast
 
+from rl8x.tracking.appending import Journal
 from rl8x.tracking.curves import Series
+from rl8x.tracking.journal import Op, params_op, tags_op
 from rl8x.tracking.location import Location, locate, mlruns_dir
 from rl8x.tracking.logged_models import model_about
 from rl8x.tracking.names import NameTable, artifact_name, metric_step, metric_value
 from rl8x.tracking.opening import Opened, check_folders, new_header, open_new, open_resumed
 from rl8x.tracking.protocol import Status, check_status
-from rl8x.tracking.runs import HANDLE_PREFIX, Whereabouts, add_source_tags, check_installed
+from rl8x.tracking.repeats import JournalRepeats
+from rl8x.tracking.runs import HANDLE_PREFIX, Whereabouts, check_installed
 from rl8x.tracking.secrets import logger
-from rl8x.tracking.sender import Sender
-from rl8x.tracking.spool import Spool
-from rl8x.tracking.spool_files import Op, params_op, tags_op
-from rl8x.tracking.store import MLflowStore
-from rl8x.tracking.store_process import StoreProcess
-from rl8x.tracking.system_metrics import SystemSampler, is_asked_for
+from rl8x.tracking.shipping import OpenRun
+from rl8x.tracking.system_metrics import interval, is_asked_for
 from rl8x.tracking.thinning import Thinning
-from rl8x.tracking.writer import Writer
 
 _log = logger(__name__)
 
@@ -34,9 +31,9 @@ _log = logger(__name__)
 class MLflowTracker:
     """Keeps one run in MLflow; nothing that was logged is lost, and training never waits for the store.
 
-    Each call writes a line to a spool on the disk; a thread hands the lines to a process that talks to MLflow, so that
-    MLflow takes nothing from the training. While the store is away the lines wait, and `rl8x sync` sends what is left
-    when the process has ended. `start()` begins the run: in the user's active run if there is one, else in the user's
+    Each call writes a line to a journal on the disk, which another process reads and sends to MLflow, so that MLflow
+    takes nothing from the training. While the store is away the lines wait, and `rl8x sync` sends what is left when
+    the process has ended. `start()` begins the run: in the user's active run if there is one, else in the user's
     tracking URI, else in `mlruns/mlflow.db` in the working directory.
 
     Args:
@@ -96,27 +93,27 @@ class MLflowTracker:
                 raise ValueError(f"MLflowTracker: `{name}` must be seconds, at least 0; got {seconds!r}.")
         self.resumed_spool: Path | None = None
         self._location: Location | None = None
-        self._spool: Spool | None = None  # of the last run
-        self._sender: Sender | None = None
-        self._writer: Writer | None = None  # while a run goes on
+        self._journal: Journal | None = None  # of the last run
+        self._run: OpenRun | None = None  # while a run goes on
         self._outage = ""
+        self._repeats: JournalRepeats | None = None  # while rows may come again
+        self._by_server = False  # where the store alone knows which
         self.names_before: Mapping[str, Mapping[str, str]] = {}
         self._names = _name_tables({})
         self._last_time = 0
-        self._may_repeat = False
         self._pid = os.getpid()
 
     @property
     def run_id(self) -> str | None:
         """The ID of the run in MLflow; None until the store has made it."""
-        spool = self._spool
-        return None if spool is None else spool.ack.run_id or spool.header.get("run_id")
+        journal = self._journal
+        return None if journal is None else journal.ack.run_id or journal.header.get("run_id")
 
     @property
     def resume_handle(self) -> str | None:
-        """The value for `start(resume=...)`: the run's ID, or the spool's where the store has not made the run yet."""
-        spool = self._spool
-        return None if spool is None else self.run_id or f"{HANDLE_PREFIX}{spool.header['spool_id']}"
+        """The value for `start(resume=...)`: the run's ID, or the journal's while the store has not made the run."""
+        journal = self._journal
+        return None if journal is None else self.run_id or f"{HANDLE_PREFIX}{journal.header['spool_id']}"
 
     @property
     def location(self) -> str:
@@ -130,10 +127,10 @@ class MLflowTracker:
 
     @property
     def spool_folder(self) -> Path | None:
-        """The folder with what is not in the store yet, where it is now."""
-        if self._spool is not None and self._own_writer is not None:
-            self._spool.follow()
-        return None if self._spool is None else self._spool.folder
+        """The folder of the run's journal, where it is now."""
+        if self._journal is not None and self._own_run is not None:
+            self._journal.look()
+        return None if self._journal is None else self._journal.folder
 
     @property
     def names(self) -> dict[str, dict[str, str]]:
@@ -142,10 +139,10 @@ class MLflowTracker:
 
     def whereabouts(self) -> Whereabouts | None:
         """Describe where the last run is, and what of it has not arrived and why; None before the first run."""
-        spool, location = self._spool, self._location
-        if spool is None or location is None:
+        journal, location = self._journal, self._location
+        if journal is None or location is None:
             return None
-        return Whereabouts(location, spool, self._outage)
+        return Whereabouts(location, journal, self._outage)
 
     # Beginning and end.
 
@@ -167,13 +164,13 @@ class MLflowTracker:
         repeats: bool = True,
         keeps_status: bool = False,
     ) -> None:
-        """Begin a run, or go on with one; see `Tracker.start`. The store's work happens in the writer's thread.
+        """Begin a run, or go on with one; see `Tracker.start`. The store's work happens in another process.
 
         Raises:
             RuntimeError: A run has been started and not finished.
             TrackingError: The store cannot be used, or the run to resume is not there or still being written.
         """
-        if self._writer is not None:
+        if self._run is not None:
             raise RuntimeError("this tracker has a run already; call finish() before the next start()")
         check_installed()
         self._pid = os.getpid()
@@ -189,42 +186,40 @@ class MLflowTracker:
             tags_op({**(self.tags or {}), **tags}, self._names["tag"]),
         ]
         going_on = resume is not None and not repeats and resume == self.resume_handle
-        known = self._sender.known if going_on and self._sender is not None else None
-        # If nothing was logged since the run was resumed, rows may still repeat those of the previous process.
-        self._may_repeat = resume is not None and (repeats or (known is None and going_on and self._may_repeat))
-        spool, location = self._spool, self._location = self._open(resume, going_on=going_on)
+        before = self._repeats if going_on else None  # what had not come again yet
+        journal, location = self._journal, self._location = self._open(resume, going_on=going_on)
+        self._repeats = before
         if resume is not None:
-            resumes = {"op": "resume", "t": self._now(), "repeats": self._may_repeat, "keeps_status": keeps_status}
-            first.insert(0, resumes)
+            self._last_time = max(self._last_time, journal.last_time())  # another clock may have been ahead
+            now = self._now()
+            self._by_server = (repeats or (going_on and self._by_server)) and (journal.is_new or journal.lacks_rows)
+            by_server = self._by_server and (repeats or journal.is_new)
+            if repeats and not by_server:
+                self._repeats = journal.repeats(now)
+            first.insert(0, {"op": "resume", "t": now, "repeats": by_server, "keeps_status": keeps_status})
         for op in first:
-            spool.append(op)
-        process = StoreProcess(location, request_timeout_s=self.request_timeout_s)
-        own_tags = set(first[-1]["tags"])
-        # The process has the same calls as a store.
-        self._sender = Sender(spool, cast("MLflowStore", process), fresh=resume is None)
-        self._sender.known = known
-        self._sender.name_word = lambda: Whereabouts(location, spool, "").name_word
-        self._writer = Writer(
-            self._sender,
+            journal.append(op)
+        self._run = OpenRun(
+            journal,
             location,
             owner=self,
             keeps_status=keeps_status,
             finish_timeout_s=self.finish_timeout_s,
             outage_timeout_s=self.outage_timeout_s,
+            request_timeout_s=self.request_timeout_s,
             interval_s=self.interval_s,
-            prepare=(lambda: add_source_tags(spool, process, own_tags)) if begins and spool.header["owns"] else None,
-            release=process.close,
-            sampler=SystemSampler() if is_asked_for(self.system_metrics, owns=spool.header["owns"]) else None,
+            adds_source=begins,
+            sample=interval() if is_asked_for(self.system_metrics, owns=journal.header["owns"]) else None,
         )
         if self.thinning is not None:
             self.thinning.begin(repeats=resume is not None and repeats)
 
     def _open(self, resume: str | None, *, going_on: bool) -> Opened:
-        """Make the spool of a new run, or open or make that of a run to resume, which may be this tracker's last."""
+        """Make the journal of a new run, or open or make that of a run to resume, which may be this tracker's last."""
         header = new_header(self._now(), self.experiment_name, self.run_name, self.tracking_uri)
         if resume is None:
             return open_new(self.spool_root, header, self.tracking_uri)
-        before = (self._spool, self._location) if going_on and self._spool and self._location else None
+        before = (self._journal, self._location) if going_on and self._journal and self._location else None
         return open_resumed(
             self.spool_root,
             header,
@@ -243,44 +238,44 @@ class MLflowTracker:
     def finish(self, status: Status) -> None:
         """End the run: send the rest, but do not wait long for a store that is away; see `Tracker.finish`."""
         check_status(status)
-        writer = self._own_writer
-        if writer is None:
+        run = self._own_run
+        if run is None:
             return
-        self._send_thinned(writer)
-        self._writer = None
-        writer.end(status, self._now())
+        self._send_thinned()
+        self._run = None
+        run.end(status, self._now())
         try:
-            writer.finish()
+            run.finish()
         finally:
-            self._outage = writer.reason
+            self._outage = run.reason
 
-    def _send_thinned(self, writer: Writer) -> None:
+    def _send_thinned(self) -> None:
         """Send what was held back, as far as the limits allow, and the file of all rows."""
         if self.thinning is not None:
             for step, time_ms, points in self.thinning.rest():
-                writer.append({"op": "m", "t": time_ms, "s": step, "m": points})
+                self._log_row(step, time_ms, points)
             if self.thinning.path.exists():
                 self.log_artifact(self.thinning.path)
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until all that was logged has arrived; False where it has not in time."""
-        writer, spool = self._own_writer, self._spool
-        if writer is None or spool is None:
+        run = self._own_run
+        if run is None:
             return True
-        spool.sync_to_disk()
-        return writer.wait(spool.mark(), timeout_s, min(timeout_s, self.outage_timeout_s))
+        run.journal.sync_to_disk()
+        return run.wait(run.journal.mark(), timeout_s, min(timeout_s, self.outage_timeout_s))
 
     def sync_to_disk(self) -> None:
         """Make what was logged survive a power cut; may be called by any thread."""
-        if self._own_writer is not None and self._spool is not None:
+        if self._own_run is not None and self._journal is not None:
             if self.thinning is not None:
                 self.thinning.sync()
-            self._spool.sync_to_disk()
+            self._journal.sync_to_disk()
 
     @property
-    def _own_writer(self) -> Writer | None:
-        """The writer; None in a forked child, which has a copy of this object, but the run is its parent's."""
-        return self._writer if os.getpid() == self._pid else None
+    def _own_run(self) -> OpenRun | None:
+        """The run; None in a forked child, which has a copy of this object, but the run is its parent's."""
+        return self._run if os.getpid() == self._pid else None
 
     # Logging.
 
@@ -298,10 +293,24 @@ class MLflowTracker:
         # `type(...) is float` spares most values the call
         row = {name: value if type(value) is float else metric_value(name, value) for name, value in metrics.items()}
         time_ms, at = self._now(), metric_step(step)
-        if self.thinning is not None and self._own_writer is not None:
+        if self.thinning is not None and self._own_run is not None:
             row = self.thinning.take(at, time_ms, row)
         if row:
-            self._append({"op": "m", "t": time_ms, "s": at, "m": row})
+            self._log_row(at, time_ms, row)
+
+    def _log_row(self, step: int, time_ms: int, row: dict[str, float]) -> None:
+        """Append a row, without what comes again after a resume."""
+        repeats = self._repeats
+        if repeats is None:
+            self._append({"op": "m", "t": time_ms, "s": step, "m": row})
+            return
+        left = repeats.left
+        rows = repeats.new_rows((step, time_ms, row))
+        if repeats.left is not None and repeats.left != left:
+            self._append({"op": "left", "s": repeats.left.step, "t": repeats.left.before})
+        for at, when, points in rows:
+            self._append({"op": "m", "t": when, "s": at, "m": points})
+        repeats.confirm()
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Add hyperparameters. One that has another value already keeps it, and a tag has the new value."""
@@ -368,8 +377,7 @@ class MLflowTracker:
         file = self._kept(Path(path))
         if file is None:
             return
-        spool = self._running()
-        key = f"{spool.header['spool_id']}/{file.split('/')[1]}"
+        key = f"{self._running().header['spool_id']}/{file.split('/')[1]}"
         about = model_about(
             description,
             key=key,
@@ -384,13 +392,13 @@ class MLflowTracker:
         self._append({"op": "model", "file": file, "about": about})
 
     def _kept(self, source: Path) -> str | None:
-        """Copy a file or folder to the spool and return its name there; None where the disk refuses, or in a fork."""
-        spool = self._running()
-        if self._own_writer is None:
+        """Copy a file or folder to the journal and return its name there; None where the disk refuses, or in a fork."""
+        journal = self._running()
+        if self._own_run is None:
             return None
         try:
             artifacts = None if self._location is None else self._location.artifact_root
-            return spool.keep_file(source.absolute(), [] if artifacts is None else [artifacts])
+            return journal.keep_file(source.absolute(), [] if artifacts is None else [artifacts])
         except OSError as error:
             _log.warning("tracking: the artifact %s is not logged, it cannot be copied to the spool: %s", source, error)
             return None
@@ -410,15 +418,15 @@ class MLflowTracker:
         if self.curves:
             self._append({"op": "curves", "series": series, "title": title, "clock": clock})
 
-    def _running(self) -> Spool:
-        if self._writer is None or self._spool is None:
+    def _running(self) -> Journal:
+        if self._run is None or self._journal is None:
             raise RuntimeError("the tracker has no run; call start() first")
-        return self._spool
+        return self._journal
 
     def _append(self, op: Op) -> None:
         self._running()
-        if self._own_writer is not None:
-            self._own_writer.append(op)
+        if self._own_run is not None:
+            self._own_run.append(op)
 
     def _now(self) -> int:
         """Return milliseconds since 1970, always more than before.

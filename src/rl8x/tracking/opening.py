@@ -7,6 +7,8 @@ import socket
 import uuid
 from pathlib import Path
 
+from rl8x.tracking.appending import Journal
+from rl8x.tracking.journal import Op
 from rl8x.tracking.location import (
     Location,
     beside,
@@ -18,12 +20,10 @@ from rl8x.tracking.location import (
 )
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.runs import HANDLE_PREFIX, check_run_exists, reopened, user_run_id
-from rl8x.tracking.spool import Spool
-from rl8x.tracking.spool_files import Op
 from rl8x.tracking.store import DEFAULT_EXPERIMENT
 
 # The spool of the run that a tracker had before, and its store.
-Opened = tuple[Spool, Location]
+Opened = tuple[Journal, Location]
 
 
 def check_folders(location: Location, spool_root: Path) -> None:
@@ -51,6 +51,7 @@ def new_header(time_ms: int, experiment_name: str | None, run_name: str | None, 
         "op": "open",
         "version": 1,
         "spool_id": uuid.uuid4().hex,
+        "writer": uuid.uuid4().hex,
         "t": time_ms,
         "experiment": name or DEFAULT_EXPERIMENT,
         "experiment_id": experiment_id or None,
@@ -121,20 +122,20 @@ def open_resumed(
 
 def _create(root: Path, header: Op, location: Location) -> Opened:
     database = beside(root / str(header["spool_id"]), location.database)
-    return Spool.create(root, {**header, "uri": location.shown, "database": database}), location
+    return Journal.create(root, {**header, "uri": location.shown, "database": database}), location
 
 
-def _location_of(spool: Spool, tracking_uri: str | None) -> Location:
+def _location_of(journal: Journal, tracking_uri: str | None) -> Location:
     """Find the store for a spool that is there: the one that the user chose, else the one that it was made for."""
     chosen = tracking_uri or user_tracking_uri()
     if chosen is not None:
         return locate(chosen)
     try:
-        location = recorded_location(spool.folder, str(spool.header["uri"]), spool.header)
-        if not is_users_own(location, spool.folder):
+        location = recorded_location(journal.folder, str(journal.header["uri"]), journal.header)
+        if not is_users_own(location, journal.folder):
             shown = location.shown
             raise TrackingError(f"the run was kept in {shown}: to go on with it there, name it by tracking_uri")
     except TrackingError:
-        spool.close()
+        journal.close()
         raise
     return location

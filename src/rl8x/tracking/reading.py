@@ -12,12 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rl8x.tracking.database import Point
 from rl8x.tracking.database_runs import DatabaseRuns, Points, RunRecord
-from rl8x.tracking.left_behind import LEFT_TAG, LeftBehind, left_behind
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.names import readable
 from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.repeats import LEFT_TAG, LeftBehind, Point, left_behind
 from rl8x.tracking.store import SPOOL_TAG, MLflowStore
 from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
 from rl8x.tracking.tables import PARENT_TAG

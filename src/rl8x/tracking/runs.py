@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from rl8x.output import counted
+from rl8x.tracking.appending import Journal
+from rl8x.tracking.journal import JOURNAL, REJECTED, REMOVED, Unsent, read_ack, read_header
 from rl8x.tracking.location import Location, beside, is_default, locate, mlruns_dir, shell_tracking_uri
+from rl8x.tracking.names import typed_name
 from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.spool import Spool
-from rl8x.tracking.spool_files import OPS, REJECTED, REMOVED, Unsent, read_ack, read_header
 from rl8x.tracking.store import SPOOL_TAG
-from rl8x.tracking.store_process import StoreProcess
 
 HANDLE_PREFIX = "spool-"
 _BUSY_WAIT_S = 30.0  # how long a run that is gone on with waits for `rl8x sync` to be through with its spool
@@ -39,7 +39,7 @@ def user_run_id(tracking_uri: str | None) -> tuple[str, str] | None:
     return (run_id, locate(tracking_uri).uri) if run_id else None
 
 
-def find_spool(root: Path, handle: str) -> Path | None:
+def find_journal(root: Path, handle: str) -> Path | None:
     """Return the spool of the run to resume, if it is still there."""
     if handle.startswith(HANDLE_PREFIX):
         spool_id = handle.removeprefix(HANDLE_PREFIX)
@@ -47,34 +47,34 @@ def find_spool(root: Path, handle: str) -> Path | None:
             raise TrackingError(f"not the handle of a run: {handle!r}")
         folder = root / spool_id
         return folder if folder.is_dir() else None
-    for folder in spool_folders(root):
+    for folder in journal_folders(root):
         with contextlib.suppress(TrackingError):
             if handle in (read_ack(folder).run_id, read_header(folder).get("run_id")):
                 return folder
     return None
 
 
-def reopened(roots: Sequence[Path], handle: str) -> Spool | None:
+def reopened(roots: Sequence[Path], handle: str) -> Journal | None:
     """Open the spool of a run to resume, if there is one; wait where `rl8x sync` sends it just now."""
-    folder = next((found for root in roots if (found := find_spool(root, handle)) is not None), None)
+    folder = next((found for root in roots if (found := find_journal(root, handle)) is not None), None)
     if folder is None:
         return None
     try:
-        return Spool.open(folder, _BUSY_WAIT_S)
+        return Journal.open(folder, _BUSY_WAIT_S)
     except TrackingError:
-        if (folder / OPS).exists():
+        if (folder / JOURNAL).exists():
             raise
         return None  # it was sent and removed meanwhile
 
 
-def spool_folders(root: Path) -> list[Path]:
+def journal_folders(root: Path) -> list[Path]:
     """List the spools in a folder, the oldest first; the folder may be a spool itself."""
-    if os.path.lexists(root / OPS):
+    if os.path.lexists(root / JOURNAL):
         return [root]
     folders = []
     with contextlib.suppress(OSError):
         there = [path for path in root.iterdir() if not (path.name.startswith(".") and path.name.endswith(REMOVED))]
-        folders = [path for path in there if os.path.lexists(path / OPS) or unreadable(path)]
+        folders = [path for path in there if os.path.lexists(path / JOURNAL) or unreadable(path)]
     return sorted(folders, key=lambda folder: (last_change(folder), folder.name))
 
 
@@ -86,7 +86,7 @@ def unreadable(folder: Path) -> bool:
 def last_change(folder: Path) -> float:
     """Return when a spool was last written, in seconds since 1970; 0 where that is not known."""
     with contextlib.suppress(OSError):
-        return (folder / OPS).lstat().st_mtime
+        return (folder / JOURNAL).lstat().st_mtime
     return 0.0
 
 
@@ -122,12 +122,12 @@ class Whereabouts:
         why: A space and the `reason` in parentheses for which the store does not take it, if that is known.
     """
 
-    def __init__(self, location: Location, spool: Spool, reason: str) -> None:
+    def __init__(self, location: Location, journal: Journal, reason: str) -> None:
         self.location = location
-        self.ack, self.unsent, self.spool = spool.ack, spool.unsent(), spool.folder
+        self.ack, self.unsent, self.spool = journal.ack, journal.unsent(), journal.folder
         self.why = f" ({reason})" if reason else ""
-        self._given_name = spool.header.get("run_name")
-        self._database_beside = spool.header.get("database")
+        self._given_name = journal.header.get("run_name")
+        self._database_beside = journal.header.get("database")
 
     @property
     def resume_word(self) -> str | None:
@@ -146,11 +146,8 @@ class Whereabouts:
         None where it is not unique, is not known yet, would be taken for something else, or the store is not the
         default one.
         """
-        name = self.ack.run_name or ""
-        is_option = name.startswith("-")  # or would be taken for one
-        plain = name.isprintable() and not is_option and not os.path.exists(name)
-        known = self.ack.run_id is not None and self.ack.name_is_free and is_default(self.location)
-        return shlex.quote(name) if name and plain and known else None
+        is_unique = self.ack.run_id is not None and self.ack.name_is_free and is_default(self.location)
+        return typed_name(self.ack.run_name, is_unique)
 
     def lines(self) -> list[str]:
         """Write it in words, a fact a line."""
@@ -221,9 +218,3 @@ def check_installed() -> None:
     """Raise `TrackingError` where MLflow is not installed."""
     if importlib.util.find_spec("mlflow") is None:
         raise TrackingError("MLflowTracker needs mlflow, which is not installed: pip install 'mlflow>=3.13,<4'")
-
-
-def add_source_tags(spool: Spool, store: StoreProcess, taken: set[str]) -> None:
-    """Add tags with the script and commit of the run. Takes seconds: it is called in the writer's thread."""
-    tags = {name: text for name, text in store.source_tags().items() if name not in taken}
-    spool.append({"op": "tags", "tags": tags})

@@ -1,27 +1,25 @@
-"""Send a spool to a store, in order, and acknowledge what has arrived: for the writer thread and for `rl8x sync`."""
+"""Send a journal to a store, in order, and acknowledge what has arrived: for the shipper and for `rl8x sync`."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import shutil
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
+from rl8x.disk import replace_synced
 from rl8x.tracking.attempts import TRIES, Attempts, NotNowError
-from rl8x.tracking.database import Point
+from rl8x.tracking.journal import KNOWN, LOST_ROWS_TAG, Op, SendingJournal
 from rl8x.tracking.kept_files import check_kept, kept_path
-from rl8x.tracking.left_behind import LeftBehind, left_behind
 from rl8x.tracking.names import MAX_TAG_LENGTH, artifact_name, digest, fitted, legal_name, metric_step
 from rl8x.tracking.protocol import TrackingError, check_status
-from rl8x.tracking.rejected import name_of
-from rl8x.tracking.secrets import logger
-from rl8x.tracking.spool import Spool
-from rl8x.tracking.spool_files import Op
+from rl8x.tracking.repeats import LoggedRow, Point, ServerRepeats, left_behind
 from rl8x.tracking.store import MAX_PARAMS, MLflowStore
 from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError, in_words
-from rl8x.tracking.stored_run import KnownPoints, StoredRun
-
-_log = logger(__name__)
+from rl8x.tracking.stored_run import WRITER_TAG, StoredRun
 
 PARAM_CHANGE_TAG = "rl8x.param_change."
 NAME_TAG = "mlflow.runName"
@@ -29,45 +27,51 @@ NOTE_TAG = "mlflow.note.content"  # what MLflow's page shows as the run's descri
 NOTE_DIGEST_TAG = "rl8x.description"
 _WITH_FILE = ("artifact", "model")
 _MOST_TOLD = 5  # times that a run went back, in its description
+_MAX_SAMPLES: Final = 10_000  # of the machine, while the store is away
 _ItemT = TypeVar("_ItemT")
 
 
 class Sender:
-    """Sends one spool.
+    """Sends one journal.
 
     Replaying is safe: a store keeps one row for the same name, step, timestamp and value, so that what was sent but not
     acknowledged may be sent again. An entry that the store does not take, whatever its kind, is set aside after some
-    tries, and all others go on. `on_arrival` is called whenever something has arrived; `name_word` returns the run's
-    name as commands take it, if they do.
+    tries, and all others go on. `name_word` returns the run's name as commands take it, if they do.
 
     Args:
-        spool: What to send.
+        journal: What to send.
         store: Where to.
+        new_tags: Tags for a run that is made.
         fresh: As for `StoredRun`.
         late: As for `StoredRun`; what another process wrote stays, and rows that it logged are not logged again.
 
     Attributes:
         run: The run in the store.
-        known: What the run had when it was resumed; None where it was not, or nothing has been compared yet. A sender
-            that goes on with the run of another one of this process may be given that one's.
+        samples: Samples of the machine, each with its time in milliseconds, that are still to be sent.
         num_rows: Rows that were sent.
     """
 
-    def __init__(self, spool: Spool, store: MLflowStore, *, fresh: bool = False, late: bool = False) -> None:
-        self.spool = spool
+    def __init__(
+        self,
+        journal: SendingJournal,
+        store: MLflowStore,
+        *,
+        new_tags: Callable[[], Mapping[str, str]] = dict,
+        fresh: bool = False,
+        late: bool = False,
+    ) -> None:
+        self.journal = journal
         self.store = store
-        self.run = StoredRun(spool, store, fresh=fresh, late=late)
-        self.on_arrival: Callable[[], None] = lambda: None
+        self.run = StoredRun(journal, store, new_tags=new_tags, fresh=fresh, late=late)
         self.name_word: Callable[[], str | None] = lambda: None
+        self.samples: deque[tuple[int, dict[str, float]]] = deque(maxlen=_MAX_SAMPLES)
         self.num_rows = 0
-        self.known: KnownPoints | None = None
+        self._repeats: ServerRepeats | None = None
         self._points: list[Point] = []
-        self._upto: int | None = None
-        self._lines = 0
+        self._upto: tuple[int | None, int] | None = None
         self._rows = 0
         self._attempts = Attempts()
         self._aside: list[tuple[Op, str]] = []
-        self._named: set[str] = set()
         self._handlers: dict[str, Callable[[Op], dict[str, Any] | None]] = {
             "open": lambda op: None,  # the run that the header describes has been made
             "params": self._apply_params,
@@ -75,46 +79,45 @@ class Sender:
             "describe": self._apply_describe,
             "text": self._apply_text,
             "curves": self._apply_curves,
-            "system": self._apply_system,
             "artifact": self._apply_artifact,
             "model": self._apply_model,
             "resume": self._apply_resume,
+            "left": self._apply_left,
             "finish": self._apply_finish,
         }
 
     def send_some(self) -> None:
-        """Make sure that there is a run, then send and acknowledge about a megabyte of the spool.
+        """Make sure that there is a run, then send and acknowledge about a megabyte of the journal.
 
         Raises `StoreDownError` where the store does not work now; call again later.
         """
         try:
             self._aside = []
             self.run.ensure(self._set_aside)
-            self._points, self._lines, self._rows = [], 0, 0
-            if self.known is not None:
-                self.known.put_back()
-            for op, offset in self.spool.read():
+            self._points, self._upto, self._rows = [], None, 0
+            self._repeats = self._repeats_now()
+            if self._repeats is not None:
+                self._repeats.put_back()
+            for op, offset, number in self.journal.read():
                 if op["op"] == "m":
-                    self._gather(op, offset)
+                    self._gather(op, offset, number)
                 else:
                     self._send_points()
                     changes = self._apply(op)
                     sent = self._sent_copies([op])
-                    self.spool.rejected.replaced_by(op)
-                    self._done(offset, 1, **changes)
+                    self.journal.rejected.replaced_by(op)
+                    self._done(offset, number, **changes)
                     self._discard_copies(sent)
             self._send_points()
+            self._send_samples()
         except NotNowError as error:
             self._attempts.failures += error.of_entry
             raise
         except StoreRefusedError as error:
             raise StoreDownError(str(error)) from error
-        finally:
-            self.spool.give_back()
-        self.spool.compact()
 
     def send_all(self) -> None:
-        """Send the whole spool, and try again what was set aside; raises as `send_some`."""
+        """Send the whole journal, and try again what was set aside; raises as `send_some`."""
         while True:
             try:
                 self.send_some()
@@ -122,23 +125,32 @@ class Sender:
                 if not error.of_entry:
                     raise
                 continue
-            if not self.spool.pending:
+            if not self.journal.pending:
                 break
         self._retry()
 
+    def end_killed(self) -> None:
+        """End the run of a process that was killed, of which all has been sent."""
+        ending = self.journal.ack.ending
+        if ending is not None:  # which the disk did not take
+            if ending.get("lost_rows"):
+                self.store.set_tags(self.run.id, {LOST_ROWS_TAG: str(ending["lost_rows"])})
+            self._apply_finish(ending)
+        elif not self.journal.ack.finished:
+            self.run.finish_killed()
+        self.journal.acknowledge(finished=True, ending=None)
+
     def _retry(self) -> None:
         """Try once more what was set aside, and keep what is refused again."""
-        ops = self.spool.rejected.entries
+        ops = self.journal.rejected.entries
         if not ops:
             return
         self._aside = []
         self._attempts.failures = TRIES
         points: list[Point] = []
-        # Anew, as the run may have got in a repeated row what was set aside of the first.
-        self.known = None
         for op in ops:
             if op["op"] == "m":
-                points += self._not_repeated(op, self._parsed(op))
+                points += [point for point in self._parsed(op) if not self._is_there(point)]
             elif op["op"] == "open":
                 self._attempt(op, functools.partial(self._rename, op))
             else:
@@ -146,7 +158,8 @@ class Sender:
         self._log_points(points)
         self._attempts.failures = 0
         self._discard_copies(self._sent_copies(ops))
-        self.spool.rejected.replace(self._aside)
+        self.journal.rejected.replace(self._aside)
+        self.journal.note_rejected()
         self._aside = []
 
     def _sent_copies(self, ops: Sequence[Op]) -> list[Op]:
@@ -155,20 +168,14 @@ class Sender:
 
     def _discard_copies(self, ops: Sequence[Op]) -> None:
         for op in ops:
-            shutil.rmtree(kept_path(self.spool.folder, op["file"]).parent, ignore_errors=True)
+            shutil.rmtree(kept_path(self.journal.place, op["file"]).parent, ignore_errors=True)
 
-    def _done(self, offset: int | None, lines: int, **changes: Any) -> None:
+    def _done(self, offset: int | None, number: int, **changes: Any) -> None:
         for op, reason in self._aside:
-            self.spool.rejected.add(op, reason)
-            name = name_of(op)
-            if name not in self._named:
-                self._named.add(name)
-                where = f"it is in {self.spool.rejected.path}, and `rl8x sync` tries it again"
-                _log.warning("tracking: %s could not be logged (%s) and is set aside: %s", name, reason, where)
+            self.journal.set_aside(op, reason)
         self._aside = []
         self._attempts.failures = 0
-        self.spool.acknowledge(offset, lines=lines if offset is None else 0, **changes)
-        self.on_arrival()
+        self.journal.acknowledge(offset, number, outage="", tried=True, **changes)
 
     def _set_aside(self, op: Op, error: Exception) -> None:
         words = str(error) if isinstance(error, ValueError | TypeError) else in_words(error)
@@ -192,36 +199,61 @@ class Sender:
 
     # Metrics.
 
-    def _gather(self, op: Op, offset: int | None) -> None:
-        points = self._parsed(op)
+    def _gather(self, op: Op, offset: int | None, number: int) -> None:
+        points = self._not_repeated(op)
         if self._points and len(self._points) + len(points) > self.store.most_points:
             self._send_points()
-        self._points += self._not_repeated(op, points)
-        self._upto = offset
-        self._lines += 1
-        self._rows += bool(points)
+        self._points += points
+        self._upto = (offset, number)
+        self._rows += 1
 
-    def _not_repeated(self, op: Op, points: list[Point]) -> list[Point]:
-        """Return those points of a row that the run did not have when it was resumed."""
-        repeats = self.spool.ack.resumed or self.run.is_resumed or self.run.is_over
-        if not points or (self.known is None and not repeats):
+    def _not_repeated(self, op: Op) -> list[Point]:
+        """Return those points of a row that the server did not have when the run was resumed."""
+        points = self._parsed(op)
+        repeats = self._repeats
+        if not points or repeats is None:
             return points
-        new: list[Point] = []
+        rows: list[LoggedRow] = []
+        left = repeats.left
 
         def compare() -> None:
-            self.known = self.known or KnownPoints(self.run.id, self.store)
-            if self.known.differ(points):
-                self._leave_behind(points[0].step, points[0].timestamp)
-            new.extend(self.known.new(points))
+            row = {point.name: point.value for point in points}
+            rows.extend(repeats.new_rows((points[0].step, points[0].timestamp, row)))
+            if repeats.left is not None and repeats.left != left:
+                self._leave_behind(repeats.left.step, repeats.left.before)
 
         self._attempt(op, compare)
-        return new
+        return [Point(name, value, time, step) for step, time, row in rows for name, value in row.items()]
+
+    def _is_there(self, point: Point) -> bool:
+        """Whether another process, which has gone on with the run, has logged a point that was set aside here."""
+        if not (self.run.is_over or self.run.is_resumed):
+            return False
+        return any(Point(*other).step == point.step for other in self.store.points(self.run.id, point.name))
+
+    def _repeats_now(self) -> ServerRepeats | None:
+        """Return what knows the points that may come again, where the server alone knows them."""
+        if self._repeats is not None or not (self.journal.ack.resumed or self.run.is_over or self.run.is_resumed):
+            return self._repeats
+        since, last = None, None
+        if self.journal.ack.resumed:
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                known = json.loads((self.journal.place / KNOWN).read_bytes())
+                since, last = int(known["since"]), {str(name): int(step) for name, step in known["last"].items()}
+        return self._new_repeats(since, last)
+
+    def _new_repeats(self, since: int | None, last: Mapping[str, int] | None) -> ServerRepeats:
+        run_id = self.run.id
+        steps = self.store.last_steps(run_id) if last is None else last
+
+        def history(name: str) -> list[Point]:
+            return [Point(*values) for values in self.store.points(run_id, name)]
+
+        return ServerRepeats(since, steps, history, self.store.tags(run_id))
 
     def _leave_behind(self, step: int, before: int) -> None:
         """Have the run leave behind its points from a step on that are older than a time, and say so on its page."""
-        assert self.known is not None
         sentence = self.store.leave_behind(self.run.id, step, before)
-        self.known.leave(LeftBehind(step, before))
         self._describe(lambda present: f"{present}\n\n{sentence}" if present else sentence)
 
     def _parsed(self, op: Op) -> list[Point]:
@@ -240,14 +272,25 @@ class Sender:
         return points
 
     def _send_points(self) -> None:
-        if not self._lines:
+        if self._upto is None:
             return
         self._log_points(self._points)
-        self._done(self._upto, self._lines)
-        if self.known is not None:
-            self.known.confirm()
+        self._done(*self._upto)
+        if self._repeats is not None:
+            self._repeats.confirm()
         self.num_rows += self._rows
-        self._points, self._lines, self._rows = [], 0, 0
+        self._points, self._upto, self._rows = [], None, 0
+
+    def _send_samples(self) -> None:
+        """Log samples of the machine at the seconds since the run began: MLflow's page draws them over time."""
+        while self.samples:
+            time, row = self.samples[0]
+            step = max(0, time - self.run.start_time) // 1000
+            self._log_points([Point(name, value, time, step) for name, value in row.items()])
+            for op, reason in self._aside:
+                self.journal.set_aside(op, reason)
+            self._aside = []
+            self.samples.popleft()
 
     def _log_points(self, points: Sequence[Point]) -> None:
         self._send_parts(
@@ -338,37 +381,42 @@ class Sender:
         if not self.run.is_over:  # what is there may have more of them
             self.store.log_curves(self.run.id, dict(op["series"]), str(op["title"]), str(op["clock"]))
 
-    def _apply_system(self, op: Op) -> None:
-        """Log a sample of the machine, at the seconds since the run began: MLflow's page draws them over time."""
-        time = metric_step(op["t"], "time")
-        step = max(0, time - self.run.start_time) // 1000
-        self.store.log_points(self.run.id, [Point(str(name), float(op["m"][name]), time, step) for name in op["m"]])
-
     def _apply_artifact(self, op: Op) -> None:
         to = None if op["to"] is None else artifact_name(op["to"])
-        path = kept_path(self.spool.folder, op["file"])
-        check_kept(path, self.spool.folder)
+        path = kept_path(self.journal.place, op["file"])
+        check_kept(path, self.journal.place)
         self.store.log_artifact(self.run.id, path, to)
 
     def _apply_model(self, op: Op) -> None:
-        path = kept_path(self.spool.folder, op["file"])
-        check_kept(path, self.spool.folder)
+        path = kept_path(self.journal.place, op["file"])
+        check_kept(path, self.journal.place)
         self.store.log_model(self.run.id, path, op["about"])
 
     def _apply_resume(self, op: Op) -> dict[str, Any]:
         repeats, keeps_status = bool(op["repeats"]), bool(op["keeps_status"])
-        resumed = repeats or self.spool.ack.resumed or self.known is not None
+        ending = self.journal.ack.ending
+        if ending is not None and ending.get("lost_rows"):  # of the process before, which the disk did not take
+            self.store.set_tags(self.run.id, {LOST_ROWS_TAG: str(ending["lost_rows"])})
         if repeats:
-            self.known = None
+            # Noted before the first row is compared, as what is sent from here on is on the server too.
+            since, last = metric_step(op["t"], "time"), self.store.last_steps(self.run.id)
+            with contextlib.suppress(OSError):
+                replace_synced(self.journal.place / KNOWN, json.dumps({"since": since, "last": last}).encode())
+            self._repeats = self._new_repeats(since, last)
+        if "writer" in self.journal.header and not self.run.is_over:
+            self.store.set_tags(self.run.id, {WRITER_TAG: str(self.journal.header["writer"])})
         if self.run.owned and not keeps_status and not self.run.is_over:
             self._attempt(op, lambda: self.store.set_status(self.run.id, "RUNNING", None))
-        return {"resumed": resumed, "finished": keeps_status}
+        return {"resumed": repeats or self.journal.ack.resumed, "finished": keeps_status, "ending": None}
+
+    def _apply_left(self, op: Op) -> None:
+        self._leave_behind(metric_step(op["s"]), metric_step(op["t"], "time"))
 
     def _apply_finish(self, op: Op) -> dict[str, Any]:
         status = op["status"]
         if status is not None:
             end_time = metric_step(op["t"], "time")
             check_status(status)
-            if not self.run.is_over:  # where only this fails, the spool counts as finished
+            if not self.run.is_over:  # where only this fails, the journal counts as finished
                 self._attempt(op, lambda: self.run.finish(status, end_time))
-        return {"finished": True}
+        return {"finished": True, "ending": None}

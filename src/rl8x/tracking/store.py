@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from rl8x.tracking.curves import CURVES_FILE, Series, draw_curves
-from rl8x.tracking.database import ArtifactFolders, DatabaseFile, Point, add_past_points, ensure_database
-from rl8x.tracking.left_behind import LeftBehind, left_behind, left_tag, rename_left
+from rl8x.tracking.database import ArtifactFolders, DatabaseFile, add_past_points, ensure_database, rename_left
 from rl8x.tracking.location import Location
 from rl8x.tracking.logged_models import log_model
+from rl8x.tracking.repeats import LeftBehind, Point, left_behind, left_tag
 from rl8x.tracking.secrets import hide, showable
 from rl8x.tracking.store_errors import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
 
@@ -140,9 +141,9 @@ class MLflowStore:
         runs = self.search_everywhere(f"tags.`{SPOOL_TAG}` = '{spec.spool_id}'")
         return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
 
-    def create_run(self, spec: NewRun) -> str:
-        """Make a run and return its ID."""
-        about = (self._experiment_id(spec), spec.start_time, {SPOOL_TAG: spec.spool_id}, spec.run_name)
+    def create_run(self, spec: NewRun, tags: Mapping[str, str] = MappingProxyType({})) -> str:
+        """Make a run with these tags and return its ID."""
+        about = (self._experiment_id(spec), spec.start_time, {**tags, SPOOL_TAG: spec.spool_id}, spec.run_name)
         return self._named(self._call(self._client.create_run, *about).info.run_id)
 
     def _named(self, answer: Any) -> str:

@@ -23,12 +23,13 @@ class SystemSampler:
     """Measures processors, memory and NVIDIA's GPUs now and then; a sample takes about a millisecond.
 
     Args:
-        interval_s: Seconds from one sample to the next; None takes MLflow's variable for that, else 10.
+        pid: The process that trains.
+        interval_s: Seconds from one sample to the next.
     """
 
-    def __init__(self, interval_s: float | None = None) -> None:
-        self.interval_s = _interval() if interval_s is None else interval_s
-        self._process = psutil.Process()
+    def __init__(self, pid: int, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self._process = psutil.Process(pid)
         self._gpus = _Gpus()
         psutil.cpu_percent()  # both measure since the call before
         self._process.cpu_percent()
@@ -89,7 +90,8 @@ def is_asked_for(choice: bool | None, *, owns: bool) -> bool:
     return choice if choice is not None else owns and os.environ.get(SWITCH, "").strip().lower() in ("true", "1")
 
 
-def _interval() -> float:
+def interval() -> float:
+    """Return the seconds between two samples, from MLflow's variable for them."""
     try:
         interval_s = float(os.environ.get(INTERVAL, _INTERVAL_S))
     except ValueError:

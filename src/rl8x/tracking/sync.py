@@ -8,21 +8,37 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from rl8x.output import counted
-from rl8x.tracking import spool_files
 from rl8x.tracking.database import has_tables
+from rl8x.tracking.journal import (
+    ACK,
+    FILES,
+    JOURNAL,
+    REJECTED,
+    REMOVED,
+    AckFile,
+    JournalInUseError,
+    SendingJournal,
+    check_is_no_copy,
+    check_plain,
+    conclude,
+    is_sent,
+    read_header,
+    remove,
+)
 from rl8x.tracking.location import Location, is_users_own, locate, mlruns_dir, recorded_location, user_tracking_uri
 from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.runs import spool_folders, unreadable
+from rl8x.tracking.runs import journal_folders, unreadable
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
-from rl8x.tracking.spool import Spool
-from rl8x.tracking.spool_files import FILES, OPS, REMOVED, SpoolInUseError, check_plain
 from rl8x.tracking.store import MLflowStore, quiet_thread
 from rl8x.tracking.store_errors import in_words
+
+# That of a killed process ends as soon as it has sent the rest, or finds the store down.
+_SHIPPER_WAIT_S: Final = 30.0
 
 Outcome = Literal["sent", "busy", "failed"]
 
@@ -124,15 +140,16 @@ def sync(
     for folder in root.glob(f".*{REMOVED}"):
         shutil.rmtree(folder, ignore_errors=True)  # all of it had arrived
     with quiet_thread():
-        return SyncReport([_sync_one(folder, named, allow, connect) for folder in spool_folders(root.absolute())])
+        reports = [_sync_one(folder, named, allow, connect) for folder in journal_folders(root.absolute())]
+        return SyncReport([report for report in reports if report is not None])
 
 
-def _own_location(spool: Spool, allow: Callable[[Location], bool]) -> Location:
+def _own_location(journal: SendingJournal, allow: Callable[[Location], bool]) -> Location:
     """Find the store that a run was meant for, unless it is one that the user has not named."""
-    if "uri" not in spool.header:
-        raise TrackingError(f"the spool {spool.folder} does not say where its run belongs: `rl8x sync --to URI`")
-    location = recorded_location(spool.folder, str(spool.header["uri"]), spool.header)
-    own = is_users_own(location, spool.folder)
+    if "uri" not in journal.header:
+        raise TrackingError(f"the spool {journal.folder} does not say where its run belongs: `rl8x sync --to URI`")
+    location = recorded_location(journal.folder, str(journal.header["uri"]), journal.header)
+    own = is_users_own(location, journal.folder)
     if own and user_tracking_uri() is None:
         return replace(location, guarded=location.database is not None)
     if not own and not allow(location):
@@ -145,49 +162,78 @@ def _own_location(spool: Spool, allow: Callable[[Location], bool]) -> Location:
 
 def _sync_one(
     folder: Path, named: Location | None, allow: Callable[[Location], bool], connect: Callable[[Location], MLflowStore]
-) -> SpoolReport:
+) -> SpoolReport | None:
+    """Send a journal; None where all of it had arrived."""
+    journal, lock = None, FolderLock(folder)
     try:
         if _removed_empty(folder):
             return SpoolReport(folder, "sent", message="nothing was logged")
-        spool = Spool.open(folder)
-    except SpoolInUseError as error:
+        journal = _opened(folder, lock)
+        if journal is None:
+            return None
+    except JournalInUseError as error:
+        lock.release()
         return SpoolReport(folder, "busy", message=str(error))
     except Exception as error:  # whatever a folder has in it, the others are sent
-        if not os.path.lexists(folder / OPS) and not unreadable(folder):
+        lock.release()
+        if not os.path.lexists(folder / JOURNAL) and not unreadable(folder):
             return SpoolReport(folder, "busy", message="another process has just sent it")
         return SpoolReport(folder, "failed", message=in_words(error))
     sender = None
     message = ""
     try:
-        location = named or _own_location(spool, allow)
+        location = named or _own_location(journal, allow)
         if location.database is not None and not has_tables(location.database):
             raise TrackingError(
                 f"there is no database {location.database}: `rl8x sync --to URI` sends to another store, and `rl8x ui` "
                 "makes a new one in its folder"
             )
-        sender = Sender(spool, connect(location), late=True)
+        sender = Sender(journal, connect(location), late=True)
         sender.run.begin_anew_where_gone()
         sender.send_all()
-        if not spool.ack.finished:
-            sender.run.finish_killed()
-            spool.acknowledge(finished=True)
+        sender.end_killed()
     except Exception as error:
         message = in_words(error)
     finally:
-        spool.close(remove=not message)
-    rejected = spool.rejected
+        journal.close()
+        rejected, ack = journal.rejected, journal.ack
+        if not message and not rejected:
+            conclude(folder)
+        lock.release()
     outcome: Outcome = "failed" if message or rejected else "sent"
     if not message and rejected:
         entries = counted(len(rejected), "entry", "entries")
-        message = f"{entries} could not be logged, see {rejected.path}: {rejected.reason}"
-    elif not message and folder.exists():
+        message = f"{entries} could not be logged, see {folder / REJECTED}: {rejected.reason}"
+    elif not message and folder.exists() and not is_sent(folder):
         message = "it cannot be removed"
-    return SpoolReport(folder, outcome, spool.ack.run_id, sender.num_rows if sender else 0, message, len(rejected))
+    return SpoolReport(folder, outcome, ack.run_id, sender.num_rows if sender else 0, message, len(rejected))
+
+
+def _opened(folder: Path, lock: FolderLock) -> SendingJournal | None:
+    """Open a journal of which no process is alive, with both locks; None where all of it has arrived."""
+    check_plain(folder)
+    if not lock.acquire():
+        raise JournalInUseError(f"the journal {folder} is in use by {lock.owner()}; try again when that has ended")
+    header = read_header(folder)
+    check_is_no_copy(folder, header)
+    if is_sent(folder):
+        conclude(folder)  # its checkpoints may have gone since
+        lock.release()
+        return None
+    ack_file = AckFile.open(folder / ACK, _SHIPPER_WAIT_S)
+    if ack_file is None:
+        raise JournalInUseError(f"the journal {folder} is being sent by another process; try again when that has ended")
+    if is_sent(folder):
+        ack_file.close()
+        conclude(folder)
+        lock.release()
+        return None
+    return SendingJournal(folder, ack_file, header)
 
 
 def _removed_empty(folder: Path) -> bool:
     """Remove a spool to which nothing was written before its process was killed; returns whether it was one."""
-    ops, lock = folder / OPS, FolderLock(folder)
+    ops, lock = folder / JOURNAL, FolderLock(folder)
     if not stat.S_ISREG(ops.lstat().st_mode) or ops.lstat().st_size or os.path.lexists(folder / FILES):
         return False
     check_plain(folder)
@@ -195,7 +241,7 @@ def _removed_empty(folder: Path) -> bool:
         return False
     try:
         if not ops.lstat().st_size:
-            spool_files.remove(folder)
+            remove(folder)
         return not folder.exists()
     finally:
         lock.release()

@@ -7,13 +7,13 @@ from benchmarks.odd_spools import odd_spools
 
 from rl8x.cli.main import main
 from rl8x.tracking import TrackingError, sync
-from rl8x.tracking.database import Point
+from rl8x.tracking.appending import Journal
 from rl8x.tracking.locks import FolderLock
+from rl8x.tracking.repeats import Point
 from rl8x.tracking.sender import Sender
-from rl8x.tracking.spool import Spool
 from rl8x.tracking.store import NewRun
 from rl8x.tracking.store_errors import StoreRefusedError
-from tracking.fakes import FakeStore, values
+from tracking.fakes import BothSides, FakeStore, values
 
 
 def any_store(location):
@@ -21,14 +21,14 @@ def any_store(location):
 
 
 def left_over(root, spool_id, num_rows, *ops, **header):
-    spool = Spool.create(
+    journal = Journal.create(
         root, {"op": "open", "version": 1, "spool_id": spool_id, "t": 1, "experiment": "e", "uri": "http://x", **header}
     )
     for step in range(num_rows):
-        spool.append({"op": "m", "t": 1000 + step, "s": step, "m": {"a": float(step)}})
+        journal.append({"op": "m", "t": 1000 + step, "s": step, "m": {"a": float(step)}})
     for op in ops:
-        spool.append(op)
-    spool.close()
+        journal.append(op)
+    journal.close()
 
 
 def test_nothing_to_send(tmp_path, monkeypatch):
@@ -61,7 +61,7 @@ def test_one_spool_alone(tmp_path):
 
 def test_a_spool_without_a_word_is_removed_once_its_process_is_gone(tmp_path):
     (tmp_path / "one").mkdir()
-    (tmp_path / "one/ops.jsonl").touch()  # killed before the header was written
+    (tmp_path / "one/journal.jsonl").touch()  # killed before the header was written
     with FolderLock(tmp_path / "one"):
         assert sync(tmp_path).num_busy == 1
     report = sync(tmp_path)
@@ -82,19 +82,19 @@ def test_a_failure_keeps_the_spool_for_the_next_time(tmp_path):
 
 
 def test_a_spool_in_use_is_left_alone(tmp_path):
-    spool = Spool.create(tmp_path, {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://x"})
+    journal = BothSides(tmp_path, {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://x"})
     report = sync(tmp_path, connect=lambda location: FakeStore(), allow=any_store)
     assert (report.num_busy, report.num_sent) == (1, 0)
-    spool.close()
+    journal.close()
 
 
 def test_one_bad_spool_does_not_stop_the_others(tmp_path):
     left_over(tmp_path, "one", 1)
     (tmp_path / "bad").mkdir()
-    (tmp_path / "bad/ops.jsonl").write_text("garbage\n")
+    (tmp_path / "bad/journal.jsonl").write_text("garbage\n")
     report = sync(tmp_path, connect=lambda location: FakeStore(), allow=any_store)
     assert (report.num_sent, report.num_failed) == (1, 1)
-    assert "is not a spool" in str(report)
+    assert "is not a journal" in str(report)
 
 
 def test_a_password_is_asked_for(tmp_path, monkeypatch):
@@ -114,38 +114,38 @@ def test_a_password_is_asked_for(tmp_path, monkeypatch):
 
 def running(root, num_rows=3):
     """A spool whose process is alive, and the store that has its rows."""
-    spool = Spool.create(
+    journal = BothSides(
         root, {"op": "open", "version": 1, "spool_id": "one", "t": 1, "experiment": "e", "uri": "http://x"}
     )
     for step in range(num_rows):
-        spool.append({"op": "m", "t": 1000 + step, "s": step, "m": {"a": float(step)}})
+        journal.append({"op": "m", "t": 1000 + step, "s": step, "m": {"a": float(step)}})
     store = FakeStore()
-    Sender(spool, store, fresh=True).send_some()
-    return spool, store
+    Sender(journal, store, fresh=True).send_some()
+    return journal, store
 
 
 def test_a_copy_of_a_spool_in_use_is_left_alone_until_that_is_done(tmp_path):
-    spool, store = running(tmp_path / "spool")
-    spool.append({"op": "m", "t": 1003, "s": 3, "m": {"a": 3.0}})
+    journal, store = running(tmp_path / "spool")
+    journal.append({"op": "m", "t": 1003, "s": 3, "m": {"a": 3.0}})
     shutil.copytree(tmp_path / "spool", tmp_path / "backup")
     report = sync(tmp_path / "backup", connect=lambda location: store, allow=any_store)
     assert (report.num_busy, report.num_sent) == (1, 0)
     assert f"is a copy of {tmp_path}/spool/one, which is in use by this process" in str(report)
     assert (store.run["status"], len(values(store.run, "a"))) == ("RUNNING", 3)
-    spool.append({"op": "finish", "status": "FINISHED", "t": 9000})
-    Sender(spool, store).send_some()
-    spool.close(remove=True)
+    journal.append({"op": "finish", "status": "FINISHED", "t": 9000})
+    Sender(journal, store).send_some()
+    journal.close()
     assert sync(tmp_path / "backup", connect=lambda location: store, allow=any_store).num_sent == 1
     assert (store.run["status"], store.run["end_time"]) == ("FINISHED", 9000)
     assert values(store.run, "a") == [(step, float(step)) for step in range(4)]
 
 
 def test_a_run_that_went_on_elsewhere_and_ended_keeps_its_end_and_gets_no_row_twice(tmp_path):
-    spool, store = running(tmp_path / "spool")
-    spool.append({"op": "m", "t": 1003, "s": 3, "m": {"a": 3.0}})
-    spool.append({"op": "tags", "tags": {"new": "1", "known": "old"}})
-    spool.append({"op": "describe", "text": "running"})
-    spool.close()  # killed; where it is resumed this spool is not found
+    journal, store = running(tmp_path / "spool")
+    journal.append({"op": "m", "t": 1003, "s": 3, "m": {"a": 3.0}})
+    journal.append({"op": "tags", "tags": {"new": "1", "known": "old"}})
+    journal.append({"op": "describe", "text": "running"})
+    journal.close()  # killed; where it is resumed this spool is not found
     run_id = next(iter(store.runs))
     store.log_points(run_id, [Point("a", 3.0, 2003, 3), Point("a", 4.0, 2004, 4)])
     store.set_tags(run_id, {"known": "new"})
@@ -158,9 +158,9 @@ def test_a_run_that_went_on_elsewhere_and_ended_keeps_its_end_and_gets_no_row_tw
 
 @pytest.mark.parametrize(("resumed_at", "status"), [(4000, "FINISHED"), (6000, "KILLED")])
 def test_a_resume_counts_only_where_the_run_did_not_end_after_it(resumed_at, status, tmp_path):
-    spool, store = running(tmp_path / "spool")
-    spool.append({"op": "resume", "t": resumed_at, "repeats": True, "keeps_status": False})
-    spool.close()
+    journal, store = running(tmp_path / "spool")
+    journal.append({"op": "resume", "t": resumed_at, "repeats": True, "keeps_status": False})
+    journal.close()
     store.set_status(next(iter(store.runs)), "FINISHED", 5000)
     assert sync(tmp_path / "spool", connect=lambda location: store, allow=any_store).num_sent == 1
     assert store.run["status"] == status
@@ -175,7 +175,7 @@ def test_a_killed_run_ends_when_it_last_wrote(tmp_path):
 
 def test_a_users_run_that_ended_gets_no_other_word(tmp_path):
     store = FakeStore()
-    run_id = store.create_run(NewRun("one", "e", None, None, 1))
+    run_id = store.create_run(NewRun("one", "e", None, None, 1), {})
     store.set_tags(run_id, {"rl8x.status": "FINISHED"})
     left_over(tmp_path, "one", 1, run_id=run_id, owns=False)
     sync(tmp_path, connect=lambda location: store, allow=any_store)
@@ -206,11 +206,11 @@ def test_a_run_that_repeats_a_row_that_was_set_aside_has_it_once(tmp_path):
     store.refuse = lambda point: point.step == 1
     sync(tmp_path, connect=lambda location: store, allow=any_store)
     store.refuse = lambda point: False
-    spool = Spool.open(tmp_path / "one")
-    spool.append(resume)
+    journal = Journal.open(tmp_path / "one")
+    journal.append(resume)
     for step in (1, 2, 3):
-        spool.append({"op": "m", "t": 2000 + step, "s": step, "m": {"a": float(step)}})
-    spool.close()
+        journal.append({"op": "m", "t": 2000 + step, "s": step, "m": {"a": float(step)}})
+    journal.close()
     assert sync(tmp_path, connect=lambda location: store, allow=any_store).num_sent == 1
     assert values(store.run, "a") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
 

@@ -1,0 +1,227 @@
+"""Rows that come again after a resume, and points that a run has left behind.
+
+A run that goes on from a checkpoint repeats the rows that came after it. Those that it had are not logged twice: the
+process that appends to the journal knows them from there (`JournalRepeats`), and where the journal is not, as on
+another machine, the process that sends knows them from the server (`ServerRepeats`).
+
+Where a row has other values than it had at its step, the run has come to another course: all points from that step on
+that came before the resume no longer count. MLflow's client deletes no point, so a tag of the run says which ones they
+are, and all that reads a history leaves them out. In a local database they get another name too, `left/NAME`: MLflow's
+page then draws what the run has come to as one curve, and what it left as another.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+LEFT_TAG: Final = "rl8x.left_behind"
+LEFT: Final = "left/"
+# Samples of the machine, at seconds since the run began: they are of a time, not of a course.
+NOT_OF_A_COURSE: Final = (LEFT, "system/")
+# What the same course gives to the bit; times and memory are others each time.
+_TELLING: Final = ("losses/", "returns/", "episodes/returns/", "eval/returns/", "eval/horizon_returns/")
+_MOST: Final = 100  # of one tag, which has room for 8000 letters
+
+LoggedRow: TypeAlias = tuple[int, int, dict[str, float]]
+"""A row: step, time in milliseconds since 1970, values by name."""
+
+
+class Point(NamedTuple):
+    """One value of one metric; the timestamp is in milliseconds."""
+
+    name: str
+    value: float
+    timestamp: int
+    step: int
+
+
+class LeftBehind(NamedTuple):
+    """The points from a step on, that one included, which are older than `before`, in milliseconds since 1970."""
+
+    step: int
+    before: int
+
+    def has(self, name: str, step: int, timestamp: int) -> bool:
+        """Whether a point is one of them."""
+        return step >= self.step and timestamp < self.before and not name.startswith(NOT_OF_A_COURSE)
+
+    def __str__(self) -> str:
+        when = datetime.datetime.fromtimestamp(self.before / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return (
+            f"Went back on {when}: points from step {self.step:,} on that are older are of a course that was left, "
+            f"`{LEFT}...` in a local database."
+        )
+
+
+def left_behind(tags: Mapping[str, str]) -> list[LeftBehind]:
+    """Read from a run's tags what it has left behind."""
+    try:
+        return [LeftBehind(int(step), int(before)) for step, before in json.loads(tags.get(LEFT_TAG, "[]"))]
+    except (ValueError, TypeError):  # a user has changed the tag
+        return []
+
+
+def left_tag(left: Sequence[LeftBehind]) -> dict[str, str]:
+    """Write the tag of what a run has left behind."""
+    return {LEFT_TAG: json.dumps(left[-_MOST:])}
+
+
+def are_of_one_course(name: str, value: float, other: float) -> bool:
+    """Whether two values of a metric at one step can be of the same course, which goes on to the same bits."""
+    alike = value == other or (math.isnan(value) and math.isnan(other))
+    # MLflow's databases keep infinities as the largest numbers.
+    return not name.startswith(_TELLING) or alike or min(abs(value), abs(other)) >= sys.float_info.max
+
+
+class Repeats:
+    """Points that a run had when it was resumed, each once, against the rows that come now.
+
+    A point beyond those that it had, such as a further evaluation at the same step, is new.
+
+    Args:
+        since: When the run was resumed, in milliseconds since 1970. None where the rows are older than what the run has
+            since, which it then never leaves behind.
+
+    Attributes:
+        left: What the run has left behind, once that is known.
+    """
+
+    def __init__(self, since: int | None) -> None:
+        self.since = since
+        self.left: LeftBehind | None = None
+        # Points of the last step that came again: where the run turns out to leave that step behind, they are new.
+        self._repeated: list[LoggedRow] = []
+        self._taken: list[tuple[list[float], float]] = []
+        self._confirmed: tuple[LeftBehind | None, list[LoggedRow]] = (None, [])
+
+    def confirm(self) -> None:
+        """Note that the rows which were compared will not be compared again."""
+        self._taken, self._confirmed = [], (self.left, self._repeated)
+
+    def put_back(self) -> None:
+        """Forget the rows that were compared since `confirm`, which come once more."""
+        for olds, value in self._taken:
+            olds.append(value)
+        self._taken = []
+        self.left, self._repeated = self._confirmed
+
+    def new_rows(self, row: LoggedRow) -> list[LoggedRow]:
+        """Return what of a row is to be logged; sets `left` where the run turns out to have left something behind."""
+        step, time_ms, values = row
+        if self.left is not None and step >= self.left.step:
+            return [row]
+        known = self._known_at(step, values)
+        same = {
+            name: [old for old in olds if are_of_one_course(name, values[name], old)] for name, olds in known.items()
+        }
+        if self.since is not None and any(olds and not same[name] for name, olds in known.items()):
+            self.left = LeftBehind(step, self.since)
+            owed = [other for other in self._repeated if other[0] >= step]
+            return [*owed, row]
+        again = {name for name, olds in known.items() if olds}
+        for name in again:
+            known[name].remove(taken := (same[name] or known[name])[0])
+            self._taken.append((known[name], taken))
+        if not again:
+            return [row]
+        repeated = {name: value for name, value in values.items() if name in again}
+        self._repeated = [*(other for other in self._repeated if other[0] == step), (step, time_ms, repeated)]
+        new = {name: value for name, value in values.items() if name not in again}
+        return [(step, time_ms, new)] if new else []
+
+    def _known_at(self, step: int, values: Mapping[str, float]) -> Mapping[str, list[float]]:
+        """Return what the run had of a row's metrics at its step, and has not come again; lists are taken from."""
+        raise NotImplementedError
+
+
+class JournalRepeats(Repeats):
+    """Repeats by the rows of the run's journal, which are read from the first step on that comes again.
+
+    Args:
+        since: As for `Repeats`.
+        rows: Reads all rows that the journal had then, without those left behind.
+    """
+
+    def __init__(self, since: int, rows: Callable[[], Iterable[LoggedRow]]) -> None:
+        super().__init__(since)
+        self._rows = rows
+        self._first: float = math.inf
+        self._known: dict[int, dict[str, list[float]]] = {}
+
+    def _known_at(self, step: int, values: Mapping[str, float]) -> Mapping[str, list[float]]:
+        if step < self._first:
+            before, self._first = self._first, step
+            for at, _, row in self._rows():
+                if step <= at < before:
+                    known = self._known.setdefault(at, {})
+                    for name, value in row.items():
+                        known.setdefault(name, []).append(value)
+        known = self._known.get(step, {})
+        return {name: known[name] for name in values if name in known}
+
+
+class ServerRepeats(Repeats):
+    """Repeats by each metric's last step on the server; the histories of metrics that tell a course are read as well.
+
+    Args:
+        since: As for `Repeats`.
+        last: The last step of each metric when the run was resumed.
+        history: Reads all points of a metric.
+        tags: The run's tags.
+    """
+
+    def __init__(
+        self,
+        since: int | None,
+        last: Mapping[str, int],
+        history: Callable[[str], Iterable[Point]],
+        tags: Mapping[str, str],
+    ) -> None:
+        super().__init__(since)
+        self._last = last
+        self._history = history
+        self._before = left_behind(tags)
+        self.left = next((left for left in self._before if left.before == since), None)
+        self.confirm()
+        self._histories: dict[str, dict[int, list[float]]] = {}
+
+    def _known_at(self, step: int, values: Mapping[str, float]) -> Mapping[str, list[float]]:
+        maybe = [name for name in values if step <= self._last.get(name, step - 1)]
+        telling = {name: self._read(name).get(step, []) for name in maybe if name.startswith(_TELLING)}
+        if telling and not any(telling.values()):
+            return {}  # a further evaluation at a step that the server has
+        return {name: telling.get(name, [values[name]]) for name in maybe}
+
+    def _read(self, name: str) -> dict[int, list[float]]:
+        if name not in self._histories:
+            steps = self._histories[name] = {}
+            for point in self._history(name):
+                is_left = any(left.has(name, point.step, point.timestamp) for left in self._before)
+                if not is_left and (self.since is None or point.timestamp < self.since):
+                    steps.setdefault(point.step, []).append(point.value)
+        return self._histories[name]
+
+
+def read_rows(ops: Iterable[Mapping[str, Any]]) -> list[LoggedRow]:
+    """Return the rows among ops, without those that were left behind, and without what is no row."""
+    rows, left = [], []
+    for op in ops:
+        try:
+            if op["op"] == "left":
+                left.append(LeftBehind(int(op["s"]), int(op["t"])))
+            elif op["op"] == "m":
+                rows.append((int(op["s"]), int(op["t"]), {str(name): float(op["m"][name]) for name in op["m"]}))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            continue
+    if not left:
+        return rows
+    kept = []
+    for step, time_ms, row in rows:
+        counts = {name: v for name, v in row.items() if not any(each.has(name, step, time_ms) for each in left)}
+        kept.append((step, time_ms, counts))
+    return kept

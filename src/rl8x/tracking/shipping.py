@@ -1,0 +1,487 @@
+"""The training's side of the shipper: it starts that process, tells it of journals, and learns from `ack.json`.
+
+Importing MLflow takes seconds, and a request milliseconds, during which Python runs nothing else in the same process:
+they would be taken from the training. So a row is only appended to the journal here. One thread looks once a second at
+all runs that are open: it tells of outages and of what was set aside, brings to the disk what waits in memory, replaces
+a shipper that is gone or shows no beat, and ends runs whose tracker was collected.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, InitVar, dataclass
+from pathlib import Path
+from typing import IO, Final, cast
+
+from rl8x.processes import python_process
+from rl8x.tracking.appending import Journal, rejected_ops
+from rl8x.tracking.journal import name_of
+from rl8x.tracking.last_call import LastCall
+from rl8x.tracking.location import Location, is_default
+from rl8x.tracking.protocol import Status
+from rl8x.tracking.runs import Whereabouts
+from rl8x.tracking.secrets import logger
+
+_log = logger(__name__)
+
+FIRST_CONTACT_S: Final = 60.0  # importing mlflow and making a new database take this long on a slow, busy computer
+SILENT_S: Final = 5  # without a beat: a store that is down
+KILL_S: Final = 60  # without a beat: killed, and replaced
+_END_S: Final = 1.0
+_LOOK_S: Final = 1.0
+_CODE: Final = "from rl8x.tracking.shipper import main; main"
+
+
+@dataclass(eq=False)
+class OpenRun:
+    """A run that is being logged: its journal, and what the shipper says of it.
+
+    One warning is logged for each outage, and one line when it is over; rows wait in the journal meanwhile. Where the
+    tracker is collected, or the interpreter ends, before the run has been ended, it is ended here.
+
+    Args:
+        journal: The run's journal.
+        location: The store.
+        owner: The tracker, which is not kept alive; None where someone else ends the run for sure.
+        keeps_status: Whether the run is over, and its status stays as it is.
+        finish_timeout_s: Seconds that `finish` waits at most; a minute more where the store has not been tried yet.
+        outage_timeout_s: Seconds that `finish` waits for a store that is down.
+        request_timeout_s: Seconds after which an HTTP request counts as failed.
+        interval_s: Seconds between two looks at the journal: rows are gathered into few requests.
+        adds_source: Whether a run that is made gets tags that say where it came from.
+        sample: Seconds from one sample of the machine to the next; None takes none.
+    """
+
+    journal: Journal
+    location: Location
+    owner: InitVar[object] = None
+    _: KW_ONLY
+    keeps_status: bool = False
+    finish_timeout_s: float = 30.0
+    outage_timeout_s: float = 5.0
+    request_timeout_s: int = 10
+    interval_s: float = 1.0
+    adds_source: bool = False
+    sample: float | None = None
+
+    def __post_init__(self, owner: object) -> None:
+        """Tell the shipper of it."""
+        self._owner = None if owner is None else weakref.ref(owner)
+        self._appending = threading.Lock()
+        self.last_call = LastCall()
+        self._ended = False
+        self._is_left = False
+        self._outage = ""
+        self._beat, self._silent_s = -1, 0
+        self._answered_at = time.monotonic()
+        self._progress = (0, 0)
+        self._shipper: _Shipper | None = None
+        self._told_ack: Path | None = None
+        self._sent_number = 0
+        self._named: set[str] = set()
+        self._num_rejected = self.journal.ack.rejected
+        for other in list(_open):
+            other.last_call.look()  # before another error takes the place of the one that ended that run
+        _open.add(self)
+        self._tell()
+        _watch()
+
+    # Logging.
+
+    def append(self, op: Mapping[str, object]) -> None:
+        """Add an op to the journal; none of a thread that still runs when the run has been ended at exit."""
+        with self._appending:
+            if not self._ended:
+                self.journal.append(op)
+                if self.journal.is_half_full:
+                    self._send_lines()
+        if op["op"] == "m":
+            self.last_call.note()
+
+    def end(self, status: Status | None, time_ms: int) -> None:
+        """Write the end of the run to the journal, once; None, at Python's end, leaves the status to `LastCall`."""
+        with self._appending:
+            if self._ended:
+                return
+            self._ended = True
+            status = status or self.last_call.status(at_exit=True)
+            self.journal.end({"op": "finish", "status": None if self.keeps_status else status, "t": time_ms})
+        self._say("hurry")
+
+    # The shipper.
+
+    def _tell(self) -> None:
+        """Tell the shipper of the journal, and start it where it does not run."""
+        try:
+            self._shipper = _started(self.location.database)
+        except (OSError, RuntimeError) as error:
+            self._note(f"the process that talks to MLflow cannot be started: {error}")
+            return
+        self._beat, self._silent_s, self._sent_number = -1, 0, 0
+        journal, path = self.journal, self.journal.ack_path
+        self._told_ack = path
+        # The address of the store, with any password in it, goes through the pipe. MLflow takes the run's source from
+        # the arguments, and credentials from the environment, as they are now.
+        self._say(
+            "send",
+            folder=str(journal.folder),
+            ack=None if path is None else str(path),
+            header=journal.header,
+            location=dataclasses.astuple(self.location),
+            fresh=journal.is_new,
+            adds_source=self.adds_source,
+            is_default=is_default(self.location),
+            timeout_s=self.request_timeout_s,
+            interval_s=self.interval_s,
+            sample=self.sample,
+            pid=os.getpid(),
+            argv=sys.argv,
+            env=dict(os.environ),
+        )
+
+    def _say(self, do: str, **about: object) -> None:
+        if self._shipper is not None:
+            self._shipper.tell({"do": do, "journal": str(self.journal.header["spool_id"]), **about})
+
+    def _send_lines(self) -> None:
+        """Hand what the disk does not take to the shipper: the disk or MLflow has it then, whichever comes first."""
+        lines = self.journal.waiting(self._sent_number)
+        if lines and self._shipper is not None:
+            self._sent_number = lines[-1][0]
+            self._say("lines", lines=[(number, line.decode()) for number, line in lines])
+
+    def look(self) -> None:
+        """Do what is due once a second."""
+        self.last_call.look()
+        if self._owner is not None and self._owner() is None:
+            self.end(self.last_call.status(at_exit=False), time.time_ns() // 1_000_000)
+        self.journal.look()
+        if self.journal.num_waiting and (self._ended or self.journal.is_half_full):
+            self._send_lines()
+        self._check_shipper()
+        self._hear()
+
+    def _check_shipper(self) -> None:
+        """Tell where the shipper shows no beat, and replace it where it is gone or has shown none for long."""
+        shipper = self._shipper
+        if shipper is None or shipper.is_gone():
+            if shipper is not None and not self.has_arrived:
+                self._note(f"the process that talks to MLflow is gone (exit status {shipper.popen.returncode})")
+            self._tell()
+            return
+        if self.journal.ack_path != self._told_ack:
+            self._tell()  # the disk takes files now
+        shipper.pump()
+        beat = self.journal.ack.beat
+        if beat != self._beat:
+            self._beat, self._silent_s = beat, 0
+        # Counted in looks without a beat, not by the clock, which also runs while this process is stopped.
+        elif self._silent_s < SILENT_S - 1 or not shipper.is_busy():
+            self._silent_s += 1
+            if self._silent_s >= KILL_S:
+                shipper.popen.kill()
+
+    def _hear(self) -> str:
+        """Read what has arrived; tell of an outage, its end, and what was set aside. Returns why the store is down."""
+        ack = self.journal.ack
+        reason = ack.outage
+        if self._shipper is None:  # it cannot be started, as `_tell` has noted
+            reason = self._outage
+        elif self._silent_s >= SILENT_S:
+            pid = self._shipper.popen.pid
+            reason = f"the process that talks to MLflow (process ID {pid}) does not answer: is it stopped?"
+        progress = (ack.offset, ack.memory)
+        if not reason or progress != self._progress:
+            self._answered_at, self._progress = time.monotonic(), progress  # or would have, had it been asked
+        self._note(reason)
+        if ack.rejected > self._num_rejected:
+            self._tell_rejected()
+        self._num_rejected = ack.rejected
+        return self._outage
+
+    def _note(self, reason: str) -> None:
+        if reason and not self._outage:
+            rest = f"training goes on and rows wait in {self.journal.folder}"
+            _log.warning("tracking: %s does not take rows (%s); %s", self.location.shown, reason, rest)
+        elif self._outage and not reason:
+            _log.info("tracking: %s takes rows again; what waited is being sent", self.location.shown)
+        self._outage = reason
+
+    def _tell_rejected(self) -> None:
+        path = self.journal.rejected_path
+        for entry in rejected_ops(path):
+            op = entry.get("rejected")
+            name = name_of(op) if isinstance(op, dict) and "op" in op else "an entry"
+            if name not in self._named:
+                self._named.add(name)
+                where = f"it is in {path}, and `rl8x sync` tries it again"
+                reason = entry.get("reason")
+                _log.warning("tracking: %s could not be logged (%s) and is set aside: %s", name, reason, where)
+
+    # Waiting.
+
+    @property
+    def reason(self) -> str:
+        """Why the store takes nothing now; empty where it does."""
+        return self._outage
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether the store has all of a run that has ended."""
+        return self.journal.has_arrived and self.journal.ack.finished
+
+    def wait(
+        self,
+        done: Callable[[], bool],
+        timeout_s: float,
+        outage_timeout_s: float,
+        *,
+        first_contact_s: float = 0.0,
+        begin: float | None = None,
+    ) -> bool:
+        """Wait until `done`; False where that does not come in time.
+
+        A store that is down is waited for from its last answer on, for `outage_timeout_s` and as long as a request is
+        under way; one that has not been tried yet for `first_contact_s` more. `begin` is of `time.monotonic()`.
+        """
+        begin = time.monotonic() if begin is None else begin
+        pause_s, hurried = 0.002, 0.0
+        while not done():
+            now = time.monotonic()
+            outage = self._hear()
+            bound = timeout_s if self.journal.ack.tried else timeout_s + first_contact_s
+            away = outage != "" and now - max(begin, self._answered_at) >= outage_timeout_s
+            if now - begin >= bound or away:
+                return done()
+            if now - hurried > 0.2:  # what waits for its next try does not
+                hurried = now
+                self._say("hurry")
+                if self._shipper is None or self._shipper.is_gone():
+                    self._check_shipper()
+            time.sleep(pause_s)
+            pause_s = min(0.05, 1.5 * pause_s)
+        return True
+
+    def _is_away(self) -> bool:
+        return self._outage != "" and time.monotonic() - self._answered_at >= self.outage_timeout_s
+
+    def finish(self, begin: float | None = None) -> None:
+        """Wait until the shipper has sent the rest of a run that has ended, but not long for a store that is down."""
+        try:
+            if self.journal.num_waiting:
+                self._send_lines()
+            timeouts = (self.finish_timeout_s, self.outage_timeout_s)
+            self.wait(lambda: self.has_arrived, *timeouts, first_contact_s=FIRST_CONTACT_S, begin=begin)
+        finally:  # a second Ctrl-C ends the waiting
+            self._leave()
+        self._warn_of_rest()
+
+    def _leave(self) -> None:
+        """Close the journal, and let the shipper end where no run needs it; what it has not sent it goes on to send."""
+        with self._appending:
+            if self._is_left:
+                return
+            self._is_left = True
+        if self._silent_s >= SILENT_S and self._shipper is not None:
+            self._shipper.popen.kill()  # or it would keep `rl8x sync` away
+        self._say("close")
+        self.journal.close()
+        _open.discard(self)
+        _end_if_unused()
+
+    def _warn_of_rest(self) -> None:
+        where, store = Whereabouts(self.location, self.journal, self.reason), self.location.shown
+        if where.unsent.lost:
+            _log.warning("tracking: the run has lost %s: neither the disk nor %s took them", where.unsent.lost, store)
+        elif where.unsent.num_rows or where.unsent.num_others:
+            rest = f"it is in {self.journal.folder}, and `{where.sync_command}` sends it"
+            _log.warning("tracking: not all of the run has reached %s%s; %s", store, where.why, rest)
+
+    def leave_if_over(self) -> None:
+        """Leave a run whose tracker was collected, once it has arrived or the store is away."""
+        collected = self._owner is not None and self._owner() is None
+        if collected and self._ended and (self.has_arrived or self._is_away()):
+            self._leave()
+            self._warn_of_rest()
+
+
+class _Shipper:
+    """The process, and the pipe to it, which is written without ever waiting: it may have been stopped."""
+
+    def __init__(self, database: Path | None) -> None:
+        words = f"{os.getpid()}, {database and str(database)!a}"
+        self.popen = subprocess.Popen(
+            # MLflow writes paths as text: in UTF-8, whatever the locale.
+            **python_process("-X", "utf8", "-c", f"{_CODE}({words})"),
+            bufsize=0,  # nothing that a fork would copy and write twice
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # A Ctrl-C in the terminal is the training's business. No session of its own: Linux shares processors
+            # between sessions first, whatever the niceness inside each.
+            process_group=0,
+        )
+        self._stdin = cast("IO[bytes]", self.popen.stdin)
+        os.set_blocking(self._stdin.fileno(), False)
+        self._left = bytearray()
+        self._is_ending = False
+        self._guard = threading.RLock()
+
+    def tell(self, message: Mapping[str, object]) -> None:
+        """Send a message, as far as the pipe takes it; `pump` sends the rest."""
+        with self._guard:
+            if not (message["do"] == "hurry" and self._left):
+                self._left += json.dumps(message, default=os.fspath).encode() + b"\n"
+            self.pump()
+
+    def pump(self) -> None:
+        """Send on what the pipe did not take."""
+        with self._guard, contextlib.suppress(OSError, ValueError):  # full, or gone, as `is_gone` finds out
+            while self._left:
+                del self._left[: os.write(self._stdin.fileno(), self._left)]
+            if self._is_ending:
+                self._stdin.close()
+
+    def is_gone(self) -> bool:
+        """Whether the process has ended."""
+        with self._guard:
+            return self.popen.poll() is not None
+
+    def is_busy(self) -> bool:
+        """Return whether it would run if it could, or reads a disk: its low priority may keep it for long."""
+        with contextlib.suppress(OSError):
+            for file in Path(f"/proc/{self.popen.pid}/task").glob("*/stat"):
+                if file.read_text().rpartition(")")[2].split()[0] in "RD":
+                    return True
+        return False
+
+    def end(self) -> None:
+        """Let the process end once it has sent all that it was told of."""
+        self._is_ending = True
+        self.pump()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(0.0)
+
+    def leave_to_parent(self) -> None:
+        """Close this process's copy of the pipe, in a child that was forked from the process that owns it."""
+        self._guard = threading.RLock()
+        self._stdin.close()
+        self.popen.returncode = 0  # not this process's to wait for
+
+
+_open: set[OpenRun] = set()  # runs that have not been ended, or whose tracker was collected and that have not arrived
+_guard = threading.RLock()
+_shared: _Shipper | None = None
+_ending: list[_Shipper] = []  # which may have something to send
+_keeps = False
+_watcher: threading.Thread | None = None
+
+
+def _started(database: Path | None) -> _Shipper:
+    global _shared
+    with _guard:
+        if _shared is None or _shared.is_gone():
+            _shared = _Shipper(database)
+        return _shared
+
+
+def start_early(database: Path | None) -> None:
+    """Start the shipper before a run needs it, so that MLflow is imported while this process imports torch.
+
+    Nothing on the disk is touched. Where `database` is not there, its tables are made in memory. A process that cannot
+    be started now may be when it is needed, or the error is told then.
+    """
+    with contextlib.suppress(OSError, RuntimeError):
+        _started(database)
+
+
+def keep_shipper() -> None:
+    """Keep the shipper until this process ends: runs that follow each other then wait for one import of MLflow only."""
+    global _keeps
+    _keeps = True
+
+
+def end_unused() -> None:
+    """End the shipper where it was started early and nothing needs it."""
+    global _shared
+    with _guard:
+        shipper = _shared
+        if shipper is None or _open:
+            return
+        _shared = None
+    shipper.popen.kill()  # at once: it has nothing open, and would first end an import
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        shipper.popen.wait(_END_S)
+
+
+def _end_if_unused() -> None:
+    global _shared
+    with _guard:
+        if _open or _keeps or _shared is None:
+            return
+        shipper, _shared = _shared, None
+        _ending[:] = [other for other in _ending if not other.is_gone()] + [shipper]
+    shipper.end()
+
+
+def _watch() -> None:
+    """Have a thread look after the open runs, as long as there are some."""
+    global _watcher
+    with _guard:
+        if _watcher is None:
+            _watcher = threading.Thread(target=_look_after_all, name="rl8x-tracking", daemon=True)
+            _watcher.start()
+
+
+def _look_after_all() -> None:
+    global _watcher
+    while True:
+        time.sleep(_LOOK_S)
+        for run in list(_open):
+            try:
+                run.look()
+                run.leave_if_over()
+            except Exception:  # a mistake of rl8x: training goes on all the same
+                _log.debug("tracking: unexpected error", exc_info=True)
+        with _guard:
+            if not _open:
+                _watcher = None
+                return
+
+
+def _end_at_exit() -> None:
+    """End all runs that the script left open, together, so that a store which is down is waited for once."""
+    begin, now = time.monotonic(), time.time_ns() // 1_000_000
+    runs = list(_open)
+    for run in runs:
+        run.end(None, now)
+    for run in runs:
+        run.finish(begin)
+
+
+def _leave_to_parent() -> None:
+    """Close what a forked child has of the shipper and of journals: with its pipe held open, it would outlive both."""
+    global _guard, _shared, _watcher
+    _guard, _watcher = threading.RLock(), None
+    for shipper in (_shared, *_ending):
+        if shipper is not None:
+            shipper.leave_to_parent()
+    for run in _open:
+        run.journal.release_in_child()
+    _open.clear()
+    _ending.clear()
+    _shared = None
+
+
+atexit.register(_end_at_exit)
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,0 +1,534 @@
+"""A journal on the disk: lines, what has arrived of them, full disks, and how it ends."""
+
+import errno
+import json
+import logging
+import os
+import shutil
+import zlib
+
+import pytest
+
+from rl8x.tracking import TrackingError, appending, kept_files, sync
+from rl8x.tracking import journal as module
+from rl8x.tracking.appending import Journal
+from rl8x.tracking.journal import (
+    ACK,
+    JOURNAL,
+    Ack,
+    AckFile,
+    JournalInUseError,
+    Rejected,
+    SendingJournal,
+    Unsent,
+    conclude,
+    empty_ack,
+    is_sent,
+    parse_ack,
+    read_ack,
+    read_header,
+)
+from rl8x.tracking.runs import journal_folders
+from tracking.fakes import BothSides
+
+FINISH = {"op": "finish", "status": "FAILED", "t": 9}
+
+
+def header(spool_id="abc"):
+    return {"op": "open", "version": 1, "spool_id": spool_id, "t": 1}
+
+
+def row(step):
+    return {"op": "m", "t": 1000 + step, "s": step, "m": {"a": step / 2}}
+
+
+def ops(journal):
+    return [op for op, *_ in journal.read()]
+
+
+def steps(journal):
+    return [op["s"] for op in ops(journal) if op["op"] == "m"]
+
+
+def arrive(journal, number=None):
+    """Acknowledge the first lines that are to be sent, or all of them."""
+    for _, offset, line in journal.read()[:number]:
+        journal.acknowledge(offset, line)
+
+
+# -- lines
+
+
+def test_what_is_appended_is_read_from_where_it_has_not_arrived(tmp_path):
+    journal = BothSides(tmp_path, header())
+    for step in range(3):
+        journal.append(row(step))
+    assert ops(journal) == [{**header(), "folder": str(journal.folder)}, row(0), row(1), row(2)]
+    assert journal.read()[-1][1] == os.path.getsize(journal.folder / JOURNAL) == journal.end
+    arrive(journal, 2)
+    journal.acknowledge(run_id="r")
+    journal.close()
+    again = BothSides(journal.folder)
+    assert (again.ack.run_id, steps(again)) == ("r", [1, 2])
+    arrive(again)
+    assert not again.pending
+    assert again.journal.has_arrived
+    again.close()
+
+
+def test_what_has_not_arrived_is_counted(tmp_path):
+    journal = BothSides(tmp_path, header())
+    assert journal.journal.unsent() == Unsent(0, 1)  # the header
+    journal.append({"op": "params", "params": {}})
+    for step in range(3):
+        journal.append(row(step))
+    mark = journal.journal.mark()
+    assert journal.journal.unsent() == Unsent(3, 2)
+    arrive(journal, 3)
+    journal.append(row(3))
+    assert journal.journal.unsent() == Unsent(3, 0)
+    assert not mark()
+    arrive(journal, 2)
+    assert mark()
+    journal.close()
+    assert journal.journal.unsent() == Unsent(1, 0)
+    (tmp_path / "file").write_text("")
+    nowhere = Journal.create(tmp_path / "file", header())
+    nowhere.append(row(0))
+    assert nowhere.unsent() == Unsent(0, 0, 1)
+
+
+def test_secrets_are_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("DATABRICKS_TOKEN", "dapi0123")
+    uri, shown = "http://me:p%2Fw@host", "http://me:***@host"
+    journal = BothSides(tmp_path, {**header(), "uri": uri})
+    given = [
+        {"op": "tags", "tags": {"url": uri, "pages": [uri]}},
+        {"op": "params", "params": {"token": "dapi0123", "lr": 0.1}},
+        {"op": "text", "to": "x.txt", "text": f"{uri} dapi0123"},
+        {"op": "artifact", "file": "files/1/dapi0123.txt", "to": None},  # a path, which has to be found again
+    ]
+    for op in given:
+        journal.append(op)
+    journal.set_aside(given[0], f"no {uri}")
+    assert ops(journal) == [
+        {**header(), "uri": shown, "folder": str(journal.folder)},
+        {"op": "tags", "tags": {"url": shown, "pages": [shown]}},
+        {"op": "params", "params": {"token": "***", "lr": 0.1}},
+        {"op": "text", "to": "x.txt", "text": f"{shown} ***"},
+        given[3],
+    ]
+    assert "p%2Fw" not in (journal.folder / "rejected.jsonl").read_text()
+    assert journal.header["uri"] == shown
+
+
+def test_a_journal_is_for_its_owner(tmp_path):
+    before = os.umask(0)
+    try:
+        journal = BothSides(tmp_path / "spool", header())
+        journal.append(row(0))
+        journal.set_aside(row(0), "refused")
+    finally:
+        os.umask(before)
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in journal.folder.iterdir()}
+    assert modes == dict.fromkeys([JOURNAL, ACK, "rejected.jsonl", "lock"], "0o600")
+    assert oct(journal.folder.stat().st_mode & 0o777) == "0o700"
+
+
+def test_nan_and_infinity_survive(tmp_path):
+    journal = BothSides(tmp_path, header())
+    journal.append({"op": "m", "t": 1, "s": 1, "m": {"n": float("nan"), "i": float("inf"), "j": float("-inf")}})
+    metrics = ops(journal)[1]["m"]
+    assert metrics["n"] != metrics["n"]
+    assert (metrics["i"], metrics["j"]) == (float("inf"), float("-inf"))
+
+
+@pytest.mark.parametrize("torn", [b'{"op":"m","t":5', b"x" * 200_000])
+def test_a_torn_last_line_is_neither_read_nor_kept(tmp_path, torn):
+    journal = BothSides(tmp_path, header())
+    journal.append(row(0))
+    journal.close()
+    whole = os.path.getsize(journal.folder / JOURNAL)
+    with open(journal.folder / JOURNAL, "ab") as file:
+        file.write(torn)
+    sending = SendingJournal(journal.folder, AckFile.open(journal.folder / ACK))
+    assert (steps(sending), sending.end) == ([0], whole)
+    sending.close()
+    again = BothSides(journal.folder)
+    assert os.path.getsize(journal.folder / JOURNAL) == whole
+    again.append(row(1))
+    assert steps(again) == [0, 1]
+    again.close()
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path):
+    BothSides(tmp_path, header()).close()
+    with open(tmp_path / "abc" / JOURNAL, "ab") as file:
+        file.write(b"\x00\x00garbage\n[1]\n")
+    journal = BothSides(tmp_path / "abc")
+    journal.append(row(1))
+    assert [op["op"] for op in ops(journal)] == ["open", "unreadable", "unreadable", "m"]
+
+
+def test_lines_longer_than_one_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "READ_BYTES", 64)
+    journal = BothSides(tmp_path, header())
+    journal.append({"op": "text", "to": "x", "text": "y" * 1000})
+    journal.append(row(1))
+    seen = []
+    while journal.pending:
+        seen += [op["op"] for op in ops(journal)]
+        arrive(journal)
+    assert seen == ["open", "text", "m"]
+
+
+def test_no_journal(tmp_path):
+    with pytest.raises(TrackingError, match="cannot open"):
+        Journal.open(tmp_path / "none")
+    (tmp_path / JOURNAL).write_text("hello\n")
+    with pytest.raises(TrackingError, match="is not a journal"):
+        read_header(tmp_path)
+    (tmp_path / JOURNAL).write_text(json.dumps({"op": "open", "version": 9}) + "\n")
+    with pytest.raises(TrackingError, match="version 9"):
+        read_header(tmp_path)
+
+
+# -- the two locks, and what has arrived
+
+
+def test_one_process_appends_and_one_sends(tmp_path):
+    journal = BothSides(tmp_path, header())
+    with pytest.raises(JournalInUseError, match="in use by this process"):
+        Journal.open(journal.folder)
+    assert AckFile.open(journal.folder / ACK) is None
+    if (child := os.fork()) == 0:  # which keeps neither lock beyond the end of its parent
+        os._exit(0 if AckFile.open(journal.folder / ACK) is None and not journal._ack_file._lock.is_held else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    journal.close()
+    BothSides(journal.folder).close()
+
+
+def slot(number, text):
+    line = b"%d %s" % (number, text)
+    return (b"%08x %s" % (zlib.crc32(line), line)).ljust(len(empty_ack()) // 2, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("slots", "offset"),
+    [
+        ((slot(1, b'{"offset": 10}'), slot(2, b'{"offset": 20}')), 20),
+        ((slot(3, b'{"offset": 30}'), slot(2, b'{"offset": 20}')), 30),
+        ((slot(3, b'{"offset": 30}')[:9] + slot(1, b"{}")[9:], slot(2, b'{"offset": 20}')), 20),  # torn
+        ((slot(3, b'{"offset": -1}'), slot(2, b'{"offset": 20}')), 20),
+        ((slot(3, b'{"offset": 1, "no": 1}'), slot(2, b"[" * 2000)), 0),
+        ((b"", b""), 0),
+        ((b'{"offs', b""), 0),
+    ],
+)
+def test_the_newer_slot_that_is_whole_counts(slots, offset):
+    whole = json.dumps({**Ack().__dict__, "lost": [0, 0]})
+
+    def with_all(data):  # a slot names all that there is
+        at = data.find(b"{")
+        if at < 0 or not data.rstrip(b"\0").endswith(b"}"):
+            return data
+        number = int(data[9 : at - 1])
+        given = json.loads(data[at:].rstrip(b"\0"))
+        is_whole = data[:8] == b"%08x" % zlib.crc32(data[9:].rstrip(b"\0"))
+        return slot(number, json.dumps({**json.loads(whole), **given}).encode()) if is_whole else data
+
+    assert parse_ack(b"".join(map(with_all, slots)))[0].offset == offset
+
+
+def test_what_has_arrived_is_overwritten_in_place_in_two_slots(tmp_path):
+    journal = BothSides(tmp_path, header())
+    path = journal.folder / ACK
+    node = path.stat().st_ino
+    for beat in range(1, 4):
+        journal.beat()
+        assert read_ack(journal.folder).beat == beat
+    journal.acknowledge(run_name="é" * 250, outage="\N{GRINNING FACE}" * 200)  # as long as they can be
+    assert (read_ack(journal.folder).run_name, read_ack(journal.folder).beat) == ("é" * 250, 3)
+    assert (path.stat().st_ino, path.stat().st_size) == (node, len(empty_ack()))
+
+
+@pytest.mark.parametrize("offset", [-3, 1, 5, 500])
+def test_after_an_acknowledgement_that_is_no_lines_end_all_are_sent_again(tmp_path, offset):
+    """Of lines that a power cut took, or of an edited file. What the run lost then, the store may have."""
+    journal = BothSides(tmp_path, header())
+    journal.append(row(0))
+    journal.acknowledge(journal.end + offset, run_id="r")
+    journal.close()
+    opened = Journal.open(journal.folder)
+    assert opened.lacks_rows
+    opened.close()
+    again = BothSides(journal.folder)
+    assert (steps(again), again.ack.run_id) == ([0], "r")
+    again.append(row(2))
+    again.close()
+
+
+# -- a full disk
+
+
+class Disk:
+    """Stands in for the disk: full where `room` is 0, else writes through."""
+
+    def __init__(self, monkeypatch):
+        self.full = False
+        self._pwrite = os.pwrite
+        monkeypatch.setattr(module.os, "pwrite", self.pwrite)
+        monkeypatch.setattr(appending, "_RETRY_S", 0.0)
+
+    def pwrite(self, fd, data, offset):
+        if not self.full or len(data) == len(empty_ack()) // 2:  # a slot has its room
+            return self._pwrite(fd, data, offset)
+        if len(data) > 20:  # a full disk often takes the beginning of a line
+            return self._pwrite(fd, data[:5], offset)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, caplog):
+    disk = Disk(monkeypatch)
+    journal = BothSides(tmp_path, header())
+    journal.append(row(0))
+    disk.full = True
+    for step in range(1, 4):
+        journal.append(row(step))
+    assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
+    assert "wait in memory" in caplog.text
+    assert steps(journal) == [0]
+    disk.full = False
+    journal.append(row(4))
+    assert steps(journal) == [0, 1, 2, 3, 4]
+    journal.close()
+    assert steps(BothSides(journal.folder)) == [0, 1, 2, 3, 4]
+
+
+def test_lines_that_no_disk_takes_count_once_they_have_arrived_past_it(tmp_path, monkeypatch):
+    disk = Disk(monkeypatch)
+    journal = BothSides(tmp_path, header())
+    disk.full = True
+    for step in range(3):
+        journal.append(row(step))
+    journal.journal.end(FINISH)
+    journal.lines.extend(journal.journal.waiting(0))
+    assert [number for number, _ in journal.lines] == [1, 2, 3, 4]
+    assert steps(journal) == []  # first what the disk has
+    arrive(journal)
+    assert [(op.get("s"), number) for op, _, number in journal.read()] == [(0, 1), (1, 2), (2, 3), (None, 4)]
+    arrive(journal, 2)
+    journal.journal.look()
+    assert journal.journal.unsent() == Unsent(0, 0, 1, 1)
+    assert journal.journal.waiting(0)[0][0] == 3
+    arrive(journal)
+    assert journal.journal.has_arrived
+    journal.close()
+    again = Journal.open(journal.folder)
+    assert again.lacks_rows  # which the store has: a resume asks there
+    again.append(row(9))
+    assert again.waiting(0)[0][0] == 5  # numbers go on
+    again.close()
+
+
+def test_the_end_is_known_where_memory_alone_had_it(tmp_path, monkeypatch):
+    disk = Disk(monkeypatch)
+    journal = BothSides(tmp_path, header())
+    journal.append(row(0))
+    disk.full = True
+    journal.append(row(1))
+    journal.journal.end(FINISH)
+    journal.acknowledge(ending={**FINISH, "lost_rows": 1}, outage="away")
+    assert journal.journal.unsent() == Unsent(1, 2, 1, 0)  # the header and the end are safe
+    journal.close()
+    assert read_ack(journal.folder).ending == {**FINISH, "lost_rows": 1}
+
+
+def test_a_disk_that_takes_no_folder_yet_has_what_arrived_in_memory(tmp_path):
+    (tmp_path / "blocked").write_text("a file where the folder should be")
+    journal = Journal.create(tmp_path / "blocked", header())
+    journal.append(row(0))
+    path = journal.ack_path
+    sending = SendingJournal(journal.folder, AckFile.open(path), journal.header)
+    sending.lines.extend(journal.waiting(0))
+    arrive(sending)
+    sending.acknowledge(run_id="r")
+    assert journal.has_arrived
+    assert journal.ack.run_id == "r"
+    (tmp_path / "blocked").unlink()
+    journal._failed_at = 0.0
+    journal.append(row(1))
+    assert journal.ack_path == journal.folder / ACK != path
+    sending.reopen(journal.folder, AckFile.open(journal.ack_path))
+    assert (journal.ack.run_id, steps(sending)) == ("r", [0, 1])  # once more, which adds nothing
+    sending.close()
+    journal.close()
+
+
+def test_memory_is_bounded(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(appending, "MAX_MEMORY_LINES", 3)
+    (tmp_path / "blocked").write_text("a file where the folder should be")
+    journal = Journal.create(tmp_path / "blocked", header())
+    journal.append({"op": "params", "params": {}})
+    for step in range(5):
+        journal.append(row(step))
+    assert [json.loads(line)["op"] for _, line in journal.waiting(0)] == ["params", "m", "m"]
+    assert journal.unsent() == Unsent(num_lost=5, num_others_lost=1)  # three rows dropped, two still in memory
+    assert len(caplog.records) == 2
+    journal.close()
+
+
+def test_half_a_copy_of_an_artifact_does_not_stay(tmp_path, monkeypatch):
+    journal = BothSides(tmp_path, header())
+    (tmp_path / "policy").write_text("weights")
+
+    def fails(source, target):
+        target.write_text("wei")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(kept_files.shutil, "copyfile", fails)
+    with pytest.raises(OSError, match="No space"):
+        journal.keep_file(tmp_path / "policy")
+    assert list((journal.folder / "files").iterdir()) == []
+
+
+def test_syncing_covers_what_was_appended_and_the_folders_that_lead_there(tmp_path, monkeypatch):
+    journal = Journal.create(tmp_path / "spool", header())
+    synced = []
+    monkeypatch.setattr(appending.os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
+    journal.sync_to_disk()
+    folders = [journal.folder, tmp_path / "spool", tmp_path]
+    assert synced == [path.stat().st_ino for path in (journal.folder / JOURNAL, *folders)]
+    journal.close()
+
+
+# -- moved and deleted
+
+
+def test_a_journal_that_is_deleted_under_its_owner_is_written_anew_at_the_end(tmp_path, caplog):
+    journal = Journal.create(tmp_path / "mlruns/spool", header())
+    journal.append(row(0))
+    shutil.rmtree(tmp_path / "mlruns")
+    for step in (1, 2):
+        journal.look()
+        journal.append(row(step))
+    assert len(caplog.records) == 1  # one warning
+    assert not journal.folder.exists()
+    journal.end(FINISH)
+    journal.close()
+    again = BothSides(journal.folder)
+    assert [op["op"] for op in ops(again)] == ["open", "m", "m", "m", "finish"]
+    assert (tmp_path / "mlruns/.gitignore").exists()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="only Linux tells where a file was moved to")
+def test_a_journal_that_is_moved_under_its_owner_is_followed(tmp_path):
+    journal = BothSides(tmp_path / "mlruns/spool", header())
+    journal.append(row(0))
+    moved = tmp_path / "moved/spool/abc"
+    (tmp_path / "mlruns").rename(tmp_path / "moved")
+    journal.journal.look()
+    assert journal.journal.folder == moved
+    journal.append(row(1))
+    arrive(journal)
+    journal.acknowledge(run_id="r")
+    journal.set_aside(row(0), "refused")
+    assert {path.name for path in moved.iterdir()} == {JOURNAL, ACK, "rejected.jsonl", "lock"}
+    assert not (tmp_path / "mlruns").exists()
+    assert read_ack(moved).run_id == "r"
+
+
+# -- set aside
+
+
+def test_a_row_is_set_aside_without_a_look_at_those_before(tmp_path, monkeypatch):
+    aside, asked, keys = Rejected(tmp_path), [], module._keys
+    monkeypatch.setattr(module, "_keys", lambda op: asked.append(op) or keys(op))
+    for step in (*range(50), 7):  # one comes twice
+        aside.add(row(step), "refused")
+    assert len(asked) == 51
+    assert aside.entries == [row(step) for step in range(50)]
+    aside.add({"op": "tags", "tags": {"a": "1"}}, "refused")
+    aside.replaced_by({"op": "tags", "tags": {"a": "2", "b": "3"}})
+    aside.add(row(3), "refused")
+    assert aside.entries == Rejected(tmp_path).entries == [row(step) for step in range(50)]
+
+
+# -- the end
+
+
+def finished(tmp_path, **tags):
+    journal = BothSides(tmp_path / "spool", header())
+    journal.append({"op": "tags", "tags": tags})
+    journal.append(row(0))
+    journal.append({"op": "left", "s": 0, "t": 5})
+    journal.append(FINISH)
+    arrive(journal)
+    journal.acknowledge(finished=True)
+    super(BothSides, journal).close()
+    journal.journal.close()
+    return journal.folder
+
+
+def test_a_journal_without_checkpoints_goes_when_all_has_arrived(tmp_path):
+    assert not finished(tmp_path).exists()
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_a_journal_whose_run_has_checkpoints_keeps_its_rows_as_long_as_they_are_there(tmp_path):
+    (tmp_path / "checkpoints/abc").mkdir(parents=True)
+    folder = finished(tmp_path, **{"rl8x.checkpoints": str(tmp_path / "checkpoints/abc")})
+    kept = [json.loads(line) for line in (folder / JOURNAL).read_text().splitlines()]
+    assert [op["op"] for op in kept] == ["open", "m", "left"]
+    assert (kept[0]["generation"], kept[0]["checkpoints"], kept[1]) == (1, "../../checkpoints/abc", row(0))
+    assert is_sent(folder)
+    assert str(sync(tmp_path / "spool")) == "nothing to send"
+    # Killed between the two steps: what is sent again adds nothing, and the run is over all the same.
+    path, ack = folder / ACK, read_ack(folder)
+    path.write_bytes(empty_ack())
+    file = AckFile.open(path)
+    file.write(**{**ack.__dict__, "generation": 0})
+    file.close()
+    again = BothSides(folder)
+    assert (steps(again), again.ack.finished) == ([0], True)
+    arrive(again)
+    again.close()
+    shutil.move(tmp_path / "checkpoints", tmp_path / "elsewhere")
+    assert str(sync(tmp_path / "spool")) == "nothing to send"
+    assert not folder.exists()
+
+
+def test_a_journal_that_is_being_removed_is_not_opened_any_more(tmp_path, monkeypatch):
+    """Its files go one by one. Another process could lock it once its lock's file has gone, and lose the next file."""
+    whole, others, root = shutil.rmtree, [], tmp_path / "spool"
+
+    def slow(folder, **options):
+        if folder.exists():
+            (folder / "lock").unlink()
+            with pytest.raises(TrackingError):
+                Journal.open(root / "abc")
+            others.append(BothSides(root, header()))
+            others[0].append(row(1))
+        whole(folder, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", slow)
+    finished(tmp_path)
+    (other,) = others
+    assert steps(other) == [1]
+    assert [path.name for path in root.iterdir()] == ["abc"]
+
+
+def test_what_a_killed_process_was_removing_is_no_journal(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "rmtree", lambda folder, **options: None)
+    finished(tmp_path)
+    monkeypatch.undo()
+    (left,) = (tmp_path / "spool").iterdir()
+    assert journal_folders(tmp_path / "spool") == []
+    assert sync(tmp_path / "spool").spools == []
+    assert not left.exists()
+
+
+def test_concluding_what_is_no_journal_changes_nothing(tmp_path):
+    (tmp_path / JOURNAL).write_text("odd\n")
+    conclude(tmp_path)
+    assert (tmp_path / JOURNAL).read_text() == "odd\n"

@@ -1,0 +1,440 @@
+"""The training's side and the shipper together: in one process on a fake store, then as processes."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from benchmarks.fault_process import ForkedPython
+
+from rl8x.tracking import MLflowTracker, shipper, shipping, sync
+from rl8x.tracking.appending import Journal
+from rl8x.tracking.journal import read_ack
+from rl8x.tracking.location import Location, locate
+from rl8x.tracking.shipping import OpenRun
+from rl8x.tracking.store_errors import StoreRefusedError
+from tracking.fakes import FakeStore, values
+
+
+def wait_for(condition, timeout_s=60.0):
+    end = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert condition()
+
+
+def messages(caplog, level):
+    return [r.getMessage() for r in caplog.records if r.levelno == level and r.name.startswith("rl8x")]
+
+
+def row(step):
+    return {"op": "m", "t": 1000 + step, "s": step, "m": {"a": float(step)}}
+
+
+def drain(run, timeout_s=60.0):
+    return run.wait(run.journal.mark(), timeout_s, timeout_s)
+
+
+@pytest.fixture
+def store(monkeypatch):
+    store = FakeStore()
+    monkeypatch.setattr(shipper, "MLflowStore", lambda location, **options: store)
+    yield store
+    if store.hang is not None:
+        store.hang.set()
+
+
+@pytest.fixture
+def make(tmp_path, store, monkeypatch, caplog):
+    """Begin a run that is sent to the fake store, by a shipper in this process; its end is not waited for."""
+    monkeypatch.setattr(shipper, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(shipping, "_LOOK_S", 0.02)
+    monkeypatch.setattr(shipping, "SILENT_S", 10**6)  # looks, which are many now
+    monkeypatch.setattr(shipping, "KILL_S", 10**6)
+    caplog.set_level(logging.INFO)
+    made = []
+
+    def make(**options):
+        header = {"op": "open", "version": 1, "spool_id": f"abc{len(made)}", "t": 1, "experiment": "e", "owns": True}
+        options = {"interval_s": 0.01, "finish_timeout_s": 20.0, "outage_timeout_s": 0.0, **options}
+        run = OpenRun(Journal.create(tmp_path / "spool", header), Location("the store"), **options)
+        made.append(run)
+        return run
+
+    yield make
+    if store.hang is not None:
+        store.hang.set()
+    for run in made:
+        run._leave()
+
+
+def test_rows_arrive_and_a_run_that_ended_leaves_nothing(make, store, tmp_path):
+    run = make()
+    for step in range(50):
+        run.append(row(step))
+    assert drain(run)
+    assert values(store.run, "a") == [(step, float(step)) for step in range(50)]
+    assert run.journal.folder.exists()
+    run.end("FINISHED", 2)
+    run.append(row(99))  # a thread that goes on after the end
+    run.finish()
+    assert (store.run["status"], len(values(store.run, "a"))) == ("FINISHED", 50)
+    assert list((tmp_path / "spool").iterdir()) == []
+    wait_for(lambda: [thread.name for thread in threading.enumerate()].count("rl8x-tracking") == 0)
+
+
+def test_an_outage_is_one_warning_and_nothing_is_lost(make, store, caplog):
+    run = make()
+    run.append(row(0))
+    assert drain(run)
+    for outage in range(2):
+        store.down = True
+        begin = len(store.calls)
+        run.append(row(2 * outage + 1))
+        wait_for(lambda begin=begin: len(store.calls) >= begin + 3)  # several tries
+        wait_for(lambda outage=outage: len(messages(caplog, logging.WARNING)) == outage + 1)
+        run.append(row(2 * outage + 2))
+        store.down = False
+        assert drain(run)
+        wait_for(lambda outage=outage: len(messages(caplog, logging.INFO)) == outage + 1)
+    assert values(store.run, "a") == [(step, float(step)) for step in range(5)]
+    warnings = messages(caplog, logging.WARNING)
+    assert "the store does not take rows (no answer); training goes on" in warnings[0]
+    assert messages(caplog, logging.INFO) == ["tracking: the store takes rows again; what waited is being sent"] * 2
+
+
+def test_a_store_that_is_away_from_the_start_is_told_at_the_end(make, store, caplog):
+    store.down = True
+    run = make()
+    run.append(row(0))
+    assert not drain(run, 0.1)
+    run.end("FINISHED", 2)
+    run.finish()
+    assert store.runs == {}
+    assert (run.reason, run.journal.unsent().num_rows) == ("no answer", 1)
+    assert "not all of the run has reached the store (no answer); it is in" in messages(caplog, logging.WARNING)[1]
+    store.down = False  # while this process lives, it is sent all the same
+    wait_for(lambda: not run.journal.folder.exists())
+    assert (values(store.run, "a"), store.run["status"]) == ([(0, 0.0)], "FINISHED")
+
+
+def test_a_hanging_store_holds_nobody_up(make, store):
+    store.hang = threading.Event()
+    run = make(finish_timeout_s=0.2)
+    with mock.patch.object(shipping, "FIRST_CONTACT_S", 0.0):
+        assert store.entered.wait(5)
+        for step in range(500):
+            run.append(row(step))
+        begin = time.monotonic()
+        run.end("FINISHED", 2)
+        run.finish()
+        assert time.monotonic() - begin < 5
+    assert run.journal.unsent().num_rows == 500
+    store.hang.set()
+    wait_for(lambda: not run.journal.folder.exists())
+    assert len(values(store.run, "a")) == 500
+
+
+def test_errors_of_our_own_do_not_end_the_shipper_and_what_is_set_aside_is_told_once(make, store, monkeypatch, caplog):
+    run = make()
+    assert drain(run)
+    good = store.log_points
+    monkeypatch.setattr(store, "log_points", lambda *_: 1 / 0)
+    run.append(row(1))
+    assert drain(run)
+    monkeypatch.setattr(store, "log_points", good)
+    run.append(row(2))
+    assert drain(run)
+    assert values(store.run, "a") == [(2, 2.0)]
+    store.refuse = lambda point: point.step > 2
+    for step in (3, 4):
+        run.append(row(step))
+    assert drain(run)
+    wait_for(lambda: run.journal.ack.rejected == 3)
+    run.look()
+    told = [text for text in messages(caplog, logging.WARNING) if "could not be logged" in text]
+    assert len(told) == 1
+    assert "the metric 'a' could not be logged (ZeroDivisionError" in told[0]
+    assert f"it is in {run.journal.folder}/rejected.jsonl, and `rl8x sync` tries it again" in told[0]
+
+
+def test_what_a_full_disk_refuses_goes_past_it(make, store):
+    run = make()
+    assert drain(run)
+    run.journal._write = lambda line: False
+    for step in range(3):
+        run.append(row(step))
+    run.end("FAILED", 5)
+    run.finish()
+    assert values(store.run, "a") == [(step, float(step)) for step in range(3)]
+    assert store.run["status"] == "FAILED"
+    assert run.journal.unsent().lost == ""
+
+
+def test_what_neither_takes_is_lost_and_told_and_the_end_is_known(make, store, caplog):
+    run = make()
+    run.append(row(0))
+    assert drain(run)
+    store.down = True
+    run.append(row(1))
+    wait_for(lambda: run.journal.ack.outage)
+    run.journal._write = lambda line: False
+    run.append(row(2))
+    run.end("FAILED", 5)
+    run.finish()
+    assert "the run has lost 1 row: neither the disk nor the store took them" in messages(caplog, logging.WARNING)[-1]
+    assert read_ack(run.journal.folder).ending["lost_rows"] == 1
+
+
+def test_two_runs_are_sent_at_once_where_one_store_hangs(make, store, monkeypatch):
+    slow = FakeStore()
+    slow.hang = threading.Event()
+    stores = iter([slow, store])
+    monkeypatch.setattr(shipper, "MLflowStore", lambda location, **options: next(stores))
+    first = make()
+    assert slow.entered.wait(5)
+    second = make()
+    second.append(row(1))
+    assert drain(second)
+    slow.hang.set()
+    assert drain(first)
+
+
+# -- the process
+
+
+@pytest.fixture
+def forks():
+    """Let the process be a fork of this one, which has imported MLflow once for all of them."""
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+
+    with mock.patch.object(subprocess, "Popen", ForkedPython):
+        yield
+
+
+def mlflow():
+    """MLflow's own client, made only now: a process that is forked must not share its connections."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=locate().uri)
+
+
+def history(run_id, name):
+    return [(point.step, point.value) for point in mlflow().get_metric_history(run_id, name)]
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def started(**options):
+    tracker = MLflowTracker(interval_s=0.05, **options)
+    tracker.start(params={"lr": 0.1}, tags={})
+    tracker.log_metrics({"a": 1.0}, 1)
+    assert tracker.flush(60)
+    return tracker, shipping._shared.popen
+
+
+@pytest.mark.store_process
+@pytest.mark.usefixtures("forks")
+def test_a_run_arrives_whole_and_its_process_ends(mlruns, monkeypatch):
+    monkeypatch.setenv("LOGNAME", "someone")
+    tracker, process = started(tags={"team": "a"})
+    assert process.pid != os.getpid()
+    tracker.log_text("hello", "note.txt")
+    tracker.finish("FINISHED")
+    run = mlflow().get_run(tracker.run_id)
+    assert (run.info.status, run.data.params, run.data.tags["team"]) == ("FINISHED", {"lr": "0.1"}, "a")
+    assert (run.data.tags["mlflow.source.name"], run.data.tags["mlflow.user"]) == (sys.argv[0], "someone")
+    assert process.wait(20) == 0
+    assert tracker.run_id.encode() in (mlruns / "mlflow.db").read_bytes()  # which is complete without its log
+
+
+@pytest.mark.store_process
+@pytest.mark.usefixtures("forks")
+def test_all_trackers_share_one_process_and_one_that_was_killed_is_replaced(mlruns, caplog):
+    tracker, process = started()
+    other, same = started()
+    assert same is process
+    process.kill()
+    process.wait()
+    for each in (tracker, other):
+        each.log_metrics({"a": 2.0}, 2)
+        assert each.flush(60)
+    again = shipping._shared.popen
+    assert again.pid != process.pid
+    tracker.finish("FINISHED")
+    assert again.poll() is None
+    other.finish("FINISHED")
+    assert again.wait(20) == 0
+    for each in (tracker, other):
+        assert history(each.run_id, "a") == [(1, 1.0), (2, 2.0)]
+    assert len({tracker.run_id, other.run_id}) == 2
+
+
+@pytest.mark.store_process
+@pytest.mark.usefixtures("forks")
+def test_the_end_of_a_run_names_a_stopped_process_and_the_spool(mlruns, monkeypatch, caplog):
+    monkeypatch.setattr(shipping, "SILENT_S", 2)
+    tracker, process = started()
+    os.kill(process.pid, signal.SIGSTOP)
+    tracker.log_metrics({"a": 2.0}, 2)
+    tracker.finish("FINISHED")
+    reason = f"the process that talks to MLflow (process ID {process.pid}) does not answer: is it stopped?"
+    began, ended = messages(caplog, logging.WARNING)
+    assert f"does not take rows ({reason})" in began
+    assert f"({reason}); it is in {tracker.spool_folder}, and `rl8x sync` sends it" in ended
+    assert reason in tracker.whereabouts().lines()[0]
+    wait_for(lambda: not alive(process.pid))
+    assert sync().num_sent == 1
+    assert history(tracker.run_id, "a") == [(1, 1.0), (2, 2.0)]
+    assert mlflow().get_run(tracker.run_id).info.status == "FINISHED"
+
+
+@pytest.mark.store_process
+@pytest.mark.usefixtures("forks")
+def test_a_stopped_process_is_an_outage_until_it_goes_on_and_is_replaced_where_it_does_not(mlruns, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(shipping, "SILENT_S", 2)
+    monkeypatch.setattr(shipping, "KILL_S", 4)
+    tracker, process = started()
+    os.kill(process.pid, signal.SIGSTOP)
+    tracker.log_text("x" * 200_000, "long.txt")
+    wait_for(lambda: messages(caplog, logging.WARNING))
+    os.kill(process.pid, signal.SIGCONT)
+    wait_for(lambda: "takes rows again" in caplog.text)
+    assert shipping._shared.popen is process
+    os.kill(process.pid, signal.SIGSTOP)
+    tracker.log_metrics({"a": 2.0}, 2)
+    wait_for(lambda: shipping._shared.popen is not process)
+    assert process.wait() == -signal.SIGKILL
+    assert tracker.flush(60)
+    tracker.finish("FINISHED")
+    assert history(tracker.run_id, "a") == [(1, 1.0), (2, 2.0)]
+
+
+@pytest.mark.store_process
+@pytest.mark.usefixtures("forks")
+def test_it_gives_way_to_the_training(mlruns):
+    tracker, process = started()
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(19, os.nice(0) + 10)
+    # In the same session, without which Linux would not compare the two; in a group of its own, so that Ctrl-C in the
+    # terminal does not reach it.
+    assert os.getsid(process.pid) == os.getsid(0)
+    assert os.getpgid(process.pid) == process.pid
+    tracker.finish("FINISHED")
+
+
+@pytest.mark.store_process
+@pytest.mark.parametrize("script", ["while True: pass", "input()"])
+def test_what_runs_is_told_from_what_waits_or_is_stopped(script):
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as other:
+        ship = object.__new__(shipping._Shipper)
+        ship.popen = other
+        wait_for(lambda: ship.is_busy() == (script != "input()"))
+        other.send_signal(signal.SIGSTOP)
+        wait_for(lambda: not ship.is_busy())
+        other.kill()
+
+
+@pytest.mark.store_process
+def test_one_that_is_started_early_imports_mlflow_touches_nothing_and_is_ended_unused(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    shipping.start_early(locate().database)
+    process = shipping._shared.popen
+    loaded = Path(f"/proc/{process.pid}/maps")
+    wait_for(lambda: "/sqlalchemy/" in loaded.read_text(), 240)
+    assert list(tmp_path.iterdir()) == []
+    shipping.end_unused()
+    assert shipping._shared is None
+    assert process.poll() is not None
+
+
+@pytest.mark.store_process
+@pytest.mark.usefixtures("forks")
+def test_the_first_run_takes_the_one_that_was_started_early_with_the_environment_of_now(mlruns, monkeypatch):
+    shipping.start_early(locate().database)
+    early = shipping._shared.popen
+    monkeypatch.setenv("MLFLOW_RUN_CONTEXT", '{"given": "later"}')
+    tracker, process = started()
+    assert process is early
+    shipping.end_unused()
+    assert process.poll() is None  # it is in use
+    tracker.finish("FINISHED")
+    assert mlflow().get_run(tracker.run_id).data.tags["given"] == "later"
+
+
+@pytest.mark.store_process
+def test_one_that_cannot_be_started_is_an_outage(mlruns, monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    tracker = MLflowTracker(finish_timeout_s=0.1, outage_timeout_s=0.0)
+    tracker.start(params={}, tags={})
+    tracker.log_metrics({"a": 1.0}, 1)
+    tracker.finish("FINISHED")
+    assert "the process that talks to MLflow cannot be started: [Errno 2] No such file" in caplog.text
+    assert tracker.whereabouts().unsent.num_rows == 1
+
+
+KILLED = """
+    import os, sys, time
+    from rl8x.tracking import MLflowTracker, shipping
+    tracker = MLflowTracker(interval_s=0.05, finish_timeout_s=120.0)
+    tracker.start(params={}, tags={})
+    tracker.log_metrics({"a": 1.0}, 1)
+    assert tracker.flush(240)
+    print("mlflow" in sys.modules, shipping._shared.popen.pid, tracker.run_id, flush=True)
+    if (forked := os.fork()) > 0:  # the child is there longer, and has neither pipe nor lock
+        print(forked, flush=True)
+        tracker.log_metrics({"a": 2.0}, 2)
+    time.sleep(240)
+"""
+
+
+@pytest.mark.store_process
+def test_of_a_run_that_is_killed_the_shipper_sends_the_rest_and_ends(mlruns, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(KILLED)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    imported, pid, run_id = process.stdout.readline().split()
+    forked = int(process.stdout.readline())
+    assert imported == "False"
+    assert alive(pid)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    wait_for(lambda: not alive(pid))
+    assert alive(forked)
+    os.kill(forked, signal.SIGKILL)
+    assert mlflow().get_run(run_id).info.status == "KILLED"
+    assert history(run_id, "a")[0] == (1, 1.0)
+    assert str(sync()) == "nothing to send"
+
+
+@pytest.mark.store_process
+def test_one_that_was_started_early_ends_with_the_process_that_is_killed(tmp_path):
+    code = (
+        "import os, signal\nfrom rl8x.tracking import shipping\n"
+        "shipping.start_early(None)\nprint(shipping._shared.popen.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=tmp_path)
+    wait_for(lambda: not alive(int(done.stdout)))
+
+
+def test_a_name_that_is_refused_is_told(make, store, caplog):
+    store.fails = lambda call, content: StoreRefusedError("no") if call == "create_run" and content.experiment else None
+    run = make()
+    run.append(row(0))
+    assert not drain(run, 0.2)
+    assert "does not take rows (no)" in caplog.text
