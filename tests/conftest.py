@@ -19,7 +19,9 @@ import hypothesis
 import pytest
 from benchmarks.fault_process import ForkedPython
 
+from rl8x.tracking import shipping
 from rl8x.tracking.shipper import Shipper
+from rl8x.tracking.store import MLflowStore
 from rl8x.trusted import memory
 
 pytest_plugins = ["tests.skips"]
@@ -212,7 +214,7 @@ class InProcess:
 
     def beat(self):
         while self.shipper.beat_once(orphaned=False) or not self.ended:
-            time.sleep(0.5)
+            time.sleep(0.1)
 
     def tell(self, message):
         told = json.loads(json.dumps(message, default=os.fspath))
@@ -232,6 +234,24 @@ class InProcess:
         self.ended = True
 
     leave_to_parent = end
+    process = shipping._Shipper
+
+
+def intercepted(patch, before):
+    """Have each call of the store by the shipper in this process begin with `before`, given its name and arguments."""
+
+    class Intercepted(MLflowStore):
+        def __getattribute__(self, name):
+            found = super().__getattribute__(name)
+            if name.startswith("_") or not callable(found):
+                return found
+            return lambda *args, **options: (before(name, *args), found(*args, **options))[1]
+
+    def connect(location, **options):
+        before("connect")
+        return Intercepted(location, **options)
+
+    patch.setattr("rl8x.tracking.shipper.MLflowStore", connect)
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.algorithms.test_set_lr import ALGORITHMS
 from tests.checkpoint import legal
 from tests.checkpoint.legal import described, metadata
+from tests.tracking.fakes import BothSides
 
 from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, CheckpointManager, Checkpoints, describe, files, find, listed, read
@@ -33,7 +34,6 @@ from rl8x.importing import dotted_path, import_named
 from rl8x.models import MLPModel
 from rl8x.segments import Segment
 from rl8x.tracking import NullTracker
-from rl8x.tracking.appending import Journal
 from rl8x.tracking.locks import FolderLock
 
 # -- trees
@@ -508,12 +508,14 @@ def test_a_run_that_was_killed_before_its_store_had_all_has_not_finished(tmp_pat
     plain = {"env": "CartPole"}
     config = RunSpec.read(plain)
     folder = tmp_path / "mlruns/checkpoints/a"
-    spool = Journal.create(tmp_path / "spools", {"op": "open", "version": 1, "spool_id": "a", "t": 1, "uri": "http://x"})
+    header = {"op": "open", "version": 1, "spool_id": "a", "t": 1, "uri": "http://x"}
+    journal = BothSides(tmp_path / "spools", header)
     put(folder, spec=plain, status="FINISHED", run={"key": "k", "spool": "../../../spools/a"})
     assert find_unfinished(config, folder.parent) == folder
-    spool.acknowledge(finished=True)
+    journal.acknowledge(finished=True)
     assert find_unfinished(config, folder.parent) is None  # what is still there was set aside
-    spool.close(remove=True)
+    journal.acknowledge(journal.end)
+    journal.close()
     assert find_unfinished(config, folder.parent) is None
     (folder / "lock").write_text(
         "12345"

@@ -1,7 +1,6 @@
 """Two processes at one run, and what a power cut leaves of one: all through files, as processes meet."""
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -21,6 +20,7 @@ from rl8x.checkpoint import CheckpointError, Checkpoints, files, find, listed, r
 from rl8x.cli.main import main
 from rl8x.envs import CartPole
 from rl8x.tracking import MLflowTracker, NullTracker, sync
+from rl8x.tracking.journal import read_ack
 from rl8x.trainers import Trainer
 
 TRAINS = """
@@ -28,10 +28,11 @@ import json, os, shutil, signal, sys, time
 from pathlib import Path
 from rl8x import PPOConfig, Trainer, keys
 from rl8x.envs import CartPole
-from rl8x.tracking import MLflowTracker, mlflow_tracker, store_process
+from rl8x.tracking import MLflowTracker, shipping
+from rl8x.tracking.journal import read_ack
 from rl8x.trainers import Checkpoints
 
-mlflow_tracker.StoreProcess = store_process.StoreProcess  # as for users, which tests are not
+shipping._Shipper = getattr(shipping._Shipper, "process", shipping._Shipper)  # as for users, which tests are not
 fsync = os.fsync
 
 def noted(fd):
@@ -55,10 +56,9 @@ def dies_when_all_is_in_the_store(trainer, stats):
         trainer.algorithm.collect = lambda **options: (trainer.checkpoints.wait(), collect(**options))[1]
     if stats[keys.STEPS] == 5:
         folder = trainer.tracker.spool_folder
-        while not (folder / "ack.json").exists():
+        while read_ack(folder).offset < os.path.getsize(folder / "journal.jsonl"):
             time.sleep(0.05)
-        while json.loads((folder / "ack.json").read_text())["offset"] < os.path.getsize(folder / "journal.jsonl"):
-            time.sleep(0.05)
+        shipping._shared.popen.kill()
         os.kill(os.getpid(), signal.SIGKILL)
 
 def dies_at_once(trainer, stats):
@@ -288,11 +288,12 @@ def test_a_moved_run_goes_on_where_it_is_by_its_last_lines(moved, mlruns, tmp_pa
 
 
 @pytest.mark.parametrize("ack", ["ahead of the spool", "lost"])
-def test_a_power_cut_loses_and_doubles_no_row(ack, mlruns, client, tmp_path):
+def test_a_power_cut_loses_and_doubles_no_row(ack, mlruns, client, tmp_path, monkeypatch):
     assert trains("dies_when_all_is_in_the_store").wait(60) == -signal.SIGKILL
     (spool,) = (mlruns / "spool").iterdir()
     os.truncate(spool / "journal.jsonl", int((tmp_path / "synced").read_text()))
-    assert json.loads((spool / "ack.json").read_text())["offset"] > os.path.getsize(spool / "journal.jsonl")
+    assert read_ack(spool).offset > os.path.getsize(spool / "journal.jsonl")
+    monkeypatch.setattr("rl8x.tracking.journal.boot_id", lambda: "after the cut")
     if ack == "lost":
         (spool / "ack.json").unlink()
     Trainer.resume(mlruns / "checkpoints" / spool.name).run(progress="none")

@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import pytest
 from tests.cli.test_collect import policy_for, record
-from tests.conftest import InProcess
+from tests.conftest import InProcess, intercepted
 from tests.studies.killing import killed_at
 from tests.studies.synthetic import evaluations
 
@@ -66,7 +66,7 @@ def ran(mlflow_template, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("study")
         patch.chdir(folder)
-        patch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", InProcess)
+        patch.setattr("rl8x.tracking.shipping._Shipper", InProcess)
         (folder / "mlruns").mkdir()
         shutil.copyfile(mlflow_template, folder / "mlruns" / "mlflow.db")
         options = {"vary": {"lr": [1e-3, 1e-2]}, "evaluate_at": [2], "train": {"wide": TRAIN["wide"]}, "name": "tried"}
@@ -84,11 +84,9 @@ def run_with_trouble(study, monkeypatch):
     """Run a study whose last training fails, and whose first cannot reach its store when it is over."""
     away, left = [], []
 
-    class Away(InProcess):
-        def _ask(self, name):
-            if away:
-                raise StoreDownError("away")
-            return super()._ask(name)
+    def before(name, *args):
+        if away:
+            raise StoreDownError("away")
 
     whole, conclude = work._TrainingJob.run_to_end, work._TrainingJob._conclude
 
@@ -107,7 +105,7 @@ def run_with_trouble(study, monkeypatch):
             away.clear()
 
     with monkeypatch.context() as patch:
-        patch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Away)
+        intercepted(patch, before)
         patch.setattr(work, "_PATIENCE_S", 10.0)
         patch.setattr(work._TrainingJob, "run_to_end", run_to_end)
         patch.setattr(work._TrainingJob, "_conclude", without_store)

@@ -13,25 +13,23 @@ from rl8x.tracking.appending import Journal
 from rl8x.tracking.database import ensure_database
 from rl8x.tracking.journal import read_header
 from rl8x.tracking.location import locate
-from rl8x.tracking.store_errors import StoreDownError
 from tracking.fakes import FakeStore
 
 
-class Away(InProcess):
-    def _ask(self, name):
-        raise StoreDownError("no answer")
+def no_process(database):
+    raise OSError("no answer")
 
 
 def kept_back(monkeypatch, num_rows=3, **options):
     """Leave a run in a spool, as where MLflow was away; returns the spool."""
-    monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Away)
+    monkeypatch.setattr("rl8x.tracking.shipping._Shipper", no_process)
     tracker = MLflowTracker(interval_s=0.01, outage_timeout_s=0.0, **options)
     tracker.start(params={"lr": 1}, tags={})
     for step in range(num_rows):
         tracker.log_metrics({"a": float(step)}, step)
     tracker.log_text("hello", "note.txt")
     tracker.finish("FINISHED")
-    monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", InProcess)
+    monkeypatch.setattr("rl8x.tracking.shipping._Shipper", InProcess)
     return tracker.spool_folder
 
 
@@ -117,7 +115,7 @@ def test_runs_whose_folder_is_deleted_lose_no_row(mlruns, tmp_path):
     tracker.start(params={}, tags={})
     tracker.log_metrics({"a": 0.0}, 0)
     assert tracker.flush(30)
-    with tracker._spool._guard:  # or the thread may look in between, and follow the folder
+    with tracker._journal._guard:  # or the thread may look in between, and follow the folder
         mlruns.rename(tmp_path / "gone")  # first: a folder cannot be removed while something is made in it
         shutil.rmtree(tmp_path / "gone")
     for step in (1, 2):

@@ -3,6 +3,7 @@ import pytest
 from rl8x.tracking import TrackingError, find_run
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.runs import find_journal, user_run_id
+from tracking.fakes import BothSides
 
 
 def test_find_run(mlruns, mlflow_client):
@@ -40,9 +41,9 @@ def test_find_journal(tmp_path):
     header = {"op": "open", "version": 1, "t": 1}
     Journal.create(tmp_path, {**header, "spool_id": "one"}).close()
     Journal.create(tmp_path, {**header, "spool_id": "two", "run_id": "mine"}).close()
-    spool = Journal.create(tmp_path, {**header, "spool_id": "three"})
-    spool.acknowledge(0, run_id="sent")
-    spool.close()
+    journal = BothSides(tmp_path, {**header, "spool_id": "three"})
+    journal.acknowledge(run_id="sent")
+    journal.close()
     assert find_journal(tmp_path, "spool-one") == tmp_path / "one"
     assert find_journal(tmp_path, "spool-four") is None
     assert find_journal(tmp_path, "mine") == tmp_path / "two"

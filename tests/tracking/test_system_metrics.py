@@ -22,7 +22,7 @@ def clock(monkeypatch):
 
 
 def test_a_sample_is_taken_each_interval(clock):
-    sampler = SystemSampler(10)
+    sampler = SystemSampler(os.getpid(), 10)
     taken = []
     for _ in range(40):
         clock[0] += 1
@@ -32,7 +32,7 @@ def test_a_sample_is_taken_each_interval(clock):
 
 
 def test_what_is_measured_is_what_the_system_says(clock):
-    sampler = SystemSampler(1)
+    sampler = SystemSampler(os.getpid(), 1)
     kept = bytearray(200_000_000)
     kept[::4096] = bytes(len(kept[::4096]))
     begin = time.process_time()
@@ -62,7 +62,7 @@ def test_gpus_are_measured_where_there_are_some(clock, monkeypatch):
         nvmlDeviceGetUtilizationRates=utilization,
     )
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    sampler = SystemSampler(1)
+    sampler = SystemSampler(os.getpid(), 1)
     clock[0] += 1
     sample = sampler.sample()
     assert {name: value for name, value in sample.items() if "gpu" in name} == {
@@ -78,7 +78,7 @@ def test_gpus_are_measured_where_there_are_some(clock, monkeypatch):
 def test_the_interval_is_mlflows(monkeypatch, text, seconds):
     if text is not None:
         monkeypatch.setenv(system_metrics.INTERVAL, text)
-    assert SystemSampler().interval_s == seconds
+    assert system_metrics.interval() == seconds
 
 
 @pytest.mark.parametrize(

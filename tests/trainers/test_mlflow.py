@@ -159,7 +159,7 @@ def store_processes():
     """List the processes of this one that talk to MLflow and have not ended."""
     tasks = Path("/proc/self/task").glob("*/children")
     commands = [Path(f"/proc/{pid}/cmdline") for task in tasks for pid in task.read_text().split()]
-    return [file for file in commands if file.exists() and b"store_server" in file.read_bytes()]
+    return [file for file in commands if file.exists() and b"tracking.shipper" in file.read_bytes()]
 
 
 @pytest.mark.store_process

@@ -9,7 +9,7 @@ import sqlite3
 import sys
 
 import pytest
-from tests.conftest import InProcess
+from tests.conftest import intercepted
 from tests.trainers.test_resume import LinesTracker, make, run
 from tests.trainers.test_signals import sends
 
@@ -22,6 +22,7 @@ from rl8x.tracking.appending import Journal
 from rl8x.tracking.database import ensure_database
 from rl8x.tracking.location import locate
 from rl8x.tracking.runs import shown_path
+from rl8x.tracking.store import MLflowStore
 from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
 from rl8x.trainers import Trainer
 
@@ -126,25 +127,22 @@ def fails_at_2(trainer, stats):
         raise RuntimeError("out of\nluck")
 
 
+def no_answer(name, *args):
+    raise StoreDownError("no answer")
+
+
 @pytest.mark.parametrize("spool_dir", [None, "elsewhere"])
 def test_rows_that_an_outage_kept_back_are_counted_and_the_command_sends_them(
     spool_dir, mlruns, mlflow_client, monkeypatch, capfd
 ):
-    class Goes(InProcess):
-        """A store that is away after two rows."""
+    away = []  # after two rows
 
-        away = False
+    def before(name, *args):
+        away.extend(point for point in (args[1] if name == "log_points" else ()) if point.step > 64)
+        if away:
+            raise StoreDownError("no answer")
 
-        def log_points(self, run_id, points):
-            self.away = self.away or any(point.step > 64 for point in points)
-            self._ask("log_points")(run_id, points)
-
-        def _ask(self, name):
-            if self.away:
-                raise StoreDownError("no answer")
-            return super()._ask(name)
-
-    monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Goes)
+    intercepted(monkeypatch, before)
     trainer = make(trainer={"tracker": tracker(spool_dir=spool_dir), "num_eval_envs": 2})
     collect = trainer.algorithm.collect
 
@@ -170,7 +168,7 @@ def test_rows_that_an_outage_kept_back_are_counted_and_the_command_sends_them(
     assert steps_in(mlflow_client, run_id) == [1, 2, 3, 4]
     assert mlflow_client.get_run(run_id).info.status == "FINISHED"
     if spool_dir is None:
-        monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", InProcess)
+        monkeypatch.setattr("rl8x.tracking.shipper.MLflowStore", MLflowStore)
         assert main(command(lines[3], 5)) == 0
         assert steps_in(mlflow_client, run_id) == [1, 2, 3, 4, 5]
 
@@ -229,11 +227,7 @@ def test_a_database_that_takes_nothing_is_not_said_to_have_the_run(spoil, mend, 
 
 
 def test_what_the_disk_refused_is_said_to_be_lost(mlruns, monkeypatch):
-    class Away(InProcess):
-        def _ask(self, name):
-            raise StoreDownError("no answer")
-
-    monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Away)
+    intercepted(monkeypatch, no_answer)
     full = lambda trainer, stats: monkeypatch.setattr(Journal, "_write", lambda spool, line: False)  # noqa: E731
     trainer = make(trainer={"tracker": tracker(), "checkpoints": False, "callbacks": [full]})
     run(trainer, max_steps=3)
@@ -294,13 +288,9 @@ def test_the_command_line_says_it_when_silent_too(tmp_path, capfd):
 
 
 def test_the_exit_code_says_that_rows_are_lost_and_sync_keeps_the_status(mlruns, mlflow_client, monkeypatch, capsys):
-    class Away(InProcess):
-        def _ask(self, name):
-            raise StoreDownError("no answer")
-
     write = Journal._write
-    monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Away)
-    monkeypatch.setattr(Journal, "_write", lambda spool, line: spool._file.end < 9000 and write(spool, line))
+    intercepted(monkeypatch, no_answer)
+    monkeypatch.setattr(Journal, "_write", lambda spool, line: spool._end < 9000 and write(spool, line))
     words = "train CartPole --num-envs 2 --horizon 4 --max-steps 12 --progress none model_config.hidden_sizes=[4]"
     assert main(words.split()) == 3
     lost, kept, sends = capsys.readouterr().out.splitlines()[-4:-1]
@@ -315,13 +305,11 @@ def test_the_exit_code_says_that_rows_are_lost_and_sync_keeps_the_status(mlruns,
 
 
 def test_what_was_set_aside_is_counted_at_the_end(mlruns, mlflow_client, monkeypatch, capsys):
-    class Refuses(InProcess):
-        def log_points(self, run_id, points):
-            if any(point.name == "losses/total" for point in points):
-                raise StoreRefusedError("no losses")
-            self._ask("log_points")(run_id, points)
+    def before(name, *args):
+        if name == "log_points" and any(point.name == "losses/total" for point in args[1]):
+            raise StoreRefusedError("no losses")
 
-    monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Refuses)
+    intercepted(monkeypatch, before)
     trainer = make(trainer={"tracker": tracker(), "checkpoints": False})
     run(trainer, max_steps=3)
     told = trainer.ending
@@ -350,12 +338,8 @@ def test_what_only_the_script_defines_is_resumed_in_the_script(tmp_path, monkeyp
 
 @pytest.mark.parametrize("spool_dir", [None, "elsewhere"])
 def test_what_a_server_did_not_take_is_sent_by_a_command_that_asks_nothing(spool_dir, tmp_path, monkeypatch, capfd):
-    class Away(InProcess):
-        def _ask(self, name):
-            raise StoreDownError("no answer")
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Away)
+    intercepted(monkeypatch, no_answer)
     server = "http://127.0.0.1:9"
     trainer = make(trainer={"tracker": tracker(tracking_uri=server, spool_dir=spool_dir)})
     run(trainer, max_steps=2)

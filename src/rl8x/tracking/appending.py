@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl8x.disk import is_at, moved_to, sync_folder
-from rl8x.tracking import kept_files
+from rl8x.tracking import journal, kept_files
 from rl8x.tracking.journal import (
     ACK,
     JOURNAL,
@@ -91,10 +91,11 @@ class Journal:
             self._open()
             ack = self.ack
             self._last_number = ack.memory
-            self.lacks_rows = ack.memory > 0 or (
-                ack.generation == header.get("generation", 0)
-                and (ack.offset > self._end or whole_lines(self._fd, ack.offset) != ack.offset)
-            )
+            is_cut = ack.offset > self._end or whole_lines(self._fd, ack.offset) != ack.offset
+            is_cut = is_cut and ack.generation == header.get("generation", 0)
+            # What a power cut took of the file may have arrived, and what has arrived may be noted no more.
+            may_be_cut = not ack.finished and journal.last_boot(self._fd, self._end) not in ("", journal.boot_id())
+            self.lacks_rows = ack.memory > 0 or is_cut or may_be_cut
 
     @classmethod
     def create(cls, root: Path, header: Op) -> Journal:
@@ -384,11 +385,13 @@ class Journal:
     def _write_anew(self) -> None:
         """Write a journal that was deleted anew, as its file, which is still open, has it."""
         lost, end, self._fd, self._end = self._fd, self._end, -1, 0
+        arrived = os.pread(self._ack_fd, len(empty_ack()), 0)
         try:
             if self._lock is not None:
                 self._lock.release()
                 self._lock = None
             self._make()
+            os.pwrite(self._ack_fd, arrived, 0)
             for line, _ in list(read_lines(lost, 0, end))[1:]:
                 if not self._write(line):
                     return

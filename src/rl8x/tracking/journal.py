@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import re
 import shutil
@@ -343,6 +344,22 @@ def whole_lines(fd: int, end: int) -> int:
             return start + newline + 1
         end = start
     return 0
+
+
+def boot_id() -> str:
+    """Return what tells this start of the computer from the last, which may have ended by a power cut; or nothing."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def last_boot(fd: int, end: int) -> str:
+    """Return the `boot_id` of the process that began or resumed a journal last."""
+    if end <= 0:
+        return ""
+    with mmap.mmap(fd, end, access=mmap.ACCESS_READ) as data:
+        at = data.rfind(b'"boot":"')
+        return data[at + 8 : data.find(b'"', at + 8)].decode(errors="replace") if at >= 0 else ""
 
 
 def read_lines(fd: int, start: int, end: int) -> Iterator[tuple[bytes, int]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.curves import Series
-from rl8x.tracking.journal import Op, params_op, tags_op
+from rl8x.tracking.journal import Op, boot_id, params_op, tags_op
 from rl8x.tracking.location import Location, locate, mlruns_dir
 from rl8x.tracking.logged_models import model_about
 from rl8x.tracking.names import NameTable, artifact_name, metric_step, metric_value
@@ -196,7 +196,8 @@ class MLflowTracker:
             by_server = self._by_server and (repeats or journal.is_new)
             if repeats and not by_server:
                 self._repeats = journal.repeats(now)
-            first.insert(0, {"op": "resume", "t": now, "repeats": by_server, "keeps_status": keeps_status})
+            resumes = {"op": "resume", "t": now, "repeats": by_server, "keeps_status": keeps_status}
+            first.insert(0, {**resumes, "boot": boot_id()})
         for op in first:
             journal.append(op)
         self._run = OpenRun(
@@ -208,6 +209,7 @@ class MLflowTracker:
             outage_timeout_s=self.outage_timeout_s,
             request_timeout_s=self.request_timeout_s,
             interval_s=self.interval_s,
+            fresh=resume is None,
             adds_source=begins,
             sample=interval() if is_asked_for(self.system_metrics, owns=journal.header["owns"]) else None,
         )

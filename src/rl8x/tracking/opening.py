@@ -7,6 +7,7 @@ import socket
 import uuid
 from pathlib import Path
 
+from rl8x.tracking import journal
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.journal import Op
 from rl8x.tracking.location import (
@@ -59,6 +60,7 @@ def new_header(time_ms: int, experiment_name: str | None, run_name: str | None, 
         "owns": True,
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        "boot": journal.boot_id(),
     }
 
 
@@ -125,17 +127,17 @@ def _create(root: Path, header: Op, location: Location) -> Opened:
     return Journal.create(root, {**header, "uri": location.shown, "database": database}), location
 
 
-def _location_of(journal: Journal, tracking_uri: str | None) -> Location:
+def _location_of(opened: Journal, tracking_uri: str | None) -> Location:
     """Find the store for a spool that is there: the one that the user chose, else the one that it was made for."""
     chosen = tracking_uri or user_tracking_uri()
     if chosen is not None:
         return locate(chosen)
     try:
-        location = recorded_location(journal.folder, str(journal.header["uri"]), journal.header)
-        if not is_users_own(location, journal.folder):
+        location = recorded_location(opened.folder, str(opened.header["uri"]), opened.header)
+        if not is_users_own(location, opened.folder):
             shown = location.shown
             raise TrackingError(f"the run was kept in {shown}: to go on with it there, name it by tracking_uri")
     except TrackingError:
-        journal.close()
+        opened.close()
         raise
     return location

@@ -236,7 +236,7 @@ class Tail(threading.Thread):
             self._note_ending()
             if self.orphaned:
                 return -1.0
-            if self.closed and not self._lines:
+            if self.closed:
                 self._let_go()
             longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(self._failures - 1, 10))
             return longest * random.uniform(0.5, 1.0)

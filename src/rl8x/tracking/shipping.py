@@ -58,6 +58,7 @@ class OpenRun:
         outage_timeout_s: Seconds that `finish` waits for a store that is down.
         request_timeout_s: Seconds after which an HTTP request counts as failed.
         interval_s: Seconds between two looks at the journal: rows are gathered into few requests.
+        fresh: Whether the run has just begun, so that the store cannot have it.
         adds_source: Whether a run that is made gets tags that say where it came from.
         sample: Seconds from one sample of the machine to the next; None takes none.
     """
@@ -71,6 +72,7 @@ class OpenRun:
     outage_timeout_s: float = 5.0
     request_timeout_s: int = 10
     interval_s: float = 1.0
+    fresh: bool = True
     adds_source: bool = False
     sample: float | None = None
 
@@ -138,7 +140,7 @@ class OpenRun:
             ack=None if path is None else str(path),
             header=journal.header,
             location=dataclasses.astuple(self.location),
-            fresh=journal.is_new,
+            fresh=self.fresh,
             adds_source=self.adds_source,
             is_default=is_default(self.location),
             timeout_s=self.request_timeout_s,
