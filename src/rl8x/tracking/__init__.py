@@ -12,7 +12,7 @@ files that stand after it here:
     thinning, tables, curves, system_metrics            what of a run a store's pages show
     policy_model                                        a policy as MLflow loads it
     memory, repeats, last_call, names, locks, secrets   what the others share
-    store_errors, protocol
+    store_errors, private, protocol
 """
 
 from rl8x.tracking.memory import MemoryTracker as MemoryTracker

@@ -15,12 +15,13 @@ import math
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
+from rl8x.tracking import private
 from rl8x.tracking.location import Location, make_mlruns, sqlite_uri
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.repeats import LEFT, NOT_OF_A_COURSE, LeftBehind, Point
@@ -136,9 +137,7 @@ class DatabaseFile:
         self._identity = _identity(database)
         for other, file in list(self._opened.items()):
             if not file.is_there():
-                engine = _store_class()._engine_map.get(other)
-                if engine is not None:
-                    engine.dispose()
+                private.forget_engine(other, dispose=True)
                 self._opened.pop(other, None)  # another channel's thread may have found it too
         self._opened[uri] = self
 
@@ -183,13 +182,14 @@ def empty_tables() -> bytes | None:
 @functools.cache
 def _migrated() -> bytes | None:
     with contextlib.suppress(Exception):  # another version's internals: MLflow then makes the tables on the disk
-        from mlflow.store.db import utils
         from sqlalchemy import create_engine
         from sqlalchemy.pool import StaticPool
 
         # One connection for all steps of the migration: each connection would have an empty database.
         engine = create_engine("sqlite://", poolclass=StaticPool)
-        make: Callable[[Any], None] = utils._initialize_tables
+        make = private.tables_maker()
+        if make is None:
+            return None
         make(engine)
         with closing(engine.raw_connection()) as lent:
             connection: Any = lent.driver_connection
@@ -209,7 +209,7 @@ def _make(database: Path, artifact_root: Path) -> None:
     make_store = _store_class()  # it adds the default experiment, and checks the tables
     uri = sqlite_uri(database)
     make_store(uri, "/").engine.dispose()
-    make_store._engine_map.pop(uri, None)  # the file is about to have another name
+    private.forget_engine(uri, dispose=False)  # the file is about to have another name
     with closing(sqlite3.connect(database)) as connection:
         # MLflow writes this path into its SQL as it is, where some quotes, colons and backslashes mean something else.
         default = (artifact_root.absolute() / "0").as_uri()
@@ -235,10 +235,7 @@ class ArtifactFolders:
         Where they lay beside a database that was moved or copied since, the database gets their path beside it here in
         place of `uri`: MLflow's page then finds those that were moved with it as well.
         """
-        from mlflow.tracking._tracking_service import utils
-
-        # MLflow shall ask again where they are: another store of this process may be a copy.
-        utils._artifact_repos_cache.pop(run_id, None)
+        private.forget_artifacts(run_id)  # another store of this process may be a copy
         folder = _local(uri)
         if run_id in self._ready or (folder is None and not self._guarded):
             return

@@ -271,7 +271,7 @@ def _checked(ack: Ack) -> Ack:
     for name, value in asdict(ack).items():
         kind = list if name == "lost" else type(getattr(default, name))
         optional = name in ("run_id", "run_name", "ending") and value is None
-        if not optional and (type(value) is not kind or (kind is int and value < 0)):
+        if not optional and (type(value) is not kind or (isinstance(value, int) and value < 0)):
             raise TypeError(name)
     if ack.run_id == "":
         raise TypeError("run_id")
@@ -575,7 +575,8 @@ class SendingJournal:
 
     def read(self) -> list[tuple[Op, int | None, int]]:
         """Read about a megabyte of ops that have not arrived: each with the offset after it, or its number."""
-        start, ops, size = self.ack.offset, [], 0
+        ops: list[tuple[Op, int | None, int]] = []
+        start, size = self.ack.offset, 0
         for line, offset in read_lines(self._fd, start, self.end) if self._fd >= 0 else ():
             ops.append((decode(line), offset, 0))
             size += len(line)

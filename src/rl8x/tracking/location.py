@@ -20,6 +20,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from rl8x.tracking import private
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.secrets import hide, hide_in_uris, is_hidden, learn, recall
 
@@ -108,8 +109,7 @@ def user_tracking_uri() -> str | None:
 
 def shell_tracking_uri() -> str | None:
     """Return the tracking URI that is set for a command which is started in this shell."""
-    mlflows = sys.modules.get("mlflow.tracking._tracking_service.utils")
-    if getattr(mlflows, "_tracking_uri", None) is not None:
+    if private.is_set_in_process():
         return None  # by mlflow.set_tracking_uri(), which sets the variable too, in this process alone
     return os.environ.get("MLFLOW_TRACKING_URI") or None
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
+from rl8x.tracking import private
 from rl8x.tracking.curves import CURVES_FILE, Series, draw_curves
 from rl8x.tracking.database import ArtifactFolders, DatabaseFile, add_past_points, ensure_database, rename_left
 from rl8x.tracking.location import Location
@@ -226,8 +227,11 @@ class MLflowStore:
         self._call(self._client.log_batch, run_id, metrics, *texts)
 
         def has_all(run: Any) -> bool:
-            last, present = _last_steps(run), run.data.tags
-            has_points = all(last.get(metric.key, -(2**63)) >= metric.step for metric in metrics)
+            last, present = private.last_steps(run), run.data.tags
+            if last is None:
+                has_points = {metric.key for metric in metrics} <= run.data.metrics.keys()
+            else:
+                has_points = all(last.get(metric.key, -(2**63)) >= metric.step for metric in metrics)
             return has_points and params.keys() <= run.data.params.keys() and tags.items() <= present.items()
 
         self._check_taken(run_id, has_all)
@@ -297,8 +301,9 @@ class MLflowStore:
     def last_steps(self, run_id: str) -> dict[str, int]:
         """Read the last step of each metric that a run has."""
         run = self.run(run_id)
-        steps = _last_steps(run)
-        return {name: steps.get(name, 2**63) for name in run.data.metrics}
+        steps = private.last_steps(run) or {}
+        missing = run.data.metrics.keys() - steps.keys()
+        return steps | {name: max(point.step for point in self.points(run_id, name)) for name in missing}
 
     def points(self, run_id: str, name: str) -> list[Point]:
         """Read all points of a run's metric, in the order of their timestamps."""
@@ -364,10 +369,6 @@ class MLflowStore:
     def set_experiment_tag(self, experiment_id: str, name: str, value: str) -> None:
         """Set a tag of an experiment."""
         self._call(self._client.set_experiment_tag, experiment_id, name, value)
-
-
-def _last_steps(run: Any) -> dict[str, int]:
-    return {point.key: int(point.step) for point in getattr(run.data, "_metric_objs", ())}
 
 
 def _refuses(error: Any) -> bool:

@@ -28,6 +28,7 @@ from urllib.parse import urlencode, urlsplit
 
 from rl8x import keys
 from rl8x.processes import guarded, own_variables
+from rl8x.tracking import private
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.store import MLflowStore
@@ -35,7 +36,7 @@ from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
 
 DEFAULT_PORT = 5000
 VIEW: Final = "rl8x"
-VIEW_TAG: Final = f"mlflow.sharedViewState.{VIEW}"
+VIEW_TAG: Final = f"{private.VIEW_TAG_PREFIX}{VIEW}"
 # What a run is looked at for, above everything that its metrics are grouped into.
 _FIRST: Final = (*keys.EVALUATED_RETURNS, *keys.TRAINED_RETURNS)
 _FIRST_SECTION: Final = "mean returns"
