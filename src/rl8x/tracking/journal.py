@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rl8x.disk import replace_synced
+from rl8x.disk import sync_folder
 from rl8x.output import counted
 from rl8x.tracking.locks import FileLock, FolderLock, is_locked
 from rl8x.tracking.names import NameTable, readable
@@ -46,6 +46,7 @@ REMOVED: Final = ".sent"  # how the name of a journal ends that is being removed
 CHECKPOINTS_TAG: Final = "rl8x.checkpoints"
 LOST_ROWS_TAG: Final = "rl8x.lost_rows"
 ROW: Final = b'{"op":"m"'  # how the line of a row of metrics begins
+_KEPT: Final = (ROW, b'{"op":"left"')  # what a resume needs of a journal
 READ_BYTES: Final = 1 << 20
 _SLOT: Final = 3072  # of two, which take turns: a name of 250 letters, each of four bytes, and a reason
 _ODD_TEXT: Final = re.compile(rb"\\ud[89a-f]|\\u0000", re.IGNORECASE)
@@ -640,31 +641,45 @@ def conclude(folder: Path) -> None:
     """
     with contextlib.suppress(OSError, TrackingError):
         header = read_header(folder)
-        kept = [json.dumps({**header, "generation": header.get("generation", 0) + 1}, separators=(",", ":")).encode()]
-        checkpoints, others = header.get("checkpoints"), 0
-        fd = open_regular(folder / JOURNAL)
-        with os.fdopen(fd, "rb") as file:
-            for line in file.readlines()[1:]:
-                if line.startswith((ROW, b'{"op":"left"')):
-                    kept.append(line.rstrip(b"\n"))
-                    continue
-                others += 1
-                if CHECKPOINTS_TAG.encode() in line:
+        checkpoints, is_compact = header.get("checkpoints"), True
+        with os.fdopen(open_regular(folder / JOURNAL), "rb") as file:
+            file.readline()
+            for line in file:
+                is_compact = is_compact and line.startswith(_KEPT)
+                if not line.startswith(ROW) and CHECKPOINTS_TAG.encode() in line:
                     checkpoints = decode(line).get("tags", {}).get(CHECKPOINTS_TAG, checkpoints)
         if not _has_checkpoints(folder, checkpoints):
             remove(folder)
-            return
-        if others:
+        elif not is_compact:
             if os.path.isabs(str(checkpoints)):
                 checkpoints = os.path.relpath(str(checkpoints), os.path.realpath(folder))
-            kept[0] = encode({**decode(kept[0]), "checkpoints": checkpoints}).rstrip(b"\n")
-            ack_file = AckFile.open(folder / ACK, 5.0)
-            if ack_file is not None:
-                replace_synced(folder / JOURNAL, b"\n".join(kept) + b"\n", mode=0o600)
-                size = (folder / JOURNAL).stat().st_size
-                ack_file.write(offset=size, generation=header.get("generation", 0) + 1)
-                ack_file.close()
-                shutil.rmtree(folder / FILES, ignore_errors=True)
+            generation = header.get("generation", 0) + 1
+            _compact(folder, {**header, "generation": generation, "checkpoints": checkpoints})
+
+
+def _compact(folder: Path, header: Op) -> None:
+    """Write a journal anew with a header and its rows; killed in between, all of them are sent again, in vain."""
+    ack_file = AckFile.open(folder / ACK, 5.0)
+    if ack_file is None:
+        return
+    try:
+        beside = folder / f"{JOURNAL}.new"
+        with (
+            os.fdopen(open_regular(folder / JOURNAL), "rb") as whole,
+            os.fdopen(open_regular(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file,
+        ):
+            whole.readline()
+            file.write(encode(header))
+            file.writelines(line for line in whole if line.startswith(_KEPT))
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        os.replace(beside, folder / JOURNAL)
+        sync_folder(folder)
+        ack_file.write(offset=size, generation=header["generation"])
+        shutil.rmtree(folder / FILES, ignore_errors=True)
+    finally:
+        ack_file.close()
 
 
 def _has_checkpoints(folder: Path, checkpoints: object) -> bool:

@@ -37,8 +37,8 @@ from rl8x.tracking.sender import Sender
 from rl8x.tracking.store import MLflowStore, quiet_thread
 from rl8x.tracking.store_errors import in_words
 
-# That of a killed process ends as soon as it has sent the rest, or finds the store down.
-_SHIPPER_WAIT_S: Final = 30.0
+# That of a process that is gone ends as soon as it has sent the rest, at its low priority, or finds the store down.
+_SHIPPER_WAIT_S: Final = 120.0
 
 Outcome = Literal["sent", "busy", "failed"]
 
