@@ -161,9 +161,9 @@ def test_mlflow_is_imported_in_tracking_alone(module: str) -> None:
 PUBLIC = re.compile(r"^(_replace|_exit|_getframe|_current_frames)$")
 # Private ones of others, without which a thing could not be done, each with its file.
 TAKEN = {
-    "_artifact_repos_cache": "tracking/database.py",
-    "_engine_map": "tracking/database.py",
-    "_initialize_tables": "tracking/database.py",  # where it is gone, MLflow makes the tables on the disk
+    "_artifact_repos_cache": "tracking/private.py",
+    "_engine_map": "tracking/private.py",
+    "_initialize_tables": "tracking/private.py",  # where it is gone, MLflow makes the tables on the disk
 }
 
 

@@ -30,7 +30,7 @@ from rl8x.studies.definition import Training
 from rl8x.studies.parent import _best, _complete, _described, _results, _series
 from rl8x.studies.report import report
 from rl8x.tracking.locks import FolderLock, is_locked
-from rl8x.tracking.store_errors import StoreDownError
+from rl8x.tracking.protocol import StoreDownError
 from rl8x.trainers import Trainer
 
 BASE = {

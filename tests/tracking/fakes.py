@@ -4,8 +4,8 @@ import threading
 
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.journal import ACK, AckFile, SendingJournal
+from rl8x.tracking.protocol import RunMissingError, StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import LeftBehind, left_behind, left_tag
-from rl8x.tracking.store_errors import RunMissingError, StoreDownError, StoreRefusedError
 
 
 class FakeStore:

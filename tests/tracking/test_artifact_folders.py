@@ -7,8 +7,8 @@ import pytest
 
 from rl8x.tracking.database import merge_log
 from rl8x.tracking.location import locate
+from rl8x.tracking.protocol import StoreDownError
 from rl8x.tracking.store import MLflowStore, NewRun
-from rl8x.tracking.store_errors import StoreDownError
 
 SPEC = NewRun("abc", "e", None, "n", 1234)
 

@@ -1,7 +1,7 @@
 import pytest
 
-from rl8x.tracking.attempts import Attempts, NotNowError
-from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
+from rl8x.tracking.protocol import StoreDownError, StoreRefusedError
+from rl8x.tracking.stored_run import Attempts, NotNowError
 
 
 class Calls:

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from rl8x.tracking import MLflowTracker, Tracker, TrackingError, sync
-from rl8x.tracking.store_errors import StoreDownError
+from rl8x.tracking.protocol import StoreDownError
 
 
 def tracker_of(tmp_path, **options):

@@ -6,8 +6,8 @@ import pytest
 
 from rl8x.tracking import runs_link
 from rl8x.tracking.location import Location, locate
+from rl8x.tracking.protocol import StoreDownError
 from rl8x.tracking.store import MLflowStore
-from rl8x.tracking.store_errors import StoreDownError
 from rl8x.tracking.ui import VIEW_TAG, server_address, view
 
 METRICS = (

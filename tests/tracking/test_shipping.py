@@ -18,8 +18,8 @@ from rl8x.tracking import MLflowTracker, shipper, shipping, sync
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.journal import read_ack
 from rl8x.tracking.location import Location, locate
+from rl8x.tracking.protocol import StoreRefusedError
 from rl8x.tracking.shipping import OpenRun
-from rl8x.tracking.store_errors import StoreRefusedError
 from tracking.fakes import FakeStore, values
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from mlflow.entities import Metric
 
 from rl8x.tracking.location import locate
+from rl8x.tracking.protocol import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import Point
 from rl8x.tracking.store import MAX_METRICS, MLflowStore, NewRun, quiet_thread, short_requests
-from rl8x.tracking.store_errors import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
 
 _CONNECT = sqlite3.connect
 SPEC = NewRun("abc", "e", None, "n", 1234)

@@ -9,10 +9,10 @@ from rl8x.cli.main import main
 from rl8x.tracking import TrackingError, sync
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.locks import FolderLock
+from rl8x.tracking.protocol import StoreRefusedError
 from rl8x.tracking.repeats import Point
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.store import NewRun
-from rl8x.tracking.store_errors import StoreRefusedError
 from tracking.fakes import BothSides, FakeStore, values
 
 

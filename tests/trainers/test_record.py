@@ -21,9 +21,9 @@ from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.database import ensure_database
 from rl8x.tracking.location import locate
+from rl8x.tracking.protocol import StoreDownError, StoreRefusedError
 from rl8x.tracking.runs import shown_path
 from rl8x.tracking.store import MLflowStore
-from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
 from rl8x.trainers import Trainer
 
 

@@ -15,9 +15,9 @@ from rl8x.studies.evaluations import Supports
 from rl8x.studies.table import RUN
 from rl8x.tracking import TrackingError
 from rl8x.tracking.database_runs import RunRecord
+from rl8x.tracking.protocol import PARENT_TAG
 from rl8x.tracking.reading import RunReader
 from rl8x.tracking.runs import HANDLE_PREFIX
-from rl8x.tracking.tables import PARENT_TAG
 
 if TYPE_CHECKING:
     import pandas

@@ -15,10 +15,18 @@ from rl8x.tracking.journal import Op, boot_id, params_op, tags_op
 from rl8x.tracking.location import Location, locate, mlruns_dir
 from rl8x.tracking.logged_models import model_about
 from rl8x.tracking.names import NameTable, artifact_name, metric_step, metric_value
-from rl8x.tracking.opening import Opened, check_folders, new_header, open_new, open_resumed
 from rl8x.tracking.protocol import Status, check_status
 from rl8x.tracking.repeats import JournalRepeats
-from rl8x.tracking.runs import HANDLE_PREFIX, Whereabouts, check_installed
+from rl8x.tracking.runs import (
+    HANDLE_PREFIX,
+    Opened,
+    Whereabouts,
+    check_folders,
+    check_installed,
+    new_header,
+    open_new,
+    open_resumed,
+)
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.shipping import OpenRun
 from rl8x.tracking.system_metrics import interval, is_asked_for

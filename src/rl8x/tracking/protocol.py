@@ -1,17 +1,45 @@
-"""The `Tracker` protocol, which is all that the trainer asks of a tracker, and the tracker that keeps nothing."""
+"""The `Tracker` protocol, all that the trainer asks of a tracker; errors; and the tracker that keeps nothing."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
-from typing import Literal, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Final, Literal, Protocol, runtime_checkable
+
+from rl8x.output import described
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
+PARENT_TAG: Final = "mlflow.parentRunId"
+_TABLES_TAG: Final = "mlflow.loggedArtifacts"
 STATUSES: tuple[Status, ...] = ("FINISHED", "FAILED", "KILLED")
 
 
 class TrackingError(ValueError):
     """A tracking store, run or spool cannot be used as asked; the message says what to do."""
+
+
+class StoreDownError(Exception):
+    """The store cannot be reached, does not answer or does not work now; the same call may succeed later."""
+
+
+class StoreRefusedError(Exception):
+    """The store answered and will never take this call."""
+
+
+class RunGoneError(StoreDownError):
+    """The run is deleted or not there; it may be restored."""
+
+
+class RunMissingError(RunGoneError):
+    """The store never had the run, or no longer has it."""
+
+
+def in_words(error: BaseException) -> str:
+    """Return what an error of tracking says, and of any other error its type as well."""
+    ours = isinstance(error, TrackingError | StoreDownError | StoreRefusedError)
+    return str(error) if ours else described(error)
 
 
 def check_status(status: str) -> None:
@@ -152,3 +180,26 @@ class NullTracker:
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Return True: there is nothing to wait for."""
         return True
+
+
+def parent_tag(run_id: str) -> dict[str, str]:
+    """Return the tag that makes a run a child of another on MLflow's page.
+
+    Args:
+        run_id: The ID of the parent.
+    """
+    return {PARENT_TAG: run_id}
+
+
+def log_table(tracker: Tracker, path: str | os.PathLike[str]) -> None:
+    """Keep a table as an artifact in the form of `mlflow.log_table`; other than that, it replaces one of its name.
+
+    Args:
+        tracker: What keeps the run; its one table is this.
+        path: A JSON file, `{"columns": [...], "data": [[...], ...]}`, as pandas' `to_json(orient="split")` writes it.
+
+    Raises:
+        FileNotFoundError: If it is not there.
+    """
+    tracker.log_artifact(path)
+    tracker.set_tags({_TABLES_TAG: json.dumps([{"path": Path(path).name, "type": "table"}])})

@@ -15,11 +15,9 @@ from typing import Any
 from rl8x.tracking.database_runs import DatabaseRuns, Points, RunRecord
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.names import readable
-from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.protocol import PARENT_TAG, StoreDownError, StoreRefusedError, TrackingError
 from rl8x.tracking.repeats import LEFT_TAG, LeftBehind, Point, left_behind
 from rl8x.tracking.store import SPOOL_TAG, MLflowStore
-from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
-from rl8x.tracking.tables import PARENT_TAG
 
 _BARS = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
 _REQUESTS = 4  # at once, to a server

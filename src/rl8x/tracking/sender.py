@@ -11,15 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from rl8x.disk import replace_synced
-from rl8x.tracking.attempts import TRIES, Attempts, NotNowError
 from rl8x.tracking.journal import KNOWN, LOST_ROWS_TAG, Op, SendingJournal
 from rl8x.tracking.kept_files import check_kept, kept_path
 from rl8x.tracking.names import MAX_TAG_LENGTH, artifact_name, digest, fitted, legal_name, metric_step
-from rl8x.tracking.protocol import TrackingError, check_status
+from rl8x.tracking.protocol import StoreDownError, StoreRefusedError, TrackingError, check_status, in_words
 from rl8x.tracking.repeats import LoggedRow, Point, ServerRepeats, left_behind
 from rl8x.tracking.store import MAX_PARAMS, MLflowStore
-from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError, in_words
-from rl8x.tracking.stored_run import WRITER_TAG, StoredRun
+from rl8x.tracking.stored_run import TRIES, WRITER_TAG, Attempts, NotNowError, StoredRun
 
 PARAM_CHANGE_TAG = "rl8x.param_change."
 NAME_TAG = "mlflow.runName"

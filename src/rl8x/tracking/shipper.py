@@ -27,10 +27,10 @@ from rl8x.tracking.journal import ROW, AckFile, SendingJournal, conclude, decode
 from rl8x.tracking.location import Location
 from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.names import typed_name
+from rl8x.tracking.protocol import StoreDownError, in_words
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.store import MLflowStore, quiet_thread, source_tags
-from rl8x.tracking.store_errors import StoreDownError, in_words
 from rl8x.tracking.system_metrics import SystemSampler
 
 FIRST_WAIT_S: Final = 0.5

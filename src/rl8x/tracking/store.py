@@ -20,9 +20,9 @@ from rl8x.tracking.curves import CURVES_FILE, Series, draw_curves
 from rl8x.tracking.database import ArtifactFolders, DatabaseFile, add_past_points, ensure_database, rename_left
 from rl8x.tracking.location import Location
 from rl8x.tracking.logged_models import log_model
+from rl8x.tracking.protocol import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import LeftBehind, Point, left_behind, left_tag
 from rl8x.tracking.secrets import hide, showable
-from rl8x.tracking.store_errors import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
 
 DEFAULT_EXPERIMENT = "rl8x"
 SPOOL_TAG = "rl8x.spool_id"

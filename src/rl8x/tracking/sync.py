@@ -30,12 +30,11 @@ from rl8x.tracking.journal import (
 )
 from rl8x.tracking.location import Location, is_users_own, locate, mlruns_dir, recorded_location, user_tracking_uri
 from rl8x.tracking.locks import FolderLock
-from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.protocol import TrackingError, in_words
 from rl8x.tracking.runs import journal_folders, unreadable
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.store import MLflowStore, quiet_thread
-from rl8x.tracking.store_errors import in_words
 
 # That of a process that is gone ends as soon as it has sent the rest, at its low priority, or finds the store down.
 _SHIPPER_WAIT_S: Final = 120.0

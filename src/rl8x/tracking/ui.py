@@ -30,9 +30,8 @@ from rl8x import keys
 from rl8x.processes import guarded, own_variables
 from rl8x.tracking import private
 from rl8x.tracking.location import Location, locate
-from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.protocol import StoreDownError, StoreRefusedError, TrackingError
 from rl8x.tracking.store import MLflowStore
-from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
 
 DEFAULT_PORT = 5000
 VIEW: Final = "rl8x"
