@@ -232,7 +232,7 @@ class MLflowStore:
                 has_points = {metric.key for metric in metrics} <= run.data.metrics.keys()
             else:
                 has_points = all(last.get(metric.key, -(2**63)) >= metric.step for metric in metrics)
-            return has_points and params.keys() <= run.data.params.keys() and tags.items() <= present.items()
+            return bool(has_points and params.keys() <= run.data.params.keys() and tags.items() <= present.items())
 
         self._check_taken(run_id, has_all)
 
