@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import psutil
 
-from rl8x.tracking.journal import REMOVED
+from rl8x.tracking.journal import REMOVED, is_sent
 
 JOB: Final = """
 import hashlib
@@ -163,7 +163,7 @@ def contents(folder: Path) -> dict[str, Any]:
         runs.append((run.info.status, points))
     digest = folder / "digest"
     # What is left of removing one that had arrived is no spool; `rl8x sync` removes it.
-    there = [path.name for path in (folder / "mlruns/spool").iterdir()]
+    there = [path.name for path in (folder / "mlruns/spool").iterdir() if not is_sent(path)]
     spools = [name for name in there if not (name.startswith(".") and name.endswith(REMOVED))]
     return {"runs": runs, "digest": digest.read_text() if digest.exists() else "none", "spools": spools}
 

@@ -123,7 +123,10 @@ def contents(folder: Path) -> dict[str, Any]:
     table = json.loads((folder / "mlruns/studies/study/evaluations.json").read_text())
     column = table["columns"].index("run_id")
     rows = [[value for index, value in enumerate(row) if index != column] for row in table["data"]]
-    return {"runs": found, "table": rows, "spools": [path.name for path in (folder / "mlruns/spool").iterdir()]}
+    from rl8x.tracking.journal import is_sent
+
+    left = [path.name for path in (folder / "mlruns/spool").iterdir() if not is_sent(path)]
+    return {"runs": found, "table": rows, "spools": left}
 
 
 def differences(killed: dict[str, Any], whole: dict[str, Any]) -> list[str]:
