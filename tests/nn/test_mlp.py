@@ -21,7 +21,7 @@ from rl8x.execution.lowering import fused
 from rl8x.execution.traces import ProgramDescription
 from rl8x.nn import MLP, linear
 from rl8x.nn import mlp as mlp_module
-from rl8x.nn.stacks import LinearStack
+from rl8x.nn.layers import LinearStack
 
 
 def test_layers_and_activations_in_order():

@@ -24,7 +24,7 @@ from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.env_config import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
-from rl8x.models.validation import TrainingEffects
+from rl8x.models.registry import TrainingEffects
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Stats
 from rl8x.schedules import Schedule

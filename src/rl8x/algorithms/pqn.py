@@ -22,7 +22,7 @@ from rl8x.algorithms.base import LR, EnvFactory
 from rl8x.algorithms.hyperparameters import Default, option
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
-from rl8x.distributions.categorical import pick
+from rl8x.distributions.discrete import pick
 from rl8x.envs import Env
 from rl8x.envs.base import Step
 from rl8x.envs.env_config import AnyEnvConfig

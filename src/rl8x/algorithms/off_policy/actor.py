@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from rl8x.distributions import Distribution
-from rl8x.distributions.categorical import inverse_cdf
+from rl8x.distributions.discrete import inverse_cdf
 from rl8x.models import Model, State
 from rl8x.models.registry import BUILTIN
-from rl8x.nn.masking import masked_logits
+from rl8x.nn.layers import masked_logits
 from rl8x.policy import Act, Policy
 from rl8x.spaces import check_bounds, critic_only, describe_space
 from rl8x.trees import Tree

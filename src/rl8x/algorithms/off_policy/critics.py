@@ -14,10 +14,10 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from rl8x.models.observations import FlatObservations
-from rl8x.nn.activations import activation as make_activation
+from rl8x.models.encoders import FlatObservations
+from rl8x.nn.layers import LayerNormStack, LinearStack
+from rl8x.nn.layers import activation as make_activation
 from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes, perceptron, plain_layers
-from rl8x.nn.stacks import LayerNormStack, LinearStack
 
 
 class Critics(nn.Module):
