@@ -1,6 +1,6 @@
 """Compare the speed of built-in environments with Gymnasium's of the same name, stepped as in collecting.
 
-    python benchmarks/envs.py [--num-envs 4096] [--rounds 7] [--out envs.json] [--publish]
+    python -m benchmarks.envs [--num-envs 4096] [--rounds 7] [--out envs.json]
 
 Each round times every kind once, in turn, so that what else the machine does meets all of them; the rates are medians
 over the rounds. `sync` is Gymnasium's environment through the adapter, a copy at a time; `vector` is its form in numpy
@@ -11,26 +11,19 @@ for many copies, which only CartPole has. The exit code is 1 if a built-in envir
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.learning import machine
+from benchmarks.results import RESULTS, machine, save
+from benchmarks.tables import Row, table
 from rl8x.envs import Acrobot, CartPole, Env, GymnasiumEnv, MountainCar, Pendulum
 
-ROOT = Path(__file__).resolve().parents[1]
-DEFAULT_OUT = ROOT / "benchmarks" / "results" / "envs.json"
-PAGE = ROOT / "docs" / "environments.md"
 BOUND = 10.0
 BUILTIN: dict[str, type[Env]] = {
     "CartPole-v1": CartPole,
@@ -44,19 +37,13 @@ STEPS = {"built-in": 50, "sync": 2, "vector": 20}
 
 
 class Stepper:
-    """Steps an environment with actions drawn once.
-
-    Args:
-        env: The environment, reset here.
-        steps: Steps of a round.
-    """
+    """Steps an environment, which is reset here, with as many actions as a round has, drawn once."""
 
     def __init__(self, env: Env, steps: int) -> None:
         self.env, self.steps = env, steps
         env.reset(seed=0)
         self.carry = env.carry
-        actions = [env.action_space.sample() for _ in range(steps)]
-        self.actions = [torch.as_tensor(action) for action in actions]
+        self.actions = [torch.as_tensor(env.action_space.sample()) for _ in range(steps)]
 
     def rate(self) -> float:
         """Run a round and return transitions a second."""
@@ -78,7 +65,7 @@ def measure(name: str, num_envs: int, rounds: int) -> dict[str, Any]:
         steppers[kind] = Stepper(GymnasiumEnv(name, num_envs, vectorization=kind), STEPS[kind])
     for stepper in steppers.values():
         stepper.rate()  # the first one makes tensors that later ones find
-    rates = {kind: [] for kind in steppers}
+    rates: dict[str, list[float]] = {kind: [] for kind in steppers}
     for _ in range(rounds):
         for kind, stepper in steppers.items():
             rates[kind].append(stepper.rate())
@@ -96,46 +83,30 @@ def measure(name: str, num_envs: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def table(document: Mapping[str, Any]) -> str:
-    """Lay the medians out as a Markdown table."""
-    lines = [
-        "| environment | built-in, steps/s | Gymnasium's, through the adapter | ratio | worst round | its numpy form |",
-        "|---|---|---|---|---|---|",
-    ]
+def report(document: Row) -> str:
+    """Lay the medians out."""
+    lines = []
     for row in document["rows"]:
-        rates = row["transitions_per_s"]
-        vector = f"{rates['vector']:,}" if "vector" in rates else ""
-        lines.append(
-            f"| {row['env']} | {rates['built-in']:,} | {rates['sync']:,} | {row['ratio']:.0f} "
-            f"| {row['worst_ratio']:.0f} | {vector} |"
-        )
-    return "\n".join(lines)
-
-
-def publish(document: Mapping[str, Any], page: Path = PAGE) -> None:
-    """Put the table between the marks of docs/environments.md."""
-    before, rest = page.read_text().split("<!-- envs -->\n")
-    after = rest.split("<!-- /envs -->")[1]
-    page.write_text(f"{before}<!-- envs -->\n{table(document)}\n<!-- /envs -->{after}")
+        rates = {kind: f"{rate:,}" for kind, rate in row["transitions_per_s"].items()}
+        ratios = [f"{row['ratio']:.0f}", f"{row['worst_ratio']:.0f}"]
+        lines.append([row["env"], rates["built-in"], rates["sync"], *ratios, rates.get("vector", "")])
+    header = "environment | built-in, steps/s | Gymnasium's, through the adapter | ratio | worst round | its numpy form"
+    return table(header.split(" | "), lines)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, and write the JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-envs", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
-    parser.add_argument("--publish", action="store_true", help="put the table into docs/environments.md")
+    parser.add_argument("--out", type=Path, default=RESULTS / "envs.json")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     load = round(os.getloadavg()[0], 1)  # before it adds its own
     rows = [measure(name, options.num_envs, options.rounds) for name in BUILTIN]
     document = {"machine": machine(), "load": load, "threads": 1, "bound": BOUND, "rows": rows}
-    print(table(document))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
-    if options.publish:
-        publish(document)
+    print(report(document))
+    save(options.out, document)
     return 0 if all(row["ratio"] >= BOUND for row in rows) else 1
 
 

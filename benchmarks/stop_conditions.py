@@ -1,25 +1,19 @@
-"""Where conditions stop curves of known shapes: the table of docs/conditions.md, which `--write` puts there.
-
-    python -m benchmarks.stop_conditions [--write]
+"""Where conditions stop curves of known shapes: the table of docs/conditions.md.
 
 Noise is Gaussian, of `SEEDS` seeds. Nothing is trained.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
-import re
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.tables import table
 from rl8x.conditions import Condition, Plateau, StopsDecreasing, StopsIncreasing
 
-PAGE = Path(__file__).parents[1] / "docs" / "conditions.md"
-SECTION = re.compile(r"(<!-- curves -->\n).*?(<!-- end of curves -->)", re.DOTALL)
 SEEDS, LENGTH, NAME = 100, 1000, "metric"
 
 
@@ -128,24 +122,11 @@ def row(curve: Curve, kind: Callable[..., Condition], options: dict[str, Any]) -
     return shown, after, f"{(curve.value(middle - 1) - first) / (last - first):.0%}" if first != last else "flat"
 
 
-def table() -> str:
-    """Return the table as markdown."""
-    lines = ["| curve | condition | stops after values | of its way | does not fit, since |", "|---|---|---|---|---|"]
-    for curve in CURVES:
-        for i, (kind, options, why) in enumerate(curve.conditions):
-            lines.append(f"| {'' if i else curve.title} | {' | '.join((*row(curve, kind, options), why))} |")
-    return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    """Print the table, or write it into the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/conditions.md")
-    made = table()
-    if parser.parse_args().write:
-        PAGE.write_text(SECTION.sub(lambda section: section[1] + made + section[2], PAGE.read_text()))
-    print(made)
-
-
-if __name__ == "__main__":
-    main()
+def report() -> str:
+    """Return the table as Markdown."""
+    lines = [
+        ["" if i else curve.title, *row(curve, kind, options), why]
+        for curve in CURVES
+        for i, (kind, options, why) in enumerate(curve.conditions)
+    ]
+    return table(["curve", "condition", "stops after values", "of its way", "does not fit, since"], lines)

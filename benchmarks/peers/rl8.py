@@ -18,8 +18,9 @@ from tensordict import TensorDict
 from torch import Tensor
 from torchrl.data import Categorical, Unbounded
 
-from benchmarks.common import OBSERVATIONS, Job, Recorder, main
-from benchmarks.peers import torch_envs
+from benchmarks.peers.envs import TorchEnv
+from benchmarks.recorder import Recorder, main
+from benchmarks.works import OBSERVATIONS, Job
 
 
 class Adapter(Env):
@@ -29,7 +30,7 @@ class Adapter(Env):
 
     def __init__(self, num_envs: int, /, horizon: int | None = None, *, device: Any = "cpu") -> None:
         super().__init__(num_envs, horizon, device=device)
-        self.env = torch_envs.make(self.name, num_envs, device)
+        self.env = TorchEnv(self.name, num_envs, device)
         self.observation_spec = Unbounded(OBSERVATIONS[self.name], device=device)
         if self.name == "cartpole":
             self.action_spec = Categorical(2, shape=torch.Size([1]), device=device)

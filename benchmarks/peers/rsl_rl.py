@@ -16,8 +16,9 @@ from rsl_rl.runners import OnPolicyRunner
 from tensordict import TensorDict
 from torch import Tensor
 
-from benchmarks.common import Job, Recorder, main
-from benchmarks.peers import torch_envs
+from benchmarks.peers.envs import TorchEnv
+from benchmarks.recorder import Recorder, main
+from benchmarks.works import MAX_ITERATIONS, Job
 
 
 class Adapter(VecEnv):
@@ -26,7 +27,7 @@ class Adapter(VecEnv):
     num_actions = 1
 
     def __init__(self, name: str, num_envs: int, device: str, reward_scale: float) -> None:
-        self.env = torch_envs.make(name, num_envs, device)
+        self.env = TorchEnv(name, num_envs, device)
         self.reward_scale = reward_scale
         self.num_envs = num_envs
         self.device = device
@@ -158,7 +159,7 @@ def train(job: Job, recorder: Recorder) -> None:
 
         runner.logger.log = log_and_tick  # type: ignore[method-assign]
         recorder.start()
-        runner.learn(job.max_iterations)
+        runner.learn(MAX_ITERATIONS)
 
 
 if __name__ == "__main__":

@@ -17,15 +17,16 @@ from skrl.trainers.torch import SequentialTrainer
 from skrl.utils import set_seed
 from torch import Tensor, nn
 
-from benchmarks.common import OBSERVATIONS, OUTPUTS, Job, Recorder, main
-from benchmarks.peers import torch_envs
+from benchmarks.peers.envs import TorchEnv
+from benchmarks.recorder import Recorder, main
+from benchmarks.works import MAX_ITERATIONS, OBSERVATIONS, OUTPUTS, Job
 
 
 class Adapter(Wrapper):
     """A batched torch environment in skrl's interface."""
 
     def __init__(self, name: str, num_envs: int, device: str) -> None:
-        env = torch_envs.make(name, num_envs, device)
+        env = TorchEnv(name, num_envs, device)
         env.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (OBSERVATIONS[name],))
         env.action_space = gymnasium.spaces.Discrete(2)
         if name == "pendulum":
@@ -167,7 +168,7 @@ def train(job: Job, recorder: Recorder) -> None:
         agent.tick = lambda: recorder.tick(act)
         trainer = SequentialTrainer(
             cfg={
-                "timesteps": job.max_iterations * work.horizon,
+                "timesteps": MAX_ITERATIONS * work.horizon,
                 "headless": True,
                 "disable_progressbar": True,
                 "close_environment_at_exit": False,

@@ -15,8 +15,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from benchmarks.common import OBSERVATIONS, Job, Recorder, ReplayWork, Work, main
-from benchmarks.peers import numpy_envs
+from benchmarks.peers.envs import NumpyEnv
+from benchmarks.recorder import Recorder, main
+from benchmarks.works import MAX_ITERATIONS, OBSERVATIONS, Job, ReplayWork, Work
 
 Array = np.ndarray[Any, Any]
 
@@ -25,7 +26,7 @@ class Adapter(VecEnv):
     """A batched numpy environment in Stable-Baselines3's interface, with what its monitor would say of episodes."""
 
     def __init__(self, name: str, num_envs: int, seed: int) -> None:
-        self.env = numpy_envs.make(name, num_envs, seed)
+        self.env = NumpyEnv(name, num_envs, seed)
         self.actions: Array | None = None
         actions: gymnasium.Space[Any] = gymnasium.spaces.Discrete(2)
         if name == "pendulum":
@@ -178,7 +179,7 @@ def train(job: Job, recorder: Recorder) -> None:
         model.set_logger(configure(folder, ["csv"]))
         ticker = Ticker(recorder, rollouts)
         recorder.start()
-        model.learn(job.max_iterations * work.transitions, callback=ticker)
+        model.learn(MAX_ITERATIONS * work.transitions, callback=ticker)
         recorder.tick(ticker.act)
 
 

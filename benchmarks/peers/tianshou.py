@@ -13,7 +13,8 @@ from tianshou.trainer import OffPolicyTrainerParams
 from tianshou.utils.net.common import Net
 from tianshou.utils.net.continuous import ContinuousActorProbabilistic, ContinuousCritic
 
-from benchmarks.common import Job, Recorder, ReplayWork, main
+from benchmarks.recorder import Recorder, main
+from benchmarks.works import MAX_ITERATIONS, Job, ReplayWork
 
 
 class Ticker:
@@ -79,7 +80,7 @@ def train(job: Job, recorder: Recorder) -> None:
         OffPolicyTrainerParams(
             training_collector=collector,
             max_epochs=1,
-            epoch_num_steps=job.max_iterations * work.transitions,
+            epoch_num_steps=MAX_ITERATIONS * work.transitions,
             collection_step_num_env_steps=work.num_envs * work.horizon,
             update_step_num_gradient_steps_per_sample=work.updates_per_sample,
             batch_size=work.batch_size,

@@ -1,0 +1,409 @@
+"""Tables of what `speed.py` and `cuda.py` measured. The standard library alone."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from benchmarks import tables
+from benchmarks.processes import PEERS
+from benchmarks.tables import Row, names, percent, select, short
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+table = functools.partial(tables.table, rule="| --- ")
+
+
+def render(result: Row) -> str:
+    """Return every table that a result has, as Markdown."""
+    if "starting" in result:
+        parts = starting_parts(result)
+    elif "products" in result:
+        parts = replay_parts(result)
+    else:
+        parts = speed_parts(result)
+    return "\n\n".join(parts) + "\n"
+
+
+def speed_parts(result: Row) -> list[str]:
+    """Return what a result of throughput and others has: titles, paragraphs and tables."""
+    from benchmarks.goals import goals_table  # which reads tables as these do
+
+    parts, rows = [describe(result)], result.get("throughput", [])
+    if result.get("checks"):
+        parts += ["### Checks before the measurement", checks_table(result["checks"])]
+    if not result["settings"]["quick"]:
+        parts += ["### Goals", goals_table(result)]
+    if rows:
+        parts += ["### Transitions a second", summary_table(rows)]
+        parts += ["### rl8x over the others", ratio_table(rows)]
+        parts += ["### Peak memory of a process, MB", memory_table(rows)]
+        for work in names(rows, "work"):
+            parts += [f"#### {work}", describe_work(result["works"][work]), work_table(result, work)]
+    for group, title, lay_out in (
+        ("return", "Seconds of training to a return", return_table),
+        ("scaling", "Cost over the number of environments", scaling_table),
+        ("soak", "A long run", soak_table),
+        ("tracking", "What logging a row takes of rl8x's training thread", tracking_table),
+    ):
+        if result.get(group):
+            parts += [f"### {title}", lay_out(result[group])]
+    return parts
+
+
+def describe(result: Row) -> str:
+    """Say where and with what a result was measured."""
+    machine, settings = result["machine"], result["settings"]
+    gpu = f"{machine['gpu']}; " if "gpu" in machine else ""
+    about = f"{machine['cores']} cores, {machine['memory_gb']:.0f} GB, {machine['system']}, Python {machine['python']}"
+    run = f"{settings['threads']} threads, device {settings['device']}, {result['date']}"
+    lines = [f"{gpu}{machine['cpu']}, {about}; {run}."]
+    if settings["quick"]:
+        lines.append("**A quick run: tiny sizes, the rates mean nothing.**")
+    versions = {}
+    for group in ("throughput", "return", "scaling", "soak"):
+        for row in result.get(group, []):
+            if "version" in row:
+                told = [
+                    f"{name} {row['packages'][name]}" for name in ("torch", "jax", "gymnax") if name in row["packages"]
+                ]
+                versions[row["peer"]] = f"{row['library']} {row['version']} ({', '.join(told)})"
+    if versions:
+        lines.append("Versions: " + "; ".join(versions[peer] for peer in ordered(versions)) + ".")
+    limits = best_limits(result)
+    if limits:
+        told = [f"{kind} {w}x{w}: {limit:.0f}" for kind, widths in limits.items() for w, limit in widths.items()]
+        lines.append("Fastest matrix product, GFLOP/s: " + ", ".join(told) + ".")
+        bandwidth = best_bandwidth(result)
+        if bandwidth is not None:
+            lines.append(f"Fastest copy of memory, bytes read and written: {bandwidth:.0f} GB/s.")
+    if result.get("left_out"):
+        lines.append("Left out for lack of time: " + ", ".join(result["left_out"]) + ".")
+    return "\n".join(lines)
+
+
+def describe_work(work: Row) -> str:
+    """Say what an iteration of a work is."""
+    return (
+        f"{work['env']}, {work['num_envs']} x {work['horizon']} transitions, 2 x {work['hidden']} units, "
+        f"{work['minibatches']} minibatches, {work['passes']} passes; {work['flops'] / 1e6:.2f} MFLOP a transition."
+    )
+
+
+# -- what rows have
+
+
+class Cell(NamedTuple):
+    """A variant of a library: its name, the library's title, and the tags that its rows have."""
+
+    variant: str
+    title: str
+    tags: Row
+
+
+def ordered(peers: Iterable[str]) -> list[str]:
+    """Return peers in the order of the tables."""
+    return [peer for peer in PEERS if peer in set(peers)]
+
+
+def variants_of(rows: Sequence[Row], peer: str) -> list[str]:
+    """Return the variants of a peer that were tried: those that it always has, then others as they came."""
+    tried = names(rows, "variant", peer=peer)
+    known = [variant for variant in PEERS[peer].variants if variant in tried]
+    return known + [variant for variant in tried if variant not in known]
+
+
+def cells(rows: Sequence[Row]) -> Iterator[Cell]:
+    """Go through the libraries and their variants that rows have."""
+    for peer in ordered(names(rows, "peer")):
+        for variant in variants_of(rows, peer):
+            yield Cell(variant, PEERS[peer].title, {"peer": peer, "variant": variant})
+
+
+def precision_of(variant: str) -> str:
+    """Return the precision that a variant multiplies in."""
+    return next((precision for precision in PRECISIONS if precision in variant), "fp32")
+
+
+def own_precisions(rows: Sequence[Row]) -> list[str]:
+    """Return the precisions in which rl8x was tried."""
+    tried = {precision_of(variant) for variant in variants_of(rows, "rl8x")}
+    return [precision for precision in PRECISIONS if precision in tried]
+
+
+class Best(NamedTuple):
+    """The fastest variant of a library on a work: its median rate, and the most memory that a process of it took."""
+
+    variant: str
+    rate: float
+    memory_mb: float
+
+
+def best(rows: Sequence[Row], work: str, peer: str, precision: str | None = None) -> Best | None:
+    """Find the fastest variant of a library on a work, in a precision or in any; None where nothing was measured."""
+    found = []
+    for variant in variants_of(rows, peer):
+        tags = {"work": work, "peer": peer, "variant": variant}
+        rates = select(rows, "transitions_per_s", **tags)
+        if rates and precision in (None, precision_of(variant)):
+            memory = max(select(rows, "peak_rss_mb", **tags), default=float("nan"))
+            found.append(Best(variant, statistics.median(rates), memory))
+    return max(found, key=lambda one: one.rate, default=None)
+
+
+def best_limits(result: Row) -> dict[str, dict[str, float]]:
+    """Return the highest GFLOP/s that was seen, by precision and width."""
+    highest: dict[str, dict[str, float]] = {}
+    for row in result.get("limits", []):
+        for precision in PRECISIONS:
+            for width, limit in row.get(precision, {}).items():
+                known = highest.setdefault(precision, {})
+                known[width] = max(known.get(width, 0.0), limit["gflops"])
+    return highest
+
+
+def best_bandwidth(result: Row) -> float | None:
+    """Return the highest GB/s of memory that was seen; None where it was not measured."""
+    return max(select(result.get("limits", []), "bytes_gb_per_s"), default=None)
+
+
+def share_of_limit(result: Row, work: str, rate: float, precision: str) -> float | None:
+    """Return the share that a rate is of what the matrix product allows; None where that was not measured."""
+    about = result["works"][work]
+    limit = best_limits(result).get(precision, {}).get(str(about["hidden"]))
+    return None if not limit else rate * about["flops"] / limit / 1e9
+
+
+def share_of_memory(result: Row, work: str, rate: float, precision: str) -> float | None:
+    """Return the share that a rate is of what moving the activations allows; None where that was not measured."""
+    bandwidth, numbers = best_bandwidth(result), result["works"][work].get("activations")
+    if bandwidth is None or numbers is None:
+        return None
+    return rate * float(numbers) * (2 if precision == "bf16" else 4) / bandwidth / 1e9
+
+
+def middle_of(rates: Sequence[float]) -> str:
+    """Write a median rate."""
+    return short(statistics.median(rates)) if rates else "-"
+
+
+def median_of_tries(rows: Sequence[Row], **tags: str) -> tuple[float, list[float], int]:
+    """Return median seconds, those of the seeds that reached the return, and how many seeds there were.
+
+    A seed that failed is slower than any that did not.
+    """
+    count, seconds = len(select(rows, "run", **tags)), select(rows, "seconds", **tags, reached=True)
+    if not count:
+        return float("nan"), [], 0
+    return statistics.median([*seconds, *[float("inf")] * (count - len(seconds))]), seconds, count
+
+
+# -- tables
+
+
+def checks_table(checks: Sequence[Row]) -> str:
+    """Return a row for each check: what, on what, whether it held, and what was seen."""
+    words = {True: "yes", False: "**no**", None: "not possible here"}
+    lines = [[check["name"], check["case"], words[check["passed"]], check["told"]] for check in checks]
+    return table(["check", "case", "held", "seen"], lines)
+
+
+def summary_table(rows: Sequence[Row]) -> str:
+    """Return a row for each work: rl8x in each mode, the others as they come and with malloc's settings."""
+    columns = [(peer, variants_of(rows, peer)) for peer in ordered(names(rows, "peer"))]
+    lines = []
+    for work in names(rows, "work"):
+        line = [work]
+        for peer, variants in columns:
+            rates = [select(rows, "transitions_per_s", work=work, peer=peer, variant=variant) for variant in variants]
+            line.append(" / ".join(map(middle_of, rates)))
+        lines.append(line)
+    return table(["work", *(f"{PEERS[peer].title} ({' / '.join(variants)})" for peer, variants in columns)], lines)
+
+
+def short_table(result: Row) -> str:
+    """Return a row for each work, for the README: each library's fastest variant in fp32, rl8x's by mode."""
+    rows = result["throughput"]
+    modes = [variant for variant in variants_of(rows, "rl8x") if precision_of(variant) == "fp32"]
+    others = [peer for peer in ordered(names(rows, "peer")) if peer != "rl8x"]
+    lines = []
+    for work in names(rows, "work"):
+        shape = result["works"][work]
+        told = (
+            f"{shape['env']}, {shape['num_envs']} x {shape['horizon']}, {shape['hidden']} x 2, {shape['minibatches']}"
+        )
+        line = [told, *(middle_of(select(rows, "transitions_per_s", work=work, variant=mode)) for mode in modes)]
+        found = [best(rows, work, peer) for peer in others]
+        lines.append([*line, *("-" if one is None else short(one.rate) for one in found)])
+    titles = [f"rl8x {mode.split()[0]}" for mode in modes] + [PEERS[peer].title for peer in others]
+    return table(["transitions/s: task, copies x steps, network, minibatches", *titles], lines)
+
+
+def ratio_table(rows: Sequence[Row]) -> str:
+    """Return how many times as fast rl8x is as each other library, in each precision, the fastest variant of each."""
+    precisions = own_precisions(rows)
+    others = [peer for peer in ordered(names(rows, "peer")) if peer != "rl8x"]
+    lines = []
+    for work in names(rows, "work"):
+        own = [best(rows, work, "rl8x", precision) for precision in precisions]
+        line = [
+            work,
+            " / ".join("-" if one is None else f"{short(one.rate)} ({one.variant.split()[0]})" for one in own),
+        ]
+        for peer in others:
+            other = best(rows, work, peer)
+            told = ["-" if one is None or other is None else f"{one.rate / other.rate:.2f}" for one in own]
+            line.append(" / ".join(told))
+        lines.append(line)
+    kinds = " / ".join(precisions)
+    return table(["work", f"rl8x, {kinds}", *(f"rl8x over {PEERS[peer].title}" for peer in others)], lines)
+
+
+def memory_table(rows: Sequence[Row]) -> str:
+    """Return the peak memory of each library's fastest variant on each work, in MB."""
+    columns: list[tuple[str, str | None]] = [("rl8x", precision) for precision in own_precisions(rows)]
+    columns += [(peer, None) for peer in ordered(names(rows, "peer")) if peer != "rl8x"]
+    lines = []
+    for work in names(rows, "work"):
+        found = [best(rows, work, peer, precision) for peer, precision in columns]
+        lines.append([work, *("-" if one is None else f"{one.memory_mb:.0f}" for one in found)])
+    header = [PEERS[peer].title + (f" {precision}" if precision else "") for peer, precision in columns]
+    return table(["work", *header], lines)
+
+
+def work_table(result: Row, work: str) -> str:
+    """Return a row for each library and variant: rate, range, first iteration, memory, share of the limits."""
+    rows = [row for row in result["throughput"] if row["work"] == work]
+    on_device = bool(select(rows, "peak_device_mb"))
+    header = ["library", "variant", "transitions/s", "range", "first iteration, s", "peak memory, MB"]
+    header += ["share of the limit", *(["share of memory's", "peak device memory, MB"] if on_device else [])]
+    lines = []
+    for variant, title, tags in cells(rows):
+        rates = select(rows, "transitions_per_s", **tags)
+        if not rates:
+            lines.append([title, variant, "failed", *[""] * (len(header) - 3)])
+            continue
+        about = result, work, statistics.median(rates), precision_of(variant)
+        first = statistics.median(select(rows, "first_iteration_s", **tags))
+        line = [title, variant, middle_of(rates), spread_of(rates), f"{first:.2f}"]
+        line += [f"{max(select(rows, 'peak_rss_mb', **tags)):.0f}", percent(share_of_limit(*about))]
+        if on_device:
+            line += [percent(share_of_memory(*about))]
+            line += [f"{max(select(rows, 'peak_device_mb', **tags), default=0.0):.0f}"]
+        lines.append(line)
+    return table(header, lines)
+
+
+def spread_of(rates: Sequence[float]) -> str:
+    """Write the range of some rates."""
+    return f"{short(min(rates))} - {short(max(rates))}"
+
+
+def return_table(rows: Sequence[Row]) -> str:
+    """Return a row for each library and variant: median seconds, range, how many seeds reached it."""
+    works, lines = names(rows, "work"), []
+    for variant, title, tags in cells(rows):
+        line = [title, variant]
+        for work in works:
+            middle, seconds, count = median_of_tries(rows, work=work, **tags)
+            line.append(f"{middle:.2f}" if middle < float("inf") else "-")
+            line.append(f"{min(seconds):.2f} - {max(seconds):.2f}" if seconds else "")
+            line.append(f"{len(seconds)} of {count}" if count else "")
+        lines.append(line)
+    header = [column for work in works for column in (f"{work}, s", "range", "seeds that reached it")]
+    return table(["library", "variant", *header], lines)
+
+
+def scaling_table(rows: Sequence[Row]) -> str:
+    """Return a row for each library and variant: transitions a second at each number of environments."""
+    counts, lines = names(rows, "work"), []
+    for variant, title, tags in cells(rows):
+        rates = [select(rows, "transitions_per_s", work=count, **tags) for count in counts]
+        if any(rates):
+            memory = select(rows, "peak_rss_mb", work=counts[-1], **tags)
+            ends = [statistics.median(rate) if rate else None for rate in (rates[0], rates[-1])]
+            ratio = f"{ends[1] / ends[0]:.2f}" if ends[0] and ends[1] else ""
+            lines.append([title, variant, *map(middle_of, rates), ratio, f"{max(memory):.0f}" if memory else ""])
+    last = [f"{counts[-1]:,} over {counts[0]:,}", f"peak MB at {counts[-1]:,}"]
+    return table(["library", "variant", *(f"{count:,}" for count in counts), *last], lines)
+
+
+def soak_table(rows: Sequence[Row]) -> str:
+    """Return a row for each library and variant: how the end of a long run compares with its start."""
+    lines = []
+    for row in rows:
+        if "transitions_per_s" in row:
+            ratios = [f"{row[name]:.3f}" if name in row else "" for name in ("last_over_first", "last_over_fresh")]
+            memory = [f"{resident:.0f}" for resident in row["resident_mb"]]
+            lines.append([PEERS[row["peer"]].title, row["variant"], str(row["iterations"]), *ratios, *memory])
+    header = "library | variant | iterations | last hundred / first hundred | last hundred / fresh processes then"
+    return table([*header.split(" | "), "MB after the first", "MB after the last"], lines)
+
+
+def tracking_table(rows: Sequence[Row]) -> str:
+    """Return a row for each process: the store, and milliseconds a row of metrics."""
+    columns = ("metrics", "steps", "first_ms", "median_ms", "p99_ms", "max_ms")
+    header = "MLflow's store | metrics a row | rows | the first row, ms | median, ms | 99th percentile | longest"
+    lines = [[row["store"], *(str(row[name]) for name in columns)] for row in rows if "median_ms" in row]
+    return table(header.split(" | "), lines)
+
+
+# -- results of their own
+
+
+def replay_parts(result: Row) -> list[str]:
+    """Return what a result of algorithms with a replay has."""
+    from benchmarks.goals import replay_goals_table
+
+    settings = result["settings"]
+    parts = [f"{result['machine']['cpu']}, {settings['threads']} threads, {result['date']}."]
+    if settings["quick"]:
+        parts.append("**A quick run: tiny sizes, the rates mean nothing.**")
+    for name in names(result["rows"], "work"):
+        parts += [f"### {name}", replay_table(result, name)]
+        if not settings["quick"]:
+            parts.append(replay_goals_table(result, name))
+    return parts
+
+
+def replay_table(result: Row, name: str) -> str:
+    """Return a row for each library and variant: transitions/s, updates/s, and the share of the products' rate."""
+    work, lines = result["works"][name], []
+    rows = [row for row in result["rows"] if row["work"] == name]
+    for variant, title, tags in cells(rows):
+        rates = select(rows, "transitions_per_s", **tags)
+        if not rates:
+            lines.append([title, variant, "failed", "", "", ""])
+            continue
+        updates = statistics.median(rates) * work["updates_per_sample"]
+        limit = result["products"][name][precision_of(variant)]
+        share = "" if limit is None else f"{updates / limit:.0%} of {short(limit)}"
+        lines.append([title, variant, middle_of(rates), spread_of(rates), short(updates), share])
+    return table(["library", "variant", "transitions/s", "range", "updates/s", "of the products' rate"], lines)
+
+
+def starting_parts(result: Row) -> list[str]:
+    """Return what a result of how soon a run is fast has."""
+    machine, settings, commands = result["machine"], result["settings"], result["commands"]
+    rows = {(row["work"], row["case"]): row for row in result["rows"]}
+    cases, lines = names(result["rows"], "case"), []
+    for work, count in result["starting"].items():
+        line = [f"{work}: {count / 1e6:g}M"]
+        for case in cases:
+            row = rows.get((work, case), {})
+            seconds = row.get("seconds_to_all")
+            line.append("-" if seconds is None else f"{seconds:.0f} ({row['first_iteration_s']:.1f})")
+        lines.append(line)
+    returns = ", ".join(
+        f"{row['case']} {' / '.join(f'{seconds:.1f}' for seconds in row['seconds'])} s" for row in result["to_return"]
+    )
+    threads = f"{settings['threads']} threads, {result['date']}"
+    return [
+        f"{machine['cpu']}, {machine['cores']} cores, torch {result['torch']}; {threads}.",
+        "Seconds of training to so many transitions; in brackets those of the first iteration.",
+        table(["transitions", *cases], lines),
+        f"Importing Trainer and PPOConfig after torch: {commands['import_s']:.2f} s. "
+        "`rl8x train CartPole --preset rl8 --max-steps 1`, 262,144 transitions: "
+        f"{commands['train_one_step_s']:.1f} s. CartPole to a return of 475, by seed: {returns}.",
+    ]
