@@ -10,9 +10,10 @@ from benchmarks.processes import PEERS
 from benchmarks.speed import STORES
 from benchmarks.speed_tables import (
     best,
-    median_of_tries,
+    cells,
     own_precisions,
     precision_of,
+    seconds_of,
     share_of_limit,
     table,
     variants_of,
@@ -83,12 +84,12 @@ def goals(result: Row) -> Iterator[Goal]:
         yield _ratio_goal(rows, work, precision, peer, factor)
     for work, most in MEMORY_MB.items():
         found = [best(rows, work, "rl8x", precision) for precision in own_precisions(rows)]
-        peak = max((one.memory_mb for one in found if one is not None), default=None)
+        peak = max((one.most("peak_rss_mb") for one in found if one is not None), default=None)
         reached = "" if peak is None else f"{peak:.0f} MB"
         yield Goal(work, f"at most {most:.0f} MB", reached, None if peak is None else peak <= most)
     for work, least in LIMIT_SHARES.items():
         fastest = best(rows, work, "rl8x", "fp32")
-        share = None if fastest is None else share_of_limit(result, work, fastest.rate, "fp32")
+        share = None if fastest is None else share_of_limit(result, fastest)
         wanted = f"fp32 at least {least:.0%} of what the matrix product allows"
         yield Goal(work, wanted, percent(share), None if share is None else share >= least)
     yield from _return_goals(result.get("return", []))
@@ -110,18 +111,15 @@ def _ratio_goal(rows: Sequence[Row], work: str, precision: str | None, peer: str
 def _return_goals(rows: Sequence[Row]) -> Iterator[Goal]:
     for env, most in SECONDS_TO_RETURN.items():
         wanted = f"at most {most:g} s of training to the return, every seed of 10"
-        tried = [
-            (*median_of_tries(rows, peer="rl8x", variant=variant, work=env), variant)
-            for variant in variants_of(rows, "rl8x")
-            if select(rows, "run", peer="rl8x", variant=variant, work=env)
-        ]
+        tried = [(*seconds_of(cell), cell) for cell in cells(rows, "rl8x", work=env) if cell.rows]
         if not tried:
             yield Goal(env, wanted, "", None)
             continue
-        middle, reached, count, variant = min(tried)
+        middle, reached, cell = min(tried, key=lambda one: one[0])
         told = "-" if middle == float("inf") else f"{middle:.2f} s"
+        count = len(cell.rows)
         met = middle <= most and len(reached) == count and count >= 10
-        yield Goal(env, wanted, f"{told}, {len(reached)} of {count} ({variant})", met)
+        yield Goal(env, wanted, f"{told}, {len(reached)} of {count} ({cell.variant})", met)
 
 
 def _soak_goals(rows: Sequence[Row]) -> Iterator[Goal]:
@@ -153,14 +151,12 @@ def replay_goals_table(result: Row, name: str) -> str:
 
     And beside the most that could be reached, if there were nothing but the products of the updates.
     """
-    rows, lines = [row for row in result["rows"] if row["work"] == name], []
-    updates = result["works"][name]["updates_per_sample"]
+    found = {(cell.peer, cell.variant): cell for cell in cells(result["rows"], work=name) if cell.rates}
+    updates, lines = result["works"][name]["updates_per_sample"], []
     for variant, peer, goal in REPLAY[name]:
-        own = select(rows, "transitions_per_s", peer="rl8x", variant=variant)
-        other = select(rows, "transitions_per_s", peer=peer)
+        own, other = found.get(("rl8x", variant)), found.get((peer, "as it comes"))
         if own and other:
-            rate, theirs = statistics.median(own), statistics.median(other)
             limit = result["products"][name][precision_of(variant)]
-            most = "" if limit is None else f"{limit / updates / theirs:.1f}"
-            lines.append([variant, PEERS[peer].title, f"{rate / theirs:.1f}", f"{goal:g}", most])
+            most = "" if limit is None else f"{limit / updates / other.rate:.1f}"
+            lines.append([variant, PEERS[peer].title, f"{own.rate / other.rate:.1f}", f"{goal:g}", most])
     return table(["rl8x", "beside", "times", "wanted", "at most, by the products"], lines)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from benchmarks import tables
 from benchmarks.processes import PEERS
@@ -95,11 +95,32 @@ def describe_work(work: Row) -> str:
 
 
 class Cell(NamedTuple):
-    """A variant of a library: its name, the library's title, and the tags that its rows have."""
+    """What was measured of a work by a variant of a library, over its processes."""
 
+    work: Any
+    peer: str
     variant: str
-    title: str
-    tags: Row
+    rates: list[float]
+    rows: list[Row]
+
+    @property
+    def rate(self) -> float:
+        """The median of transitions a second."""
+        return statistics.median(self.rates)
+
+    @property
+    def names(self) -> list[str]:
+        """Library and variant, as tables begin."""
+        return [PEERS[self.peer].title, self.variant]
+
+    @property
+    def spread(self) -> str:
+        """The range of transitions a second."""
+        return f"{short(min(self.rates))} - {short(max(self.rates))}"
+
+    def most(self, key: str) -> float:
+        """Return the largest of a value; NaN where it was not measured."""
+        return max(select(self.rows, key), default=float("nan"))
 
 
 def ordered(peers: Iterable[str]) -> list[str]:
@@ -114,11 +135,15 @@ def variants_of(rows: Sequence[Row], peer: str) -> list[str]:
     return known + [variant for variant in tried if variant not in known]
 
 
-def cells(rows: Sequence[Row]) -> Iterator[Cell]:
-    """Go through the libraries and their variants that rows have."""
-    for peer in ordered(names(rows, "peer")):
-        for variant in variants_of(rows, peer):
-            yield Cell(variant, PEERS[peer].title, {"peer": peer, "variant": variant})
+def cells(rows: Sequence[Row], *peers: str, work: Any = None) -> list[Cell]:
+    """Return the cells of rows, of all peers and works or of some, in the order of the tables."""
+    return [
+        Cell(each, peer, variant, select(mine, "transitions_per_s"), mine)
+        for each in (names(rows, "work") if work is None else [work])
+        for peer in peers or ordered(names(rows, "peer"))
+        for variant in variants_of(rows, peer)
+        for mine in [[row for row in rows if (row["work"], row["peer"], row["variant"]) == (each, peer, variant)]]
+    ]
 
 
 def precision_of(variant: str) -> str:
@@ -132,24 +157,20 @@ def own_precisions(rows: Sequence[Row]) -> list[str]:
     return [precision for precision in PRECISIONS if precision in tried]
 
 
-class Best(NamedTuple):
-    """The fastest variant of a library on a work: its median rate, and the most memory that a process of it took."""
-
-    variant: str
-    rate: float
-    memory_mb: float
+def others(rows: Sequence[Row]) -> list[str]:
+    """Return the libraries beside rl8x."""
+    return [peer for peer in ordered(names(rows, "peer")) if peer != "rl8x"]
 
 
-def best(rows: Sequence[Row], work: str, peer: str, precision: str | None = None) -> Best | None:
+def best(rows: Sequence[Row], work: str, peer: str, precision: str | None = None) -> Cell | None:
     """Find the fastest variant of a library on a work, in a precision or in any; None where nothing was measured."""
-    found = []
-    for variant in variants_of(rows, peer):
-        tags = {"work": work, "peer": peer, "variant": variant}
-        rates = select(rows, "transitions_per_s", **tags)
-        if rates and precision in (None, precision_of(variant)):
-            memory = max(select(rows, "peak_rss_mb", **tags), default=float("nan"))
-            found.append(Best(variant, statistics.median(rates), memory))
-    return max(found, key=lambda one: one.rate, default=None)
+    found = [cell for cell in cells(rows, peer, work=work) if precision in (None, precision_of(cell.variant))]
+    return max((cell for cell in found if cell.rates), key=lambda cell: cell.rate, default=None)
+
+
+def shown(cell: Cell | None, told: Callable[[Cell], str] = lambda cell: short(cell.rate)) -> str:
+    """Write a cell's rate, or what else is told of it; a dash where nothing was measured."""
+    return "-" if cell is None or not cell.rates else told(cell)
 
 
 def best_limits(result: Row) -> dict[str, dict[str, float]]:
@@ -168,35 +189,26 @@ def best_bandwidth(result: Row) -> float | None:
     return max(select(result.get("limits", []), "bytes_gb_per_s"), default=None)
 
 
-def share_of_limit(result: Row, work: str, rate: float, precision: str) -> float | None:
+def share_of_limit(result: Row, cell: Cell) -> float | None:
     """Return the share that a rate is of what the matrix product allows; None where that was not measured."""
-    about = result["works"][work]
-    limit = best_limits(result).get(precision, {}).get(str(about["hidden"]))
-    return None if not limit else rate * about["flops"] / limit / 1e9
+    about = result["works"][cell.work]
+    limit = best_limits(result).get(precision_of(cell.variant), {}).get(str(about["hidden"]))
+    return None if not limit else cell.rate * about["flops"] / limit / 1e9
 
 
-def share_of_memory(result: Row, work: str, rate: float, precision: str) -> float | None:
+def share_of_memory(result: Row, cell: Cell) -> float | None:
     """Return the share that a rate is of what moving the activations allows; None where that was not measured."""
-    bandwidth, numbers = best_bandwidth(result), result["works"][work].get("activations")
+    bandwidth, numbers = best_bandwidth(result), result["works"][cell.work].get("activations")
     if bandwidth is None or numbers is None:
         return None
-    return rate * float(numbers) * (2 if precision == "bf16" else 4) / bandwidth / 1e9
+    return cell.rate * float(numbers) * (2 if precision_of(cell.variant) == "bf16" else 4) / bandwidth / 1e9
 
 
-def middle_of(rates: Sequence[float]) -> str:
-    """Write a median rate."""
-    return short(statistics.median(rates)) if rates else "-"
-
-
-def median_of_tries(rows: Sequence[Row], **tags: str) -> tuple[float, list[float], int]:
-    """Return median seconds, those of the seeds that reached the return, and how many seeds there were.
-
-    A seed that failed is slower than any that did not.
-    """
-    count, seconds = len(select(rows, "run", **tags)), select(rows, "seconds", **tags, reached=True)
-    if not count:
-        return float("nan"), [], 0
-    return statistics.median([*seconds, *[float("inf")] * (count - len(seconds))]), seconds, count
+def seconds_of(cell: Cell) -> tuple[float, list[float]]:
+    """Return median seconds to a return, a seed that failed being slower than any, and those of the other seeds."""
+    seconds = select(cell.rows, "seconds", reached=True)
+    tries = [*seconds, *[float("inf")] * (len(cell.rows) - len(seconds))]
+    return statistics.median(tries) if tries else float("nan"), seconds
 
 
 # -- tables
@@ -211,105 +223,84 @@ def checks_table(checks: Sequence[Row]) -> str:
 
 def summary_table(rows: Sequence[Row]) -> str:
     """Return a row for each work: rl8x in each mode, the others as they come and with malloc's settings."""
-    columns = [(peer, variants_of(rows, peer)) for peer in ordered(names(rows, "peer"))]
-    lines = []
-    for work in names(rows, "work"):
-        line = [work]
-        for peer, variants in columns:
-            rates = [select(rows, "transitions_per_s", work=work, peer=peer, variant=variant) for variant in variants]
-            line.append(" / ".join(map(middle_of, rates)))
-        lines.append(line)
-    return table(["work", *(f"{PEERS[peer].title} ({' / '.join(variants)})" for peer, variants in columns)], lines)
+    peers = ordered(names(rows, "peer"))
+    lines = [
+        [work, *(" / ".join(map(shown, cells(rows, peer, work=work))) for peer in peers)]
+        for work in names(rows, "work")
+    ]
+    return table(["work", *(f"{PEERS[peer].title} ({' / '.join(variants_of(rows, peer))})" for peer in peers)], lines)
 
 
 def short_table(result: Row) -> str:
     """Return a row for each work, for the README: each library's fastest variant in fp32, rl8x's by mode."""
-    rows = result["throughput"]
-    modes = [variant for variant in variants_of(rows, "rl8x") if precision_of(variant) == "fp32"]
-    others = [peer for peer in ordered(names(rows, "peer")) if peer != "rl8x"]
-    lines = []
+    rows, lines = result["throughput"], []
     for work in names(rows, "work"):
         shape = result["works"][work]
-        told = (
-            f"{shape['env']}, {shape['num_envs']} x {shape['horizon']}, {shape['hidden']} x 2, {shape['minibatches']}"
-        )
-        line = [told, *(middle_of(select(rows, "transitions_per_s", work=work, variant=mode)) for mode in modes)]
-        found = [best(rows, work, peer) for peer in others]
-        lines.append([*line, *("-" if one is None else short(one.rate) for one in found)])
-    titles = [f"rl8x {mode.split()[0]}" for mode in modes] + [PEERS[peer].title for peer in others]
+        sizes = f"{shape['num_envs']} x {shape['horizon']}, {shape['hidden']} x 2, {shape['minibatches']}"
+        own = [cell for cell in cells(rows, "rl8x", work=work) if precision_of(cell.variant) == "fp32"]
+        found = [*own, *(best(rows, work, peer) for peer in others(rows))]
+        lines.append([f"{shape['env']}, {sizes}", *map(shown, found)])
+    modes = [variant for variant in variants_of(rows, "rl8x") if precision_of(variant) == "fp32"]
+    titles = [f"rl8x {mode.split()[0]}" for mode in modes] + [PEERS[peer].title for peer in others(rows)]
     return table(["transitions/s: task, copies x steps, network, minibatches", *titles], lines)
 
 
 def ratio_table(rows: Sequence[Row]) -> str:
     """Return how many times as fast rl8x is as each other library, in each precision, the fastest variant of each."""
-    precisions = own_precisions(rows)
-    others = [peer for peer in ordered(names(rows, "peer")) if peer != "rl8x"]
-    lines = []
+    precisions, lines = own_precisions(rows), []
     for work in names(rows, "work"):
         own = [best(rows, work, "rl8x", precision) for precision in precisions]
-        line = [
-            work,
-            " / ".join("-" if one is None else f"{short(one.rate)} ({one.variant.split()[0]})" for one in own),
-        ]
-        for peer in others:
+        line = [[shown(one, lambda cell: f"{short(cell.rate)} ({cell.variant.split()[0]})") for one in own]]
+        for peer in others(rows):
             other = best(rows, work, peer)
-            told = ["-" if one is None or other is None else f"{one.rate / other.rate:.2f}" for one in own]
-            line.append(" / ".join(told))
-        lines.append(line)
+            line.append(["-" if one is None or other is None else f"{one.rate / other.rate:.2f}" for one in own])
+        lines.append([work, *map(" / ".join, line)])
     kinds = " / ".join(precisions)
-    return table(["work", f"rl8x, {kinds}", *(f"rl8x over {PEERS[peer].title}" for peer in others)], lines)
+    return table(["work", f"rl8x, {kinds}", *(f"rl8x over {PEERS[peer].title}" for peer in others(rows))], lines)
 
 
 def memory_table(rows: Sequence[Row]) -> str:
     """Return the peak memory of each library's fastest variant on each work, in MB."""
     columns: list[tuple[str, str | None]] = [("rl8x", precision) for precision in own_precisions(rows)]
-    columns += [(peer, None) for peer in ordered(names(rows, "peer")) if peer != "rl8x"]
+    columns += [(peer, None) for peer in others(rows)]
     lines = []
     for work in names(rows, "work"):
         found = [best(rows, work, peer, precision) for peer, precision in columns]
-        lines.append([work, *("-" if one is None else f"{one.memory_mb:.0f}" for one in found)])
+        lines.append([work, *(shown(one, lambda cell: f"{cell.most('peak_rss_mb'):.0f}") for one in found)])
     header = [PEERS[peer].title + (f" {precision}" if precision else "") for peer, precision in columns]
     return table(["work", *header], lines)
 
 
 def work_table(result: Row, work: str) -> str:
     """Return a row for each library and variant: rate, range, first iteration, memory, share of the limits."""
-    rows = [row for row in result["throughput"] if row["work"] == work]
-    on_device = bool(select(rows, "peak_device_mb"))
+    mine = [cell for cell in cells(result["throughput"], work=work) if cell.rows]
+    on_device = any("peak_device_mb" in row for cell in mine for row in cell.rows)
     header = ["library", "variant", "transitions/s", "range", "first iteration, s", "peak memory, MB"]
     header += ["share of the limit", *(["share of memory's", "peak device memory, MB"] if on_device else [])]
     lines = []
-    for variant, title, tags in cells(rows):
-        rates = select(rows, "transitions_per_s", **tags)
-        if not rates:
-            lines.append([title, variant, "failed", *[""] * (len(header) - 3)])
-            continue
-        about = result, work, statistics.median(rates), precision_of(variant)
-        first = statistics.median(select(rows, "first_iteration_s", **tags))
-        line = [title, variant, middle_of(rates), spread_of(rates), f"{first:.2f}"]
-        line += [f"{max(select(rows, 'peak_rss_mb', **tags)):.0f}", percent(share_of_limit(*about))]
-        if on_device:
-            line += [percent(share_of_memory(*about))]
-            line += [f"{max(select(rows, 'peak_device_mb', **tags), default=0.0):.0f}"]
+    for cell in mine:
+        line = [*cell.names, "failed", *[""] * (len(header) - 3)]
+        if cell.rates:
+            first = statistics.median(select(cell.rows, "first_iteration_s"))
+            line = [*cell.names, shown(cell), cell.spread, f"{first:.2f}", f"{cell.most('peak_rss_mb'):.0f}"]
+            line += [percent(share_of_limit(result, cell))]
+            if on_device:
+                line += [percent(share_of_memory(result, cell)), f"{cell.most('peak_device_mb'):.0f}"]
         lines.append(line)
     return table(header, lines)
-
-
-def spread_of(rates: Sequence[float]) -> str:
-    """Write the range of some rates."""
-    return f"{short(min(rates))} - {short(max(rates))}"
 
 
 def return_table(rows: Sequence[Row]) -> str:
     """Return a row for each library and variant: median seconds, range, how many seeds reached it."""
     works, lines = names(rows, "work"), []
-    for variant, title, tags in cells(rows):
-        line = [title, variant]
+    for cell in cells(rows, work=works[0]):
+        line = cell.names
         for work in works:
-            middle, seconds, count = median_of_tries(rows, work=work, **tags)
+            mine = next(each for each in cells(rows, cell.peer, work=work) if each.variant == cell.variant)
+            middle, seconds = seconds_of(mine)
             line.append(f"{middle:.2f}" if middle < float("inf") else "-")
             line.append(f"{min(seconds):.2f} - {max(seconds):.2f}" if seconds else "")
-            line.append(f"{len(seconds)} of {count}" if count else "")
+            line.append(f"{len(seconds)} of {len(mine.rows)}" if mine.rows else "")
         lines.append(line)
     header = [column for work in works for column in (f"{work}, s", "range", "seeds that reached it")]
     return table(["library", "variant", *header], lines)
@@ -318,15 +309,13 @@ def return_table(rows: Sequence[Row]) -> str:
 def scaling_table(rows: Sequence[Row]) -> str:
     """Return a row for each library and variant: transitions a second at each number of environments."""
     counts, lines = names(rows, "work"), []
-    for variant, title, tags in cells(rows):
-        rates = [select(rows, "transitions_per_s", work=count, **tags) for count in counts]
-        if any(rates):
-            memory = select(rows, "peak_rss_mb", work=counts[-1], **tags)
-            ends = [statistics.median(rate) if rate else None for rate in (rates[0], rates[-1])]
-            ratio = f"{ends[1] / ends[0]:.2f}" if ends[0] and ends[1] else ""
-            lines.append([title, variant, *map(middle_of, rates), ratio, f"{max(memory):.0f}" if memory else ""])
-    last = [f"{counts[-1]:,} over {counts[0]:,}", f"peak MB at {counts[-1]:,}"]
-    return table(["library", "variant", *(f"{count:,}" for count in counts), *last], lines)
+    for first, *between, last in zip(*(cells(rows, work=count) for count in counts), strict=True):
+        if first.rates or last.rates:
+            ratio = f"{last.rate / first.rate:.2f}" if first.rates and last.rates else ""
+            memory = f"{last.most('peak_rss_mb'):.0f}" if last.rates else ""
+            lines.append([*first.names, *map(shown, (first, *between, last)), ratio, memory])
+    ends = [f"{counts[-1]:,} over {counts[0]:,}", f"peak MB at {counts[-1]:,}"]
+    return table(["library", "variant", *(f"{count:,}" for count in counts), *ends], lines)
 
 
 def soak_table(rows: Sequence[Row]) -> str:
@@ -369,17 +358,17 @@ def replay_parts(result: Row) -> list[str]:
 
 def replay_table(result: Row, name: str) -> str:
     """Return a row for each library and variant: transitions/s, updates/s, and the share of the products' rate."""
-    work, lines = result["works"][name], []
-    rows = [row for row in result["rows"] if row["work"] == name]
-    for variant, title, tags in cells(rows):
-        rates = select(rows, "transitions_per_s", **tags)
-        if not rates:
-            lines.append([title, variant, "failed", "", "", ""])
+    lines = []
+    for cell in cells(result["rows"], work=name):
+        if not cell.rows:
             continue
-        updates = statistics.median(rates) * work["updates_per_sample"]
-        limit = result["products"][name][precision_of(variant)]
-        share = "" if limit is None else f"{updates / limit:.0%} of {short(limit)}"
-        lines.append([title, variant, middle_of(rates), spread_of(rates), short(updates), share])
+        line = [*cell.names, "failed", "", "", ""]
+        if cell.rates:
+            updates = cell.rate * result["works"][name]["updates_per_sample"]
+            limit = result["products"][name][precision_of(cell.variant)]
+            share = "" if limit is None else f"{updates / limit:.0%} of {short(limit)}"
+            line = [*cell.names, shown(cell), cell.spread, short(updates), share]
+        lines.append(line)
     return table(["library", "variant", "transitions/s", "range", "updates/s", "of the products' rate"], lines)
 
 
