@@ -36,9 +36,8 @@ if __package__ in (None, ""):
 
 import rl8x
 from benchmarks import results
-from benchmarks.distillation import DISTILLED
 from benchmarks.learning_runs import forget
-from benchmarks.learning_tasks import DEFAULTS, PRECISIONS, TASKS
+from benchmarks.learning_tasks import DEFAULTS, DISTILLED, PRECISIONS, TASKS
 from benchmarks.offline import OFFLINE
 from benchmarks.randomization import RANDOMIZED
 from benchmarks.results import RESULTS, held

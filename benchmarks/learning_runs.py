@@ -82,7 +82,7 @@ class Task:
 
     def passes(self, row: Mapping[str, Any], rows: object = ()) -> bool:
         """Whether the mean return at the end is what is asked, and the transitions when the bound was first reached."""
-        first_at, mean = row.get("first_at"), row["return_mean"]
+        first_at, mean = row.get("first_at"), row.get("return_mean", math.nan)
         in_time = self.first_within is None or (first_at is not None and first_at <= self.first_within)
         return (
             in_time
@@ -115,19 +115,10 @@ class Task:
         """
         folder = None if checkpoints is None else checkpoints / f"{name}-{seed}"
         notes = Notes(None if folder is None else folder.with_suffix(".jsonl"), {"seed": seed, **self.described})
-        trainer = self._trainer(seed, folder, notes)
-        notes.go_on(int(trainer.state["env/steps"]))
-        conditions = [HitsUpperBound("env/steps", self.transitions)]
-        trainer.run(stop_conditions=conditions, steps_per_eval=self.steps_per_eval, progress="none")
+        trainer = self.train(seed, notes, folder)
         spent = notes.spent
-        # The policy at the end, deterministic, in fresh episodes.
-        judge_options: dict[str, Any] = {"tracker": NullTracker(), "num_eval_envs": self.episodes, "checkpoints": False}
-        result = Trainer(trainer.algorithm, eval_env=True, **judge_options).eval(deterministic=True)
         row = {
-            "return_mean": round(result["eval/returns/mean"], 2),
-            "return_min": round(result["eval/returns/min"], 2),
-            "return_std": round(result["eval/returns/std"], 2),
-            "episodes": int(result["eval/episodes/ended"]),
+            **self.judge(trainer, seed),
             **notes.best,
             **spent,
             "env_steps": trainer.state["env/steps"],
@@ -137,25 +128,41 @@ class Task:
         }
         if self.first_within is not None:
             row["first_at"] = None if self.bound is None else notes.first_at(self.bound)
-        invalid = [line["invalid"] for line in notes.lines if "invalid" in line]
-        if invalid:
-            evaluated = result[f"eval/{INVALID}"] * result["eval/episodes/ended"]
-            row["invalid_actions"] = round(sum(invalid) + evaluated)
+        if notes.invalid is not None:
+            row["invalid_actions"] = round(notes.invalid + row.get("invalid_actions", 0.0))
         trainer.close()
         return row
 
-    def _trainer(self, seed: int, folder: Path | None, notes: Notes) -> Trainer[Any]:
-        """Make the trainer of a run, or that which goes on where the run was cut off."""
+    def train(self, seed: int, notes: Notes, folder: Path | None = None) -> Trainer[Any]:
+        """Train to the end, or go on where the run was cut off; returns the trainer."""
         options: dict[str, Any] = {"tracker": NullTracker(), "callbacks": [notes]}
-        if folder is None:
-            options["checkpoints"] = False
-        elif listed(folder):
-            return Trainer.resume(folder, auto=True, trust=True, **options)
+        if folder is not None and listed(folder):
+            trainer: Trainer[Any] = Trainer.resume(folder, auto=True, trust=True, **options)
         else:
-            options["checkpoints"] = Checkpoints(folder, every_minutes=SAVED_EVERY, keep=2)
-        # The evaluation environment has seeds of its own: it starts from states that training never saw.
-        copies = self.eval_episodes or self.episodes
-        return Trainer(self.make_algorithm(seed), eval_env=True, num_eval_envs=copies, **options)
+            saved = False if folder is None else Checkpoints(folder, every_minutes=SAVED_EVERY, keep=2)
+            # The evaluation environment has seeds of its own: it starts from states that training never saw.
+            options |= {"eval_env": True, "num_eval_envs": self.eval_episodes or self.episodes, "checkpoints": saved}
+            trainer = Trainer(self.make_algorithm(seed), **options)
+        notes.go_on(int(trainer.state["env/steps"]))
+        asked = {"env_config": self.run.run.env_config, "steps_per_eval": self.steps_per_eval, "progress": "none"}
+        trainer.run(stop_conditions=[HitsUpperBound("env/steps", self.transitions)], **asked)
+        return trainer
+
+    def judge(self, trainer: Trainer[Any], seed: int) -> dict[str, Any]:
+        """Evaluate the policy at the end, deterministic, in fresh episodes."""
+        options: dict[str, Any] = {"tracker": NullTracker(), "eval_env": True, "checkpoints": False}
+        fresh = Trainer(trainer.algorithm, num_eval_envs=self.episodes, **options)
+        result = fresh.eval(env_config=self.run.run.env_config, deterministic=True)
+        return judged(result)
+
+
+def judged(result: Mapping[str, float]) -> dict[str, Any]:
+    """Return what a row has of an evaluation."""
+    row = {f"return_{name}": round(result[f"eval/returns/{name}"], 2) for name in ("mean", "min", "std")}
+    row["episodes"] = int(result["eval/episodes/ended"])
+    if f"eval/{INVALID}" in result:
+        row["invalid_actions"] = result[f"eval/{INVALID}"] * row["episodes"]
+    return row
 
 
 class Notes:
@@ -217,6 +224,12 @@ class Notes:
     def first_at(self, bound: float) -> int | None:
         """Return the transitions at which an evaluation first reached a bound; None if none did."""
         return next((int(line["env_steps"]) for line in self.lines if line.get("evaluation", -math.inf) >= bound), None)
+
+    @property
+    def invalid(self) -> float | None:
+        """Actions that a mask forbids, of the whole training; None where the environment counts none."""
+        counts = [line["invalid"] for line in self.lines if "invalid" in line]
+        return sum(counts) if counts else None
 
     @property
     def best(self) -> dict[str, float]:

@@ -2,30 +2,37 @@
 
 What users have by name, `rl8x.tuned`, is measured here as it is. The other tasks ask for one ability each, or are
 controls without it. `PRECISIONS` are the same tasks in both precisions; `DEFAULTS` have nothing given but the
-environment, or one number halved or doubled, since a default should not stand on an edge.
+environment, or one number halved or doubled, since a default should not stand on an edge. `DISTILLED` compare students
+of a teacher that sees everything with what learns from scratch.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.learning_runs import Task
-from rl8x import tuned
+from benchmarks.learning_runs import Notes, Task
+from rl8x import Trainer, distill, tuned
 from rl8x.config import RunSpec
 from rl8x.config.tuned import tuned_files
 from rl8x.frozen import thawed
+from rl8x.randomization import LogUniform
+
+
+def falling(lr: float, end: float) -> dict[str, Any]:
+    """Return a learning rate that falls to 0 in a straight line."""
+    return {"kind": "interp", "points": [[0, lr], [end, 0.0]]}
 
 
 def own(env: str, transitions: int, lr: float, env_kwargs: dict[str, Any] | None = None, **config: Any) -> RunSpec:
     """Return the run of a task of the benchmark's own, by PPO; the learning rate falls to 0 in a straight line."""
-    schedule = {"kind": "interp", "points": [[0, lr], [transitions, 0.0]]}
     return RunSpec.from_plain(
         {
             "env": env,
             "env_kwargs": env_kwargs or {},
-            "algorithm_config": {"lr_schedule": schedule, **COMMON, **config},
+            "algorithm_config": {"lr_schedule": falling(lr, transitions), **COMMON, **config},
             "stop_conditions": [{"hits_upper_bound": ["env/steps", transitions]}],
         },
         trust=True,
@@ -198,3 +205,58 @@ BY_DEFAULTS = {
 }
 NEAR = {"ppo-cartpole": near("ppo-cartpole", (64, 64)), "sac-pendulum": near("sac-pendulum", (256, 256))}
 DEFAULTS = {**BY_DEFAULTS, **{name: task for tasks in NEAR.values() for name, task in tasks.items()}}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Student(Task):
+    """A policy that the teacher of the same seed teaches, and that sees less."""
+
+    def make_algorithm(self, seed: int) -> Any:
+        """Train the teacher, if it is not there yet, and build its student."""
+        return distill(teacher(seed), self.changed(seed=seed).run.algorithm.make_config())
+
+
+@functools.cache
+def teacher(seed: int) -> Trainer[Any]:
+    """Train the teacher of a seed; the second call returns the first's."""
+    return DISTILLED["teacher"].train(seed, Notes(None, {}))
+
+
+def partly_seen(
+    transitions: int, model: dict[str, Any], *, env_kwargs: dict[str, Any] | None = None, taught: bool = False
+) -> Task:
+    """Return the task of CartPole with hidden velocities, and pole and motor drawn anew for each episode."""
+    own, lr = (BY_TEACHER, 2e-3) if taught else (BY_PPO, 3e-3)
+    plain = {
+        "env": "benchmarks.learning_envs.PartlySeenCartPole",
+        "env_kwargs": env_kwargs or {},
+        "algorithm_config": {**DRAWN, **model, **own, "lr_schedule": falling(lr, transitions)},
+        "env_config": {name: drawn.to_dict() for name, drawn in PHYSICS.items()},
+        "stop_conditions": [{"hits_upper_bound": ["env/steps", transitions]}],
+    }
+    by = {"algorithm": "distillation"} if taught else {"preset": "rl8"}
+    return (Student if taught else Task)(run=RunSpec.from_plain({**plain, **by}, trust=True))
+
+
+PHYSICS = {"length": LogUniform(0.1, 2.0), "force_mag": LogUniform(4.0, 25.0)}
+DRAWN = {"num_envs": 32, "horizon": 64, "device": "cpu", "num_threads": 1, "execution": "eager"}
+MLP = {"model": "mlp", "model_config": {"hidden_sizes": [64, 64], "activation": "tanh"}}
+GRU = {"model": "gru", "model_config": {"hidden_size": 64, "encoder_sizes": [64]}, "seq_len": 16}
+BY_PPO = {
+    "gamma": 0.99,
+    "max_grad_norm": 0.5,
+    "vf_clip_param": None,
+    "normalize_rewards": True,
+    "sgd_minibatch_size": 256,
+}
+BY_TEACHER = {"max_grad_norm": 0.5, "sgd_minibatch_size": 512, "teacher_obs": ["velocities", "parameters"]}
+BLIND = {"blind": True}
+# A student with memory beside the same network trained by PPO from scratch, on as many transitions as the student, and
+# on as many as teacher and student together. Settings were chosen on seeds from 10 on.
+DISTILLED = {
+    "teacher": partly_seen(100_000, MLP, env_kwargs={"observe_parameters": "all"}),
+    "student-gru": partly_seen(100_000, GRU, taught=True),
+    "student-mlp": partly_seen(100_000, MLP, taught=True),
+    "ppo-gru": partly_seen(100_000, GRU, env_kwargs=BLIND),
+    "ppo-gru-both": partly_seen(200_000, GRU, env_kwargs=BLIND),
+}

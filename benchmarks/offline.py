@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from benchmarks.learning_tasks import SMALL, TASKS
+from benchmarks.learning_runs import judged
+from benchmarks.learning_tasks import SMALL, TASKS, falling
 from rl8x import HitsUpperBound, NullTracker, Trainer
 from rl8x.algorithms import BCConfig, DQNConfig, IQLConfig, SACConfig, TD3Config
 from rl8x.algorithms.off_policy.config import LearnerConfig
@@ -149,8 +150,12 @@ class OfflineTask:
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments of `algorithm` but for the seed."""
-        schedule = {"kind": "interp", "points": [[0, self.lr], [self.updates, 0.0]]}
-        common = {"lr_schedule": schedule, "model_config": SMALL, "device": "cpu", "num_threads": 1}
+        common = {
+            "lr_schedule": falling(self.lr, self.updates),
+            "model_config": SMALL,
+            "device": "cpu",
+            "num_threads": 1,
+        }
         return {**common, **self.config}
 
     @property
@@ -199,13 +204,9 @@ class OfflineTask:
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         result = trainer.eval(deterministic=True)
         trainer.close()
-        mean = result["eval/returns/mean"]
         return {
-            "return_mean": round(mean, 2),
-            "return_min": round(result["eval/returns/min"], 2),
-            "return_std": round(result["eval/returns/std"], 2),
-            "episodes": int(result["eval/episodes/ended"]),
-            "score": round(data.score(mean), 1),
+            **judged(result),
+            "score": round(data.score(result["eval/returns/mean"]), 1),
             "data_mean": round(data.mean, 2),
             "data_score": round(data.score(data.mean), 1),
             "data_digest": data.dataset.digest,
