@@ -19,35 +19,44 @@ MAX_ITERATIONS = 1_000_000  # that a library is asked for; the recorder stops it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Work:
-    """What one iteration does, the same for every library: a horizon of every copy, then passes over the data.
+class _Work:
+    """What an iteration of any algorithm has, the same for every library.
 
     Attributes:
         env: `"cartpole"` (CartPole-v1, 500 steps) or `"pendulum"` (Pendulum-v1, 200 steps).
         num_envs: Copies of the environment.
-        horizon: Steps of each copy an iteration.
-        hidden: Width of the two hidden layers of the actor and of the critic.
-        minibatches: Minibatches of a pass.
-        passes: Passes over the data of an iteration.
+        horizon: Steps of each copy before the updates that are due for them.
+        hidden: Width of the two hidden layers of each network.
         iterations: Iterations that are timed, at least.
-        normalize_rewards: Whether rewards are scaled, in the way that the library has.
     """
 
-    algorithm: ClassVar[str] = "ppo"
     env: str
     num_envs: int
     horizon: int
     hidden: int
-    minibatches: int
-    passes: int
     lr: float = 1e-3
     gamma: float = 0.99
+    iterations: int = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work(_Work):
+    """PPO: a horizon of every copy, then passes over the data.
+
+    Attributes:
+        minibatches: Minibatches of a pass.
+        passes: Passes over the data of an iteration.
+        normalize_rewards: Whether rewards are scaled, in the way that the library has.
+    """
+
+    algorithm: ClassVar[str] = "ppo"
+    minibatches: int
+    passes: int
     gae_lambda: float = 0.95
     clip: float = 0.2
     entropy_coeff: float = 0.0
     max_grad_norm: float = 0.5
     normalize_rewards: bool = False
-    iterations: int = 8
 
     @property
     def transitions(self) -> int:
@@ -102,32 +111,21 @@ def products(batch_size: int, widths: Sequence[int]) -> tuple[Products, Products
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReplayWork:
-    """What an iteration of an algorithm with a replay does, the same for every library.
+class ReplayWork(_Work):
+    """An algorithm with a replay.
 
     Attributes:
         algorithm: `"dqn"`, without the options of later papers, or `"sac"`, with two critics and a learned temperature.
-        env: As `Work` has it.
-        num_envs: Copies of the environment.
-        horizon: Steps of each copy before the updates that are due for them.
-        hidden: Width of the two hidden layers of each network.
         batch_size: Transitions of an update.
         updates_per_sample: Updates for each transition.
         max_grad_norm: DQN's largest norm of a gradient; SAC clips none.
         tau: Share of the way that SAC's targets go in each update.
         blocks: Times that an iteration collects and updates.
-        iterations: Iterations that are timed, at least.
     """
 
     algorithm: str
-    env: str
-    num_envs: int
-    horizon: int
-    hidden: int
     batch_size: int
     updates_per_sample: float
-    lr: float = 1e-3
-    gamma: float = 0.99
     max_grad_norm: float = 10.0
     buffer_size: int = 100_000
     warmup_steps: int = 1024
@@ -135,7 +133,6 @@ class ReplayWork:
     tau: float = 0.005
     epsilon: float = 0.05
     blocks: int = 32
-    iterations: int = 8
 
     @property
     def transitions(self) -> int:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.works import OBSERVATIONS
+
 Array = Any  # of numpy, or a tensor
 
 
@@ -65,6 +67,14 @@ class Pendulum:
 
 
 TASKS = {"cartpole": CartPole, "pendulum": Pendulum}
+
+
+def spaces_of(name: str) -> tuple[Any, Any]:
+    """Return the spaces of observations and actions, as Gymnasium has them."""
+    from gymnasium.spaces import Box, Discrete
+
+    seen = Box(-np.inf, np.inf, (OBSERVATIONS[name],))
+    return seen, Discrete(2) if name == "cartpole" else Box(-2.0, 2.0, (1,))
 
 
 class Step(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from skrl.agents.torch.ppo import PPO, PPO_CFG
@@ -17,9 +16,9 @@ from skrl.trainers.torch import SequentialTrainer
 from skrl.utils import set_seed
 from torch import Tensor, nn
 
-from benchmarks.peers.envs import TorchEnv
+from benchmarks.peers.envs import TorchEnv, spaces_of
 from benchmarks.recorder import Recorder, main
-from benchmarks.works import MAX_ITERATIONS, OBSERVATIONS, OUTPUTS, Job
+from benchmarks.works import MAX_ITERATIONS, OUTPUTS, Job
 
 
 class Adapter(Wrapper):
@@ -27,10 +26,7 @@ class Adapter(Wrapper):
 
     def __init__(self, name: str, num_envs: int, device: str) -> None:
         env = TorchEnv(name, num_envs, device)
-        env.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (OBSERVATIONS[name],))
-        env.action_space = gymnasium.spaces.Discrete(2)
-        if name == "pendulum":
-            env.action_space = gymnasium.spaces.Box(-2.0, 2.0, (1,))
+        env.observation_space, env.action_space = spaces_of(name)
         super().__init__(env)
 
     def reset(self) -> tuple[Tensor, dict[str, Any]]:
