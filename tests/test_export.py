@@ -23,7 +23,7 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is n
 VECTOR = Box(-np.inf, np.inf, (4,), np.float32)
 STEER = Box(-2.0, 2.0, (2,), np.float32)
 # Each model, space and format, sampled or not, at least once (lstm and dict with ONNX Runtime below); all combinations
-# are those of `python -m benchmarks.export --matrix`.
+# are those of `python -m benchmarks.costs export-matrix`.
 CASES = [
     ("mlp", "box", "pt2", True),
     ("cnn", "multidiscrete", "pt2", True),
