@@ -72,7 +72,6 @@ class Session:
     def __init__(self, args: argparse.Namespace, out: Path | None, works: Mapping[str, Work | ReplayWork]) -> None:
         self.args, self.out = args, out
         self.works = {name: quick(work) if args.quick else work for name, work in works.items()}
-        self.unsupported: set[tuple[str, str]] = set()
         self.result: dict[str, Any] = {**(held(out) if out else {}), **settings_of(args, self.works)}
 
     def save(self) -> None:
@@ -89,36 +88,32 @@ class Session:
         print(group, *tags, told or row, file=sys.stderr, flush=True)
         return row
 
-    def measure(
-        self, group: str, peer: str, variant: str, job: Job, *, extra: Mapping[str, str] | None = None, **tags: Any
-    ) -> None:
-        """Do a job, and keep what it measured in a group."""
-        if (peer, variant) in self.unsupported:
-            return
-        row = run(PEERS[peer], job, extra or {}, self.args.timeout)
-        if "unsupported" in row.get("error", ""):
-            self.unsupported.add((peer, variant))
-            print(f"{peer} ({variant}): {row['error']}", file=sys.stderr)
-            return
-        self.keep(group, {"peer": peer, "variant": variant, **tags, **row})
-
     def each(
-        self, group: str, name: str | int, work: Work | ReplayWork, index: int, *, malloc: bool = True, **fields: Any
+        self,
+        group: str,
+        name: str | int,
+        work: Work | ReplayWork,
+        index: int,
+        *,
+        peers: list[str] | None = None,
+        left_out: tuple[str, ...] = (UNTRACKED,),
+        **fields: Any,
     ) -> None:
-        """Do a work by each library in each of its variants, the libraries in turn."""
+        """Do a work by each library in each of its variants but some, the libraries in turn."""
         if self.args.quick:
             fields = {"warmup_s": 0.0, "timed_s": 0.0, **fields}
-        for peer in self.args.peers:
+        for peer in peers or self.args.peers:
             if work.algorithm not in PEERS[peer].algorithms:
                 continue
             for variant, changes in PEERS[peer].variants.items():
-                left_out = variant == MALLOC and (not malloc or isinstance(work, ReplayWork))
-                left_out |= UNTRACKED in variant and isinstance(work, Work)
-                if left_out or (self.args.variants and variant not in self.args.variants):
+                if any(each in variant for each in left_out) or (
+                    self.args.variants and variant not in self.args.variants
+                ):
                     continue
                 changed = {key: value for key, value in changes.items() if key != "env"}
-                job = Job(work=work, threads=self.args.threads, device=self.args.device, **fields, **changed)
-                self.measure(group, peer, variant, job, extra=changes.get("env"), work=name, run=index)
+                job = Job(work=work, threads=self.args.threads, **fields, **changed)
+                row = run(PEERS[peer], job, changes.get("env", {}), self.args.timeout)
+                self.keep(group, {"peer": peer, "variant": variant, "work": name, "run": index, **row})
 
     def ask(self, module: str, **question: Any) -> dict[str, Any]:
         """Ask a module in a fresh process of rl8x's environment."""
@@ -141,18 +136,16 @@ def measure_throughput(session: Session) -> None:
 
 def measure_return(session: Session) -> None:
     """Time training until a deterministic evaluation reaches the target, on settings tuned for each library."""
-    tuned, peers = held(TUNED), session.args.peers
+    budget = {"budget_s": 2.0} if session.args.quick else {}
     for seed in range(session.args.seeds):
         for env, target in TARGETS.items():
-            for peer in peers:
-                if peer == "rl8" and env == "cartpole":
+            for peer in session.args.peers:
+                if (peer, env) == ("rl8", "cartpole"):
                     continue  # rl8 knows no terminations: a pole that falls costs it nothing
-                choice = tuned.get(peer, {}).get(env, {}).get("settings", {})
+                choice = held(TUNED).get(peer, {}).get(env, {}).get("settings", {})
                 work = dataclasses.replace(WORKS[f"{env}-64"], **choice)
-                fields = {"target": target, "seed": 100 + seed} | ({"budget_s": 2.0} if session.args.quick else {})
-                session.args.peers = [peer]
-                session.each("return", env, work, seed, malloc=False, **fields)
-    session.args.peers = peers
+                fields = {"target": target, "seed": 100 + seed, **budget}
+                session.each("return", env, work, seed, peers=[peer], left_out=(UNTRACKED, MALLOC), **fields)
 
 
 def measure_scaling(session: Session) -> None:
@@ -190,7 +183,7 @@ def measure_replay(session: Session) -> None:
         session.result.setdefault("products", {})[name] = per_s
     for index in range(session.args.passes):
         for name in names:
-            session.each("rows", name, session.works[name], index, seed=index)
+            session.each("rows", name, session.works[name], index, left_out=(MALLOC,), seed=index)
 
 
 def measure_starting(session: Session) -> None:
@@ -278,11 +271,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--seeds", type=int, default=10, help="seeds of each library for `return` (default: %(default)s)")
     add("--soak-steps", type=int, default=2000, help="iterations of `soak` (default: %(default)s)")
     add("--threads", type=int, default=2, help="CPU threads of every library (default: %(default)s)")
-    add("--device", default="cpu", help="device of the torch libraries (default: %(default)s)")
     add("--timeout", type=float, default=900.0, help="seconds that one process may take (default: %(default)s)")
     add("--quick", action="store_true", help="tiny sizes and one pass, to see that everything runs; no file but --out")
     add("--out", type=Path, help="JSON to write, and to add to where it exists (default: in benchmarks/results)")
     add("--install", action="store_true", help="only make the libraries' virtual environments")
+    parser.set_defaults(device="cpu")  # cuda.py measures others
     args = parser.parse_args(argv)
     if args.quick:
         args.passes, args.seeds = 1, 1

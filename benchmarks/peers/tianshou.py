@@ -66,8 +66,6 @@ def sac(work: ReplayWork, env: gymnasium.Env[object, object]) -> SAC:
 def train(job: Job, recorder: Recorder) -> None:
     """Train with `run_training`."""
     work = job.work
-    if not isinstance(work, ReplayWork) or work.algorithm != "sac":
-        raise SystemExit("unsupported: only sac")
     torch.set_num_threads(job.threads)
     torch.manual_seed(job.seed)
     envs = DummyVectorEnv([lambda: gymnasium.make("Pendulum-v1") for _ in range(work.num_envs)])
