@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from tests.policies import ACTIONS, MODELS, policy_of
 
-from benchmarks.results import RESULTS, machine, save, version
-from benchmarks.tables import Row, table
+from benchmarks.results import RESULTS, Row, machine, save, table, version
 from rl8x import NullTracker, Trainer
 from rl8x.algorithms import DQNConfig
 from rl8x.checkpoint import Checkpoints

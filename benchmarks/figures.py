@@ -19,8 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import RESULTS, ROOT, machine, save
-from benchmarks.tables import Row, table
+from benchmarks.results import RESULTS, ROOT, Row, machine, save, table
 
 IMAGES = ROOT / "docs" / "images"
 STUDY = ROOT / "examples" / "study.yaml"

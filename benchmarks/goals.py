@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from benchmarks.processes import PEERS
+from benchmarks.results import Row, percent, select, short
 from benchmarks.speed import STORES
 from benchmarks.speed_tables import (
     best,
@@ -18,7 +19,6 @@ from benchmarks.speed_tables import (
     table,
     variants_of,
 )
-from benchmarks.tables import Row, percent, select, short
 
 # Work, precision of rl8x, the library it is compared with, how many times as fast it is to be. rl8x counts in its
 # fastest mode, the others in their faster variant.

@@ -14,8 +14,7 @@ from benchmarks.learning import TABLES, is_of_now
 from benchmarks.learning_tasks import BY_DEFAULTS, FACTORS, NEAR, NUMBERS, TASKS, Task
 from benchmarks.offline import OFFLINE
 from benchmarks.randomization import METHODS
-from benchmarks.results import held
-from benchmarks.tables import Row, table
+from benchmarks.results import Row, held, table
 from rl8x.config import RunSpec
 from rl8x.config.tuned import tuned_files
 

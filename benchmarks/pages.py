@@ -20,8 +20,7 @@ from benchmarks import costs, figures, learning_tables, scaling, speed_tables, s
 from benchmarks.learning import TABLES
 from benchmarks.learning_tables import rows_of
 from benchmarks.learning_tasks import TASKS
-from benchmarks.results import RESULTS, ROOT, held
-from benchmarks.tables import short
+from benchmarks.results import RESULTS, ROOT, held, short
 
 SETTINGS = ROOT / "src" / "rl8x" / "config" / "settings" / "measured.json"
 _MARK = r"(<!-- (?:results: )?{mark} -->\n)(.*?)(<!-- (?:/{mark}|end of (?:results|{mark})) -->)"

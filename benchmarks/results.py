@@ -1,4 +1,4 @@
-"""Files of results, and the machine they are of. The standard library alone: all measured processes can import this."""
+"""Files of results, the machine they are of, and Markdown of them. The standard library alone."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+Row = dict[str, Any]
 
 
 def machine() -> dict[str, Any]:
@@ -47,3 +48,33 @@ def save(path: Path, result: Mapping[str, Any] | str) -> None:
     beside = path.with_suffix(".writing")
     beside.write_text(result if isinstance(result, str) else json.dumps(result, indent=1) + "\n")
     beside.replace(path)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, rule: str = "|---") -> str:
+    """Return a Markdown table."""
+    lines = ["| " + " | ".join(line) + " |" for line in (header, *rows)]
+    return "\n".join([lines[0], rule * len(header) + "|", *lines[1:]])
+
+
+def names(rows: Sequence[Row], key: str, **tags: Any) -> list[Any]:
+    """Return the different values of a key in the rows with these tags, in the order of their first row."""
+    return list(dict.fromkeys(select(rows, key, **tags)))
+
+
+def select(rows: Sequence[Row], key: str, **tags: Any) -> list[Any]:
+    """Return the values of a key in the rows with these tags."""
+    return [row[key] for row in rows if key in row and all(row.get(name) == value for name, value in tags.items())]
+
+
+def short(rate: float) -> str:
+    """Write a rate: 3.2M, 412k, 4.7k, 83."""
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if rate >= size:
+            number = rate / size
+            return f"{number:.1f}{unit}" if number < 10 else f"{number:.0f}{unit}"
+    return f"{rate:.0f}"
+
+
+def percent(share: float | None) -> str:
+    """Write a share; nothing where there is none."""
+    return "" if share is None else f"{share:.0%}"

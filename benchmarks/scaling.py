@@ -25,8 +25,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.results import RESULTS, save
-from benchmarks.tables import Row, table
+from benchmarks.results import RESULTS, Row, save, table
 
 WORKS: Final = ((256, 64), (1024, 256))  # copies of the environment, units of a layer
 ALONE: Final = 0  # the number of ranks of a process that torchrun has not started

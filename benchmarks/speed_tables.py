@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import tables
+from benchmarks import results
 from benchmarks.processes import PEERS
-from benchmarks.tables import Row, names, percent, select, short
+from benchmarks.results import Row, names, percent, select, short
 
 PRECISIONS = ("fp32", "tf32", "bf16")
-table = functools.partial(tables.table, rule="| --- ")
+table = functools.partial(results.table, rule="| --- ")
 
 
 def render(result: Row) -> str:

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
-from benchmarks.tables import table
+from benchmarks.results import table
 from rl8x import conditions
 from rl8x.conditions import Condition
 
