@@ -42,13 +42,13 @@ STORES = ("sqlite", "http")
 TOLD = ("error", "transitions_per_s", "seconds", "reached", "first_iteration_s", "peak_rss_mb")
 # Transitions of `--measure starting`.
 TRANSITIONS = {"small": 1_000_000, "pendulum-64": 20_000_000, "pendulum-256": 5_000_000, "rl8-defaults": 5_000_000}
-# Name, execution, whether the cache of programs is filled before, and the part of the transitions that is trained for:
-# what runs at one speed from the second iteration on is measured for a part, and the rest is reckoned from it.
+# Name, execution, which has a cache of programs of its own that is empty at first, and the part of the transitions that
+# is trained for: what runs at one speed from the second iteration on is measured for a part, and the rest is reckoned.
 CASES = (
-    ("eager", "eager", False, 0.1),
-    ("compile, cold", "compile", False, 1.0),
-    ("compile, warm", "compile", True, 0.25),
-    ("auto, cold", "auto", False, 1.0),
+    ("eager", "eager", 0.1),
+    ("compile, cold", "compile", 1.0),
+    ("compile, warm", "compile", 0.25),
+    ("auto, cold", "auto", 1.0),
 )
 _IMPORT = """
 import time, torch
@@ -176,11 +176,12 @@ def measure_tracking(session: Session) -> None:
 def measure_replay(session: Session) -> None:
     """Time DQN and SAC, and how often a second the matrix products of an update alone could be done."""
     names = session.args.only or list(REPLAY_WORKS)
+    session.result.update(products={}, rows=[])
     for name in names:
         products = session.works[name].products
         rates = {kind: session.ask("limits", products=products, precision=kind) for kind in ("fp32", "bf16")}
         per_s = {kind: rate.get("per_s") for kind, rate in rates.items()}
-        session.result.setdefault("products", {})[name] = per_s
+        session.result["products"][name] = per_s
     for index in range(session.args.passes):
         for name in names:
             session.each("rows", name, session.works[name], index, left_out=(MALLOC,), seed=index)
@@ -198,7 +199,7 @@ def measure_starting(session: Session) -> None:
         transitions = 5000 if session.args.quick else TRANSITIONS[name]
         options = {"work": work, "threads": session.args.threads}
         with tempfile.TemporaryDirectory(prefix="rl8x-starting-") as folder:
-            for case, execution, _, part in CASES:
+            for case, execution, part in CASES:
                 # An eager run of `auto` has to be asked for all transitions to know how long it will be.
                 count = max(int(part * transitions), 3 * work.transitions)
                 caches = {f"{kind}_CACHE_DIR": f"{folder}/{execution}/{kind}" for kind in ("RL8X", "TORCHINDUCTOR")}
@@ -223,7 +224,7 @@ def to_return(session: Session) -> Iterator[dict[str, Any]]:
     settings = held(TUNED)["rl8x"]["cartpole"]["settings"]
     fields: dict[str, Any] = {"threads": session.args.threads, "target": TARGETS["cartpole"], "budget_s": 120.0}
     with tempfile.TemporaryDirectory(prefix="rl8x-starting-") as folder:
-        for case, execution, _, _ in CASES[:3]:
+        for case, execution, _ in CASES[:3]:
             rows = []
             for seed in range(1 if case.endswith("cold") else 3):
                 work = Work(env="cartpole", iterations=1, **settings)
