@@ -46,19 +46,13 @@ TOLD = ("return_mean", "return_min", "cvar", "wall_s", "cpu_s", "env_steps", "up
 
 
 class Table(NamedTuple):
-    """Tasks that are measured and shown together.
+    """Tasks that are measured and shown together."""
 
-    Attributes:
-        tasks: Each has `seeds`, `described`, `missing`, `measure` and `passes`, as `learning_runs.Task` has them.
-        file: The file of a task's results.
-        first_seed: Of those that are run.
-        curves: Whether a page shows the returns in training.
-    """
-
+    # Each has `seeds`, `described`, `missing`, `measure` and `passes`, as `learning_runs.Task` has them.
     tasks: Mapping[str, Any]
-    file: Callable[[str], str]
-    first_seed: int = 0
-    curves: bool = False
+    file: Callable[[str], str]  # the file of a task's results
+    first_seed: int = 0  # of those that are run
+    curves: bool = False  # whether a page shows the returns in training
 
     def files(self) -> list[Path]:
         """Return the files of all tasks."""

@@ -34,29 +34,19 @@ WATCHING = ("steps_per_eval", "num_eval_envs")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is trained, and what is asked of the result.
+    """What is trained, and what is asked of the result."""
 
-    Attributes:
-        run: Environment, algorithm, hyperparameters, and the transitions to train on.
-        bound: The return that every seed must reach; with `fails`, that no seed may reach. None: any.
-        first_within: Transitions within which every seed must reach the bound for the first time; None: any.
-        steps_per_eval: Steps of the trainer from one evaluation to the next, which say when that was; None: none.
-        fails: Whether this is a control that must not learn the task.
-        seeds: How many seeds are run.
-        episodes: Fresh episodes that the final policy is judged by.
-        eval_episodes: Episodes of an evaluation on the way; None: as many.
-        best_bound: What the best evaluation on the way must be, in the mean over seeds; None: any.
-    """
-
-    run: RunSpec
-    bound: float | None = None
+    run: RunSpec  # environment, algorithm, hyperparameters, and the transitions to train on
+    bound: float | None = None  # the return that every seed must reach; with `fails`, that no seed may reach. None: any
+    # Transitions within which every seed must reach the bound for the first time; None: any.
     first_within: int | None = None
+    # Steps of the trainer from one evaluation to the next, which say when that was; None: none.
     steps_per_eval: int | None = None
-    fails: bool = False
-    seeds: int = 5
-    episodes: int = 256
-    eval_episodes: int | None = None
-    best_bound: float | None = None
+    fails: bool = False  # whether this is a control that must not learn the task
+    seeds: int = 5  # how many seeds are run
+    episodes: int = 256  # fresh episodes that the final policy is judged by
+    eval_episodes: int | None = None  # episodes of an evaluation on the way; None: as many
+    best_bound: float | None = None  # what the best evaluation on the way must be, in the mean over seeds; None: any
 
     @property
     def transitions(self) -> int:

@@ -36,34 +36,21 @@ SEED = 100  # of policies and recordings; learners have 0, 1, ...
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Of which policies a data set is.
+    """Of which policies a data set is."""
 
-    Attributes:
-        task: The online task of `learning_tasks.TASKS` that gives environment and policies.
-        parts: Transitions of the policies "random", "medium" and "expert".
-        medium_at: Mean return of training episodes, with sampled actions, at which the medium policy is taken.
-    """
-
-    task: str
-    parts: Mapping[str, int]
-    medium_at: float
+    task: str  # the online task of `learning_tasks.TASKS` that gives environment and policies
+    parts: Mapping[str, int]  # transitions of the policies "random", "medium" and "expert"
+    medium_at: float  # mean return of training episodes, with sampled actions, at which the medium policy is taken
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """A data set and what returns are compared with.
+    """A data set and what returns are compared with."""
 
-    Attributes:
-        dataset: The transitions.
-        mean: Mean return of its whole episodes.
-        random: Mean return of the random policy: a score of 0.
-        expert: Mean return of the expert: a score of 100.
-    """
-
-    dataset: Dataset
-    mean: float
-    random: float
-    expert: float
+    dataset: Dataset  # the transitions
+    mean: float  # mean return of its whole episodes
+    random: float  # mean return of the random policy: a score of 0
+    expert: float  # mean return of the expert: a score of 100
 
     def score(self, value: float) -> float:
         """Return a mean return on the scale of random policy and expert."""
@@ -122,29 +109,18 @@ def policy_of(task: str, medium_at: float | None) -> Policy:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OfflineTask:
-    """What learns from which data, for how long, and what is asked of the result.
+    """What learns from which data, for how long, and what is asked of the result."""
 
-    Attributes:
-        data: The data set, of `RECIPES`.
-        algorithm: The class of the hyperparameters.
-        updates: Updates to make.
-        lr: Learning rate at the start; it falls to 0 in a straight line.
-        config: The other hyperparameters, where they are not the defaults.
-        near: Share of the data's mean return within which every seed must end; None: any.
-        above: The task whose return with the same seed must be reached at least; None: any.
-        seeds: How many seeds are run, 0, 1, ...
-        episodes: Fresh episodes that the final policy is judged by, deterministically.
-    """
-
-    data: str
-    algorithm: type[LearnerConfig]
-    updates: int
-    lr: float
+    data: str  # the data set, of `RECIPES`
+    algorithm: type[LearnerConfig]  # the class of the hyperparameters
+    updates: int  # updates to make
+    lr: float  # learning rate at the start; it falls to 0 in a straight line
+    # The other hyperparameters, where they are not the defaults.
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
-    near: float | None = None
-    above: str | None = None
-    seeds: int = 3
-    episodes: int = 1024
+    near: float | None = None  # share of the data's mean return within which every seed must end; None: any
+    above: str | None = None  # the task whose return with the same seed must be reached at least; None: any
+    seeds: int = 3  # how many seeds are run
+    episodes: int = 1024  # fresh episodes that the final policy is judged by, deterministically
     missing: ClassVar[None] = None
 
     @property

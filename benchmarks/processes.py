@@ -34,21 +34,15 @@ OWN_MODES: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """A library that is measured.
+    """A library that is measured."""
 
-    Attributes:
-        module: Its file in `benchmarks/peers/`.
-        title: Its name in tables.
-        requirements: What pip installs, one call for each; none for the environment that runs the benchmark.
-        algorithms: Those of the works that it is measured with.
-        variants: The ways in which it is run, by name: fields of the job that they change, and under `"env"` additions
-            to the environment of the process.
-    """
-
-    module: str
-    title: str
+    module: str  # its file in `benchmarks/peers/`
+    title: str  # its name in tables
+    # What pip installs, one call for each; none for the environment that runs the benchmark.
     requirements: tuple[str, ...]
-    algorithms: tuple[str, ...] = ("ppo",)
+    algorithms: tuple[str, ...] = ("ppo",)  # those of the works that it is measured with
+    # The ways in which it is run, by name: fields of the job that they change, and under `"env"` additions to the
+    # environment of the process.
     variants: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=lambda: AS_IT_COMES)
 
 

@@ -31,17 +31,11 @@ Ranges = Mapping[str, tuple[float, float]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Randomized(Task):
-    """What is trained under physics that are drawn in some way, and on which it is tested.
+    """What is trained under physics that are drawn in some way, and on which it is tested."""
 
-    Attributes:
-        ranges: The widest range of each parameter that is drawn.
-        cells: Cells of the test grid along each parameter.
-        episodes: Episodes in each cell.
-    """
-
-    ranges: Ranges
-    cells: int = 15
-    episodes: int = 8
+    ranges: Ranges  # the widest range of each parameter that is drawn
+    cells: int = 15  # cells of the test grid along each parameter
+    episodes: int = 8  # episodes in each cell
 
     @property
     def grid(self) -> dict[str, list[float]]:

@@ -20,43 +20,29 @@ MAX_ITERATIONS = 1_000_000  # that a library is asked for; the recorder stops it
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Work:
-    """What an iteration of any algorithm has, the same for every library.
+    """What an iteration of any algorithm has, the same for every library."""
 
-    Attributes:
-        env: `"cartpole"` (CartPole-v1, 500 steps) or `"pendulum"` (Pendulum-v1, 200 steps).
-        num_envs: Copies of the environment.
-        horizon: Steps of each copy before the updates that are due for them.
-        hidden: Width of the two hidden layers of each network.
-        iterations: Iterations that are timed, at least.
-    """
-
-    env: str
-    num_envs: int
-    horizon: int
-    hidden: int
+    env: str  # `"cartpole"` (CartPole-v1, 500 steps) or `"pendulum"` (Pendulum-v1, 200 steps)
+    num_envs: int  # copies of the environment
+    horizon: int  # steps of each copy before the updates that are due for them
+    hidden: int  # width of the two hidden layers of each network
     lr: float = 1e-3
     gamma: float = 0.99
-    iterations: int = 8
+    iterations: int = 8  # iterations that are timed, at least
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work(_Work):
-    """PPO: a horizon of every copy, then passes over the data.
-
-    Attributes:
-        minibatches: Minibatches of a pass.
-        passes: Passes over the data of an iteration.
-        normalize_rewards: Whether rewards are scaled, in the way that the library has.
-    """
+    """PPO: a horizon of every copy, then passes over the data."""
 
     algorithm: ClassVar[str] = "ppo"
-    minibatches: int
-    passes: int
+    minibatches: int  # minibatches of a pass
+    passes: int  # passes over the data of an iteration
     gae_lambda: float = 0.95
     clip: float = 0.2
     entropy_coeff: float = 0.0
     max_grad_norm: float = 0.5
-    normalize_rewards: bool = False
+    normalize_rewards: bool = False  # whether rewards are scaled, in the way that the library has
 
     @property
     def transitions(self) -> int:
@@ -112,27 +98,19 @@ def products(batch_size: int, widths: Sequence[int]) -> tuple[Products, Products
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplayWork(_Work):
-    """An algorithm with a replay.
+    """An algorithm with a replay."""
 
-    Attributes:
-        algorithm: `"dqn"`, without the options of later papers, or `"sac"`, with two critics and a learned temperature.
-        batch_size: Transitions of an update.
-        updates_per_sample: Updates for each transition.
-        max_grad_norm: DQN's largest norm of a gradient; SAC clips none.
-        tau: Share of the way that SAC's targets go in each update.
-        blocks: Times that an iteration collects and updates.
-    """
-
+    # `"dqn"`, without the options of later papers, or `"sac"`, with two critics and a learned temperature.
     algorithm: str
-    batch_size: int
-    updates_per_sample: float
-    max_grad_norm: float = 10.0
+    batch_size: int  # transitions of an update
+    updates_per_sample: float  # updates for each transition
+    max_grad_norm: float = 10.0  # DQN's largest norm of a gradient; SAC clips none
     buffer_size: int = 100_000
     warmup_steps: int = 1024
     updates_per_target: int = 250
-    tau: float = 0.005
+    tau: float = 0.005  # share of the way that SAC's targets go in each update
     epsilon: float = 0.05
-    blocks: int = 32
+    blocks: int = 32  # times that an iteration collects and updates
 
     @property
     def transitions(self) -> int:
@@ -229,39 +207,26 @@ def quick(work: Work | ReplayWork) -> Work | ReplayWork:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """What one process is asked to do.
+    """What one process is asked to do."""
 
-    Attributes:
-        work: The work of an iteration.
-        threads: CPU threads.
-        device: Where torch libraries put everything.
-        seed: Seed of the run.
-        target: Stop when a deterministic evaluation reaches this return; None times `work.iterations` iterations.
-        budget_s: With a target: give up after so many seconds of training.
-        transitions: Stop after so many, and tell the seconds of all of them.
-        warmup_s: Without a target: iterations of so many seconds after the first, which never counts, do not count, so
-            that what a library does in the background when it starts (creating a database, say) is over.
-        timed_s: Without a target: time for at least so many seconds.
-        fresh: Without a target: so many times during the last hundred iterations, pause and have a fresh process time
-            the same work, which tells how fast the machine is then.
-        execution: rl8x only: how it executes.
-        precision: rl8x only: the numbers it multiplies.
-        tracks: rl8x only: whether it tracks to MLflow, as it does by itself.
-    """
-
-    work: Work | ReplayWork
-    threads: int = 2
-    device: str = "cpu"
-    seed: int = 0
+    work: Work | ReplayWork  # the work of an iteration
+    threads: int = 2  # CPU threads
+    device: str = "cpu"  # where torch libraries put everything
+    seed: int = 0  # seed of the run
+    # Stop when a deterministic evaluation reaches this return; None times `work.iterations` iterations.
     target: float | None = None
-    budget_s: float = 30.0
-    transitions: int | None = None
+    budget_s: float = 30.0  # with a target: give up after so many seconds of training
+    transitions: int | None = None  # stop after so many, and tell the seconds of all of them
+    # Without a target: iterations of so many seconds after the first, which never counts, do not count, so that what a
+    # library does in the background when it starts (creating a database, say) is over.
     warmup_s: float = 5.0
-    timed_s: float = 4.0
+    timed_s: float = 4.0  # without a target: time for at least so many seconds
+    # Without a target: so many times during the last hundred iterations, pause and have a fresh process time the same
+    # work, which tells how fast the machine is then.
     fresh: int = 0
-    execution: str = "eager"
-    precision: str = "fp32"
-    tracks: bool = True
+    execution: str = "eager"  # rl8x only: how it executes
+    precision: str = "fp32"  # rl8x only: the numbers it multiplies
+    tracks: bool = True  # rl8x only: whether it tracks to MLflow, as it does by itself
 
     def to_json(self) -> str:
         """Return the job as one line."""
