@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from benchmarks.processes import PEERS
+from benchmarks.processes import PEERS, STORES
 from benchmarks.results import Row, percent, select, short
-from benchmarks.speed import STORES
-from benchmarks.speed_tables import (
+from benchmarks.speed_cells import (
     best,
     cells,
     own_precisions,

@@ -23,6 +23,8 @@ MALLOC_SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": "100000000000",
     "MALLOC_TOP_PAD_": "268435456",
 }
+# Where MLflow keeps the rows that are timed: in a file, or behind its server.
+STORES = ("sqlite", "http")
 MALLOC, UNTRACKED = "malloc", "untracked"
 AS_IT_COMES: dict[str, dict[str, Any]] = {"as it comes": {}, MALLOC: {"env": MALLOC_SETTINGS}}
 OWN_MODES: dict[str, dict[str, Any]] = {

@@ -31,14 +31,13 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.processes import MALLOC, MALLOC_SETTINGS, PEERS, UNTRACKED, ask, environment, python_of, run
+from benchmarks import speed_tables
+from benchmarks.processes import MALLOC, MALLOC_SETTINGS, PEERS, STORES, UNTRACKED, ask, environment, python_of, run
 from benchmarks.results import RESULTS, ROOT, held, machine, save, version
 from benchmarks.works import ALL_WORKS, REPLAY_WORKS, TARGETS, WORKS, Job, ReplayWork, Work, quick
 
 TUNED = ROOT / "benchmarks" / "tuned.json"
 SCALING_ENVS = (1024, 4096, 16384, 65536)
-# Where MLflow keeps the rows of `--measure tracking`: in a file, or behind its server.
-STORES = ("sqlite", "http")
 TOLD = ("error", "transitions_per_s", "seconds", "reached", "first_iteration_s", "peak_rss_mb")
 # Transitions of `--measure starting`.
 TRANSITIONS = {"small": 1_000_000, "pendulum-64": 20_000_000, "pendulum-256": 5_000_000, "rl8-defaults": 5_000_000}
@@ -285,8 +284,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     """Measure what the command line asks for."""
-    from benchmarks import speed_tables
-
     args = parse(argv)
     if args.install:
         for name in args.peers:
