@@ -21,9 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from benchmarks.results import RESULTS, Row, save, table
 
@@ -74,9 +74,8 @@ class Launch:
             python += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
         # Those that are not at turn wait for their first.
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "RL8X_RANK_TIMEOUT_S": "3600"}
-        self.process = subprocess.Popen(
-            [*python, "-m", "benchmarks.scaling", "--child", str(self.path), asked], env=environment
-        )
+        command = [*python, "-m", "benchmarks.scaling", "--child", str(self.path), asked]
+        self.process = subprocess.Popen(command, env=environment)
 
     def begin(self, steps: int) -> None:
         """Have some steps made."""
@@ -87,39 +86,35 @@ class Launch:
         seconds, own = json.loads(Path(f"{self.path}.answers").read_text())
         return seconds, own
 
-    def end(self) -> None:
-        """End the ranks."""
-        Path(f"{self.path}.turns").write_text("0")
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Let the ranks end, or end them where something failed."""
+        if kind is None:
+            self.begin(0)
+        else:
+            self.process.terminate()
         self.process.wait()
 
 
-@contextlib.contextmanager
-def launches(counts: list[int], asked: str) -> Iterator[dict[str, list[Launch]]]:
-    """Have what takes turns, by its name, for as long as the block takes.
+def measure(counts: list[int], steps: int, rounds: int, asked: str) -> dict[str, list[tuple[float, float]]]:
+    """Return what each measured in each round, by its name; of several processes the slower, at whose pace ranks go.
 
-    That is a process alone, and of each number of ranks a launch, and as many processes that know nothing of each
-    other.
+    Turns are taken by a process alone, and for each number of ranks by a launch, and by as many processes that know
+    nothing of each other.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        alone = [Launch(ALONE, Path(folder) / f"alone{i}", asked) for i in range(max(counts))]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+
+        def launched(count: int, name: str) -> Launch:
+            return stack.enter_context(Launch(count, Path(folder) / name, asked))
+
+        alone = [launched(ALONE, f"alone{i}") for i in range(max(counts))]
         made = {"1 process": alone[:1]}
         for count in counts:
             if count > 1:
                 made[f"{count} processes"] = alone[:count]
-            made[f"{count} rank{'s' * (count > 1)}"] = [Launch(count, Path(folder) / f"ranks{count}", asked)]
-        try:
-            yield made
-            for launch in {launch.path: launch for each in made.values() for launch in each}.values():
-                launch.end()
-        finally:
-            for launch in {launch.path: launch for each in made.values() for launch in each}.values():
-                launch.process.terminate()
-                launch.process.wait()
-
-
-def measure(counts: list[int], steps: int, rounds: int, asked: str) -> dict[str, list[tuple[float, float]]]:
-    """Return what each measured in each round, by its name; of several processes the slower, at whose pace ranks go."""
-    with launches(counts, asked) as made:
+            made[f"{count} rank{'s' * (count > 1)}"] = [launched(count, f"ranks{count}")]
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
         names = list(made)
         for number in range(-1, rounds):  # the first to warm up: programs are compiled, memory is taken
