@@ -14,6 +14,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -93,7 +94,9 @@ class Recorder:
         work = dataclasses.replace(job.work, iterations=LAST // 2)
         other = dataclasses.replace(job, fresh=0, timed_s=0.0, work=work)
         command = [sys.executable, "-m", sys.modules["__main__"].__spec__.name]
-        done = subprocess.run(command, input=other.to_json(), capture_output=True, text=True, check=True)
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            options: dict[str, Any] = {"cwd": folder, "capture_output": True, "text": True, "check": True}
+            done = subprocess.run(command, input=other.to_json(), **options)
         row = json.loads(done.stdout.strip().splitlines()[-1])
         self.fresh.append(job.work.transitions / row["transitions_per_s"])
 
@@ -158,7 +161,7 @@ def evaluate(env_name: str, act: Act, *, seed: int, episodes: int = EVAL_EPISODE
 
 
 def main(library: str, train: Callable[[Job, Recorder], None], packages: tuple[str, ...] = ()) -> None:
-    """Read a job from standard input, do it, and print one line of JSON.
+    """Read a job from standard input, do it in the working folder, and print one line of JSON.
 
     Args:
         library: Name of the library's distribution.
@@ -168,6 +171,9 @@ def main(library: str, train: Callable[[Job, Recorder], None], packages: tuple[s
     job = Job.from_json(sys.stdin.read())
     cores = sorted(os.sched_getaffinity(0))[: job.threads]
     os.sched_setaffinity(0, cores)  # some libraries have no other way to be told how many threads to use
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(job.threads)
+        sys.modules["torch"].manual_seed(job.seed)
     answer = os.dup(1)
     os.dup2(2, 1)  # what the library prints while it trains is no part of the answer
     recorder = Recorder(job)

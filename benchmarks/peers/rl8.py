@@ -6,8 +6,6 @@ work of an iteration is the same.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from typing import Any
 
 import numpy as np
@@ -62,8 +60,6 @@ class Pendulum(Adapter):
 def train(job: Job, recorder: Recorder) -> None:
     """Train with rl8's trainer."""
     work = job.work
-    torch.set_num_threads(job.threads)
-    torch.manual_seed(job.seed)
     config = AlgorithmConfig(
         model_config={"hiddens": (work.hidden, work.hidden)},
         horizon=work.horizon,
@@ -81,19 +77,17 @@ def train(job: Job, recorder: Recorder) -> None:
         normalize_rewards=work.normalize_rewards,
         device=job.device,
     )
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.chdir(folder)  # where MLflow writes by default
-        algorithm = config.build({"cartpole": CartPole, "pendulum": Pendulum}[work.env])
-        trainer = Trainer(algorithm)
+    algorithm = config.build({"cartpole": CartPole, "pendulum": Pendulum}[work.env])
+    trainer = Trainer(algorithm)
 
-        def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            batch = TensorDict({"obs": torch.from_numpy(obs).to(job.device).unsqueeze(1)}, batch_size=[len(obs), 1])
-            return algorithm.policy.sample(batch, kind="last", deterministic=True)["actions"].cpu().numpy()
+    def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        batch = TensorDict({"obs": torch.from_numpy(obs).to(job.device).unsqueeze(1)}, batch_size=[len(obs), 1])
+        return algorithm.policy.sample(batch, kind="last", deterministic=True)["actions"].cpu().numpy()
 
-        recorder.start()
-        while True:
-            trainer.step()
-            recorder.tick(act)
+    recorder.start()
+    while True:
+        trainer.step()
+        recorder.tick(act)
 
 
 if __name__ == "__main__":

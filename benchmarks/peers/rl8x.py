@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import tempfile
 from typing import Any
 
 import numpy as np
@@ -77,16 +75,6 @@ def settings(work: Work) -> dict[str, Any]:
     }
 
 
-def make_tracker(folder: str) -> Any:
-    """Return a tracker to MLflow in a folder; what keeps nothing where MLflow is not installed."""
-    if importlib.util.find_spec("mlflow") is None:
-        return NullTracker()
-    from rl8x.tracking import MLflowTracker
-
-    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
-    return MLflowTracker()
-
-
 def train(job: Job, recorder: Recorder) -> None:
     """Train with rl8x's trainer."""
     work = job.work
@@ -101,25 +89,25 @@ def train(job: Job, recorder: Recorder) -> None:
             chosen = policy.act(batch, policy.initial_state(len(obs)), starts)
             return policy.env_actions(chosen.actions).cpu().numpy()
 
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.chdir(folder)
-        tracker = make_tracker(folder) if job.tracks else NullTracker()
-        callbacks = () if job.transitions is None else (lambda *_: recorder.tick(),)
-        trainer = Trainer(algorithm, tracker=tracker, callbacks=callbacks)
+    is_tracked = job.tracks and importlib.util.find_spec("mlflow") is not None
+    options: dict[str, Any] = {} if is_tracked else {"tracker": NullTracker()}
+    if job.transitions is not None:
+        options["callbacks"] = [lambda *_: recorder.tick()]
+    trainer = Trainer(algorithm, **options)
+    recorder.start()
+    if job.transitions is not None:  # `execution="auto"` compiles in a run that says how long it will be
+        trainer.run(stop_conditions=[HitsUpperBound(keys.ENV_STEPS, job.transitions)], progress="none")
+    for _ in range(steps):
+        trainer.step()
+    recorder.tick(act)
+    if job.target is None:
+        # MLflow's process makes its database beside the first iterations, which is not what is timed.
+        trainer.tracker.flush()
         recorder.start()
-        if job.transitions is not None:  # `execution="auto"` compiles in a run that says how long it will be
-            trainer.run(stop_conditions=[HitsUpperBound(keys.ENV_STEPS, job.transitions)], progress="none")
+    while True:
         for _ in range(steps):
             trainer.step()
         recorder.tick(act)
-        if job.target is None:
-            # MLflow's process makes its database beside the first iterations, which is not what is timed.
-            trainer.tracker.flush()
-            recorder.start()
-        while True:
-            for _ in range(steps):
-                trainer.step()
-            recorder.tick(act)
 
 
 if __name__ == "__main__":

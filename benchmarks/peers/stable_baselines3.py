@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from typing import Any
 
 import numpy as np
@@ -137,7 +136,6 @@ def off_policy(job: Job, work: ReplayWork, env: VecEnv) -> BaseAlgorithm:
 def train(job: Job, recorder: Recorder) -> None:
     """Train with `learn`."""
     work = job.work
-    torch.set_num_threads(job.threads)
     env: VecEnv = Adapter(work.env, work.num_envs, job.seed)
     if isinstance(work, ReplayWork):
         model, rollouts = off_policy(job, work, env), work.blocks
@@ -145,12 +143,11 @@ def train(job: Job, recorder: Recorder) -> None:
         if work.normalize_rewards:
             env = VecNormalize(env, norm_obs=False, clip_reward=np.inf, gamma=work.gamma)
         model, rollouts = ppo(job, work, env), 1
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        model.set_logger(configure(folder, ["csv"]))
-        ticker = Ticker(recorder, rollouts)
-        recorder.start()
-        model.learn(MAX_ITERATIONS * work.transitions, callback=ticker)
-        recorder.tick(ticker.act)
+    model.set_logger(configure(".", ["csv"]))
+    ticker = Ticker(recorder, rollouts)
+    recorder.start()
+    model.learn(MAX_ITERATIONS * work.transitions, callback=ticker)
+    recorder.tick(ticker.act)
 
 
 if __name__ == "__main__":

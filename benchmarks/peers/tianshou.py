@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gymnasium
-import torch
 from tianshou.algorithm import SAC
 from tianshou.algorithm.modelfree.sac import AutoAlpha, SACPolicy
 from tianshou.algorithm.optim import AdamOptimizerFactory
@@ -66,8 +65,6 @@ def sac(work: ReplayWork, env: gymnasium.Env[object, object]) -> SAC:
 def train(job: Job, recorder: Recorder) -> None:
     """Train with `run_training`."""
     work = job.work
-    torch.set_num_threads(job.threads)
-    torch.manual_seed(job.seed)
     envs = DummyVectorEnv([lambda: gymnasium.make("Pendulum-v1") for _ in range(work.num_envs)])
     algorithm = sac(work, gymnasium.make("Pendulum-v1"))
     collector = Collector(algorithm, envs, VectorReplayBuffer(work.buffer_size, work.num_envs))
