@@ -178,6 +178,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         options.tasks = [name for path in files for name in held(path).get("tasks", ())]
     if wrong := next((name for name in options.tasks if name not in table.tasks), None):
         parser.error(f"--tasks: there is no {wrong!r} in {options.table}; there are {', '.join(table.tasks)}")
+    if options.add and not options.add.exists():
+        parser.error(f"--add: there is no file {options.add}")
     if options.add and not options.out and len(table.files()) > 1:
         parser.error(f"--add: {options.table} has several files: name one with --out")
     return options
