@@ -92,7 +92,7 @@ def train(job: Job, recorder: Recorder) -> None:
     is_tracked = job.tracks and importlib.util.find_spec("mlflow") is not None
     options: dict[str, Any] = {} if is_tracked else {"tracker": NullTracker()}
     if job.transitions is not None:
-        options["callbacks"] = [lambda *_: recorder.tick()]
+        options |= {"callbacks": [lambda *_: recorder.tick()], "checkpoints": False, "eval_env": False}
     trainer = Trainer(algorithm, **options)
     recorder.start()
     if job.transitions is not None:  # `execution="auto"` compiles in a run that says how long it will be
