@@ -37,7 +37,7 @@ if __package__ in (None, ""):
 import rl8x
 from benchmarks import results
 from benchmarks.learning_runs import forget
-from benchmarks.learning_tasks import DEFAULTS, DISTILLED, PRECISIONS, TASKS
+from benchmarks.learning_tasks import DEFAULTS, DISTILLED, PRECISIONS, TASKS, ByDefaults
 from benchmarks.offline import OFFLINE
 from benchmarks.randomization import RANDOMIZED
 from benchmarks.results import RESULTS, held
@@ -86,8 +86,14 @@ def machine() -> dict[str, Any]:
 
 def is_of_now(described: Mapping[str, Any], task: Any) -> bool:
     """Whether what a file says of a task is what the task is now."""
+    if task is None:
+        return False
     known = {key: value for key, value in described.items() if key != "machine"}
-    return task is not None and known == json.loads(json.dumps(task.described))
+    now = json.loads(json.dumps(task.described))
+    if isinstance(task, ByDefaults) and known:  # a hyperparameter that came or went says nothing of the others
+        both = known["config"].keys() & now["config"].keys()
+        known, now = ({**each, "config": {name: each["config"][name] for name in both}} for each in (known, now))
+    return known == now
 
 
 def merged(old: Mapping[str, Any], rows: list[dict[str, Any]], tasks: Mapping[str, Any]) -> dict[str, Any]:
