@@ -76,7 +76,7 @@ def test_known_values_are_learned(dueling):
 
 
 def test_the_bare_defaults_learn_cartpole():
-    """Five times what random actions reach, in a fifth of the transitions that benchmarks/defaults.py has."""
+    """Five times what random actions reach, in a fifth of the transitions that the benchmark of the defaults has."""
     algorithm = PQNConfig(seed=0, device="cpu", execution="eager").build(CartPole)
     trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=True, num_eval_envs=16)
     trainer.run(max_steps=48, progress="none")

@@ -5,25 +5,29 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
+from mlflow import MlflowClient
+from tests.browser.chromium import Browser
 
-from benchmarks.browser import Browser
-from benchmarks.servers import free_port
+LEARNING_RATES: Final = {"fast": "5e-3", "slow": "5e-4"}
 
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
     """Have `rl8x ui` show the runs of a folder for as long as the context lasts; yields its address."""
-    port = free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     command = [sys.executable, "-m", "rl8x.cli.main", "ui", "--no-browser", "--port", str(port)]
     environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
     address = f"http://127.0.0.1:{port}"
@@ -130,3 +134,44 @@ class Pages:
         """Open a logged model; returns what the page shows."""
         self._open(f"{self._experiment}/models/{model_id}")
         return self.browser.wait_for(*texts)
+
+
+def arguments(name: str, *, steps: int, every: int, films: int, settings: Sequence[str]) -> list[str]:
+    """Return the words after `rl8x` that train a run, with models and films.
+
+    Args:
+        name: The run's, of `LEARNING_RATES`.
+        steps: Of the trainer.
+        every: Steps between evaluations.
+        films: Evaluations between films.
+        settings: Further words.
+    """
+    asked = f"--run-name {name} --lr {LEARNING_RATES[name]} --num-threads 1 --device cpu --seed 0 --log-models"
+    asked += f" --max-steps {steps} --steps-per-eval {every} --evals-per-film {films}"
+    return ["train", "CartPole", *asked.split(), "checkpoints.best=eval/returns/mean", *settings]
+
+
+def runs_in(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, list[Any]]]:
+    """Return the runs of a folder by name, as MLflow's client gives them, and their models, the best rank first."""
+    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    runs = {run.info.run_name: run for run in client.search_runs(experiments)}
+    order = [{"field_name": "metrics.eval/returns/mean", "ascending": False}]
+    models = client.search_logged_models(experiments, order_by=order)
+    return runs, {
+        name: [each for each in models if each.source_run_id == run.info.run_id] for name, run in runs.items()
+    }
+
+
+def film_of(folder: Path, run: Any) -> str:
+    """Return the path of the last film among a run's artifacts."""
+    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
+    return str(max(each.path for each in client.list_artifacts(run.info.run_id, "films")))
+
+
+def parent_of(folder: Path, name: str) -> Any:
+    """Return the parent run of a study, as MLflow's client gives it."""
+    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    runs = client.search_runs(experiments, f"tags.`rl8x.study` = '{name}'")
+    return next(run for run in runs if "mlflow.parentRunId" not in run.data.tags)
