@@ -33,10 +33,10 @@ CELL_PARAMS: Final = ("study.training", "study.seed")
 
 def written_rows(report: Any) -> dict[str, Any]:
     """Return what a report says as plain data, for the repository."""
-    from rl8x.studies.summary import cells_of
+    from rl8x.studies.statistics import cells_of
 
     return {
-        "study": report.definition.get("definition", report.definition),
+        "study": report.study.definition,
         "table": cells_of(report.summary),
         "notes": list(report.summary.notes),
         "rows": json.loads(report.frame.to_json(orient="records", double_precision=10)),
