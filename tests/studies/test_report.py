@@ -11,7 +11,7 @@ from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
 from tests.studies.synthetic import SUPPORTS, evaluations, write_study
 
-from rl8x import axes, drawing
+from rl8x import drawing
 from rl8x.drawing import DARK, LIGHT
 from rl8x.studies import figures
 from rl8x.studies.report import FoundStudy, report
@@ -216,7 +216,7 @@ def test_the_terminal_table_fits_and_has_all_numbers(made, width, monkeypatch):
 
 def test_heat_maps_show_the_frame_on_one_scale_with_the_supports(table):
     evaluated = read_evaluations(table)
-    (length, mass), _ = axes.chosen_axes(evaluated.cells, None)
+    (length, mass), _ = drawing.chosen_axes(evaluated.cells, None)
     figure = figures.heat_maps(evaluated.groups, SUPPORTS, length, mass, {"length": "m"}, LIGHT)
     panels = [panel for panel in figure.axes if panel.collections and panel.get_title()]
     assert [panel.get_title() for panel in panels] == ["fixed", "uniform"]
@@ -241,7 +241,7 @@ def test_heat_maps_show_the_frame_on_one_scale_with_the_supports(table):
 
 def test_curves_show_marginal_means_and_bands(table):
     evaluated = read_evaluations(table)
-    length = axes.chosen_axes(evaluated.cells, ["length"])[0][0]
+    length = drawing.chosen_axes(evaluated.cells, ["length"])[0][0]
     figure = figures.curves(evaluated.groups, SUPPORTS, length, {}, LIGHT)
     panel, strip = figure.axes
     for line, training in zip(panel.lines[:2], ("fixed", "uniform"), strict=True):
@@ -292,10 +292,10 @@ def test_figures_fit_the_number_of_test_parameters(table):
 def test_a_sample_of_cells_is_drawn_in_bins():
     made = make_report(evaluations(sample=60), SUPPORTS)
     evaluated = made.evaluations
-    (length, mass), _ = axes.chosen_axes(evaluated.cells, None)
+    (length, mass), _ = drawing.chosen_axes(evaluated.cells, None)
     assert length.binned
     assert len(length.values) == 12
-    values = axes.over_two(evaluated.groups[0].scores.mean(axis=0), length, mass)
+    values = drawing.over_two(evaluated.groups[0].scores.mean(axis=0), length, mass)
     for row, column in ((0, 0), (5, 7), (11, 11)):
         cells = evaluated.cells
         mine = cells["length"].between(*length.edges[column : column + 2]) & cells["mass"].between(
@@ -308,7 +308,7 @@ def test_a_sample_of_cells_is_drawn_in_bins():
 
 def test_a_grid_of_ratios_has_a_logarithmic_axis():
     geometric = evaluations(grid={"length": [0.1, 1.0, 10.0], "mass": [0.1, 0.2]})
-    (length, mass), _ = axes.chosen_axes(read_evaluations(geometric).cells, None)
+    (length, mass), _ = drawing.chosen_axes(read_evaluations(geometric).cells, None)
     assert length.logarithmic
     assert not mass.logarithmic
     np.testing.assert_allclose(length.edges, 10.0 ** np.array([-1.5, -0.5, 0.5, 1.5]))

@@ -30,7 +30,7 @@ from rl8x.config.files import SUFFIXES
 from rl8x.config.spec import ALIASES, FIELDS, AlgorithmSpec, renamed, under_algorithm
 from rl8x.config.tuned import listed, tuned_file
 from rl8x.importing import Trust, module_named, texts
-from rl8x.synonyms import called_here
+from rl8x.names import called_here
 
 # An algorithm's fields of these names are set by `algorithm_config.NAME=` alone; a seed is the algorithm's.
 _OFFIELDS: Final = FIELDS.keys() - {"seed"}

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from rl8x import drawing
-from rl8x.axes import Axis, along, draw_map, over_two, scale
 from rl8x.disk import replace_synced
-from rl8x.drawing import Array, Curve, Drawing, Theme, draw_legend, draw_line, new_figure, wrapped
+from rl8x.drawing import Array, Axis, Curve, Drawing, Theme, draw_legend, draw_line, new_figure, wrapped
 from rl8x.studies import statistics
 from rl8x.studies.statistics import HEADINGS, Summary
 from rl8x.studies.table import ENV_STEPS, INSIDE, RETURNS, SEED, Evaluations, Group, Supports, clock_of
@@ -43,7 +42,7 @@ def heat_maps(
     groups: Sequence[Group], supports: Supports, x: Axis, y: Axis, units: dict[str, str], theme: Theme
 ) -> Figure:
     """Draw a panel for each group: mean return over seeds at each pair of values, and what was trained on."""
-    maps = [over_two(group.scores.mean(axis=0), x, y) for group in groups]
+    maps = [drawing.over_two(group.scores.mean(axis=0), x, y) for group in groups]
     low, high = min(np.nanmin(each) for each in maps), max(np.nanmax(each) for each in maps)
     columns = min((4, 3), key=lambda each: -len(groups) % each) if len(groups) > 4 else len(groups)
     lines = -(-len(groups) // columns)
@@ -52,7 +51,7 @@ def heat_maps(
     panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     mesh: Any = None
     for panel, group, values in zip(panels.flat, groups, maps, strict=False):
-        mesh = draw_map(panel, values, x, y, low, high)
+        mesh = drawing.draw_map(panel, values, x, y, low, high)
         panel.set_title(wrapped(group.label), color=theme.text)
         panel.set_facecolor(theme.faint)
         _draw_support(panel, supports.get(group.training, {}), x, y)
@@ -102,12 +101,12 @@ def curves(
     else:
         panel, strip = figure.subplots(), None
     for number, group in enumerate(groups):
-        means = along(group.scores, axis)
+        means = drawing.along(group.scores, axis)
         there = ~np.isnan(means[0])
         estimate = statistics.bootstrap(lambda scores: scores.mean(axis=-2), means[:, there], level=level)
         curve = Curve(axis.values[there], *estimate)
         draw_line(panel, curve, group.label, number, theme, marker=int(there.sum()) <= 25)
-    scale(panel, axis)
+    drawing.scale(panel, axis)
     panel.set_ylabel("mean return")
     panel.grid(True, alpha=0.6)
     panel.set_axisbelow(True)

@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rl8x.axes import Axis, along, chosen_axes, main_pair
-from rl8x.drawing import MAX_LINES, Drawing, labelled
+from rl8x.drawing import MAX_LINES, Axis, Drawing, along, chosen_axes, labelled, main_pair
 from rl8x.output import counted
 from rl8x.output import table as in_columns
 from rl8x.studies import figures, table
