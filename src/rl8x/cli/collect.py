@@ -40,12 +40,7 @@ _ENDED = "ended"
 
 
 class Recording(NamedTuple):
-    """Transitions that `record` recorded.
-
-    Attributes:
-        dataset: The transitions, one copy's after the other's.
-        returns: Sums of rewards of the episodes that began and ended in them, `[episodes]`.
-    """
+    """Transitions, one copy's after the other's, and the returns of episodes that began and ended in them."""
 
     dataset: Dataset
     returns: Tensor

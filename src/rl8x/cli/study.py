@@ -55,16 +55,7 @@ _FAILED: Final = 1
 @click.option("--progress", type=click.Choice(["auto", "bar", "lines", "none"]), help="What is shown meanwhile.")
 @click.option("--dry-run", is_flag=True, help="Check everything, list the trainings, and train nothing.")
 @click.option("--trust", is_flag=True, help="Import the modules that the file names: their code runs.")
-def study(
-    words: tuple[str, ...],
-    file: str | None,
-    jobs: int,
-    backend: str,
-    cluster: str | None,
-    progress: str | None,
-    dry_run: bool,
-    trust: bool,
-) -> int:
+def study(words: tuple[str, ...], file: str | None, dry_run: bool, trust: bool, **how: Any) -> int:
     """Train under several configurations, hyperparameters and seeds, and test every policy in many environments.
 
     KEY=VALUE sets any key of the file: seeds=5, test.length='[0.5, 1]'; hyperparameters need no algorithm_config before
@@ -84,13 +75,13 @@ def study(
         config = StudyConfig.from_file(Path(file), words, trust=trust or None)
         study = Study.from_config(config)
         if dry_run:
-            check_backend(backend, cluster)
+            check_backend(how["backend"], how["cluster"])
             notes = config.check()
             _list(config)
             for note in notes:
                 say(note)
             return 0
-        frame = study.run(jobs, backend=backend, cluster=cluster, progress=progress)
+        frame = study.run(**how)
     _summarize(study, frame)
     return _FAILED if study.failed else 0 if study.has_arrived else LOST_ROWS
 

@@ -34,16 +34,12 @@ _MEANS: Final = ["mean", "min", "inside", "outside"]
 class ParentRun:
     """The tracked run of a study; it has been begun when this is made.
 
+    Without an answer of the store it is refused with a `TrackingError`: no run of a training could name its parent.
+
     Args:
         study: The study.
         key: The run's own key, by which it is found again.
         repeats: Whether its report will repeat earlier ones.
-
-    Attributes:
-        tracker: Keeps the run; a `NullTracker` where nothing is tracked.
-
-    Raises:
-        TrackingError: If the store does not answer, so that no run of a training could name its parent.
     """
 
     def __init__(self, study: StudyConfig, key: str, *, repeats: bool) -> None:
@@ -94,12 +90,9 @@ class ParentRun:
     def log_results(
         self, frame: pd.DataFrame, curves: Iterable[tuple[str, Mapping[int, float]]], files: Sequence[Path]
     ) -> None:
-        """Log what came out: curves, results, the best, and the table of all evaluations.
+        """Log what came out: curves, results, the best, and the study's files, of which the first is its table.
 
-        Args:
-            frame: The study's table.
-            curves: Of each training the group that it is averaged with, and the returns in its course by its clock.
-            files: Of the study's folder; the first is the table.
+        A curve has the group of trainings that it is averaged with, and the returns in its course by their clock.
         """
         final = frame[frame[table.FINAL]]
         policies, results = _complete(final), dict[str, float]()
@@ -185,12 +178,7 @@ def _results(policies: pd.DataFrame, num_cells: int) -> dict[str, float]:
 
 
 def _series(curves: Iterable[tuple[str, Mapping[int, float]]], most: int) -> dict[str, dict[int, float]]:
-    """Average the curves of trainings that differ by their seeds only: mean, and ends of the 95% interval.
-
-    Args:
-        curves: The group of each training, and its returns by its clock.
-        most: Groups at most; the best at their ends come first.
-    """
+    """Average the curves of the best groups of trainings at their ends: mean, and ends of the 95% interval."""
     groups: dict[str, list[dict[int, float]]] = {}
     for group, curve in curves:
         if points := {at: value for at, value in curve.items() if np.isfinite(value)}:

@@ -152,6 +152,8 @@ def bootstrap(
     arrays = [_checked(each) for each in scores]
     if over not in ("policies", "cells"):
         raise ValueError(f"`over` must be 'policies' or 'cells'; got {over!r}.")
+    if not 0 < level < 1:
+        raise ValueError(f"`level` must be in (0, 1); got {level}.")
     value = np.asarray(statistic(*(array[None] for array in arrays)), dtype=np.float64)[0]
     if any(len(array) < 2 for array in arrays):
         return Estimate(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
@@ -159,10 +161,15 @@ def bootstrap(
     chunk = max(1, _MAX_ELEMENTS // sum(array.size for array in arrays))
     values = []
     for start in range(0, resamples, chunk):
-        count = min(chunk, resamples - start)
-        drawn = [_resampled(*each, count, over) for each in zip(arrays, generators, strict=True)]
+        drawn = []
+        for array, generator in zip(arrays, generators, strict=True):
+            (seeds, cells), count = array.shape, min(chunk, resamples - start)
+            shape = (count, seeds) if over == "policies" else (count, seeds, cells)
+            rows = generator.integers(0, seeds, shape)
+            drawn.append(array[rows] if over == "policies" else array[rows, np.arange(cells)])
         values.append(np.asarray(statistic(*drawn), dtype=np.float64))
-    return Estimate(value, *percentile_interval(np.concatenate(values), level))
+    low, high = np.quantile(np.concatenate(values), [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return Estimate(value, np.asarray(low), np.asarray(high))
 
 
 def _checked(scores: ArrayLike) -> Array:
@@ -174,22 +181,6 @@ def _checked(scores: ArrayLike) -> Array:
             f"{np.sum(~np.isfinite(array))} of {array.size} scores are not finite; leave their policies out."
         )
     return array
-
-
-def _resampled(scores: Array, generator: np.random.Generator, count: int, over: Over) -> Array:
-    """Draw seeds with replacement, `[count, seeds, cells]`."""
-    seeds, cells = scores.shape
-    if over == "policies":
-        return scores[generator.integers(0, seeds, (count, seeds))]
-    return scores[generator.integers(0, seeds, (count, seeds, cells)), np.arange(cells)]
-
-
-def percentile_interval(values: Array, level: float = 0.95) -> tuple[Array, Array]:
-    """Return the ends of the middle `level` of resampled statistics, `[resamples, ...]`."""
-    if not 0 < level < 1:
-        raise ValueError(f"`level` must be in (0, 1); got {level}.")
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return np.asarray(low), np.asarray(high)
 
 
 def mean_curve(

@@ -94,11 +94,7 @@ class Study:
 
     @classmethod
     def from_config(cls, config: StudyConfig) -> Self:
-        """Make a study of its config.
-
-        Args:
-            config: The config, such as `StudyConfig.from_file` returns.
-        """
+        """Make a study of a config, such as `StudyConfig.from_file` returns."""
         return cls(**config.plain, trust=config.trusted)
 
     @property
@@ -137,7 +133,10 @@ class Study:
         config.check()
         with self._locked():
             stored = self._begin()
-            parent = ParentRun(config, stored["run_key"], repeats=self._repeats(stored))
+            # A report on what failed in one before, or on more trials, has the same steps and other values: all its
+            # points are sent, and are the last of their steps. Of one that repeats those before none is sent again.
+            repeats = all(report == {"trials": config.trials, "failed": []} for report in stored["reports"])
+            parent = ParentRun(config, stored["run_key"], repeats=repeats)
             shown = StudyProgress(progress or config.run.get("progress", "auto"), self.folder)
             interrupted = True
             try:
@@ -161,21 +160,11 @@ class Study:
                 table.write(self.folder / DEFINITION, stored | {"done": config.trials or 0})
         return frame
 
-    def _repeats(self, stored: Mapping[str, Any]) -> bool:
-        """Whether this report will repeat earlier ones, so that points which the store has are not sent again.
-
-        A report on what failed in one before, or on more trials, has the same steps and other values: all its points
-        are sent, and are the last of their steps.
-        """
-        return all(report == {"trials": self.config.trials, "failed": []} for report in stored["reports"])
-
     def _stored(self) -> dict[str, Any] | None:
         """Read what the folder says of the study, and refuse what has changed since, or cannot be read."""
         path = self.folder / DEFINITION
         if not path.exists():
-            if self.folder.is_dir() and any(
-                each.name not in ("lock", DEFINITION + ".new") for each in self.folder.iterdir()
-            ):
+            if self.folder.is_dir() and {each.name for each in self.folder.iterdir()} - {"lock", DEFINITION + ".new"}:
                 raise StudyError(f"{self.folder} is no study's folder: give another `directory` or `name`.")
             return None
         stored = table.read_if_there(path) or {}

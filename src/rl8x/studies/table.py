@@ -75,7 +75,7 @@ Supports = Mapping[str, Mapping[str, tuple[float, float]]]
 
 def who(frame: pandas.DataFrame) -> list[str]:
     """List the columns that tell groups of policies apart; with the seed they tell policies apart."""
-    return [TRAINING, *(name for name in frame.columns if name.startswith(VARY))]
+    return [TRAINING, *(name for name in frame if name.startswith(VARY))]
 
 
 def policies(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -110,11 +110,7 @@ def from_plain(data: Mapping[str, Any]) -> pandas.DataFrame:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a mapping from a file of a study.
-
-    Raises:
-        ValueError: If it is not there, or damaged.
-    """
+    """Read a mapping from a file of a study; raises `ValueError` if it is not there, or damaged."""
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError:
