@@ -100,7 +100,7 @@ def runs(folder: Path, options: argparse.Namespace) -> None:
 def study(folder: Path, options: argparse.Namespace) -> None:
     """Run the example study, and keep its figures and what its report says."""
     from rl8x.studies import Study, StudyConfig
-    from rl8x.studies.summary import cells_of
+    from rl8x.studies.statistics import cells_of
 
     made = Study.from_config(StudyConfig.from_file(STUDY))
     begun_before, start = made.folder.exists(), time.perf_counter()
@@ -109,7 +109,7 @@ def study(folder: Path, options: argparse.Namespace) -> None:
     document = {
         "jobs": options.jobs,
         "wall_s": None if begun_before else round(time.perf_counter() - start, 1),
-        "study": report.definition.get("definition", report.definition),
+        "study": report.study.definition,
         "table": cells_of(report.summary),
         "notes": list(report.summary.notes),
         "rows": json.loads(report.frame.to_json(orient="records", double_precision=10)),

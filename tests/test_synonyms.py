@@ -15,8 +15,7 @@ from rl8x.cli.main import COMMANDS, main
 from rl8x.config import algorithm_configs
 from rl8x.config.spec import FIELDS as RUN_KEYS
 from rl8x.models import GRUModel, MLPModel
-from rl8x.names import check_arguments
-from rl8x.synonyms import NAMES, WORDS, called_here
+from rl8x.names import NAMES, WORDS, called_here, check_arguments
 
 FIELDS = {*RUN_KEYS} | {each.name for config in algorithm_configs().values() for each in dataclasses.fields(config)}
 # Names that `renamed` of a run file understands, and what is no option.

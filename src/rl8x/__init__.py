@@ -16,7 +16,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rl8x._version import __version__
-from rl8x.synonyms import called_here
 
 if TYPE_CHECKING:
     from rl8x.algorithms import (
@@ -161,6 +160,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
+        from rl8x.names import called_here
+
         raise AttributeError(f"module 'rl8x' has no attribute {name!r}.{called_here(name, __all__)}".rstrip("."))
     value = getattr(importlib.import_module(f"rl8x.{home}"), name)
     globals()[name] = value

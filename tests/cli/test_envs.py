@@ -34,13 +34,6 @@ def test_every_example_of_an_environment_is_legal(capsys):
             RunSpec.from_plain({"env": name, "env_config": {key: parse_value(value.strip("'"))}})
 
 
-def test_an_unknown_name_is_refused_with_the_nearest(capsys):
-    assert main(["envs", "CartPol"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("rl8x: error: no built-in environment 'CartPol'. Did you mean CartPole")
-    assert err.count("\n") == 1
-
-
 def test_gymnasiums_and_ones_own_are_described(capsys, tmp_path, monkeypatch):
     assert main(["envs", "CartPole-v1"]) == 0
     out = capsys.readouterr().out
@@ -59,9 +52,3 @@ def test_gymnasiums_and_ones_own_are_described(capsys, tmp_path, monkeypatch):
     out = capsys.readouterr().out
     assert "A cart of my own." in out
     assert "rl8x train my_own_task.Cart env_config.gravity=" in out
-    for name, message in (
-        ("CartPoel-v1", "Did you mean CartPole-v1"),
-        ("rl8x.keys.COUNTERS", "An environment is a class"),
-    ):
-        assert main(["envs", name]) == 2
-        assert message in capsys.readouterr().err

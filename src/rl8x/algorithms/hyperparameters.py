@@ -14,7 +14,7 @@ import torch
 
 from rl8x.distributed import ranks
 from rl8x.frozen import frozen
-from rl8x.synonyms import called_here
+from rl8x.names import called_here
 
 T = TypeVar("T")
 

@@ -23,10 +23,9 @@ from rl8x.config.files import apply_overrides, load_run_file, one_line, shortene
 from rl8x.envs import Env, env_maker
 from rl8x.frozen import frozen, thawed
 from rl8x.importing import Trust, import_named
-from rl8x.names import did_you_mean
+from rl8x.names import did_you_mean, name_here
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.dataset_files import SPACES, lacks_spaces
-from rl8x.synonyms import name_here
 
 if TYPE_CHECKING:
     from rl8x.tracking import Tracker

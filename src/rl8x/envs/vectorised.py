@@ -16,8 +16,7 @@ from gymnasium.wrappers import TimeLimit
 
 from rl8x.envs.parameter_writers import PerCopyWriter
 from rl8x.envs.results import OwnResults
-from rl8x.names import did_you_mean
-from rl8x.synonyms import package_of
+from rl8x.names import did_you_mean, package_of
 
 Source: TypeAlias = "str | Callable[[], gymnasium.Env[Any, Any]] | VectorEnv[Any, Any, Any]"
 _Wrap: TypeAlias = "Callable[[gymnasium.Env[Any, Any]], Any]"

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from rl8x import keys
-from rl8x.axes import along, axes_of, draw_map, main_pair, over_two, scale
+from rl8x import drawing, keys
 from rl8x.drawing import LIGHT, Curve, Drawing, Theme, draw_line, draw_panels, drawn, labelled, new_figure, png
 from rl8x.names import did_you_mean
 from rl8x.tracking import MemoryTracker, MLflowTracker, Tracker
@@ -107,16 +106,16 @@ def plot_grid(frame: pandas.DataFrame) -> Figure:
     Raises:
         ValueError: If no parameter has several values.
     """
-    drawing = _grid_drawing(frame)
-    if drawing is None:
+    made = _grid_drawing(frame)
+    if made is None:
         raise ValueError("there is nothing to draw: give one parameter of the grid several values.")
-    return drawn(drawing, LIGHT, titled=True)
+    return drawn(made, LIGHT, titled=True)
 
 
 def grid_png(frame: pandas.DataFrame) -> bytes | None:
     """Return the figure of a grid as a PNG; None if no parameter has several values."""
-    drawing = _grid_drawing(frame)
-    return None if drawing is None else png(drawing, LIGHT, titled=True)
+    made = _grid_drawing(frame)
+    return None if made is None else png(made, LIGHT, titled=True)
 
 
 def grid_parameters(frame: pandas.DataFrame) -> list[str]:
@@ -126,7 +125,7 @@ def grid_parameters(frame: pandas.DataFrame) -> list[str]:
 
 def _grid_drawing(frame: pandas.DataFrame) -> Drawing | None:
     """Return the figure of a grid; None if no parameter has several values."""
-    axes, _ = axes_of(frame[grid_parameters(frame)])
+    axes, _ = drawing.axes_of(frame[grid_parameters(frame)])
     if not axes:
         return None
     scores = frame[RETURNS].to_numpy(dtype=np.float64)
@@ -137,23 +136,23 @@ def _grid_drawing(frame: pandas.DataFrame) -> Drawing | None:
         def curve(theme: Theme) -> Figure:
             figure = new_figure(7.2, 4.2)
             panel = figure.subplots()
-            line = _curve(axis.values, along(scores, axis))
+            line = _curve(axis.values, drawing.along(scores, axis))
             draw_line(panel, line, "", 0, theme, marker=len(axis.values) <= 25)
-            scale(panel, axis)
+            drawing.scale(panel, axis)
             panel.set(xlabel=labelled(axis.name, units), ylabel="mean return")
             panel.grid(True, alpha=0.6)
             return figure
 
         return Drawing("returns", f"Return over {axis.name}", "", curve)
-    x, y = axes if len(axes) == 2 else main_pair(axes, [scores])
+    x, y = axes if len(axes) == 2 else drawing.main_pair(axes, [scores])
     rest = ", ".join(axis.name for axis in axes if axis not in (x, y))
-    means = over_two(scores, x, y)
+    means = drawing.over_two(scores, x, y)
 
     def heat_map(theme: Theme) -> Figure:
         figure = new_figure(5.6, 4.4)
         panel = figure.subplots()
         panel.set_facecolor(theme.faint)
-        mesh = draw_map(panel, means, x, y, float(np.nanmin(means)), float(np.nanmax(means)))
+        mesh = drawing.draw_map(panel, means, x, y, float(np.nanmin(means)), float(np.nanmax(means)))
         panel.set(xlabel=labelled(x.name, units), ylabel=labelled(y.name, units))
         label = f"mean return, averaged over {rest}" if rest else "mean return"
         figure.colorbar(mesh, ax=panel, label=label, aspect=25, pad=0.015)
