@@ -223,10 +223,10 @@ def make_filmed(maker: Callable[..., Env], num_envs: int, **options: Any) -> Env
 
 def check_pictures(env: Env) -> None:
     """Raise `ValueError` if an environment cannot be drawn, with what to do about it."""
-    name = type(env).__name__
+    name = type(env.unwrapped).__name__
     if env.draws:
         return
-    if type(env).render is Env.render:
+    if type(env.unwrapped).render is Env.render:
         raise ValueError(f"{name} cannot be rendered: give it a `draw`; see docs/playing.md.")
     if env.render_mode != "rgb_array":
         raise ValueError(f"{name} renders no frames. Make it with render_mode='rgb_array'.")
@@ -347,7 +347,7 @@ def _renders(env: Env) -> Iterator[Picture]:
     for each in rendered if isinstance(rendered, tuple | list) else [rendered]:
         frame = each.cpu().numpy() if isinstance(each, torch.Tensor) else np.asarray(each)
         if frame.ndim not in (3, 4):
-            raise ValueError(f"{type(env).__name__} renders no frames; got {rendered!r:.60}.")
+            raise ValueError(f"{type(env.unwrapped).__name__} renders no frames; got {rendered!r:.60}.")
         yield from frame if frame.ndim == 4 else [frame]
 
 

@@ -239,7 +239,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
 
     def _check_random_start(self) -> None:
         """Raise if `random_start` cannot be had in this environment."""
-        env, name = self.env, type(self.env).__name__
+        env, name = self.env, type(self.env.unwrapped).__name__
         if env.time_limit is None:
             raise ValueError(
                 f"`random_start` draws times below a time limit, and {name} has none: give it a `time_limit`."
@@ -320,7 +320,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
             **super().params,
             "horizons_per_env_reset": self.resets.every,
             "state_reset_every": self.state_reset_every,
-            "env": type(env).__name__,
+            "env": type(env.unwrapped).__name__,
             "env.time_limit": env.time_limit,
             **({"env.observe_parameters": env.observe_parameters} if env.parameters else {}),
             **flatten_params("env", env.params or {"kwargs": _factory_arguments(self.env_factory)}),
@@ -349,6 +349,5 @@ def _factory_arguments(factory: EnvFactory | None) -> dict[str, Any]:
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             arguments |= arguments.pop(name, {})
-    for name in ("time_limit", "observe_parameters"):
-        arguments.pop(name, None)
+    arguments.pop("time_limit", None)
     return arguments

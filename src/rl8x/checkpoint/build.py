@@ -36,7 +36,7 @@ def resolve(algorithm: GenericAlgorithmBase[Any]) -> Resolved:
     values = {field.name: plain_value(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)}
     return {
         "config": values | {"seed": algorithm.seed},
-        "env_class": None if algorithm.env is None else type(algorithm.env).__name__,
+        "env_class": None if algorithm.env is None else type(algorithm.env.unwrapped).__name__,
         "spaces": [_described_space(space) for space in (policy.observation_space, policy.action_space)],
         "policy": _describe_policy(policy),
         "algorithm": type(algorithm).__name__,

@@ -60,6 +60,15 @@ def check_time_limit(limit: Any, owner: str) -> None:
         raise ValueError(f"{owner}: time_limit must be at least 1 or None; got {limit}.")
 
 
+def refuse_observing(observe_parameters: Any, owner: str) -> None:
+    """Raise `TypeError` where a constructor, called by itself, is to show the parameters, which a wrapper does."""
+    if observe_parameters != "none":
+        raise TypeError(
+            f"{owner}: a constructor does not take observe_parameters={observe_parameters!r}. Wrap the environment, "
+            f"rl8x.envs.ObservedParameters({owner}(...), {observe_parameters!r}), or use `build` or `env_kwargs`."
+        )
+
+
 def check_declared(env: Any) -> None:
     """Raise `TypeError` where an environment declares no space of observations or actions, or wrong parameters."""
     for name in ("single_observation_space", "single_action_space"):

@@ -21,11 +21,17 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from rl8x.envs.arguments import check_declared, check_restored, check_time_limit, taken_actions, whole_number
+from rl8x.envs.arguments import (
+    check_declared,
+    check_restored,
+    check_time_limit,
+    refuse_observing,
+    taken_actions,
+    whole_number,
+)
 from rl8x.envs.dynamics import Dynamics
 from rl8x.envs.env_config import EnvConfig
 from rl8x.envs.moving import MovesParameters
-from rl8x.envs.observed import ObserveParameters, ShowsParameters
 from rl8x.envs.parameters import Parameter
 from rl8x.envs.pictures import DrawsItself
 from rl8x.envs.steps import Actions, Carry, Observation, Outcome, Parameters, State, Step, advanced
@@ -38,7 +44,7 @@ MAX_EVAL_ENVS: Final = 128
 """Copies, and so episodes, of an environment that is made for evaluations, unless more are asked for."""
 
 
-class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
+class Env(Dynamics, MovesParameters, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     """Batched environment of torch tensors; a Gymnasium vector environment with same-step autoreset.
 
     A subclass declares `single_observation_space` and `single_action_space`, of one copy, and defines `initial_state`,
@@ -46,7 +52,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
 
     Raises:
         TypeError: If `num_envs`, `time_limit` or `seed` is not a whole number, or the subclass declares no spaces.
-        ValueError: If one of them is out of its range, or nothing is there that `observe_parameters` could show.
+        ValueError: If one of them is out of its range.
     """
 
     capturable: ClassVar[bool] = True
@@ -59,6 +65,8 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
     max_horizon: ClassVar[int | None] = None
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
 
+    observe_parameters: str = "none"
+    """Who sees the parameters; the wrapper `ObservedParameters` has others."""
     carry: Carry | None = None
     """The carry after the last `reset` or `step`; a caller of `advance` writes the new one here."""
 
@@ -69,7 +77,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
         device: torch.device | str = "cpu",
         seed: int | None = None,
         time_limit: int | EllipsisType | None = ...,
-        observe_parameters: ObserveParameters = "none",
+        observe_parameters: str = "none",
     ) -> None:
         """Make `num_envs` copies.
 
@@ -78,10 +86,10 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
             device: Where their tensors live.
             seed: Seeds the environment's own generator; None takes one from the operating system.
             time_limit: Steps until truncation, None for never; by default the class's own.
-            observe_parameters: Who sees the parameters, scaled to [-1, 1], as the part "parameters" of a `Dict`
-                observation: nobody, the "critic" alone, or "all". Every class takes it, whatever its `__init__` takes.
+            observe_parameters: `build` and `env_kwargs` take it for every environment, and wrap what the constructor
+                makes; see `ObservedParameters`. A constructor takes "none" alone.
         """
-        self.observe_parameters = observe_parameters
+        refuse_observing(observe_parameters, type(self).__name__)
         self.num_envs = whole_number(num_envs, type(self).__name__, "num_envs")
         if self.num_envs < 1 or (self.max_num_envs is not None and self.num_envs > self.max_num_envs):
             limit = "" if self.max_num_envs is None else f" and at most {self.max_num_envs}"
@@ -120,7 +128,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
     @property
     def program_key(self) -> Hashable:
         """The constants of a compiled or captured `advance`: where they differ, another program is needed."""
-        built_in = (self.num_envs, str(self.device), self.time_limit, self.observe_parameters, self._config.key)
+        built_in = (self.num_envs, str(self.device), self.time_limit, self._config.key)
         return type(self), *built_in
 
     def noise(self, horizon: int) -> Tensor:

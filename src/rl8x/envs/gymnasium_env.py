@@ -23,7 +23,7 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
-from rl8x.envs.arguments import check_time_limit
+from rl8x.envs.arguments import check_time_limit, refuse_observing
 from rl8x.envs.base import MAX_EVAL_ENVS, Actions, Carry, Env, Observation, Step
 from rl8x.envs.env_config import EnvConfig
 from rl8x.envs.episode_metrics import EpisodeMetrics
@@ -101,6 +101,7 @@ class GymnasiumEnv(SimulatorEnv):
         """
         if not isinstance(time_limit, EllipsisType):
             check_time_limit(time_limit, "GymnasiumEnv")
+        refuse_observing(kwargs.get("observe_parameters", "none"), "GymnasiumEnv")
         self._setters = setters_of(parameters or {}, (Attribute, ModelField, Scale, Function), "GymnasiumEnv")
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names

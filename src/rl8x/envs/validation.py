@@ -43,6 +43,7 @@ def validate(env: Env) -> None:
     """
     if not isinstance(env, Env):
         raise TypeError(f"validate checks an instance of an Env, such as CartPole(8); got {env!r}.")
+    env = env.unwrapped  # an author's functions know nothing of wrappers of rl8x's own
     name = type(env).__name__
     check_supported(env.single_observation_space, f"{name}.single_observation_space")
     check_supported(env.single_action_space, f"{name}.single_action_space")
@@ -59,8 +60,6 @@ class _Probe:
     def __init__(self, env: Env) -> None:
         self.env = copy.copy(env)
         self.env.adopt_next_config()
-        # What shows parameters is rl8x's own; the author's functions know nothing of it.
-        self.env.single_observation_space = env.own_observation_space
         self.name = type(env).__name__
         self.num_envs = env.num_envs
         self.generator = torch.Generator(env.device).manual_seed(0)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from rl8x.envs.arguments import refuse_observing
 from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
 from rl8x.envs.env_config import EnvConfig
 from rl8x.envs.episode_metrics import EpisodeMetrics
@@ -69,6 +70,7 @@ class VmasEnv(SimulatorEnv):
             ValueError: If there is no such scenario, agents differ in their spaces, or `num_envs` is not a multiple of
                 their number.
         """
+        refuse_observing(kwargs.get("observe_parameters", "none"), "VmasEnv")
         try:
             from vmas import make_env
         except ImportError as error:

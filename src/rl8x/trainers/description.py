@@ -76,7 +76,7 @@ def labels(algorithm: GenericAlgorithmBase[Any]) -> dict[str, str]:
 def task_name(algorithm: GenericAlgorithmBase[Any]) -> str:
     """Return the name of the task: a Gymnasium id, the environment's class, or the data set."""
     if algorithm.env is not None:
-        return str(algorithm.env.params.get("id", type(algorithm.env).__name__))
+        return str(algorithm.env.params.get("id", type(algorithm.env.unwrapped).__name__))
     dataset = getattr(algorithm.config, "dataset", None)
     return dataset if isinstance(dataset, str) else "data set"
 

@@ -86,9 +86,10 @@ class Evaluations:
         _check_turn(trained, env_config)
         if self._warns:
             self._warns = False
+            name = type(trained.env.unwrapped).__name__
             warnings.warn(
-                f"{type(self._env).__name__} can neither be copied nor made again: evaluations play in the training "
-                "environment, and measure sums over horizons (eval/horizon_returns/*), not whole episodes. Give the "
+                f"{name} can neither be copied nor made again: evaluations play in "
+                "the training environment, and measure sums over horizons (eval/horizon_returns/*), not whole episodes. Give the "
                 "trainer an `eval_env`, or build from a class or factory; eval_env=False silences this.",
                 stacklevel=3,
             )
@@ -195,7 +196,7 @@ class Evaluations:
             for name in env_config.keys() - own:
                 if np.ndim(env_config[name]):
                     wrong = wrong_number(env_config[name], self.num_envs, copies)
-                    raise ValueError(f"{type(self._env).__name__}: {called}[{name!r}] {wrong}")
+                    raise ValueError(f"{type(self._env.unwrapped).__name__}: {called}[{name!r}] {wrong}")
         plain = self._env.plain_config({**env_config, **own}, called=called, copies=copies)
         for name in own:
             value: Any = parsed_value(env_config[name])
@@ -366,8 +367,8 @@ def make_evaluator(
     given, of_training = isinstance(eval_env, Env), eval_env is True or eval_env == "auto"
     if given and eval_env is trained:
         raise ValueError(
-            f"`eval_env` is the {type(eval_env).__name__} that is trained in, and evaluations would cut its episodes. "
-            "Pass another one, True for a copy, or False to evaluate in its horizons."
+            f"`eval_env` is the {type(trained.unwrapped).__name__} that is trained in, and evaluations would cut its "
+            "episodes. Pass another one, True for a copy, or False to evaluate in its horizons."
         )
     if eval_env in (None, False) or (eval_env == "auto" and (trained is None or not trained.episodic)):
         return None
@@ -377,7 +378,7 @@ def make_evaluator(
         return None
     if not env.episodic:
         raise ValueError(
-            f"`eval_env` must have episodes that end, to be played whole; {type(env).__name__} never ends. "
+            f"`eval_env` must have episodes that end, to be played whole; {type(env.unwrapped).__name__} never ends. "
             "Give it a `time_limit`, or use eval_env=False."
         )
     spaces = (env.single_observation_space, env.single_action_space)
@@ -427,7 +428,7 @@ def _make_env(
 
 def _warn_of_statistics(env: Env, config: Any) -> None:
     """Warn where an environment of its own goes by statistics that are not those of the training."""
-    options = own_statistics(env.vector_env) if isinstance(env, GymnasiumEnv) else []
+    options = own_statistics(env.unwrapped.vector_env) if isinstance(env.unwrapped, GymnasiumEnv) else []
     if options:
         known = " and ".join(f"`{option}`" for option in options if hasattr(config, option))
         warnings.warn(

@@ -439,7 +439,7 @@ def _config_params(
         if name in (eval_config or {}) or value != trained.get(name) or param in shown:
             params[param] = shown_value(value)
     params["num_eval_envs"] = played.num_envs
-    params["eval_env"] = "training environment" if eval_env is None else type(eval_env).__name__
+    params["eval_env"] = "training environment" if eval_env is None else type(eval_env.unwrapped).__name__
     return params
 
 
