@@ -355,7 +355,7 @@ def test_drawn_columns_do_not_touch_the_noise_of_resets():
     noise = torch.rand(8, 6)
     plain.restart(noise[:, :4])
     drawn.configure({"length": Uniform(0.2, 0.8), "gravity": Uniform(5, 10)})
-    drawn.adopt_next_config()
+    drawn.parameter_state.adopt()
     carry, obs = drawn.restart(noise)
     assert torch.equal(obs, plain.restart(noise[:, :4])[1])
     # One column each, in the order in which the class declares the parameters.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rl8x import randomization
 from rl8x.envs.base import Env
-from rl8x.envs.env_config import EnvConfig
+from rl8x.envs.env_config import EnvConfig, parsed
 from rl8x.envs.parameters import Parameter, resolve_config
 from rl8x.names import did_you_mean
 from rl8x.randomization import Choice, ParameterDistribution
@@ -243,7 +243,7 @@ def why_none_is_inside(cells: Cells, trained: Mapping[str, Sequence[float]]) -> 
 
 
 def _resolved(config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: int) -> Any:
-    return resolve_config(config, parameters, owner="env_config", num_envs=num_envs, device=torch.device("cpu"))
+    return resolve_config(parsed(config), parameters, owner="env_config", num_envs=num_envs, device=torch.device("cpu"))
 
 
 def _choices(distribution: Choice) -> list[float]:

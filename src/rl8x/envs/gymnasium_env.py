@@ -25,7 +25,6 @@ from torch import Tensor
 
 from rl8x.envs.arguments import check_time_limit, refuse_observing
 from rl8x.envs.base import MAX_EVAL_ENVS, Actions, Carry, Env, Observation, Step
-from rl8x.envs.env_config import EnvConfig
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.mujoco_model import ModelField
 from rl8x.envs.parameter_writers import BatchedWriter, ParameterWriter, PerCopyWriter
@@ -172,19 +171,16 @@ class GymnasiumEnv(SimulatorEnv):
         resets_itself = self.autoreset_mode == AutoresetMode.SAME_STEP
         return BatchedWriter(self._setters, inner, resets_itself=resets_itself, advice=advice)
 
-    def _resolve(
-        self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs", *, steered: bool = False
-    ) -> ResolvedConfig:
-        """Check an `env_config`, also whether the simulator can be set so."""
-        resolved = super()._resolve(config, called, copies, steered=steered)
+    def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
+        """Refuse what the simulator cannot be set to."""
+        super().check_config(resolved, owner)
         if self._writer is not None:
-            self._writer.check(resolved, f"{type(self).__name__}: {called}")
-        return resolved
+            self._writer.check(resolved, owner)
 
     def _put(self, parameters: Mapping[str, Tensor]) -> None:
         """Have the episodes that start next under these values, `[num_envs]` each."""
         if self._writer is not None:
-            self._writer.put(parameters, self._config.given)
+            self._writer.put(parameters, self.parameter_state.in_force.given)
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Reset all copies, copy i with seed + i after `set_seed`; the first observation is `[num_envs, *]`."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rl8x.envs.arguments import narrow_seed
 from rl8x.envs.base import Carry, Env
+from rl8x.envs.parameters import ResolvedConfig
 
 
 class SimulatorEnv(Env):
@@ -20,7 +21,6 @@ class SimulatorEnv(Env):
 
     terminates: ClassVar[bool] = True
     capturable: ClassVar[bool] = False
-    gives_sources: ClassVar[bool] = False
     resumable: ClassVar[bool] = False
 
     next_seed: int | None = None
@@ -30,6 +30,15 @@ class SimulatorEnv(Env):
         """Seed the generator, and the simulator at its next reset."""
         super().set_seed(seed)
         self.next_seed = None if seed is None else narrow_seed(seed)
+
+    def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
+        """Refuse parameters that move with returns: a simulator does not say under which its episodes were played."""
+        for each in resolved.curricula:
+            if each.metric is not None:
+                raise ValueError(
+                    f"{owner}[{each.names[0]!r}] moves with the returns of episodes, and a simulator does not say "
+                    "under which parameters they were played. Use Scheduled, or a distribution that stands still."
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seeding and the configuration; the simulator's own state cannot be taken."""

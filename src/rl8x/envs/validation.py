@@ -59,7 +59,8 @@ class _Probe:
 
     def __init__(self, env: Env) -> None:
         self.env = copy.copy(env)
-        self.env.adopt_next_config()
+        self.env.parameter_state = copy.copy(env.parameter_state)
+        self.env.parameter_state.adopt()
         self.name = type(env).__name__
         self.num_envs = env.num_envs
         self.generator = torch.Generator(env.device).manual_seed(0)

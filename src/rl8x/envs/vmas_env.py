@@ -18,7 +18,6 @@ from torch import Tensor
 
 from rl8x.envs.arguments import refuse_observing
 from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
-from rl8x.envs.env_config import EnvConfig
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.parameter_writers import BatchedWriter
 from rl8x.envs.parameters import ResolvedConfig
@@ -26,6 +25,7 @@ from rl8x.envs.results import check_rows
 from rl8x.envs.setters import Attribute, Function, Scale, setters_of
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.frozen import frozen, thawed
+from rl8x.randomization import Grid
 from rl8x.spaces import check_supported
 
 
@@ -153,26 +153,23 @@ class VmasEnv(SimulatorEnv):
 
     def starting_parameters(self, noise: Tensor) -> dict[str, Tensor]:
         """Return the parameters of episodes that start now, `[num_envs]` each: those of a world's first agent."""
-        fixed = self._config.fixed
+        fixed = self.parameter_state.in_force.fixed
         starting = super().starting_parameters(noise)
         return {name: value if name in fixed else self._of_worlds(value) for name, value in starting.items()}
 
-    def _resolve(
-        self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs", *, steered: bool = False
-    ) -> ResolvedConfig:
-        """Check an `env_config`, whose values run over worlds."""
-        resolved = super()._resolve(config, called, copies, steered=steered)
+    def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
+        """Have values run over worlds; refuse others, and what VMAS cannot be set to."""
+        super().check_config(resolved, owner)
         for name, value in resolved.fixed.items():
             shared, given = self._of_worlds(value), resolved.given.get(name)
-            values = given.get("grid", ()) if isinstance(given, Mapping) else ()
-            if len(values) > self.num_worlds or (isinstance(given, list) and not torch.equal(shared, value)):
+            values = given.values if isinstance(given, Grid) else ()
+            if len(values) > self.num_worlds or (isinstance(given, tuple) and not torch.equal(shared, value)):
                 raise ValueError(
-                    f"VmasEnv: {called}[{name!r}] has values for {len(value)} copies, but agents of a world share one: "
+                    f"{owner}[{name!r}] has values for {len(value)} copies, but agents of a world share one: "
                     f"use a Grid of at most {self.num_worlds} values, one for each world."
                 )
             resolved.fixed[name] = shared if values else value
-        self._writer.check(resolved, f"VmasEnv: {called}")
-        return resolved
+        self._writer.check(resolved, owner)
 
     def _of_worlds(self, values: Tensor) -> Tensor:
         """Return values, `[num_envs]`, with that of its first agent for all agents of a world."""
@@ -180,7 +177,7 @@ class VmasEnv(SimulatorEnv):
 
     def _put(self, parameters: Mapping[str, Tensor]) -> None:
         worlds = {name: value[: self.num_worlds] for name, value in parameters.items()}
-        self._writer.put(worlds, self._config.given)
+        self._writer.put(worlds, self.parameter_state.in_force.given)
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
         """Make other worlds of a scenario that VMAS knows by name, at most 128 copies by default."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from rl8x.randomization.base import ParameterDistribution, finite_number, finite_numbers
+from rl8x.randomization.curriculum import NO_SOURCE, RETURNS, Curriculum, Episodes, MovingDistribution
 from rl8x.randomization.distributions import Uniform
-from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, MovingDistribution, ParameterGroup, check_same
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -60,6 +60,7 @@ class Adaptive(MovingDistribution):
     """
 
     kind: ClassVar[str] = "adaptive"
+    own_fields: ClassVar[tuple[str, ...]] = ("start", "step", "limits")
     start: tuple[float, float]
     thresholds: tuple[float, float]
     step: float
@@ -94,21 +95,8 @@ class Adaptive(MovingDistribution):
         """The widest range that it may come to."""
         return self.start if self.limits is None else self.limits
 
-    @property
-    def group_key(self) -> str:
-        """The name of its group."""
-        return self.group
-
     def clipped(self, low: float, high: float) -> Adaptive:
-        """Return the same, limited to the parameter's bounds where it has no limits of its own.
-
-        Args:
-            low: The parameter's smallest legal value.
-            high: Its largest.
-
-        Raises:
-            ValueError: If the start lies outside of them.
-        """
+        """Return the same, limited to the parameter's bounds if it has no limits; refuse a start outside of them."""
         if self.limits is not None:
             return self
         if not low <= self.start[0] <= self.start[1] <= high:
@@ -121,28 +109,28 @@ class Adaptive(MovingDistribution):
         """Draw from the range at the beginning, `[num_envs]`."""
         return Uniform(*self.start).draw(noise)
 
-    def grouped(self, members: Mapping[str, MovingDistribution]) -> ParameterGroup:
-        """Return the group of all that are drawn together."""
-        check_same(members, differing=("start", "step", "limits"))
-        return AdaptiveGroup(members, self)
+    @classmethod
+    def curriculum(cls, members: Mapping[str, Adaptive]) -> Curriculum:
+        """Return the curriculum of all that are drawn together."""
+        return AdaptiveCurriculum(members)
 
 
-class AdaptiveGroup(ParameterGroup):
+class AdaptiveCurriculum(Curriculum):
     """The ranges of d parameters, with the buffers of their 2 d ends: low and high of the first, of the second, ...
 
     Args:
         members: The parameters' distributions by name, with limits.
-        options: One of them, for what they share.
 
     The state: `low` and `high`, float64 `[d]`; `count` int64 and `total` float64, `[2 d]`, of what each buffer holds;
     `open`, bool `[2 d]`, whether episodes that begin are counted in; `share`, 0-d, the probability that an episode is
     at a boundary.
     """
 
-    def __init__(self, members: Mapping[str, MovingDistribution], options: Adaptive) -> None:
-        super().__init__(members, f"adaptive:{options.group}")
-        self._options = options
-        self.metric = options.metric
+    def __init__(self, members: Mapping[str, Adaptive]) -> None:
+        self._options = next(iter(members.values()))  # for what they share
+        self._adaptive = list(members.values())
+        super().__init__(members, f"adaptive:{self._options.group}")
+        self.metric = self._options.metric
         self.width = len(members) + 1
 
     def allocate_state(self, device: torch.device) -> None:
@@ -150,8 +138,7 @@ class AdaptiveGroup(ParameterGroup):
         if self.state:
             return
         kept: dict[str, list[float]] = {"low": [], "high": [], "lowest": [], "highest": [], "step": []}
-        for member in self.members.values():
-            assert isinstance(member, Adaptive)
+        for member in self._adaptive:
             bounds = (*member.start, *member.support, member.step)
             for values, value in zip(kept.values(), bounds, strict=True):
                 values.append(value)

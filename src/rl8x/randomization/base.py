@@ -6,7 +6,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -31,6 +31,13 @@ def finite_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
     return tuple(finite_number(value, owner, f"{name}[{i}]") for i, value in enumerate(values))
 
 
+def plain(value: object) -> object:
+    """Return a value of a distribution's field as JSON has it."""
+    if isinstance(value, ParameterDistribution):
+        return value.to_dict()
+    return [plain(part) for part in value] if isinstance(value, tuple) else value
+
+
 @dataclasses.dataclass(frozen=True)
 class ParameterDistribution(ABC):
     """A distribution over the values of one parameter, in the parameter's unit."""
@@ -40,7 +47,7 @@ class ParameterDistribution(ABC):
     fixed: ClassVar[bool] = False
     """Whether every draw gives the same values, so that no noise is needed."""
     moves: ClassVar[bool] = False
-    """Whether what is drawn changes while a policy trains; see `rl8x.randomization.moving`."""
+    """Whether what is drawn changes while a policy trains; see `rl8x.randomization.curriculum`."""
 
     @property
     @abstractmethod
@@ -49,20 +56,12 @@ class ParameterDistribution(ABC):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """The distribution's parameters, in a fixed order, between which schedules interpolate linearly.
-
-        Raises:
-            TypeError: If it has none.
-        """
+        """The distribution's parameters, in a fixed order, between which schedules interpolate linearly."""
         raise TypeError(f"{type(self).__name__} has no numbers that could move.")
 
     @classmethod
     def of_numbers(cls, numbers: Sequence[float]) -> Self:
-        """Make a distribution of these parameters.
-
-        Args:
-            numbers: The parameters in the order of `numbers`.
-        """
+        """Make a distribution of parameters in the order of `numbers`."""
         return cls(*numbers)
 
     @property
@@ -71,12 +70,12 @@ class ParameterDistribution(ABC):
         return self.numbers
 
     @classmethod
-    def draw_by(cls, noise: Tensor, numbers: Tensor) -> Tensor:
+    def draw_by(cls, noise: Tensor, numbers: Any) -> Tensor:
         """Draw as `draw` does, by numbers that a program reads at each call.
 
         Args:
             noise: Uniform numbers in [0, 1), `[num_envs]`.
-            numbers: What `drawn_by` gives, float32 `[*]`, on the device of the noise.
+            numbers: What `drawn_by` gives, float32 `[*]`, on the device of the noise; floats are constants.
 
         Returns:
             One value a copy, float32 `[num_envs]`.
@@ -98,20 +97,11 @@ class ParameterDistribution(ABC):
         """
 
     def clipped(self, low: float, high: float) -> ParameterDistribution:
-        """Return the distribution as it is within a parameter's legal bounds; most stay as they are.
-
-        Args:
-            low: The smallest legal value.
-            high: The largest.
-        """
+        """Return the distribution as it is within a parameter's legal bounds; most stay as they are."""
         return self
 
     def prepare(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to prepare
-        """Put constants on a device before a program that draws is compiled or captured.
-
-        Args:
-            device: Where the noise of `draw` will be.
-        """
+        """Put constants on the device of the noise before a program that draws is compiled or captured."""
 
     def to_dict(self) -> dict[str, object]:
         """Return the plain JSON form, for example `{"uniform": [0.1, 0.5]}`, without Nones at its end."""

@@ -67,7 +67,8 @@ def film_policy(
     if env.num_envs != copies:  # one that was copied may have more than are seen
         rows = [i % copies for i in range(env.num_envs)]
         config = {name: [v[i] for i in rows] if isinstance(v, list) else v for name, v in config.items()}
-    env.configure_for_evaluation(config, algorithm.env)
+    training = None if algorithm.env is None else algorithm.env.parameter_state
+    env.parameter_state.configure_for_evaluation(config, training)
     reset_every = algorithm.state_reset_every
     return film(algorithm.policy, env, shown=copies, state_reset_every=reset_every, **options)
 

@@ -120,7 +120,7 @@ def _plan(run: RunState) -> str:
     if every is not None:
         parts.append(f"evaluated after every {'step' if every == 1 else f'{every:,} steps'}")
     for name, words in (("env_config", "under"), ("eval_env_config", "evaluated under")):
-        config, function = run.plain[name], function_name(run.plain[name])
+        config, function = run.options[name], function_name(run.plain[name])
         if function is not None:
             parts.append(f"{words} the function {_code(function)}")
         elif config:
