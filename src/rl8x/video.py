@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from rl8x.disk import replace_synced
 from rl8x.envs import Env, GymnasiumEnv
-from rl8x.envs.canvas import BACKGROUND, INK, SIZE, Picture, font, mixed
-from rl8x.envs.pictures import CopyState, copy_of, numbers_of, on_host
+from rl8x.envs.canvas import BACKGROUND, INK, SIZE, CopyState, Picture, copy_of, font, mixed, numbers_of, on_host
 from rl8x.film_files import WRITERS, check_format
 from rl8x.policy import Policy
 from rl8x.rollouts.episodes import Moment, play_episodes

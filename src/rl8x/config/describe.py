@@ -13,7 +13,7 @@ from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.config.checkpoints import Checkpoints
 from rl8x.config.spec import UNWRITABLE, AlgorithmSpec, EnvSpec, RunSpec, TrainerSpec, is_unwritable
 from rl8x.envs import GymnasiumEnv, registry
-from rl8x.envs.setter_base import Setter
+from rl8x.envs.bindings import Binding
 from rl8x.importing import CLASS, NOT_PLAIN, dotted_path, import_named, to_plain
 
 
@@ -111,7 +111,7 @@ def checkpoints_plain(options: Checkpoints | None) -> dict[str, Any]:
 
 
 def _form(part: Any) -> Any:
-    return part.to_dict() if isinstance(part, Setter) else part
+    return part.to_dict() if isinstance(part, Binding) else part
 
 
 def _form_for_env(part: Any) -> Any:

@@ -1,6 +1,6 @@
 """Environments: `num_envs` copies of one task, stepped together as tensors on one device.
 
-An author writes the dynamics (`dynamics.py`): three pure tensor functions, `initial_state`, `transition` and `observe`,
+An author writes the dynamics (`steps.py`): three pure tensor functions, `initial_state`, `transition` and `observe`,
 and some class attributes; examples/own_environment.py is one in full. The base class adds time limits, automatic resets
 in the same step, the observation before each reset, episode statistics, randomised parameters, seeding and snapshots.
 It does so twice: `restart` and `advance` are pure functions of what changes (the carry) and of noise, for programs that
@@ -21,7 +21,8 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from rl8x.envs.arguments import (
+from rl8x.envs.canvas import DrawsItself
+from rl8x.envs.checks import (
     check_declared,
     check_restored,
     check_time_limit,
@@ -29,12 +30,10 @@ from rl8x.envs.arguments import (
     taken_actions,
     whole_number,
 )
-from rl8x.envs.dynamics import Dynamics
 from rl8x.envs.env_config import EnvConfig, plain
 from rl8x.envs.parameter_state import ParameterState
 from rl8x.envs.parameters import Parameter, ResolvedConfig
-from rl8x.envs.pictures import DrawsItself
-from rl8x.envs.steps import Actions, Carry, Observation, Outcome, Parameters, State, Step, advanced
+from rl8x.envs.steps import Actions, Carry, Dynamics, Observation, Outcome, Parameters, State, Step, advanced
 from rl8x.spaces import tree_of
 from rl8x.trees import tree_map
 

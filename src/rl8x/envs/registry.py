@@ -11,8 +11,8 @@ from typing import Any, Final
 import gymnasium
 
 from rl8x.envs import builtin
-from rl8x.envs.arguments import narrow_seed
 from rl8x.envs.base import Env
+from rl8x.envs.checks import narrow_seed
 from rl8x.envs.gymnasium_env import GymnasiumEnv
 from rl8x.envs.observed import ObservedParameters
 from rl8x.frozen import frozen, thawed

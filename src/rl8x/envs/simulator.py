@@ -1,15 +1,16 @@
-"""Environments whose state a simulator keeps outside of the carry."""
+"""Environments without a state of their own: simulators keep it outside of the carry, a stand-in has none."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
+import gymnasium
 import torch
 from torch import Tensor
 
-from rl8x.envs.arguments import narrow_seed
 from rl8x.envs.base import Carry, Env
+from rl8x.envs.checks import narrow_seed
 from rl8x.envs.parameters import ResolvedConfig
 
 
@@ -73,3 +74,42 @@ class SimulatorEnv(Env):
             name: value if value is parameters[name] else torch.where(begun, value, parameters[name])
             for name, value in fresh.items()
         }
+
+
+class StandIn(Env):
+    """Copies that have spaces alone: no episode can begin.
+
+    Args:
+        num_envs: Number of copies.
+        observation_space: Space of one copy's observation.
+        action_space: Space of one copy's action.
+        episodic: Whether episodes of the environment can end.
+        problem: Why the environment itself is not here, for the error message.
+        device: Where it is said to be.
+    """
+
+    capturable = False
+
+    def __init__(
+        self,
+        num_envs: int,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        *,
+        episodic: bool,
+        problem: str,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.single_observation_space, self.single_action_space = observation_space, action_space
+        self.terminates, self.problem = episodic, problem  # type: ignore[misc] # other classes always do, or never
+        super().__init__(num_envs, device=device)
+
+    def initial_state(self, *_: Any) -> NoReturn:
+        """Refuse to begin episodes.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        raise RuntimeError(
+            f"this algorithm was loaded to act, without its environment: {self.problem}. Give load_algorithm `env`."
+        )

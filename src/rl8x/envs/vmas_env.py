@@ -16,13 +16,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rl8x.envs.arguments import refuse_observing
 from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
+from rl8x.envs.bindings import Attribute, Function, Scale, bindings_of
+from rl8x.envs.bound_parameters import BoundBatch
+from rl8x.envs.checks import check_rows, refuse_observing
 from rl8x.envs.episode_metrics import EpisodeMetrics
-from rl8x.envs.parameter_writers import BatchedWriter
 from rl8x.envs.parameters import ResolvedConfig
-from rl8x.envs.results import check_rows
-from rl8x.envs.setters import Attribute, Function, Scale, setters_of
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.frozen import frozen, thawed
 from rl8x.randomization import Grid
@@ -103,10 +102,10 @@ class VmasEnv(SimulatorEnv):
         self.worlds = make_env(
             scenario, num_envs=self.num_worlds, device=str(device), terminated_truncated=True, **kwargs
         )
-        setters = setters_of(parameters or {}, (Attribute, Scale, Function), "VmasEnv")
+        bindings = bindings_of(parameters or {}, (Attribute, Scale, Function), "VmasEnv")
         advice = "Set it by a function of all values, or an attribute with a row for each world (per_copy=True)."
-        self._writer = BatchedWriter(setters, self.worlds, resets_itself=False, advice=advice)
-        self.parameters = self._writer.parameters
+        self._bound = BoundBatch(bindings, self.worlds, resets_itself=False, advice=advice)
+        self.parameters = self._bound.parameters
         super().__init__(num_envs, device=device, seed=seed, time_limit=time_limit)
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
@@ -169,7 +168,7 @@ class VmasEnv(SimulatorEnv):
                     f"use a Grid of at most {self.num_worlds} values, one for each world."
                 )
             resolved.fixed[name] = shared if values else value
-        self._writer.check(resolved, owner)
+        self._bound.check(resolved, owner)
 
     def _of_worlds(self, values: Tensor) -> Tensor:
         """Return values, `[num_envs]`, with that of its first agent for all agents of a world."""
@@ -177,7 +176,7 @@ class VmasEnv(SimulatorEnv):
 
     def _put(self, parameters: Mapping[str, Tensor]) -> None:
         worlds = {name: value[: self.num_worlds] for name, value in parameters.items()}
-        self._writer.put(worlds, self.parameter_state.in_force.given)
+        self._bound.put(worlds, self.parameter_state.in_force.given)
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
         """Make other worlds of a scenario that VMAS knows by name, at most 128 copies by default."""
