@@ -256,7 +256,7 @@ def test_the_second_run_goes_on_where_the_ranges_were():
     run(trainer, CONFIGS["adaptive"], steps_per_eval=None)
     ranges = trainer.algorithm.env.parameter_support()
     assert ranges["length"] != pytest.approx((0.4, 0.6))
-    trainer.algorithm.env.configure(CONFIGS["adaptive"])
+    trainer.algorithm.env.parameter_state.configure(CONFIGS["adaptive"])
     assert trainer.algorithm.env.parameter_support() == ranges
 
 

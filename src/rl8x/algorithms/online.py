@@ -226,7 +226,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         if callable(env_config):
             self.env.steer_config(env_config(known))
         elif is_due:
-            self.env.configure(env_config)
+            self.env.parameter_state.configure(env_config)
         self.env.parameter_state.update_from_metrics(known)
         if is_due:
             self._check_moves()
@@ -301,7 +301,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         env_state = state["collector"]["env"]
         # After an evaluation in the training environment the next configuration applies.
         following = env_state["next_config"]
-        self.env.configure(env_state["config"] if following is None else following)
+        self.env.parameter_state.configure(env_state["config"] if following is None else following)
         self.env.parameter_state.join(env_state)
         self.collector.reset()  # now, since it may be that no collect begins with a reset
 

@@ -139,9 +139,6 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         On the CPU a horizon at once and step by step give the same numbers. On CUDA they differ, because each launch
         takes its own stretch of the generator's stream.
 
-        Args:
-            horizon: Steps of each copy.
-
         Returns:
             Uniform numbers in [0, 1), float32 `[horizon, num_envs, noise_width]`.
         """
@@ -195,36 +192,15 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         return carry, Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, metrics, sources)
 
     def outcome(self, carry: Carry, actions: Actions, noise: Tensor) -> Outcome:
-        """Return what `transition` does in the next step, before any reset.
-
-        Args:
-            carry: The carry before the step.
-            actions: `[num_envs, ...]`, as `transition` takes them.
-            noise: `[num_envs, noise_width]` in [0, 1).
-
-        Returns:
-            The next state, rewards `[num_envs]` and terminated `[num_envs]`.
-        """
+        """Return what `transition` does in the next step, before any reset; arguments as those of `advance`."""
         return self.transition(carry["state"], actions, carry["parameters"], self._columns(noise, 0, self.step_noise))
 
     def starting_parameters(self, noise: Tensor) -> dict[str, Tensor]:
-        """Return the parameters of episodes that start now.
-
-        Args:
-            noise: `[num_envs, noise_width]` in [0, 1).
-
-        Returns:
-            Float32 `[num_envs]` each, by name.
-        """
+        """Return the parameters of episodes that start now, float32 `[num_envs]` each; noise as in `restart`."""
         return {**self.parameter_state.in_force.fixed, **self._draw(noise)[0]}
 
     def first_carry(self, state: State, parameters: dict[str, Tensor]) -> Carry:
-        """Return the carry of episodes that all start now.
-
-        Args:
-            state: The first states of episodes, `[num_envs, ...]` each.
-            parameters: Their parameters, float32 `[num_envs]` each.
-        """
+        """Return the carry of episodes that all start now, in a state and under parameters, `[num_envs, ...]` each."""
         elapsed = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         returns = torch.zeros(self.num_envs, device=self.device)
         return {"state": state, "parameters": parameters, "elapsed": elapsed, "returns": returns}
@@ -235,11 +211,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         return True
 
     def set_elapsed(self, elapsed: Tensor) -> None:
-        """Have the present episodes count as so many steps long, so that their time limits come sooner.
-
-        Args:
-            elapsed: int64 `[num_envs]`, each at least 0 and below the time limit.
-        """
+        """Have the present episodes count as so many steps long, int64 `[num_envs]`, below the time limit."""
         assert self.carry is not None
         self.carry = self.carry | {"elapsed": elapsed}
 
@@ -285,14 +257,15 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         Args:
             seed: Seeds the environment's generator; None continues its stream.
             options: Part of Gymnasium's signature, without a meaning here.
-            config: The `env_config` from now on; `{}` for the defaults, None for no change.
+            config: The `env_config` from now on: names of parameters to a number, `num_envs` numbers, a distribution
+                or its JSON form, in the parameters' units; `{}` for the defaults, None for no change.
 
         Returns:
             The first observation, `[num_envs, ...]`, and an empty info.
 
         Raises:
             TypeError: If `config` is not a mapping, or `seed` not a whole number.
-            ValueError: As `configure` does.
+            ValueError: If a name is unknown or a value out of bounds; the message has the legal names and bounds.
         """
         self.parameter_state.configure(config)
         self.parameter_state.adopt()
@@ -354,22 +327,9 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
 
         Raises:
             TypeError: If it is not a mapping.
-            ValueError: As `configure` does.
+            ValueError: As `reset` does.
         """
         return plain(self.parameter_state.resolve(config, called, copies).given)
-
-    def configure(self, config: EnvConfig | None) -> None:
-        """Check an `env_config`, which takes effect at the next `reset`.
-
-        Args:
-            config: Names of parameters to a number, `num_envs` numbers, a distribution or its JSON form, in the
-                parameters' units; `{}` for the defaults, None for no change.
-
-        Raises:
-            TypeError: If it is not a mapping.
-            ValueError: If a name is unknown or a value out of bounds; the message has the legal names and bounds.
-        """
-        self.parameter_state.configure(config)
 
     def steer_config(self, config: EnvConfig) -> None:
         """Play each copy's next episode under an `env_config`; those in progress keep the values that they began with.
@@ -377,7 +337,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         Programs are recompiled where the kind of a parameter's distribution changes, and not where its numbers do.
 
         Args:
-            config: Names of parameters to values in their units, see `configure`.
+            config: As `reset` takes it.
 
         Raises:
             ValueError: If a name is unknown, a value is out of bounds, or a distribution moves by itself.
@@ -483,11 +443,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         return twin
 
     def set_seed(self, seed: int | None) -> None:
-        """Seed the generator; `reset` calls it where it is given a seed.
-
-        Args:
-            seed: A whole number; None takes one from the operating system.
-        """
+        """Seed the generator, as `reset` does where it is given a seed; None takes one from the operating system."""
         if seed is None:
             self.generator.seed()
         else:

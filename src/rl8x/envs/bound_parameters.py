@@ -28,15 +28,7 @@ from rl8x.processes import lending_variables
 
 
 class BoundSimulator:
-    """One simulator and its bindings.
-
-    Args:
-        simulator: The unwrapped environment.
-        bindings: A binding for each parameter, by its name.
-
-    Raises:
-        ValueError: If something of it is not there.
-    """
+    """One unwrapped simulator and the bindings of its parameters, by name."""
 
     def __init__(self, simulator: Any, bindings: Mapping[str, Binding]) -> None:
         self.simulator, self.bindings = simulator, bindings

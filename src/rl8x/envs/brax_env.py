@@ -101,20 +101,18 @@ class BraxEnv(SimulatorEnv):
         """
         if self._simulated is None:
             raise RuntimeError("BraxEnv: call reset() first, also after load_state_dict().")
-        elapsed = carry["elapsed"] + 1
-        truncated = torch.zeros_like(elapsed, dtype=torch.bool)
+        truncated = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         if self.time_limit is not None:
-            truncated = elapsed >= self.time_limit
+            truncated = carry["elapsed"] + 1 >= self.time_limit
         before, fresh = carry["parameters"], self.starting_parameters(noise)
         values = self._arrays_of(before), self._arrays_of(fresh)
         given, over = self._array_of(actions.detach().to(torch.float32)), self._array_of(truncated)
         self._simulated, stepped, ended = self._advance(self._simulated, *values, given, over, self._key())
         rewards, terminated = self._tensors_of(stepped.reward), self._tensors_of(ended).bool()
         check_rows("BraxEnv", self.num_envs, rewards=rewards, terminated=terminated)
-        returns, done = carry["returns"] + rewards, terminated | truncated
         obs, final_obs = self._tensors_of(self._simulated.obs), self._tensors_of(stepped.obs)
-        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, {})
-        return self.next_carry(done, elapsed, returns, self.redrawn(done, before, fresh)), step
+        parameters = self.redrawn(terminated | truncated, before, fresh)
+        return self.finish(carry, obs, rewards, terminated, truncated, final_obs, parameters, {})
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Take over the seeding; the next call must be `reset`."""
@@ -253,12 +251,7 @@ class SystemField(Binding):
 class Systems:
     """The system of an environment, and those that take its place in the program of each copy.
 
-    Args:
-        bindings: A binding for each parameter, by its name.
-        env: The environment, whose system is `sys`, or `_mjx_model` in MuJoCo Playground.
-
-    Raises:
-        ValueError: If something of it is not there.
+    It is the environment's `sys`, or `_mjx_model` in MuJoCo Playground; each parameter has a binding, by its name.
     """
 
     def __init__(self, bindings: Mapping[str, Binding], env: Any) -> None:

@@ -26,16 +26,7 @@ _STEP: Final = "(observation, reward, terminated, truncated, info)"
 
 
 def whole_number(number: Any, owner: str, name: str) -> int:
-    """Return a number as an int.
-
-    Args:
-        number: The argument's value.
-        owner: The environment's name in error messages.
-        name: The argument's name there.
-
-    Raises:
-        TypeError: If it is not a whole number.
-    """
+    """Return a number as an int; raise `TypeError` if it is not whole; `owner` is the environment."""
     try:
         if isinstance(number, bool):  # Python would take `time_limit: true` as 1
             raise TypeError
@@ -45,25 +36,12 @@ def whole_number(number: Any, owner: str, name: str) -> int:
 
 
 def narrow_seed(seed: int) -> int:
-    """Return a seed that any simulator takes: of 31 bits, as many have no more, also with the number of a copy added.
-
-    Args:
-        seed: Any whole number; one below 2^31 - 2^24 stays as it is.
-    """
+    """Return a seed that any simulator takes: of 31 bits, as many have no more, also after adding a copy's index."""
     return operator.index(seed) % (2**31 - 2**24)
 
 
 def check_time_limit(limit: Any, owner: str) -> None:
-    """Refuse a time limit that is not a positive number of steps.
-
-    Args:
-        limit: Steps until an episode is truncated; None for never.
-        owner: The environment's name in error messages.
-
-    Raises:
-        TypeError: If it is not a whole number.
-        ValueError: If it is less than 1.
-    """
+    """Refuse a time limit that is neither None nor a positive number of steps."""
     if limit is not None and whole_number(limit, owner, "time_limit") < 1:
         raise ValueError(f"{owner}: time_limit must be at least 1 or None; got {limit}.")
 
@@ -98,19 +76,9 @@ def check_declared(env: Any) -> None:
 def taken_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owner: str, name: str = "actions") -> Any:
     """Return actions in the types that policies give: discrete ones int64, floating-point numbers float32.
 
-    In others the arithmetic of an environment is another: of uint8, 0 - 1 is 255. Those that are not one for each copy
-    are refused, as torch would broadcast a single one to all.
-
-    Args:
-        actions: Tensors, in dicts where the space has parts.
-        space: Space of one copy's action.
-        num_envs: Copies of the environment.
-        owner: The environment's name in error messages.
-        name: The actions' name there.
-
-    Raises:
-        ValueError: If a tensor is missing, is not `[num_envs, *action]`, or holds a number that is not an action. The
-            last is checked on the CPU alone: elsewhere the check would have to wait for the device.
+    In others the arithmetic of an environment is another: of uint8, 0 - 1 is 255. Those that are not one for each copy,
+    `[num_envs, *action]`, are refused, as torch would broadcast a single one to all; on the CPU numbers that are no
+    actions too: elsewhere the check would have to wait for the device.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = actions if isinstance(actions, dict) else {}
@@ -139,11 +107,7 @@ def _check_elements(actions: Tensor, space: spaces.Discrete | spaces.MultiDiscre
 
 
 def check_restored(name: str, saved: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> None:
-    """Refuse a saved state that has other parts or shapes than the one that `initial_state` makes.
-
-    Raises:
-        ValueError: If it does: the environment's class was changed since.
-    """
+    """Refuse a saved state that has other parts or shapes than the one that `initial_state` makes."""
     before, now = (
         {path: list(part.shape) for path, part in flatten_tree("state", state).items()} for state in (saved, made)
     )
@@ -174,14 +138,7 @@ def check_takes_seeds(env: Any) -> None:
 
 
 def check_reset(env: Any, result: Any, space: spaces.Space[Any], *, num_envs: int | None = None) -> None:
-    """Raise TypeError or ValueError unless a reset's result has the form of Gymnasium's API.
-
-    Args:
-        env: What was reset.
-        result: What its `reset` returned.
-        space: Space of the observations of one copy.
-        num_envs: Copies that it has; None for a single environment.
-    """
+    """Raise TypeError or ValueError unless a reset's result, of `num_envs` copies or one, is of Gymnasium's form."""
     owner = f"{type(env).__name__}.reset"
     obs, _ = _values(owner, result, _RESET)
     _check_obs(owner, "the observation", obs, space, () if num_envs is None else (num_envs,))
@@ -198,13 +155,7 @@ def check_step(env: Any, result: Any, space: spaces.Space[Any], *, num_envs: int
 
 
 def check_rows(owner: str, num_envs: int, **numbers: Any) -> None:
-    """Raise ValueError unless each of some numbers, such as rewards, is `[num_envs]`.
-
-    Args:
-        owner: What gave them, in error messages.
-        num_envs: Copies of the environment.
-        numbers: The numbers by name.
-    """
+    """Raise ValueError unless each of some numbers, such as rewards, is `[num_envs]`; `owner` is what gave them."""
     for name, value in numbers.items():
         _check_numbers(owner, name, value, (num_envs,))
 

@@ -131,7 +131,7 @@ class MjlabEnv(SimulatorEnv):
         everyone = torch.arange(self.num_envs, device=self.device)
         obs, _ = self._reset(everyone, parameters, self.next_seed)
         self.next_seed, self._must_reset = None, False
-        return self.first_carry({}, parameters) | {"metrics": {}}, obs
+        return self.first_carry({}, parameters), obs
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
         """Step the copies by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's.
@@ -154,14 +154,8 @@ class MjlabEnv(SimulatorEnv):
             fresh, reset_log = self._reset(done.nonzero().squeeze(1), parameters, None)
             # Its noise is redrawn for every copy: those that go on keep what the step gave.
             obs, log = where_rows(done, fresh, obs), log | reset_log
-        everyone = torch.ones_like(done)
         info = {**extras, "log": log}
-        metrics = self.episode_metrics.update(carry["metrics"], info, None, everyone)
-        self.episode_metrics.check_reported(metrics, info, done)
-        returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
-        values, metrics = self.episode_metrics.values(metrics), self.episode_metrics.restarted(metrics, done)
-        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, values)
-        return self.next_carry(done, elapsed, returns, parameters) | {"metrics": metrics}, step
+        return self.finish(carry, obs, rewards, terminated, truncated, final_obs, parameters, info)
 
     def set_elapsed(self, elapsed: Tensor) -> None:
         """Have the simulator count the present episodes as so many steps long, `[num_envs]`."""
@@ -228,11 +222,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _check_version() -> None:
-    """Raise where mjlab is not there, or its partial resets still disturb other copies.
-
-    Raises:
-        RuntimeError: If so.
-    """
+    """Raise `RuntimeError` where mjlab is not there, or its partial resets still disturb other copies."""
     try:
         version = importlib.metadata.version("mjlab")
     except importlib.metadata.PackageNotFoundError as error:
@@ -289,15 +279,7 @@ class Event(Binding):
 
 
 class Events:
-    """The events of a task that set parameters.
-
-    Args:
-        bindings: A binding for each parameter, by its name.
-        config: The task's config, whose events are changed.
-
-    Raises:
-        ValueError: If there is no such event or field, or it cannot be set.
-    """
+    """The events of a task's config that set parameters, by the bindings of their names; they are changed for it."""
 
     def __init__(self, bindings: Mapping[str, Binding], config: Any) -> None:
         self.bindings: dict[str, Binding] = {}

@@ -149,13 +149,12 @@ class ObservedParameters(Env):
         # A tensor's device has its index ("cuda:0"), by which constants are found again.
         self.scaled = ScaledParameters(env.parameters, torch.empty(0, device=env.device).device)
 
-    # What is neither defined in this class nor one of its own attributes is the environment's, methods included.
+    # What is neither defined in this class nor one of `_OWN` is the environment's, methods included.
 
-    def __getattribute__(self, name: str) -> Any:
-        own = object.__getattribute__(self, "__dict__")
-        if name in own or name in _DEFINED or name.startswith("__"):
-            return object.__getattribute__(self, name)
-        return getattr(own["env"], name)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.__dict__["env"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN:
@@ -183,6 +182,11 @@ class ObservedParameters(Env):
         obs, final_obs = self._shown(step.obs, step.final_obs, carry["parameters"], after["parameters"])
         return after, step._replace(obs=obs, final_obs=final_obs)
 
+    def _shown(self, obs: Any, final_obs: Any, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> tuple[Any, Any]:
+        """Return the observations after and before a reset, each with the parameters of its episode."""
+        final = self.scaled(old)
+        return _joined(obs, final if new is old else self.scaled(new)), _joined(final_obs, final)
+
     def reset(self, **options: Any) -> tuple[Observation, dict[str, Any]]:
         """Start an episode in every copy; see `Env.reset`."""
         obs, info = self.env.reset(**options)
@@ -202,14 +206,20 @@ class ObservedParameters(Env):
         twin = self.env.another(*args, **kwargs)
         return None if twin is None else ObservedParameters(twin, self.observe_parameters)
 
-    def _shown(self, obs: Any, final_obs: Any, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> tuple[Any, Any]:
-        """Return the observations after and before a reset, each with the parameters of its episode."""
-        final = self.scaled(old)
-        return _joined(obs, final if new is old else self.scaled(new)), _joined(final_obs, final)
+
+class _OfEnv:
+    """What `Env` has, in a wrapper: the environment's."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, wrapper: ObservedParameters, owner: type) -> Any:
+        return getattr(wrapper.env, self.name)
 
 
 _OWN: Final = frozenset({"env", "observe_parameters", "scaled", "single_observation_space", "observation_space"})
-_DEFINED: Final = vars(ObservedParameters).keys()
+for _name in {name for name in dir(Env) if not name.startswith("__")} - {*vars(ObservedParameters), *_OWN}:
+    setattr(ObservedParameters, _name, _OfEnv(_name))
 
 
 def _joined(obs: Any, parameters: Tensor) -> Any:

@@ -189,12 +189,7 @@ class ParameterState:
                 self.due = training
 
     def configure_for_evaluation(self, config: EnvConfig, training: ParameterState | None) -> None:
-        """Set the `env_config` of an evaluation, from the next reset on, with moving parameters as in the training.
-
-        Args:
-            config: The `env_config` to evaluate under.
-            training: That of the environment that is trained in, whose state is copied; None if there is none.
-        """
+        """Set the `env_config` of an evaluation, from the next reset on, with moving parameters as in the training."""
         steered = training is not None and training.in_force.steered
         self.due = self._with_known(self.resolve(config, steered=steered))
         for curriculum in self.due.curricula:

@@ -130,12 +130,12 @@ def resolve_config(
     """Check an `env_config` against the parameters of an environment and turn it into tensors.
 
     Args:
-        config: Name to a number, `num_envs` numbers or a distribution, as `parsed` returns it.
+        config: As `parsed` returns it.
         parameters: The legal names with their bounds.
         owner: The configuration's name in error messages, such as `CartPole: env_config`.
-        num_envs: Number of copies.
+        num_envs: Number of copies, which the argument `copies` sets, as error messages say.
         device: Where the tensors go.
-        copies: The argument that sets the number of copies, for error messages.
+        copies: See `num_envs`.
         metrics: The environment's own metrics of episodes.
         steered: Whether its numbers are going to change, so that no program may have them built in.
 

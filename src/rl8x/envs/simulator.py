@@ -9,8 +9,9 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from rl8x.envs.base import Carry, Env
+from rl8x.envs.base import Carry, Env, Observation, Step
 from rl8x.envs.checks import narrow_seed
+from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.parameters import ResolvedConfig
 
 
@@ -24,6 +25,7 @@ class SimulatorEnv(Env):
     capturable: ClassVar[bool] = False
     resumable: ClassVar[bool] = False
 
+    episode_metrics: EpisodeMetrics = EpisodeMetrics(())
     next_seed: int | None = None
     """The seed of the simulator's next reset, after `set_seed`, narrowed; None lets its random numbers go on."""
 
@@ -45,31 +47,36 @@ class SimulatorEnv(Env):
         """Return the seeding and the configuration; the simulator's own state cannot be taken."""
         return super().state_dict() | {"carry": None}
 
+    def finish(
+        self,
+        carry: Carry,
+        obs: Observation,
+        rewards: Tensor,
+        terminated: Tensor,
+        truncated: Tensor,
+        final_obs: Observation,
+        parameters: Mapping[str, Tensor],
+        info: Mapping[str, Any],
+    ) -> tuple[Carry, Step]:
+        """Return the carry after a step and its result, given what comes before, the next parameters and the report."""
+        done = terminated | truncated
+        returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
+        metrics = self.episode_metrics.update(carry.get("metrics", {}), info, None, torch.ones_like(done))
+        self.episode_metrics.check_reported(metrics, info, done)
+        values = self.episode_metrics.values(metrics)
+        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, values)
+        following = self.next_carry(done, elapsed, returns, parameters)
+        return following | {"metrics": self.episode_metrics.restarted(metrics, done)}, step
+
     @staticmethod
     def next_carry(done: Tensor, elapsed: Tensor, returns: Tensor, parameters: Mapping[str, Tensor]) -> Carry:
-        """Return the carry after a step.
-
-        Args:
-            done: Where an episode ended, `[num_envs]`, bool.
-            elapsed: Its steps so far, int64 `[num_envs]`.
-            returns: Its rewards so far, `[num_envs]`.
-            parameters: Those of the episodes that go on or have begun, `[num_envs]` each.
-        """
+        """Return the carry after a step in which episodes ended where `done`, all `[num_envs]`."""
         elapsed, returns = elapsed.masked_fill(done, 0), returns.masked_fill(done, 0.0)
         return {"state": {}, "parameters": parameters, "elapsed": elapsed, "returns": returns}
 
     @staticmethod
     def redrawn(begun: Tensor, parameters: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the parameters of the episodes that go on or have begun.
-
-        Args:
-            begun: Where an episode has begun, `[num_envs]`, bool.
-            parameters: Those that were in force, `[num_envs]` each.
-            fresh: Those of new episodes, `[num_envs]` each.
-
-        Returns:
-            `[num_envs]` each, by name.
-        """
+        """Return the parameters in force, or the fresh ones where an episode has begun, `[num_envs]` each."""
         return {
             name: value if value is parameters[name] else torch.where(begun, value, parameters[name])
             for name, value in fresh.items()
@@ -105,11 +112,7 @@ class StandIn(Env):
         super().__init__(num_envs, device=device)
 
     def initial_state(self, *_: Any) -> NoReturn:
-        """Refuse to begin episodes.
-
-        Raises:
-            RuntimeError: Always.
-        """
+        """Refuse to begin episodes."""
         raise RuntimeError(
             f"this algorithm was loaded to act, without its environment: {self.problem}. Give load_algorithm `env`."
         )

@@ -279,10 +279,6 @@ def try_copy(vector_env: Any) -> None:
 
     The copies themselves stay as they are. What a copy raises by itself is left to the training, whose traceback shows
     where; so is all of a simulator of which there can be one only.
-
-    Raises:
-        TypeError: If a function takes or returns other things than in Gymnasium's API.
-        ValueError: If an observation is not of the space, or a number is none.
     """
     inner = vector_env.unwrapped
     if not isinstance(inner, SyncVectorEnv | AsyncVectorEnv):

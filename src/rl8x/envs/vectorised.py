@@ -45,14 +45,7 @@ def vectorised(
     kwargs: dict[str, Any],
     copies: BoundCopies | None,
 ) -> VectorEnv[Any, Any, Any]:
-    """Return the vector environment that was given, or make one, of arguments as `GymnasiumEnv` takes them.
-
-    Copies in processes are wrapped there.
-
-    Raises:
-        ValueError: If an argument does not fit what was given, or no such id is registered.
-        TypeError: If it is nothing that environments are made of.
-    """
+    """Return the vector environment that was given, or make one, of arguments as `GymnasiumEnv` takes them."""
     if is_vectorised(env):
         if num_envs not in (None, env.num_envs):
             raise ValueError(
@@ -191,11 +184,7 @@ def _wrapped_limit(copy: Any) -> int | None:
 
 
 def autoreset_mode_of(vector_env: Any) -> AutoresetMode:
-    """Return when copies whose episode ended are reset, which an environment may also say by the mode's name.
-
-    Raises:
-        ValueError: If there is no such mode.
-    """
+    """Return when copies whose episode ended are reset, which an environment may also say by the mode's name."""
     given = (vector_env.metadata or {}).get("autoreset_mode")
     if given is None:
         return AutoresetMode.NEXT_STEP if isinstance(vector_env, VectorEnv) else AutoresetMode.SAME_STEP
@@ -280,10 +269,8 @@ def _keywords_of(name: str, vectorization: str) -> list[str]:
 def ask_for_final_obs(vector_env: Any) -> None:
     """Ask Isaac Lab for the observation before a reset, which its config leaves out by default.
 
-    Its steps look at the config's `compute_final_obs`; they then observe once more where a copy is reset.
-
-    Raises:
-        ValueError: If its config says that copies are reset by the caller, which has no form in Gymnasium's API.
+    Its steps look at the config's `compute_final_obs`; they then observe once more where a copy is reset. A config that
+    leaves resets to the caller is refused: that has no form in Gymnasium's API.
     """
     config: Any = getattr(getattr(vector_env, "unwrapped", vector_env), "cfg", None)
     if isinstance(vector_env, VectorEnv) or not hasattr(config, "compute_final_obs"):

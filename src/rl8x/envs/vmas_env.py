@@ -114,7 +114,7 @@ class VmasEnv(SimulatorEnv):
         self._put(parameters)
         obs = self.worlds.reset(seed=self.next_seed)
         self.next_seed = None
-        return self.first_carry({}, parameters) | {"metrics": {}}, self._joined(obs)
+        return self.first_carry({}, parameters), self._joined(obs)
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
         """Step the worlds by actions `[num_envs, *]`, which changes them: not pure, unlike the base class's."""
@@ -123,16 +123,14 @@ class VmasEnv(SimulatorEnv):
         rewards = self._joined(raw_rewards)
         check_rows("VmasEnv", self.num_envs, rewards=rewards)
         check_rows("VmasEnv", self.num_worlds, terminated=ended)
-        returns = carry["returns"] + rewards
-        elapsed = carry["elapsed"] + 1
         terminated = ended.repeat(self.num_agents)
-        truncated = elapsed >= self.time_limit if self.time_limit is not None else torch.zeros_like(terminated)
+        truncated = torch.zeros_like(terminated)
+        if self.time_limit is not None:
+            truncated = carry["elapsed"] + 1 >= self.time_limit
         # Agents of a world begin and end together.
         done = terminated | truncated
         names = [name for name in self.metric_names if name in infos[0]]
         info = {name: self._joined([info[name].reshape(self.num_worlds, -1)[:, 0] for info in infos]) for name in names}
-        metrics = self.episode_metrics.update(carry["metrics"], info, None, torch.ones_like(done))
-        self.episode_metrics.check_reported(metrics, infos[0], done)
         final_obs = next_obs = self._joined(obs)
         over = done[: self.num_worlds].nonzero().squeeze(1).tolist()
         parameters = self.redrawn(done, carry["parameters"], self.starting_parameters(noise))
@@ -141,10 +139,7 @@ class VmasEnv(SimulatorEnv):
             self.worlds.reset_at(world, return_observations=False)
         if over:
             next_obs = self._joined(self.worlds.get_from_scenario(True, False, False, False)[0])
-        values = self.episode_metrics.values(metrics)
-        step = Step(next_obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, values)
-        metrics = self.episode_metrics.restarted(metrics, done)
-        return self.next_carry(done, elapsed, returns, parameters) | {"metrics": metrics}, step
+        return self.finish(carry, next_obs, rewards, terminated, truncated, final_obs, parameters, info)
 
     def set_elapsed(self, elapsed: Tensor) -> None:
         """Have the present episodes count as so many steps long, `[num_envs]`: those of a world's first agent."""

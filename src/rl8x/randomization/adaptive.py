@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rl8x.randomization.base import ParameterDistribution, finite_number, finite_numbers
+from rl8x.randomization.base import ParameterDistribution, count, finite_number, pair
 from rl8x.randomization.curriculum import NO_SOURCE, RETURNS, Curriculum, Episodes, MovingDistribution
 from rl8x.randomization.distributions import Uniform
 
@@ -75,18 +75,15 @@ class Adaptive(MovingDistribution):
             object.__setattr__(self, "start", (finite_number(self.start, "Adaptive", "start"),) * 2)
         for name in ("start", "thresholds", "limits"):
             if getattr(self, name) is not None:
-                pair = finite_numbers(getattr(self, name), "Adaptive", name)
-                if len(pair) != 2 or pair[0] > pair[1] or (name == "thresholds" and pair[0] == pair[1]):
-                    raise ValueError(f"Adaptive: `{name}` must be two numbers, the lower first; got {list(pair)}.")
-                object.__setattr__(self, name, pair)
+                numbers = pair(getattr(self, name), "Adaptive", name, apart=name == "thresholds")
+                object.__setattr__(self, name, numbers)
         for name in ("step", "boundary_share"):
             object.__setattr__(self, name, finite_number(getattr(self, name), "Adaptive", name))
         if self.step <= 0:
             raise ValueError(f"Adaptive: `step` must be more than 0; got {self.step}.")
         if not 0 < self.boundary_share <= 1:
             raise ValueError(f"Adaptive: `boundary_share` must be in (0, 1]; got {self.boundary_share}.")
-        if not isinstance(self.episodes, int) or isinstance(self.episodes, bool) or self.episodes < 1:
-            raise ValueError(f"Adaptive: `episodes` must be a whole number, at least 1; got {self.episodes!r}.")
+        count(self.episodes, "Adaptive", "episodes", 1)
         if self.limits is not None and not self.limits[0] <= self.start[0] <= self.start[1] <= self.limits[1]:
             raise ValueError(f"Adaptive: `start` must lie in `limits`; got {list(self.start)} and {list(self.limits)}.")
 
@@ -127,8 +124,8 @@ class AdaptiveCurriculum(Curriculum):
     """
 
     def __init__(self, members: Mapping[str, Adaptive]) -> None:
-        self._options = next(iter(members.values()))  # for what they share
         self._adaptive = list(members.values())
+        self._options = self._adaptive[0]  # for what they share
         super().__init__(members, f"adaptive:{self._options.group}")
         self.metric = self._options.metric
         self.width = len(members) + 1
@@ -158,12 +155,8 @@ class AdaptiveCurriculum(Curriculum):
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
         """Draw each parameter from its range, and fix one at an end in a share of the copies.
 
-        Args:
-            noise: `[num_envs, d + 1]` in [0, 1); the last column decides whether and which.
-
-        Returns:
-            Values by name, float32 `[num_envs]` each, and the boundary, in [0, 2 d), where the copy is at one whose
-            buffer is open, else -1.
+        Of the noise, `[num_envs, d + 1]`, the last column decides whether and which. The source is the boundary, in
+        [0, 2 d), where the copy is at one whose buffer is open, else -1.
         """
         state, ends = self.state, 2 * len(self.members)
         uniform, boundary_prob = noise[:, -1], state["share"]

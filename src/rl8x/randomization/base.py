@@ -22,6 +22,20 @@ def finite_number(value: object, owner: str, name: str) -> float:
     return float(value)
 
 
+def pair(values: object, owner: str, name: str, *, apart: bool = False) -> tuple[float, ...]:
+    """Return `values` as two finite floats, the lower first and, if `apart`, not the same; or raise."""
+    numbers = finite_numbers(values, owner, name)
+    if len(numbers) != 2 or numbers[0] > numbers[1] or (apart and numbers[0] == numbers[1]):
+        raise ValueError(f"{owner}: `{name}` must be two numbers, the lower first; got {list(numbers)}.")
+    return numbers
+
+
+def count(value: object, owner: str, name: str, least: int) -> None:
+    """Raise unless `value` is a whole number, at least `least`, naming the argument of `owner`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{owner}: `{name}` must be a whole number, at least {least}; got {value!r}.")
+
+
 def finite_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
     """Return `values` as a tuple of finite floats, or raise naming the argument of `owner`."""
     if isinstance(values, Tensor | np.ndarray):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
 
-from rl8x.randomization.base import ParameterDistribution, finite_number, finite_numbers
+from rl8x.randomization.base import ParameterDistribution, count, finite_number, pair
 from rl8x.randomization.curriculum import NO_SOURCE, RETURNS, Curriculum, Episodes, MovingDistribution
 from rl8x.randomization.distributions import from_dict
 
@@ -96,14 +96,9 @@ class Learnable(MovingDistribution):
         if self.threshold is not None:
             object.__setattr__(self, "threshold", finite_number(self.threshold, "Learnable", "threshold"))
         if self.bounds is not None:
-            bounds = finite_numbers(self.bounds, "Learnable", "bounds")
-            if len(bounds) != 2 or bounds[0] >= bounds[1]:
-                raise ValueError(f"Learnable: `bounds` must be two numbers, the lower first; got {list(bounds)}.")
-            object.__setattr__(self, "bounds", bounds)
+            object.__setattr__(self, "bounds", pair(self.bounds, "Learnable", "bounds", apart=True))
         for name, least in (("levels", 1), ("candidates", 1), ("episodes", 2)):
-            count = getattr(self, name)
-            if not isinstance(count, int) or isinstance(count, bool) or count < least:
-                raise ValueError(f"Learnable: `{name}` must be a whole number, at least {least}; got {count!r}.")
+            count(getattr(self, name), "Learnable", name, least)
         object.__setattr__(self, "level_share", finite_number(self.level_share, "Learnable", "level_share"))
         if not 0 <= self.level_share < 1:
             raise ValueError(f"Learnable: `level_share` must be in [0, 1); got {self.level_share}.")
@@ -188,11 +183,8 @@ class LearnableCurriculum(Curriculum):
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
         """Draw a level for each copy.
 
-        Args:
-            noise: `[num_envs, d + 1]` in [0, 1); the last column chooses the level, the others are for evaluations.
-
-        Returns:
-            Values by name, float32 `[num_envs]` each, and the row of the table where the round is open, else -1.
+        Of the noise, `[num_envs, d + 1]`, the last column chooses the level, the others are for evaluations. The source
+        is the row of the table where the round is open, else -1.
         """
         state, options = self.state, self._options
         uniform, kept_prob = noise[:, -1], options.level_share

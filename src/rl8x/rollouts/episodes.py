@@ -59,7 +59,7 @@ class EpisodeRunner:
         if noises is None:
             self.collector.reset(env_config, seed=seed)
         else:
-            env.configure(env_config)
+            env.parameter_state.configure(env_config)
             env.parameter_state.adopt()
             env.set_seed(seed)
             env.carry, obs = env.restart(next(noises)[0])

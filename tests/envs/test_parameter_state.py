@@ -187,8 +187,8 @@ def test_bad_configurations_are_one_line(config, message):
 
 def test_what_a_simulator_and_a_function_cannot_have():
     with pytest.raises(ValueError, match=r"env_config\['x'\] moves with the returns of episodes, and a simulator"):
-        Simulated(2).configure({"x": Adaptive(1.0, (0, 1), 0.1)})
-    Simulated(2).configure({"x": Scheduled([(0, 0.5)])})
+        Simulated(2).parameter_state.configure({"x": Adaptive(1.0, (0, 1), 0.1)})
+    Simulated(2).parameter_state.configure({"x": Scheduled([(0, 0.5)])})
     with pytest.raises(ValueError, match="a function gives distributions that stand still"):
         CartPole(2).steer_config(ADAPTIVE)
 
