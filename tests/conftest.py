@@ -153,7 +153,7 @@ def own_environments_are_checked_once():
     checked = set()
 
     def check(env) -> None:
-        own = type(env).__module__.startswith("rl8x.") and env.capturable and env._next_config is None
+        own = type(env).__module__.startswith("rl8x.") and env.capturable and env.parameter_state.due is None
         key = (env.program_key, repr(env.single_observation_space), repr(env.single_action_space)) if own else None
         if key is None or key not in checked:
             validate(env)

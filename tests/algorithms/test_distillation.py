@@ -21,7 +21,7 @@ from rl8x.checkpoint import CheckpointError
 from rl8x.cli.main import main
 from rl8x.config import RunSpec
 from rl8x.distributions import make_distribution
-from rl8x.envs import AlgoTrading, CartPole, Parameter, Pendulum
+from rl8x.envs import AlgoTrading, CartPole, ObservedParameters, Parameter, Pendulum
 from rl8x.models import BUILTIN
 from rl8x.policy import Policy
 from rl8x.randomization import Choice, Uniform
@@ -49,7 +49,7 @@ class HiddenSide(Probe):
 
 def knowing_teacher() -> Policy:
     """A linear policy whose logits are -3 and 3 times the side, whatever it observes."""
-    env = HiddenSide(1, observe_parameters="all")
+    env = ObservedParameters(HiddenSide(1), "all")
     policy = Policy(env.single_observation_space, env.single_action_space, model_config={"hidden_sizes": []})
     with torch.no_grad():
         policy.model.policy_head.weight.copy_(torch.tensor([[0.0, -3.0], [0.0, 3.0]]))
@@ -143,7 +143,7 @@ def test_labels_are_what_the_teacher_computes_by_hand():
 def test_a_recurrent_normalising_teacher_labels_as_it_would_alone(execution, monkeypatch):
     """Its state goes on over collects, is reset where episodes begin, and its moments are its own."""
     traced_only(monkeypatch)
-    env = CartPole(5, time_limit=6, observe_parameters="all")
+    env = ObservedParameters(CartPole(5, time_limit=6), "all")
     torch.manual_seed(0)
     teacher = random_policy(env, **GRU, normalize_observations=True)
     teacher.observe({name: torch.randn(50, 5, width) * 0.2 + 0.1 for name, width in (("obs", 4), ("parameters", 6))})
@@ -165,7 +165,7 @@ def test_a_recurrent_normalising_teacher_labels_as_it_would_alone(execution, mon
 
 
 def test_masked_and_composite_actions_are_labelled_and_learned():
-    env = AlgoTrading(4, observe_parameters="all")
+    env = ObservedParameters(AlgoTrading(4), "all")
     teacher = random_policy(env, model_config=MLP)
     algorithm = config(teacher=teacher, num_envs=4, lr=1e-2).build(AlgoTrading, observe_parameters="all", time_limit=5)
     row = train(algorithm, 3)
@@ -418,7 +418,7 @@ def test_a_teacher_whose_making_nobody_knows_is_copied_as_it_is():
             obs, mask = super().model_inputs(obs)
             return {name: 2 * part for name, part in obs.items()}, mask
 
-    given, spaces_of = knowing_teacher(), HiddenSide(1, observe_parameters="all")
+    given, spaces_of = knowing_teacher(), ObservedParameters(HiddenSide(1), "all")
     policy = Policy(spaces_of.single_observation_space, spaces_of.single_action_space, model=given.model)
     own = Doubled(spaces_of.single_observation_space, spaces_of.single_action_space, model_config={"hidden_sizes": []})
     obs = {name: torch.ones(1, *part.shape) for name, part in spaces_of.single_observation_space.spaces.items()}
@@ -465,7 +465,7 @@ def test_the_student_alone_acts_where_the_parameters_are_not_shown(runs):
     algorithm = students["whole"].algorithm
     policy, student = algorithm.student_policy(), algorithm.policy
     assert policy.observation_space == CartPole.single_observation_space
-    env, shown = CartPole(3, seed=5), CartPole(3, seed=5, observe_parameters="all")
+    env, shown = CartPole(3, seed=5), ObservedParameters(CartPole(3, seed=5), "all")
     obs, _ = env.reset()
     both, _ = shown.reset()
     state, theirs, starts = policy.initial_state(3), student.initial_state(3), torch.ones(3, dtype=torch.bool)

@@ -18,7 +18,7 @@ from rl8x.checkpoint.build import problems_of
 from rl8x.cli.collect import record
 from rl8x.cli.main import main
 from rl8x.config.describe import run_spec
-from rl8x.envs import CartPole, Env, GymnasiumEnv
+from rl8x.envs import CartPole, Env, GymnasiumEnv, env_maker
 from rl8x.models.mlp import MLPModel
 from rl8x.policy import Policy
 
@@ -30,7 +30,8 @@ MLP = {"model_config": {"hidden_sizes": [4]}}
 
 def task(observations="vector", actions="discrete from 5", **options):
     """A factory that no file can name."""
-    return lambda num_envs, **given: Walk(num_envs, observations=observations, actions=actions, **options, **given)
+    make = functools.partial(Walk, observations=observations, actions=actions)
+    return env_maker(lambda num_envs, **given: make(num_envs, **given), options)
 
 
 def student():

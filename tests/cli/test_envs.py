@@ -30,7 +30,7 @@ def test_every_example_of_an_environment_is_legal(capsys):
         example = capsys.readouterr().out.splitlines()[-1]
         if "env_config." in example:
             key, _, value = example.partition("env_config.")[2].partition("=")
-            cls(4, seed=0).configure({key: parse_value(value.strip("'"))})
+            cls(4, seed=0).parameter_state.configure({key: parse_value(value.strip("'"))})
             RunSpec.from_plain({"env": name, "env_config": {key: parse_value(value.strip("'"))}})
 
 

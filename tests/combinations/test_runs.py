@@ -33,6 +33,7 @@ from rl8x import keys
 from rl8x.checkpoint import listed, read
 from rl8x.checkpoint.tree import tensors_in
 from rl8x.envs import GymnasiumEnv
+from rl8x.envs.env_config import parsed
 from rl8x.envs.parameters import resolve_config
 from rl8x.execution.compiled import CompiledProgram
 from rl8x.tracking import MemoryTracker, MLflowTracker
@@ -143,7 +144,7 @@ def logged_slots(case: Case, algorithm) -> dict[str, torch.Tensor]:
 def check_physics(env, config: dict) -> None:
     """Check that copies have the physics of a config."""
     expected = resolve_config(
-        config,
+        parsed(config),
         env.parameters,
         owner="expected",
         num_envs=env.num_envs,
@@ -153,7 +154,7 @@ def check_physics(env, config: dict) -> None:
     actual = env.carry["parameters"]
     for name, value in expected.fixed.items():
         assert torch.equal(actual[name].expand(env.num_envs), value.expand(env.num_envs)), (name, actual[name], value)
-    moving = {name: member for group in expected.groups for name, member in group.members.items()}
+    moving = {name: member for group in expected.curricula for name, member in group.members.items()}
     for name, distribution in (expected.drawn | moving).items():
         low, high = distribution.support
         assert bool(((actual[name] >= low - 1e-6) & (actual[name] <= high + 1e-6)).all()), (name, actual[name])

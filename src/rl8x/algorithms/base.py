@@ -167,7 +167,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         seed = draw_seed(config.seed)
         made_env, factory = config.make_env(env, part_seed(seed, "env"), env_kwargs)
         if made_env is not None:
-            made_env.shared_seed = part_seed(seed, "parameters", rank=0)
+            made_env.parameter_state.shared_seed = part_seed(seed, "parameters", rank=0)
         with allocations_refused(algorithm.__name__, vars(config)):
             return algorithm(config, made_env, seed, factory)
 

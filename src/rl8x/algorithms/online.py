@@ -148,15 +148,16 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
 
     def _move_parameters(self, rollout: Rollout, counted: Mapping[str, Tensor]) -> None:
         """Update parameter distributions that depend on returns by the `counted` episodes that ended in a horizon."""
-        if self.env.moves_by_returns:
-            horizon = self.config.horizon
+        state, horizon = self.env.parameter_state, self.config.horizon
+        if state.in_force.moves_by_returns:
+            assert self.env.carry is not None
             ended, valid = counted[keys.TERMINATED] | counted[keys.TRUNCATED], rollout.tensors.get(keys.VALID)
-            self.env.update_parameters_from_episodes(
+            state.update_from_episodes(
                 (ended if valid is None else ended & valid)[:horizon],
                 rollout[keys.EPISODE_RETURNS][:horizon],
                 rollout.under(keys.METRICS),
                 rollout.under(keys.SOURCES),
-                is_reset=self.reset_is_due(),
+                pending=None if self.reset_is_due() else self.env.carry["sources"],
             )
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
@@ -172,7 +173,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         """
         rows: list[Mapping[str, float]] = []
         counts: dict[str, tuple[str, ...]] = {}
-        with self.env.evaluating_parameters():
+        with self.env.parameter_state.evaluating():
             for _ in range(self.resets.horizons):
                 self.reset_if_due(env_config)
                 try:
@@ -225,8 +226,8 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         if callable(env_config):
             self.env.steer_config(env_config(known))
         elif is_due:
-            self.env.configure(env_config)
-        self.env.update_parameters_from_metrics(known)
+            self.env.parameter_state.configure(env_config)
+        self.env.parameter_state.update_from_metrics(known)
         if is_due:
             self._check_moves()
             self.collector.reset()
@@ -239,7 +240,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
 
     def _check_random_start(self) -> None:
         """Raise if `random_start` cannot be had in this environment."""
-        env, name = self.env, type(self.env).__name__
+        env, name = self.env, type(self.env.unwrapped).__name__
         if env.time_limit is None:
             raise ValueError(
                 f"`random_start` draws times below a time limit, and {name} has none: give it a `time_limit`."
@@ -274,7 +275,9 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         """
         if self.reset_is_due():
             self._check_moves(env_config)
-        elif env_config is not None and self.resets.once and self.env.plain_config(env_config) != self.env.config:
+            return
+        state = self.env.parameter_state
+        if env_config is not None and self.resets.once and state.resolve(env_config).given != state.in_force.given:
             raise ValueError(
                 "This `env_config` would never apply: the environment was reset once, at the first collect "
                 "(`horizons_per_env_reset` < 0). Give it to the first collect, or use horizons_per_env_reset=1."
@@ -282,7 +285,10 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
 
     def _check_moves(self, env_config: Mapping[str, Any] | None = None) -> None:
         """Raise if parameters depend on ends of episodes and none will end; None checks the current configuration."""
-        if self.resets.once and not self.env.episodic and self.env.will_move_by_returns(env_config):
+        if not self.resets.once or self.env.episodic:
+            return
+        state = self.env.parameter_state
+        if (state.following if env_config is None else state.resolve(env_config)).moves_by_returns:
             raise ValueError(
                 "`env_config` moves with the returns of episodes, but none ever ends: the task has no end, and the "
                 "environment is reset once (`horizons_per_env_reset` < 0). Use horizons_per_env_reset=1 or more, or "
@@ -295,8 +301,8 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         env_state = state["collector"]["env"]
         # After an evaluation in the training environment the next configuration applies.
         following = env_state["next_config"]
-        self.env.configure(env_state["config"] if following is None else following)
-        self.env.join_moving(env_state)
+        self.env.parameter_state.configure(env_state["config"] if following is None else following)
+        self.env.parameter_state.join(env_state)
         self.collector.reset()  # now, since it may be that no collect begins with a reset
 
     def discard_experience(self) -> None:
@@ -320,7 +326,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
             **super().params,
             "horizons_per_env_reset": self.resets.every,
             "state_reset_every": self.state_reset_every,
-            "env": type(env).__name__,
+            "env": type(env.unwrapped).__name__,
             "env.time_limit": env.time_limit,
             **({"env.observe_parameters": env.observe_parameters} if env.parameters else {}),
             **flatten_params("env", env.params or {"kwargs": _factory_arguments(self.env_factory)}),
@@ -335,8 +341,9 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         # Some simulators reveal only at the end of an episode that they do not return its final observation.
         if not self.env.gives_final_obs:
             tags["rl8x.final_obs"] = "missing: time limits bootstrap from the observation after the reset"
-        present = self.env.present_config()
-        tags |= {f"rl8x.env_config.{name}": str(shown_value(present[name])) for name in self.env.moving_names}
+        state = self.env.parameter_state
+        present = state.present()
+        tags |= {f"rl8x.env_config.{name}": str(shown_value(present[name])) for name in state.moving_names}
         return tags
 
 
@@ -349,6 +356,5 @@ def _factory_arguments(factory: EnvFactory | None) -> dict[str, Any]:
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             arguments |= arguments.pop(name, {})
-    for name in ("time_limit", "observe_parameters"):
-        arguments.pop(name, None)
+    arguments.pop("time_limit", None)
     return arguments

@@ -19,7 +19,7 @@ from rl8x.checkpoint.tree import CheckpointError
 from rl8x.config.algorithms import algorithm_config_class, restored_options
 from rl8x.config.describe import algorithm_spec, default_of, plain_value, unwritable_in
 from rl8x.config.spec import RunSpec
-from rl8x.envs.stand_in import StandIn
+from rl8x.envs.simulator import StandIn
 from rl8x.importing import CLASS, UntrustedError, is_dotted, texts
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
@@ -36,7 +36,7 @@ def resolve(algorithm: GenericAlgorithmBase[Any]) -> Resolved:
     values = {field.name: plain_value(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)}
     return {
         "config": values | {"seed": algorithm.seed},
-        "env_class": None if algorithm.env is None else type(algorithm.env).__name__,
+        "env_class": None if algorithm.env is None else type(algorithm.env.unwrapped).__name__,
         "spaces": [_described_space(space) for space in (policy.observation_space, policy.action_space)],
         "policy": _describe_policy(policy),
         "algorithm": type(algorithm).__name__,

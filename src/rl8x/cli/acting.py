@@ -13,7 +13,7 @@ from rl8x.cli.errors import UserError
 from rl8x.cli.options import find_modules_here
 from rl8x.config import apply_overrides
 from rl8x.envs import Env, env_maker
-from rl8x.envs.env_config import inherited_config, shown_value
+from rl8x.envs.env_config import inherited_config, plain, shown_value
 from rl8x.policy import Policy
 from rl8x.spaces import are_alike
 
@@ -97,7 +97,7 @@ def check_spaces(env: Env, policy: Policy) -> None:
 
 def asked_config(trained: Mapping[str, Any], overrides: Sequence[str], num_envs: int) -> dict[str, Any]:
     """Return the `env_config` to act under: the training's, for a number of copies, changed by what was typed."""
-    config = apply_overrides({"env_config": inherited_config(trained, num_envs)}, overrides)
+    config = apply_overrides({"env_config": plain(inherited_config(trained, num_envs))}, overrides)
     if other := [name for name in config if name != "env_config"]:
         raise UserError(f"only env_config.NAME=VALUE may follow RUN; got {other[0]}={config[other[0]]!r}.")
     values = config["env_config"] or {}

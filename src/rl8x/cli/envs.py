@@ -45,6 +45,8 @@ def describe(name: str) -> str:
     lines += [f"observation  {env.single_observation_space}", f"action       {env.single_action_space}"]
     lines += [f"episodes     {_episodes(env).removeprefix('episodes ')}", ""]
     takes = [str(parameter.replace(annotation=parameter.empty)) for parameter in _arguments(source)]
+    if issubclass(source, Env) and not any(each.startswith("observe_parameters") for each in takes):
+        takes.append("observe_parameters='none'")
     if takes:
         lines += [f"env_kwargs   {', '.join(takes)}", ""]
     env.close()

@@ -91,7 +91,8 @@ class EnvSpec(_Section):
         try:
             signature.bind(*maker.args, 1, device="cpu", seed=0, **maker.keywords)
         except TypeError as error:
-            raise ValueError(f"env_kwargs: {name} takes {', '.join(signature.parameters)}; {error}.") from None
+            takes = ", ".join(dict.fromkeys((*signature.parameters, "observe_parameters")))
+            raise ValueError(f"env_kwargs: {name} takes {takes}; {error}.") from None
         return maker
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -22,6 +22,20 @@ def finite_number(value: object, owner: str, name: str) -> float:
     return float(value)
 
 
+def pair(values: object, owner: str, name: str, *, apart: bool = False) -> tuple[float, ...]:
+    """Return `values` as two finite floats, the lower first and, if `apart`, not the same; or raise."""
+    numbers = finite_numbers(values, owner, name)
+    if len(numbers) != 2 or numbers[0] > numbers[1] or (apart and numbers[0] == numbers[1]):
+        raise ValueError(f"{owner}: `{name}` must be two numbers, the lower first; got {list(numbers)}.")
+    return numbers
+
+
+def count(value: object, owner: str, name: str, least: int) -> None:
+    """Raise unless `value` is a whole number, at least `least`, naming the argument of `owner`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{owner}: `{name}` must be a whole number, at least {least}; got {value!r}.")
+
+
 def finite_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
     """Return `values` as a tuple of finite floats, or raise naming the argument of `owner`."""
     if isinstance(values, Tensor | np.ndarray):
@@ -29,6 +43,13 @@ def finite_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
         raise ValueError(f"{owner}: `{name}` must be a list of at least one number; got {values!r}.")
     return tuple(finite_number(value, owner, f"{name}[{i}]") for i, value in enumerate(values))
+
+
+def plain(value: object) -> object:
+    """Return a value of a distribution's field as JSON has it."""
+    if isinstance(value, ParameterDistribution):
+        return value.to_dict()
+    return [plain(part) for part in value] if isinstance(value, tuple) else value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +61,7 @@ class ParameterDistribution(ABC):
     fixed: ClassVar[bool] = False
     """Whether every draw gives the same values, so that no noise is needed."""
     moves: ClassVar[bool] = False
-    """Whether what is drawn changes while a policy trains; see `rl8x.randomization.moving`."""
+    """Whether what is drawn changes while a policy trains; see `rl8x.randomization.curriculum`."""
 
     @property
     @abstractmethod
@@ -49,20 +70,12 @@ class ParameterDistribution(ABC):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """The distribution's parameters, in a fixed order, between which schedules interpolate linearly.
-
-        Raises:
-            TypeError: If it has none.
-        """
+        """The distribution's parameters, in a fixed order, between which schedules interpolate linearly."""
         raise TypeError(f"{type(self).__name__} has no numbers that could move.")
 
     @classmethod
     def of_numbers(cls, numbers: Sequence[float]) -> Self:
-        """Make a distribution of these parameters.
-
-        Args:
-            numbers: The parameters in the order of `numbers`.
-        """
+        """Make a distribution of parameters in the order of `numbers`."""
         return cls(*numbers)
 
     @property
@@ -71,12 +84,12 @@ class ParameterDistribution(ABC):
         return self.numbers
 
     @classmethod
-    def draw_by(cls, noise: Tensor, numbers: Tensor) -> Tensor:
+    def draw_by(cls, noise: Tensor, numbers: Any) -> Tensor:
         """Draw as `draw` does, by numbers that a program reads at each call.
 
         Args:
             noise: Uniform numbers in [0, 1), `[num_envs]`.
-            numbers: What `drawn_by` gives, float32 `[*]`, on the device of the noise.
+            numbers: What `drawn_by` gives, float32 `[*]`, on the device of the noise; floats are constants.
 
         Returns:
             One value a copy, float32 `[num_envs]`.
@@ -98,20 +111,11 @@ class ParameterDistribution(ABC):
         """
 
     def clipped(self, low: float, high: float) -> ParameterDistribution:
-        """Return the distribution as it is within a parameter's legal bounds; most stay as they are.
-
-        Args:
-            low: The smallest legal value.
-            high: The largest.
-        """
+        """Return the distribution as it is within a parameter's legal bounds; most stay as they are."""
         return self
 
     def prepare(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to prepare
-        """Put constants on a device before a program that draws is compiled or captured.
-
-        Args:
-            device: Where the noise of `draw` will be.
-        """
+        """Put constants on the device of the noise before a program that draws is compiled or captured."""
 
     def to_dict(self) -> dict[str, object]:
         """Return the plain JSON form, for example `{"uniform": [0.1, 0.5]}`, without Nones at its end."""

@@ -143,7 +143,7 @@ class CompiledStepper(Stepper):
         reason = lines[0] if lines else type(error).__name__
         around = {"compile": " around a compiled policy", "graph": " around a captured policy"}
         warnings.warn(
-            f"{type(self.env).__name__} runs eagerly{around.get(self.execution.mode, '')}: {reason}.",
+            f"{type(self.env.unwrapped).__name__} runs eagerly{around.get(self.execution.mode, '')}: {reason}.",
             RuntimeWarning,
             stacklevel=4,
         )

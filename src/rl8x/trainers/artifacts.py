@@ -42,15 +42,16 @@ def make_film_env(algorithm: GenericAlgorithmBase[Any], evaluated: Env | None, c
     if known is None:
         raise ValueError("there is nothing to film: the algorithm trains without an environment. Give an `eval_env`.")
     twin = None
-    if isinstance(known, GymnasiumEnv) and known.render_mode is None:
-        twin = known.another(copies, seed=algorithm.seed, render_mode="rgb_array")
+    if isinstance(known.unwrapped, GymnasiumEnv) and known.render_mode is None:
+        again: Any = known
+        twin = again.another(copies, seed=algorithm.seed, render_mode="rgb_array")
     if twin is None:
         check_pictures(known)
         twin = known.another(seed=algorithm.seed)
     if twin is None:
         raise ValueError(
-            f"{type(known).__name__} can neither be copied nor made again, to film in. Build the algorithm from a "
-            "class or a factory."
+            f"{type(known.unwrapped).__name__} can neither be copied nor made again, to film in. Build the algorithm "
+            "from a class or a factory."
         )
     return twin
 
@@ -66,7 +67,8 @@ def film_policy(
     if env.num_envs != copies:  # one that was copied may have more than are seen
         rows = [i % copies for i in range(env.num_envs)]
         config = {name: [v[i] for i in rows] if isinstance(v, list) else v for name, v in config.items()}
-    env.configure_for_evaluation(config, algorithm.env)
+    training = None if algorithm.env is None else algorithm.env.parameter_state
+    env.parameter_state.configure_for_evaluation(config, training)
     reset_every = algorithm.state_reset_every
     return film(algorithm.policy, env, shown=copies, state_reset_every=reset_every, **options)
 

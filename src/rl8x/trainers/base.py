@@ -21,8 +21,7 @@ from rl8x.config.describe import unwritable
 from rl8x.config.spec import RunOptions, RunSpec, TrainerSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.env_config import AnyEnvConfig
-from rl8x.frozen import thawed
+from rl8x.envs.env_config import AnyEnvConfig, parsed
 from rl8x.names import did_you_mean
 from rl8x.output import described
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
@@ -387,7 +386,7 @@ class TrainerBase(Generic[AlgorithmT]):
             ) from error
         algorithm.seed = metadata["resolved"]["config"].get("seed", algorithm.seed)
         self.planned = checkpoint.spec.run if self.saved_run is not None else RunOptions()
-        evaluated_under = thawed(self.planned.eval_env_config)
+        evaluated_under = self.planned.eval_env_config and parsed(self.planned.eval_env_config)
         if self.saved_run is not None:
             self.evaluations.env_config = evaluated_under
         if isinstance(self.tracker, MLflowTracker):

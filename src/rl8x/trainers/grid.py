@@ -194,8 +194,8 @@ def _factory(algorithm: GenericAlgorithmBase[Any], evaluator: EpisodeEvaluator |
         made = env.another(num_envs, seed=seed)
         if made is None:
             raise ValueError(
-                f"a grid is evaluated in copies of its own, and the {type(env).__name__} that was given cannot be made "
-                "again with another number of them: give a class, a name or a factory in its place."
+                f"a grid is evaluated in copies of its own, and the {type(env.unwrapped).__name__} that was given "
+                "cannot be made again with another number of them: give a class, a name or a factory in its place."
             )
         return made
 

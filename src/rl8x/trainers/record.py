@@ -28,7 +28,7 @@ from rl8x.config.describe import checkpoints_plain, run_spec, unwritable_in
 from rl8x.config.spec import RunSpec, TrainerSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.env_config import AnyEnvConfig, PlainConfig, function_form, function_name, inherited_config, shown_value
+from rl8x.envs.env_config import AnyEnvConfig, Given, function_form, function_name, inherited_config, shown_value
 from rl8x.importing import texts
 from rl8x.plain_yaml import dump_run
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
@@ -98,9 +98,9 @@ class Record:
         self._tagged: Path | None = None
         self._database: str | None = None
         # What is trained under, once that is known: a run that begins with an evaluation does not say it yet.
-        self._config: PlainConfig | None = None
+        self._config: Given | None = None
         if algorithm.env is None:
-            self._config = {} if eval_env is None else eval_env.next_config
+            self._config = {} if eval_env is None else eval_env.parameter_state.following.given
 
     @functools.cached_property
     def spec(self) -> RunSpec:
@@ -120,14 +120,14 @@ class Record:
         handle: str | None,
         tags: Mapping[str, str],
         results: Mapping[str, Any],
-        eval_config: PlainConfig | None = None,
+        eval_config: Given | None = None,
     ) -> None:
         """Continue the tracked run of another process, whose last rows may come again; without a handle begin one.
 
         `eval_config` is what it was evaluated under, where that was not as in training.
         """
         self._results.load_state_dict(results)
-        trained = {} if self.algorithm.env is None else self.algorithm.env.config
+        trained = {} if self.algorithm.env is None else self.algorithm.env.parameter_state.in_force.given
         self._shown = {*_config_params(self.algorithm.env, self._eval_env, trained, eval_config, None)}
         self._handle, self._repeats, self._resume_tags = handle, True, dict(tags)
 
@@ -139,7 +139,7 @@ class Record:
         plain = self.spec.to_plain()
         is_whole = self.is_written or not (callbacks or any(text.startswith("__main__.") for text in texts(plain)))
         self._whole_file = dict(hide_in_data(plain)) if is_whole and not [*unwritable_in(plain)] else None
-        config = _training_config(self.algorithm, None if self._steered_by else run.plain["env_config"])
+        config = _training_config(self.algorithm, None if self._steered_by else run.options["env_config"])
         self._config = self._config if config is None else config
 
     def open(self, *, trains: bool = True) -> None:
@@ -265,8 +265,8 @@ class Record:
         """The params of the run: hyperparameters, physics, options, versions and the machine."""
         env, config = self.algorithm.env, self._config
         if config is None:
-            config = {} if env is None else env.next_config
-        eval_config = None if self.run is None else self.run.plain["eval_env_config"]
+            config = {} if env is None else env.parameter_state.following.given
+        eval_config = None if self.run is None else self.run.options["eval_env_config"]
         algorithm = self.algorithm
         together = {"ranks": ranks().size} if ranks().size > 1 else {}
         if together and isinstance(algorithm, OnlineAlgorithm):
@@ -293,10 +293,11 @@ class Record:
         if callable(env_config):
             self._steered_by = function_name(function_form(env_config))
         elif env is not None:
-            goes_on_without = self._steered_by is not None and not env.is_steered
+            in_force = env.parameter_state.in_force
+            goes_on_without = self._steered_by is not None and not in_force.steered
             self._steered_by = None if goes_on_without else self._steered_by
-            if goes_on_without or env.config != self._config:
-                self._config = env.config
+            if goes_on_without or in_force.given != self._config:
+                self._config = in_force.given
                 self.update_params()
 
     def update_params(self) -> None:
@@ -402,20 +403,21 @@ class Record:
 # -- the configurations of a run's environments as params
 
 
-def _training_config(algorithm: GenericAlgorithmBase[Any], given: PlainConfig | None) -> PlainConfig | None:
-    """Return the `env_config` of the next step as plain data, given that of a run; None without an environment."""
+def _training_config(algorithm: GenericAlgorithmBase[Any], given: Given | None) -> Given | None:
+    """Return the `env_config` of the next step, given that of a run; None without an environment."""
     if not isinstance(algorithm, OnlineAlgorithm):
         return None
+    state = algorithm.env.parameter_state
     if not algorithm.reset_is_due():
-        return algorithm.env.config
-    return algorithm.env.next_config if given is None else given
+        return state.in_force.given
+    return state.following.given if given is None else given
 
 
 def _config_params(
     env: Env | None,
     eval_env: Env | None,
-    config: PlainConfig,
-    eval_config: PlainConfig | None,
+    config: Given,
+    eval_config: Given | None,
     steered_by: str | None,
     shown: Collection[str] = (),
 ) -> dict[str, Any]:
@@ -439,9 +441,9 @@ def _config_params(
         if name in (eval_config or {}) or value != trained.get(name) or param in shown:
             params[param] = shown_value(value)
     params["num_eval_envs"] = played.num_envs
-    params["eval_env"] = "training environment" if eval_env is None else type(eval_env).__name__
+    params["eval_env"] = "training environment" if eval_env is None else type(eval_env.unwrapped).__name__
     return params
 
 
-def _in_force(env: Env, config: PlainConfig) -> dict[str, object]:
+def _in_force(env: Env, config: Given) -> dict[str, object]:
     return {name: config.get(name, parameter.default) for name, parameter in env.parameters.items()}

@@ -29,7 +29,7 @@ from rl8x.conditions import (
 from rl8x.conditions.base import FromCallable, in_turn
 from rl8x.config.describe import unwritable, unwritable_in
 from rl8x.config.spec import RunOptions
-from rl8x.envs.env_config import function_name
+from rl8x.envs.env_config import function_form, function_name, plain
 from rl8x.frozen import thawed
 from rl8x.importing import Trust
 from rl8x.names import did_you_mean
@@ -106,9 +106,9 @@ class RunState:
     # -- before it begins
 
     def start(
-        self, trainer: object, plain_configs: Mapping[str, Any], *, known: Collection[str], measured: Collection[str]
+        self, trainer: object, configs: Mapping[str, Any], *, known: Collection[str], measured: Collection[str]
     ) -> None:
-        """Start the conditions, or restore their saved states.
+        """Take the checked configurations, and start the conditions or restore their saved states.
 
         The trainer evaluates for conditions that ask for it; rows may have the metrics that are `known`, and callbacks
         measure some.
@@ -122,7 +122,10 @@ class RunState:
         for condition in self.conditions:
             condition.bind(trainer)
             condition.start()
-        self.plain = self.options | dict(plain_configs)
+        self.options |= configs
+        values = {name: plain(each) for name, each in configs.items() if isinstance(each, Mapping)}
+        functions = {name: function_form(each) for name, each in configs.items() if callable(each)}
+        self.plain = self.options | values | functions
         self._measured = frozenset(measured)
         if not self.evaluates:
             for condition in self.conditions:

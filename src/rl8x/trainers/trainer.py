@@ -398,12 +398,13 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         env_config, eval_config = run.options["env_config"], run.options["eval_env_config"]
         steps = 0 if saved is None else int(saved["steps"])
         self.evaluations.check_run(run.options["steps_per_eval"], eval_config, steps=steps)
-        plain_configs = self.evaluations.plain_configs(env_config, eval_config, self.known)
+        configs = self.evaluations.checked_configs(env_config, eval_config, self.known)
         if run.options["evals_per_film"] is not None:
             self.make_film_env(1).close()  # raises before the first step if it cannot be filmed
-        run.start(self, plain_configs, known=self.metric_names, measured=declared_by(self.callbacks))
+        run.start(self, configs, known=self.metric_names, measured=declared_by(self.callbacks))
         env, calls_back = self.algorithm.env, bool(self.callbacks)
-        followed = followed_in(plain_configs["env_config"] or ({} if env is None else env.next_config))
+        trained = configs["env_config"] or ({} if env is None else env.parameter_state.following.given)
+        followed = {} if callable(trained) else followed_in(trained)
         run.check_followed(followed, self.metric_names, self.train_step.eval_row, calls_back=calls_back)
         if isinstance(self.tracker, MLflowTracker) and not self.record.is_open:
             self.tracker.check()

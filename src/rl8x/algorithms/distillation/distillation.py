@@ -152,7 +152,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         environment without `observe_parameters`; a model given as an instance keeps the observation that it was made
         for. The policy shares no memory with the student.
         """
-        student, own = self.policy, self.env.own_observation_space
+        student, own = self.policy, self.env.unwrapped.single_observation_space
         rest = without_parts(self.env.single_observation_space, student.hidden)
         is_wrapped = isinstance(rest, spaces.Dict) and list(rest.spaces) == [keys.OBS] and rest[keys.OBS] == own
         is_wrapped = is_wrapped and student.model_is_made

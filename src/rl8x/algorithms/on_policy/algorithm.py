@@ -225,7 +225,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         for name, limit in (("num_envs", self.env.max_num_envs), ("horizon", self.env.max_horizon)):
             if limit is not None and getattr(config, name) > limit:
                 raise ValueError(
-                    f"{type(self.env).__name__} allows `{name}` up to {limit}; got {getattr(config, name)}."
+                    f"{type(self.env.unwrapped).__name__} allows `{name}` up to {limit}; got {getattr(config, name)}."
                 )
 
     @property

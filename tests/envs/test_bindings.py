@@ -15,7 +15,7 @@ from tests.checkpoint.legal import described
 from rl8x import PPOConfig
 from rl8x.checkpoint.build import problems_of
 from rl8x.envs import Attribute, CartPole, Function, GymnasiumEnv, ModelField, Scale
-from rl8x.envs.setters import setter_of
+from rl8x.envs.bindings import binding_of
 from rl8x.randomization import Choice, Grid, Normal, Uniform
 
 KINDS = (Attribute, ModelField, Scale, Function)
@@ -210,7 +210,7 @@ def test_paths_lead_to_elements_and_whole_arrays():
     [
         ({"l": "lenght"}, r"parameters\['l'\]: CartPoleEnv has no 'lenght' .* Did you mean 'length'"),
         ({"l": "kinematics_integrator"}, "must be a number or an array; it is 'euler'"),
-        ({"l": "length..x"}, r"parameters\['l'\] a path looks like"),
+        ({"l": "length..x"}, r"parameters\['l'\]: a path looks like"),
         ({"l": 3}, "must be one of Attribute, ModelField, Scale, Function, or its plain form; got 3"),
         ({"l": {"attribut": "x"}}, "must have one of the keys attribute, model_field, scale; got"),
         ({"l": {"attribute": "length", "lowest": 1}}, "'attribute' does not take that"),
@@ -353,11 +353,11 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("form", "setter"), FORMS)
-def test_plain_forms(form, setter):
-    assert setter_of(form, KINDS) == setter
-    assert setter_of(setter.to_dict(), KINDS) == setter
-    assert setter_of(setter, KINDS) == setter
+@pytest.mark.parametrize(("form", "binding"), FORMS)
+def test_plain_forms(form, binding):
+    assert binding_of(form, KINDS) == binding
+    assert binding_of(binding.to_dict(), KINDS) == binding
+    assert binding_of(binding, KINDS) == binding
 
 
 def test_training_records_parameters_and_is_built_again_from_them():

@@ -10,8 +10,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from rl8x.envs import Env, NumpyEnv, Parameter
-from rl8x.envs.canvas import BLUE, GREEN, GREY, ORANGE, SIZE, Canvas, mixed
-from rl8x.envs.pictures import copy_of, numbers_of, on_host
+from rl8x.envs.canvas import BLUE, GREEN, GREY, ORANGE, SIZE, Canvas, copy_of, mixed, numbers_of, on_host
 from rl8x.envs.registry import BUILTIN
 
 WIDTH, HEIGHT = SIZE

@@ -1,12 +1,12 @@
-"""The base classes of distributions that move while a policy trains.
+"""The base classes of distributions that move while a policy trains, and of the state that moves: a curriculum.
 
-A moving distribution is an immutable value, as the others are: the form that `env_config` gives it. Its state, which
-moves, is in a `ParameterGroup`: the parameters of one environment that are drawn together, with tensors that a compiled
-or captured program reads at each call. They are changed in place, and only between two horizons, so that no program is
-compiled anew and nothing looks at them on the host.
+A moving distribution is an immutable value, as the others are: the form that `env_config` gives it. What moves is in a
+`Curriculum`: the parameters of one environment that are drawn together, with tensors that a compiled or captured
+program reads at each call. They are changed in place, and only between two horizons, so that no program is compiled
+anew and nothing looks at them on the host.
 
-An algorithm that moves by returns needs to know how the parameters of each episode that ends were drawn. So the draw
-of a group also returns a `source` for each episode: a whole number, or -1 where its return decides nothing. The
+An algorithm that moves by returns needs to know how the parameters of each episode that ends were drawn. So the draw of
+a curriculum also returns a `source` for each episode: a whole number, or -1 where its return decides nothing. The
 environment carries it until the episode ends.
 
 Episodes end sooner where a policy fails, or where it succeeds, so that counting those that have ended by some moment
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from rl8x.distributed import ranks
-from rl8x.randomization.base import ParameterDistribution
+from rl8x.randomization.base import ParameterDistribution, plain
 
 RETURNS = "returns"
 """The metric of an episode that is its return; the others are the environment's own."""
@@ -34,13 +34,12 @@ NO_SOURCE = -1
 
 
 class Episodes(NamedTuple):
-    """The episodes of a horizon, with the metric and the sources that one group of parameters learns from.
+    """The episodes of a horizon, with the metric and the sources that one curriculum learns from.
 
     Attributes:
-        scores: The metric that the group goes by, of each episode up to each step, `[horizon, num_envs]`; may be NaN.
+        scores: The metric that decides, of each episode up to each step, `[horizon, num_envs]`; may be NaN.
         ended: Where an episode ended, `[horizon, num_envs]`, bool.
-        sources: How the episode's parameters were drawn, as `ParameterGroup.draw` returned it, `[horizon, num_envs]`,
-            int64.
+        sources: How the episode's parameters were drawn, see `Curriculum.draw`, `[horizon, num_envs]`, int64.
         pending: The sources of episodes that go on after the horizon, -1 where none does, `[num_envs]`, int64.
     """
 
@@ -69,25 +68,20 @@ class Episodes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MovingDistribution(ParameterDistribution):
-    """A distribution that moves; `draw` draws from its initial form."""
+    """A distribution that moves; `draw` draws from its initial form.
+
+    A subclass with a field `group` is drawn together: the parameters of an `env_config` with the same `group` have one
+    curriculum. Each parameter of the others has its own.
+    """
 
     moves: ClassVar[bool] = True
+    own_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that parameters of one curriculum need not have in common."""
 
-    @property
-    def group_key(self) -> Hashable:
-        """The key by which parameters of an `env_config` are drawn together; None draws each on its own."""
-        return None
-
+    @classmethod
     @abstractmethod
-    def grouped(self, members: Mapping[str, MovingDistribution]) -> ParameterGroup:
-        """Return the group of some parameters of this class, this one's among them.
-
-        Args:
-            members: Their distributions by name, all with the same `group_key`.
-
-        Raises:
-            ValueError: If they cannot be drawn together.
-        """
+    def curriculum(cls, members: Mapping[str, Any]) -> Curriculum:
+        """Return the curriculum of some parameters, given their distributions by name."""
 
     def to_dict(self) -> dict[str, object]:
         """Return the plain JSON form, by name, of what is not the default."""
@@ -103,17 +97,16 @@ class MovingDistribution(ParameterDistribution):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._given().items())})"
 
 
-class ParameterGroup(ABC):
+class Curriculum(ABC):
     """Parameters of an environment that are drawn together and move together.
 
     Args:
         members: Their distributions by name, within the parameters' bounds.
+        label: What it is called in the carry of the environment.
 
     Attributes:
-        key: Two groups with the same key are the same: one keeps its state for the other.
-        label: What the group is called in the carry of the environment.
-        members: The parameters' distributions by name.
-        metric: The metric of an episode by which the group moves; None where episodes do not decide.
+        key: Two with the same key are the same: one keeps its state for the other.
+        metric: The metric of an episode by which it moves; None where episodes do not decide.
         state: Tensors that a program reads; they are changed in place.
         width: Uniform numbers that the draw of one copy needs.
     """
@@ -121,8 +114,7 @@ class ParameterGroup(ABC):
     metric: str | None = None
 
     def __init__(self, members: Mapping[str, ParameterDistribution], label: str) -> None:
-        self.members = dict(members)
-        self.label = label
+        self.members, self.label = dict(members), label
         forms = {name: member.to_dict() for name, member in self.members.items()}
         self.key = json.dumps([label, forms], sort_keys=True)
         self.width = len(self.members)
@@ -142,12 +134,8 @@ class ParameterGroup(ABC):
     def begin(self, generator: torch.Generator) -> None:  # noqa: B027 - most have nothing to draw
         """Draw the initial state, before the first episode."""
 
-    def update_from_config(self, configured: ParameterGroup) -> None:  # noqa: B027
-        """Take over the distributions of a new configuration; most have them in their key, and nothing to take.
-
-        Args:
-            configured: A group of the same key, just made of that configuration.
-        """
+    def update_from_config(self, configured: Curriculum) -> None:  # noqa: B027
+        """Take over the distributions of one with the same key, just made; most have them in their key."""
 
     @abstractmethod
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -189,44 +177,30 @@ class ParameterGroup(ABC):
             tensor.copy_(state[name])
 
 
-def make_groups(moving: Mapping[str, ParameterDistribution]) -> tuple[ParameterGroup, ...]:
-    """Put the moving distributions of an `env_config` into groups that are drawn together.
-
-    Args:
-        moving: Distributions by the parameters' names.
+def make_curricula(moving: Mapping[str, ParameterDistribution]) -> tuple[Curriculum, ...]:
+    """Make the curricula of the moving distributions of an `env_config`, given by name.
 
     Raises:
-        ValueError: If some cannot be drawn together.
+        ValueError: If parameters that would be drawn together differ in an option that they share.
     """
     joined: dict[Hashable, dict[str, MovingDistribution]] = {}
     for name, member in moving.items():
         assert isinstance(member, MovingDistribution)
-        group_key = member.group_key
-        key: Hashable = name if group_key is None else (type(member).__name__, group_key)
+        key = (type(member), member.group) if hasattr(member, "group") else name
         joined.setdefault(key, {})[name] = member
-    return tuple(next(iter(members.values())).grouped(members) for members in joined.values())
+    return tuple(_checked(members).curriculum(members) for members in joined.values())
 
 
-def check_same(members: Mapping[str, MovingDistribution], differing: tuple[str, ...]) -> None:
-    """Refuse parameters of one group whose options are not the same.
-
-    Args:
-        members: The group's distributions by name.
-        differing: Fields that each parameter has of its own.
-    """
+def _checked(members: Mapping[str, MovingDistribution]) -> type[MovingDistribution]:
+    """Return the class of distributions that are drawn together; refuse other options than they share."""
     (first, leader), *others = members.items()
+    shared = [field.name for field in dataclasses.fields(leader) if field.name not in leader.own_fields]
     for name, member in others:
-        for field in dataclasses.fields(leader):
-            ours, theirs = getattr(leader, field.name), getattr(member, field.name)
-            if field.name not in differing and ours != theirs:
+        for field in shared:
+            ours, theirs = getattr(leader, field), getattr(member, field)
+            if ours != theirs:
                 raise ValueError(
                     f"{first!r} and {name!r} are drawn together by one {type(leader).__name__}, so that both need the "
-                    f"same `{field.name}`; got {ours!r} and {theirs!r}. Those with another `group` are drawn apart."
+                    f"same `{field}`; got {ours!r} and {theirs!r}. Those with another `group` are drawn apart."
                 )
-
-
-def plain(value: object) -> object:
-    """Return a value of a distribution's field as JSON has it."""
-    if isinstance(value, ParameterDistribution):
-        return value.to_dict()
-    return [plain(part) for part in value] if isinstance(value, tuple) else value
+    return type(leader)

@@ -7,9 +7,8 @@ import torch
 from rl8x import PPOConfig
 from rl8x.distributed import Ranks
 from rl8x.envs import CartPole, Parameter
-from rl8x.envs.env_config import inherited_config, moving_in, shown_value
 from rl8x.envs.simulator import SimulatorEnv
-from rl8x.randomization import Adaptive, Choice, Grid, Learnable, Scheduled, Uniform
+from rl8x.randomization import Adaptive, Choice, Learnable, Scheduled, Uniform
 
 ADAPTIVE = {"length": Adaptive((0.4, 0.6), thresholds=(2, 5), step=0.1, episodes=2)}
 LEARNABLE = {
@@ -42,7 +41,7 @@ def test_the_source_of_an_episode_is_that_of_the_draw_it_began_with(config):
         ends += int(done.sum())
         began, lengths = now.clone(), values.clone()
         if label == "learnable:":
-            (group,) = env._config.groups
+            (group,) = env.parameter_state.in_force.curricula
             assert values[now >= 0].equal(group.state["values"][now[now >= 0], list(group.members).index("length")])
     assert ends > 20
 
@@ -74,19 +73,22 @@ def test_programs_know_kinds_and_not_numbers():
     env = CartPole(4, seed=0)
     env.steer_config({"length": Uniform(0.2, 0.3)})
     env.reset()
-    key, places = env.program_key, [group.state["numbers"].data_ptr() for group in env._config.groups]
+    key, places = (
+        env.program_key,
+        [group.state["numbers"].data_ptr() for group in env.parameter_state.in_force.curricula],
+    )
     env.steer_config({"length": Uniform(0.5, 0.9), "gravity": 3.0})
     assert env.program_key == key
-    assert [group.state["numbers"].data_ptr() for group in env._config.groups] == places
+    assert [group.state["numbers"].data_ptr() for group in env.parameter_state.in_force.curricula] == places
     env.steer_config({"length": Choice([0.5, 0.9])})
     assert env.program_key != key
     for config in (ADAPTIVE, LEARNABLE, SCHEDULED, ADAPTIVE):
         env.reset(config=config)
         key = env.program_key
-        for group in env._config.groups:
+        for group in env.parameter_state.in_force.curricula:
             for tensor in group.state.values():
                 tensor.copy_(torch.zeros_like(tensor))
-        env.update_parameters_from_metrics({"env/steps": 70})
+        env.parameter_state.update_from_metrics({"env/steps": 70})
         assert env.program_key == key
 
 
@@ -95,9 +97,10 @@ def walk(env, steps):
     for _ in range(steps):
         _, found = step(env)
         ended = (found.terminated | found.truncated)[None]
-        if env.moves_by_returns:
+        if env.parameter_state.in_force.moves_by_returns:
             sources = {label: source[None] for label, source in found.sources.items()}
-            env.update_parameters_from_episodes(ended, found.episode_returns[None], {}, sources, is_reset=False)
+            pending = env.carry["sources"]
+            env.parameter_state.update_from_episodes(ended, found.episode_returns[None], {}, sources, pending)
         seen.append(found.obs)
     return torch.stack(seen)
 
@@ -110,7 +113,7 @@ def test_snapshots_and_copies_go_on_alike_and_share_nothing(config):
     if config is None:
         env.steer_config({"length": Uniform(0.3, 0.6)})
     env.reset(config=config)
-    env.update_parameters_from_metrics({"env/steps": 50})
+    env.parameter_state.update_from_metrics({"env/steps": 50})
     walk(env, 60)
     state = env.state_dict()
     twin, again = copy.deepcopy(env), CartPole(5, seed=9, time_limit=11)
@@ -121,7 +124,9 @@ def test_snapshots_and_copies_go_on_alike_and_share_nothing(config):
     assert walk(again, 60).equal(expected)
     assert walk(twin, 60).equal(expected)
     assert CartPole(5).present_config() == {}
-    for here, there in zip(env._config.groups, again._config.groups, strict=True):
+    for here, there in zip(
+        env.parameter_state.in_force.curricula, again.parameter_state.in_force.curricula, strict=True
+    ):
         for name in here.state:
             assert here.state[name].equal(there.state[name])
             assert here.state[name].data_ptr() != there.state[name].data_ptr()
@@ -131,23 +136,23 @@ def test_an_evaluation_moves_nothing_and_a_configuration_that_comes_back_goes_on
     env = CartPole(8, seed=1, time_limit=12)
     env.reset(config=ADAPTIVE)
     walk(env, 200)
-    (group,) = env._config.groups
+    (group,) = env.parameter_state.in_force.curricula
     low, high = env.parameter_support()["length"]
     assert (low, high) != (0.4, 0.6)
-    with env.evaluating_parameters():
+    with env.parameter_state.evaluating():
         env.reset(config={"length": 0.5})
         assert (env.carry["parameters"]["length"] == 0.5).all()
         env.reset(config=ADAPTIVE)
         assert (env.carry["sources"]["adaptive:"] == -1).all()
-    assert env.next_config == {name: drawn.to_dict() for name, drawn in ADAPTIVE.items()}
+    assert env.parameter_state.following.given == ADAPTIVE
     env.reset()
-    assert env._config.groups == (group,)
+    assert env.parameter_state.in_force.curricula == (group,)
     assert float(group.state["share"]) == 0.5
     assert env.parameter_support()["length"] == (low, high)
     assert env.parameter_support()["gravity"] == pytest.approx((9.8, 9.8))
 
     other = CartPole(64, seed=2)
-    other.configure_for_evaluation(env.next_config, env)
+    other.parameter_state.configure_for_evaluation(ADAPTIVE, env.parameter_state)
     other.reset()
     values = other.carry["parameters"]["length"]
     assert low - 1e-6 <= values.min() < low + 0.3 * (high - low)
@@ -182,27 +187,20 @@ def test_bad_configurations_are_one_line(config, message):
 
 def test_what_a_simulator_and_a_function_cannot_have():
     with pytest.raises(ValueError, match=r"env_config\['x'\] moves with the returns of episodes, and a simulator"):
-        Simulated(2).configure({"x": Adaptive(1.0, (0, 1), 0.1)})
-    Simulated(2).configure({"x": Scheduled([(0, 0.5)])})
+        Simulated(2).parameter_state.configure({"x": Adaptive(1.0, (0, 1), 0.1)})
+    Simulated(2).parameter_state.configure({"x": Scheduled([(0, 0.5)])})
     with pytest.raises(ValueError, match="a function gives distributions that stand still"):
         CartPole(2).steer_config(ADAPTIVE)
-
-
-def test_plain_forms_of_configurations():
-    plain = CartPole(4).plain_config({**ADAPTIVE, "gravity": Grid([9.0, 9.5]), "masspole": 0.2})
-    assert list(moving_in(plain)) == ["length"]
-    assert inherited_config(plain, 2)["length"] == plain["length"]
-    assert shown_value(plain["length"]) == ("Adaptive(start=(0.4, 0.6), thresholds=(2.0, 5.0), step=0.1, episodes=2)")
 
 
 def test_ranks_begin_with_the_same_levels_and_seeds_with_others(monkeypatch):
     def levels(rank, seed):
         present = Ranks(rank, 2, rank)
-        monkeypatch.setattr("rl8x.envs.moving.ranks", lambda: present)
+        monkeypatch.setattr("rl8x.envs.parameter_state.ranks", lambda: present)
         monkeypatch.setattr("rl8x.algorithms.seeds.ranks", lambda: present)
         env = PPOConfig(num_envs=4, horizon=4, sgd_minibatch_size=4, seed=seed, device="cpu").build(CartPole).env
         env.reset(config={"length": Learnable(Uniform(0.1, 3.0), threshold=100, levels=8, candidates=8)})
-        [group] = env._config.groups
+        [group] = env.parameter_state.in_force.curricula
         return group.state["values"].tolist()
 
     assert levels(0, seed=3) == levels(1, seed=3)
@@ -218,7 +216,7 @@ class Unbounded(CartPole):
 def test_a_range_without_limits_may_go_anywhere_where_the_parameter_may():
     env = Unbounded(4, seed=0)
     env.reset(config={"tilt": Adaptive((-1.0, 1.0), thresholds=(2, 5), step=1e3, episodes=1)})
-    (group,) = env._config.groups
+    (group,) = env.parameter_state.in_force.curricula
     for _ in range(3):
         group._move(torch.tensor([True, True]), torch.tensor([False, False]))
     assert env.parameter_support()["tilt"] == (-3001.0, 3001.0)
@@ -231,5 +229,5 @@ def test_the_range_of_a_choice_that_moves_is_what_can_be_drawn():
     ends = (Choice([3.0, 9.8, 20.0], [1, 1, 0]), Choice([3.0, 9.8, 20.0], [0, 1, 1]))
     env.reset(config={"gravity": Scheduled([(0, ends[0]), (100, ends[1])])})
     for at, expected in ((0, (3.0, 9.8)), (50, (3.0, 20.0)), (100, (9.8, 20.0))):
-        env.update_parameters_from_metrics({"env/steps": at})
+        env.parameter_state.update_from_metrics({"env/steps": at})
         assert env.parameter_ranges()["gravity"] == env.parameter_support()["gravity"] == expected
