@@ -200,7 +200,7 @@ def test_the_teacher_plays_its_share_and_none_in_an_evaluation():
     with torch.no_grad():
         algorithm.policy.model.policy_head.bias.copy_(torch.tensor([50.0, 0.0]))  # always 0
     for deterministic in (True, False):
-        algorithm.resets = type(algorithm.resets)(1)
+        algorithm.horizons.resets = type(algorithm.horizons.resets)(1)
         returns.append(dict(algorithm.evaluate(env_config={"side": 1.0}, deterministic=deterministic))["rewards/mean"])
     assert returns == [0.0, 0.0]
     assert algorithm.guided.beta == 1.0

@@ -82,7 +82,7 @@ def test_the_loss_is_that_of_the_papers_row_by_row(double, dueling, delta):
         losses.append(error**2 / 2 if is_square else delta * (error - delta / 2))
         errors.append(error)
         chosen.append(value)
-    numbers, found = algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+    numbers, found = algorithm.cycle[-1].update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
     assert numbers["losses/q"].item() == pytest.approx(np.mean(losses), rel=1e-5)
     assert numbers["monitors/td_error"].item() == pytest.approx(np.mean(errors), rel=1e-5)
     assert numbers["monitors/q"].item() == pytest.approx(np.mean(chosen), rel=1e-5)
@@ -110,7 +110,7 @@ def test_gradients_are_those_of_plain_autograd():
         each.detach().clone() if gradient is None else each.detach() - 0.1 * gradient
         for each, gradient in zip(parameters, gradients, strict=True)
     ]
-    algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+    algorithm.cycle[-1].update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
     for each, wanted in zip(parameters, expected, strict=True):
         torch.testing.assert_close(each.detach(), wanted)
 
@@ -118,10 +118,10 @@ def test_gradients_are_those_of_plain_autograd():
 def test_rows_count_by_their_importance_weights():
     algorithm, other = build(huber_delta=1.0), build(huber_delta=1.0)
     batch, weights = batch_of(algorithm), torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 0.0])
-    numbers, errors = algorithm.update(
+    numbers, errors = algorithm.cycle[-1].update(
         algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch | {WEIGHTS: weights}
     )
-    _, plain = other.update(other.nets.bind(other.nets.state, other.nets.rates), batch)
+    _, plain = other.cycle[-1].update(other.nets.bind(other.nets.state, other.nets.rates), batch)
     torch.testing.assert_close(errors, plain)
     each = torch.where(errors <= 1, errors**2 / 2, errors - 0.5)
     assert numbers["losses/q"].item() == pytest.approx((each * weights).mean().item(), rel=1e-5)
@@ -173,7 +173,7 @@ class Surprise(Probe):
 def test_the_target_follows_after_the_step():
     algorithm = build()
     before = algorithm.nets.targets["target"][1].clone()
-    algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch_of(algorithm))
+    algorithm.cycle[-1].update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch_of(algorithm))
     trained = algorithm.nets.trained["q"].optimizer.weights
     torch.testing.assert_close(algorithm.nets.targets["target"][1], (before + trained) / 2)
 
@@ -326,7 +326,7 @@ def test_the_conservative_term_by_hand(coeff):
     parameters = list(policy.parameters())
     gradients = torch.autograd.grad(gap.mean(), parameters, allow_unused=True)
     both = (plain, algorithm)
-    numbers = [each.update(each.nets.bind(each.nets.state, each.nets.rates), batch).metrics for each in both]
+    numbers = [each.cycle[-1].update(each.nets.bind(each.nets.state, each.nets.rates), batch).metrics for each in both]
     # The loss that is logged is the error alone; the step has the term's gradient beside the error's.
     assert numbers[0]["losses/q"] == numbers[1]["losses/q"]
     for one, other, gradient in zip(plain.policy.parameters(), parameters, gradients, strict=True):

@@ -110,7 +110,7 @@ def test_the_loss_is_that_of_the_papers_row_by_row(kind, double, dueling):
         losses.append(loss)
         errors.append(abs(plain_means(algorithm, outputs) - goal))
     nets = algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates)
-    numbers, found = algorithm.update(nets, batch | {WEIGHTS: weights})
+    numbers, found = algorithm.cycle[-1].update(nets, batch | {WEIGHTS: weights})
     assert numbers["losses/q"].item() == pytest.approx(np.mean(losses * weights.numpy()), rel=1e-5)
     assert numbers["monitors/td_error"].item() == pytest.approx(np.mean(errors), rel=1e-4)
     np.testing.assert_allclose(found.numpy(), errors, rtol=1e-3, atol=1e-5)

@@ -109,7 +109,7 @@ def test_the_losses_are_those_of_the_papers_row_by_row(env_class, temperature):
         q.append(sum((nets.q(j, obs, action, target=False) - goal) ** 2 for j in (0, 1)))
     assert batch[keys.DISCOUNTS].tolist() == pytest.approx([0.99, 0.99, 0.0, 0.99, 0.99, 0.99])
     assert (100.0 in weights) == (temperature == 200.0)
-    numbers, errors = algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+    numbers, errors = algorithm.cycle[-1].update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
     assert errors is None
     assert numbers["losses/policy"].item() == pytest.approx(np.mean(policy), rel=1e-4)
     assert numbers["losses/value"].item() == pytest.approx(np.mean(value), rel=1e-4)

@@ -401,7 +401,7 @@ def test_fast_sac_learns_whatever_the_size_of_rewards():
         act = algorithm.policy.act(torch.tensor([[x]]), {}, torch.zeros(1, dtype=torch.bool))
         assert act.actions.item() == pytest.approx(x / 2, abs=0.25)
         logits = algorithm.critics(torch.tensor([[x]]), act.actions.detach())
-        value = expectation(logits, algorithm.atoms).mean() / algorithm.return_scale.scale
+        value = expectation(logits, algorithm.critics.atoms).mean() / algorithm.source.return_scale.scale
         assert value.item() == pytest.approx(1000, rel=0.15)
 
 
@@ -612,7 +612,9 @@ def test_traced_updates_have_the_bits_of_eager_ones(case, monkeypatch):
 def test_compiled_updates_equal_eager_ones(monkeypatch):
     options = {"updates_per_sample": 0.25, "critic_layer_norm": True}  # 4 updates at once
     eager, compiled = build(**options), build(**options, execution="compile")
-    monkeypatch.setattr(compiled.collector, "stepper", compiled.collector.stepper._eager)  # tested where it is
+    monkeypatch.setattr(
+        compiled.horizons.collector, "stepper", compiled.horizons.collector.stepper._eager
+    )  # tested where it is
     rows, others = train(eager), train(compiled)
     for row, other in zip(rows, others, strict=True):
         assert row == pytest.approx(other, rel=1e-3, abs=1e-4)
@@ -641,7 +643,7 @@ def test_a_run_goes_on_to_the_bit(case, tmp_path):
     run(first, 5)
     first.save()
     assert first.algorithm.replay.total > 60  # full, with a fraction of an update owed
-    assert 0 < first.algorithm.updates_owed < 1
+    assert 0 < first.algorithm.source.updates_owed < 1
     second = Trainer.resume(tmp_path, algorithm=made(), tracker=NullTracker(), eval_env=False)
     assert run(second, 9) == expected
     assert all(map(torch.equal, second.algorithm.nets.state, whole.algorithm.nets.state))

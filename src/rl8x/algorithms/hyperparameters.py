@@ -6,11 +6,12 @@ import copy
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from rl8x.distributed import ranks
 from rl8x.frozen import frozen
@@ -195,3 +196,22 @@ def nearest_divisor(number: int, wanted: int) -> int:
     """Return the divisor of a number that is nearest to the wanted value."""
     divisors = {size for low in range(1, int(number**0.5) + 1) if number % low == 0 for size in (low, number // low)}
     return min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))
+
+
+def flatten_params(name: str, value: Any) -> dict[str, Any]:
+    """Flatten nested mappings to dotted names; replace classes and modules by their class names."""
+    if isinstance(value, Mapping):
+        flat: dict[str, Any] = {}
+        for key, item in value.items():
+            flat.update(flatten_params(f"{name}.{key}", item))
+        return flat
+    if isinstance(value, type):
+        return {name: qualified_name(value)}
+    if isinstance(value, nn.Module):
+        return {name: qualified_name(type(value))}
+    return {name: value}
+
+
+def qualified_name(cls: type) -> str:
+    """Return the dotted path of a class, or its bare name if it is rl8x's own."""
+    return cls.__name__ if cls.__module__.startswith("rl8x.") else f"{cls.__module__}.{cls.__qualname__}"

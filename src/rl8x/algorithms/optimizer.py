@@ -112,12 +112,13 @@ class FlatWeights:
         ]
 
     @torch.no_grad()
-    def joined(self, parts: Iterable[Tensor]) -> Tensor:
-        """Return tensors in the shapes of the weights as a new vector, zero-padded between them."""
+    def joined(self, parts: Iterable[Tensor | None]) -> Tensor:
+        """Return tensors in the shapes of the weights as a new vector, zero-padded between them, and 0 for None."""
         first = self.views[0]
         vector = torch.zeros(sum(self.sizes), dtype=first.dtype, device=first.device)
         for place, part in zip(self.split(vector), parts, strict=True):
-            place.copy_(part)
+            if part is not None:
+                place.copy_(part)
         return vector
 
 

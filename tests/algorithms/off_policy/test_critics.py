@@ -31,7 +31,7 @@ def plain(critics, i, layer_norm, activation):
 @pytest.mark.parametrize(("num_critics", "activation", "outputs"), [(1, "tanh", 1), (2, "relu", 1), (5, "elu", 7)])
 def test_they_are_separate_stacks_of_linear_layers_gradients_too(num_critics, activation, outputs, layer_norm):
     torch.manual_seed(0)
-    options = {"activation": activation, "layer_norm": layer_norm, "num_outputs": outputs}
+    options = {"activation": activation, "layer_norm": layer_norm, "num_atoms": outputs}
     critics = Critics(OBS, ACTION, num_critics=num_critics, hidden_sizes=[8, 4], **options)
     for parameter in critics.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))
@@ -68,7 +68,7 @@ def test_observations_are_laid_out_flat_and_discrete_actions_have_a_value_each()
     assert values.shape == (3, 5, 4)
     flat = torch.cat([obs["a"].flatten(1), torch.eye(3)[obs["b"]]], -1)
     torch.testing.assert_close(values[1], plain(critics, 1, False, "relu")(flat))
-    assert Critics(space, Discrete(4), num_outputs=11)(obs).shape == (2, 5, 4, 11)
+    assert Critics(space, Discrete(4), num_atoms=11)(obs).shape == (2, 5, 4, 11)
     assert Critics(OBS, Box(-1, 1, (2, 3), dtype=np.float32))(torch.zeros(5, 3), torch.zeros(5, 2, 3)).shape == (2, 5)
     with pytest.raises(ValueError, match="`critic_hidden_sizes` must be a list of whole numbers"):
         Critics(OBS, ACTION, hidden_sizes=[8, 0])

@@ -308,7 +308,7 @@ def test_a_run_goes_on_to_the_bit(situation, tmp_path):
     if situation in ("full replay", "all at once", "on a disk"):
         assert first.algorithm.replay.size == 60 < first.algorithm.replay.total
     if situation in ("a fraction owed", "all at once", "on a disk"):
-        assert 0 < first.algorithm.updates_owed < 1
+        assert 0 < first.algorithm.source.updates_owed < 1
     if situation == "warm-up":
         assert first.algorithm.counters["algorithm/updates"] == 0
     second = Trainer.resume(tmp_path / "checkpoints", algorithm=made(), tracker=NullTracker(), eval_env=False)

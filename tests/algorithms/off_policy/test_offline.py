@@ -1,6 +1,5 @@
 """Learning from a data set through the same trainer: the clock, the rows, going on, and what is refused."""
 
-import dataclasses
 import functools
 import json
 
@@ -15,8 +14,6 @@ from rl8x.algorithms import (
     BCConfig,
     DQNConfig,
     IQLConfig,
-    OfflineAlgorithm,
-    OffPolicyConfig,
     SACConfig,
     TD3Config,
 )
@@ -280,18 +277,6 @@ def test_what_does_not_fit_is_refused():
         BCConfig(dataset=3)
     with pytest.raises(ValueError, match="Unknown metric 'returns/mean'"):
         Trainer(build(), tracker=NullTracker()).run(max_steps=1, stop_conditions=[HitsUpperBound("returns/mean", 1)])
-
-
-def test_an_algorithm_without_an_offline_form_says_how_to_declare_one():
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class MineConfig(DQNConfig):
-        pass
-
-    MineConfig.offline_algorithm = None
-    with pytest.raises(TypeError, match=r"DQN has no offline form: declare one by `class \.\.\.\(OfflineAlgorithm"):
-        MineConfig().build(dataset=dataset())
-    assert issubclass(DQNConfig.offline_algorithm, OfflineAlgorithm)
-    assert OffPolicyConfig.offline_algorithm is None
 
 
 # -- spaces of a data set

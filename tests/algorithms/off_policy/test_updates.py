@@ -45,7 +45,9 @@ def test_traced_updates_have_the_bits_of_eager_ones(case, monkeypatch):
 def test_compiled_updates_equal_eager_ones(monkeypatch):
     options = {"updates_per_sample": 0.25}  # 4 updates at once
     eager, compiled = build(**options, execution="eager"), build(**options, execution="compile")
-    monkeypatch.setattr(compiled.collector, "stepper", compiled.collector.stepper._eager)  # tested where it is
+    monkeypatch.setattr(
+        compiled.horizons.collector, "stepper", compiled.horizons.collector.stepper._eager
+    )  # tested where it is
     rows, others = train(eager), train(compiled)
     assert eager.counters["algorithm/updates"] > 16
     for row, other in zip(rows, others, strict=True):

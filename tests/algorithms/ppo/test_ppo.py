@@ -14,7 +14,8 @@ from torch.distributions import Categorical
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.algorithms.hyperparameters import nearest_divisor
-from rl8x.algorithms.ppo.losses import PPO_LOSS_METRICS, ppo_losses
+from rl8x.algorithms.on_policy.update import OnPolicyUpdater
+from rl8x.algorithms.ppo import PPO, PPO_LOSS_METRICS
 from rl8x.checkpoint.ranks import packed, unpacked
 from rl8x.checkpoint.tree import clone
 from rl8x.envs import CartPole, CartPoleInfinite, ContinuousDummy, DiscreteDummy, GymnasiumEnv, Pendulum
@@ -44,6 +45,13 @@ def probe_config(**options):
             }
             | options
         )
+    )
+
+
+def losses(evaluation, batch, config, entropy_coeff):
+    """The losses of a minibatch, given what the policy says of it."""
+    return PPO.losses(
+        lambda *_: evaluation, dict.fromkeys((keys.OBS, keys.ACTIONS, keys.STARTS)) | batch, {}, entropy_coeff, config
     )
 
 
@@ -136,7 +144,7 @@ def test_recomputed_logp_and_values_equal_the_stored_ones(model, model_config, s
     algorithm = tiny(model=model, model_config=model_config, seq_len=seq_len).build(env, time_limit=5)
     algorithm.collect()
     algorithm.collect()  # the second begins in the middle of episodes, with a carried state
-    algorithm._prepare()
+    algorithm.set_targets()
     starts = algorithm.rollout[keys.STARTS][:16]
     assert starts[1:].any(), "there must be resets inside the horizon"
     batch, state = algorithm.pack.gather(torch.randperm(algorithm.pack.num_sequences))
@@ -165,7 +173,7 @@ class Offset(probes.Probe):
 def test_normalised_float64_is_recomputed_from_all_of_its_digits():
     algorithm = train(tiny(normalize_observations=True, lr=1e-2, sgd_minibatch_size=32).build(Offset), 1)
     algorithm.collect()
-    algorithm._prepare()
+    algorithm.set_targets()
     batch, _ = algorithm.pack.gather(torch.arange(32))
     assert batch[keys.LOGP].std() > 1e-3, "the policy must look at the observation"
     evaluation = algorithm.policy.evaluate(batch[keys.OBS], batch[keys.ACTIONS], {}, batch[keys.STARTS])
@@ -215,7 +223,7 @@ def test_losses_by_hand():
     sums = dict(
         zip(
             PPO_LOSS_METRICS,
-            ppo_losses(Evaluation(log(ratios), values, torch.full((1, 4), 0.7)), batch, config, torch.tensor(0.1)),
+            losses(Evaluation(log(ratios), values, torch.full((1, 4), 0.7)), batch, config, torch.tensor(0.1)),
             strict=True,
         )
     )
@@ -234,8 +242,8 @@ def test_filler_rows_do_not_count():
     config, entropy = PPOConfig.rl8(device="cpu"), torch.tensor(0.0)
     full = {keys.LOGP: torch.zeros(1, 3), keys.ADVANTAGES: torch.ones(1, 3), keys.RETURNS: torch.ones(1, 3)}
     evaluation = Evaluation(torch.zeros(1, 3), torch.zeros(1, 3), torch.ones(1, 3))
-    masked = ppo_losses(evaluation, full | {keys.VALID: torch.tensor([[True, False, True]])}, config, entropy)
-    torch.testing.assert_close(masked * 3, ppo_losses(evaluation, full, config, entropy) * 2)
+    masked = losses(evaluation, full | {keys.VALID: torch.tensor([[True, False, True]])}, config, entropy)
+    torch.testing.assert_close(masked * 3, losses(evaluation, full, config, entropy) * 2)
 
 
 class ShortEpisodes(gymnasium.Env):
@@ -318,7 +326,7 @@ def test_one_update_equals_plain_autograd_and_adam():
     algorithm.collect()
     twin = tiny().build(CartPole).policy
     twin.load_state_dict(algorithm.policy.state_dict())
-    algorithm._prepare()
+    algorithm.set_targets()
     batch, _ = algorithm.pack.gather(slice(0, 128))
     batch = {name: value.clone() for name, value in batch.items()}
     adam = torch.optim.Adam(twin.parameters(), lr=1e-3)
@@ -360,7 +368,7 @@ def test_means_are_of_losses_applied_and_of_all_that_was_measured_before_an_upda
     applied = torch.tensor([True, True, False])
     if not host_looks:  # an accelerator goes through all updates, and applies none after the first refused one
         rows, applied = torch.cat((rows, rows[-1:] + 1)), torch.cat((applied, applied[-1:]))
-    monkeypatch.setattr(algorithm.updater, "run", lambda _: (rows, applied))
+    monkeypatch.setattr(OnPolicyUpdater, "results", (rows, applied))
     algorithm.collect()
     stats = algorithm.step()
     for name in ("losses/policy", "losses/vf", "losses/entropy", "losses/total", "monitors/grad_norm"):
@@ -449,8 +457,8 @@ def test_resets_follow_horizons_per_env_reset(every, resets):
 
 
 def test_never_ending_tasks_reset_each_horizon_by_default_and_episodic_ones_never():
-    assert tiny().build(CartPoleInfinite).resets.every == 1
-    assert tiny().build(CartPole).resets.every == -1
+    assert tiny().build(CartPoleInfinite).horizons.resets.every == 1
+    assert tiny().build(CartPole).horizons.resets.every == -1
 
 
 def test_recurrent_states_start_afresh_as_rl8_has_it():

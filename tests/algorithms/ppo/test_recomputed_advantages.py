@@ -157,20 +157,22 @@ def test_each_epoch_learns_from_advantages_by_its_first_weights(name):
         rollout, horizon = algorithm.rollout, algorithm.config.horizon
         assert rollout[keys.TRUNCATED][:horizon].any()
         terminates |= bool(rollout[keys.TERMINATED][:horizon].any())
-        renew, seen = algorithm.updater.renew, []
+        renew, rows, seen = algorithm.recompute_targets, algorithm.updater.chunk_rows, []
 
-        def renewed(workers, chunk, ends=ends, renew=renew, seen=seen, horizon=horizon):
+        def renewed(ends=ends, renew=renew, rows=rows, seen=seen, horizon=horizon):
             seen.append(in_pack(algorithm, keys.ADVANTAGES))
-            renew(workers, 5)  # several chunks
+            algorithm.updater.chunk_rows = lambda _: 5  # several chunks
+            renew()
+            algorithm.updater.chunk_rows = rows
             advantages, returns = by_hand(algorithm, ends)
             valid = algorithm.rollout.tensors.get(keys.VALID, torch.ones(horizon + 1, 3, dtype=torch.bool))[:horizon]
             given = in_pack(algorithm, keys.ADVANTAGES), in_pack(algorithm, keys.RETURNS)
             for one, other in zip(given, (advantages, returns), strict=True):
                 torch.testing.assert_close(one[valid], other[valid], rtol=1e-4, atol=1e-4)
 
-        algorithm.updater.renew = renewed
+        algorithm.recompute_targets = renewed
         algorithm.step()
-        algorithm.updater.renew = renew
+        algorithm.recompute_targets = renew
         assert len(seen) == 2
         assert (seen[0] - in_pack(algorithm, keys.ADVANTAGES)).abs().max() > 1e-3
     assert terminates == ("terminations" in name)

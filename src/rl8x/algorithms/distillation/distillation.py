@@ -121,6 +121,15 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         losses = functools.partial(distillation_minibatch_losses, distribution=self.policy.distribution, loss=self.loss)
         return Objective(losses, DISTILLATION_LOSS_METRICS, DISTILLATION_LOSS_METRICS[0])
 
+    def learn(self) -> Tensor:
+        """Learn the labels of the rollout that was collected; return the share of steps that the teacher made, 0-d."""
+        played = self.set_targets()
+        with self.updates() as updates:
+            for _ in updates.epochs():
+                for minibatches in updates.minibatches():
+                    updates.step(minibatches)
+        return played
+
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Return the share of steps in which the teacher acted; labels were computed while collecting."""
         plays, valid = data[PLAYS].float(), data.get(keys.VALID)
@@ -137,7 +146,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         return super().collect(env_config=env_config)
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
-        """Evaluate the student without the teacher; see `OnlineAlgorithm.evaluate`."""
+        """Evaluate the student without the teacher; see `GenericAlgorithmBase.evaluate`."""
         beta = self.guided.beta.clone()
         self.guided.beta.zero_()
         try:

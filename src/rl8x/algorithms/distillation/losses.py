@@ -18,7 +18,7 @@ from rl8x.distributions import Distribution
 from rl8x.distributions.base import from_numbered
 from rl8x.distributions.composite import Composite
 from rl8x.spaces import describe_space, leaves
-from rl8x.trees import Tree, flatten_tree, unflatten_tree
+from rl8x.trees import Tree, flatten_tree
 
 DISTILLATION_LOSS_METRICS: Final = ("losses/distillation", "monitors/entropy", "monitors/disagreement")
 
@@ -51,8 +51,8 @@ def distillation_minibatch_losses(
         Sums in the order of `DISTILLATION_LOSS_METRICS`, `[3]`. The disagreement is the share of most likely actions
         that differ; for continuous actions, their mean distance.
     """
-    params = policy(unflatten_tree(keys.OBS, batch), state, batch[keys.STARTS])
-    labels, mode = unflatten_tree(LABELS, batch), distribution.mode(params)
+    params = policy(batch[keys.OBS], state, batch[keys.STARTS])
+    labels, mode = batch[LABELS], distribution.mode(params)
     if loss == "kl":
         taught = from_numbered(labels, params)
         losses, best = distribution.kl(taught, params), distribution.mode(taught)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gymnasium
@@ -57,7 +58,7 @@ class Actor(Policy):
         normalize_observations: As `Policy` has it.
 
     Attributes:
-        is_random: Whether it acts at random, 0-d bool. Programs read it, so that it is changed in place (`set_random`).
+        is_random: Whether it acts at random, 0-d bool.
     """
 
     is_random: Tensor
@@ -96,9 +97,14 @@ class Actor(Policy):
     # After training it acts like a plain policy, so it is saved as one.
     form = Policy.form
 
-    def set_random(self, is_random: bool) -> None:
-        """Set whether it acts at random from now on, in place."""
-        self.is_random.fill_(is_random)
+    @contextlib.contextmanager
+    def exploring(self, *, warms_up: bool) -> Iterator[dict[str, Any]]:
+        """Act at random within the context if it `warms_up`; there are no metrics of that."""
+        self.is_random.fill_(warms_up)  # in place, as programs read it
+        try:
+            yield {}
+        finally:
+            self.is_random.fill_(False)
 
     def act(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> Act:
         """Choose an action for each copy; arguments are those of `Policy.act`. The mode is never random."""

@@ -1,6 +1,7 @@
-"""Critics Q(s, a): several networks as one.
+"""Critics Q(s, a): several networks as one, their targets and their loss, whose values are means or distributions.
 
-Source: Fujimoto et al. 2018, arXiv:1802.09477 (the smaller one of two critics).
+Source: Fujimoto et al. 2018, arXiv:1802.09477 (the smaller of two critics); Bellemare et al. 2017, arXiv:1707.06887
+(`num_atoms`).
 """
 
 from __future__ import annotations
@@ -8,16 +9,25 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import gymnasium
 import torch
 from torch import Tensor, nn
 
+from rl8x import keys
+from rl8x.algorithms.off_policy.nets import Loss
+from rl8x.algorithms.off_policy.updates import SCALE, Found, ReplayBatch, UpdateResult, weighted_mean
+from rl8x.execution import Execution
+from rl8x.functional import expectation, project
 from rl8x.models.observations import FlatObservations
 from rl8x.nn.activations import activation as make_activation
 from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes, perceptron, plain_layers
 from rl8x.nn.stacks import LayerNormStack, LinearStack
+from rl8x.policy import Policy
+
+CRITIC_METRICS: Final = ("losses/q", "monitors/q", "monitors/td_error", "monitors/q_grad_norm")
+"""Metrics of every update that trains critics by `Critics.loss`, also of those that train nothing else."""
 
 
 class Critics(nn.Module):
@@ -34,7 +44,8 @@ class Critics(nn.Module):
         hidden_sizes: Widths of the hidden layers of each.
         activation: Name of the activation after each hidden layer.
         layer_norm: Whether the outputs of hidden layers are normalised before it.
-        num_outputs: Numbers for each value: 1, or the logits of a categorical distribution's atoms.
+        num_atoms: Atoms of the categorical distributions that they predict; 1: they predict values.
+        support: The lowest and the highest atom.
 
     Attributes:
         autocast: Makes the context in which hidden layers run; set where they run in another precision.
@@ -49,9 +60,13 @@ class Critics(nn.Module):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str = "relu",
         layer_norm: bool = False,
-        num_outputs: int = 1,
+        num_atoms: int = 1,
+        support: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         super().__init__()
+        self.action_space = action_space
+        self.num_atoms = num_atoms
+        self.support = support
         check_sizes("critic_hidden_sizes", hidden_sizes)
         self.autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self.num_critics = num_critics
@@ -61,7 +76,7 @@ class Critics(nn.Module):
         width = self.flat.width + (self.flat_actions.width if self.flat_actions else 0)
         # The axes of a result after those of critics and rows.
         self.shape = [int(action_space.n)] if isinstance(action_space, gymnasium.spaces.Discrete) else []
-        self.shape += [num_outputs] if num_outputs > 1 else []
+        self.shape += [num_atoms] if num_atoms > 1 else []
         layers: list[nn.Module] = []
         for num_inputs, size in itertools.pairwise([width, *hidden_sizes]):
             layers.append(LinearStack(num_critics, num_inputs, size, HIDDEN_GAIN))
@@ -81,8 +96,8 @@ class Critics(nn.Module):
             actions: Those of the environment, `[batch_size, *action]`; None for a `Discrete` space.
 
         Returns:
-            `[num_critics, batch_size]`, with further axes `num_actions` where actions are discrete and `num_outputs`
-            where there are several for a value.
+            `[num_critics, batch_size]`, with further axes `num_actions` where actions are discrete and
+            `num_atoms` where there are several.
         """
         x = self.flat(obs)
         if self.flat_actions is not None:
@@ -93,6 +108,106 @@ class Critics(nn.Module):
             x = x if layers else self.hidden(x)
         values: Tensor = perceptron(x, layers) if layers else self.head(x.float())
         return values.view(*values.shape[:-1], *self.shape)
+
+    @property
+    def atoms(self) -> Tensor:
+        """The atoms, `[num_atoms]`."""
+        return torch.linspace(*self.support, self.num_atoms, device=self.head.weight.device)
+
+    def means(self, outputs: Tensor) -> Tensor:
+        """Return the values `[...]` that outputs represent, `[..., num_atoms]`, or with one atom the values."""
+        return expectation(outputs, self.atoms) if self.num_atoms > 1 else outputs
+
+    def targets(self, outputs: Tensor, batch: ReplayBatch, bonus: Tensor | None = None) -> Tensor:
+        """Return y = R + d (min_i Q_i'(s', a') + bonus), or its distribution where Q' is that of the smallest mean.
+
+        Args:
+            outputs: What the target's critics say of the next actions, `[num_critics, batch_size]`, or with atoms
+                `[num_critics, batch_size, num_atoms]`.
+            batch: Has R and d.
+            bonus: What the next actions are worth beside that, `[batch_size]`.
+
+        Returns:
+            `[batch_size]`, or the probabilities of the atoms, `[batch_size, num_atoms]`.
+        """
+        if self.num_atoms == 1:
+            least = outputs.amin(0)
+            return bootstrapped(least if bonus is None else least + bonus, batch)
+        index = self.means(outputs).argmin(0).view(1, -1, 1).expand(1, *outputs.shape[1:])
+        probs = outputs.gather(0, index).squeeze(0).softmax(-1)
+        after = self.atoms if bonus is None else self.atoms + bonus.unsqueeze(-1)
+        return project(probs, bootstrapped(after.expand_as(probs), batch), self.atoms)
+
+    def loss(
+        self, obs: Any, batch: ReplayBatch, td_targets: Tensor, penalty: Callable[..., Tensor] | None = None
+    ) -> Loss:
+        """Return the loss that moves the critics towards their targets.
+
+            L = sum_i mean of w (Q_i(s, a) - y)^2 / 2,    w = 1, or the importance weight with `prioritized`
+
+        With atoms it is the cross-entropy towards the distribution of y.
+
+        Args:
+            obs: The batch's observations, as `forward` has them.
+            batch: Its rows.
+            td_targets: As `targets` returns them.
+            penalty: Given critics and their values Q_i(s, a), `[num_critics, batch_size]`, returns what is added to
+                the loss, 0-d.
+        """
+
+        def loss(q: Callable[..., Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            outputs = action_values(q, obs, batch[keys.ACTIONS], self.action_space)
+            if self.num_atoms > 1:
+                losses = -(td_targets * outputs.log_softmax(-1)).sum(-1)
+            else:
+                losses = 0.5 * (outputs - td_targets).square()
+            error, values = weighted_mean(losses.sum(0), batch), self.means(outputs)
+            total = error if penalty is None else error + penalty(q, values)
+            return total, {"losses/q": error, "values": values, "td_targets": td_targets}
+
+        return loss
+
+    def result(self, found: Found) -> UpdateResult:
+        """Return the result of an update, whose loss was `loss`, with the errors of the rows, `[batch_size]`."""
+        values, td_targets = found["values"], found["td_targets"]
+        errors = (values - (td_targets @ self.atoms if self.num_atoms > 1 else td_targets)).abs().mean(0)
+        return UpdateResult(found | {"monitors/q": values.mean(), "monitors/td_error": errors.mean()}, errors)
+
+
+def make_critics(config: Any, policy: Policy, execution: Execution, **options: Any) -> Critics:
+    """Return the critics of a config, which read what a policy's model reads.
+
+    Args:
+        config: The hyperparameters, with `critic_hidden_sizes` and `critic_layer_norm`.
+        policy: The policy.
+        execution: Computes in that precision.
+        options: More keyword arguments of `Critics`.
+    """
+    critics = Critics(
+        policy.inputs_space,
+        policy.action_space,
+        hidden_sizes=(256, 256) if config.critic_hidden_sizes is None else config.critic_hidden_sizes,
+        layer_norm=config.critic_layer_norm,
+        **options,
+    )
+    if config.precision == "bf16":
+        critics.autocast = execution.autocast
+    return critics
+
+
+def bootstrapped(next_values: Tensor, batch: ReplayBatch) -> Tensor:
+    """Return y = R + d V(s'), given values of next states; R is scaled if there is a `return_bound`.
+
+    Args:
+        next_values: V(s'), `[batch_size]`, or `[batch_size, num_atoms]` of atoms.
+        batch: Has R and d.
+    """
+    returns, discounts = batch[keys.RETURNS], batch[keys.DISCOUNTS]
+    if SCALE in batch:
+        returns = returns * batch[SCALE]
+    if next_values.dim() > 1:
+        returns, discounts = returns.unsqueeze(-1), discounts.unsqueeze(-1)
+    return returns + discounts * next_values
 
 
 def action_values(

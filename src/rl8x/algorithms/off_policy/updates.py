@@ -29,6 +29,9 @@ ReplayBatch = Mapping[str, Tensor]
 WEIGHTS: Final = "importance_weights"
 """Key of a batch: importance weights of prioritised sampling, `[batch_size]`; missing without priorities."""
 
+SCALE: Final = "return_scale"
+"""Key of a batch: the factor that returns are multiplied by, 0-d; missing if they are not scaled."""
+
 # Maximum bytes of the batches that are sampled at once; images would fill the memory.
 _BLOCK_BYTES: Final = 2**26
 

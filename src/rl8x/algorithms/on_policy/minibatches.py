@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from rl8x import keys
 from rl8x.algorithms.memory_check import Space
 from rl8x.spaces import leaves
 
-SequenceBatch = dict[str, Tensor]
+SequenceBatch = dict[str, Any]
+"""Tensors by name; under the names of observations, actions and parameters of distributions, trees of them."""
 Rows = Tensor | slice
 # Tensors with more numbers per transition are not packed: copying them would cost more than a separate gather.
 MOST_PACKED: Final = 256
@@ -79,8 +80,8 @@ class SequencePack:
         self.wide = False
         self.width = 0
         self._columns: dict[str, tuple[int, int, torch.Size, torch.dtype]] = {}
-        self._wide: SequenceBatch = {}
-        self._states: SequenceBatch = {}
+        self._wide: dict[str, Tensor] = {}
+        self._states: dict[str, Tensor] = {}
 
     def fill(self, tensors: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
         """Copy a rollout in.
@@ -149,16 +150,24 @@ class SequencePack:
         """Return the tensors of `take` by name.
 
         Returns:
-            The tensors, each `[seq_len, batch, ...]` in its own dtype, and the states, each `[batch, *]`.
+            The tensors, and trees of those that belong together, each `[seq_len, batch, ...]` in its own dtype, and the
+            states, each `[batch, *]`.
         """
         packed = taken[0].transpose(0, 1)
-        batch = {}
+        flat = {}
         for name, (low, high, shape, dtype) in self._columns.items():
             column = packed[..., low:high].reshape(*packed.shape[:2], *shape) if shape else packed[..., low]
-            batch[name] = column.to(dtype)
+            flat[name] = column.to(dtype)
         num_states = len(self._states)
         for name, wide in zip(self._wide, taken[1 + num_states :], strict=True):
-            batch[name] = wide.transpose(0, 1)
+            flat[name] = wide.transpose(0, 1)
+        batch: SequenceBatch = {}
+        for name, leaf in flat.items():
+            *path, last = name.split("/")
+            part = batch
+            for step in path:
+                part = part.setdefault(step, {})
+            part[last] = leaf
         return batch, dict(zip(self._states, taken[1 : 1 + num_states], strict=True))
 
     def gather(self, rows: Rows) -> tuple[SequenceBatch, SequenceBatch]:

@@ -8,8 +8,8 @@ from tests.probes import Forever
 
 from rl8x import keys
 from rl8x.algorithms import SACConfig, TD3Config
-from rl8x.algorithms.off_policy.actor_critic import SCALE
 from rl8x.algorithms.off_policy.learner import TAU
+from rl8x.algorithms.off_policy.updates import SCALE
 from rl8x.checkpoint.tree import clone
 from rl8x.tracking import NullTracker
 from rl8x.trainers import Trainer
@@ -39,15 +39,17 @@ def test_rewards_are_scaled_to_the_bound_of_returns(name):
     for _ in range(3):
         algorithm.collect()
     std = np.std([100, 150, 175])
-    assert algorithm.return_scale.scale.item() == pytest.approx(1 / max(std, 175 / 5), rel=1e-5)
-    assert algorithm.draw(0, 3)[SCALE].tolist() == pytest.approx([1 / 35] * 3, rel=1e-5)
+    assert algorithm.source.return_scale.scale.item() == pytest.approx(1 / max(std, 175 / 5), rel=1e-5)
+    assert algorithm.source.items(torch.zeros(3, 1, dtype=torch.int64))[SCALE].tolist() == pytest.approx(
+        [1 / 35] * 3, rel=1e-5
+    )
     wide = build(name, return_bound=50.0)
     for _ in range(3):
         wide.collect()
-    assert wide.return_scale.scale.item() == pytest.approx(1 / std, rel=1e-5)
+    assert wide.source.return_scale.scale.item() == pytest.approx(1 / std, rel=1e-5)
     restored = build(name)
     restored.load_state_dict(algorithm.state_dict())
-    assert torch.equal(restored.return_scale.scale, algorithm.return_scale.scale)
+    assert torch.equal(restored.source.return_scale.scale, algorithm.source.return_scale.scale)
     unscaled = build(name, return_bound=None)
     assert SCALE not in unscaled.draw(0, 3)
     with pytest.raises(ValueError, match=r"the run had a `return_bound`, which .* got None. Resume it as it was"):
@@ -69,7 +71,7 @@ def test_updates_scale_returns(name, num_atoms):
     ):
         drawn = {each: tensor[0] for each, tensor in algorithm.draw(0, 1).items()}
         batch = rows | drawn | {TAU: torch.tensor(0.5)} | change
-        found.append(algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch))
+        found.append(algorithm.cycle[-1].update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch))
     assert found[0].metrics["losses/q"].item() == found[1].metrics["losses/q"].item()
     assert torch.equal(found[0].errors, found[1].errors)
 
@@ -84,15 +86,15 @@ def discarded(algorithm):
 
 def spoilt(algorithm):
     """Have a horizon with a number that is not finite between two others."""
-    rewards, fill = algorithm.rollout.tensors[keys.REWARDS], algorithm.collector.fill
+    rewards, fill = algorithm.rollout.tensors[keys.REWARDS], algorithm.horizons.collector.fill
 
     def fill_with_nan(rollout, *meanwhile):
         fill(rollout, *meanwhile)
         rewards[0, 3] = torch.nan
 
-    algorithm.collector.fill = fill_with_nan
+    algorithm.horizons.collector.fill = fill_with_nan
     algorithm.collect()
-    algorithm.collector.fill = fill
+    algorithm.horizons.collector.fill = fill
 
 
 @pytest.mark.parametrize("gap", [evaluated, discarded, spoilt])
@@ -102,12 +104,12 @@ def test_no_sum_of_rewards_reaches_across_a_gap(gap):
     algorithm.collect()
     gap(algorithm)
     algorithm.collect()
-    assert algorithm.return_scale.largest.item() == 150.0
-    assert algorithm.return_scale.moments.count.item() == 32.0
-    algorithm.reset_if_due(None)
+    assert algorithm.source.return_scale.largest.item() == 150.0
+    assert algorithm.source.return_scale.moments.count.item() == 32.0
+    algorithm.horizons.reset_if_due(None)
     algorithm.collect()
-    assert algorithm.return_scale.moments.count.item() == 48.0
-    assert torch.isfinite(algorithm.return_scale.scale).all()
+    assert algorithm.source.return_scale.moments.count.item() == 48.0
+    assert torch.isfinite(algorithm.source.return_scale.scale).all()
 
 
 def test_an_update_that_is_taken_back_or_of_another_rank_leaves_the_rewards_behind_an_episode():
@@ -117,14 +119,14 @@ def test_an_update_that_is_taken_back_or_of_another_rank_leaves_the_rewards_behi
     before = clone(algorithm.learned_state())
     algorithm.collect()
     algorithm.load_learned_state(before)
-    assert algorithm.return_scale.carry.tolist() == [150.0] * 8
+    assert algorithm.source.return_scale.carry.tolist() == [150.0] * 8
     joined = build("td3", seed=2)
     joined.join(algorithm.state_dict())
-    assert joined.return_scale.largest.item() == algorithm.return_scale.largest.item() == 175.0
-    assert not joined.return_scale.carry.any()
+    assert joined.source.return_scale.largest.item() == algorithm.source.return_scale.largest.item() == 175.0
+    assert not joined.source.return_scale.carry.any()
     restored = build("td3")
     restored.load_state_dict(algorithm.state_dict())
-    assert restored.return_scale.carry.tolist() == [150.0] * 8
+    assert restored.source.return_scale.carry.tolist() == [150.0] * 8
 
 
 class ActionIsReward(Hundreds):
