@@ -6,9 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
 from tests.algorithms.off_policy.test_offline import build as build_offline
-from tests.probes import KNOWN, ActionDecides, Discretes, Probe
+from tests.probes import ActionDecides, Probe
 from torch import nn
 
 from rl8x import NullTracker, Trainer, keys
@@ -211,48 +210,6 @@ def learned(env, steps=80, **options):
         algorithm.collect()
         algorithm.step()
     return algorithm
-
-
-def check_known_values(**options):
-    """Train on all probes at once; with time limits a value comes nearer by 1 - gamma with each copy of the target."""
-    sizes = {"num_envs": 12, "batch_size": 64, "buffer_size": 1000, "model_config": {**PLAIN, "hidden_sizes": [32]}}
-    algorithm = learned(Discretes, steps=20, **{"target_interval": 10, "gamma": 0.75, **sizes, **options})
-    for (probe, x), expected in KNOWN.items():
-        q = algorithm.policy(Discretes.seen(probe, x)[None], {}, torch.zeros(1, 1, dtype=torch.bool))[0, 0]
-        assert q.tolist() == pytest.approx(expected, abs=0.05), probe
-
-
-@pytest.mark.parametrize("options", [{}, {"n_step": 3, "dueling": True}], ids=["plain", "n-step dueling"])
-def test_known_values_are_learned(options):
-    check_known_values(**options)
-
-
-class OneLegal(Probe):
-    """Only action 2, then the end: illegal actions would be worth more, if they could be taken."""
-
-    terminates = True
-    single_action_space = Discrete(3, start=1)
-    single_observation_space = Dict(
-        {"x": Box(-1.0, 1.0, (1,), dtype=np.float32), "action_mask": Box(0, 1, (3,), dtype=np.int8)}
-    )
-
-    def observe(self, state, parameters):
-        mask = torch.tensor([0, 1, 1], dtype=torch.int8).expand(self.num_envs, 3)
-        return {"x": state["x"], "action_mask": mask}
-
-    def transition(self, state, actions, parameters, noise):
-        rewards = torch.where(actions == 1, 100.0, torch.where(actions == 2, 1.0, -1.0))
-        return dict(state), rewards, torch.ones(self.num_envs, dtype=torch.bool)
-
-
-def test_illegal_actions_are_neither_taken_nor_bootstrapped_from():
-    algorithm = learned(OneLegal, steps=60)
-    stored = algorithm.replay.as_tensordict()
-    assert set(stored["actions"].unique().tolist()) == {2, 3}
-    obs = {"x": torch.zeros(1, 1, 1), "action_mask": torch.tensor([[[0, 1, 1]]])}
-    q = algorithm.policy(obs, {}, torch.zeros(1, 1, dtype=torch.bool))[0, 0]
-    assert q[0] == -math.inf
-    assert q[1:].tolist() == pytest.approx([1, -1], abs=0.1)
 
 
 def test_actions_are_random_in_the_warm_up_and_epsilon_follows_its_schedule():

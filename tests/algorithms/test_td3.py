@@ -1,14 +1,13 @@
-import copy
 import functools
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from tests.probes import Forever, ObservationDecides, OneStep, Probe, Together, traced_only
+from gymnasium.spaces import Box, MultiDiscrete
+from tests.probes import Forever, ObservationDecides, OneStep, Probe, Together
 
-from rl8x import NullTracker, Trainer, keys
+from rl8x import keys
 from rl8x.algorithms import FastTD3Config, TD3Config
 from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.algorithms.off_policy.updates import WEIGHTS
@@ -485,61 +484,6 @@ def test_distances_of_actions_without_axes_are_those_of_one_dimension():
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
-# -- execution and resume
-
-
-def rows_and_state(mode, steps=6, **options):
-    algorithm = build(Pendulum, execution=mode, normalize_observations=True, prioritized=True, **options)
-    rows = []
-    for _ in range(steps):
-        collected = algorithm.collect()
-        rows.append({**collected, **algorithm.step()})
-    return rows, algorithm
-
-
-def test_what_is_compiled_computes_what_eager_does(monkeypatch):
-    traced_only(monkeypatch)
-    eager, one = rows_and_state("eager")
-    traced, two = rows_and_state("compile")
-    for mine, other in zip(eager, traced, strict=True):
-        assert mine.keys() == other.keys()
-        for name in mine:
-            assert mine[name] == pytest.approx(other[name], rel=1e-4, abs=1e-5, nan_ok=True), name
-    for mine, other in zip(one.nets.state, two.nets.state, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("stop", [1, 4])
-@pytest.mark.parametrize("mode", ["eager", "compile"])
-def test_a_resumed_run_has_the_same_bits(mode, stop, monkeypatch):
-    """In the warm-up, and in a full replay with a fraction of an update owed between two updates of the policy."""
-    traced_only(monkeypatch)
-    options = {
-        "execution": mode,
-        "warmup_steps": 32,
-        "updates_per_sample": 0.7,
-        "policy_delay": 3,
-        "n_step": 2,
-        "exploration_noise_min": 0.01,
-        "normalize_observations": True,
-        "prioritized": True,
-        "buffer_size": 40,
-    }
-
-    def run(algorithm, steps):
-        return [{**algorithm.collect(), **algorithm.step()} for _ in range(steps)]
-
-    whole = run(build(Pendulum, **options), 8)
-    first = build(Pendulum, **options)
-    rows = run(first, stop)
-    assert (first.replay.total > 40) == (stop == 4)
-    state = copy.deepcopy(clone(first.state_dict()))
-    resumed = build(Pendulum, **options)
-    resumed.load_state_dict(state)
-    rows += run(resumed, 8 - stop)
-    assert repr(rows) == repr(whole)
-
-
 # -- what is refused, and the preset
 
 
@@ -619,11 +563,3 @@ def test_the_preset_is_named_where_algorithms_are(capsys):
     assert main([*typed, "tau=0.2", "--device", "cpu", "--dry-run", "--no-tracking"]) == 0
     written = RunSpec.from_plain(yaml.safe_load(capsys.readouterr().out))
     assert written.algorithm.make_config() == FastTD3Config(num_envs=2, buffer_size=1000, tau=0.2, device="cpu")
-
-
-def test_a_run_of_the_trainer_ends_with_its_last_policy():
-    algorithm = build(Pendulum)
-    trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=True, num_eval_envs=4)
-    trainer.run(max_steps=4, progress="none")
-    assert trainer.eval()["eval/returns/mean"] < 0
-    assert not isinstance(algorithm.env.single_action_space, Discrete)

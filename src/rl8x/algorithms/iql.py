@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.off_policy.actor_critic import action_values, make_critics
 from rl8x.algorithms.off_policy.config import ValueConfig
-from rl8x.algorithms.off_policy.critics import action_values, make_critics
 from rl8x.algorithms.off_policy.learner import TAU, Learner, model_obs, observed, recorded_actions
 from rl8x.algorithms.off_policy.nets import Loss, Net
 from rl8x.algorithms.off_policy.updates import Found, Minimise, Phase, ReplayBatch, UpdateResult

@@ -18,9 +18,15 @@ from torch import Tensor, nn
 
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
-from rl8x.algorithms.off_policy.actor import Actor, check_bounded
+from rl8x.algorithms.off_policy.actor_critic import (
+    CRITIC_METRICS,
+    Actor,
+    Critics,
+    bootstrapped,
+    check_bounded,
+    make_critics,
+)
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
-from rl8x.algorithms.off_policy.critics import CRITIC_METRICS, Critics, bootstrapped, make_critics
 from rl8x.algorithms.off_policy.learner import TAU, Learner, model_obs, observed
 from rl8x.algorithms.off_policy.nets import Loss, Net
 from rl8x.algorithms.off_policy.updates import (

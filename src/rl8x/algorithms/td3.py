@@ -17,9 +17,8 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import option
-from rl8x.algorithms.off_policy.actor import Actor, check_bounded
+from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, Actor, Critics, check_bounded, make_critics
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
-from rl8x.algorithms.off_policy.critics import CRITIC_METRICS, Critics, make_critics
 from rl8x.algorithms.off_policy.learner import TAU, Learner, model_obs, observed
 from rl8x.algorithms.off_policy.nets import Loss, Net
 from rl8x.algorithms.off_policy.updates import (

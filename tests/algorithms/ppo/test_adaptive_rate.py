@@ -193,32 +193,6 @@ def test_rates_and_weights_are_those_of_rsl_rls_rule(name):
     torch.testing.assert_close(weights(algorithm), expected, rtol=1e-3, atol=2e-5)
 
 
-MODES = {
-    "minibatches": {},
-    "shuffled, one program": {"shuffle_minibatches": True},
-    "one batch": {"sgd_minibatch_size": None},
-    "accumulated": {"accumulate_grads": True},
-    "kl limit": {"target_kl_div": 0.02, "lr": 1e-2},
-    "lstm": {"lr": 1e-5, "model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 4, "num_sgd_iters": 1},
-}
-
-
-@pytest.mark.parametrize("name", MODES)
-def test_a_traced_update_equals_the_eager_one(name, monkeypatch):
-    traced_only(monkeypatch)
-    eager, traced = (build(CartPole, **{"lr": 2e-3} | MODES[name], execution=mode) for mode in ("eager", "compile"))
-    seen = set()
-    for _ in range(3):
-        for algorithm in (eager, traced):
-            algorithm.collect()
-        one, other = eager.step(), traced.step()
-        assert one[LR] == pytest.approx(other[LR], rel=1e-5)
-        assert float(eager.optimizer.lr) == one[LR]
-        torch.testing.assert_close(weights(traced), weights(eager), atol=1e-5, rtol=1e-5)
-        seen.add(one[LR])
-    assert len(seen) > 1
-
-
 def test_updates_after_the_limit_leave_the_rate():
     algorithm = build(lr=1e-4, target_kl_div=1e-9)
     algorithm.collect()

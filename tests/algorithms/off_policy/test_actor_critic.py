@@ -4,7 +4,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from torch import nn
 
-from rl8x.algorithms.off_policy.critics import Critics
+from rl8x.algorithms.off_policy.actor_critic import Critics
 from rl8x.nn.activations import ACTIVATIONS
 
 OBS, ACTION = Box(-1.0, 1.0, (3,), dtype=np.float32), Box(-2.0, 2.0, (2,), dtype=np.float32)
