@@ -15,7 +15,7 @@ from rl8x.algorithms import DQNConfig
 from rl8x.algorithms.dqn import q_loss
 from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.algorithms.off_policy.updates import WEIGHTS
-from rl8x.envs import CartPole, Pendulum
+from rl8x.envs import CartPole
 
 PLAIN = {"hidden_sizes": [16], "layer_norm": False}
 SMALL = {"num_envs": 8, "horizon": 2, "n_step": 1, "seed": 1, "device": "cpu", "model_config": PLAIN}
@@ -221,23 +221,6 @@ def test_actions_are_random_in_the_warm_up_and_epsilon_follows_its_schedule():
         algorithm.step()
     assert epsilons == pytest.approx([1.0] * 4 + [0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0], abs=1e-6)
     assert algorithm.policy.distribution.epsilon.item() == 0.0
-
-
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match=r"DQN needs a Discrete action space; got Box.* Use PPO\."):
-        build(Pendulum)
-    with pytest.raises(ValueError, match=r"`cql_coeff` needs a data set: give `dataset`, or leave it out; got 1\.0"):
-        build(cql_coeff=1.0)
-    with pytest.raises(ValueError, match="DQN trains feedforward models; GRUModel is recurrent"):
-        build(model="gru", model_config={})
-    with pytest.raises(ValueError, match="`epsilon_schedule` must stay at least 0 and at most 1"):
-        DQNConfig(epsilon_schedule=[[0, 1.5]])
-    with pytest.raises(ValueError, match="`priority_beta_schedule` must stay at least 0 and at most 1"):
-        DQNConfig(priority_beta_schedule=[[0, 0.4], [100, 2.0]])
-    with pytest.raises(ValueError, match="`updates_per_sample` must be at least"):
-        DQNConfig(updates_per_sample=0)
-    with pytest.raises(ValueError, match="`updates_per_sample` must be"):
-        DQNConfig(updates_per_sample=math.inf)
 
 
 def test_the_params_say_what_is_in_force():

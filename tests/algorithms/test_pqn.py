@@ -16,7 +16,7 @@ from rl8x.algorithms import PQNConfig
 from rl8x.algorithms.pqn import PQN_LOSS_METRICS
 from rl8x.cli.main import main
 from rl8x.config.algorithms import algorithm_config_class
-from rl8x.envs import CartPole, Pendulum
+from rl8x.envs import CartPole
 
 
 def tiny(env=CartPole, time_limit=5, **options):
@@ -273,17 +273,6 @@ def test_actions_may_count_from_another_number():
     algorithm = probe(Shifted, 15)
     assert q_of(algorithm, 0.0) == pytest.approx([-1.0, 1.0], abs=0.05)
     assert set(algorithm.rollout[keys.ACTIONS][:8].unique().tolist()) == {5, 6}
-
-
-def test_other_spaces_and_options_are_refused():
-    with pytest.raises(ValueError, match=r"PQN needs a Discrete action space; got Box.* Use PPO\."):
-        tiny(Pendulum)
-    with pytest.raises(ValueError, match="`epsilon` must be at least 0 and at most 1"):
-        PQNConfig(epsilon=1.5)
-    with pytest.raises(ValueError, match=r"`epsilon_schedule` must stay at least 0 and at most 1; got 2\.0"):
-        PQNConfig(epsilon_schedule=[[0, 2.0]])
-    with pytest.raises(ValueError, match="`epsilon_schedule`: transitions must increase"):
-        PQNConfig(epsilon_schedule=[[0, 1.0], [0, 0.5]])
 
 
 def test_the_command_line_trains_it_by_its_name_in_small_letters(capsys, tmp_path, monkeypatch):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
-from tests.probes import Delay, Forever, ObservationDecides, OneStep, Probe, Together
+from gymnasium.spaces import Box, Dict, Discrete
+from tests.probes import Delay, Forever, ObservationDecides, Probe, Together
 
 from rl8x import keys
 from rl8x.algorithms import FastSACConfig, FlashSACConfig, SACConfig
@@ -543,32 +543,3 @@ def test_the_replay_keeps_what_the_environment_got():
 
 
 # -- what is refused
-
-
-def test_what_does_not_fit_is_refused():
-    class Many(OneStep):
-        single_action_space = MultiDiscrete([2, 3])
-
-    class Unbounded(OneStep):
-        single_action_space = Box(-np.inf, np.inf, (1,), dtype=np.float32)
-
-    with pytest.raises(ValueError, match=r"SAC needs a Box action space of floats, or a Discrete one; .* PPO\."):
-        build(Many)
-    with pytest.raises(ValueError, match=r"SAC needs actions with finite bounds; got Box.*RescaleAction.*or use PPO"):
-        build(Unbounded)
-    with pytest.raises(ValueError, match="SAC trains feedforward models; GRUModel is recurrent"):
-        build(model="gru", model_config={})
-    with pytest.raises(ValueError, match="`policy_delay` must be at least 1"):
-        SACConfig(policy_delay=0)
-    for given in ({"cql_coeff": 1.0}, {"cql_samples": 3}):
-        (name,) = given
-        with pytest.raises(ValueError, match=rf"`{name}` needs a data set: give `dataset`, or leave it out; got"):
-            build(**given)
-    with pytest.raises(ValueError, match="`num_atoms` must be 1 for discrete actions; got 51"):
-        build(CartPole, num_atoms=51)
-    with pytest.raises(ValueError, match="`v_min` must be less than `v_max`, both finite; got 1 and 1"):
-        SACConfig(v_min=1, v_max=1)
-    with pytest.raises(ValueError, match="`v_max` must be finite; got inf"):
-        SACConfig(v_min=-5, v_max=math.inf)
-    with pytest.raises(ValueError, match="`critic_hidden_sizes` must be a list of whole numbers"):
-        build(critic_hidden_sizes=[0])

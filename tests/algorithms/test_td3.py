@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from gymnasium.spaces import Box, MultiDiscrete
+from gymnasium.spaces import Box
 from tests.probes import Forever, ObservationDecides, OneStep, Probe, Together
 
 from rl8x import keys
@@ -15,7 +15,7 @@ from rl8x.algorithms.td3 import NOISE
 from rl8x.checkpoint.tree import clone
 from rl8x.cli.main import main
 from rl8x.config import RunSpec
-from rl8x.envs import CartPole, Pendulum
+from rl8x.envs import Pendulum
 from rl8x.replay.dataset import Dataset
 
 SMALL = {"num_envs": 8, "horizon": 2, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
@@ -485,54 +485,6 @@ def test_distances_of_actions_without_axes_are_those_of_one_dimension():
 
 
 # -- what is refused, and the preset
-
-
-class Unbounded(TwoJoints):
-    single_action_space = Box(-np.inf, np.inf, (2,), dtype=np.float32)
-
-
-class Fixed(TwoJoints):
-    single_action_space = Box(np.array([-1, 2], np.float32), np.array([1, 2], np.float32))
-
-
-class Counts(TwoJoints):
-    single_action_space = Box(0, 5, (2,), dtype=np.int64)
-
-
-class Switches(TwoJoints):
-    single_action_space = MultiDiscrete([2, 3])
-
-
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(
-        ValueError, match=r"TD3 needs a Box action space of floats; got Discrete\(2\)\. Use DQN or SAC\."
-    ):
-        build(CartPole)
-    with pytest.raises(ValueError, match=r"TD3 needs a Box action space of floats; got MultiDiscrete.*Use PPO\."):
-        build(Switches)
-    with pytest.raises(ValueError, match=r"TD3 needs a Box action space of floats; got Box"):
-        build(Counts)
-    with pytest.raises(ValueError, match=r"finite bounds; got Box.*RescaleAction.*or use PPO"):
-        build(Unbounded)
-    with pytest.raises(ValueError, match=r"TD3 needs .* low < high .* got \[-1.0, 2.0\] and \[1.0, 2.0\].* use PPO"):
-        build(Fixed)
-    for name in ("actor_bc_coeff", "critic_bc_coeff"):
-        with pytest.raises(ValueError, match=rf"`{name}` needs a data set: give `dataset`, or leave it out; got 0\.1"):
-            build(**{name: 0.1})
-    with pytest.raises(ValueError, match=r"`warmup_steps` is about an environment or a replay: .* data set; got 7"):
-        build_offline(warmup_steps=7)
-    with pytest.raises(ValueError, match=r"`return_bound` measures returns where they are collected; got 5\.0"):
-        FastTD3Config().build(dataset=dataset())
-    with pytest.raises(ValueError, match="TD3 trains feedforward models; GRUModel is recurrent"):
-        build(model="gru", model_config={})
-    with pytest.raises(ValueError, match=r"`exploration_noise_min` must be at most .*; got 0.2 and 0.1"):
-        build(exploration_noise=0.1, exploration_noise_min=0.2)
-    with pytest.raises(ValueError, match="`critic_hidden_sizes` must be a list of whole numbers"):
-        build(critic_hidden_sizes=[0])
-    with pytest.raises(ValueError, match="`v_min` must be less than `v_max`, both finite; got 5 and 5"):
-        TD3Config(v_min=5, v_max=5)
-    with pytest.raises(ValueError, match="`exploration_noise` must be greater than 0"):
-        TD3Config(exploration_noise=0.0)
 
 
 def test_the_preset_has_the_papers_values():

@@ -122,20 +122,12 @@ def _not_a_choice(name: str, value: Any, choices: Iterable[Any]) -> str:
 
 
 def check_names(names: Iterable[str], config_class: type) -> None:
-    """Raise if names are not hyperparameters of a config class, with suggestions.
-
-    Raises:
-        ValueError: At the first unknown name.
-    """
+    """Raise a `ValueError` at the first name that is not a hyperparameter of a config class, with suggestions."""
     check_names_in(names, [field.name for field in dataclasses.fields(config_class)], config_class.__name__)
 
 
 def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> None:
-    """Raise if names are not among the legal ones, with suggestions.
-
-    Raises:
-        ValueError: At the first unknown name.
-    """
+    """Raise a `ValueError` at the first name that is not among the legal ones, with suggestions."""
     legal = list(legal)
     for name in names:
         if name not in legal:
@@ -176,8 +168,7 @@ def replaced_by_schedules(config: Any) -> dict[str, str]:
 def resolve_device(device: str | torch.device) -> torch.device:
     """Return the named device: `"auto"` is CUDA if available; each of several ranks has its own.
 
-    Raises:
-        ValueError: If this machine has no such device.
+    Raises a `ValueError` if this machine has no such device.
     """
     if str(device) == "auto" or (str(device) == "cuda" and ranks().size > 1):
         return ranks().device

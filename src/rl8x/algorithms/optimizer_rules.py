@@ -26,11 +26,7 @@ class Rule(ABC):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: If one is out of its range.
-        """
+        """Check the options; raise a `ValueError` if one is out of its range."""
         _check_number("weight_decay", self.weight_decay)
 
     def options(self) -> dict[str, Any]:
@@ -173,11 +169,7 @@ OPTIMIZERS: dict[str, type[Rule]] = {"adam": Adam, "adamw": Adam, "radam": RAdam
 
 
 def make_rule(name: str, config: Mapping[str, Any]) -> Rule:
-    """Return the rule of a built-in optimizer.
-
-    Raises:
-        ValueError: If an option of `config` is unknown or out of its range.
-    """
+    """Return the rule of a built-in optimizer; raise a `ValueError` if an option is unknown or out of its range."""
     legal = [field.name for field in dataclasses.fields(OPTIMIZERS[name]) if field.name != "decoupled"]
     check_names_in(config, legal, f"`optimizer_config` of {name}")
     if name == "adamw":
@@ -217,14 +209,10 @@ class AdaptiveRate:
 
     @classmethod
     def make(cls, spec: Any, lr: float) -> AdaptiveRate | None:
-        """Return the rate that an `lr_schedule` stands for; None if it is of another kind.
+        """Return the rate that an `lr_schedule`, as a config has it, stands for; None if it is of another kind.
 
-        Args:
-            spec: The `lr_schedule`, as a config has it. A bound that it leaves out gives way to `lr`.
-            lr: The rate that it begins with.
-
-        Raises:
-            ValueError: If it has an unknown key, a value is not legal, or `lr` is not in its range.
+        A bound that it leaves out gives way to `lr`, the rate that it begins with. Raises a `ValueError` if a key is
+        unknown, a value is not legal, or `lr` is not in its range.
         """
         if not is_adaptive(spec):
             return None

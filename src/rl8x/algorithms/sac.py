@@ -282,7 +282,7 @@ class SAC(Learner[SACConfig], config=SACConfig):
             L_log = mean of alpha (H(pi(s)) - target entropy)
 
         Expectations are estimated by one sample; over discrete actions they are exact. L_pi has the importance
-        weights too. R, d and s' are those of `DQN.update`; a `return_bound` scales R. With `num_atoms` L_Q is the
+        weights too. R, d and s' are those of `DQN`; a `return_bound` scales R. With `num_atoms` L_Q is the
         cross-entropy to the distribution of y, where Q' is the target critic with the smallest mean. `cql_coeff` adds
         `_conservatism` to L_Q.
         """

@@ -180,7 +180,7 @@ class TD3(Learner[TD3Config], config=TD3Config):
 
             L_mu = - mean of Q_1(s, mu(s)) / mean of |Q_1(s, mu(s))| + actor_bc_coeff mean of |mu(s) - a|^2
 
-        R, d and s' are those of `DQN.update`; a `return_bound` scales R. With `num_atoms` L_Q is the cross-entropy to
+        R, d and s' are those of `DQN`; a `return_bound` scales R. With `num_atoms` L_Q is the cross-entropy to
         the distribution of y, where Q' is the critic with the smallest mean.
         """
         critics = Minimise("q", self._critic_loss, "monitors/q_grad_norm")
@@ -222,7 +222,7 @@ class TD3(Learner[TD3Config], config=TD3Config):
         return self.critics.result(found)
 
     def _td_targets(self, nets: Mapping[str, Net], batch: ReplayBatch) -> Tensor:
-        """Return y of `update`, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""
+        """Return y, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""
         means = nets["target_policy"](*observed(batch, keys.NEXT_OBS)).mean
         actions = self._distribution.env_actions(means + batch[NOISE])
         outputs = nets["target_q"](model_obs(self.policy, batch, keys.NEXT_OBS), actions)

@@ -299,22 +299,6 @@ def test_the_learned_state_has_no_experience():
 # -- what is refused
 
 
-def test_a_replay_that_does_not_fit_is_refused_before_anything_is_allocated():
-    with pytest.raises(ValueError, match=r"buffer_size=1,000,000,000,000 needs at least .* Lower `buffer_size`"):
-        build(buffer_size=10**12)
-
-
-def test_what_is_no_hyperparameter_is_refused():
-    with pytest.raises(ValueError, match="`tau` must be greater than 0 and at most 1"):
-        DQNConfig(tau=0.0)
-    with pytest.raises(ValueError, match="no option 'momentun'"):
-        DQNConfig(optimizer="sgd", optimizer_config={"momentun": 0.9})
-    with pytest.raises(ValueError, match="must begin at 0"):
-        DQNConfig(lr_schedule=[[5, 0.1]])
-    with pytest.raises(ValueError, match="`horizons_per_env_reset` must be positive"):
-        DQNConfig(horizons_per_env_reset=0)
-
-
 def test_the_estimate_of_a_step_grows_with_its_updates():
     few, many = build(updates_per_sample=0.25), build(updates_per_sample=2.0)
     assert 0 < few.seconds_per_step < many.seconds_per_step

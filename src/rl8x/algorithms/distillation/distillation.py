@@ -68,11 +68,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         super().__init__(config, env, seed, env_factory)
 
     def load_teacher(self, weights: Mapping[str, Tensor]) -> None:
-        """Load the teacher's weights, `acting_weights` of it, in place.
-
-        Raises:
-            ValueError: If they belong to another model.
-        """
+        """Load the teacher's `acting_weights`, in place; raise a `ValueError` if they belong to another model."""
         if weights.keys() != acting_weights(self.teacher).keys():
             raise ValueError("the teacher's weights in the checkpoint do not match the model of its description.")
         self.teacher.load_state_dict(dict(weights), strict=False)
@@ -298,11 +294,7 @@ def distill(
 
 
 def _hidden(space: Any, teacher_obs: list[str] | None) -> list[str]:
-    """Return the parts of an observation that the student does not observe.
-
-    Raises:
-        ValueError: If a part is unknown, or none is left.
-    """
+    """Return the parts of an observation that the student does not observe; raise a `ValueError` if one is unknown."""
     parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {}
     if teacher_obs is None:
         return [name for name in parts if name == PARAMETERS or name in critic_only(space)]
@@ -325,11 +317,7 @@ def _mean_of(function: Callable[[Tensor], Tensor], actions: Tree, others: Tree) 
 
 
 def loss_of(loss: str | None, student: Distribution, teacher: Distribution) -> str:
-    """Resolve the loss; raise if the two distributions do not support it.
-
-    Raises:
-        ValueError: If they do not.
-    """
+    """Resolve the loss; raise a `ValueError` if the two distributions do not support it."""
     same = _same_kind(student, teacher)
     names = f"{type(student).__name__} of the student and {type(teacher).__name__} of the teacher"
     if loss == "kl" and not same:

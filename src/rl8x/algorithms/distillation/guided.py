@@ -119,12 +119,7 @@ def labelled(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
 class View:
     """Selects what a teacher observes of an environment's observations: all, some parts, or the part `obs` alone.
 
-    Args:
-        env: Space of one copy's observation in the environment.
-        teacher: The space that the teacher was trained in.
-
-    Raises:
-        ValueError: If the environment's observations lack what the teacher needs.
+    Raises a `ValueError` if the environment's observations lack what the teacher needs.
     """
 
     def __init__(self, env: gymnasium.Space[Any], teacher: gymnasium.Space[Any]) -> None:

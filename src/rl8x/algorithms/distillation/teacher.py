@@ -57,8 +57,7 @@ def find_teacher(given: Any, device: torch.device | str) -> tuple[Policy, str | 
 def describe_teacher(policy: Policy, source: str | None) -> dict[str, Any]:
     """Describe a policy as plain data without its weights; one whose making nobody knows is in it as a copy.
 
-    Raises:
-        TypeError: If it cannot be copied.
+    Raises a `TypeError` if it cannot be copied.
     """
     description: dict[str, Any] = {
         "source": source,
@@ -97,11 +96,7 @@ def make_teacher(description: Mapping[str, Any]) -> Policy:
 
 
 def read_weights(description: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """Return the weights of a description's policy, from the run that it names.
-
-    Raises:
-        ValueError: If it names none, or that run's weights have changed.
-    """
+    """Return the weights of a described policy from the run that it names; raise a `ValueError` if they are others."""
     source = description["source"]
     if source is None:
         raise ValueError("the teacher's description has no weights: name its run in `teacher`, or resume.")

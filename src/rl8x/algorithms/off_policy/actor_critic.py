@@ -39,16 +39,7 @@ CRITIC_METRICS: Final = ("losses/q", "monitors/q", "monitors/td_error", "monitor
 
 
 def check_bounded(name: str, space: gymnasium.Space[Any], *, discrete: bool = False) -> None:
-    """Raise unless the action space is a `Box` of floats with finite bounds.
-
-    Args:
-        name: The algorithm.
-        space: Space of one copy's action.
-        discrete: Whether a `Discrete` space fits too.
-
-    Raises:
-        ValueError: If it is another; it says which algorithm fits. Or as `check_bounds` does.
-    """
+    """Raise a `ValueError` unless an action space is a `Box` of floats with finite bounds, or a fitting `Discrete`."""
     if isinstance(space, gymnasium.spaces.Discrete):
         if discrete:
             return
@@ -132,11 +123,9 @@ class Actor(Policy):
         return act._replace(actions=actions)
 
     def random_actions(self, obs: Tree, noise: Tensor) -> Tensor:
-        """Return uniformly random legal actions, `[num_envs, *action]`.
+        """Return uniformly random legal actions, `[num_envs, *action]`, by noise of samples, `[num_envs, num_noise]`.
 
-        Args:
-            obs: Observations, `[num_envs, *obs]` or a dict of such, with an action mask where there is one.
-            noise: What sampling needs, `[num_envs, num_noise]`; of normal numbers the distribution function is uniform.
+        The distribution function of normal numbers is uniform.
         """
         space = self.action_space
         if isinstance(space, gymnasium.spaces.Box):
@@ -150,13 +139,7 @@ class Actor(Policy):
         return inverse_cdf(logits.log_softmax(-1), noise.squeeze(-1)) + int(space.start)
 
     def forward(self, obs: Tree, state: State, starts: Tensor) -> Any:  # type: ignore[override]
-        """Return the parameters of the action distributions of sequences of one step, `[batch, ...]`.
-
-        Args:
-            obs: Observations, `[1, batch, *obs]` or a dict of such.
-            state: Empty: the model is feedforward.
-            starts: `[1, batch]`, bool.
-        """
+        """Return the parameters of the action distributions of sequences of one step, `[batch, ...]`."""
         features, _, mask = self.predict(obs, state, starts)
         return self.distribution.from_features(features[0], None if mask is None else mask[0])
 
@@ -220,15 +203,9 @@ class Critics(nn.Module):
         self.head = LinearStack(num_critics, [width, *hidden_sizes][-1], num_heads, 1.0)
 
     def forward(self, obs: Any, actions: Tensor | None = None) -> Tensor:
-        """Return the values of all critics.
+        """Return the critics' values, `[num_critics, batch_size]`, with further axes `num_actions` and `num_atoms`.
 
-        Args:
-            obs: Observations as the policy's model sees them (`Policy.model_inputs`), `[batch_size, *obs]` or a dict.
-            actions: Those of the environment, `[batch_size, *action]`; None for a `Discrete` space.
-
-        Returns:
-            `[num_critics, batch_size]`, with further axes `num_actions` where actions are discrete and
-            `num_atoms` where there are several.
+        Observations are as the policy's model sees them; there are no `actions` if the space is `Discrete`.
         """
         x = self.flat(obs)
         if self.flat_actions is not None:
@@ -272,18 +249,12 @@ class Critics(nn.Module):
     def loss(
         self, obs: Any, batch: ReplayBatch, td_targets: Tensor, penalty: Callable[..., Tensor] | None = None
     ) -> Loss:
-        """Return the loss that moves the critics towards their targets.
+        """Return the loss that moves the critics towards their targets, as `targets` returns them.
 
             L = sum_i mean of w (Q_i(s, a) - y)^2 / 2,    w = 1, or the importance weight with `prioritized`
 
-        With atoms it is the cross-entropy towards the distribution of y.
-
-        Args:
-            obs: The batch's observations, as `forward` has them.
-            batch: Its rows.
-            td_targets: As `targets` returns them.
-            penalty: Given critics and their values Q_i(s, a), `[num_critics, batch_size]`, returns what is added to
-                the loss, 0-d.
+        With atoms it is the cross-entropy towards the distribution of y. A `penalty` is added, 0-d, given critics and
+        their values Q_i(s, a), `[num_critics, batch_size]`.
         """
 
         def loss(q: Callable[..., Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -306,14 +277,7 @@ class Critics(nn.Module):
 
 
 def make_critics(config: Any, policy: Policy, execution: Execution, **options: Any) -> Critics:
-    """Return the critics of a config, which read what a policy's model reads.
-
-    Args:
-        config: The hyperparameters, with `critic_hidden_sizes` and `critic_layer_norm`.
-        policy: The policy.
-        execution: Computes in that precision.
-        options: More keyword arguments of `Critics`.
-    """
+    """Return the critics of an actor-critic's config, which read what a policy's model reads."""
     critics = Critics(
         policy.inputs_space,
         policy.action_space,
@@ -327,12 +291,7 @@ def make_critics(config: Any, policy: Policy, execution: Execution, **options: A
 
 
 def bootstrapped(next_values: Tensor, batch: ReplayBatch) -> Tensor:
-    """Return y = R + d V(s'), given values of next states; R is scaled if there is a `return_bound`.
-
-    Args:
-        next_values: V(s'), `[batch_size]`, or `[batch_size, num_atoms]` of atoms.
-        batch: Has R and d.
-    """
+    """Return y = R + d V(s'), given V(s'), `[batch_size]` or of atoms `[batch_size, num_atoms]`; R may be scaled."""
     returns, discounts = batch[keys.RETURNS], batch[keys.DISCOUNTS]
     if SCALE in batch:
         returns = returns * batch[SCALE]
@@ -344,14 +303,7 @@ def bootstrapped(next_values: Tensor, batch: ReplayBatch) -> Tensor:
 def action_values(
     critics: Callable[..., Tensor], obs: Any, actions: Tensor, action_space: gymnasium.Space[Any]
 ) -> Tensor:
-    """Return Q_i(s, a) of recorded actions, `[num_critics, batch_size]`, or with atoms `[..., num_atoms]`.
-
-    Args:
-        critics: A `Critics`, or a call of one under other weights.
-        obs: Observations, `[batch_size, *obs]` or a dict of such.
-        actions: Those of the environment, `[batch_size, *action]`.
-        action_space: Space of one copy's action.
-    """
+    """Return Q_i(s, a) of recorded actions, `[num_critics, batch_size]`, or with atoms `[..., num_atoms]`."""
     if not isinstance(action_space, gymnasium.spaces.Discrete):
         return critics(obs, actions)
     values = critics(obs)  # [num_critics, batch_size, num_actions]

@@ -73,25 +73,14 @@ _MULTIPLIED: Final = 8
 
 
 def observed(batch: ReplayBatch, key: str) -> tuple[Any, dict[str, Tensor], Tensor]:
-    """Return a batch's observations as a policy's `forward` takes them: sequences of one step, `[1, batch_size, ...]`.
-
-    Args:
-        batch: Has observations under `key` or its parts, `[batch_size, ...]`.
-        key: `keys.OBS` or `keys.NEXT_OBS`.
-    """
+    """Return a batch's observations as a policy's `forward` has them: sequences of one step, `[1, batch_size, ...]`."""
     obs = tree_map(lambda part: part.unsqueeze(0), unflatten_tree(key, batch))
     returns = batch[keys.RETURNS]
     return obs, {}, torch.zeros((1, len(returns)), dtype=torch.bool, device=returns.device)
 
 
 def model_obs(policy: Policy, batch: ReplayBatch, key: str) -> Any:
-    """Return a batch's observations as a policy's model and its critics read them, `[batch_size, *obs]` or a dict.
-
-    Args:
-        policy: The policy.
-        batch: Has observations under `key` or its parts, `[batch_size, ...]`.
-        key: `keys.OBS` or `keys.NEXT_OBS`.
-    """
+    """Return a batch's observations as a policy's model and its critics read them, `[batch_size, *obs]` or a dict."""
     return policy.model_inputs(unflatten_tree(key, batch))[0]
 
 
@@ -204,12 +193,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         return [self.make_updater(self.phases(), self.update_metrics)]
 
     def make_updater(self, phases: Sequence[Phase], names: Sequence[str]) -> OffPolicyUpdater:
-        """Make the updater of some phases.
-
-        Args:
-            phases: The first ones of `phases()`, or all.
-            names: The metrics that an update gives: the first ones of `update_metrics`, or all.
-        """
+        """Make the updater of the first phases, or of all, which gives the first of `update_metrics`, or all."""
         return OffPolicyUpdater(Update(phases, self.finish), self.nets, names, self.execution)
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
@@ -243,24 +227,14 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     # -- building
 
     def policy_of(self, kind: type[PolicyT], **options: Any) -> PolicyT:
-        """Return a policy of the config's model.
-
-        Args:
-            kind: Its class.
-            options: More keyword arguments of that.
-        """
+        """Return a policy of a class and of the config's model, with more keyword arguments."""
         config = self.config
         given: dict[str, Any] = {"model": config.model, "model_config": config.model_config}
         given |= {"normalize_observations": config.normalize_observations}
         return kind(self.observation_space, self.action_space, **given | options)
 
     def add_net(self, name: str, module: torch.nn.Module) -> None:
-        """Add a network that is trained with the config's optimizer.
-
-        Args:
-            name: Its name in `nets`.
-            module: The network, on any device.
-        """
+        """Add a network, on any device, to `nets`, which is trained with the config's optimizer."""
         config = self.config
         rule = make_rule(config.optimizer, config.optimizer_config)
         module = module.to(self.device)

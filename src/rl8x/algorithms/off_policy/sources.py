@@ -280,14 +280,7 @@ class ReplaySource(Source):
 
 
 class DatasetSource(Source):
-    """A data set, without an environment.
-
-    Args:
-        config: The hyperparameters.
-        dataset: The data set, as it was read.
-        device: Where its rows are to be.
-        next_actions: Whether updates also read `next_actions`, which not all rows have; see `Dataset.prepare`.
-    """
+    """A data set, without an environment; updates may also read `next_actions`, which not all rows have."""
 
     rows: Dataset
 
@@ -336,11 +329,7 @@ class DatasetSource(Source):
 
 
 def read_dataset(name: str, config: LearnerConfig) -> Dataset:
-    """Return the data set of a config, after checking that an algorithm of this name can learn from it.
-
-    Raises:
-        ValueError: If there is none, its spaces are not known, or ranks cannot share `batch_size`.
-    """
+    """Return the data set of a config; raise a `ValueError` if the named algorithm cannot learn from it."""
     if config.dataset is None:
         raise ValueError(
             f"{name} learns from recorded transitions: give `dataset`, such as the folder that `rl8x collect RUN` "
@@ -400,13 +389,7 @@ class ReturnScale(nn.Module):
 
     @torch.no_grad()
     def observe(self, rewards: Tensor, cuts: Tensor, valid: Tensor | None = None) -> None:
-        """Update the scale with a horizon, and those of the other ranks.
-
-        Args:
-            rewards: Reward after each action, `[horizon, num_envs]`, finite.
-            cuts: Where an episode ended, `[horizon, num_envs]`, bool.
-            valid: False at masked autoreset steps, `[horizon, num_envs]`, bool; None: all are experience.
-        """
+        """Update the scale by a horizon of all ranks, `[horizon, num_envs]`; masked steps are not `valid`."""
         returns, carry = running_returns(rewards, cuts, self.carry, self.gamma)
         if valid is not None:
             returns = torch.where(valid, returns, 0.0)

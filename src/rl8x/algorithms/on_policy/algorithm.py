@@ -162,11 +162,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
     """Tensors that `targets` changes in place, beside those of the policy."""
 
     def coefficient(self, now: int) -> float:
-        """Return the objective's coefficient at the clock.
-
-        Args:
-            now: The clock's counter.
-        """
+        """Return the objective's coefficient at the clock."""
         return 0.0
 
     def coefficients(self) -> dict[str, Number]:

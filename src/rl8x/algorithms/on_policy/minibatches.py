@@ -128,14 +128,10 @@ class SequencePack:
         return torch.empty((self.num_sequences, self.seq_len, low), dtype=torch.float32, device=device)
 
     def take(self, rows: Rows) -> list[Tensor]:
-        """Gather sequences by index in packed form, as arguments of a compiled program.
+        """Gather sequences by number, `[batch]`, int64, or a slice of them, which copies nothing that is packed.
 
-        Args:
-            rows: Numbers of sequences, `[batch]`, int64, or a slice of them, which copies nothing that is packed.
-
-        Returns:
-            The packed numbers, `[batch, seq_len, columns]`, then the states, each `[batch, *]`, then what is wide, each
-            `[batch, seq_len, ...]`.
+        Returns the packed numbers, `[batch, seq_len, columns]`, the states, each `[batch, *]`, and what is wide, each
+        `[batch, seq_len, ...]`: arguments of a compiled program.
         """
         sources = self.sources
         taken = [tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows) for tensor in sources]
@@ -147,12 +143,7 @@ class SequencePack:
         return taken
 
     def unpack(self, taken: list[Tensor]) -> tuple[SequenceBatch, SequenceBatch]:
-        """Return the tensors of `take` by name.
-
-        Returns:
-            The tensors, and trees of those that belong together, each `[seq_len, batch, ...]` in its own dtype, and the
-            states, each `[batch, *]`.
-        """
+        """Return trees of what `take` gave, by name, `[seq_len, batch, ...]` each, and states, each `[batch, *]`."""
         packed = taken[0].transpose(0, 1)
         flat = {}
         for name, (low, high, shape, dtype) in self._columns.items():
@@ -180,17 +171,8 @@ def epoch(
 ) -> list[list[Rows]]:
     """Divide all rows into minibatches, in a new random order if shuffled, and minibatches into chunks.
 
-    A single minibatch of everything is never shuffled: the order of its rows does not matter.
-
-    Args:
-        num_rows: Sequences in all.
-        minibatch_rows: Sequences of a minibatch.
-        chunk_rows: Sequences, at most, of a chunk, whose temporaries stay in the cache.
-        generator: Draws the order, on its device.
-        shuffle: Whether the order is drawn.
-
-    Returns:
-        The chunks of each minibatch: numbers of sequences, `[rows]`, int64, or slices of them.
+    A single minibatch of everything is never shuffled: the order of its rows does not matter. Temporaries of a chunk
+    stay in the cache. Returns the chunks of each minibatch: numbers of sequences, `[rows]`, int64, or slices of them.
     """
     if minibatch_rows == num_rows or not shuffle:
         starts = range(0, num_rows, minibatch_rows)
@@ -200,11 +182,7 @@ def epoch(
 
 
 def shuffled(num_rows: int, minibatch_rows: int, epochs: int, generator: torch.Generator) -> Tensor:
-    """Divide all rows into minibatches, in a new random order for each of some epochs.
-
-    Returns:
-        Numbers of sequences, `[epochs * minibatches, minibatch_rows]`, int64.
-    """
+    """Divide all rows into minibatches, `[epochs * minibatches, minibatch_rows]`, in a random order for each epoch."""
     orders = [torch.randperm(num_rows, generator=generator, device=generator.device) for _ in range(epochs)]
     return torch.cat(orders).view(-1, minibatch_rows)
 

@@ -124,11 +124,7 @@ class OnPolicyUpdater:
 
     @contextlib.contextmanager
     def begin(self, coefficient: float = 0.0) -> Iterator[None]:
-        """Make the updates of a step within the context.
-
-        Args:
-            coefficient: The objective's coefficient in these updates.
-        """
+        """Make the updates of a step within the context, with this coefficient of the objective."""
         self._first(coefficient)
         self._results: list[tuple[Tensor, Tensor]] = []
         self._made.fill_(0.0 if self.adapts else -math.inf)  # no update has been made, or none ever will
@@ -147,17 +143,16 @@ class OnPolicyUpdater:
             if not self._ended:
                 yield number
 
-    def minibatches(self) -> Iterator[Minibatches]:
-        """Yield the minibatches of an epoch, up to the limit: one by one, or all that one program learns from."""
+    def minibatches(self) -> Sequence[Minibatches]:
+        """Return the minibatches of an epoch: each, or all that one program learns from as one."""
         if self._looped:
-            yield self._orders(self.generator, self.epochs_at_once)
-            return
-        for chunks in self._batches(self.workers, self.generator):
-            if not self._ended:
-                yield chunks
+            return [self._orders(self.generator, self.epochs_at_once)]
+        return self._batches(self.workers, self.generator)
 
     def step(self, minibatches: Minibatches) -> None:
-        """Make an optimizer step for each minibatch: loss, gradient, clipping, the optimizer's rule."""
+        """Make an optimizer step for each minibatch, up to the limit: loss, gradient, clipping, and the rule."""
+        if self._ended:
+            return
         mode = training_mode(self.policy) if self.policy.has_modes else contextlib.nullcontext()
         with mode:  # a small policy without modes would take 2% longer
             if isinstance(minibatches, Tensor):
@@ -294,8 +289,7 @@ class OnPolicyUpdater:
     def _step(self, chunks: list[Rows]) -> tuple[Tensor, Tensor]:
         """Make one optimizer step, if the KL divergence allows it.
 
-        Returns:
-            The loss metrics' means and the gradient norm, `[num_metrics + 1]`, and whether it was taken, 0-d, bool.
+        Returns the loss metrics' means and the gradient norm, `[num_metrics + 1]`, and whether it was taken, 0-d, bool.
         """
         scale = self._scale(chunks)
         if len(chunks) == 1 and self._alone:
@@ -310,11 +304,7 @@ class OnPolicyUpdater:
         return row, applied
 
     def _set_gradient(self, chunks: list[Rows], scale: Tensor) -> Tensor:
-        """Accumulate the gradients of chunks over workers, in an order that does not depend on timing.
-
-        Returns:
-            The means of the loss metrics, `[num_metrics]`.
-        """
+        """Add up gradients of chunks, in an order that does not depend on timing; return the means of the metrics."""
         count = min(self.workers.count, len(chunks))
         while len(self._gradients) < count:
             self._gradients.append(torch.zeros_like(self.optimizer.gradient))
@@ -417,16 +407,10 @@ class OnPolicyUpdater:
         return self.objective.losses(policy, batch, state, coefficient, self.config)
 
     def _heed(self, means: Tensor, active: Tensor, lr: Tensor, *made: Tensor) -> Tensor:
-        """Act on the divergence that was measured before an update: adapt the rate in place, end at the limit.
+        """Act on the divergence measured before an update: adapt the rate in place; return whether it is applied.
 
-        Args:
-            means: Of the metrics, `[num_metrics]`.
-            active: Whether the updates had not ended before this one, 0-d, bool.
-            lr: The learning rate, 0-d.
-            made: If it adapts, the updates since the rollout, 0-d. Before the first, what is measured is rounding.
-
-        Returns:
-            Whether this update is applied, 0-d, bool.
+        `made` is the number of updates since the rollout, if the rate adapts: before the first, what is measured is
+        rounding.
         """
         objective = self.objective
         if objective.rate is not None:
