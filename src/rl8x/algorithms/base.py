@@ -391,7 +391,11 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         """Request the programs of a step before it is made, as a run does that goes on where they are needed."""
 
     def make_generator(self, part: str) -> torch.Generator:
-        """Return a generator for a part of the run, on the device, seeded from the run's seed."""
+        """Return a generator for a part of the run, on the device, seeded from the run's seed.
+
+        Args:
+            part: The part's name; see `seeds.part_seed`.
+        """
         return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
 
     def set_lr(self, lr: float | None) -> None:

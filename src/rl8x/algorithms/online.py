@@ -97,7 +97,11 @@ class OnlineConfig(AlgorithmConfig):
         return dataclasses.replace(self, num_envs=Default(copies))
 
     def resets(self, env: Env) -> ResetSchedule:
-        """Return when an environment is reset."""
+        """Return when an environment is reset.
+
+        Args:
+            env: The environment.
+        """
         return ResetSchedule(self.horizons_per_env_reset or (-1 if env.episodic else 1))
 
     def make_horizons(
@@ -118,7 +122,7 @@ class OnlineConfig(AlgorithmConfig):
             slot: Returns the tensors of a step that a rollout keeps.
             bootstrap: Computes values of the observations at which time limits truncate episodes.
             state_every: Steps between two states of the policy that a rollout keeps; None: it keeps the first.
-            summarise: As `Horizons` has it.
+            summarise: Returns the statistics of a rollout's tensors, `[horizon + 1, num_envs, ...]`, given the horizon.
 
         Raises:
             ValueError: If the environment cannot do what `random_start` needs.

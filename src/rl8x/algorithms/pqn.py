@@ -175,7 +175,11 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
 
     @staticmethod
     def losses(
-        policy: Callable[..., Tensor], batch: SequenceBatch, state: SequenceBatch, _: Tensor, config: PQNConfig
+        policy: Callable[..., Tensor],
+        batch: SequenceBatch,
+        state: SequenceBatch,
+        coefficient: Tensor,
+        config: PQNConfig,
     ) -> Tensor:
         """Sum the loss and its monitors over a minibatch.
 
@@ -185,6 +189,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
             policy: A `QPolicy` called as a module, under the weights of the update.
             batch: Observations, starts, actions, counted from 0, and returns, each `[seq_len, batch, ...]`.
             state: The policy's initial states, each `[batch, *]`.
+            coefficient: 0-d; not used.
             config: The hyperparameters; not used.
 
         Returns:

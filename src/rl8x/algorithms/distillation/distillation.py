@@ -68,7 +68,14 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         super().__init__(config, env, seed, env_factory)
 
     def load_teacher(self, weights: Mapping[str, Tensor]) -> None:
-        """Load the teacher's `acting_weights`, in place; raise a `ValueError` if they belong to another model."""
+        """Load the teacher's weights, in place.
+
+        Args:
+            weights: Its `acting_weights`, `[*]` each.
+
+        Raises:
+            ValueError: If they belong to another model.
+        """
         if weights.keys() != acting_weights(self.teacher).keys():
             raise ValueError("the teacher's weights in the checkpoint do not match the model of its description.")
         self.teacher.load_state_dict(dict(weights), strict=False)
@@ -151,7 +158,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         policy: Callable[..., Any],
         batch: SequenceBatch,
         state: SequenceBatch,
-        _: Tensor,
+        coefficient: Tensor,
         config: DistillationConfig,
         *,
         distribution: Distribution,
@@ -167,6 +174,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
             policy: A `Student` called as a module, under the weights of the update.
             batch: Observations, starts and labels, each `[seq_len, batch, ...]`.
             state: The student's initial states, each `[batch, *]`.
+            coefficient: 0-d; not used.
             config: The hyperparameters; not used.
             distribution: The student's action distribution.
             loss: The loss's name.

@@ -193,7 +193,12 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         return [self.make_updater(self.phases(), self.update_metrics)]
 
     def make_updater(self, phases: Sequence[Phase], names: Sequence[str]) -> OffPolicyUpdater:
-        """Make the updater of the first phases, or of all, which gives the first of `update_metrics`, or all."""
+        """Make the updater of some phases.
+
+        Args:
+            phases: The first ones of `phases()`, or all.
+            names: The metrics that an update gives: the first ones of `update_metrics`, or all.
+        """
         return OffPolicyUpdater(Update(phases, self.finish), self.nets, names, self.execution)
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
@@ -227,14 +232,24 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     # -- building
 
     def policy_of(self, kind: type[PolicyT], **options: Any) -> PolicyT:
-        """Return a policy of a class and of the config's model, with more keyword arguments."""
+        """Return a policy of the config's model.
+
+        Args:
+            kind: Its class.
+            options: More keyword arguments of that.
+        """
         config = self.config
         given: dict[str, Any] = {"model": config.model, "model_config": config.model_config}
         given |= {"normalize_observations": config.normalize_observations}
         return kind(self.observation_space, self.action_space, **given | options)
 
     def add_net(self, name: str, module: torch.nn.Module) -> None:
-        """Add a network, on any device, to `nets`, which is trained with the config's optimizer."""
+        """Add a network that is trained with the config's optimizer.
+
+        Args:
+            name: Its name in `nets`.
+            module: The network, on any device.
+        """
         config = self.config
         rule = make_rule(config.optimizer, config.optimizer_config)
         module = module.to(self.device)

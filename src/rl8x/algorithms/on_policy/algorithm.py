@@ -162,7 +162,11 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
     """Tensors that `targets` changes in place, beside those of the policy."""
 
     def coefficient(self, now: int) -> float:
-        """Return the objective's coefficient at the clock."""
+        """Return the objective's coefficient at the clock.
+
+        Args:
+            now: The clock's counter.
+        """
         return 0.0
 
     def coefficients(self) -> dict[str, Number]:
