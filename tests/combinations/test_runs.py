@@ -109,8 +109,8 @@ def watch_parameters(case: Case, trainer: Trainer) -> None:
         return
 
     def collect_and_look(**options):
-        env, begins = algorithm.env, algorithm.collector.cursor is None
-        follows = not (begins or algorithm.reset_is_due() or algorithm.evaluated)
+        env, begins = algorithm.env, algorithm.horizons.collector.cursor is None
+        follows = not (begins or algorithm.horizons.reset_is_due() or algorithm.evaluated)
         warms_up = trainer.state[keys.ENV_STEPS] < case.config.get("warmup_steps", 0)
         before = logged_transitions(env) if case.kind == "gymnasium" else 0
         stats = collect(**options)
@@ -266,7 +266,7 @@ def check_replay(case: Case, trainer: Trainer, horizons: Sequence[Horizon] | Non
     check_rows_of_replay(replay, horizons, *config.returns)
     due = config.update_ratio * sum(horizon.samples for horizon in horizons)
     assert trainer.state[keys.UPDATES] == (int(due) if replay.size else 0)
-    assert trainer.state[keys.UPDATES] + algorithm.updates_owed == due
+    assert trainer.state[keys.UPDATES] + algorithm.source.updates_owed == due
     if config.prioritized and replay.size:
         index = torch.arange(replay.size, device=replay.device)[None]
         weights, powers = replay.weights(index, 1.0), replay.state_dict()["powers"].view(-1)
@@ -338,7 +338,7 @@ def check_resumed(case: Case, straight: Trainer, folder: Path, database: Path | 
     if case.algorithm in WITH_A_REPLAY:
         one, other = second.algorithm, straight.algorithm
         assert bool((one.replay.as_tensordict() == other.replay.as_tensordict()).all())
-        assert (one.replay.total, one.updates_owed) == (other.replay.total, other.updates_owed)
+        assert (one.replay.total, one.source.updates_owed) == (other.replay.total, other.source.updates_owed)
     if database is None:
         assert same(sorted(rows(tracker).items()), sorted(rows(straight.tracker).items()))
     else:

@@ -243,7 +243,7 @@ def test_programs_are_recorded_once_and_give_the_same_bits(name, monkeypatch):
     last = [run(trainer, CONFIGS[name], max_steps=4, steps_per_eval=every) for trainer in (eager, recorded)]
     shown = [n for n in last[0] if n.startswith(("env_config/", "episodes/"))]
     assert {n: last[0][n] for n in shown} == {n: last[1][n] for n in shown}
-    stepper = recorded.algorithm.collector.stepper
+    stepper = recorded.algorithm.horizons.collector.stepper
     assert stepper.compiles_env
     assert len(stepper._horizons) == 1
     if name == "adaptive":  # what was written under another configuration does not hold up the next

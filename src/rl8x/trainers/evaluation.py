@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.horizons import ResetSchedule
 from rl8x.algorithms.memory_check import check_evaluation
-from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import ranks
 from rl8x.envs import Env, GymnasiumEnv, env_maker, validate
@@ -60,11 +60,11 @@ class Evaluations:
     ) -> None:
         self._algorithm, self._evaluator = algorithm, evaluator
         # The algorithm, where they play in its own environment.
-        self._in_training = algorithm if evaluator is None and isinstance(algorithm, OnlineAlgorithm) else None
+        self._in_training = algorithm if evaluator is None and algorithm.env is not None else None
         self._env = algorithm.env if evaluator is None else evaluator.env
         # What an environment of their own came with is in force where there is no training to take it from.
         self._came_with: Given = {} if self._env is None else self._env.parameter_state.following.given
-        self._warns = warns and self._in_training is not None and self._in_training.env.episodic
+        self._warns = warns and self._in_training is not None and self._env is not None and self._env.episodic
         self._renamed, self.measured = _metric_names(self._env, whole_episodes=evaluator is not None)
         # Each rank plays some of the copies.
         counts = ranks().share("copies to evaluate in", 0 if self._env is None else self._env.num_envs)
@@ -84,7 +84,8 @@ class Evaluations:
         _check_turn(trained, env_config)
         if self._warns:
             self._warns = False
-            name = type(trained.env.unwrapped).__name__
+            assert self._env is not None
+            name = type(self._env.unwrapped).__name__
             warnings.warn(
                 f"{name} can neither be copied nor made again: evaluations play in the training "
                 "environment, and measure sums over horizons (eval/horizon_returns/*), not whole episodes. Give the "
@@ -118,7 +119,7 @@ class Evaluations:
             if self._evaluator is None and steps_per_eval is not None:
                 raise ValueError(f"`steps_per_eval` is {steps_per_eval}, but {NOWHERE}.")
             return
-        resets = trained.resets
+        resets = _resets_of(trained)
         if resets.once and env_config is not None:
             raise ValueError(f"`eval_env_config` {_NEVER}")
         if resets.once or steps_per_eval is None:
@@ -157,8 +158,8 @@ class Evaluations:
             given = trained.parameter_state.resolve(values).given
         if function is not None and trained is not None:
             trained.parameter_state.resolve(given or {}, steered=True)
-        elif isinstance(self._algorithm, OnlineAlgorithm):
-            self._algorithm.check_applies(given)
+        elif self._algorithm.horizons is not None:
+            self._algorithm.horizons.check_applies(given)
         training = given if trained is None or given is not None else trained.parameter_state.following.given
         evaluated = None if eval_config is None else self._checked(eval_config, called, training)
         if eval_config is None and training is not None and self._evaluator is not None:
@@ -213,19 +214,25 @@ class Evaluations:
         return given
 
 
-def _steps_until_turn(trained: OnlineAlgorithm[Any]) -> int:
-    return trained.resets.until_due(trained.counters[keys.COLLECTS])
+def _resets_of(trained: GenericAlgorithmBase[Any]) -> ResetSchedule:
+    assert trained.horizons is not None
+    return trained.horizons.resets
 
 
-def _check_turn(trained: OnlineAlgorithm[Any], env_config: Mapping[str, Any] | None) -> None:
+def _steps_until_turn(trained: GenericAlgorithmBase[Any]) -> int:
+    return _resets_of(trained).until_due(trained.counters[keys.COLLECTS])
+
+
+def _check_turn(trained: GenericAlgorithmBase[Any], env_config: Mapping[str, Any] | None) -> None:
     """Refuse an evaluation in the training environment out of turn, or under what could not be applied."""
+    resets = _resets_of(trained)
     if steps := _steps_until_turn(trained):
         raise RuntimeError(
             "`eval()` in the training environment needs `algorithm/collects` to be a multiple of "
-            f"`horizons_per_env_reset` = {trained.resets.every}; it is {trained.counters[keys.COLLECTS]}. Call "
+            f"`horizons_per_env_reset` = {resets.every}; it is {trained.counters[keys.COLLECTS]}. Call "
             f"`step()` {steps} more time(s), or give the trainer an `eval_env`."
         )
-    if trained.resets.once and env_config is not None:
+    if resets.once and env_config is not None:
         raise ValueError(f"An `env_config` for this evaluation {_NEVER}")
 
 

@@ -18,7 +18,6 @@ import torch
 from rl8x import keys
 from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.checkpoint import CheckpointManager, CheckpointsLike
 from rl8x.checkpoint.build import resolve
 from rl8x.checkpoint.find import CHECKPOINTS_TAG
@@ -269,8 +268,8 @@ class Record:
         eval_config = None if self.run is None else self.run.options["eval_env_config"]
         algorithm = self.algorithm
         together = {"ranks": ranks().size} if ranks().size > 1 else {}
-        if together and isinstance(algorithm, OnlineAlgorithm):
-            together["num_envs.total"] = algorithm.config.num_envs * ranks().size
+        if together and env is not None:
+            together["num_envs.total"] = env.num_envs * ranks().size
         configs = _config_params(env, self._eval_env, config, eval_config, self._steered_by, self._shown)
         if "num_eval_envs" in configs:
             configs["num_eval_envs"] = self._num_eval_envs
@@ -405,10 +404,11 @@ class Record:
 
 def _training_config(algorithm: GenericAlgorithmBase[Any], given: Given | None) -> Given | None:
     """Return the `env_config` of the next step, given that of a run; None without an environment."""
-    if not isinstance(algorithm, OnlineAlgorithm):
+    horizons = algorithm.horizons
+    if horizons is None:
         return None
-    state = algorithm.env.parameter_state
-    if not algorithm.reset_is_due():
+    state = horizons.env.parameter_state
+    if not horizons.reset_is_due():
         return state.in_force.given
     return state.following.given if given is None else given
 

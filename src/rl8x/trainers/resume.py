@@ -18,7 +18,8 @@ import psutil
 import torch
 
 from rl8x import keys
-from rl8x.algorithms.base import GenericAlgorithmBase, qualified_name
+from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.hyperparameters import qualified_name
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, CheckpointsLike, find, listed
 from rl8x.checkpoint.build import build_algorithm, changes
 from rl8x.checkpoint.find import find_of_job

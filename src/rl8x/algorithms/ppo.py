@@ -10,29 +10,39 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory
-from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm
+from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
-from rl8x.algorithms.on_policy.update import Renew
-from rl8x.algorithms.ppo.config import PPOConfig
-from rl8x.algorithms.ppo.losses import KL_DIV, PPO_LOSS_METRICS, TOTAL, ppo_minibatch_losses
+from rl8x.algorithms.ppo_config import PPOConfig
 from rl8x.envs import Env
-from rl8x.execution.threads import Workers
 from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, running_returns
 from rl8x.functional.statistics import pooled_moments
 from rl8x.models import State
 from rl8x.models.registry import TrainingEffects, default_model
-from rl8x.policy import Policy
+from rl8x.policy import Evaluation, Policy
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Slot, actor_critic, with_final_obs
 from rl8x.trees import tree_map
+
+PPO_LOSS_METRICS: Final = (
+    "losses/policy",
+    "losses/vf",
+    "losses/entropy",
+    "losses/total",
+    "monitors/kl_div",
+    "monitors/clip_frac",
+    "monitors/vf_clip_frac",
+)
+TOTAL: Final = "losses/total"
+KL_DIV: Final = "monitors/kl_div"
 
 # Metrics of an update, measured before its step, except the gradient's norm.
 _MONITORS: Final = "monitors/"
@@ -47,6 +57,9 @@ _SILENCED_STEPS: Final = 10
 
 class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     """Proximal policy optimisation on one environment. Made by `PPOConfig(...).build(env)`.
+
+        collect()    a rollout: a horizon of all copies, played by the present policy
+        step()       advantages; for each epoch, for each minibatch: losses, a step of the optimizer
 
     Source: Schulman et al. 2017, arXiv:1707.06347.
     """
@@ -92,101 +105,26 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
             normalize_values=config.normalize_values,
         )
 
-    def set_lr(self, lr: float | None) -> None:
-        """Set the learning rate; see `GenericAlgorithmBase.set_lr`. None has an adaptive one begin anew."""
-        super().set_lr(lr)
-        self.updater.adapts = lr is None and self.updater.objective.rate is not None
-        if self.updater.adapts:
-            self.optimizer.lr.fill_(self.config.lr)
-
-    @property
-    def _has_schedule(self) -> bool:
-        return super()._has_schedule and self.config.adaptive_rate is None
-
-    def check_model(self, seq_len: int = 1) -> TrainingEffects:
-        """Run the model once, and warn if it behaves differently in training mode; see `GenericAlgorithmBase`."""
-        effects = super().check_model(seq_len)
-        if any(effects):
-            warnings.warn(
-                f"{type(self.policy.model).__name__} gives other outputs in training mode (dropout, batch "
-                "normalisation) than in evaluation mode, in which it collects: PPO's ratios and KL divergence take the "
-                "difference for learning. Layers without modes, such as nn.LayerNorm, suit it better.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return effects
-
-    @property
-    def slot(self) -> Slot:
-        """The function that returns the tensors of a rollout's slot, including log-probabilities and values."""
-        return with_final_obs if self.config.recompute_advantages else actor_critic
-
-    @property
-    def objective(self) -> Objective:
-        """PPO's losses, whose updates and learning rate may go by the KL divergence."""
-        limit, rate = self.config.target_kl_div, self.config.adaptive_rate
-        limit = None if limit is None else 1.5 * limit
-        return Objective(ppo_minibatch_losses, PPO_LOSS_METRICS, TOTAL, KL_DIV, limit, rate)
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The effective hyperparameters by name."""
-        rate = self.config.adaptive_rate
-        lr = {"lr_schedule": rate.to_dict()} if rate is not None and self.updater.adapts else {}
-        return super().params | lr | {"entropy_coeff_schedule": self.entropy_schedule.to_dict()}
-
     # -- learning
 
-    def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
-        """Evaluate in the training environment; see `OnlineAlgorithm.evaluate`. Running reward sums end there."""
-        if not self.fresh:  # otherwise the collected rewards still have to be scaled by the sums
-            self.running_return.zero_()
-        return super().evaluate(env_config=env_config, deterministic=deterministic)
+    def learn(self) -> Tensor:
+        """Learn from the rollout that was collected; return how much of the returns the values explained, 0-d.
 
-    def coefficient(self, now: int) -> float:
-        """Return the entropy's weight at the clock."""
-        return self.entropy_schedule(now)
-
-    def coefficients(self) -> dict[str, Number]:
-        """Return the coefficients beside the learning rate, by the names of metrics."""
-        return {
-            "coefficients/entropy": self.coefficient(self.counters[self.clock]),
-            "coefficients/vf": self.config.vf_coeff,
-        }
-
-    def _update_stats(self, rows: Tensor, applied: Tensor) -> dict[str, Number]:
-        """Average the results of `OnPolicyUpdater.run` over the updates of a step.
-
-        Losses and the gradient's norm are those of the updates that were applied. What is measured before an update's
-        step counts also where that ended the step: leaving it out would hide by how much the limit was exceeded.
+        Source: Schulman et al. 2017, arXiv:1707.06347, algorithm 1.
         """
-        names = self.objective.metrics
-        measured = torch.cat((torch.ones_like(applied[:1]), applied[:-1]))
-        columns = [measured if name.startswith(_MONITORS) else applied for name in names]
-        counted = torch.stack((*columns, applied), dim=1)
-        means = torch.where(counted, rows, 0.0).sum(0) / counted.sum(0).clamp(min=1)
-        stats: dict[str, Number] = dict(zip((*names, GRAD_NORM), means, strict=True))
-        if self.config.target_kl_div is not None:
-            stats[_REFUSED] = self.config.updates_per_step - applied.sum()
-        return stats
+        explained = self.set_targets()  # advantages and returns
+        with self.updates() as updates:
+            for epoch in updates.epochs():
+                if epoch and self.config.recompute_advantages:
+                    self.recompute_targets()
+                for minibatches in updates.minibatches():
+                    updates.step(minibatches)  # down the gradient of the losses
+        return explained
 
-    def watch(self, row: Mapping[str, float]) -> None:
-        """Warn once if the clipping of the value loss keeps the critic from learning for many steps in a row."""
-        config = self.config
-        silenced = row.get("monitors/vf_clip_frac", 0.0) > 0.5  # a user's loss may lack the metric
-        self._silenced_steps = self._silenced_steps + 1 if silenced else 0
-        if self._silenced_steps < _SILENCED_STEPS or self._told_silenced:
-            return
-        self._told_silenced = True
-        others = {"normalize_values=True": config.normalize_values, "normalize_rewards=True": config.normalize_rewards}
-        remedies = " or ".join(["vf_clip_param=None", *[remedy for remedy, is_set in others.items() if not is_set]])
-        warnings.warn(
-            f"The critic learns nothing from {row['monitors/vf_clip_frac']:.0%} of its samples, and from less than "
-            f"half for {_SILENCED_STEPS} steps: their loss is above vf_clip_param={config.vf_clip_param:g}, where its "
-            f"gradient is 0 (monitors/vf_clip_frac). Use {remedies}.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    @property
+    def renews(self) -> bool:
+        """Whether advantages are estimated anew between two epochs."""
+        return self.config.recompute_advantages
 
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Estimate advantages, and the targets of values in the model's units."""
@@ -234,25 +172,165 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         moments = self.policy.value_moments
         return {keys.ADVANTAGES: advantages, keys.RETURNS: targets if moments is None else moments.normalize(targets)}
 
-    @property
-    def renew(self) -> Renew | None:
-        """Estimates advantages anew between two epochs, if so configured."""
-        return self._recompute if self.config.recompute_advantages else None
+    @staticmethod
+    def losses(
+        policy: Callable[..., Evaluation],
+        batch: SequenceBatch,
+        state: SequenceBatch,
+        entropy_coeff: Tensor,
+        config: PPOConfig,
+    ) -> Tensor:
+        """Sum the losses and monitors over a minibatch.
 
-    @torch.no_grad()
-    def _recompute(self, workers: Workers, chunk: int) -> None:
-        """Estimate advantages anew by the present critic; rewards and values stay in the units of this step's targets.
+            r_t      = exp(logp_t - logp_old_t)
+            L_policy = -min(r_t A_t, clip(r_t, 1 - eps, 1 + eps) A_t), for A_t < 0 bounded by -c A_t
+            L_vf     = min(smooth_l1(v_t, R_t), vf_clip)
+            L_total  = L_policy + vf_coeff L_vf - entropy_coeff H_t
 
         Args:
-            workers: Threads that share the work.
-            chunk: The most sequences at a time.
+            policy: Called as a module, under the weights of the update.
+            batch: Observations, starts, actions and their log-probabilities, advantages, returns, and which rows count,
+                each `[seq_len, batch, ...]`.
+            state: The policy's state before the sequences, each `[batch, *]`.
+            entropy_coeff: Weight of the entropy, 0-d.
+            config: Clipping and weights.
+
+        Returns:
+            Sums in the order of `PPO_LOSS_METRICS`, `[7]`.
+
+        Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9; dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
         """
+        acted = [batch[keys.PARAMS]] if keys.PARAMS in batch else []
+        evaluation = policy(batch[keys.OBS], batch[keys.ACTIONS], state, batch[keys.STARTS], *acted)
+        advantages = batch[keys.ADVANTAGES]
+        log_ratio = evaluation.logp - batch[keys.LOGP]
+        ratio = log_ratio.exp()
+        clip = config.clip_param
+        surrogate = torch.minimum(ratio * advantages, ratio.clamp(1.0 - clip, 1.0 + clip) * advantages)
+        if config.dual_clip_param is not None:
+            bounded = torch.maximum(surrogate, config.dual_clip_param * advantages)
+            surrogate = torch.where(advantages < 0, bounded, surrogate)
+        vf_loss = F.smooth_l1_loss(evaluation.values, batch[keys.RETURNS], reduction="none")
+        vf_clip_frac = torch.zeros_like(vf_loss)
+        if config.vf_clip_param is not None:
+            vf_clip_frac = (vf_loss.detach() > config.vf_clip_param).to(vf_loss.dtype)
+            vf_loss = vf_loss.clamp(max=config.vf_clip_param)
+        total = config.vf_coeff * vf_loss - surrogate - entropy_coeff * evaluation.entropy
+        with torch.no_grad():
+            kl_div = ratio - 1.0 - log_ratio if evaluation.kl is None else evaluation.kl
+            clip_frac = ((ratio - 1.0).abs() > clip).to(ratio.dtype)
+        columns = torch.stack((-surrogate, vf_loss, evaluation.entropy, total, kl_div, clip_frac, vf_clip_frac))
+        if keys.VALID in batch:
+            columns = columns * batch[keys.VALID]
+        return columns.flatten(1).sum(1)
+
+    # -- what surrounds it
+
+    def set_lr(self, lr: float | None) -> None:
+        """Set the learning rate; see `GenericAlgorithmBase.set_lr`. None has an adaptive one begin anew."""
+        super().set_lr(lr)
+        self.updater.adapts = lr is None and self.updater.objective.rate is not None
+        if self.updater.adapts:
+            self.optimizer.lr.fill_(self.config.lr)
+
+    @property
+    def _has_schedule(self) -> bool:
+        return super()._has_schedule and self.config.adaptive_rate is None
+
+    def check_model(self, seq_len: int = 1) -> TrainingEffects:
+        """Run the model once, and warn if it behaves differently in training mode; see `GenericAlgorithmBase`."""
+        effects = super().check_model(seq_len)
+        if any(effects):
+            warnings.warn(
+                f"{type(self.policy.model).__name__} gives other outputs in training mode (dropout, batch "
+                "normalisation) than in evaluation mode, in which it collects: PPO's ratios and KL divergence take the "
+                "difference for learning. Layers without modes, such as nn.LayerNorm, suit it better.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return effects
+
+    @property
+    def slot(self) -> Slot:
+        """The function that returns the tensors of a rollout's slot, including log-probabilities and values."""
+        return with_final_obs if self.config.recompute_advantages else actor_critic
+
+    @property
+    def objective(self) -> Objective:
+        """PPO's losses, whose updates and learning rate may go by the KL divergence."""
+        limit, rate = self.config.target_kl_div, self.config.adaptive_rate
+        limit = None if limit is None else 1.5 * limit
+        return Objective(self.losses, PPO_LOSS_METRICS, TOTAL, KL_DIV, limit, rate)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The effective hyperparameters by name."""
+        rate = self.config.adaptive_rate
+        lr = {"lr_schedule": rate.to_dict()} if rate is not None and self.updater.adapts else {}
+        return super().params | lr | {"entropy_coeff_schedule": self.entropy_schedule.to_dict()}
+
+    def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
+        """Evaluate in the training environment; see `GenericAlgorithmBase.evaluate`. Running reward sums end there."""
+        if not self.fresh:  # otherwise the collected rewards still have to be scaled by the sums
+            self.running_return.zero_()
+        return super().evaluate(env_config=env_config, deterministic=deterministic)
+
+    def coefficient(self, now: int) -> float:
+        """Return the entropy's weight at the clock."""
+        return self.entropy_schedule(now)
+
+    def coefficients(self) -> dict[str, Number]:
+        """Return the coefficients beside the learning rate, by the names of metrics."""
+        return {
+            "coefficients/entropy": self.coefficient(self.counters[self.clock]),
+            "coefficients/vf": self.config.vf_coeff,
+        }
+
+    def _update_stats(self, rows: Tensor, applied: Tensor) -> dict[str, Number]:
+        """Average the results of the updates of a step.
+
+        Losses and the gradient's norm are those of the updates that were applied. What is measured before an update's
+        step counts also where that ended the step: leaving it out would hide by how much the limit was exceeded.
+        """
+        names = self.updater.objective.metrics
+        measured = torch.cat((torch.ones_like(applied[:1]), applied[:-1]))
+        columns = [measured if name.startswith(_MONITORS) else applied for name in names]
+        counted = torch.stack((*columns, applied), dim=1)
+        means = torch.where(counted, rows, 0.0).sum(0) / counted.sum(0).clamp(min=1)
+        stats: dict[str, Number] = dict(zip((*names, GRAD_NORM), means, strict=True))
+        if self.config.target_kl_div is not None:
+            stats[_REFUSED] = self.config.updates_per_step - applied.sum()
+        return stats
+
+    def watch(self, row: Mapping[str, float]) -> None:
+        """Warn once if the clipping of the value loss keeps the critic from learning for many steps in a row."""
+        config = self.config
+        silenced = row.get("monitors/vf_clip_frac", 0.0) > 0.5  # a user's loss may lack the metric
+        self._silenced_steps = self._silenced_steps + 1 if silenced else 0
+        if self._silenced_steps < _SILENCED_STEPS or self._told_silenced:
+            return
+        self._told_silenced = True
+        others = {"normalize_values=True": config.normalize_values, "normalize_rewards=True": config.normalize_rewards}
+        remedies = " or ".join(["vf_clip_param=None", *[remedy for remedy, is_set in others.items() if not is_set]])
+        warnings.warn(
+            f"The critic learns nothing from {row['monitors/vf_clip_frac']:.0%} of its samples, and from less than "
+            f"half for {_SILENCED_STEPS} steps: their loss is above vf_clip_param={config.vf_clip_param:g}, where its "
+            f"gradient is 0 (monitors/vf_clip_frac). Use {remedies}.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    # -- advantages by the present critic
+
+    @torch.no_grad()
+    def recompute_targets(self) -> None:
+        """Estimate advantages anew by the present critic; units of rewards and values stay those of this step."""
         rollout, horizon = self.rollout, self.config.horizon
-        values, final_values = self._present_values(workers, chunk)
+        values, final_values = self._present_values()
         data = {name: rollout[name][:horizon] for name in rollout.tensors} | {keys.FINAL_VALUES: final_values}
         self.pack.renew(self._made(*self._estimated(data, values)))
 
-    def _present_values(self, workers: Workers, chunk: int) -> tuple[Tensor, Tensor]:
+    def _present_values(self) -> tuple[Tensor, Tensor]:
         """Compute the values of a rollout's observations again, without host syncs unless they are free.
 
         A recurrent policy begins each sequence with the state that was stored when it was collected, as updates do.
@@ -262,6 +340,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
             was truncated, `[horizon, num_envs]`, both in units of rewards.
         """
         rollout, num_envs, horizon = self.rollout, self.config.num_envs, self.config.horizon
+        workers, chunk = self.updater.workers, self.updater.chunk_rows(self.updater.workers)
         values = torch.zeros_like(rollout[keys.VALUES])
         finals = torch.zeros_like(values[:horizon])
         rows = torch.split(torch.arange(horizon // self.seq_len * num_envs, device=values.device), chunk)
@@ -279,7 +358,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     def _write_values(self, rows: Tensor, values: Tensor, finals: Tensor) -> State:
         """Write the values of some sequences, by number, `[rows]`; return the policy's state after them."""
-        policy, rollout, stepper = self.policy, self.rollout, self.collector.stepper
+        policy, rollout, stepper = self.policy, self.rollout, self.horizons.collector.stepper
         sequences, copies = rows.div(rollout.num_envs, rounding_mode="floor"), rows.remainder(rollout.num_envs)
         state = {name: rollout.states[name][sequences, copies] for name in policy.initial_state(1)}
         for step in range(self.seq_len):
