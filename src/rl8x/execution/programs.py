@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rl8x.execution.private import tree_flatten, tree_unflatten
 from rl8x.output import message_of
 from rl8x.trees import row_major
 
@@ -75,7 +74,7 @@ class TreeProgram:
     def __call__(self, *trees: Any) -> Any:
         """Run the program."""
         tensors, self._given = flat_of(trees)
-        flat = self._program(*tensors)
+        flat = self._program(*tensors)  # the first call finds what the function returns
         return self._returned(flat)
 
     def prepare(self, *trees: Any) -> None:
@@ -93,13 +92,22 @@ def layout_of(tensors: Sequence[Tensor]) -> Hashable:
     return tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
 
 
-def flat_of(tree: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
-    """Return the tensors of a tree, contiguous, for one program of all strides, and what rebuilds it."""
-    leaves, structure = tree_flatten(tree)
-    is_tensor = [leaf is not None for leaf in leaves]
+def flat_of(tree: Any) -> tuple[list[Tensor], Callable[[Iterable[Tensor]], Any]]:
+    """Return the tensors of a tree, row-major, for one program of all strides, and what rebuilds it."""
+    tensors: list[Tensor] = []
+    rebuilt = _flatten(tree, tensors)
+    return tensors, lambda given: rebuilt(iter(given))
 
-    def tree_of(tensors: Sequence[Tensor]) -> Any:
-        rest = iter(tensors)
-        return tree_unflatten([next(rest) if each else None for each in is_tensor], structure)
 
-    return [row_major(leaf) for leaf in leaves if leaf is not None], tree_of
+def _flatten(tree: Any, tensors: list[Tensor]) -> Callable[[Iterator[Tensor]], Any]:
+    """Append a tree's tensors, `[*]` each, and return what takes as many of an iterator and rebuilds the tree."""
+    if isinstance(tree, Tensor):
+        tensors.append(row_major(tree))
+        return next
+    if tree is None:
+        return lambda _: None
+    if isinstance(tree, dict):
+        named = [(name, _flatten(part, tensors)) for name, part in tree.items()]
+        return lambda given: {name: part(given) for name, part in named}
+    parts, make = [_flatten(part, tensors) for part in tree], getattr(tree, "_make", tuple)
+    return lambda given: make([part(given) for part in parts])

@@ -115,10 +115,15 @@ class Columns:
 
     def views(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return rows by their names, each `[..., *shape]`, of tensors laid out as `tensors`, each `[..., *row]`."""
-        return {
-            name: tensors[key] if place is None else tensors[key][..., place]
-            for name, (key, place) in self._places.items()
-        }
+        views = {}
+        for name, (key, place) in self._places.items():
+            tensor = tensors[key]
+            if isinstance(place, int):
+                tensor = tensor.select(-1, place)
+            elif place is not None:
+                tensor = tensor.narrow(-1, place.start, place.stop - place.start)
+            views[name] = tensor
+        return views
 
 
 def spec_to_plain(spec: Spec) -> dict[str, Any]:

@@ -100,26 +100,24 @@ class Replay:
         """
         if not rows:
             return
-        count = self._count(rows)
+        spec, counts = spec_of(rows), {tensor.size(0) for tensor in rows.values()}
+        if len(counts) != 1:
+            by_name = {name: len(tensor) for name, tensor in rows.items()}
+            raise ValueError(f"rows of a replay must be equally many of each name; got {by_name}.")
         if not checked and not all_finite(rows):
             wrong = [name for name, tensor in rows.items() if not all_finite({name: tensor})]
             raise ValueError(f"rows with a number that is not finite cannot be appended to a replay: {wrong}.")
-        columns = self._allocated(spec_of(rows))
+        columns, (count,) = self._allocated(spec), counts
         before, self.total = self.total, self.total + count
         self.size = min(self.size + count, self.capacity)
         for first, slots in self.slots(max(before, self.oldest), self.total):
             block = slice(first - before, first - before + slots.stop - slots.start)
-            columns.write(slots, {name: tensor[block] for name, tensor in rows.items()})
-
-    def _count(self, rows: Mapping[str, Tensor]) -> int:
-        counts = {name: len(tensor) for name, tensor in rows.items()}
-        if len(set(counts.values())) != 1:
-            raise ValueError(f"rows of a replay must be equally many of each name; got {counts}.")
-        if self._columns is not None and spec_of(rows) != self._columns.spec:
-            raise ValueError(f"a row of this replay holds {shown(self._columns.spec)}; got {shown(spec_of(rows))}.")
-        return next(iter(counts.values()))
+            is_whole = block == slice(0, count)
+            columns.write(slots, rows if is_whole else {name: tensor[block] for name, tensor in rows.items()})
 
     def _allocated(self, spec: Spec) -> Columns:
+        if self._columns is not None and spec != self._columns.spec:
+            raise ValueError(f"a row of this replay holds {shown(self._columns.spec)}; got {shown(spec)}.")
         if self._columns is None:
             if self._path is not None:
                 check_fits(spec, self.capacity, free_disk(self._path), str(self._path))
@@ -167,11 +165,10 @@ class Replay:
 
         Scalars and vectors of one dtype are views of one tensor, `[*index, width]`: not contiguous.
         """
-        columns = self._filled()
-        gathered = {}
+        columns, flat, gathered = self._filled(), index.reshape(-1), {}
         for name, tensor in columns.tensors.items():
-            rows = tensor.index_select(0, index.reshape(-1).to(tensor.device)).to(self.device)
-            gathered[name] = rows.view(*index.shape, *tensor.shape[1:])
+            rows = tensor.index_select(0, flat.to(tensor.device)).to(self.device)
+            gathered[name] = rows.view(index.shape + tensor.shape[1:])
         return columns.views(gathered)
 
     def as_tensordict(self) -> TensorDict:
