@@ -52,6 +52,7 @@ from rl8x.trees import first_tensor, tree_map, without_ends
 
 _ELAPSED: Final = "_elapsed_steps"
 """Where Gymnasium's `TimeLimit` counts."""
+_DTYPES: Final = {np.float32: torch.float32, np.bool_: torch.bool}
 
 
 class GymnasiumEnv(SimulatorEnv):
@@ -228,8 +229,8 @@ class GymnasiumEnv(SimulatorEnv):
             self._is_known = True
         raw_obs, raw_rewards, raw_terminated, raw_truncated, info = result
         obs = self._observation(raw_obs)
-        rewards = self._tensor(raw_rewards, torch.float32)
-        terminated, truncated = (self._tensor(each, torch.bool) for each in (raw_terminated, raw_truncated))
+        rewards = self._tensor(raw_rewards, np.float32)
+        terminated, truncated = self._tensor(raw_terminated, np.bool_), self._tensor(raw_truncated, np.bool_)
         done = terminated | truncated
         returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
         metrics, any_done = carry["metrics"], bool(done.any())
@@ -350,18 +351,19 @@ class GymnasiumEnv(SimulatorEnv):
         """Render the copies, where they were made with a `render_mode`."""
         return self.vector_env.render()
 
-    def _tensor(self, value: Any, dtype: torch.dtype | None = None) -> Tensor:
+    def _tensor(self, value: Any, dtype: type[np.float32 | np.bool_] | None = None) -> Tensor:
         """Copy an array or a tensor to the device, as `dtype` if given: simulators reuse their memory."""
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-        return tensor.to(self.device, dtype or tensor.dtype, copy=True)
+        if isinstance(value, Tensor):
+            return value.to(self.device, value.dtype if dtype is None else _DTYPES[dtype], copy=True)
+        return torch.from_numpy(np.array(value, dtype)).to(self.device)
 
     def _observation(self, raw: Any) -> Observation:
         """Copy an observation to the device, floats as float32, a tuple as a dict with the keys "0", "1", ..."""
         return tree_of(raw, self._observed)  # type: ignore[no-any-return]
 
     def _observed(self, part: Any) -> Tensor:
-        part = part if isinstance(part, Tensor) else torch.as_tensor(np.asarray(part))
-        return self._tensor(part, torch.float32 if part.dtype == torch.float64 else None)
+        part = part if isinstance(part, Tensor) else np.asarray(part)
+        return self._tensor(part, np.float32 if part.dtype in (np.float64, torch.float64) else None)
 
     def _raw_actions(self, space: spaces.Space[Any], actions: Tensor) -> Any:
         """Return actions as the simulators take them: in their type, an array unless they give tensors.

@@ -113,6 +113,14 @@ class Columns:
         for key, tensor in self.tensors.items():
             torch.cat([part.to(tensor.device) for part in parts[key]], 1, out=tensor[slots])
 
+    def gather(self, index: Tensor, device: torch.device) -> dict[str, Tensor]:
+        """Return copies of rows on a device, laid out as `tensors`, each `[*index, *row]`, given where they are."""
+        flat, gathered = index.reshape(-1), {}
+        for key, tensor in self.tensors.items():
+            rows = tensor.index_select(0, flat.to(tensor.device)).to(device)
+            gathered[key] = rows.view(index.shape + tensor.shape[1:])
+        return gathered
+
     def views(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return rows by their names, each `[..., *shape]`, of tensors laid out as `tensors`, each `[..., *row]`."""
         views = {}

@@ -109,9 +109,9 @@ class NStep:
         rewards, terminated = block[keys.REWARDS], block[keys.TERMINATED]
         ends, valid = terminated | block[keys.TRUNCATED], block.get(keys.VALID)
         returns = rewards[:complete]
-        discounts = torch.full_like(returns, self.gamma)
         if self.n == 1:
-            return returns, discounts.masked_fill_(terminated[:complete], 0.0), None
+            return returns, ~terminated[:complete] * self.gamma, None
+        discounts = torch.full_like(returns, self.gamma)
         slots = torch.arange(rewards.numel(), device=rewards.device).view_as(rewards)
         last = slots[:complete]
         goes_on = torch.ones_like(ends[:complete])

@@ -159,17 +159,12 @@ class Replay:
         self._check_rows()
         return torch.randint(self.size, (count, batch), generator=generator, device=self.device)
 
-    @torch.no_grad()
     def gather(self, index: Tensor) -> dict[str, Tensor]:
         """Return copies of rows by name, each `[*index, ...]`, given where they are, `[*index]`, int64.
 
         Scalars and vectors of one dtype are views of one tensor, `[*index, width]`: not contiguous.
         """
-        columns, flat, gathered = self._filled(), index.reshape(-1), {}
-        for name, tensor in columns.tensors.items():
-            rows = tensor.index_select(0, flat.to(tensor.device)).to(self.device)
-            gathered[name] = rows.view(index.shape + tensor.shape[1:])
-        return columns.views(gathered)
+        return self.columns.views(self.columns.gather(index, self.device))
 
     def as_tensordict(self) -> TensorDict:
         """Return the rows as a TensorDict of batch size `[size]`, in the order of their slots, sharing the memory."""
@@ -206,7 +201,7 @@ class Replay:
             raise RuntimeError("the replay has gone on since this state of it was taken; load or clone it before that.")
         # In the memory layout, with several columns per tensor, so that each tensor is one copy.
         pieces = [slots for _, slots in self.slots(first, piece.last)]
-        tensors = self._filled().tensors
+        tensors = self.columns.tensors
         if len(pieces) == 1:
             return {name: tensor[pieces[0]].to("cpu", copy=True) for name, tensor in tensors.items()}
         return {name: torch.cat([tensor[slots].cpu() for slots in pieces]) for name, tensor in tensors.items()}
@@ -247,7 +242,7 @@ class Replay:
             if piece.first > first:
                 break
             content = segment.content()
-            for name, tensor in self._filled().tensors.items():
+            for name, tensor in self.columns.tensors.items():
                 rows = content.get(name, tensor[:0])
                 if rows.shape[1:] != tensor.shape[1:] or rows.dtype != tensor.dtype or len(rows) < piece.last - first:
                     raise ValueError(f"the segment {segment.name} of a replay does not have the rows that it should.")
@@ -263,7 +258,13 @@ class Replay:
         if not self.size:
             raise RuntimeError("a replay without rows cannot be sampled from; append some before.")
 
-    def _filled(self) -> Columns:
+    @property
+    def columns(self) -> Columns:
+        """Where the rows are.
+
+        Raises:
+            RuntimeError: If there are none yet.
+        """
         if self._columns is None:
             raise RuntimeError("a replay without rows has nothing to gather; append some before.")
         return self._columns

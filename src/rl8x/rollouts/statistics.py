@@ -41,8 +41,9 @@ class Stats(Mapping[str, float]):
     """
 
     def __init__(self, values: Mapping[str, Number], counts: Mapping[str, tuple[str, ...]] | None = None) -> None:
-        self._values: Mapping[str, Number] = dict(values)
-        self._counts: dict[str, tuple[str, ...]] = dict(counts or {})
+        self._values = values
+        self._counts = counts or {}
+        self._is_read = False
 
     @classmethod
     def merge(cls, *parts: Mapping[str, float]) -> Stats:
@@ -63,14 +64,15 @@ class Stats(Mapping[str, float]):
 
     def counted(self) -> tuple[Mapping[str, float], Mapping[str, tuple[str, ...]]]:
         """Return all numbers, including those that are gated by counts of 0, and the counts that gate them."""
-        return self._numbers, self._counts
+        if not self._is_read:
+            self._read()
+        return self._values, self._counts  # type: ignore[return-value] # they are floats by now
 
     def read(self) -> dict[str, float]:
         """Return what is reported."""
         return dict(self._reported)
 
-    @functools.cached_property
-    def _numbers(self) -> Mapping[str, float]:
+    def _read(self) -> None:
         """Copy the values to the host, by one transfer, and keep them in the tensors' place."""
         by_dtype: dict[torch.dtype, dict[str, Tensor]] = {}
         for name, value in self._values.items():
@@ -81,14 +83,13 @@ class Stats(Mapping[str, float]):
             vectors = [torch.stack([*each.values()]).to(torch.float64) for each in by_dtype.values()]
             names = itertools.chain.from_iterable(by_dtype.values())
             self._values = {**self._values, **dict(zip(names, torch.cat(vectors).tolist(), strict=True))}
-        self._values = read = {name: float(value) for name, value in self._values.items()}
-        return read
+        self._values, self._is_read = {name: float(value) for name, value in self._values.items()}, True
 
     @functools.cached_property
     def _reported(self) -> dict[str, float]:
         """All numbers but unreported counts, and what counts of 0 gate."""
-        numbers = self._numbers
-        empty = tuple(prefix for name, prefixes in self._counts.items() if not numbers[name] for prefix in prefixes)
+        numbers, counts = self.counted()
+        empty = tuple(prefix for name, prefixes in counts.items() if not numbers[name] for prefix in prefixes)
         return {name: value for name, value in numbers.items() if not name.startswith(("_", *empty))}
 
     def __getitem__(self, name: str) -> float:

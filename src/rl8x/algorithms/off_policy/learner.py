@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Final, TypeVar, cast
 
@@ -174,7 +174,8 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             update: The update.
             names: The metrics that it returns: the first ones of `update_metrics`, or all.
         """
-        return OffPolicyUpdater(update, self.nets, names, self.execution)
+        rows: Callable[[ReplayBatch], ReplayBatch] = lambda items: self.replay.columns.views(items)  # noqa: E731
+        return OffPolicyUpdater(update, self.nets, names, self.execution, rows)
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Draw the inputs of updates beside their batches, such as noise and flags.
@@ -287,6 +288,9 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     def _runs(self, first: int, count: int) -> Iterator[tuple[OffPolicyUpdater, int]]:
         """Yield each updater after update `first`, with the number of consecutive updates that it makes."""
+        if len(self.cycle) == 1:
+            yield self.cycle[0], count
+            return
         turns = (self.cycle[i % len(self.cycle)] for i in range(first, first + count))
         for updater, each in itertools.groupby(turns):
             yield updater, len(list(each))
@@ -296,7 +300,8 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     def _items(self, index: Tensor) -> dict[str, Tensor]:
         """Return the inputs of updates, `[updates, ...]` each, given the indices of their batches' rows."""
-        return self.replay.gather(index) | self.draw(self.counters[keys.UPDATES], len(index))
+        rows = self.replay.columns.gather(index, self.device)
+        return rows | self.draw(self.counters[keys.UPDATES], index.size(0))
 
     @property
     def _weights(self) -> list[Tensor]:

@@ -132,10 +132,19 @@ class OffPolicyUpdater:
         nets: The networks.
         names: The metrics that an update gives, in order.
         execution: How the programs run.
+        rows: Returns the rows of a batch by name, as views of some of an update's items.
     """
 
-    def __init__(self, update: Update, nets: Nets, names: Sequence[str], execution: Execution) -> None:
+    def __init__(
+        self,
+        update: Update,
+        nets: Nets,
+        names: Sequence[str],
+        execution: Execution,
+        rows: Callable[[ReplayBatch], ReplayBatch],
+    ) -> None:
         self.update = update
+        self.rows = rows
         self.nets = nets
         self.names = tuple(names)
         self.execution = execution
@@ -172,7 +181,6 @@ class OffPolicyUpdater:
 
     def _arguments(self, items: ReplayBatch) -> list[Tensor]:
         self._items = tuple(items)
-        # Columns of a replay are views of one tensor; compiled programs get contiguous tensors.
         return [*self.nets.state, *self.nets.rates, *[row_major(item) for item in items.values()]]
 
     @functools.cached_property
@@ -197,7 +205,10 @@ class OffPolicyUpdater:
         """Return the networks and the batch, by name, of the arguments of an update."""
         num_state, num_items = len(self.nets.state), len(self._items)
         state, rates, items = tensors[:num_state], tensors[num_state:-num_items], tensors[-num_items:]
-        return self.nets.bind(state, rates), dict(zip(self._items, items, strict=True))
+        batch = dict(zip(self._items, items, strict=True))
+        # Scalars and vectors are columns of one tensor, and parts of a program are contiguous.
+        rows = {name: row if row.is_contiguous() else row.clone() for name, row in self.rows(batch).items()}
+        return self.nets.bind(state, rates), batch | rows
 
     def _results(self, result: UpdateResult) -> list[Tensor]:
         row = torch.stack([result.metrics[name] for name in self.names])
