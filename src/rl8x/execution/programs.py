@@ -34,15 +34,24 @@ class ProgramError(RuntimeError):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Loop:
-    """Calls a function once for each item, in Python; see `Execution.loop`. `CompiledProgram` is its form in C++.
+    """Calls a function once for each item, in Python; `CompiledProgram` is its form in C++.
 
-    A call takes the state, other tensors, and the items, each `[n, *]`.
+    Args:
+        function: Takes the state, other tensors, and one slice of each items tensor; updates the state in place, and
+            returns tensors, which the loop returns stacked, `[n, *]` each.
+        num_state: How many leading arguments are the state.
+        num_items: How many trailing arguments are items, each `[n, *]`.
+        ends: Whether the function's last result is a 0-d bool, at which the host looks: False ends the loop after this
+            item, with zeros for results of those that follow.
+        num_written: How many of the items, the last ones, the function writes in place.
     """
 
     function: Program
     num_state: int
     num_items: int = 1
+    _: dataclasses.KW_ONLY
     ends: bool = False
+    num_written: int = 0
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Run the loop, up to the item that ends it."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.envs.base import Carry
 from rl8x.execution.compiled import CompiledProgram
-from rl8x.execution.programs import ProgramError, TreeProgram, flat_of, prepare
+from rl8x.execution.programs import Loop, ProgramError, TreeProgram, flat_of, prepare
 from rl8x.output import message_of
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.step import Cursor, Stepper, Transition
@@ -43,19 +43,19 @@ class CompiledStepper(Stepper):
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
         """Make one step; see `Stepper.step`."""
-        where, key = (carry, cursor, env_noise, policy_noise), (None, policy_noise is None)
+        where = (carry, cursor, env_noise, policy_noise)
         if self._is_eager:
             return self._eager.step(*where)
         # In a horizon that is captured the environment is too; by itself it is not worth a graph.
-        if self.compiles_env and self.execution.target == "compile":
-            key = self.env.program_key, policy_noise is None
+        whole = self.compiles_env and self.execution.target == "compile"
+        key = self.env.program_key if whole else None, policy_noise is None
         if key not in self._programs:
             with self._preparing():
                 if key[0] is not None and not self._slots_of_trial(None, *where):
-                    return self.step(*where)
+                    key = None, policy_noise is None
                 function, given = (self.act, where[1::2]) if key[0] is None else (self._eager.step, where)
-                self._programs[key] = TreeProgram(function, functools.partial(self.execution.program, name="step"))
-                self._programs[key].prepare(*given)
+                program = TreeProgram(function, functools.partial(self.execution.program, name="step"))
+                self._programs.setdefault(key, program).prepare(*given)
         if self.execution.mode == "eager":
             return self._eager.step(*where)
         if key[0] is None:
@@ -165,7 +165,8 @@ class Horizon:
         (_, self._carry_of), (_, self._final_of) = flat_of((carry, cursor)), flat_of((cursor.obs, cursor.state))
         state, items, _ = self._arguments(rollout, *where)
         self._num_state, num_written = len(state), len(items) - 2  # all but the noises
-        self._loop = stepper.execution.loop(self._step, len(state), len(items), num_written=num_written, name="horizon")
+        loop = Loop(self._step, len(state), len(items), num_written=num_written)
+        self._loop = stepper.execution.program(loop, name="horizon")
         prepare(self._loop, *state, *[item[: self._span(rollout)] for item in items])
 
     def __call__(self, rollout: Rollout, *where: Any) -> tuple[Carry, Cursor]:

@@ -51,11 +51,9 @@ class Stats(Mapping[str, float]):
         values: dict[str, Number] = {}
         counts: dict[str, tuple[str, ...]] = {}
         for part in parts:
-            if isinstance(part, Stats):
-                values |= part._values
-                counts |= part._counts
-            else:
-                values |= part
+            more, gates = part.unread() if isinstance(part, Stats) else (part, {})
+            values |= more
+            counts |= gates
         return cls(values, counts)
 
     def unread(self) -> tuple[Mapping[str, Number], Mapping[str, tuple[str, ...]]]:

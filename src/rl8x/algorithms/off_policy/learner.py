@@ -279,11 +279,11 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         index = self.replay.sample(size, self.batch_size, self.generator)
         items, done, results = self._items(index), 0, []
         for updater, count in self._runs(self.counters[keys.UPDATES], size):
-            results.append(updater.run({name: item[done : done + count] for name, item in items.items()}))
+            some = slice(done, done + count)
+            results.append(updater.run(items if count == size else {name: item[some] for name, item in items.items()}))
             done += count
         self.counters[keys.UPDATES] += size
-        errors = [wrong for _, wrong in results if wrong is not None]
-        self._learned_from(index, torch.cat(errors) if errors else None)
+        self._learned_from(index, [wrong for _, wrong in results if wrong is not None])
         return [rows for rows, _ in results]
 
     def _runs(self, first: int, count: int) -> Iterator[tuple[OffPolicyUpdater, int]]:
@@ -295,8 +295,8 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         for updater, each in itertools.groupby(turns):
             yield updater, len(list(each))
 
-    def _learned_from(self, index: Tensor, errors: Tensor | None) -> None:
-        """Receive the errors of the rows that were learned from, each `[updates, batch_size]`, for priorities."""
+    def _learned_from(self, index: Tensor, errors: Sequence[Tensor]) -> None:
+        """Receive which rows were learned from, `[updates, batch_size]`, and their errors in parts, for priorities."""
 
     def _items(self, index: Tensor) -> dict[str, Tensor]:
         """Return the inputs of updates, `[updates, ...]` each, given the indices of their batches' rows."""
@@ -335,7 +335,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
                 updater.prepare(self._items(index))
         self.generator.set_state(drawn_from)
 
-    @property
+    @functools.cached_property
     def _work(self) -> int:
         """Rows times weights of one update."""
         return self.batch_size * sum(len(each) for each in self._weights)

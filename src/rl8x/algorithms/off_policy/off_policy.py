@@ -13,11 +13,12 @@ An algorithm is a `Learner` with this as another base, which may say how it expl
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final, TypeVar
 
 import gymnasium
+import torch
 from torch import Tensor
 
 from rl8x import keys
@@ -220,10 +221,10 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         most = _PRIORITIZED_BLOCK if self.config.prioritized else None
         return {"masks": not self.env.capturable, "most": most}
 
-    def _learned_from(self, index: Tensor, errors: Tensor | None) -> None:
+    def _learned_from(self, index: Tensor, errors: Sequence[Tensor]) -> None:
         if isinstance(self.replay, PrioritizedReplay):
-            assert errors is not None, f"{type(self).__name__} gives no errors to draw by"
-            self.replay.update(index, errors)
+            assert errors, f"{type(self).__name__} gives no errors to draw by"
+            self.replay.update(index, torch.cat([*errors]))
 
     def _items(self, index: Tensor) -> dict[str, Tensor]:
         items = super()._items(index)

@@ -187,14 +187,12 @@ class OffPolicyUpdater:
     def _program(self) -> Program:
         """Return the loop, built at the first call, when the names of the items are known."""
         if ranks().size > 1:
-            return self._loop(lambda phase, *tensors: self._programs[phase](*tensors))
-        return self.execution.loop(
-            self._update_tensors,
-            len(self.nets.state),
-            len(self._items),
-            name="update",
-            kind="update",
-        )
+            run = lambda phase, *tensors: self._programs[phase](*tensors)  # noqa: E731
+            return self._loop(functools.partial(self._in_phases, run))
+        return self.execution.program(self._loop(self._update_tensors), name="update", kind="update")
+
+    def _loop(self, function: Program) -> Loop:
+        return Loop(function, len(self.nets.state), len(self._items))
 
     @torch.no_grad()
     def _update_tensors(self, *tensors: Tensor) -> list[Tensor]:
@@ -222,10 +220,6 @@ class OffPolicyUpdater:
         run, count, fixed = self._run_phase, len(self.update.phases) + 1, len(self.nets.state)
         options: Any = {"name": "update", "kind": "update"}
         return [self.execution.program(functools.partial(run, phase), fixed, **options) for phase in range(count)]
-
-    def _loop(self, run: Callable[..., Sequence[Tensor]]) -> Loop:
-        num_state, num_items = len(self.nets.state), len(self._items)
-        return Loop(functools.partial(self._in_phases, run), num_state, num_items)
 
     def _in_phases(self, run: Callable[..., Sequence[Tensor]], *tensors: Tensor) -> Sequence[Tensor]:
         """Make one update: `run` each phase, given its number, with a sum over the ranks after it."""
