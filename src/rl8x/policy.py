@@ -255,7 +255,7 @@ class Policy(Portable):
             Float32, `[horizon, num_envs, num_noise]`.
         """
         size = (horizon, num_envs, self.distribution.num_noise)
-        return self.distribution.draw(size, generator=generator, device=self.device)
+        return self.distribution.draw(size, generator=generator, device=generator.device)
 
     def act(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> Act:
         """Choose an action for each copy.

@@ -143,8 +143,7 @@ class DQNConfig(
         """Return tau of the target network for updates, which count from 1: those in which an interval ends."""
         ratio = Fraction(1) if self.dataset is not None else self.update_ratio
         interval = self.target_interval * ratio  # in updates
-        before, after = (count * interval.denominator // interval.numerator for count in (updates - 1, updates))
-        return torch.where(after > before, self.tau, 0.0)
+        return (updates * interval.denominator % interval.numerator < interval.denominator) * self.tau
 
     @property
     def fixed(self) -> tuple[str, ...]:

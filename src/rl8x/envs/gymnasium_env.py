@@ -50,6 +50,7 @@ from rl8x.trees import first_tensor, tree_map, without_ends
 
 _ELAPSED: Final = "_elapsed_steps"
 """Where Gymnasium's `TimeLimit` counts."""
+_DTYPES: Final = {np.float32: torch.float32, np.bool_: torch.bool}
 
 
 class GymnasiumEnv(SimulatorEnv):
@@ -226,25 +227,31 @@ class GymnasiumEnv(SimulatorEnv):
             self._is_known = True
         raw_obs, raw_rewards, raw_terminated, raw_truncated, info = result
         obs = self._observation(raw_obs)
-        rewards = self._tensor(raw_rewards).to(torch.float32)
-        terminated, truncated = self._tensor(raw_terminated).bool(), self._tensor(raw_truncated).bool()
+        rewards = self._tensor(raw_rewards, np.float32)
+        terminated, truncated = self._tensor(raw_terminated, np.bool_), self._tensor(raw_truncated, np.bool_)
         done = terminated | truncated
         returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
-        resets = done if self.autoreset_mode == AutoresetMode.SAME_STEP else None
-        metrics = self.episode_metrics.update(carry["metrics"], info, resets, ~masked)
-        self.episode_metrics.check_reported(metrics, info, done)
+        metrics, any_done = carry["metrics"], bool(done.any())
+        if info:
+            resets = done if self.autoreset_mode == AutoresetMode.SAME_STEP else None
+            metrics = self.episode_metrics.update(metrics, info, resets, ~masked)
+        if any_done:
+            self.episode_metrics.check_reported(metrics, info, done)
         final_obs, valid = obs, None
         if self.autoreset_mode == AutoresetMode.NEXT_STEP:
             valid = ~masked
             rewards, truncated = rewards.masked_fill(masked, 0.0), truncated | masked
             returns, elapsed = returns.masked_fill(masked, 0.0), elapsed.masked_fill(masked, 0)
             obs, masked = without_ends(obs, done), done  # what comes of it is the reset alone
-        elif bool(done.any()):
+        elif any_done:
             parameters = self.redrawn(done, parameters, fresh)
             obs, final_obs = self._reset_done(obs, done, info, parameters)
-        values, metrics = self.episode_metrics.values(metrics), self.episode_metrics.restarted(metrics, done)
+        values = self.episode_metrics.values(metrics)
         step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, valid, values)
-        carry = self.next_carry(done, elapsed, returns, parameters)
+        carry = {"state": {}, "parameters": parameters, "elapsed": elapsed, "returns": returns}
+        if any_done:
+            carry = self.next_carry(done, elapsed, returns, parameters)
+            metrics = self.episode_metrics.restarted(metrics, done)
         return carry | {"masked": masked, "metrics": metrics}, step
 
     def _reset_done(
@@ -342,18 +349,19 @@ class GymnasiumEnv(SimulatorEnv):
         """Render the copies, where they were made with a `render_mode`."""
         return self.vector_env.render()
 
-    def _tensor(self, value: Any) -> Tensor:
-        """Copy an array or a tensor to the device: simulators reuse their memory."""
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-        return tensor.to(self.device, copy=True)
+    def _tensor(self, value: Any, dtype: type[np.float32 | np.bool_] | None = None) -> Tensor:
+        """Copy an array or a tensor to the device, as `dtype` if given: simulators reuse their memory."""
+        if isinstance(value, Tensor):
+            return value.to(self.device, value.dtype if dtype is None else _DTYPES[dtype], copy=True)
+        return torch.from_numpy(np.array(value, dtype)).to(self.device)
 
     def _observation(self, raw: Any) -> Observation:
         """Copy an observation to the device, floats as float32, a tuple as a dict with the keys "0", "1", ..."""
         return tree_of(raw, self._observed)  # type: ignore[no-any-return]
 
     def _observed(self, part: Any) -> Tensor:
-        tensor = self._tensor(part)
-        return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
+        part = part if isinstance(part, Tensor) else np.asarray(part)
+        return self._tensor(part, np.float32 if part.dtype in (np.float64, torch.float64) else None)
 
     def _raw_actions(self, space: spaces.Space[Any], actions: Tensor) -> Any:
         """Return actions as the simulators take them: in their type, an array unless they give tensors.

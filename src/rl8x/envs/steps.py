@@ -145,7 +145,8 @@ def advanced(env: Any, carry: Carry, actions: Actions, noise: Tensor) -> tuple[C
     is_apart = env.capturable or getattr(env.advance, "is_apart", False)  # `validate` has looked at a pure one
     step: Step
     carry, step = env.advance(carry, actions if is_apart else tree_map(Tensor.clone, actions), noise)
-    if not env.capturable:
+    shapes = step.rewards.shape, step.terminated.shape, step.truncated.shape
+    if not env.capturable and shapes != ((env.num_envs,),) * 3:
         flags = {"terminated": step.terminated, "truncated": step.truncated}
         check_rows(f"{type(env).__name__}.advance", env.num_envs, rewards=step.rewards, **flags)
     if is_apart:

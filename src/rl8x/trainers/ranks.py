@@ -155,13 +155,13 @@ def pooled_row(
     What `measure` returns, times and memory, is taken once the statistics are on the host.
     """
     if ranks().size == 1:
-        return dict(stats), dict(measure()), [fell_back]
+        return stats.read(), dict(measure()), [fell_back]
     numbers, counts = stats.counted()
     gated = {name: list(prefixes) for name, prefixes in counts.items()}
     shared = ranks().share("a row", [numbers, gated, dict(measure()), fell_back])
     all_gated = {name: prefixes for _, gated, *_ in shared for name, prefixes in gated.items()}
     measured_by_first, have_fallen = shared[0][2], [fallen for *_, fallen in shared]
-    return dict(pool([numbers for numbers, *_ in shared], all_gated)), measured_by_first, have_fallen
+    return pool([numbers for numbers, *_ in shared], all_gated).read(), measured_by_first, have_fallen
 
 
 # -- decisions

@@ -115,6 +115,11 @@ class LearnerConfig(AlgorithmConfig):
         return torch.zeros_like(updates, dtype=torch.float32)
 
 
+@functools.lru_cache
+def _ratio(number: float) -> Fraction:
+    return Fraction(number).limit_denominator(_LARGEST_DENOMINATOR)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ValueConfig(LearnerConfig):
     """Hyperparameters of algorithms that learn values with target networks."""
@@ -228,7 +233,7 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
     @property
     def update_ratio(self) -> Fraction:
         """`updates_per_sample` as the fraction that it was written as, for exact counts."""
-        return Fraction(self.updates_per_sample).limit_denominator(_LARGEST_DENOMINATOR)
+        return _ratio(self.updates_per_sample)
 
     @property
     def updates_per_collect(self) -> Fraction:

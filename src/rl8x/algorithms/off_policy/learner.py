@@ -17,7 +17,7 @@ import contextlib
 import functools
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, TypeVar, cast
 
@@ -199,7 +199,8 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             phases: The first ones of `phases()`, or all.
             names: The metrics that an update gives: the first ones of `update_metrics`, or all.
         """
-        return OffPolicyUpdater(Update(phases, self.finish), self.nets, names, self.execution)
+        rows: Callable[[ReplayBatch], ReplayBatch] = lambda items: self.source.rows.columns.views(items)  # noqa: E731
+        return OffPolicyUpdater(Update(phases, self.finish), self.nets, names, self.execution, rows)
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Draw the inputs of updates beside their batches, such as noise and flags.
@@ -332,22 +333,25 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         index = self.source.rows.sample(size, self.source.batch_size, self.generator)
         items, done, results = self._items(index), 0, []
         for updater, count in self._runs(self.counters[keys.UPDATES], size):
-            results.append(updater.run({name: item[done : done + count] for name, item in items.items()}))
+            some = slice(done, done + count)
+            results.append(updater.run(items if count == size else {name: item[some] for name, item in items.items()}))
             done += count
         self.counters[keys.UPDATES] += size
-        errors = [wrong for _, wrong in results if wrong is not None]
-        self.source.learned_from(index, torch.cat(errors) if errors else None)
+        self.source.learned_from(index, [wrong for _, wrong in results if wrong is not None])
         return [rows for rows, _ in results]
 
     def _runs(self, first: int, count: int) -> Iterator[tuple[OffPolicyUpdater, int]]:
         """Yield each updater after update `first`, with the number of consecutive updates that it makes."""
+        if len(self.cycle) == 1:
+            yield self.cycle[0], count
+            return
         turns = (self.cycle[i % len(self.cycle)] for i in range(first, first + count))
         for updater, each in itertools.groupby(turns):
             yield updater, len(list(each))
 
     def _items(self, index: Tensor) -> dict[str, Tensor]:
         """Return the inputs of updates, `[updates, ...]` each, given the numbers of their batches' rows."""
-        return self.source.items(index) | self.draw(self.counters[keys.UPDATES], len(index))
+        return self.source.items(index) | self.draw(self.counters[keys.UPDATES], index.size(0))
 
     @property
     def _weights(self) -> list[Tensor]:
@@ -384,7 +388,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
                 updater.prepare(self._items(index))
         self.generator.set_state(drawn_from)
 
-    @property
+    @functools.cached_property
     def _work(self) -> int:
         """Rows times weights of one update."""
         return self.source.batch_size * sum(len(each) for each in self._weights)

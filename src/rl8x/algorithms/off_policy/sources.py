@@ -9,7 +9,7 @@ A replay's owner collects a short horizon, appends it, and makes the updates tha
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from fractions import Fraction
 from typing import Any, Final
@@ -114,11 +114,14 @@ class Source:
         """Restore a `learned_state`, in place."""
 
     def items(self, index: Tensor) -> dict[str, Tensor]:
-        """Return what updates read, `[updates, ...]` each, given the numbers of their rows, `[updates, batch_size]`."""
-        return self.rows.gather(index)
+        """Return what updates read, `[updates, ...]` each, given the numbers of their rows, `[updates, batch_size]`.
 
-    def learned_from(self, index: Tensor, errors: Tensor | None) -> None:
-        """Receive the errors of the rows that were learned from, each `[updates, batch_size]`, for priorities."""
+        The rows are laid out as they are stored; `rows.columns.views` has them by name.
+        """
+        return self.rows.columns.gather(index, self.rows.device)
+
+    def learned_from(self, index: Tensor, errors: Sequence[Tensor]) -> None:
+        """Receive which rows were learned from, `[updates, batch_size]`, and their errors in parts, for priorities."""
 
     def stats(self) -> dict[str, Number]:
         """Return metrics of the rows after a step's updates."""
@@ -206,18 +209,18 @@ class ReplaySource(Source):
 
     def items(self, index: Tensor) -> dict[str, Tensor]:
         """Return the inputs of updates, with importance weights and the scale of returns where there are such."""
-        items = self.rows.gather(index)
+        items = super().items(index)
         if isinstance(self.rows, PrioritizedReplay):
             items[WEIGHTS] = self.rows.weights(index, self.beta_schedule(self.horizons.counters[keys.ENV_STEPS]))
         if self.return_scale is not None:
-            items[SCALE] = self.return_scale.scale.repeat(len(index))
+            items[SCALE] = self.return_scale.scale.repeat(index.size(0))
         return items
 
-    def learned_from(self, index: Tensor, errors: Tensor | None) -> None:
-        """Make the errors of the rows, each `[updates, batch_size]`, their priorities."""
+    def learned_from(self, index: Tensor, errors: Sequence[Tensor]) -> None:
+        """Make the errors of the rows, `[updates, batch_size]` in parts, their priorities."""
         if isinstance(self.rows, PrioritizedReplay):
-            assert errors is not None, "the algorithm gives no errors to draw by"
-            self.rows.update(index, errors)
+            assert errors, "the algorithm gives no errors to draw by"
+            self.rows.update(index, torch.cat([*errors]))
 
     def stats(self) -> dict[str, Number]:
         """Return the number of rows."""

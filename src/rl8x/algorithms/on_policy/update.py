@@ -19,7 +19,7 @@ from rl8x.algorithms.optimizer_rules import AdaptiveRate
 from rl8x.distributed import ranks, sum_over_ranks
 from rl8x.execution import Execution, Program
 from rl8x.execution.private import Substitution
-from rl8x.execution.programs import prepare
+from rl8x.execution.programs import Loop, prepare
 from rl8x.execution.threads import Workers
 from rl8x.policy import Policy, training_mode
 
@@ -335,7 +335,8 @@ class OnPolicyUpdater:
     def _updates(self) -> Program:
         limited = self.objective.limit is not None
         num_state = len(self._state) - (self.objective.rate is None)
-        return self.execution.loop(self._update_tensors, num_state, ends=limited, name="update", kind="update")
+        loop = Loop(self._update_tensors, num_state, ends=limited)
+        return self.execution.program(loop, name="update", kind="update")
 
     @functools.cached_property
     def _add_gradient(self) -> Program:
