@@ -74,7 +74,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Trainer, "run", small_run)
     monkeypatch.setattr(Study, "__init__", small_study_init)
     monkeypatch.setattr(Study, "run", lambda self, jobs=1: study_run(self))
-    monkeypatch.setattr(rl8x.trainers.base, "default_tracker", NullTracker)
+    monkeypatch.setattr(rl8x.trainers.trainer, "default_tracker", NullTracker)
     monkeypatch.chdir(tmp_path)
 
 
@@ -95,7 +95,7 @@ def test_the_first_script_does_what_the_demo_does_and_ends_when_its_return_stays
     runs: list[dict[str, Any]] = []
     run = Trainer.run
     monkeypatch.setattr(Trainer, "run", lambda self, **options: (runs.append(options), run(self, **options))[1])
-    monkeypatch.setattr(rl8x.trainers.base, "default_tracker", NullTracker)
+    monkeypatch.setattr(rl8x.trainers.trainer, "default_tracker", NullTracker)
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
     exec(blocks(PAGES[0], "python")[0], namespace)
@@ -125,7 +125,7 @@ def test_the_scripts_of_docstrings_solve_their_task(owner: Any, monkeypatch: pyt
     run, init = Trainer.run, PPOConfig.__init__
     monkeypatch.setattr(Trainer, "run", lambda self, **options: run(self, **options, max_steps=200))
     monkeypatch.setattr(PPOConfig, "__init__", lambda self, **fields: init(self, **fields, seed=0, device="cpu"))
-    monkeypatch.setattr(rl8x.trainers.base, "default_tracker", NullTracker)
+    monkeypatch.setattr(rl8x.trainers.trainer, "default_tracker", NullTracker)
     namespace: dict[str, Any] = {}
     exec(textwrap.dedent(code), namespace)
     assert namespace["trainer"].stop_reason.startswith("HitsUpperBound('eval/returns/mean', 475): ")

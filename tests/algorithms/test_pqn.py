@@ -14,7 +14,7 @@ from tests import probes
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import PQNConfig
 from rl8x.algorithms.pqn import PQN_LOSS_METRICS
-from rl8x.checkpoint.ranks import packed, unpacked
+from rl8x.checkpoint.tree import packed, unpacked
 from rl8x.cli.main import main
 from rl8x.config.algorithms import algorithm_config_class
 from rl8x.envs import CartPole, Pendulum

@@ -22,7 +22,7 @@ from rl8x._version import __version__
 from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Checkpoint, good, listed
 from rl8x.checkpoint.tree import CheckpointError, copied, segments_in
-from rl8x.config.checkpoints import Checkpoints, CheckpointsLike
+from rl8x.config.spec import Checkpoints, CheckpointsLike
 from rl8x.disk import sync_folder
 from rl8x.tracking import Tracker
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir

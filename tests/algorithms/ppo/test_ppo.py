@@ -15,8 +15,7 @@ from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.ppo.losses import PPO_LOSS_METRICS, ppo_losses
-from rl8x.checkpoint.ranks import packed, unpacked
-from rl8x.checkpoint.tree import clone
+from rl8x.checkpoint.tree import clone, packed, unpacked
 from rl8x.envs import CartPole, CartPoleInfinite, ContinuousDummy, DiscreteDummy, GymnasiumEnv, Pendulum
 from rl8x.policy import Evaluation
 
