@@ -490,7 +490,7 @@ def test_a_run_is_found_by_a_run_file_with_a_password(tmp_path):
 
 
 def test_a_job_finds_its_run_though_the_newest_checkpoint_is_damaged(tmp_path):
-    resolved = {"env_class": "E", "config": {"seed": 1}}
+    resolved = {**legal.RESOLVED, "env_class": "E", "config": {"seed": 1}}
     for steps in (1, 2):
         path = put(tmp_path / "a", steps, run={"key": "k", "job": "mine"}, resolved=resolved)
     (path / files.DESCRIPTION).write_text("{")

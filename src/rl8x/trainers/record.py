@@ -24,8 +24,8 @@ from rl8x.checkpoint.build import resolve
 from rl8x.checkpoint.find import CHECKPOINTS_TAG, spool_of
 from rl8x.checkpoint.metadata import Resolved
 from rl8x.checkpoint.tree import RANKS, gathered
-from rl8x.config.describe import checkpoints_plain, run_spec, unwritable_in
-from rl8x.config.spec import RunSpec, TrainerSpec
+from rl8x.config.describe import unwritable_in
+from rl8x.config.spec import RunSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.env_config import AnyEnvConfig, PlainConfig, function_form, function_name, inherited_config, shown_value
@@ -54,11 +54,12 @@ class Record:
         algorithm: What is trained.
         tracker: The tracker that keeps the run.
         checkpoints: The manager of the run's checkpoints.
-        options: The trainer's options.
+        spec: How the algorithm and the trainer were made.
         eval_env: The evaluation environment of its own; None where there is none.
         num_eval_envs: Copies that evaluations are made in, those of all ranks.
 
     Attributes:
+        spec: How the run is made, as values that can be written; each `run()` makes a new one.
         is_written: Whether a file, or a `RunSpec` of a script, made the run.
         run: The run in progress, or the last one; None where there was none.
         is_open: Whether the tracked run has begun, or gone on, and not ended since.
@@ -70,14 +71,14 @@ class Record:
         algorithm: GenericAlgorithmBase[Any],
         tracker: Tracker,
         checkpoints: CheckpointManager,
-        options: TrainerSpec,
+        spec: RunSpec,
         eval_env: Env | None,
         num_eval_envs: int,
     ) -> None:
         self.algorithm = algorithm
         self.tracker = tracker
         self.checkpoints = checkpoints
-        self.options = options
+        self.spec = spec
         self.is_written = False
         self.run: RunState | None = None
         self.is_open = False
@@ -100,12 +101,6 @@ class Record:
         self._config: PlainConfig | None = None
         if algorithm.env is None:
             self._config = {} if eval_env is None else eval_env.next_config
-
-    @functools.cached_property
-    def spec(self) -> RunSpec:
-        """How the run is made, as values that can be written; each `run()` makes a new one."""
-        saved = checkpoints_plain(self.checkpoints.options)
-        return run_spec(self.algorithm, replace(self.options, checkpoints=saved))
 
     @functools.cached_property
     def resolved(self) -> Resolved:

@@ -94,9 +94,9 @@ def unfinished(resolved: Resolved, root: Path | None, *, any_seed: bool) -> Path
     `root` is where such folders are, or the run's own; None where nothing is saved.
     """
     name = job()
-    folder = (
-        None if name is None or root is None else find_of_job(name, resolved, root, any_seed=any_seed, besides=_TAKEN)
-    )
+    if name is None or root is None:
+        return None
+    folder = find_of_job(name, resolved, root, any_seed=any_seed, besides=_TAKEN)
     if folder is not None:
         _TAKEN.add(folder)
     return folder

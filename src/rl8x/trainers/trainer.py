@@ -21,7 +21,7 @@ from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointManager, Chec
 from rl8x.checkpoint.metadata import checked_state
 from rl8x.checkpoint.tree import RANKS, num_ranks, of_rank
 from rl8x.conditions import Condition
-from rl8x.config.describe import unwritable
+from rl8x.config.describe import checkpoints_plain, run_spec, unwritable
 from rl8x.config.spec import RunOptions, RunSpec, TrainerSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
@@ -154,9 +154,6 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self.callbacks: tuple[Callback, ...] = ()
         check_callbacks(callbacks, self.metric_names)
         self.callbacks = tuple(callbacks)
-        own = eval_env if eval_env is None or isinstance(eval_env, bool | str) else unwritable(_GIVEN_ENV)
-        options: Any = {"eval_env": own, "num_eval_envs": num_eval_envs, "log_models": log_models}
-        spec = TrainerSpec(**options, on_non_finite=on_non_finite)
         if ranks().is_first:
             self.tracker = default_tracker() if tracker is None else tracker
             if log_models:
@@ -164,6 +161,13 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         else:
             self.tracker, checkpoints = NullTracker(), False
         self.checkpoints = CheckpointManager(checkpoints, self.tracker)
+        options: Any = {
+            "eval_env": eval_env if isinstance(eval_env, bool | str | None) else unwritable(_GIVEN_ENV),
+            "num_eval_envs": num_eval_envs,
+            "on_non_finite": on_non_finite,
+            "log_models": log_models,
+        }
+        spec = run_spec(algorithm, TrainerSpec(**options, checkpoints=checkpoints_plain(self.checkpoints.options)))
         own_env = None if self.evaluator is None else self.evaluator.env
         self.record = Record(algorithm, self.tracker, self.checkpoints, spec, own_env, self.evaluations.num_envs)
         best = self.checkpoints.best_metric
