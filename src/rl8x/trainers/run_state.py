@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -274,7 +274,9 @@ class RunState:
     def overdue(self, stats: TrainStats) -> list[str]:
         """Return why the run ends by the clock alone, between two rows, with the condition noted as met."""
         self.met = [
-            condition for condition in self.conditions if any(clock.judge(stats) for clock in _clocks(condition))
+            condition
+            for condition in self.conditions
+            if any(isinstance(clock, WallTime) and clock.judge(stats) for clock in _alternatives([condition]))
         ]
         return [condition.reason(stats) for condition in self.met]
 
@@ -323,24 +325,20 @@ def _of_evaluations(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if name.startswith(keys.EVAL_PREFIX))
 
 
+def _alternatives(conditions: Iterable[Condition]) -> Iterator[Condition]:
+    """Yield the conditions that each end the run by themselves."""
+    for condition in conditions:
+        yield from _alternatives(condition.children) if isinstance(condition, Or) else (condition,)
+
+
 def _bounds(conditions: Iterable[Condition], name: str) -> list[float]:
     """List the upper bounds on a metric that each end the run by themselves."""
     bounds = []
-    for condition in conditions:
-        if isinstance(condition, Or):
-            bounds += _bounds(condition.children, name)
-        elif isinstance(condition, HitsUpperBound) and condition.name == name:
-            bounds.append(condition.bound)
-        elif isinstance(condition, Not) and isinstance(condition.condition, HitsLowerBound):  # `name > bound`
-            bounds += [condition.condition.bound] if condition.condition.name == name else []
+    for each in _alternatives(conditions):
+        above = each.condition if isinstance(each, Not) else None  # `name > bound`
+        bound = each if isinstance(each, HitsUpperBound) else above if isinstance(above, HitsLowerBound) else None
+        bounds += [bound.bound] if bound is not None and bound.name == name else []
     return bounds
-
-
-def _clocks(condition: Condition) -> list[WallTime]:
-    """List the clocks that each end the run by themselves."""
-    if isinstance(condition, Or):
-        return [clock for child in condition.children for clock in _clocks(child)]
-    return [condition] if isinstance(condition, WallTime) else []
 
 
 def _named(condition: Condition) -> str:
