@@ -249,7 +249,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         own, saved = trainer.record.spec.trainer, checkpoint.spec
         changed = {name: getattr(own, name) for name, value in given.items() if value is not ...}
         trainer.record.spec = replace(saved, trainer=replace(saved.trainer, **changed), trust=trust)
-        trainer._go_on_from(checkpoint, origin)
+        trainer.go_on_from(checkpoint, origin)
         return trainer
 
     # -- a run
@@ -855,8 +855,16 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             self.evaluator.load_state_dict(state["evaluator"])
         self.train_step.load_state_dict(state)
 
-    def _go_on_from(self, checkpoint: Checkpoint, origin: Origin) -> None:
-        """Restore a checkpoint, with its folder and its tracked run; the next `run()` continues its run."""
+    def go_on_from(self, checkpoint: Checkpoint, origin: Origin) -> None:
+        """Restore a checkpoint, with its folder and its tracked run; the next `run()` continues its run.
+
+        Args:
+            checkpoint: The checkpoint.
+            origin: How it was found.
+
+        Raises:
+            CheckpointError: If it does not fit this trainer.
+        """
         algorithm, saved_in = self.algorithm, checkpoint.metadata
         check_same(checkpoint)
         try:
@@ -900,7 +908,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         own = unfinished(resolved, root, any_seed=any_seed) if ranks().is_first else None
         folder = ranks().first("the run to go on with", None if own is None else str(own))
         if folder is not None:
-            self._go_on_from(*newest(Path(folder), self.algorithm, Origin(auto=True)))
+            self.go_on_from(*newest(Path(folder), self.algorithm, Origin(auto=True)))
 
     def _go_on_from_newest(self) -> None:
         """Restore the newest checkpoint, which another process has written since this trainer resumed an older one."""
@@ -908,7 +916,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         folder = ranks().first("the run's folder", None if own is None else str(own))
         if folder is None or origin.named or self.algorithm.counters[keys.STEPS] != origin.steps:
             raise self.checkpoints.outrun_error()
-        self._go_on_from(*newest(Path(folder), self.algorithm, origin))
+        self.go_on_from(*newest(Path(folder), self.algorithm, origin))
 
 
 class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
