@@ -102,7 +102,7 @@ def test_the_first_script_does_what_the_demo_does_and_ends_when_its_return_stays
 
     demo = RunSpec.from_file(ROOT / "examples" / "demo.yaml")
     assert namespace["config"] == PPOConfig(**demo.algorithm.algorithm_config)
-    assert namespace["trainer"].options.num_eval_envs == demo.trainer.num_eval_envs
+    assert namespace["trainer"].record.spec.trainer.num_eval_envs == demo.trainer.num_eval_envs
     ((asked,), conditions) = runs, demo.run.conditions()
     assert asked["steps_per_eval"] == demo.run.steps_per_eval
     assert [*map(repr, asked["stop_conditions"])] == [*map(repr, conditions)]
