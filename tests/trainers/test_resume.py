@@ -693,6 +693,21 @@ def test_who_waited_refuses_what_was_changed_meanwhile(tmp_path):
         run(waiter, max_steps=4)
 
 
+def test_a_job_that_is_started_again_goes_on_with_the_seed_that_was_drawn(tmp_path, monkeypatch):
+    for module in ("resume", "record"):
+        monkeypatch.setattr(f"rl8x.trainers.{module}.job", lambda: "mine")
+    saved = {"checkpoints": Checkpoints(tmp_path, every_steps=1)}
+    first = make(seed=None, trainer=saved | {"callbacks": [killed_at(4)]})
+    with pytest.raises(Killed):
+        run(first, max_steps=6)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    second = make(seed=None, trainer=saved)
+    assert run(second, max_steps=6)[keys.STEPS] == 6
+    assert [path.name.split("-", 1)[1] for path in listed(tmp_path)] == ["step-4", "step-5", "step-6"]
+    seeds = [second.algorithm.seed, find(tmp_path).metadata["resolved"]["config"]["seed"]]
+    assert seeds == [first.algorithm.seed] * 2
+
+
 def test_an_older_checkpoint_can_be_gone_back_to(tmp_path):
     run(make(trainer={"checkpoints": Checkpoints(tmp_path, every_steps=1, keep=9)}), max_steps=4)
     back = Trainer.resume(listed(tmp_path)[2], tracker=MemoryTracker())

@@ -121,6 +121,7 @@ class Record:
         `eval_config` is what it was evaluated under, where that was not as in training.
         """
         self.checkpoints.go_on_from(checkpoint, origin.known)
+        self.resolved = resolve(self.algorithm)  # with the seed that was drawn then
         tracked = checkpoint.metadata["run"]
         if isinstance(self.tracker, MLflowTracker):
             self.tracker.resumed_spool = spool_of(checkpoint.path.parent, checkpoint.metadata)
