@@ -70,7 +70,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Trainer, "run", small_run)
     monkeypatch.setattr(Study, "__init__", small_study_init)
     monkeypatch.setattr(Study, "run", lambda self, jobs=1: study_run(self))
-    monkeypatch.setattr(rl8x.trainers.base, "default_tracker", NullTracker)
+    monkeypatch.setattr(rl8x.trainers.trainer, "default_tracker", NullTracker)
     monkeypatch.chdir(tmp_path)
 
 
@@ -91,14 +91,14 @@ def test_the_first_script_does_what_the_demo_does_and_ends_when_its_return_stays
     runs: list[dict[str, Any]] = []
     run = Trainer.run
     monkeypatch.setattr(Trainer, "run", lambda self, **options: (runs.append(options), run(self, **options))[1])
-    monkeypatch.setattr(rl8x.trainers.base, "default_tracker", NullTracker)
+    monkeypatch.setattr(rl8x.trainers.trainer, "default_tracker", NullTracker)
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
     exec(blocks(PAGES[0], "python")[0], namespace)
 
     demo = RunSpec.from_file(ROOT / "examples" / "demo.yaml")
     assert namespace["config"] == PPOConfig(**demo.algorithm.algorithm_config)
-    assert namespace["trainer"].options.num_eval_envs == demo.trainer.num_eval_envs
+    assert namespace["trainer"].record.spec.trainer.num_eval_envs == demo.trainer.num_eval_envs
     ((asked,), conditions) = runs, demo.run.conditions()
     assert asked["steps_per_eval"] == demo.run.steps_per_eval
     assert [*map(repr, asked["stop_conditions"])] == [*map(repr, conditions)]
@@ -121,7 +121,7 @@ def test_the_scripts_of_docstrings_solve_their_task(owner: Any, monkeypatch: pyt
     run, init = Trainer.run, PPOConfig.__init__
     monkeypatch.setattr(Trainer, "run", lambda self, **options: run(self, **options, max_steps=200))
     monkeypatch.setattr(PPOConfig, "__init__", lambda self, **fields: init(self, **fields, seed=0, device="cpu"))
-    monkeypatch.setattr(rl8x.trainers.base, "default_tracker", NullTracker)
+    monkeypatch.setattr(rl8x.trainers.trainer, "default_tracker", NullTracker)
     namespace: dict[str, Any] = {}
     exec(textwrap.dedent(code), namespace)
     assert namespace["trainer"].stop_reason.startswith("HitsUpperBound('eval/returns/mean', 475): ")

@@ -326,7 +326,7 @@ def test_what_this_machine_or_these_ranks_cannot_do_is_said_in_one_line(monkeypa
     def unlike(_):
         raise RankError("rank 1 is not like rank 0")
 
-    monkeypatch.setattr("rl8x.trainers.base.begin", unlike)
+    monkeypatch.setattr("rl8x.trainers.trainer.begin", unlike)
     assert main(["train", "CartPole", *SMALL, "--max-steps", "2"]) == 2
     assert capsys.readouterr().err == "rl8x: error: rank 1 is not like rank 0\n"
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from rl8x import algorithms
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
-from rl8x.config.checkpoints import Checkpoints
-from rl8x.config.spec import UNWRITABLE, AlgorithmSpec, EnvSpec, RunSpec, TrainerSpec, is_unwritable
+from rl8x.config.spec import UNWRITABLE, AlgorithmSpec, Checkpoints, EnvSpec, RunSpec, TrainerSpec, is_unwritable
 from rl8x.envs import GymnasiumEnv, registry
 from rl8x.envs.bindings import Binding
 from rl8x.importing import CLASS, NOT_PLAIN, dotted_path, import_named, to_plain

@@ -18,13 +18,13 @@ import torch
 from rl8x import keys
 from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.checkpoint import CheckpointManager, CheckpointsLike
+from rl8x.checkpoint import Checkpoint, CheckpointManager
 from rl8x.checkpoint.build import resolve
-from rl8x.checkpoint.find import CHECKPOINTS_TAG
+from rl8x.checkpoint.find import CHECKPOINTS_TAG, spool_of
 from rl8x.checkpoint.metadata import Resolved
-from rl8x.checkpoint.ranks import RANKS, gathered
-from rl8x.config.describe import checkpoints_plain, run_spec, unwritable_in
-from rl8x.config.spec import RunSpec, TrainerSpec
+from rl8x.checkpoint.tree import RANKS, gathered
+from rl8x.config.describe import unwritable_in
+from rl8x.config.spec import RunSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.env_config import AnyEnvConfig, Given, function_form, function_name, inherited_config, shown_value
@@ -36,7 +36,7 @@ from rl8x.tracking.protocol import Status
 from rl8x.tracking.secrets import hide, hide_in_data
 from rl8x.trainers import description
 from rl8x.trainers.progress import counter_name
-from rl8x.trainers.resume import job, kind_of, torch_generators
+from rl8x.trainers.resume import Origin, handle_for, job, kind_of, torch_generators
 from rl8x.trainers.run_state import RunState
 from rl8x.trainers.statistics import Results
 
@@ -52,13 +52,13 @@ class Record:
     Args:
         algorithm: What is trained.
         tracker: The tracker that keeps the run.
-        checkpoints: When and where the run is saved; see `Trainer`.
-        options: The trainer's options.
+        checkpoints: The manager of the run's checkpoints.
+        spec: How the algorithm and the trainer were made.
         eval_env: The evaluation environment of its own; None where there is none.
         num_eval_envs: Copies that evaluations are made in, those of all ranks.
 
     Attributes:
-        checkpoints: The manager of the run's checkpoints.
+        spec: How the run is made, as values that can be written; each `run()` makes a new one.
         is_written: Whether a file, or a `RunSpec` of a script, made the run.
         run: The run in progress, or the last one; None where there was none.
         is_open: Whether the tracked run has begun, or gone on, and not ended since.
@@ -69,15 +69,15 @@ class Record:
         self,
         algorithm: GenericAlgorithmBase[Any],
         tracker: Tracker,
-        checkpoints: CheckpointsLike,
-        options: TrainerSpec,
+        checkpoints: CheckpointManager,
+        spec: RunSpec,
         eval_env: Env | None,
         num_eval_envs: int,
     ) -> None:
         self.algorithm = algorithm
         self.tracker = tracker
-        self.checkpoints = CheckpointManager(checkpoints, tracker)
-        self.options = options
+        self.checkpoints = checkpoints
+        self.spec = spec
         self.is_written = False
         self.run: RunState | None = None
         self.is_open = False
@@ -102,12 +102,6 @@ class Record:
             self._config = {} if eval_env is None else eval_env.parameter_state.following.given
 
     @functools.cached_property
-    def spec(self) -> RunSpec:
-        """How the run is made, as values that can be written; each `run()` makes a new one."""
-        saved = checkpoints_plain(self.checkpoints.options)
-        return run_spec(self.algorithm, replace(self.options, checkpoints=saved))
-
-    @functools.cached_property
     def resolved(self) -> Resolved:
         """What stands beside the spec: all hyperparameters, the drawn seed, the spaces, the policy."""
         return resolve(self.algorithm)
@@ -116,29 +110,35 @@ class Record:
 
     def resume(
         self,
-        handle: str | None,
-        tags: Mapping[str, str],
+        checkpoint: Checkpoint,
+        origin: Origin,
         results: Mapping[str, Any],
         eval_config: Given | None = None,
     ) -> None:
-        """Continue the tracked run of another process, whose last rows may come again; without a handle begin one.
+        """Continue the tracked run and the checkpoints of another process, whose last rows may come again.
 
         `eval_config` is what it was evaluated under, where that was not as in training.
         """
+        self.checkpoints.go_on_from(checkpoint, origin.known)
+        self.resolved = resolve(self.algorithm)  # with the seed that was drawn then
+        tracked = checkpoint.metadata["run"]
+        if isinstance(self.tracker, MLflowTracker):
+            self.tracker.resumed_spool = spool_of(checkpoint.path.parent, checkpoint.metadata)
+            self.tracker.names_before = tracked["names"] or {}
         self._results.load_state_dict(results)
         trained = {} if self.algorithm.env is None else self.algorithm.env.parameter_state.in_force.given
         self._shown = {*_config_params(self.algorithm.env, self._eval_env, trained, eval_config, None)}
-        self._handle, self._repeats, self._resume_tags = handle, True, dict(tags)
+        self._handle, self._repeats, self._resume_tags = handle_for(tracked, self.tracker), True, dict(origin.tags)
 
-    def prepare(self, run: RunState, *, callbacks: bool) -> None:
+    def prepare(self, run: RunState) -> None:
         """Note the options of a `run()` before it begins; callbacks cannot be written to a run file."""
         self.run = run
-        self._steered_by = function_name(run.plain["env_config"])
-        self.spec = replace(self.spec, run=run.spec, trust=self.spec.trusted)
+        self._steered_by = function_name(run.plain_configs["env_config"])
+        self.spec = replace(self.spec, run=run.options, trust=self.spec.trusted)
         plain = self.spec.to_plain()
-        is_whole = self.is_written or not (callbacks or any(text.startswith("__main__.") for text in texts(plain)))
+        is_whole = self.is_written or not (run.callbacks or any(text.startswith("__main__.") for text in texts(plain)))
         self._whole_file = dict(hide_in_data(plain)) if is_whole and not [*unwritable_in(plain)] else None
-        config = _training_config(self.algorithm, None if self._steered_by else run.options["env_config"])
+        config = _training_config(self.algorithm, None if callable(run.env_config) else run.env_config)
         self._config = self._config if config is None else config
 
     def open(self, *, trains: bool = True) -> None:
@@ -185,11 +185,7 @@ class Record:
         return self._process not in (None, os.getpid())
 
     def check_process(self) -> None:
-        """Raise where the run is another process's.
-
-        Raises:
-            RuntimeError: If it is.
-        """
+        """Raise where the run is another process's."""
         if self.is_elsewhere:
             raise RuntimeError(
                 f"this trainer's run belongs to process {self._process}, and this is a fork of it, which would write "
@@ -265,7 +261,7 @@ class Record:
         env, config = self.algorithm.env, self._config
         if config is None:
             config = {} if env is None else env.parameter_state.following.given
-        eval_config = None if self.run is None else self.run.options["eval_env_config"]
+        eval_config = None if self.run is None else self.run.eval_env_config
         algorithm = self.algorithm
         together = {"ranks": ranks().size} if ranks().size > 1 else {}
         if together and env is not None:

@@ -16,8 +16,7 @@ from rl8x.algorithms import PPOConfig
 from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.on_policy.update import OnPolicyUpdater
 from rl8x.algorithms.ppo import PPO, PPO_LOSS_METRICS
-from rl8x.checkpoint.ranks import packed, unpacked
-from rl8x.checkpoint.tree import clone
+from rl8x.checkpoint.tree import clone, packed, unpacked
 from rl8x.envs import CartPole, CartPoleInfinite, ContinuousDummy, DiscreteDummy, GymnasiumEnv, Pendulum
 from rl8x.policy import Evaluation
 
