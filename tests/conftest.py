@@ -58,6 +58,7 @@ LONGEST = (
     "tests/execution/test_compiler.py",
     "tests/trainers/test_resume.py",
     "tests/test_readme.py",
+    "tests/algorithms/test_conformance.py",
     "tests/algorithms/test_sac.py",
     "tests/trainers/test_auto.py",
     "tests/algorithms/ppo/test_update.py",

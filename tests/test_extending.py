@@ -140,7 +140,7 @@ class Lists:
     def finish(self, status):
         self.status = status
 ''',
-    "on_policy": '''
+    "climb": '''
 import dataclasses
 
 import torch
@@ -200,6 +200,58 @@ class Climb(GenericAlgorithmBase[ClimbConfig], config=ClimbConfig):
             kept.copy_(saved)
         self.best = state["best"]
         self.generator.set_state(state["climb"])
+''',
+    "on_policy": '''
+import dataclasses
+
+from rl8x import keys
+from rl8x.algorithms import OnPolicyAlgorithm, OnPolicyConfig
+from rl8x.algorithms.base import LR
+from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.on_policy import Objective
+from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
+from rl8x.functional import explained_variance, generalized_advantages
+from rl8x.policy import Policy
+from rl8x.rollouts.step import actor_critic
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReinforceConfig(OnPolicyConfig):
+    """Hyperparameters of REINFORCE with a learned baseline."""
+
+    gamma: float = option(0.99, "Discount factor.", low=0.0, high=1.0)
+
+
+def losses(policy, batch, state, coefficient, config):
+    """Sum -A log p(a | s) + (V - R)^2 over a minibatch."""
+    found = policy(batch[keys.OBS], batch[keys.ACTIONS], state, batch[keys.STARTS])
+    errors = batch[keys.RETURNS] - found.values
+    return (errors.square() - errors.detach() * found.logp).sum().unsqueeze(0)
+
+
+class Reinforce(OnPolicyAlgorithm[ReinforceConfig], config=ReinforceConfig):
+    """Makes actions likelier by how much more they brought than their states are worth."""
+
+    metrics = ("losses/total", GRAD_NORM, EXPLAINED_VARIANCE, LR)
+    objective = Objective(losses, ("losses/total",), "losses/total")
+    slot = staticmethod(actor_critic)
+
+    def make_policy(self):
+        return Policy(self.env.single_observation_space, self.env.single_action_space, model=self.config.model)
+
+    def targets(self, data):
+        ends = data[keys.FINAL_VALUES], data[keys.TERMINATED], data[keys.TRUNCATED]
+        factors = {"gamma": self.config.gamma, "gae_lambda": 1.0}
+        _, returns = generalized_advantages(data[keys.REWARDS], self.rollout[keys.VALUES], *ends, **factors)
+        return {keys.RETURNS: returns}, explained_variance(data[keys.VALUES], returns, None)
+
+    def learn(self):
+        explained = self.set_targets()
+        with self.updates() as updates:
+            for _ in updates.epochs():
+                for minibatches in updates.minibatches():
+                    updates.step(minibatches)
+        return explained
 ''',
     "off_policy": '''
 import dataclasses
@@ -315,7 +367,8 @@ def found(package, monkeypatch, path):
     "algorithm",
     [
         (),
-        ("--algorithm", "on_policy.ClimbConfig", "--sigma", "0.5"),
+        ("--algorithm", "climb.ClimbConfig", "--sigma", "0.5"),
+        ("--algorithm", "on_policy.ReinforceConfig", "--gamma", "0.9"),
         ("--algorithm", "off_policy.LeastConfig", "--warmup-steps", "10"),
     ],
 )
@@ -365,7 +418,8 @@ def recorded(env_class):
 CLIMB = {"num_envs": 6, "horizon": 5, "sigma": 0.5}
 LEAST = {"num_envs": 6, "horizon": 5, "warmup_steps": 10, "batch_size": 8}
 ALGORITHMS = [
-    ("on_policy.ClimbConfig", CLIMB, False),
+    ("climb.ClimbConfig", CLIMB, False),
+    ("on_policy.ReinforceConfig", {"num_envs": 6, "horizon": 5, "sgd_minibatch_size": 15}, False),
     ("off_policy.LeastConfig", LEAST, False),
     ("off_policy.LeastConfig", {"batch_size": 8, "updates_per_step": 3}, True),
     ("offline.CloneConfig", {"batch_size": 8, "updates_per_step": 3}, True),

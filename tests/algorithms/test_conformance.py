@@ -167,7 +167,9 @@ def test_traced_programs_compute_what_eager_functions_do(case, monkeypatch, tmp_
 
 @pytest.mark.parametrize("case", ["ppo", "dqn", "sac, delayed"])
 def test_compiled_updates_compute_what_eager_ones_do(case, monkeypatch):
-    options = {"updates_per_sample": 0.25} if case != "ppo" else {}  # 4 updates at once
+    options = {"updates_per_sample": 0.25}  # 4 updates at once
+    if case == "ppo":  # the programs of trainers/test_resume.py, which are then compiled once
+        options = {"num_envs": 4, "sgd_minibatch_size": 16, "model_config": {"hidden_sizes": [8]}}
     eager, compiled = build(case, **options), build(case, **options, execution="compile")
     collector = compiled.horizons.collector
     monkeypatch.setattr(collector, "stepper", getattr(collector.stepper, "_eager", None))  # tested where it is

@@ -49,7 +49,7 @@ EXPLAINED_VARIANCE: Final = "monitors/explained_variance"
 
 
 class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
-    """An algorithm that learns from rollouts; a subclass defines the rollout's slots, the targets and the loss.
+    """An algorithm that learns from rollouts; a subclass says what slots hold, its targets and loss, and how it learns.
 
     Args:
         config: The hyperparameters.

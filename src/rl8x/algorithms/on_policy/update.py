@@ -132,13 +132,13 @@ class OnPolicyUpdater:
             with self.execution.ahead():
                 self.prepare(coefficient)
         self._alone = ranks().size == 1
+        self._ended = False
         with self._workers() as self.workers:
+            self._looped = self._is_looped(self.workers)
             yield
 
     def epochs(self) -> Iterator[int]:
         """Yield the number of each epoch, or of the first of those that one program makes, up to the limit."""
-        self._ended = False
-        self._looped = self._is_looped(self.workers)
         for number in range(0, self.config.num_sgd_iters, self.epochs_at_once if self._looped else 1):
             if not self._ended:
                 yield number
