@@ -417,6 +417,9 @@ def test_what_a_config_says_is_found_out_anew_where_anything_in_it_has_changed()
             assert env.plain_config(config) == CartPole(2).plain_config(config)
     copies[0] = 7.0
     assert env.plain_config(config)["length"] == [7.0, 6.0]
+    env.plain_config({"length": 1.0})
+    with pytest.raises(ValueError, match="must be a number"):
+        env.plain_config({"length": True})  # which equals 1.0
     # Draws take noise in the order of the names.
     one, other = {"length": Uniform(0.2, 0.8), "gravity": Uniform(5, 20)}, {"gravity": Uniform(5, 20)}
     other["length"] = one["length"]

@@ -107,7 +107,7 @@ def test_what_has_moved_is_there_again_where_a_config_comes_back_after_a_resume(
         return trainer
 
     def states(trainer):
-        groups = trainer.algorithm.env.parameter_state._curricula
+        groups = trainer.algorithm.env.parameter_state.curricula
         return {key: {part: tensor.tolist() for part, tensor in group.state.items()} for key, group in groups.items()}
 
     whole = begun()
@@ -136,12 +136,12 @@ def test_evaluations_change_nothing_in_training(name):
     assert [row for row in trained if row] == [row for _, row in rows(without)]
     env = trainer.algorithm.env
     before = {
-        key: {n: t.clone() for n, t in group.state.items()} for key, group in env.parameter_state._curricula.items()
+        key: {n: t.clone() for n, t in group.state.items()} for key, group in env.parameter_state.curricula.items()
     }
     trainer.eval(env_config={"length": 0.3})
     trainer.eval(env_config=env.config)
     for key, state in before.items():
-        assert all(env.parameter_state._curricula[key].state[n].equal(tensor) for n, tensor in state.items())
+        assert all(env.parameter_state.curricula[key].state[n].equal(tensor) for n, tensor in state.items())
     with pytest.raises(ValueError, match=r"`env_config\['gravity'\]` moves with training, and an evaluation moves"):
         trainer.eval(env_config={"gravity": Scheduled([(0, 9.0)])})
     with pytest.raises(ValueError, match=r"`eval_env_config\['\w+'\]` moves with training"):

@@ -139,6 +139,9 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         On the CPU a horizon at once and step by step give the same numbers. On CUDA they differ, because each launch
         takes its own stretch of the generator's stream.
 
+        Args:
+            horizon: Steps of each copy.
+
         Returns:
             Uniform numbers in [0, 1), float32 `[horizon, num_envs, noise_width]`.
         """
@@ -194,15 +197,30 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         return carry, Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, metrics, sources)
 
     def outcome(self, carry: Carry, actions: Actions, noise: Tensor) -> Outcome:
-        """Return what `transition` does in the next step, before any reset; arguments as those of `advance`."""
+        """Return what `transition` does in the next step, before any reset.
+
+        Args:
+            carry: The carry before the step.
+            actions: `[num_envs, ...]`, as `transition` takes them.
+            noise: `[num_envs, noise_width]` in [0, 1).
+        """
         return self.transition(carry["state"], actions, carry["parameters"], self._columns(noise, 0, self.step_noise))
 
     def starting_parameters(self, noise: Tensor) -> dict[str, Tensor]:
-        """Return the parameters of episodes that start now, float32 `[num_envs]` each; noise as in `restart`."""
+        """Return the parameters of episodes that start now, float32 `[num_envs]` each.
+
+        Args:
+            noise: `[num_envs, noise_width]` in [0, 1).
+        """
         return {**self.parameter_state.in_force.fixed, **self._draw(noise)[0]}
 
     def first_carry(self, state: State, parameters: dict[str, Tensor]) -> Carry:
-        """Return the carry of episodes that all start now, in a state and under parameters, `[num_envs, ...]` each."""
+        """Return the carry of episodes that all start now.
+
+        Args:
+            state: The first states of episodes, `[num_envs, ...]` each.
+            parameters: Their parameters, float32 `[num_envs]` each.
+        """
         elapsed = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         returns = torch.zeros(self.num_envs, device=self.device)
         return {"state": state, "parameters": parameters, "elapsed": elapsed, "returns": returns}
@@ -213,7 +231,11 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         return True
 
     def set_elapsed(self, elapsed: Tensor) -> None:
-        """Have the present episodes count as so many steps long, int64 `[num_envs]`, below the time limit."""
+        """Have the present episodes count as so many steps long, so that their time limits come sooner.
+
+        Args:
+            elapsed: int64 `[num_envs]`, each at least 0 and below the time limit.
+        """
         assert self.carry is not None
         self.carry = self.carry | {"elapsed": elapsed}
 
@@ -349,7 +371,15 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             self.carry = {name: value for name, value in self.carry.items() if name != "sources"}
 
     def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
-        """Raise `ValueError` where the environment cannot have a configuration, which `owner` names."""
+        """Refuse a configuration that the environment cannot have.
+
+        Args:
+            resolved: The configuration, which is legal otherwise.
+            owner: Its name in error messages.
+
+        Raises:
+            ValueError: If the environment cannot have it.
+        """
 
     @property
     def drawn_parameters(self) -> dict[str, Tensor]:
@@ -445,7 +475,11 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         return twin
 
     def set_seed(self, seed: int | None) -> None:
-        """Seed the generator, as `reset` does where it is given a seed; None takes one from the operating system."""
+        """Seed the generator, as `reset` does where it is given a seed.
+
+        Args:
+            seed: A whole number; None takes one from the operating system.
+        """
         if seed is None:
             self.generator.seed()
         else:

@@ -90,11 +90,20 @@ class Binding(ABC):
         raise NotImplementedError(f"{type(self).__name__} is for simulators that are replaced, and writes nothing.")
 
     def holds(self, simulator: Any, original: Any, value: Value | None) -> bool:
-        """Whether what `write` set, with the same arguments, is still there after a reset."""
+        """Whether what `write` set is still there after a reset.
+
+        Args:
+            simulator: The unwrapped simulator.
+            original: What `write` was given.
+            value: What `write` was given, float32 `[num_envs]` for a simulator of many copies.
+        """
         return True
 
     def own_default(self, original: Any) -> float:
         """Return the one number that `read` found.
+
+        Args:
+            original: What `read` returned.
 
         Raises:
             ValueError: If it found several that differ.
@@ -108,7 +117,10 @@ class Binding(ABC):
         return float(numbers[0])
 
     def parameter(self, original: Any) -> Parameter:
-        """Return the default and the bounds that `env_config` is checked by, given what `read` returned.
+        """Return the default and the bounds that `env_config` is checked by.
+
+        Args:
+            original: What `read` returned.
 
         Raises:
             ValueError: If `read` found several numbers and there is no `default`, or the default does not lie in the

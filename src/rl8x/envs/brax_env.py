@@ -112,7 +112,7 @@ class BraxEnv(SimulatorEnv):
         check_rows("BraxEnv", self.num_envs, rewards=rewards, terminated=terminated)
         obs, final_obs = self._tensors_of(self._simulated.obs), self._tensors_of(stepped.obs)
         parameters = self.redrawn(terminated | truncated, before, fresh)
-        return self.finish(carry, obs, rewards, terminated, truncated, final_obs, parameters, {})
+        return self._finish(carry, obs, rewards, terminated, truncated, final_obs, parameters, {})
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Take over the seeding; the next call must be `reset`."""

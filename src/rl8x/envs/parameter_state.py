@@ -35,6 +35,7 @@ class ParameterState:
     Attributes:
         in_force: The configuration of the episodes that begin.
         due: The one that the next reset puts into force, if it is another.
+        curricula: All that any configuration has had, by key.
         shared_seed: A seed that all ranks share, for what they have to draw alike.
     """
 
@@ -53,7 +54,7 @@ class ParameterState:
         # A tensor's device has its index ("cuda:0"), by which constants are found again.
         self._device = torch.empty(0, device=generator.device).device
         self.shared_seed = 0
-        self._curricula: dict[str, Curriculum] = {}
+        self.curricula: dict[str, Curriculum] = {}
         self._saved: dict[str, Any] = {}
         self._last: tuple[object, ResolvedConfig] | None = None
         self.in_force = self.resolve({})
@@ -114,7 +115,7 @@ class ParameterState:
         """Return a configuration with those of its curricula that are known already, and keep the others."""
         known = []
         for curriculum in resolved.curricula:
-            kept = self._curricula.setdefault(curriculum.key, curriculum)
+            kept = self.curricula.setdefault(curriculum.key, curriculum)
             kept.allocate_state(self._device)
             if curriculum.key in self._saved:
                 kept.load_state_dict(self._saved.pop(curriculum.key))
@@ -193,7 +194,7 @@ class ParameterState:
         steered = training is not None and training.in_force.steered
         self.due = self._with_known(self.resolve(config, steered=steered))
         for curriculum in self.due.curricula:
-            trained = None if training is None else training._curricula.get(curriculum.key)
+            trained = None if training is None else training.curricula.get(curriculum.key)
             if trained is not None:
                 curriculum.load_state_dict(trained.state_dict())
             curriculum.set_evaluating(True)
@@ -236,12 +237,12 @@ class ParameterState:
         """Return the configurations in plain form, and the state of all parameters that move or have moved."""
         due = self.due
         configs = {"config": plain(self.in_force.given), "next_config": None if due is None else plain(due.given)}
-        if not (self._curricula or self._saved):
+        if not (self.curricula or self._saved):
             return configs
         return {
             **configs,
             "steered": [self.in_force.steered, due is not None and due.steered],
-            "moving": {**self._saved, **{key: each.state_dict() for key, each in self._curricula.items()}},
+            "moving": {**self._saved, **{key: each.state_dict() for key, each in self.curricula.items()}},
             "present": plain(self.present()),
         }
 
@@ -259,6 +260,6 @@ class ParameterState:
         That of a curriculum which no configuration has had here waits for it.
         """
         moving = state.get("moving", {})
-        for key in self._curricula.keys() & moving.keys():
-            self._curricula[key].load_state_dict(moving[key])
-        self._saved = {key: saved for key, saved in moving.items() if key not in self._curricula}
+        for key in self.curricula.keys() & moving.keys():
+            self.curricula[key].load_state_dict(moving[key])
+        self._saved = {key: saved for key, saved in moving.items() if key not in self.curricula}

@@ -47,7 +47,7 @@ class SimulatorEnv(Env):
         """Return the seeding and the configuration; the simulator's own state cannot be taken."""
         return super().state_dict() | {"carry": None}
 
-    def finish(
+    def _finish(
         self,
         carry: Carry,
         obs: Observation,
@@ -70,13 +70,26 @@ class SimulatorEnv(Env):
 
     @staticmethod
     def next_carry(done: Tensor, elapsed: Tensor, returns: Tensor, parameters: Mapping[str, Tensor]) -> Carry:
-        """Return the carry after a step in which episodes ended where `done`, all `[num_envs]`."""
+        """Return the carry after a step.
+
+        Args:
+            done: Where an episode ended, `[num_envs]`, bool.
+            elapsed: Its steps so far, int64 `[num_envs]`.
+            returns: Its rewards so far, `[num_envs]`.
+            parameters: Those of the episodes that go on or have begun, `[num_envs]` each.
+        """
         elapsed, returns = elapsed.masked_fill(done, 0), returns.masked_fill(done, 0.0)
         return {"state": {}, "parameters": parameters, "elapsed": elapsed, "returns": returns}
 
     @staticmethod
     def redrawn(begun: Tensor, parameters: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the parameters in force, or the fresh ones where an episode has begun, `[num_envs]` each."""
+        """Return the parameters of the episodes that go on or have begun, `[num_envs]` each.
+
+        Args:
+            begun: Where an episode has begun, `[num_envs]`, bool.
+            parameters: Those that were in force, `[num_envs]` each.
+            fresh: Those of new episodes, `[num_envs]` each.
+        """
         return {
             name: value if value is parameters[name] else torch.where(begun, value, parameters[name])
             for name, value in fresh.items()

@@ -139,7 +139,7 @@ class VmasEnv(SimulatorEnv):
             self.worlds.reset_at(world, return_observations=False)
         if over:
             next_obs = self._joined(self.worlds.get_from_scenario(True, False, False, False)[0])
-        return self.finish(carry, next_obs, rewards, terminated, truncated, final_obs, parameters, info)
+        return self._finish(carry, next_obs, rewards, terminated, truncated, final_obs, parameters, info)
 
     def set_elapsed(self, elapsed: Tensor) -> None:
         """Have the present episodes count as so many steps long, `[num_envs]`: those of a world's first agent."""

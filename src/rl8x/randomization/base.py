@@ -70,12 +70,21 @@ class ParameterDistribution(ABC):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """The distribution's parameters, in a fixed order, between which schedules interpolate linearly."""
+        """The distribution's parameters, in a fixed order, between which schedules interpolate linearly.
+
+        Raises:
+            TypeError: If it has none.
+            ValueError: If one of them is left to the parameter's bounds.
+        """
         raise TypeError(f"{type(self).__name__} has no numbers that could move.")
 
     @classmethod
     def of_numbers(cls, numbers: Sequence[float]) -> Self:
-        """Make a distribution of parameters in the order of `numbers`."""
+        """Make a distribution of these parameters.
+
+        Args:
+            numbers: The parameters in the order of `numbers`.
+        """
         return cls(*numbers)
 
     @property
@@ -111,11 +120,23 @@ class ParameterDistribution(ABC):
         """
 
     def clipped(self, low: float, high: float) -> ParameterDistribution:
-        """Return the distribution as it is within a parameter's legal bounds; most stay as they are."""
+        """Return the distribution as it is within a parameter's legal bounds; most stay as they are.
+
+        Args:
+            low: The smallest legal value.
+            high: The largest.
+
+        Raises:
+            ValueError: If it cannot be within them.
+        """
         return self
 
     def prepare(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to prepare
-        """Put constants on the device of the noise before a program that draws is compiled or captured."""
+        """Put constants on a device before a program that draws is compiled or captured.
+
+        Args:
+            device: Where the noise of `draw` will be.
+        """
 
     def to_dict(self) -> dict[str, object]:
         """Return the plain JSON form, for example `{"uniform": [0.1, 0.5]}`, without Nones at its end."""

@@ -81,7 +81,11 @@ class MovingDistribution(ParameterDistribution):
     @classmethod
     @abstractmethod
     def curriculum(cls, members: Mapping[str, Any]) -> Curriculum:
-        """Return the curriculum of some parameters, given their distributions by name."""
+        """Return the curriculum of some parameters.
+
+        Args:
+            members: Their distributions by name.
+        """
 
     def to_dict(self) -> dict[str, object]:
         """Return the plain JSON form, by name, of what is not the default."""

@@ -126,7 +126,11 @@ class Learnable(MovingDistribution):
         return LearnableCurriculum(members)
 
     def success(self, scores: Tensor) -> Tensor:
-        """Map the metric of episodes, `[...]`, to success in [0, 1], float64 `[...]`; NaN where there is none."""
+        """Map the metric of episodes to success in [0, 1], float64 `[...]`.
+
+        Args:
+            scores: `[...]`; NaN where an episode has none.
+        """
         if self.bounds is None:
             assert self.threshold is not None
             return (scores >= self.threshold).to(torch.float64)

@@ -120,7 +120,11 @@ class Scheduled(MovingDistribution):
         return min(lows), max(highs)
 
     def at(self, metric: float | None) -> ParameterDistribution:
-        """Return the distribution at a value of the metric `by`; None where that was never measured."""
+        """Return the distribution at a value of the metric.
+
+        Args:
+            metric: The metric `by`; None where it was never measured.
+        """
         before = [i for i, (x, _) in enumerate(self.points) if metric is not None and x <= metric]
         i = before[-1] if before else 0
         begin, here = self.points[i]
