@@ -68,6 +68,7 @@ train CartPole --stop 'plateau: {name: ['  ->  unknown stop condition
 train CartPole --stop 'env/steps ** 2 >= 5'  ->  unknown stop condition 'env/steps ** 2 >= 5'. '** 2
 train CartPole --stop 'return/mean >= 1'  ->  Nearest: returns/mean
 train CartPole --stop 'eval/returns/mean >= 475'  ->  this run makes no evaluations: give `steps_per_eval`
+train CartPole --stop 'eval/returns/mean >= 475' --dry-run  ->  this run makes no evaluations: give `steps_per_eval`
 train CartPole --stop 'confirmed: {hits_upper_bound: [returns/mean, 9]}'  ->  Watch episodes/returns/mean, or give `by`
 train CartPole 'stop_conditions=env/steps > '  ->  A metric or a number is missing at the end. There are all
 train CartPole --model rl8x.models.Nothing  ->  module 'rl8x.models' has no 'Nothing'
@@ -83,6 +84,24 @@ train HalfCheetah --tuned  ->  no tuned setting of HalfCheetah by PPO. Did you m
 train my_module.MyEnv --tuned  ->  no tuned setting of my_module.MyEnv by PPO. There are
 train --tuned  ->  --tuned needs the environment's name, as in `rl8x train CartPole --tuned`. There are Acrobot (ppo, dqn
 train CartPole --tuned -f run.yaml  ->  --tuned is a run file itself, so that -f run.yaml has no place beside it. There are Acrobot (ppo, dqn
+train CartPole --learning-rate 1e-3  ->  No such option '--learning-rate'. It is '--lr' here. Try
+train CartPole --learning-rate=1e-3  ->  It is '--lr' here.
+train CartPole --total-timesteps 9  ->  `--stop "env/steps >= N"`. Try
+train CartPole --num-steps 9  ->  It is '--horizon' here.
+train CartPole --algorithm dqn --n-steps 9  ->  It is '--n-step' here.
+train CartPole --eval-freq 9  ->  It is '--steps-per-eval' here.
+train CartPole learning_rate=1e-3  ->  unknown key 'learning_rate': it is 'lr' here. Put it under `algorithm_
+train CartPole eval_freq=3  ->  unknown key 'eval_freq'. It is 'steps_per_eval' here.
+train CartPole total_timesteps=3  ->  unknown key 'total_timesteps'. Here that is `HitsUpperBound(
+train CartPole algorithm_config.n_epochs=3  ->  It is 'num_sgd_iters' here.
+train CartPole 'algorithm_config.model_config.net_arch=[3]'  ->  It is 'hidden_sizes' here.
+train CartPole --algorithm a2c  ->  Here that is `PPOConfig(num_sgd_iters=1)`
+train CartPole --algorithm DDPG  ->  Here that is `TD3Config(num_critics=1, policy_delay=1,
+train CartPole --algorithm recurrent_ppo  ->  Here that is `PPOConfig(model="lstm")`
+train ALE/Pong-v5  ->  `pip install ale-py`, and name it 'ale_py:ALE/Pong-v5'.
+train BreakoutNoFrameskip-v4  ->  `pip install ale-py`
+train MiniGrid-Empty-5x5-v0  ->  `pip install minigrid`
+train -f foreign.yaml  ->  PPOConfig has no option 'clip_range'. It is 'clip_param' here.
 resume nothing  ->  there is no run 'nothing'
 
 bench  ->  no environment is named
@@ -174,6 +193,7 @@ def folder(tmp_path_factory):
         write_study(Path("poles"), table, SUPPORTS, name="poles", run={"env": "CartPole"})
         write_study(Path("empty"), table.iloc[:0])
         Path("tiny.yaml").write_text(STUDY)
+        Path("foreign.yaml").write_text("{env: CartPole, algorithm_config: {clip_range: 0.2}}")
         Path("there.txt").write_text("mine")
         yield folder
 

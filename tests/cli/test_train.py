@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from rl8x.algorithms import PPOConfig
 from rl8x.cli import train
-from rl8x.cli.errors import UserError
 from rl8x.cli.main import main
 from rl8x.cli.options import read_run
 from rl8x.config import RunSpec, load_run_file
@@ -340,15 +339,6 @@ def test_ctrl_c_ends_with_130(monkeypatch, capsys):
     assert capsys.readouterr().err.strip().endswith("rl8x: interrupted")
 
 
-STOP = ["train", "CartPole", *SMALL, "--stop"]
-
-
-def test_waiting_for_evaluations_that_nobody_makes_is_one_line_in_a_dry_run_too(capsys):
-    for words in (["--dry-run"], []):
-        assert main([*STOP, "hits_upper_bound: [eval/returns/mean, 9]", *words]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
-
-
 NO_EVALUATIONS = "has no effect: the run makes no evaluations. Give steps_per_eval, such as 10, or leave it out."
 
 
@@ -440,7 +430,3 @@ def test_any_run_file_and_words_end_in_a_run_or_in_one_line(untrained, tmp_path,
         assert code == 2
         assert captured.err.startswith("rl8x: error: ")
         assert captured.err.count("\n") == 1
-
-
-def test_errors_of_the_users_are_click_exceptions_with_code_2():
-    assert UserError("x").exit_code == 2

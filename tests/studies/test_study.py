@@ -600,6 +600,23 @@ def test_a_simulators_training_that_was_killed_has_what_its_own_policies_measure
     assert 9999 not in dict(table.read_curve(folder))
 
 
+def test_what_a_kill_tore_or_somebody_removed_is_left_out(tmp_path):
+    for at, returns in ((1, 1.0), (2, 2.0), (2, 3.0), (5, 9.0)):
+        table.add_to_curve(tmp_path, at, returns)
+    with open(tmp_path / "curve.jsonl", "a") as file:
+        file.write('{"at": 7, "ret')
+    assert table.read_curve(tmp_path) == {1: 1.0, 2: 3.0, 5: 9.0}
+    table.cut_curve(tmp_path, 2)
+    table.add_to_curve(tmp_path, 4, 8.0)
+    assert table.read_curve(tmp_path) == {1: 1.0, 2: 3.0, 4: 8.0}
+    assert table.read_training(tmp_path, "").empty
+    (tmp_path / "points").mkdir()
+    for name, text in (("3.json", '{"columns": ["final"], "data": [[false]]}'), ("9.json", '{"col'), ("x.json", "{}")):
+        (tmp_path / "points" / name).write_text(text)
+    assert [*table.read_points(tmp_path)] == [3]
+    assert table.read_training(tmp_path, "a").to_dict("list") == {"final": [True], "run_id": ["a"]}
+
+
 def test_who_has_a_training_is_said(here, capfd, monkeypatch):
     study = make(tracking=False, max_steps=1, seeds=1, train={"fixed": {}}, progress="lines")
     folder = study.folder / Training("fixed", {}, 0).key

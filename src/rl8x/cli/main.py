@@ -87,7 +87,7 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             known = f"there are {', '.join(COMMANDS)}.{did_you_mean(cmd_name, COMMANDS)}"
             raise click.UsageError(f"No such command {cmd_name!r}; {known}", ctx)
-        return _Completed(cmd_name) if _COMPLETE in os.environ else _imported(cmd_name)
+        return _Completed(cmd_name) if os.environ.get(_COMPLETE) else _imported(cmd_name)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Offer the commands without importing them."""

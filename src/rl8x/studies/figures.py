@@ -227,11 +227,8 @@ def progress(evaluations: Evaluations, rows: Sequence[int], theme: Theme, *, lev
 
 def training_curves(points: Any, clock: str) -> list[tuple[Array, Array]]:
     """Return, for each seed in rows of a table, a column's counts of training and the mean over cells at each."""
-    curves = []
-    for _, own in points.groupby(SEED):
-        means = own.groupby(clock)[RETURNS].mean()
-        curves.append((means.index.to_numpy(dtype=float), means.to_numpy(dtype=float)))
-    return curves
+    each = (own.groupby(clock)[RETURNS].mean() for _, own in points.groupby(SEED))
+    return [(means.index.to_numpy(dtype=float), means.to_numpy(dtype=float)) for means in each]
 
 
 # -- pages

@@ -14,7 +14,7 @@ from rl8x.output import counted
 from rl8x.studies import table
 from rl8x.studies.definition import StudyConfig
 from rl8x.studies.statistics import mean_curve
-from rl8x.tracking import MLflowTracker, NullTracker, Tracker, TrackingError, log_table
+from rl8x.tracking import MLflowTracker, NullTracker, Tracker, TrackingError, log_table, parent_tag
 from rl8x.tracking.location import locate
 from rl8x.tracking.names import NameTable
 from rl8x.tracking.secrets import hide_in_data
@@ -136,10 +136,10 @@ def child_tracking(study: StudyConfig, parent: ParentRun, run_key: str, run_name
         return None
     return {
         # The whole address: on a cluster a worker has neither this working directory nor this environment.
-        "uri": parent.store_uri,
-        "experiment": study.run.get("experiment_name"),
+        "tracking_uri": parent.store_uri,
+        "experiment_name": study.run.get("experiment_name"),
         "spool_dir": str(parent.tracker.spool_root),
-        "parent_run_id": parent.tracker.run_id,
+        "tags": {**parent_tag(str(parent.tracker.run_id)), table.STUDY_TAG: study.name},
         "run_key": run_key,
         "run_name": run_name,
     }

@@ -136,8 +136,8 @@ def write(path: Path, data: Mapping[str, Any]) -> None:
 
 def read_points(folder: Path) -> dict[int, dict[str, Any]]:
     """Read what was measured of a training, by the steps of the trainer: `policy`, `support`, and a table."""
-    points = {int(path.stem): read_if_there(path) for path in (folder / _POINTS).glob("*.json")}
-    return {steps: point for steps, point in sorted(points.items()) if point is not None}
+    files = {int(path.stem): path for path in (folder / _POINTS).glob("*.json") if path.stem.isdecimal()}
+    return {steps: point for steps in sorted(files) if (point := read_if_there(files[steps])) is not None}
 
 
 def point_file(folder: Path, steps: int) -> Path:
@@ -150,6 +150,8 @@ def read_training(folder: Path, run_id: str) -> pandas.DataFrame:
     import pandas
 
     parts = [from_plain(point) for point in read_points(folder).values()]
+    if not parts:  # somebody has removed them
+        return pandas.DataFrame()
     parts[-1][FINAL] = True
     return pandas.concat(parts, ignore_index=True).assign(**{RUN: run_id})
 

@@ -29,7 +29,7 @@ from rl8x.output import described
 from rl8x.studies import table
 from rl8x.studies.definition import StudyConfig, Training, tested_env
 from rl8x.studies.search import should_prune
-from rl8x.tracking import MLflowTracker, NullTracker, Thinning, Tracker, log_table, parent_tag
+from rl8x.tracking import MLflowTracker, NullTracker, Thinning, Tracker, log_table
 from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.secrets import hide
 
@@ -54,7 +54,7 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         job: Plain data: `study` (the definition), `training`, `seed`, `vary`, `trial`, `folder`, `threads`, `tracking`
-            (None, or what `_tracker` takes) and `trust`.
+            (None, or arguments of `MLflowTracker`) and `trust`.
 
     Returns:
         `key`, and `result`, or `error` in one line.
@@ -98,21 +98,15 @@ def _digest(policy: torch.nn.Module) -> str:
 
 def _tracker(job: Mapping[str, Any]) -> Tracker:
     """Make the tracker of a training: a child of the study's run, with the same params as all others."""
-    tracking = job["tracking"]
-    if tracking is None:
+    if job["tracking"] is None:
         return NullTracker()
     params = {"study.name": job["study"]["name"], "study.training": job["training"], "study.seed": job["seed"]}
     if job["trial"] is not None:
         params["study.trial"] = job["trial"]
     params |= {f"{table.VARY}{name}": value for name, value in job["vary"].items()}
     return MLflowTracker(
-        experiment_name=tracking["experiment"],
-        run_name=tracking["run_name"],
-        tracking_uri=tracking["uri"],
-        spool_dir=tracking["spool_dir"],
-        tags={**parent_tag(tracking["parent_run_id"]), table.STUDY_TAG: job["study"]["name"]},
+        **job["tracking"],
         params=params,
-        run_key=tracking["run_key"],
         finish_timeout_s=_PATIENCE_S,
         outage_timeout_s=_PATIENCE_S / 10,
         curves=False,  # the study draws its own
