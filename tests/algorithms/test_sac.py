@@ -481,7 +481,7 @@ def test_illegal_actions_are_not_in_the_sum():
     )
     algorithm = SACConfig(dataset=data, cql_coeff=1.0, device="cpu", seed=1, batch_size=6).build()
     batch = {name: tensor[0] for name, tensor in algorithm._items(torch.arange(6).unsqueeze(0)).items()}
-    penalty = algorithm._conservatism({}, batch)
+    penalty = algorithm._conservatism({}, batch | algorithm.replay.columns.views(batch))
     with torch.no_grad():
         table = algorithm.critics({"x": torch.zeros(1, 1)})[:, 0]
         found = penalty(algorithm.critics, torch.zeros(2, 6))

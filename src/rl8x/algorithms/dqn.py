@@ -143,7 +143,7 @@ class DQNConfig(
         """Return tau of the target network for updates, which count from 1: those in which an interval ends."""
         ratio = Fraction(1) if self.dataset is not None else self.update_ratio
         interval = self.target_interval * ratio  # in updates
-        return (updates * interval.denominator % interval.numerator < interval.denominator) * self.tau
+        return (updates * interval.denominator % interval.numerator < interval.denominator) * float(self.tau)
 
     @property
     def fixed(self) -> tuple[str, ...]:

@@ -145,10 +145,8 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         Returns:
             Uniform numbers in [0, 1), float32 `[horizon, num_envs, noise_width]`.
         """
-        width = self.noise_width
-        if not width:
-            return self._no_noise.expand(horizon, -1, -1)
-        return torch.rand((horizon, self.num_envs, width), generator=self.generator, device=self.device)
+        shape = (horizon, self.num_envs, self.noise_width)
+        return torch.rand(shape, generator=self.generator, device=self.device)
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Start an episode in every copy, under the configuration in force.
