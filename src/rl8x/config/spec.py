@@ -474,8 +474,7 @@ class RunSpec:
             raise ValueError("no environment is named: give `env`, such as CartPole (`rl8x envs` lists them).")
         self.trainer.make_checkpoints()
         spec = dataclasses.replace(self, algorithm=self.algorithm.checked(self.trusted), trust=self.trusted)
-        for made in ("evaluates", "config"):  # kept, for whoever makes the run
-            getattr(spec, made)
+        _ = spec.evaluates, spec.config  # kept, for whoever makes the run
         return spec
 
     def without_effect(self) -> dict[str, str]:
