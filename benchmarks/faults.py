@@ -243,14 +243,13 @@ def inject(trainer: Trainer, quantity: str, value: float) -> None:
     elif quantity == "gradients":
         next(policy.parameters()).register_hook(lambda gradient: gradient * value)
     else:
-        step_weights = algorithm.optimizer.step
+        step_weights = algorithm.updater.step
 
-        def bad_step(*args: Any, **kwargs: Any) -> Any:
-            norm = step_weights(*args, **kwargs)
+        def bad_step(*args: Any) -> None:
+            step_weights(*args)
             next(policy.parameters()).data.view(-1)[0] = value
-            return norm
 
-        algorithm.optimizer.step = bad_step
+        algorithm.updater.step = bad_step
 
 
 FAULTS: dict[str, tuple[Callable[..., dict[str, Any]], int]] = {

@@ -104,7 +104,7 @@ def watch_parameters(case: Case, trainer: Trainer) -> None:
         getattr(trainer.algorithm, "evaluate", 0),
     )
     config = case.run["env_config"] or {}
-    algorithm.collected, algorithm.horizons, algorithm.evaluated = 0, [], False
+    algorithm.collected, algorithm.ledger, algorithm.evaluated = 0, [], False
     if case.offline:
         return
 
@@ -116,7 +116,7 @@ def watch_parameters(case: Case, trainer: Trainer) -> None:
         stats = collect(**options)
         algorithm.evaluated = False
         slots = logged_slots(case, algorithm)
-        algorithm.horizons.append(Horizon(trainer.state[keys.STEPS], slots, follows=follows, warms_up=warms_up))
+        algorithm.ledger.append(Horizon(trainer.state[keys.STEPS], slots, follows=follows, warms_up=warms_up))
         if case.kind == "gymnasium":
             algorithm.collected += logged_transitions(env) - before
         else:
@@ -262,7 +262,7 @@ def check_offline(case: Case, trainer: Trainer) -> None:
 def check_replay(case: Case, trainer: Trainer, horizons: Sequence[Horizon] | None = None) -> None:
     """The replay has the rows of what the environment gave, finite ones, and updates were made for them."""
     algorithm, config, replay = trainer.algorithm, trainer.algorithm.config, trainer.algorithm.replay
-    horizons = algorithm.horizons if horizons is None else horizons
+    horizons = algorithm.ledger if horizons is None else horizons
     check_rows_of_replay(replay, horizons, *config.returns)
     due = config.update_ratio * sum(horizon.samples for horizon in horizons)
     assert trainer.state[keys.UPDATES] == (int(due) if replay.size else 0)
@@ -327,8 +327,8 @@ def check_resumed(case: Case, straight: Trainer, folder: Path, database: Path | 
         if second.state[keys.STEPS] > before[keys.STEPS] and not case.offline:
             check_counters(case, second, before)
         if case.algorithm in WITH_A_REPLAY:
-            kept = [horizon for horizon in first.algorithm.horizons if horizon.step < before[keys.STEPS]]
-            check_replay(case, second, kept + second.algorithm.horizons)
+            kept = [horizon for horizon in first.algorithm.ledger if horizon.step < before[keys.STEPS]]
+            check_replay(case, second, kept + second.algorithm.ledger)
         if case.offline and not case.conditions:
             assert torch.equal(learned(second), learned(straight))
         return

@@ -114,7 +114,7 @@ def environments() -> list[str]:
 
 def algorithm_names() -> list[str]:
     """List the built-in algorithms, by the configs that the package exports, without the base classes."""
-    bases = ("AlgorithmConfig", "OnlineConfig", "OffPolicyConfig")
+    bases = ("AlgorithmConfig", "LearnerConfig", "OffPolicyConfig", "OnPolicyConfig", "OnlineConfig")
     configs = (name for name in _listed("algorithms/__init__.py") if name.endswith("Config") and name not in bases)
     return [name.removesuffix("Config") for name in configs]
 

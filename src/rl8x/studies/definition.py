@@ -194,7 +194,11 @@ class StudyConfig:
         return dict(hide_in_data(self.plain))
 
     def changes(self, before: Mapping[str, Any]) -> list[str]:
-        """Say, of each key but those that may change, how it differs from what `to_dict()` was when it was begun."""
+        """Say, of each key but those that may change, how it differs from a stored definition; a sentence a key.
+
+        Args:
+            before: What `to_dict()` returned when the study was begun.
+        """
         now = json.loads(json.dumps(self.to_dict()))
         names = [name for name in {**before, **now} if name not in _FREE]
         different = [name for name in names if before.get(name) != now.get(name)]
@@ -335,7 +339,12 @@ class StudyConfig:
         ]
 
     def trainings_of_trial(self, number: int, vary: Mapping[str, Any]) -> list[Training]:
-        """List the trainings of a trial of a search."""
+        """List the trainings of a trial of a search.
+
+        Args:
+            number: The trial's number, from 0.
+            vary: Its value of each varied key.
+        """
         return [Training(name, vary, seed, number) for name in self.train for seed in self.seeds]
 
     def first_trainings(self) -> list[Training]:
@@ -348,7 +357,14 @@ class StudyConfig:
         return [Training(name, dict(each), self.seeds[0]) for each in combined for name in self.train]
 
     def run_data(self, training: Training) -> dict[str, Any]:
-        """Return the run file of a training; refuse varied keys that lead into no mapping or are the same."""
+        """Return the run file of a training.
+
+        Args:
+            training: One of `trainings()`.
+
+        Raises:
+            ValueError: If a varied key leads into something that is not a mapping, or two are the same.
+        """
         data: dict[str, Any] = json.loads(json.dumps(self.run))
         algorithm = training.vary.get("algorithm", data.get("algorithm", AlgorithmSpec.algorithm))
         config_class = algorithm_config_class(str(algorithm), self.trusted)
@@ -367,7 +383,14 @@ class StudyConfig:
         return data
 
     def run_of(self, training: Training) -> RunSpec:
-        """Make the run of a training; raises `ValueError` where it is not legal."""
+        """Make the run of a training.
+
+        Args:
+            training: One of `trainings()`.
+
+        Raises:
+            ValueError: If it is not legal.
+        """
         return RunSpec.from_plain(self.run_data(training), trust=self.trusted)
 
 

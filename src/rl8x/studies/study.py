@@ -94,7 +94,11 @@ class Study:
 
     @classmethod
     def from_config(cls, config: StudyConfig) -> Self:
-        """Make a study of a config, such as `StudyConfig.from_file` returns."""
+        """Make a study of a config.
+
+        Args:
+            config: The definition, such as `StudyConfig.from_file` returns.
+        """
         return cls(**config.plain, trust=config.trusted)
 
     @property

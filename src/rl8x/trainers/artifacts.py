@@ -86,7 +86,7 @@ def play(
         config = inherited_config(env_config, copies)
         if env.num_envs != copies:  # one that was copied may have more than are seen
             rows = [i % copies for i in range(env.num_envs)]
-            config = {name: [v[i] for i in rows] if isinstance(v, list) else v for name, v in config.items()}
+            config = {name: tuple(v[i] for i in rows) if isinstance(v, tuple) else v for name, v in config.items()}
         training = None if algorithm.env is None else algorithm.env.parameter_state
         env.parameter_state.configure_for_evaluation(config, training)
         suffix, reset_every = ".gif" if path is None else Path(path).suffix, algorithm.state_reset_every

@@ -753,7 +753,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         """
         lists = [len(value) for value in (env_config or {}).values() if isinstance(value, list | tuple)]
         copies = max(lists, default=1) if copies is None else copies
-        under = self.evaluations.runs_config() if env_config is None else env_config
+        under = self.evaluations.runs_config() if env_config is None else parsed(env_config)
         return play(self.algorithm, self.make_film_env(copies), path, under, copies, **options)
 
     def make_film_env(self, copies: int) -> Env:
