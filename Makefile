@@ -56,15 +56,16 @@ learning: $(STAMP)
 
 # The study of docs/studies.md: its figures, its table, and screenshots of MLflow's page where there is a Chromium.
 study-figures: $(STAMP)
-	$(BIN)/python -m benchmarks.study_figures
+	$(BIN)/python -m benchmarks.figures study
+	$(BIN)/python -m benchmarks.pages
 
 # Screenshots of MLflow's page on two runs, for README.md and docs/tracking.md; needs a Chromium.
 run-figures: $(STAMP)
-	$(BIN)/python -m benchmarks.run_figures
+	$(BIN)/python -m benchmarks.figures runs
 
 # The film of a policy in README.md and docs/playing.md.
 play-figure: $(STAMP)
-	$(BIN)/python -m benchmarks.play_figure
+	$(BIN)/python -m benchmarks.figures play
 
 # The site, into site/: open site/index.html, or `make docs-serve` for its search too, and while pages are written.
 docs: $(STAMP)

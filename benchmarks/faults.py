@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import version
 from benchmarks.fault_configs import configs
 from benchmarks.fault_disk import disk
 from benchmarks.fault_http import http
@@ -36,6 +35,7 @@ from benchmarks.fault_secrets import secrets
 from benchmarks.fault_server import server, several
 from benchmarks.fault_spools import spools
 from benchmarks.fault_tools import child, config, ended, scratch, train
+from benchmarks.results import version
 from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, files
 from rl8x.envs import CartPole
@@ -243,14 +243,13 @@ def inject(trainer: Trainer, quantity: str, value: float) -> None:
     elif quantity == "gradients":
         next(policy.parameters()).register_hook(lambda gradient: gradient * value)
     else:
-        step_weights = algorithm.optimizer.step
+        step_weights = algorithm.updater.step
 
-        def bad_step(*args: Any, **kwargs: Any) -> Any:
-            norm = step_weights(*args, **kwargs)
+        def bad_step(*args: Any) -> None:
+            step_weights(*args)
             next(policy.parameters()).data.view(-1)[0] = value
-            return norm
 
-        algorithm.optimizer.step = bad_step
+        algorithm.updater.step = bad_step
 
 
 FAULTS: dict[str, tuple[Callable[..., dict[str, Any]], int]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rl8x.envs import CartPole, Env
-from rl8x.envs.base import Observation, State
+from rl8x.envs.base import Observation, Parameters, State
 
 
 class MaskedCartPole(CartPole):
@@ -119,3 +119,22 @@ class Traps(Env):
     def measure(self, state: State, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Count the traps taken."""
         return {"invalid": state["invalid"]}
+
+
+class PartlySeenCartPole(CartPole):
+    """CartPole that shows positions and, unless `blind`, velocities as parts of their own."""
+
+    def __init__(self, num_envs: int, *, blind: bool = False, **options: Any) -> None:
+        self.blind = blind
+        parts = {name: spaces.Box(-np.inf, np.inf, (2,), np.float32) for name in ("positions", "velocities")}
+        if blind:
+            del parts["velocities"]
+        self.single_observation_space = spaces.Dict(parts)
+        super().__init__(num_envs, **options)
+
+    def observe(self, state: State, parameters: Parameters) -> dict[str, Tensor]:
+        """Return position and angle, `[num_envs, 2]`, and their velocities, likewise."""
+        obs = super().observe(state, parameters)
+        assert isinstance(obs, Tensor)
+        seen = {"positions": obs[:, 0::2]}
+        return seen if self.blind else {**seen, "velocities": obs[:, 1::2]}

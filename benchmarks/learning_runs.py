@@ -1,4 +1,4 @@
-"""One run of the learning benchmark: a seed of a task, noted step by step, from which its row is made.
+"""A task of the learning benchmark and a run of it: a seed, noted step by step, from which its row is made.
 
 A run longer than a session is saved beside its notes, and goes on from its last checkpoint: to the same bits, but where
 the environment is a simulator whose state cannot be saved, so that its copies begin new episodes.
@@ -6,6 +6,8 @@ the environment is a simulator whose state cannot be saved, so that its copies b
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import json
 import math
 import os
@@ -13,17 +15,144 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.learning_tasks import Task
+import gymnasium
+
 from rl8x import Checkpoints, HitsUpperBound, NullTracker, Trainer
 from rl8x.checkpoint import listed
-
-if TYPE_CHECKING:
-    from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.config import RunSpec
+from rl8x.envs import Env
 
 INVALID = "episodes/info/invalid/mean"
 SAVED_EVERY = 5.0  # minutes
+# What Gymnasium's environments are made with, by the part of their entry point that tells.
+SIMULATORS = {"mujoco": "mujoco", "box2d": "Box2D"}
+# How a run is watched is no part of what is trained.
+WATCHING = ("steps_per_eval", "num_eval_envs")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is trained, and what is asked of the result."""
+
+    run: RunSpec  # environment, algorithm, hyperparameters, and the transitions to train on
+    bound: float | None = None  # the return that every seed must reach; with `fails`, that no seed may reach. None: any
+    # Transitions within which every seed must reach the bound for the first time; None: any.
+    first_within: int | None = None
+    # Steps of the trainer from one evaluation to the next, which say when that was; None: none.
+    steps_per_eval: int | None = None
+    fails: bool = False  # whether this is a control that must not learn the task
+    seeds: int = 5  # how many seeds are run
+    episodes: int = 256  # fresh episodes that the final policy is judged by
+    eval_episodes: int | None = None  # episodes of an evaluation on the way; None: as many
+    best_bound: float | None = None  # what the best evaluation on the way must be, in the mean over seeds; None: any
+
+    @property
+    def transitions(self) -> int:
+        """Transitions to train on."""
+        (stop,) = self.run.run.stop_conditions
+        return int(stop["hits_upper_bound"][1])
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """All of the task, as the JSON file has it."""
+        trained = {name: value for name, value in self.run.to_plain().items() if name not in WATCHING}
+        asked = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "run"}
+        return {"run": {**trained, "algorithm": self.run.algorithm.algorithm}, **asked}
+
+    @property
+    def missing(self) -> str | None:
+        """The package that the simulator needs and that is not installed."""
+        if self.run.env.env not in gymnasium.registry:
+            return None
+        entry_point = str(gymnasium.spec(self.run.env.env).entry_point)
+        needed = (module for part, module in SIMULATORS.items() if part in entry_point)
+        return next((module for module in needed if importlib.util.find_spec(module) is None), None)
+
+    def passes(self, row: Mapping[str, Any], rows: object = ()) -> bool:
+        """Whether the mean return at the end is what is asked, and the transitions when the bound was first reached."""
+        first_at, mean = row.get("first_at"), row.get("return_mean", math.nan)
+        in_time = self.first_within is None or (first_at is not None and first_at <= self.first_within)
+        return (
+            in_time
+            and row.get("invalid_actions", 0) == 0
+            and (self.bound is None or (mean < self.bound if self.fails else mean >= self.bound))
+        )
+
+    def changed(self, transitions: int | None = None, **hyperparameters: Any) -> Task:
+        """Return the task with other hyperparameters, or with another number of transitions."""
+        run, stop = self.run, {"hits_upper_bound": ["env/steps", transitions or self.transitions]}
+        config = {**run.algorithm.algorithm_config, **hyperparameters}
+        return dataclasses.replace(self, run=run.replace(algorithm_config=config, stop_conditions=[stop]))
+
+    def make_algorithm(self, seed: int) -> Any:
+        """Build environment and algorithm."""
+        return self.changed(seed=seed).run.make_algorithm()
+
+    def make_env(self, num_envs: int, **kwargs: Any) -> Env:
+        """Make the environment with so many copies."""
+        return self.run.env.maker(self.run.trusted)(num_envs, **kwargs)
+
+    def measure(self, name: str, seed: int, rows: object, checkpoints: Path | None) -> dict[str, Any]:
+        """Train once, or go on, and evaluate what came out.
+
+        Args:
+            name: The task's name.
+            seed: The seed.
+            rows: Of no use here.
+            checkpoints: A folder of folders where runs are saved on their way; None saves nothing.
+        """
+        folder = None if checkpoints is None else checkpoints / f"{name}-{seed}"
+        notes = Notes(None if folder is None else folder.with_suffix(".jsonl"), {"seed": seed, **self.described})
+        trainer = self.train(seed, notes, folder)
+        spent = notes.spent
+        row = {
+            **self.judge(trainer, seed),
+            **notes.best,
+            **spent,
+            "env_steps": trainer.state["env/steps"],
+            "updates": trainer.state["algorithm/updates"],
+            "load": round(os.getloadavg()[0], 1),
+            "curve": thinned(notes.curve),
+        }
+        if self.first_within is not None:
+            row["first_at"] = None if self.bound is None else notes.first_at(self.bound)
+        if notes.invalid is not None:
+            row["invalid_actions"] = round(notes.invalid + row.get("invalid_actions", 0.0))
+        trainer.close()
+        return row
+
+    def train(self, seed: int, notes: Notes, folder: Path | None = None) -> Trainer[Any]:
+        """Train to the end, or go on where the run was cut off; returns the trainer."""
+        options: dict[str, Any] = {"tracker": NullTracker(), "callbacks": [notes]}
+        if folder is not None and listed(folder):
+            trainer: Trainer[Any] = Trainer.resume(folder, auto=True, trust=True, **options)
+        else:
+            saved = False if folder is None else Checkpoints(folder, every_minutes=SAVED_EVERY, keep=2)
+            # The evaluation environment has seeds of its own: it starts from states that training never saw.
+            options |= {"eval_env": True, "num_eval_envs": self.eval_episodes or self.episodes, "checkpoints": saved}
+            trainer = Trainer(self.make_algorithm(seed), **options)
+        notes.go_on(int(trainer.state["env/steps"]))
+        asked = {"env_config": self.run.run.env_config, "steps_per_eval": self.steps_per_eval, "progress": "none"}
+        trainer.run(stop_conditions=[HitsUpperBound("env/steps", self.transitions)], **asked)
+        return trainer
+
+    def judge(self, trainer: Trainer[Any], seed: int) -> dict[str, Any]:
+        """Evaluate the policy at the end, deterministic, in fresh episodes."""
+        options: dict[str, Any] = {"tracker": NullTracker(), "eval_env": True, "checkpoints": False}
+        fresh = Trainer(trainer.algorithm, num_eval_envs=self.episodes, **options)
+        result = fresh.eval(env_config=self.run.run.env_config, deterministic=True)
+        return judged(result)
+
+
+def judged(result: Mapping[str, float]) -> dict[str, Any]:
+    """Return what a row has of an evaluation."""
+    row = {f"return_{name}": round(result[f"eval/returns/{name}"], 2) for name in ("mean", "min", "std")}
+    row["episodes"] = int(result["eval/episodes/ended"])
+    if f"eval/{INVALID}" in result:
+        row["invalid_actions"] = result[f"eval/{INVALID}"] * row["episodes"]
+    return row
 
 
 class Notes:
@@ -87,6 +216,12 @@ class Notes:
         return next((int(line["env_steps"]) for line in self.lines if line.get("evaluation", -math.inf) >= bound), None)
 
     @property
+    def invalid(self) -> float | None:
+        """Actions that a mask forbids, of the whole training; None where the environment counts none."""
+        counts = [line["invalid"] for line in self.lines if "invalid" in line]
+        return sum(counts) if counts else None
+
+    @property
     def best(self) -> dict[str, float]:
         """The best evaluation on the way, and the transitions at which it was first as good; empty without any."""
         best = max((line["evaluation"] for line in self.lines if "evaluation" in line), default=None)
@@ -96,69 +231,6 @@ class Notes:
     def curve(self) -> list[list[float]]:
         """Returns of the episodes that ended in training, by transitions."""
         return [[line["env_steps"], line["return"]] for line in self.lines if "return" in line]
-
-
-def measure(name: str, task: Task, seed: int, checkpoints: Path | None = None) -> dict[str, Any]:
-    """Train once, or go on, and evaluate what came out.
-
-    Args:
-        name: The task's name.
-        task: The task.
-        seed: The seed.
-        checkpoints: A folder of folders where runs are saved on their way; None saves nothing.
-    """
-    folder = None if checkpoints is None else checkpoints / f"{name}-{seed}"
-    notes = Notes(None if folder is None else folder.with_suffix(".jsonl"), {"seed": seed, **task.described})
-    trainer = _trainer(task, seed, folder, notes)
-    notes.go_on(int(trainer.state["env/steps"]))
-    conditions = [HitsUpperBound("env/steps", task.transitions)]
-    trainer.run(stop_conditions=conditions, steps_per_eval=task.steps_per_eval, progress="none")
-    spent = notes.spent
-    result = _final(trainer.algorithm, task.episodes)
-    first_at = None if task.bound is None else notes.first_at(task.bound)
-    row = {
-        "task": name,
-        "seed": seed,
-        "return_mean": round(result["eval/returns/mean"], 2),
-        "return_min": round(result["eval/returns/min"], 2),
-        "return_std": round(result["eval/returns/std"], 2),
-        "episodes": int(result["eval/episodes/ended"]),
-        **notes.best,
-        "passed": task.passes(result["eval/returns/mean"], first_at),
-        **spent,
-        "env_steps": trainer.state["env/steps"],
-        "updates": trainer.state["algorithm/updates"],
-        "load": round(os.getloadavg()[0], 1),
-        "curve": thinned(notes.curve),
-    }
-    if task.first_within is not None:
-        row["first_at"] = first_at
-    invalid = [line["invalid"] for line in notes.lines if "invalid" in line]
-    if invalid:
-        evaluated = result[f"eval/{INVALID}"] * result["eval/episodes/ended"]
-        row["invalid_actions"] = round(sum(invalid) + evaluated)
-        row["passed"] = row["passed"] and row["invalid_actions"] == 0
-    trainer.close()
-    return row
-
-
-def _trainer(task: Task, seed: int, folder: Path | None, notes: Notes) -> Trainer[Any]:
-    """Make the trainer of a run, or that which goes on where the run was cut off."""
-    options: dict[str, Any] = {"tracker": NullTracker(), "callbacks": [notes]}
-    if folder is None:
-        options["checkpoints"] = False
-    elif listed(folder):
-        return Trainer.resume(folder, auto=True, trust=True, **options)
-    else:
-        options["checkpoints"] = Checkpoints(folder, every_minutes=SAVED_EVERY, keep=2)
-    # The evaluation environment has seeds of its own: it starts from states that training never saw.
-    return Trainer(task.make_algorithm(seed), eval_env=True, num_eval_envs=task.num_eval_envs, **options)
-
-
-def _final(algorithm: GenericAlgorithmBase[Any], episodes: int) -> Mapping[str, float]:
-    """Evaluate the policy at the end, deterministic, in fresh episodes."""
-    judge = Trainer(algorithm, tracker=NullTracker(), eval_env=True, num_eval_envs=episodes, checkpoints=False)
-    return judge.eval(deterministic=True)
 
 
 def forget(checkpoints: Path, name: str, seed: int) -> None:

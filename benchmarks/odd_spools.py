@@ -37,7 +37,7 @@ class OddSpool:
         """Return the steps of the rows that are still in the folder."""
         left: set[int] = set()
         try:
-            for path in (self.folder / "journal.jsonl", self.folder / "rejected.jsonl"):
+            for path in (self.folder / JOURNAL, self.folder / "rejected.jsonl"):
                 if path.is_file():
                     left |= {int(step) for step in _STEP.findall(path.read_bytes())}
         except PermissionError:
@@ -82,6 +82,7 @@ _HEADERS: dict[str, list[tuple[Any, bool]]] = {
 }
 
 # What stands between the rows, or after them.
+JOURNAL = "journal.jsonl"
 _OPS: dict[str, list[Any]] = {
     "finish first": [FINISH, *ROWS],
     "finish twice": [*ROWS, FINISH, {**FINISH, "status": "FAILED"}],
@@ -188,7 +189,7 @@ def _lines(*ops: Any) -> bytes:
 def _write(root: Path, name: str, data: bytes) -> Path:
     folder = root / name
     folder.mkdir()
-    (folder / "journal.jsonl").write_bytes(data)
+    (folder / JOURNAL).write_bytes(data)
     (folder / "lock").touch()
     return folder
 
@@ -267,12 +268,12 @@ def _odd_files(root: Path, uri: str) -> Iterator[OddSpool]:
 def _odd_folders(root: Path, uri: str) -> Iterator[OddSpool]:
     """The folder has other things in it than files."""
     makers: dict[str, tuple[Callable[[Path], None], bool]] = {
-        "ops a folder": (lambda folder: _replaced(folder / "journal.jsonl", os.mkdir), False),
-        "ops a pipe": (lambda folder: _replaced(folder / "journal.jsonl", os.mkfifo), False),
-        "ops a link to itself": (lambda folder: _replaced(folder / "journal.jsonl", lambda p: os.symlink(p, p)), False),
-        "ops a link to nothing": (lambda folder: _replaced(folder / "journal.jsonl", lambda p: os.symlink("x", p)), False),
-        "ops missing": (lambda folder: (folder / "journal.jsonl").unlink(), False),
-        "ops unreadable": (lambda folder: (folder / "journal.jsonl").chmod(0), False),
+        "ops a folder": (lambda folder: _replaced(folder / JOURNAL, os.mkdir), False),
+        "ops a pipe": (lambda folder: _replaced(folder / JOURNAL, os.mkfifo), False),
+        "ops a link to itself": (lambda folder: _replaced(folder / JOURNAL, lambda p: os.symlink(p, p)), False),
+        "ops a link to nothing": (lambda folder: _replaced(folder / JOURNAL, lambda p: os.symlink("x", p)), False),
+        "ops missing": (lambda folder: (folder / JOURNAL).unlink(), False),
+        "ops unreadable": (lambda folder: (folder / JOURNAL).chmod(0), False),
         "folder unreadable": (lambda folder: folder.chmod(0), False),
         "folder read-only": (lambda folder: folder.chmod(0o500), False),
         "lock missing": (lambda folder: (folder / "lock").unlink(), True),
@@ -289,7 +290,7 @@ def _odd_folders(root: Path, uri: str) -> Iterator[OddSpool]:
         name = _named("folder", what)
         folder = _write(root, name, _lines(header(name, uri), *ROWS, FINISH))
         make(folder)
-        untouched = (folder / "journal.jsonl").is_file() if what != "folder unreadable" else True
+        untouched = (folder / JOURNAL).is_file() if what != "folder unreadable" else True
         yield OddSpool(name, folder, (0, 1, 2) if untouched else (), sendable)
 
 

@@ -1,68 +1,62 @@
-"""Virtual environments of the peers, and fresh processes in them."""
+"""The libraries that are compared, their virtual environments, and fresh processes in them."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import venv
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from benchmarks.common import MALLOC_SETTINGS, Job
+from benchmarks.results import ROOT
+from benchmarks.works import Job
 
-ROOT = Path(__file__).resolve().parent.parent
 VENVS = ROOT / ".bench-venvs"
-# Where MLflow keeps the rows of `--measure tracking`: in a file, or behind its server.
-STORES = ("sqlite", "http")
 TORCH = "torch==2.13.0"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Peer:
-    """A library that is measured.
-
-    Attributes:
-        module: Its file in `benchmarks/peers/`.
-        title: Its name in tables.
-        requirements: What pip installs, one call for each; none for the environment that runs the benchmark.
-        variants: The ways in which it is run, by name: fields of the job that they change, and under `"env"` additions
-            to the environment of the process.
-    """
-
-    module: str
-    title: str
-    requirements: tuple[str, ...]
-    variants: Mapping[str, Mapping[str, Any]]
-
-
-AS_IT_COMES: dict[str, dict[str, Any]] = {"as it comes": {}, "malloc": {"env": MALLOC_SETTINGS}}
-OWN_MODES = {
+# glibc unmaps blocks over 32 MB when they are freed, and the next ones page-fault again; with these it keeps them.
+MALLOC_SETTINGS = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "100000000000",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+# Where MLflow keeps the rows that are timed: in a file, or behind its server.
+STORES = ("sqlite", "http")
+MALLOC, UNTRACKED = "malloc", "untracked"
+AS_IT_COMES: dict[str, dict[str, Any]] = {"as it comes": {}, MALLOC: {"env": MALLOC_SETTINGS}}
+OWN_MODES: dict[str, dict[str, Any]] = {
     f"{execution} {precision}": {"execution": execution, "precision": precision}
     for precision in ("fp32", "bf16")
     for execution in ("eager", "compile")
-}
+} | {f"compile fp32 {UNTRACKED}": {"execution": "compile", "tracks": False}}
 
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A library that is measured."""
+
+    module: str  # its file in `benchmarks/peers/`
+    title: str  # its name in tables
+    # What pip installs, one call for each; none for the environment that runs the benchmark.
+    requirements: tuple[str, ...]
+    algorithms: tuple[str, ...] = ("ppo",)  # those of the works that it is measured with
+    # The ways in which it is run, by name: fields of the job that they change, and under `"env"` additions to the
+    # environment of the process.
+    variants: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=lambda: AS_IT_COMES)
+
+
+ALL = ("ppo", "dqn", "sac")
 PEERS = {
-    "rl8x": Peer(module="rl8x", title="rl8x", requirements=(), variants=OWN_MODES),
-    "rl8": Peer(module="rl8", title="rl8 1.0", requirements=(TORCH, "rl8==1.0.0"), variants=AS_IT_COMES),
-    "rsl_rl": Peer(module="rsl_rl", title="rsl_rl", requirements=(TORCH, "rsl-rl-lib==5.5.1"), variants=AS_IT_COMES),
-    "skrl": Peer(module="skrl", title="skrl", requirements=(TORCH, "skrl==2.1.1"), variants=AS_IT_COMES),
-    "sb3": Peer(
-        module="stable_baselines3",
-        title="Stable-Baselines3",
-        requirements=(TORCH, "stable-baselines3==2.9.2"),
-        variants=AS_IT_COMES,
-    ),
-    "tianshou": Peer(
-        module="tianshou", title="Tianshou", requirements=(TORCH, "tianshou==2.0.1"), variants=AS_IT_COMES
-    ),
-    "rejax": Peer(module="rejax", title="rejax (JAX)", requirements=("rejax==0.1.3",), variants=AS_IT_COMES),
+    "rl8x": Peer("rl8x", "rl8x", (), ALL, OWN_MODES),
+    "rl8": Peer("rl8", "rl8 1.0", (TORCH, "rl8==1.0.0")),
+    "rsl_rl": Peer("rsl_rl", "rsl_rl", (TORCH, "rsl-rl-lib==5.5.1")),
+    "skrl": Peer("skrl", "skrl", (TORCH, "skrl==2.1.1")),
+    "sb3": Peer("stable_baselines3", "Stable-Baselines3", (TORCH, "stable-baselines3==2.9.2"), ALL),
+    "tianshou": Peer("tianshou", "Tianshou", (TORCH, "tianshou==2.0.1"), ("sac",)),
+    "rejax": Peer("rejax", "rejax (JAX)", ("rejax==0.1.3",)),
 }
 
 
@@ -103,29 +97,21 @@ def run(peer: Peer, job: Job, extra: Mapping[str, str], timeout_s: float) -> dic
     Returns:
         What it measured, or `{"error": ...}` with the last line that it said.
     """
-    command = [python_of(peer), "-m", f"benchmarks.peers.{peer.module}"]
-    return call(command, job.to_json(), environment(job.threads, extra), timeout_s)
+    return ask(python_of(peer), f"peers.{peer.module}", job.to_json(), environment(job.threads, extra), timeout_s)
 
 
-def call(command: list[str], text: str, env: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
-    """Run a command in an empty folder, give it text, and read its last line as JSON.
+def ask(python: str, module: str, text: str, env: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
+    """Run a module of the benchmarks in an empty folder, give it text, and read its last line as JSON.
 
     Compilers find nothing in their caches, so that the first iteration has all of the compiling in it, unless the
     environment names them.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         caches = {f"{name}_CACHE_DIR": f"{folder}/{name.lower()}" for name in ("RL8X", "TORCHINDUCTOR", "TRITON")}
+        command, env = [python, "-m", f"benchmarks.{module}"], {**caches, **env}
+        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": timeout_s, "check": False}
         try:
-            done = subprocess.run(
-                command,
-                input=text,
-                env={**caches, **env},
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                timeout=timeout_s,
-                check=False,
-            )
+            done = subprocess.run(command, input=text, env=env, cwd=folder, **options)
         except subprocess.TimeoutExpired:
             return {"error": f"took more than {timeout_s:.0f} s"}
     if done.returncode:
@@ -133,29 +119,3 @@ def call(command: list[str], text: str, env: Mapping[str, str], timeout_s: float
         return {"error": lines[-1].replace(str(ROOT), ".").replace(folder, "..."), "exit_status": done.returncode}
     row: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return row
-
-
-def machine() -> dict[str, Any]:
-    """Describe this machine, without its name."""
-    model = platform.processor() or platform.machine()
-    with open("/proc/cpuinfo") as file:
-        for line in file:
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    return {
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(memory, 1),
-        "system": platform.system(),
-        "python": platform.python_version(),
-    }
-
-
-def save(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result beside its place and move it there, so that there never is half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".writing")
-    beside.write_text(json.dumps(result, indent=1) + "\n")
-    beside.replace(path)

@@ -21,38 +21,36 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
-ROOT: Final = Path(__file__).parent.parent
-DEFAULT_OUT: Final = ROOT / "benchmarks" / "results" / "scaling.json"
-PAGE: Final = ROOT / "docs" / "scaling.md"
-MODULE: Final = "benchmarks.scaling"
+from benchmarks.results import RESULTS, Row, save, table
+
 WORKS: Final = ((256, 64), (1024, 256))  # copies of the environment, units of a layer
 ALONE: Final = 0  # the number of ranks of a process that torchrun has not started
 
 
-def train(options: argparse.Namespace) -> None:
+def train(path: str, num_envs: int, width: int, settings: Mapping[str, Any]) -> None:
     """Train as one rank, so many steps at each turn; rank 0 is told of turns, and tells how long steps took."""
     from rl8x import NullTracker, PPOConfig, Trainer
     from rl8x.distributed import ranks
     from rl8x.envs import CartPole
 
-    [[num_envs, width]] = options.work
+    horizon, device = settings["horizon"], settings["device"]
     config = PPOConfig.rl8(
         num_envs=num_envs,
-        horizon=options.horizon,
+        horizon=horizon,
         num_sgd_iters=4,
-        sgd_minibatch_size=num_envs * options.horizon // 4,
+        sgd_minibatch_size=num_envs * horizon // 4,
         model_config={"hidden_sizes": [width, width]},
-        device=options.device,
-        execution=options.execution,
-        num_threads=1 if options.device == "cpu" else None,
+        device=device,
+        execution=settings["execution"],
+        num_threads=1 if device == "cpu" else None,
         seed=0,
     )
     trainer = Trainer(config.build(CartPole), tracker=NullTracker(), eval_env=False, checkpoints=False)
-    turns, answers = Path(f"{options.child}.turns"), Path(f"{options.child}.answers")
+    turns, answers = Path(f"{path}.turns"), Path(f"{path}.answers")
     while count := ranks().first("a turn", int(turns.read_text()) if ranks().is_first else 0):
         seconds, own = [], []
         for _ in range(count):
@@ -67,7 +65,7 @@ def train(options: argparse.Namespace) -> None:
 class Launch:
     """Ranks that wait for their turn, told by pipes with names in a folder."""
 
-    def __init__(self, count: int, path: Path, given: list[str]) -> None:
+    def __init__(self, count: int, path: Path, asked: str) -> None:
         self.path = path
         for kind in ("turns", "answers"):
             os.mkfifo(f"{self.path}.{kind}")
@@ -76,7 +74,8 @@ class Launch:
             python += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
         # Those that are not at turn wait for their first.
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "RL8X_RANK_TIMEOUT_S": "3600"}
-        self.process = subprocess.Popen([*python, "-m", MODULE, *given, "--child", str(self.path)], env=environment)
+        command = [*python, "-m", "benchmarks.scaling", "--child", str(self.path), asked]
+        self.process = subprocess.Popen(command, env=environment)
 
     def begin(self, steps: int) -> None:
         """Have some steps made."""
@@ -87,39 +86,35 @@ class Launch:
         seconds, own = json.loads(Path(f"{self.path}.answers").read_text())
         return seconds, own
 
-    def end(self) -> None:
-        """End the ranks."""
-        Path(f"{self.path}.turns").write_text("0")
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Let the ranks end, or end them where something failed."""
+        if kind is None:
+            self.begin(0)
+        else:
+            self.process.terminate()
         self.process.wait()
 
 
-@contextlib.contextmanager
-def launches(counts: list[int], given: list[str]) -> Iterator[dict[str, list[Launch]]]:
-    """Have what takes turns, by its name, for as long as the block takes.
+def measure(counts: list[int], steps: int, rounds: int, asked: str) -> dict[str, list[tuple[float, float]]]:
+    """Return what each measured in each round, by its name; of several processes the slower, at whose pace ranks go.
 
-    That is a process alone, and of each number of ranks a launch, and as many processes that know nothing of each
-    other.
+    Turns are taken by a process alone, and for each number of ranks by a launch, and by as many processes that know
+    nothing of each other.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        alone = [Launch(ALONE, Path(folder) / f"alone{i}", given) for i in range(max(counts))]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+
+        def launched(count: int, name: str) -> Launch:
+            return stack.enter_context(Launch(count, Path(folder) / name, asked))
+
+        alone = [launched(ALONE, f"alone{i}") for i in range(max(counts))]
         made = {"1 process": alone[:1]}
         for count in counts:
             if count > 1:
                 made[f"{count} processes"] = alone[:count]
-            made[f"{count} rank{'s' * (count > 1)}"] = [Launch(count, Path(folder) / f"ranks{count}", given)]
-        try:
-            yield made
-            for launch in {launch.path: launch for each in made.values() for launch in each}.values():
-                launch.end()
-        finally:
-            for launch in {launch.path: launch for each in made.values() for launch in each}.values():
-                launch.process.terminate()
-                launch.process.wait()
-
-
-def measure(counts: list[int], steps: int, rounds: int, given: list[str]) -> dict[str, list[tuple[float, float]]]:
-    """Return what each measured in each round, by its name; of several processes the slower, at whose pace ranks go."""
-    with launches(counts, given) as made:
+            made[f"{count} rank{'s' * (count > 1)}"] = [launched(count, f"ranks{count}")]
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
         names = list(made)
         for number in range(-1, rounds):  # the first to warm up: programs are compiled, memory is taken
@@ -149,38 +144,17 @@ def summarised(found: dict[str, list[tuple[float, float]]]) -> list[dict[str, An
     return rows
 
 
-def table(document: dict[str, Any]) -> str:
-    """Return a measurement as the page shows it."""
-    columns = ("", "a step, ms", "of the processor, ms", "over one process", "over as many processes")
-    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+def report(document: Row) -> str:
+    """Lay a measurement out."""
+    lines = []
     for work in document["works"]:
         num_envs, width = work["work"]
         for row in work["rows"]:
             costs = [f"{row['cost']:+.1%}", f"{row['cost_beside_as_many_processes']:+.1%}"]
             costs = [cost if float(cost.strip("%+")) or "rank" in row["what"] else "" for cost in costs]
-            cells = (f"{num_envs:,} copies, {width} units: {row['what']}", row["step_ms"], row["processor_ms"], *costs)
-            lines.append("| " + " | ".join(f"{cell:.1f}" if isinstance(cell, float) else cell for cell in cells) + " |")
-    return "\n".join(lines)
-
-
-def publish(document: dict[str, Any]) -> None:
-    """Put a measurement into the page."""
-    before, rest = PAGE.read_text().split("<!-- scaling -->\n")
-    after = rest.split("<!-- /scaling -->")[1]
-    PAGE.write_text(f"{before}<!-- scaling -->\n{table(document)}\n<!-- /scaling -->{after}")
-
-
-def _work(work: Sequence[int]) -> list[str]:
-    return ["--work", *map(str, work)]
-
-
-def _without_works(given: list[str]) -> list[str]:
-    """Return arguments without works, each three of them."""
-    kept = list(given)
-    while "--work" in kept:
-        at = kept.index("--work")
-        del kept[at : at + 3]
-    return kept
+            times = [f"{row['step_ms']:.1f}", f"{row['processor_ms']:.1f}"]
+            lines.append([f"{num_envs:,} copies, {width} units: {row['what']}", *times, *costs])
+    return table(["", "a step, ms", "of the processor, ms", "over one process", "over as many processes"], lines)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -200,34 +174,26 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--horizon", type=int, default=32)
     parser.add_argument("--steps", type=int, default=5, help="Steps of a turn.")
     parser.add_argument("--rounds", type=int, default=20, help="Turns of each number of ranks.")
-    parser.add_argument("--output", help="Where the results go as JSON.")
-    parser.add_argument("--publish", action="store_true", help="Write the committed results, and the page's table.")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    given = sys.argv[1:] if arguments is None else arguments
-    options = parser.parse_args(given)
+    parser.add_argument("--output", type=Path, default=RESULTS / "scaling.json", help="Where the results go as JSON.")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
     if options.child:
-        train(options)
+        path, asked = options.child
+        train(path, *json.loads(asked))
         return
+    settings = {name: value for name, value in vars(options).items() if name not in ("output", "child", "work")}
     works = []
     for work in options.work or WORKS:
-        found = measure(options.ranks, options.steps, options.rounds, [*_without_works(given), *_work(work)])
+        found = measure(options.ranks, options.steps, options.rounds, json.dumps([*work, settings]))
         works.append({"work": work, "rows": summarised(found), "rounds": found})
     import torch
 
     device = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or "CPU"
     machine = {"device": device, "cpus": os.cpu_count(), "load": os.getloadavg()[0], "system": platform.system()}
-    hidden = ("output", "child", "publish", "work")
-    document = {
-        "machine": machine,
-        "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        "settings": {name: value for name, value in vars(options).items() if name not in hidden},
-        "works": works,
-    }
-    print(table(document))
-    for path in [*filter(None, [options.output]), *[DEFAULT_OUT] * options.publish]:
-        Path(path).write_text(json.dumps(document, indent=1) + "\n")
-    if options.publish:
-        publish(document)
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    document = {"machine": machine, "versions": versions, "settings": settings, "works": works}
+    print(report(document))
+    save(options.output, document)
 
 
 if __name__ == "__main__":

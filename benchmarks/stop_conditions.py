@@ -1,25 +1,20 @@
-"""Where conditions stop curves of known shapes: the table of docs/conditions.md, which `--write` puts there.
-
-    python -m benchmarks.stop_conditions [--write]
+"""Where conditions stop curves of known shapes: the table of docs/conditions.md.
 
 Noise is Gaussian, of `SEEDS` seeds. Nothing is trained.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
-import re
 import statistics
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rl8x.conditions import Condition, Plateau, StopsDecreasing, StopsIncreasing
+from benchmarks.results import table
+from rl8x import conditions
+from rl8x.conditions import Condition
 
-PAGE = Path(__file__).parents[1] / "docs" / "conditions.md"
-SECTION = re.compile(r"(<!-- curves -->\n).*?(<!-- end of curves -->)", re.DOTALL)
 SEEDS, LENGTH, NAME = 100, 1000, "metric"
 
 
@@ -29,7 +24,7 @@ class Curve(NamedTuple):
     title: str
     value: Callable[[int], float]
     noise: float
-    conditions: tuple[tuple[Callable[..., Condition], dict[str, Any], str], ...]
+    conditions: dict[str, str]
 
 
 def rise(k: int, tau: float) -> float:
@@ -47,60 +42,60 @@ CURVES = (
         "a smooth rise, `480 - 460 exp(-k / 60)`",
         lambda k: rise(k, 60),
         0.0,
-        (
-            (Plateau, {"patience": 10, "rtol": 0.01}, ""),
-            (StopsIncreasing, {"patience": 10, "rtol": 0.01}, ""),
-            (StopsIncreasing, {"patience": 10}, "every value is the highest, by however little"),
-        ),
+        {
+            "Plateau(name, patience=10, rtol=0.01)": "",
+            "StopsIncreasing(name, patience=10, rtol=0.01)": "",
+            "StopsIncreasing(name, patience=10)": "every value is the highest, by however little",
+        },
     ),
     Curve(
         "a slower one, `480 - 460 exp(-k / 200)`",
         lambda k: rise(k, 200),
         0.0,
-        (
-            (Plateau, {"patience": 10, "rtol": 0.01}, ""),
-            (Plateau, {"patience": 3, "rtol": 0.01}, "three values are too short to see it rise"),
-        ),
+        {
+            "Plateau(name, patience=10, rtol=0.01)": "",
+            "Plateau(name, patience=3, rtol=0.01)": "three values are too short to see it rise",
+        },
     ),
     Curve(
         "a noisy rise, `480 - 460 exp(-k / 30)`, noise 24",
         lambda k: rise(k, 30),
         24.0,
-        (
-            (Plateau, {"patience": 30, "rtol": 0.05}, ""),
-            (StopsIncreasing, {"patience": 30}, ""),
-            (Plateau, {"patience": 10, "rtol": 0.01}, "means of ten values still differ by more"),
-        ),
+        {
+            "Plateau(name, patience=30, rtol=0.05)": "",
+            "StopsIncreasing(name, patience=30)": "",
+            "Plateau(name, patience=10, rtol=0.01)": "means of ten values still differ by more",
+        },
     ),
     Curve(
         "flat and noisy, 100, noise 5",
         lambda k: 100.0,
         5.0,
-        (
-            (Plateau, {"patience": 20, "rtol": 0.05}, ""),
-            (StopsIncreasing, {"patience": 20}, ""),
-            (Plateau, {"patience": 5, "rtol": 0.001}, "the defaults are for evaluations that repeat"),
-        ),
+        {
+            "Plateau(name, patience=20, rtol=0.05)": "",
+            "StopsIncreasing(name, patience=20)": "",
+            "Plateau(name, patience=5, rtol=0.001)": "the defaults are for evaluations that repeat",
+        },
     ),
     Curve(
         "a late start, -200 for 60 values, then to -110",
         late,
         0.0,
-        (
-            (Plateau, {"patience": 10, "rtol": 0.01, "after": 60}, ""),
-            (StopsIncreasing, {"patience": 10, "atol": 1.0, "after": 60}, ""),
-            (Plateau, {"patience": 10, "rtol": 0.01}, "before it starts it is as flat as it can be"),
-        ),
+        {
+            "Plateau(name, patience=10, rtol=0.01, after=60)": "",
+            "StopsIncreasing(name, patience=10, atol=1.0, after=60)": "",
+            "Plateau(name, patience=10, rtol=0.01)": "before it starts it is as flat as it can be",
+        },
     ),
     Curve(
         "a loss that falls to 0, `exp(-k / 30)`, noise 0.01",
         lambda k: math.exp(-k / 30),
         0.01,
-        (
-            (Plateau, {"patience": 20, "rtol": 0.0, "atol": 0.01}, ""),
-            (StopsDecreasing, {"patience": 20, "atol": 0.01}, ""),
-            (Plateau, {"patience": 20, "rtol": 0.05}, "5% of nothing is nothing"),
-        ),
+        {
+            "Plateau(name, patience=20, rtol=0.0, atol=0.01)": "",
+            "StopsDecreasing(name, patience=20, atol=0.01)": "",
+            "Plateau(name, patience=20, rtol=0.05)": "5% of nothing is nothing",
+        },
     ),
 )
 
@@ -114,11 +109,11 @@ def stop(condition: Condition, curve: Curve, seed: int) -> int | None:
     return None
 
 
-def row(curve: Curve, kind: Callable[..., Condition], options: dict[str, Any]) -> tuple[str, str, str]:
+def row(curve: Curve, condition: str) -> tuple[str, str, str]:
     """Return the condition, after how many values it stops the curve, and how much of its way that has come then."""
-    stops = [stop(kind(NAME, **options), curve, seed) for seed in range(SEEDS if curve.noise else 1)]
-    arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
-    shown = f"`{getattr(kind, '__name__', kind)}(name, {arguments})`"
+    seeds = range(SEEDS if curve.noise else 1)
+    stops = [stop(eval(condition, {**vars(conditions), "name": NAME}), curve, seed) for seed in seeds]
+    shown = f"`{condition}`"
     ends = sorted(LENGTH + 1 if end is None else end for end in stops)
     if ends[0] > LENGTH:
         return shown, f"never in {LENGTH:,}", ""
@@ -128,24 +123,13 @@ def row(curve: Curve, kind: Callable[..., Condition], options: dict[str, Any]) -
     return shown, after, f"{(curve.value(middle - 1) - first) / (last - first):.0%}" if first != last else "flat"
 
 
-def table() -> str:
-    """Return the table as markdown."""
-    lines = ["| curve | condition | stops after values | of its way | does not fit, since |", "|---|---|---|---|---|"]
+def report() -> str:
+    """Return the table as Markdown."""
+    lines = []
     for curve in CURVES:
-        for i, (kind, options, why) in enumerate(curve.conditions):
-            lines.append(f"| {'' if i else curve.title} | {' | '.join((*row(curve, kind, options), why))} |")
-    return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    """Print the table, or write it into the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/conditions.md")
-    made = table()
-    if parser.parse_args().write:
-        PAGE.write_text(SECTION.sub(lambda section: section[1] + made + section[2], PAGE.read_text()))
-    print(made)
-
-
-if __name__ == "__main__":
-    main()
+        for i, (condition, why) in enumerate(curve.conditions.items()):
+            shown, after, way = row(curve, condition)
+            fits = "never" not in after and (way == "flat" or float(way.rstrip("%")) >= 85)
+            assert fits == (why == ""), f"{shown} stops {curve.title} after {after} values"
+            lines.append(["" if i else curve.title, shown, after, way, why])
+    return table(["curve", "condition", "stops after values", "of its way", "does not fit, since"], lines)

@@ -76,7 +76,7 @@ IN_TRAINING = (
 )
 IN_DRIVER = (
     ("rl8x.studies.study:Study._collect", "before", 1),
-    ("rl8x.studies.study:replace_synced", "after", 2),
+    ("rl8x.studies.table:write", "after", 2),
     ("rl8x.studies.parent:log_table", "before", 1),
     ("rl8x.studies.parent:ParentRun.log_results", "after", 1),
     ("rl8x.studies.parent:ParentRun.finish", "after", 1),

@@ -9,14 +9,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
+import socket
+import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.servers import free_port, kill_server, start_server
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole
 from rl8x.tracking import MLflowTracker
@@ -30,12 +34,22 @@ def opened(store: str) -> Iterator[str]:
     if store == "sqlite":
         yield database
         return
-    port = free_port()
-    server = start_server(database, Path("server.log"), port)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(port)]
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    options = {"env": environment, "stdout": sys.stderr, "stderr": sys.stderr, "start_new_session": True}
+    server = subprocess.Popen([*command, "--backend-store-uri", database], **options)
     try:
+        for _ in range(600):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+                break
+            time.sleep(0.1)
         yield f"http://127.0.0.1:{port}"
     finally:
-        kill_server(server)
+        os.killpg(server.pid, signal.SIGKILL)  # with its workers
+        server.wait()
 
 
 def measure(store: str, *, steps: int, threads: int) -> dict[str, Any]:
@@ -84,6 +98,6 @@ def measure(store: str, *, steps: int, threads: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    arguments = json.loads(sys.stdin.read())
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments["threads"]])
-    print(json.dumps(measure(**arguments["measured"], threads=arguments["threads"])))
+    asked = json.loads(sys.stdin.read())
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: asked["threads"]])
+    print(json.dumps(measure(asked["store"], steps=asked["steps"], threads=asked["threads"])))

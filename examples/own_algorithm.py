@@ -12,9 +12,8 @@ from rl8x import NullTracker, PPOConfig, Trainer, keys
 from rl8x.algorithms import PPO
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.on_policy import Objective
-from rl8x.algorithms.ppo.losses import PPO_LOSS_METRICS
+from rl8x.algorithms.ppo import PPO_LOSS_METRICS
 from rl8x.envs import CartPole
-from rl8x.trees import unflatten_tree
 
 METRICS = ("losses/policy", "losses/vf", "losses/entropy", "losses/total", "monitors/penalty")
 
@@ -28,8 +27,8 @@ class SPOConfig(PPOConfig, defaults={"num_envs": 64, "gamma": 0.99, "lr": 5e-3, 
 
 def losses(policy: Any, batch: Any, state: Any, entropy_coeff: Tensor, config: SPOConfig) -> Tensor:
     """Sum each of `METRICS` over a minibatch, whose tensors are `[seq_len, batch, ...]`; compiled like PPO's own."""
-    obs, actions = (unflatten_tree(key, batch) for key in (keys.OBS, keys.ACTIONS))
-    found, advantages = policy(obs, actions, state, batch[keys.STARTS]), batch[keys.ADVANTAGES]
+    found = policy(batch[keys.OBS], batch[keys.ACTIONS], state, batch[keys.STARTS])
+    advantages = batch[keys.ADVANTAGES]
     ratio = (found.logp - batch[keys.LOGP]).exp()
     penalty = config.penalty * advantages.abs() / (2 * config.clip_param) * (ratio - 1).square()
     vf_loss = nn.functional.smooth_l1_loss(found.values, batch[keys.RETURNS], reduction="none")

@@ -63,6 +63,7 @@ LONGEST = (
     "tests/execution/test_compiler.py",
     "tests/trainers/test_resume.py",
     "tests/test_readme.py",
+    "tests/algorithms/test_conformance.py",
     "tests/algorithms/test_sac.py",
     "tests/trainers/test_auto.py",
     "tests/algorithms/ppo/test_update.py",
@@ -158,7 +159,7 @@ def own_environments_are_checked_once():
     checked = set()
 
     def check(env) -> None:
-        own = type(env).__module__.startswith("rl8x.") and env.capturable and env._next_config is None
+        own = type(env).__module__.startswith("rl8x.") and env.capturable and env.parameter_state.due is None
         key = (env.program_key, repr(env.single_observation_space), repr(env.single_action_space)) if own else None
         if key is None or key not in checked:
             validate(env)

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from benchmarks.export import policy_of
 from gymnasium.spaces import Box, Dict, Discrete
+from tests.policies import policy_of
 from tests.probes import ActionMatches
 
 from rl8x import export
@@ -23,7 +23,7 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is n
 VECTOR = Box(-np.inf, np.inf, (4,), np.float32)
 STEER = Box(-2.0, 2.0, (2,), np.float32)
 # Each model, space and format, sampled or not, at least once (lstm and dict with ONNX Runtime below); all combinations
-# are in benchmarks/export.py --matrix.
+# are those of `python -m benchmarks.costs export-matrix`.
 CASES = [
     ("mlp", "box", "pt2", True),
     ("cnn", "multidiscrete", "pt2", True),

@@ -7,10 +7,12 @@ import itertools
 import sys
 
 import pytest
+import torch
 
 from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError
 from rl8x.cli.main import main
+from rl8x.replay.dataset import Dataset
 from rl8x.trainers import Trainer
 
 FILES = {
@@ -138,19 +140,17 @@ class Lists:
     def finish(self, status):
         self.status = status
 ''',
-    "algorithm": '''
+    "climb": '''
 import dataclasses
 
 import torch
 
 from rl8x import keys
-from rl8x.algorithms import OnlineAlgorithm, OnlineConfig
+from rl8x.algorithms import GenericAlgorithmBase, OnlineConfig
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.seeds import part_seed
 from rl8x.policy import Policy
-from rl8x.rollouts.buffer import Rollout
-from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.statistics import Stats, rollout_stats
+from rl8x.rollouts.statistics import Stats
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ class ClimbConfig(OnlineConfig):
     sigma: float = option(0.1, "Standard deviation of what is added to the weights.", above=0.0)
 
 
-class Climb(OnlineAlgorithm[ClimbConfig], config=ClimbConfig):
+class Climb(GenericAlgorithmBase[ClimbConfig], config=ClimbConfig):
     """Keeps a random change of the weights where the mean reward after it is not lower."""
 
     metrics = ("climb/kept",)
@@ -171,18 +171,10 @@ class Climb(OnlineAlgorithm[ClimbConfig], config=ClimbConfig):
             torch.manual_seed(part_seed(seed, "weights"))
             spaces = (env.single_observation_space, env.single_action_space)
             self.policy = Policy(*spaces, model_config={"hidden_sizes": []})
-        self.generators = {name: torch.Generator().manual_seed(part_seed(seed, name)) for name in ("sampling", "climb")}
-        self.collector = Collector(env, self.policy, self.generators["sampling"], self.execution)
-        self.rollout = Rollout(config.horizon, config.num_envs)
+        self.horizons = config.make_horizons(self, self.policy)
+        self.generator = self.make_generator("climb")
         self.kept = [weight.detach().clone() for weight in self.policy.parameters()]
         self.best = torch.tensor(-torch.inf)
-
-    def collect(self, *, env_config=None):
-        self.reset_if_due(env_config)
-        self.collector.fill(self.rollout)
-        self.counters[keys.COLLECTS] += 1
-        self.counters[keys.ENV_STEPS] += self.config.horizon * self.config.num_envs
-        return rollout_stats(self.rollout.tensors, self.config.horizon)
 
     @torch.no_grad()
     def step(self):
@@ -193,13 +185,13 @@ class Climb(OnlineAlgorithm[ClimbConfig], config=ClimbConfig):
         for weight, kept in zip(self.policy.parameters(), self.kept, strict=True):
             if better:
                 kept.copy_(weight)
-            weight.copy_(kept + self.config.sigma * torch.randn(kept.shape, generator=self.generators["climb"]))
+            weight.copy_(kept + self.config.sigma * torch.randn(kept.shape, generator=self.generator))
         self.counters[keys.STEPS] += 1
         self.counters[keys.UPDATES] += 1
         return Stats({"climb/kept": float(better)})
 
     def learned_state(self):
-        drawn = self.generators["climb"].get_state()
+        drawn = self.generator.get_state()
         return {"policy": self.policy.state_dict(), "kept": self.kept, "best": self.best, "climb": drawn}
 
     def load_learned_state(self, state):
@@ -207,7 +199,146 @@ class Climb(OnlineAlgorithm[ClimbConfig], config=ClimbConfig):
         for kept, saved in zip(self.kept, state["kept"], strict=True):
             kept.copy_(saved)
         self.best = state["best"]
-        self.generators["climb"].set_state(state["climb"])
+        self.generator.set_state(state["climb"])
+''',
+    "on_policy": '''
+import dataclasses
+
+from rl8x import keys
+from rl8x.algorithms import OnPolicyAlgorithm, OnPolicyConfig
+from rl8x.algorithms.base import LR
+from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.on_policy import Objective
+from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
+from rl8x.functional import explained_variance, generalized_advantages
+from rl8x.policy import Policy
+from rl8x.rollouts.step import actor_critic
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReinforceConfig(OnPolicyConfig):
+    """Hyperparameters of REINFORCE with a learned baseline."""
+
+    gamma: float = option(0.99, "Discount factor.", low=0.0, high=1.0)
+
+
+def losses(policy, batch, state, coefficient, config):
+    """Sum -A log p(a | s) + (V - R)^2 over a minibatch."""
+    found = policy(batch[keys.OBS], batch[keys.ACTIONS], state, batch[keys.STARTS])
+    errors = batch[keys.RETURNS] - found.values
+    return (errors.square() - errors.detach() * found.logp).sum().unsqueeze(0)
+
+
+class Reinforce(OnPolicyAlgorithm[ReinforceConfig], config=ReinforceConfig):
+    """Makes actions likelier by how much more they brought than their states are worth."""
+
+    metrics = ("losses/total", GRAD_NORM, EXPLAINED_VARIANCE, LR)
+    objective = Objective(losses, ("losses/total",), "losses/total")
+    slot = staticmethod(actor_critic)
+
+    def make_policy(self):
+        return Policy(self.env.single_observation_space, self.env.single_action_space, model=self.config.model)
+
+    def targets(self, data):
+        ends = data[keys.FINAL_VALUES], data[keys.TERMINATED], data[keys.TRUNCATED]
+        factors = {"gamma": self.config.gamma, "gae_lambda": 1.0}
+        _, returns = generalized_advantages(data[keys.REWARDS], self.rollout[keys.VALUES], *ends, **factors)
+        return {keys.RETURNS: returns}, explained_variance(data[keys.VALUES], returns, None)
+
+    def learn(self):
+        explained = self.set_targets()
+        with self.updates() as updates:
+            for _ in updates.epochs():
+                for minibatches in updates.minibatches():
+                    updates.step(minibatches)
+        return explained
+''',
+    "off_policy": '''
+import dataclasses
+
+from rl8x import keys
+from rl8x.algorithms import Learner, OffPolicyConfig
+from rl8x.algorithms.off_policy.learner import TAU, observed
+from rl8x.algorithms.off_policy.updates import Minimise, UpdateResult
+from rl8x.distributions.discrete import pick
+from rl8x.q_values import QPolicy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LeastConfig(OffPolicyConfig):
+    """Hyperparameters of the least of Q-learning, which has a replay, or a data set."""
+
+
+class Least(Learner[LeastConfig], config=LeastConfig):
+    """Q-learning with a target network."""
+
+    update_metrics = ("losses/q", "monitors/grad_norm")
+
+    def make_policy(self):
+        return self.policy_of(QPolicy)
+
+    def make_nets(self):
+        self.add_net("q", self.policy)
+        self.nets.add_target("target", of="q")
+
+    def phases(self):
+        return [Minimise("q", self.q_loss, "monitors/grad_norm")]
+
+    def q_loss(self, nets, batch, found):
+        following = nets["target"](*observed(batch, keys.NEXT_OBS))[0].amax(-1)
+        td_targets = batch[keys.RETURNS] + batch[keys.DISCOUNTS] * following
+
+        def loss(q):
+            values = pick(q(*observed(batch, keys.OBS))[0], batch[keys.ACTIONS])
+            total = (values - td_targets).square().mean()
+            return total, {"losses/q": total}
+
+        return loss
+
+    def finish(self, nets, batch, found):
+        nets["target"].polyak_update(nets["q"], batch[TAU])
+        return UpdateResult(found)
+''',
+    "offline": '''
+import dataclasses
+
+from rl8x import keys
+from rl8x.algorithms import Learner, LearnerConfig
+from rl8x.algorithms.off_policy.learner import observed, recorded_actions
+from rl8x.algorithms.off_policy.updates import Minimise, UpdateResult
+from rl8x.policy import Policy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CloneConfig(LearnerConfig):
+    """Hyperparameters of cloning."""
+
+
+class Clone(Learner[CloneConfig], config=CloneConfig):
+    """Makes the recorded actions more likely."""
+
+    update_metrics = ("losses/clone", "monitors/grad_norm")
+
+    def make_policy(self):
+        return self.policy_of(Policy)
+
+    def make_nets(self):
+        self.add_net("policy", self.policy)
+
+    def phases(self):
+        return [Minimise("policy", self.policy_loss, "monitors/grad_norm")]
+
+    def policy_loss(self, nets, batch, found):
+        obs, state, starts = observed(batch, keys.OBS)
+
+        def loss(policy):
+            total = -policy(obs, recorded_actions(batch), state, starts).logp.mean()
+            return total, {"losses/clone": total}
+
+        return loss
+
+    def finish(self, nets, batch, found):
+        return UpdateResult(found)
 ''',
 }
 NUMBERS = itertools.count()
@@ -232,7 +363,15 @@ def found(package, monkeypatch, path):
     return getattr(importlib.import_module(f"{package}.{module}"), name)
 
 
-@pytest.mark.parametrize("algorithm", [(), ("--algorithm", "algorithm.ClimbConfig", "--sigma", "0.5")])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        (),
+        ("--algorithm", "climb.ClimbConfig", "--sigma", "0.5"),
+        ("--algorithm", "on_policy.ReinforceConfig", "--gamma", "0.9"),
+        ("--algorithm", "off_policy.LeastConfig", "--warmup-steps", "10"),
+    ],
+)
 def test_the_command_line_trains_them_by_name(package, algorithm, capsys):
     words = [f"{package}.{word}" if word.endswith("Config") else word for word in algorithm]
     sizes = ["--num-envs", "6", "--horizon", "5", "--device", "cpu", "--seed", "1"]
@@ -261,21 +400,53 @@ def test_a_trainer_takes_them(package, monkeypatch):
     assert tracker.status == "FINISHED"
 
 
-def test_an_algorithm_is_resumed_to_equal_bits(package, monkeypatch, tmp_path):
-    env, config_class = (found(package, monkeypatch, path) for path in ("env.Corridor", "algorithm.ClimbConfig"))
+def recorded(env_class):
+    """Transitions of random actions, as tensors."""
+    env, rows = env_class(4, seed=1), []
+    obs, _ = env.reset()
+    for _ in range(20):
+        actions = torch.randint(2, (4,))
+        following, rewards, terminated, truncated, info = env.step(actions)
+        row = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": info["final_obs"]}
+        rows.append(row | {"terminated": terminated, "truncated": truncated})
+        obs = following
+    tensors = {name: torch.stack([row[name].clone() for row in rows], 1).flatten(0, 1) for name in rows[0]}
+    spaces = {"observation_space": env.single_observation_space, "action_space": env.single_action_space}
+    return Dataset.from_tensors(tensors, gaps="truncate", **spaces)
+
+
+CLIMB = {"num_envs": 6, "horizon": 5, "sigma": 0.5}
+LEAST = {"num_envs": 6, "horizon": 5, "warmup_steps": 10, "batch_size": 8}
+ALGORITHMS = [
+    ("climb.ClimbConfig", CLIMB, False),
+    ("on_policy.ReinforceConfig", {"num_envs": 6, "horizon": 5, "sgd_minibatch_size": 15}, False),
+    ("off_policy.LeastConfig", LEAST, False),
+    ("off_policy.LeastConfig", {"batch_size": 8, "updates_per_step": 3}, True),
+    ("offline.CloneConfig", {"batch_size": 8, "updates_per_step": 3}, True),
+]
+
+
+@pytest.mark.parametrize(("path", "options", "offline"), ALGORITHMS)
+def test_an_algorithm_is_resumed_to_equal_bits(package, monkeypatch, tmp_path, path, options, offline):
+    env, config_class = (found(package, monkeypatch, each) for each in ("env.Corridor", path))
     tracker = found(package, monkeypatch, "tracker.Lists")
+    if offline:
+        recorded(env).save(tmp_path / "data")
 
     def begin(folder):
-        config = config_class(num_envs=6, horizon=5, device="cpu", seed=1, sigma=0.5)
-        return Trainer(config.build(env), tracker=tracker(), checkpoints=tmp_path / folder)
+        config = config_class(device="cpu", seed=1, **options)
+        built = config.build(dataset=str(tmp_path / "data")) if offline else config.build(env)
+        return Trainer(built, tracker=tracker(), checkpoints=tmp_path / folder)
 
     whole, half = begin("whole"), begin("half")
+    before = [weight.detach().clone() for weight in whole.algorithm.policy.parameters()]
     whole.run(max_steps=6, progress="none")
     half.run(max_steps=3, progress="none")
     with pytest.raises(CheckpointError, match="Lists"):  # rl8x cannot make such a tracker
         Trainer.resume(tmp_path / "half")
     resumed = Trainer.resume(tmp_path / "half", tracker=tracker(), trust=True)
     resumed.run(max_steps=6, progress="none")
-    for one, other in zip(whole.algorithm.policy.parameters(), resumed.algorithm.policy.parameters(), strict=True):
-        assert one.equal(other)
+    weights = [[*each.algorithm.policy.parameters()] for each in (whole, resumed)]
+    assert all(one.equal(other) for one, other in zip(*weights, strict=True))
+    assert not all(one.equal(other) for one, other in zip(before, weights[0], strict=True))
     assert whole.state == resumed.state

@@ -18,7 +18,7 @@ from rl8x.conditions import NonFinite
 from rl8x.config import RunSpec
 from rl8x.config.describe import env_spec
 from rl8x.envs import CartPole, GymnasiumEnv
-from rl8x.envs.setters import Scale
+from rl8x.envs.bindings import Scale
 from rl8x.frozen import frozen, thawed
 from rl8x.models import MLPModel
 from rl8x.randomization import Adaptive, Choice, Grid, Learnable, Scheduled, Uniform

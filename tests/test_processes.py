@@ -95,7 +95,7 @@ def test_what_a_library_starts_meanwhile_is_as_safe_and_the_users_code_has_its_o
 
 def test_so_is_what_shared_memory_starts(hostile, tmp_path):
     script = tmp_path / "script.py"
-    script.write_text("from rl8x.envs.parameter_writers import SharedTable\nprint(SharedTable([1.0, 2.0])[0:2])\n")
+    script.write_text("from rl8x.envs.bound_parameters import SharedTable\nprint(SharedTable([1.0, 2.0])[0:2])\n")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert done.stdout == "[1.0, 2.0]\n", done.stderr
     assert executed(hostile) == ""

@@ -156,7 +156,7 @@ def test_it_looks_at_what_there_is() -> None:
     assert len(names) > 400
     assert names >= {
         "rl8x.policy.Policy.decide",  # from a base that is no public name
-        "rl8x.trainers.Trainer.resume",
+        "rl8x.trainers.GenericTrainerBase.resume",
         "rl8x.envs.Env.step",
         "rl8x.functional.moments",  # behind a decorator
         "rl8x.envs.Env.__init__",

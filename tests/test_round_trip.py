@@ -154,7 +154,7 @@ def test_observations(name):
     check_first_update(build(space, spaces.Discrete(3), num_sgd_iters=1, sgd_minibatch_size=None, **options))
     # The buffer keeps each part as the environment gave it: bytes stay bytes.
     kept = {key for key in algorithm.rollout.tensors if key.split("/")[0] == keys.OBS}
-    given = flatten_tree(keys.OBS, algorithm.collector.cursor.obs)
+    given = flatten_tree(keys.OBS, algorithm.horizons.collector.cursor.obs)
     assert kept == set(given)
     assert all(algorithm.rollout[key].dtype == part.dtype for key, part in given.items())
 

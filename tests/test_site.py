@@ -133,8 +133,7 @@ def test_the_trainers_page_shows_its_arguments_and_none_of_its_internals(built: 
         assert f"<code>{argument}</code>" in about
     shown = {member.split('"')[0] for member in members}
     assert {"run", "stop", "step", "eval", "play", "plot", "save", "close", "resume", "log_model", "state"} <= shown
-    internals = {"known", "evaluation_name", "evaluate_now", "check_run", "make_film_env", "go_on_from"}
-    assert not shown & {*internals, "go_on_after_restart", "go_on_from_newest"}
+    assert not shown & {"known", "evaluation_name", "evaluate_now", "check_run", "make_film_env", "go_on_from"}
 
 
 # What a reader types, and the page that is to come first.

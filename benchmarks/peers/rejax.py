@@ -14,7 +14,8 @@ from gymnax.environments.classic_control import cartpole, pendulum
 from jax import numpy as jnp
 from rejax import PPO
 
-from benchmarks.common import Job, Recorder, main
+from benchmarks.recorder import Recorder, main
+from benchmarks.works import Job
 
 
 class CartPole(cartpole.CartPole):

@@ -6,8 +6,6 @@ work of an iteration is the same.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from typing import Any
 
 import numpy as np
@@ -18,8 +16,9 @@ from tensordict import TensorDict
 from torch import Tensor
 from torchrl.data import Categorical, Unbounded
 
-from benchmarks.common import OBSERVATIONS, Job, Recorder, main
-from benchmarks.peers import torch_envs
+from benchmarks.peers.envs import TorchEnv
+from benchmarks.recorder import Recorder, main
+from benchmarks.works import OBSERVATIONS, Job
 
 
 class Adapter(Env):
@@ -29,7 +28,7 @@ class Adapter(Env):
 
     def __init__(self, num_envs: int, /, horizon: int | None = None, *, device: Any = "cpu") -> None:
         super().__init__(num_envs, horizon, device=device)
-        self.env = torch_envs.make(self.name, num_envs, device)
+        self.env = TorchEnv(self.name, num_envs, device)
         self.observation_spec = Unbounded(OBSERVATIONS[self.name], device=device)
         if self.name == "cartpole":
             self.action_spec = Categorical(2, shape=torch.Size([1]), device=device)
@@ -61,8 +60,6 @@ class Pendulum(Adapter):
 def train(job: Job, recorder: Recorder) -> None:
     """Train with rl8's trainer."""
     work = job.work
-    torch.set_num_threads(job.threads)
-    torch.manual_seed(job.seed)
     config = AlgorithmConfig(
         model_config={"hiddens": (work.hidden, work.hidden)},
         horizon=work.horizon,
@@ -80,19 +77,17 @@ def train(job: Job, recorder: Recorder) -> None:
         normalize_rewards=work.normalize_rewards,
         device=job.device,
     )
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.chdir(folder)  # where MLflow writes by default
-        algorithm = config.build({"cartpole": CartPole, "pendulum": Pendulum}[work.env])
-        trainer = Trainer(algorithm)
+    algorithm = config.build({"cartpole": CartPole, "pendulum": Pendulum}[work.env])
+    trainer = Trainer(algorithm)
 
-        def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            batch = TensorDict({"obs": torch.from_numpy(obs).to(job.device).unsqueeze(1)}, batch_size=[len(obs), 1])
-            return algorithm.policy.sample(batch, kind="last", deterministic=True)["actions"].cpu().numpy()
+    def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        batch = TensorDict({"obs": torch.from_numpy(obs).to(job.device).unsqueeze(1)}, batch_size=[len(obs), 1])
+        return algorithm.policy.sample(batch, kind="last", deterministic=True)["actions"].cpu().numpy()
 
-        recorder.start()
-        while True:
-            trainer.step()
-            recorder.tick(act)
+    recorder.start()
+    while True:
+        trainer.step()
+        recorder.tick(act)
 
 
 if __name__ == "__main__":

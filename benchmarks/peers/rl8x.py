@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
-import os
-import tempfile
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.common import Job, Recorder, ReplayWork, Work, main
+from benchmarks.recorder import Recorder, main
+from benchmarks.works import Job, ReplayWork, Work
+from rl8x import HitsUpperBound, NullTracker, Trainer, keys
 from rl8x.algorithms import DQNConfig, OffPolicyConfig, OnlineConfig, PPOConfig, SACConfig
 from rl8x.envs import CartPole, Pendulum
-from rl8x.tracking import NullTracker
-from rl8x.trainers import Trainer
 
 ENVS = {"cartpole": CartPole, "pendulum": Pendulum}
 
 
 def make_config(job: Job) -> OnlineConfig:
-    """Return the hyperparameters of a job.
-
-    Raises:
-        SystemExit: If a mode is asked for that this version does not have.
-    """
+    """Return the hyperparameters of a job."""
+    work: Work | ReplayWork = job.work
     shared: dict[str, Any] = {"num_threads": job.threads, "device": job.device, "seed": job.seed}
-    work, known = job.work, {field.name for field in dataclasses.fields(PPOConfig)}
-    for name, default in (("execution", "eager"), ("precision", "fp32")):
-        value = getattr(job, name)
-        if name in known:
-            shared[name] = value
-        elif value != default:
-            raise SystemExit(f"unsupported: {name}={value}")
+    shared |= {"execution": job.execution, "precision": job.precision}
     if isinstance(work, ReplayWork):
         return replay_config(work, shared)
     return PPOConfig.rl8(**settings(work), **shared)
@@ -87,16 +75,6 @@ def settings(work: Work) -> dict[str, Any]:
     }
 
 
-def make_tracker(folder: str) -> Any:
-    """Return a tracker to MLflow in a folder; what keeps nothing where MLflow is not installed."""
-    from rl8x import tracking
-
-    if importlib.util.find_spec("mlflow") is None:
-        return tracking.NullTracker()
-    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
-    return tracking.MLflowTracker()
-
-
 def train(job: Job, recorder: Recorder) -> None:
     """Train with rl8x's trainer."""
     work = job.work
@@ -111,21 +89,25 @@ def train(job: Job, recorder: Recorder) -> None:
             chosen = policy.act(batch, policy.initial_state(len(obs)), starts)
             return policy.env_actions(chosen.actions).cpu().numpy()
 
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.chdir(folder)
-        trainer = Trainer(algorithm, tracker=make_tracker(folder) if job.tracks else NullTracker())
+    is_tracked = job.tracks and importlib.util.find_spec("mlflow") is not None
+    options: dict[str, Any] = {} if is_tracked else {"tracker": NullTracker()}
+    if job.transitions is not None:
+        options |= {"callbacks": [lambda *_: recorder.tick()], "checkpoints": False, "eval_env": False}
+    trainer = Trainer(algorithm, **options)
+    recorder.start()
+    if job.transitions is not None:  # `execution="auto"` compiles in a run that says how long it will be
+        trainer.run(stop_conditions=[HitsUpperBound(keys.ENV_STEPS, job.transitions)], progress="none")
+    for _ in range(steps):
+        trainer.step()
+    recorder.tick(act)
+    if job.target is None:
+        # MLflow's process makes its database beside the first iterations, which is not what is timed.
+        trainer.tracker.flush()
         recorder.start()
+    while True:
         for _ in range(steps):
             trainer.step()
         recorder.tick(act)
-        if job.target is None:
-            # MLflow's process makes its database beside the first iterations, which is not what is timed.
-            trainer.tracker.flush()
-            recorder.start()
-        while True:
-            for _ in range(steps):
-                trainer.step()
-            recorder.tick(act)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ rsl_rl has distributions for continuous actions alone, so CartPole brings a cate
 
 from __future__ import annotations
 
-import tempfile
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,9 @@ from rsl_rl.runners import OnPolicyRunner
 from tensordict import TensorDict
 from torch import Tensor
 
-from benchmarks.common import Job, Recorder, main
-from benchmarks.peers import torch_envs
+from benchmarks.peers.envs import TorchEnv
+from benchmarks.recorder import Recorder, main
+from benchmarks.works import MAX_ITERATIONS, Job
 
 
 class Adapter(VecEnv):
@@ -26,7 +26,7 @@ class Adapter(VecEnv):
     num_actions = 1
 
     def __init__(self, name: str, num_envs: int, device: str, reward_scale: float) -> None:
-        self.env = torch_envs.make(name, num_envs, device)
+        self.env = TorchEnv(name, num_envs, device)
         self.reward_scale = reward_scale
         self.num_envs = num_envs
         self.device = device
@@ -139,26 +139,23 @@ def config(job: Job) -> dict[str, Any]:
 def train(job: Job, recorder: Recorder) -> None:
     """Train with rsl_rl's runner; an iteration ends when it has been logged."""
     work = job.work
-    torch.set_num_threads(job.threads)
-    torch.manual_seed(job.seed)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        # rsl_rl leaves the scale of rewards to the environment, whose config has a factor for it.
-        env = Adapter(work.env, work.num_envs, job.device, reward_scale=0.1 if work.normalize_rewards else 1.0)
-        runner = OnPolicyRunner(env, config(job), log_dir=folder, device=job.device)
-        log = runner.logger.log
+    # rsl_rl leaves the scale of rewards to the environment, whose config has a factor for it.
+    env = Adapter(work.env, work.num_envs, job.device, reward_scale=0.1 if work.normalize_rewards else 1.0)
+    runner = OnPolicyRunner(env, config(job), log_dir=".", device=job.device)
+    log = runner.logger.log
 
-        def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            with torch.inference_mode():
-                batch = TensorDict({"policy": torch.from_numpy(obs).to(job.device)}, batch_size=len(obs))
-                return runner.alg.get_policy()(batch).cpu().numpy()
+    def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        with torch.inference_mode():
+            batch = TensorDict({"policy": torch.from_numpy(obs).to(job.device)}, batch_size=len(obs))
+            return runner.alg.get_policy()(batch).cpu().numpy()
 
-        def log_and_tick(**kwargs: Any) -> None:
-            log(**kwargs)
-            recorder.tick(act)
+    def log_and_tick(**kwargs: Any) -> None:
+        log(**kwargs)
+        recorder.tick(act)
 
-        runner.logger.log = log_and_tick  # type: ignore[method-assign]
-        recorder.start()
-        runner.learn(job.max_iterations)
+    runner.logger.log = log_and_tick  # type: ignore[method-assign]
+    recorder.start()
+    runner.learn(MAX_ITERATIONS)
 
 
 if __name__ == "__main__":

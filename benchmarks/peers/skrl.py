@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from skrl.agents.torch.ppo import PPO, PPO_CFG
@@ -17,19 +15,17 @@ from skrl.trainers.torch import SequentialTrainer
 from skrl.utils import set_seed
 from torch import Tensor, nn
 
-from benchmarks.common import OBSERVATIONS, OUTPUTS, Job, Recorder, main
-from benchmarks.peers import torch_envs
+from benchmarks.peers.envs import TorchEnv, spaces_of
+from benchmarks.recorder import Recorder, main
+from benchmarks.works import MAX_ITERATIONS, OUTPUTS, Job
 
 
 class Adapter(Wrapper):
     """A batched torch environment in skrl's interface."""
 
     def __init__(self, name: str, num_envs: int, device: str) -> None:
-        env = torch_envs.make(name, num_envs, device)
-        env.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (OBSERVATIONS[name],))
-        env.action_space = gymnasium.spaces.Discrete(2)
-        if name == "pendulum":
-            env.action_space = gymnasium.spaces.Box(-2.0, 2.0, (1,))
+        env = TorchEnv(name, num_envs, device)
+        env.observation_space, env.action_space = spaces_of(name)
         super().__init__(env)
 
     def reset(self) -> tuple[Tensor, dict[str, Any]]:
@@ -111,7 +107,7 @@ class TickingPPO(PPO):
             self.tick()
 
 
-def config(job: Job, folder: str) -> PPO_CFG:
+def config(job: Job) -> PPO_CFG:
     """Return the agent's config."""
     work = job.work
     cfg = PPO_CFG(
@@ -132,7 +128,7 @@ def config(job: Job, folder: str) -> PPO_CFG:
         # skrl scales what the critic predicts; it has no running scale for rewards.
         cfg.value_preprocessor = RunningStandardScaler
         cfg.value_preprocessor_kwargs = {"size": 1, "device": job.device}
-    cfg.experiment.directory = folder
+    cfg.experiment.directory = "."
     cfg.experiment.write_interval = work.horizon
     cfg.experiment.checkpoint_interval = 0
     return cfg
@@ -141,7 +137,6 @@ def config(job: Job, folder: str) -> PPO_CFG:
 def train(job: Job, recorder: Recorder) -> None:
     """Train with skrl's trainer."""
     work = job.work
-    torch.set_num_threads(job.threads)
     set_seed(job.seed)
     env = Adapter(work.env, work.num_envs, job.device)
     spaces = {"observation_space": env.observation_space, "action_space": env.action_space, "device": job.device}
@@ -150,33 +145,32 @@ def train(job: Job, recorder: Recorder) -> None:
         if work.env == "cartpole"
         else GaussianPolicy(work.hidden, **spaces)
     )
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        agent = TickingPPO(
-            models={"policy": policy, "value": Value(work.hidden, **spaces)},
-            memory=RandomMemory(memory_size=work.horizon, num_envs=work.num_envs, device=job.device),
-            cfg=config(job, folder),
-            **spaces,
-        )
+    agent = TickingPPO(
+        models={"policy": policy, "value": Value(work.hidden, **spaces)},
+        memory=RandomMemory(memory_size=work.horizon, num_envs=work.num_envs, device=job.device),
+        cfg=config(job),
+        **spaces,
+    )
 
-        def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            with torch.no_grad():
-                outputs, _ = policy.compute({"observations": torch.from_numpy(obs).to(job.device)})
-                actions = outputs.argmax(-1) if work.env == "cartpole" else outputs
-                return actions.cpu().numpy()
+    def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        with torch.no_grad():
+            outputs, _ = policy.compute({"observations": torch.from_numpy(obs).to(job.device)})
+            actions = outputs.argmax(-1) if work.env == "cartpole" else outputs
+            return actions.cpu().numpy()
 
-        agent.tick = lambda: recorder.tick(act)
-        trainer = SequentialTrainer(
-            cfg={
-                "timesteps": job.max_iterations * work.horizon,
-                "headless": True,
-                "disable_progressbar": True,
-                "close_environment_at_exit": False,
-            },
-            env=env,
-            agents=agent,
-        )
-        recorder.start()
-        trainer.train()
+    agent.tick = lambda: recorder.tick(act)
+    trainer = SequentialTrainer(
+        cfg={
+            "timesteps": MAX_ITERATIONS * work.horizon,
+            "headless": True,
+            "disable_progressbar": True,
+            "close_environment_at_exit": False,
+        },
+        env=env,
+        agents=agent,
+    )
+    recorder.start()
+    trainer.train()
 
 
 if __name__ == "__main__":

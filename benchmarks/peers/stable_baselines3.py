@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from stable_baselines3 import DQN, PPO, SAC
@@ -15,8 +12,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from benchmarks.common import OBSERVATIONS, Job, Recorder, ReplayWork, Work, main
-from benchmarks.peers import numpy_envs
+from benchmarks.peers.envs import NumpyEnv, spaces_of
+from benchmarks.recorder import Recorder, main
+from benchmarks.works import MAX_ITERATIONS, Job, ReplayWork, Work
 
 Array = np.ndarray[Any, Any]
 
@@ -25,12 +23,9 @@ class Adapter(VecEnv):
     """A batched numpy environment in Stable-Baselines3's interface, with what its monitor would say of episodes."""
 
     def __init__(self, name: str, num_envs: int, seed: int) -> None:
-        self.env = numpy_envs.make(name, num_envs, seed)
+        self.env = NumpyEnv(name, num_envs, seed)
         self.actions: Array | None = None
-        actions: gymnasium.Space[Any] = gymnasium.spaces.Discrete(2)
-        if name == "pendulum":
-            actions = gymnasium.spaces.Box(-2.0, 2.0, (1,))
-        super().__init__(num_envs, gymnasium.spaces.Box(-np.inf, np.inf, (OBSERVATIONS[name],)), actions)
+        super().__init__(num_envs, *spaces_of(name))
 
     def reset(self) -> Array:
         """Start an episode in every copy."""
@@ -54,26 +49,15 @@ class Adapter(VecEnv):
             }
         return step.obs, step.rewards, done, infos
 
-    def close(self) -> None:
-        """Do nothing."""
-
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Say that there is no rendering; there are no other attributes."""
-        if attr_name == "render_mode":
-            return [None] * self.num_envs
-        raise AttributeError(attr_name)
+        """Say that there is no rendering, which is all that is asked for."""
+        return [{"render_mode": None}[attr_name]] * self.num_envs
 
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Refuse: there are no attributes."""
-        raise AttributeError(attr_name)
+    def refuse(self, *args: Any, **kwargs: Any) -> Any:
+        """Be what the interface asks for and nobody calls."""
+        raise NotImplementedError
 
-    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        """Refuse: there are no methods."""
-        raise AttributeError(method_name)
-
-    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> Sequence[bool]:
-        """Say no."""
-        return [False] * self.num_envs
+    close = set_attr = env_method = env_is_wrapped = refuse  # type: ignore[assignment]
 
 
 class Ticker(BaseCallback):
@@ -121,65 +105,49 @@ def ppo(job: Job, work: Work, env: VecEnv) -> BaseAlgorithm:
     )
 
 
-def dqn(job: Job, work: ReplayWork, env: VecEnv) -> BaseAlgorithm:
-    """Make the `DQN` of a work."""
+def off_policy(job: Job, work: ReplayWork, env: VecEnv) -> BaseAlgorithm:
+    """Make the `DQN` or the `SAC` of a work."""
+    shared: dict[str, Any] = {
+        "learning_rate": work.lr,
+        "buffer_size": work.buffer_size,
+        "learning_starts": work.warmup_steps,
+        "batch_size": work.batch_size,
+        "gamma": work.gamma,
+        "train_freq": work.horizon,
+        "gradient_steps": work.updates_per_block,
+        "policy_kwargs": {"net_arch": [work.hidden, work.hidden], "activation_fn": torch.nn.ReLU},
+        "seed": job.seed,
+        "device": job.device,
+    }
+    if work.algorithm == "sac":
+        return SAC("MlpPolicy", env, tau=work.tau, **shared)
     return DQN(
         "MlpPolicy",
         env,
-        learning_rate=work.lr,
-        buffer_size=work.buffer_size,
-        learning_starts=work.warmup_steps,
-        batch_size=work.batch_size,
-        gamma=work.gamma,
-        train_freq=work.horizon,
-        gradient_steps=work.updates_per_block,
         target_update_interval=round(work.updates_per_target / work.updates_per_sample),
         exploration_fraction=1e-9,
         exploration_initial_eps=work.epsilon,
         exploration_final_eps=work.epsilon,
         max_grad_norm=work.max_grad_norm,
-        policy_kwargs={"net_arch": [work.hidden, work.hidden], "activation_fn": torch.nn.ReLU},
-        seed=job.seed,
-        device=job.device,
-    )
-
-
-def sac(job: Job, work: ReplayWork, env: VecEnv) -> BaseAlgorithm:
-    """Make the `SAC` of a work."""
-    return SAC(
-        "MlpPolicy",
-        env,
-        learning_rate=work.lr,
-        buffer_size=work.buffer_size,
-        learning_starts=work.warmup_steps,
-        batch_size=work.batch_size,
-        gamma=work.gamma,
-        tau=work.tau,
-        train_freq=work.horizon,
-        gradient_steps=work.updates_per_block,
-        policy_kwargs={"net_arch": [work.hidden, work.hidden], "activation_fn": torch.nn.ReLU},
-        seed=job.seed,
-        device=job.device,
+        **shared,
     )
 
 
 def train(job: Job, recorder: Recorder) -> None:
     """Train with `learn`."""
     work = job.work
-    torch.set_num_threads(job.threads)
     env: VecEnv = Adapter(work.env, work.num_envs, job.seed)
     if isinstance(work, ReplayWork):
-        model, rollouts = {"dqn": dqn, "sac": sac}[work.algorithm](job, work, env), work.blocks
+        model, rollouts = off_policy(job, work, env), work.blocks
     else:
         if work.normalize_rewards:
             env = VecNormalize(env, norm_obs=False, clip_reward=np.inf, gamma=work.gamma)
         model, rollouts = ppo(job, work, env), 1
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        model.set_logger(configure(folder, ["csv"]))
-        ticker = Ticker(recorder, rollouts)
-        recorder.start()
-        model.learn(job.max_iterations * work.transitions, callback=ticker)
-        recorder.tick(ticker.act)
+    model.set_logger(configure(".", ["csv"]))
+    ticker = Ticker(recorder, rollouts)
+    recorder.start()
+    model.learn(MAX_ITERATIONS * work.transitions, callback=ticker)
+    recorder.tick(ticker.act)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gymnasium
-import torch
 from tianshou.algorithm import SAC
 from tianshou.algorithm.modelfree.sac import AutoAlpha, SACPolicy
 from tianshou.algorithm.optim import AdamOptimizerFactory
@@ -13,7 +12,8 @@ from tianshou.trainer import OffPolicyTrainerParams
 from tianshou.utils.net.common import Net
 from tianshou.utils.net.continuous import ContinuousActorProbabilistic, ContinuousCritic
 
-from benchmarks.common import Job, Recorder, ReplayWork, main
+from benchmarks.recorder import Recorder, main
+from benchmarks.works import MAX_ITERATIONS, Job, ReplayWork
 
 
 class Ticker:
@@ -65,10 +65,6 @@ def sac(work: ReplayWork, env: gymnasium.Env[object, object]) -> SAC:
 def train(job: Job, recorder: Recorder) -> None:
     """Train with `run_training`."""
     work = job.work
-    if not isinstance(work, ReplayWork) or work.algorithm != "sac":
-        raise SystemExit("unsupported: only sac")
-    torch.set_num_threads(job.threads)
-    torch.manual_seed(job.seed)
     envs = DummyVectorEnv([lambda: gymnasium.make("Pendulum-v1") for _ in range(work.num_envs)])
     algorithm = sac(work, gymnasium.make("Pendulum-v1"))
     collector = Collector(algorithm, envs, VectorReplayBuffer(work.buffer_size, work.num_envs))
@@ -79,7 +75,7 @@ def train(job: Job, recorder: Recorder) -> None:
         OffPolicyTrainerParams(
             training_collector=collector,
             max_epochs=1,
-            epoch_num_steps=job.max_iterations * work.transitions,
+            epoch_num_steps=MAX_ITERATIONS * work.transitions,
             collection_step_num_env_steps=work.num_envs * work.horizon,
             update_step_num_gradient_steps_per_sample=work.updates_per_sample,
             batch_size=work.batch_size,

@@ -16,7 +16,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rl8x._version import __version__
-from rl8x.synonyms import called_here
 
 if TYPE_CHECKING:
     from rl8x.algorithms import (
@@ -29,8 +28,10 @@ if TYPE_CHECKING:
         FastTD3Config,
         FlashSACConfig,
         IQLConfig,
+        LearnerConfig,
         OffPolicyConfig,
         OnlineConfig,
+        OnPolicyConfig,
         PPOConfig,
         PQNConfig,
         SACConfig,
@@ -80,6 +81,7 @@ _HOMES = {
     "HitsLowerBound": "conditions",
     "HitsUpperBound": "conditions",
     "IQLConfig": "algorithms",
+    "LearnerConfig": "algorithms",
     "MLflowTracker": "tracking",
     "MemoryTracker": "tracking",
     "Model": "models",
@@ -87,6 +89,7 @@ _HOMES = {
     "Not": "conditions",
     "NullTracker": "tracking",
     "OffPolicyConfig": "algorithms",
+    "OnPolicyConfig": "algorithms",
     "OnlineConfig": "algorithms",
     "Or": "conditions",
     "PPO": "algorithms",
@@ -128,6 +131,7 @@ __all__ = [
     "HitsLowerBound",
     "HitsUpperBound",
     "IQLConfig",
+    "LearnerConfig",
     "MLflowTracker",
     "MemoryTracker",
     "Model",
@@ -135,6 +139,7 @@ __all__ = [
     "Not",
     "NullTracker",
     "OffPolicyConfig",
+    "OnPolicyConfig",
     "OnlineConfig",
     "Or",
     "PPOConfig",
@@ -161,6 +166,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
+        from rl8x.names import called_here
+
         raise AttributeError(f"module 'rl8x' has no attribute {name!r}.{called_here(name, __all__)}".rstrip("."))
     value = getattr(importlib.import_module(f"rl8x.{home}"), name)
     globals()[name] = value

@@ -1,13 +1,16 @@
-"""Error messages for things that are chosen by name, or made with keyword arguments."""
+"""Messages on names: of things that are chosen by them or made with keyword arguments, and those of other libraries.
+
+What other libraries call things that rl8x has under another name stands in a table, which is that of the pages
+docs/coming-from-*.md; tests compare the two.
+"""
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
-
-from rl8x.synonyms import called_here
+from typing import Any, Final
 
 
 def did_you_mean(
@@ -60,3 +63,153 @@ def check_arguments(cls: type, config: Mapping[str, Any], config_name: str, *, n
             if not legal:
                 raise ValueError(f"{cls.__name__} takes nothing in `{config_name}`; got {name!r}.")
             raise ValueError(unknown_name("argument", name, legal, f" of {cls.__name__} in `{config_name}`"))
+
+
+# -- what other libraries call it
+
+_STEPS: Final = (
+    '`HitsUpperBound("env/steps", N)` in `run(stop_conditions=[...])`, on the command line `--stop "env/steps >= N"`'
+)
+_SIZES: Final = '`model_config={"hidden_sizes": [64, 64]}`'
+_SAVED: Final = "`Checkpoints(every_steps=...)`, in run files `checkpoints`"
+_DDPG: Final = "`TD3Config(num_critics=1, policy_delay=1, target_interval=1, target_noise=0.0)`"
+
+# Names here of one name there: the first that is legal where it was given is meant.
+_NAMES: Final[dict[str, str]] = {
+    "learning_rate policy_lr q_lr": "lr",
+    "anneal_lr schedule": "lr_schedule",
+    "n_steps": "n_step horizon",
+    "estimation_step": "n_step",
+    "num_steps num_steps_per_env train_freq step_per_collect collection_step_num_env_steps": "horizon",
+    "n_envs num_train_envs num_training_envs training_num make_vec_env": "num_envs",
+    "num_test_envs num_test_episodes test_step_num_episodes episode_per_test n_eval_episodes": "num_eval_envs",
+    "eval_freq epoch_num_steps step_per_epoch": "steps_per_eval",
+    "num_learning_iterations max_iterations": "max_steps",
+    "batch_size num_minibatches num_mini_batches": "sgd_minibatch_size batch_size",
+    "n_epochs update_epochs num_learning_epochs repeat_per_collect update_step_num_repetitions": "num_sgd_iters",
+    "discount_factor": "gamma",
+    "lam": "gae_lambda",
+    "clip_range clip_coef eps_clip": "clip_param",
+    "normalize_advantage norm_adv normalize_advantage_per_mini_batch": "normalize_advantages",
+    "ent_coef entropy_coef": "entropy_coeff alpha",
+    "autotune": "alpha",
+    "vf_coef value_loss_coef": "vf_coeff",
+    "target_kl": "target_kl_div",
+    "recompute_advantage recompute_adv": "recompute_advantages",
+    "empirical_normalization obs_normalization actor_obs_normalization critic_obs_normalization": (
+        "normalize_observations"
+    ),
+    "learning_starts start_timesteps": "warmup_steps",
+    "gradient_steps train_frequency update_per_step update_step_num_gradient_steps_per_sample": "updates_per_sample",
+    "target_update_interval target_network_frequency target_update_freq": "target_interval",
+    "exploration_initial_eps exploration_final_eps exploration_fraction start_e end_e": "epsilon epsilon_schedule",
+    "action_noise": "exploration_noise",
+    "policy_noise target_policy_noise": "target_noise",
+    "noise_clip": "target_noise_clip",
+    "policy_frequency": "policy_delay",
+    "n_critics": "num_critics",
+    "n_quantiles": "num_quantiles",
+    "n_atoms": "num_atoms",
+    "gradient_length": "seq_len",
+    "loss_type": "loss",
+    "policy_kwargs": "model_config",
+    "policy actor critic rnn_type features_extractor_class": "model",
+    "distribution_cfg": "distribution",
+    "optimizer_class": "optimizer",
+    "optimizer_kwargs": "optimizer_config",
+    "activation_fn": "activation",
+    "lstm_hidden_size rnn_hidden_dim rnn_hidden_size": "hidden_size",
+    "share_features_extractor": "shared",
+    "net_arch hidden_dims actor_hidden_dims critic_hidden_dims hiddens": "hidden_sizes",
+    "init_std init_noise_std log_std_init": "initial_std",
+    "cuda": "device",
+    "check_for_nan": "on_non_finite",
+    "torch_compile_mode": "execution",
+    "exp_name": "run_name",
+    "wandb_project_name wandb_project": "experiment_name",
+    "track": "tracking",
+    "verbose show_progress progress_bar": "progress",
+    "capture_video": "evals_per_film",
+    "env_id": "env",
+    "learn": "train",
+    "enjoy": "play",
+}
+# Answers where none of these is legal, and to what is no single name.
+_WORDS: Final[dict[str, str]] = {
+    "total_timesteps max_epochs max_epoch": _STEPS,
+    "net_arch hidden_dims actor_hidden_dims critic_hidden_dims hiddens": _SIZES,
+    "activation_fn activation": '`model_config={"activation": "tanh"}`',
+    "lstm_hidden_size rnn_hidden_dim rnn_hidden_size": '`model_config={"hidden_size": 256}`',
+    "init_std init_noise_std log_std_init": '`distribution_config={"initial_std": 1.0}`',
+    "state_dependent_std": '`distribution_config={"std": "state"}`',
+    "squash_output": '`distribution="squashed_normal"`',
+    "use_mixed_precision enable_amp": '`precision="bf16"`',
+    "save_freq save_interval save_model save_checkpoint_fn": _SAVED,
+    "save_best_fn": '`Checkpoints(best="eval/returns/mean")`',
+    "stop_fn": "`run(stop_conditions=[...])`",
+    "callback": "`Trainer(callbacks=[...])`",
+    "verbose show_progress progress_bar": "`run(progress=...)`",
+    "capture_video": "`run(evals_per_film=...)`",
+    "num_learning_iterations max_iterations": "`run(max_steps=...)`",
+    "eval_freq epoch_num_steps step_per_epoch": "`run(steps_per_eval=...)`",
+    "num_test_envs num_test_episodes test_step_num_episodes episode_per_test n_eval_episodes": (
+        "`Trainer(num_eval_envs=...)`"
+    ),
+    "tensorboard_log logger": "`Trainer(tracker=...)`, MLflow by itself",
+    "torch_deterministic": "nothing to set: the same seed on the same machine gives the same bits",
+    "time_limit max_episode_steps": "an argument of the environment, such as `env_kwargs.time_limit=200`",
+    "env_id": "what `build` takes; the first word of `rl8x train CartPole-v1`",
+    "a2c": "`PPOConfig(num_sgd_iters=1)` with one minibatch: PPO whose one update has A2C's gradient",
+    "ddpg": _DDPG,
+    "qrdqn": "`DQNConfig(double=False, num_quantiles=200)`",
+    "c51": "`DQNConfig(double=False, num_atoms=101, v_min=-100, v_max=100)`",
+    "recurrentppo": '`PPOConfig(model="lstm")`',
+    "maskableppo": "`PPOConfig`: a mask is the part `action_mask` of a `Dict` observation",
+    "cql": "offline DQN or SAC with `cql_alpha`",
+    "trpo": "`PPOConfig`, the nearest that there is",
+    "tqc crossq": "`SACConfig`, the nearest that there is",
+}
+
+
+def _single(table: dict[str, str]) -> dict[str, str]:
+    return {name: answer for names, answer in table.items() for name in names.split()}
+
+
+NAMES: Final = {name: tuple(answer.split()) for name, answer in _single(_NAMES).items()}
+"""By another library's name the names here, the likeliest first."""
+WORDS: Final = _single(_WORDS)
+"""By another library's name what it is here, in words."""
+
+# What registers the environments of other packages, by how their ids begin or end.
+_PACKAGES: Final[dict[str, tuple[str, str]]] = {
+    r"ALE/.*|.*NoFrameskip-v\d+": ("ale-py", "ale_py"),
+    r"(MiniGrid|BabyAI)-.*": ("minigrid", "minigrid"),
+    r"(Fetch|Hand|Adroit|Franka|PointMaze|AntMaze).*": ("gymnasium-robotics", "gymnasium_robotics"),
+}
+
+
+def name_here(name: object, legal: Iterable[str]) -> str | None:
+    """Return which legal name another library's name is here; names may be options, such as `--learning-rate`."""
+    plain = {_plain(each): each for each in legal}
+    return next((plain[here] for here in NAMES.get(_plain(name), ()) if here in plain), None)
+
+
+def called_here(name: object, legal: Iterable[str], show: Callable[[str], str] = repr) -> str:
+    """Return " It is 'lr' here." for another library's name, as `show` writes legal ones; empty if it is none."""
+    here = name_here(name, legal)
+    if here is not None:
+        return f" It is {show(here)} here."
+    words = WORDS.get(_plain(name)) or WORDS.get(_plain(name).replace("_", ""))
+    return f" Here that is {words}." if words else ""
+
+
+def _plain(name: object) -> str:
+    return str(name).lower().lstrip("-").replace("-", "_").rpartition(".")[-1]
+
+
+def package_of(env_id: str) -> str:
+    """Return a sentence on what to install for an environment of another package; empty if none is known."""
+    for pattern, (package, module) in _PACKAGES.items():
+        if re.fullmatch(pattern, env_id):
+            return f" It is one of {package}: `pip install {package}`, and name it '{module}:{env_id}'."
+    return ""

@@ -55,6 +55,8 @@ def normalize_obs(obs_moments: nn.ModuleDict, obs: Any) -> Any:
     Returns:
         Observations of the same shapes.
     """
+    if isinstance(obs, Tensor):
+        return _normalized(obs_moments, "", obs)
     flat = flatten_tree("", obs)
     return unflatten_tree("", {name: _normalized(obs_moments, name, part) for name, part in flat.items()})
 

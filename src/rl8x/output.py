@@ -106,8 +106,39 @@ def short(count: float) -> str:
     return f"{count:.0f}"
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Put rows of cells in columns, each as wide as its widest cell."""
+def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
+    """Put rows of cells in columns, each as wide as its widest cell.
+
+    In at most `width` columns of text a table stands in blocks below each other, each with the first column. A first
+    column that takes more than half of the width, and any other cell that takes more than is left, is cut.
+    """
+    if width is not None:
+        return _in_blocks(rows, width)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _in_blocks(rows: Sequence[Sequence[str]], width: int) -> str:
+    first = min(max(len(row[0]) for row in rows), max(width // 2, 8))
+    rest = max(width - first - 2, 8)
+    rows = [[cut_middle(row[0], first), *(cut_middle(cell, rest) for cell in row[1:])] for row in rows]
+    blocks: list[list[int]] = [[0]]
+    for column in range(1, len(rows[0])):
+        if len(blocks[-1]) > 1 and width_of([[row[each] for each in (*blocks[-1], column)] for row in rows]) > width:
+            blocks.append([0])
+        blocks[-1].append(column)
+    return "\n\n".join(table([[row[column] for column in block] for row in rows]) for block in blocks)
+
+
+def width_of(rows: Sequence[Sequence[str]]) -> int:
+    """Return the width of a table."""
+    return sum(2 + max(map(len, column)) for column in zip(*rows, strict=True)) - 2
+
+
+def cut_middle(text: str, width: int) -> str:
+    """Cut a text in its middle, so that what distinguishes its ends stays."""
+    if len(text) <= width:
+        return text
+    left = (width - 3) // 2
+    return f"{text[:left]}...{text[len(text) - (width - 3 - left) :]}"

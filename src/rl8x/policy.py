@@ -15,13 +15,12 @@ from torch.nn.parameter import is_lazy
 
 from rl8x.distributions import Distribution, make_distribution
 from rl8x.distributions.base import from_numbered, numbered
-from rl8x.distributions.validation import check_distribution
+from rl8x.distributions.registry import check_distribution
 from rl8x.frozen import thawed
 from rl8x.functional import RunningMoments
 from rl8x.keys import ACTION_MASK
 from rl8x.models import BUILTIN, Model, State, make_model
-from rl8x.models.registry import config_with_critic_obs
-from rl8x.models.validation import TrainingEffects, check_model, run_model
+from rl8x.models.registry import TrainingEffects, check_model, config_with_critic_obs, run_model
 from rl8x.names import resolved_arguments
 from rl8x.obs_moments import make_obs_moments, normalize_obs, update_obs_moments
 from rl8x.portable import Portable, to_rows
@@ -256,7 +255,7 @@ class Policy(Portable):
             Float32, `[horizon, num_envs, num_noise]`.
         """
         size = (horizon, num_envs, self.distribution.num_noise)
-        return self.distribution.draw(size, generator=generator, device=self.device)
+        return self.distribution.draw(size, generator=generator, device=generator.device)
 
     def act(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> Act:
         """Choose an action for each copy.

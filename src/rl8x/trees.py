@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -16,14 +17,14 @@ Tree: TypeAlias = "Tensor | dict[str, Tree]"
 
 def tree_map(function: Callable[[Tensor], Any], tree: Any) -> Any:
     """Apply a function to every tensor of a tree, whatever their shapes."""
-    if isinstance(tree, Mapping):
+    if not isinstance(tree, Tensor) and isinstance(tree, Mapping):  # the first takes a tenth of the second's time
         return {name: tree_map(function, part) for name, part in tree.items()}
     return function(tree)
 
 
 def flatten_tree(name: str, tree: Any) -> dict[str, Tensor]:
     """Return a tree's tensors, of any shapes, by flat names: `obs` stays `obs`, a part of a dict becomes `obs/part`."""
-    if not isinstance(tree, Mapping):
+    if isinstance(tree, Tensor) or not isinstance(tree, Mapping):
         return {name: tree}
     return {key: leaf for part, value in tree.items() for key, leaf in flatten_tree(f"{name}/{part}", value).items()}
 
@@ -71,12 +72,17 @@ def first_tensor(tree: Any) -> Tensor:
     return tensor
 
 
+@functools.lru_cache(4096)
+def _row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a newly made tensor."""
+    return tuple(itertools.accumulate((max(size, 1) for size in shape[:0:-1]), operator.mul, initial=1))[::-1]
+
+
 def row_major(tensor: Tensor) -> Tensor:
     """Return a tensor `[...]` with the strides of a newly made one: itself where it has them, else a copy.
 
     A dimension of size 1 may have any stride, and `contiguous()` leaves it; a traced graph refuses such an input.
     """
-    if tensor.is_contiguous() and 1 not in tensor.shape:
+    if not tensor.dim() or tensor.stride() == _row_major_strides(tensor.shape):
         return tensor
-    strides = tuple(itertools.accumulate(reversed(tensor.shape[1:]), operator.mul, initial=1))[::-1]
-    return tensor if tensor.stride() == strides else tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.clone(memory_format=torch.contiguous_format)

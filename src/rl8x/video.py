@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from rl8x.disk import replace_synced
 from rl8x.envs import Env, GymnasiumEnv
-from rl8x.envs.canvas import BACKGROUND, INK, SIZE, Picture, font, mixed
-from rl8x.envs.pictures import CopyState, copy_of, numbers_of, on_host
+from rl8x.envs.canvas import BACKGROUND, INK, SIZE, CopyState, Picture, copy_of, font, mixed, numbers_of, on_host
 from rl8x.film_files import WRITERS, check_format
 from rl8x.policy import Policy
 from rl8x.rollouts.episodes import Moment, play_episodes
@@ -223,10 +222,10 @@ def make_filmed(maker: Callable[..., Env], num_envs: int, **options: Any) -> Env
 
 def check_pictures(env: Env) -> None:
     """Raise `ValueError` if an environment cannot be drawn, with what to do about it."""
-    name = type(env).__name__
+    name = type(env.unwrapped).__name__
     if env.draws:
         return
-    if type(env).render is Env.render:
+    if type(env.unwrapped).render is Env.render:
         raise ValueError(f"{name} cannot be rendered: give it a `draw`; see docs/playing.md.")
     if env.render_mode != "rgb_array":
         raise ValueError(f"{name} renders no frames. Make it with render_mode='rgb_array'.")
@@ -347,7 +346,7 @@ def _renders(env: Env) -> Iterator[Picture]:
     for each in rendered if isinstance(rendered, tuple | list) else [rendered]:
         frame = each.cpu().numpy() if isinstance(each, torch.Tensor) else np.asarray(each)
         if frame.ndim not in (3, 4):
-            raise ValueError(f"{type(env).__name__} renders no frames; got {rendered!r:.60}.")
+            raise ValueError(f"{type(env.unwrapped).__name__} renders no frames; got {rendered!r:.60}.")
         yield from frame if frame.ndim == 4 else [frame]
 
 

@@ -52,7 +52,7 @@ def test_the_loss_is_the_mean_of_the_actions_negative_log_probabilities(kind):
         plain_logp(algorithm.policy, obs, action.item(), kind)
         for obs, action in zip(batch[keys.OBS], batch[keys.ACTIONS], strict=True)
     ]
-    numbers, _ = algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+    numbers, _ = algorithm.cycle[-1].update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
     assert np.std(expected) > 0.05
     assert numbers["losses/bc"].item() == pytest.approx(-np.mean(expected), rel=1e-4)
 
@@ -135,5 +135,5 @@ def test_actions_of_several_parts_are_cloned():
     policy: Policy = algorithm.policy
     both = {"a": batch["actions/a"][None], "b": batch["actions/b"][None]}
     expected = -policy.evaluate(batch["obs"][None], both, {}, torch.zeros(1, 20, dtype=torch.bool)).logp.mean().item()
-    numbers, _ = algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+    numbers, _ = algorithm.cycle[-1].update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
     assert numbers["losses/bc"].item() == pytest.approx(expected)

@@ -13,15 +13,14 @@ from tests.plain import PlainLearner
 from tests.probes import Probe, Remember, traced_only
 
 from rl8x import MemoryTracker, NullTracker, Trainer, distill, load_algorithm
-from rl8x.algorithms import DistillationConfig, DQNConfig, PPOConfig, SACConfig
-from rl8x.algorithms.distillation.guided import Student
-from rl8x.algorithms.distillation.losses import distillation_minibatch_losses
-from rl8x.algorithms.distillation.teacher import Teacher, View
+from rl8x.algorithms import Distillation, DistillationConfig, DQNConfig, PPOConfig, SACConfig
+from rl8x.algorithms.distillation.guided import Student, View
+from rl8x.algorithms.distillation.teacher import describe_teacher, find_teacher, make_teacher, read_weights
 from rl8x.checkpoint import CheckpointError
 from rl8x.cli.main import main
 from rl8x.config import RunSpec
 from rl8x.distributions import make_distribution
-from rl8x.envs import AlgoTrading, CartPole, Parameter, Pendulum
+from rl8x.envs import AlgoTrading, CartPole, ObservedParameters, Parameter, Pendulum
 from rl8x.models import BUILTIN
 from rl8x.policy import Policy
 from rl8x.randomization import Choice, Uniform
@@ -49,7 +48,7 @@ class HiddenSide(Probe):
 
 def knowing_teacher() -> Policy:
     """A linear policy whose logits are -3 and 3 times the side, whatever it observes."""
-    env = HiddenSide(1, observe_parameters="all")
+    env = ObservedParameters(HiddenSide(1), "all")
     policy = Policy(env.single_observation_space, env.single_action_space, model_config={"hidden_sizes": []})
     with torch.no_grad():
         policy.model.policy_head.weight.copy_(torch.tensor([[0.0, -3.0], [0.0, 3.0]]))
@@ -143,7 +142,7 @@ def test_labels_are_what_the_teacher_computes_by_hand():
 def test_a_recurrent_normalising_teacher_labels_as_it_would_alone(execution, monkeypatch):
     """Its state goes on over collects, is reset where episodes begin, and its moments are its own."""
     traced_only(monkeypatch)
-    env = CartPole(5, time_limit=6, observe_parameters="all")
+    env = ObservedParameters(CartPole(5, time_limit=6), "all")
     torch.manual_seed(0)
     teacher = random_policy(env, **GRU, normalize_observations=True)
     teacher.observe({name: torch.randn(50, 5, width) * 0.2 + 0.1 for name, width in (("obs", 4), ("parameters", 6))})
@@ -165,7 +164,7 @@ def test_a_recurrent_normalising_teacher_labels_as_it_would_alone(execution, mon
 
 
 def test_masked_and_composite_actions_are_labelled_and_learned():
-    env = AlgoTrading(4, observe_parameters="all")
+    env = ObservedParameters(AlgoTrading(4), "all")
     teacher = random_policy(env, model_config=MLP)
     algorithm = config(teacher=teacher, num_envs=4, lr=1e-2).build(AlgoTrading, observe_parameters="all", time_limit=5)
     row = train(algorithm, 3)
@@ -200,7 +199,7 @@ def test_the_teacher_plays_its_share_and_none_in_an_evaluation():
     with torch.no_grad():
         algorithm.policy.model.policy_head.bias.copy_(torch.tensor([50.0, 0.0]))  # always 0
     for deterministic in (True, False):
-        algorithm.resets = type(algorithm.resets)(1)
+        algorithm.horizons.resets = type(algorithm.horizons.resets)(1)
         returns.append(dict(algorithm.evaluate(env_config={"side": 1.0}, deterministic=deterministic))["rewards/mean"])
     assert returns == [0.0, 0.0]
     assert algorithm.guided.beta == 1.0
@@ -220,7 +219,7 @@ def test_losses_equal_a_plain_formulation(loss):
     valid = torch.rand(3, 4, generator=generator) < 0.7
     batch = {"obs": mean, "starts": valid, "valid": valid}
     if loss == "kl":
-        batch |= {"labels/0": taught.mean, "labels/1": taught.log_std}
+        batch["labels"] = {"0": taught.mean, "1": taught.log_std}
         one, other = (torch.distributions.Normal(each.mean, each.log_std.exp()) for each in (taught, params))
         expected = torch.distributions.kl_divergence(one, other).sum(-1)
     else:
@@ -228,7 +227,7 @@ def test_losses_equal_a_plain_formulation(loss):
         likelihood = torch.distributions.Normal(params.mean, params.log_std.exp()).log_prob(taught_mean)
         expected = -likelihood.sum(-1) if loss == "nll" else (mean - taught_mean).pow(2).mean(-1)
     options = {"distribution": distribution, "loss": loss}
-    sums = distillation_minibatch_losses(lambda *_: params, batch, {}, torch.zeros(()), config(), **options)
+    sums = Distillation.losses(lambda *_: params, batch, {}, torch.zeros(()), config(), **options)
     entropy = torch.distributions.Normal(params.mean, params.log_std.exp()).entropy().sum(-1)
     distance = (mean - taught_mean).abs().mean(-1)
     torch.testing.assert_close(sums, torch.stack([each[valid].sum() for each in (expected, entropy, distance)]))
@@ -240,7 +239,7 @@ def test_cross_entropy_with_the_teachers_choice():
     batch = {"obs": logits, "starts": torch.ones(1, 2), "labels": torch.tensor([[1, 0]])}
     options = {"distribution": distribution, "loss": "nll"}
     params = distribution.from_features(logits)
-    sums = distillation_minibatch_losses(lambda *_: params, batch, {}, torch.zeros(()), config(), **options)
+    sums = Distillation.losses(lambda *_: params, batch, {}, torch.zeros(()), config(), **options)
     expected = torch.nn.functional.cross_entropy(logits[0], torch.tensor([1, 0]), reduction="sum")
     torch.testing.assert_close(sums[0], expected)
     assert sums[2] == 1.0  # the second row's most likely action is another
@@ -354,6 +353,10 @@ def runs(tmp_path_factory):
     return folder, trainer, students
 
 
+def described(given):
+    return describe_teacher(*find_teacher(given, "cpu"))
+
+
 def distill_again(trainer, teacher):
     given = dataclasses.replace(trainer.algorithm.config, teacher=teacher)
     return given.build(CartPole, observe_parameters="all", time_limit=7)
@@ -370,12 +373,13 @@ def test_a_student_is_resumed_to_the_bit_without_its_teachers_run(runs, tmp_path
     finally:
         away.rename(folder / "teacher")
     whole, resumed = students["whole"].algorithm, trainer.algorithm
-    other = Teacher.of(random_policy(whole.env, model_config=MLP))
+    other = random_policy(whole.env, model_config=MLP)
     with pytest.raises(CheckpointError, match="`teacher` was"):
         Trainer.resume(tmp_path / "cut", tracker=MemoryTracker(), algorithm=distill_again(students["cut"], other))
     changed = Trainer.resume(tmp_path / "cut", tracker=MemoryTracker(), overrides={"teacher": other})
-    assert changed.algorithm.teacher["sha256"] == other["sha256"] != whole.teacher["sha256"]
-    assert resumed.teacher.has_weights
+    digests = [each.config.teacher["sha256"] for each in (changed.algorithm, whole)]
+    assert digests[0] == described(other)["sha256"] != digests[1]
+    assert resumed.has_teacher
     for name, tensor in whole.rollout.tensors.items():
         assert torch.equal(tensor, resumed.rollout[name]), name
     theirs = resumed.policy.state_dict()
@@ -383,7 +387,7 @@ def test_a_student_is_resumed_to_the_bit_without_its_teachers_run(runs, tmp_path
     assert whole.rollout["teacher_plays"].any()
     params = students["whole"].tracker.params
     assert params["teacher"] == str(folder / "teacher")
-    assert params["teacher.sha256"] == whole.teacher["sha256"]
+    assert params["teacher.sha256"] == whole.config.teacher["sha256"]
     assert params["env.observe_parameters"] == "all"
     assert not any(name.startswith("teacher.observation") for name in params)
 
@@ -391,7 +395,7 @@ def test_a_student_is_resumed_to_the_bit_without_its_teachers_run(runs, tmp_path
 def test_a_teacher_is_the_same_however_it_is_given(runs):
     folder, trainer, _ = runs
     given = (folder / "teacher", str(folder / "teacher"), trainer, trainer.algorithm, trainer.algorithm.policy)
-    found = [Teacher.of(each) for each in given]
+    found = [described(each) for each in given]
     assert len({each["sha256"] for each in found}) == 1
     assert [each["source"] for each in found[:3]] == [str(folder / "teacher")] * 2 + [None]
     state = torch.get_rng_state()
@@ -403,11 +407,10 @@ def test_a_teacher_is_the_same_however_it_is_given(runs):
     # A policy that left its run, as `rl8x export` writes it.
     file = folder / "exported.safetensors"
     trainer.algorithm.policy.save(file)
-    exported = Teacher.of(file)
+    exported = described(file)
     assert (exported["sha256"], exported["source"]) == (found[0]["sha256"], str(file))
-    described = Teacher.of(dict(exported))
-    described.need_weights()
-    assert torch.equal(described.policy.model.policy_head.weight, loaded.policy.model.policy_head.weight)
+    weights = read_weights(exported, torch.device("cpu"))
+    assert torch.equal(weights["model.policy_head.weight"], loaded.policy.model.policy_head.weight)
     with pytest.raises(CheckpointError, match=r"is a policy alone, without the rest of its run: Policy\.load reads it"):
         Trainer.resume(file)
 
@@ -418,19 +421,20 @@ def test_a_teacher_whose_making_nobody_knows_is_copied_as_it_is():
             obs, mask = super().model_inputs(obs)
             return {name: 2 * part for name, part in obs.items()}, mask
 
-    given, spaces_of = knowing_teacher(), HiddenSide(1, observe_parameters="all")
+    given, spaces_of = knowing_teacher(), ObservedParameters(HiddenSide(1), "all")
     policy = Policy(spaces_of.single_observation_space, spaces_of.single_action_space, model=given.model)
     own = Doubled(spaces_of.single_observation_space, spaces_of.single_action_space, model_config={"hidden_sizes": []})
     obs = {name: torch.ones(1, *part.shape) for name, part in spaces_of.single_observation_space.spaces.items()}
     for each in (policy, own):
-        teacher = Teacher.of(each)
-        assert isinstance(teacher["model"], torch.nn.Module)  # which cannot be saved to a file
-        assert teacher.policy.model is not each.model
-        params = [one.respond(obs, {}, torch.ones(1, dtype=torch.bool))[0] for one in (teacher.policy, each)]
+        description = described(each)
+        assert isinstance(description["policy"], Policy)  # which cannot be saved to a file
+        teacher = make_teacher(description)
+        assert teacher.model is not each.model
+        params = [one.respond(obs, {}, torch.ones(1, dtype=torch.bool))[0] for one in (teacher, each)]
         assert torch.equal(*(part[0] for part in params))
     policy.model.kept = (number for number in range(3))
     with pytest.raises(TypeError, match=r"this Policy cannot be copied .*generator.*: give `teacher` a run, or a pol"):
-        Teacher.of(policy)
+        described(policy)
 
 
 def test_a_fault_of_the_teachers_own_model_is_not_hidden():
@@ -444,20 +448,23 @@ def test_a_fault_of_the_teachers_own_model_is_not_hidden():
                 raise OSError("its table is gone")
 
     with pytest.raises(OSError, match="its table is gone"):
-        Teacher.of(Policy(Remember(1).single_observation_space, Remember(1).single_action_space, model=Odd))
+        make_teacher(
+            described(Policy(Remember(1).single_observation_space, Remember(1).single_action_space, model=Odd))
+        )
 
 
 def test_a_description_alone_asks_for_its_weights(runs):
-    folder, trainer, _ = runs
-    by_run, by_hand = Teacher.of(folder / "teacher"), Teacher.of(trainer)
-    again = Teacher(dict(by_run))
-    again.need_weights()
-    one, other = (each.policy.model.policy_head.weight for each in (again, by_run))
+    folder, trainer, students = runs
+    by_run, by_hand = described(folder / "teacher"), described(trainer)
+    again = distill_again(students["cut"], by_run)
+    assert not again.has_teacher
+    again.collect()
+    one, other = (each.model.policy_head.weight for each in (again.teacher, trainer.algorithm.policy))
     assert torch.equal(one, other)
     with pytest.raises(ValueError, match="has no weights"):
-        Teacher(dict(by_hand)).need_weights()
+        distill_again(students["cut"], by_hand).collect()
     with pytest.raises(ValueError, match="has changed"):
-        Teacher({**by_run, "sha256": "0"}).need_weights()
+        distill_again(students["cut"], {**by_run, "sha256": "0"}).collect()
 
 
 def test_the_student_alone_acts_where_the_parameters_are_not_shown(runs):
@@ -465,7 +472,7 @@ def test_the_student_alone_acts_where_the_parameters_are_not_shown(runs):
     algorithm = students["whole"].algorithm
     policy, student = algorithm.student_policy(), algorithm.policy
     assert policy.observation_space == CartPole.single_observation_space
-    env, shown = CartPole(3, seed=5), CartPole(3, seed=5, observe_parameters="all")
+    env, shown = CartPole(3, seed=5), ObservedParameters(CartPole(3, seed=5), "all")
     obs, _ = env.reset()
     both, _ = shown.reset()
     state, theirs, starts = policy.initial_state(3), student.initial_state(3), torch.ones(3, dtype=torch.bool)
@@ -513,7 +520,7 @@ def test_run_files_and_the_command_line_name_the_teachers_run(runs, tmp_path, mo
             "tracking": False,
         }
     )
-    assert run.make_algorithm().teacher["source"] == str(folder / "teacher")
+    assert run.make_algorithm().config.teacher["source"] == str(folder / "teacher")
     monkeypatch.chdir(tmp_path)
     words = ["train", "CartPole", "--algorithm", "distillation", "--teacher", str(folder / "teacher")]
     words += ["env_kwargs.observe_parameters=all", "--num-envs", "4", "--horizon", "4", "--max-steps", "1"]

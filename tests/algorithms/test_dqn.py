@@ -6,9 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
 from tests.algorithms.off_policy.test_offline import build as build_offline
-from tests.probes import KNOWN, ActionDecides, Discretes, Probe
+from tests.probes import ActionDecides, Probe
 from torch import nn
 
 from rl8x import NullTracker, Trainer, keys
@@ -16,7 +15,7 @@ from rl8x.algorithms import DQNConfig
 from rl8x.algorithms.dqn import q_loss
 from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.algorithms.off_policy.updates import WEIGHTS
-from rl8x.envs import CartPole, Pendulum
+from rl8x.envs import CartPole
 
 PLAIN = {"hidden_sizes": [16], "layer_norm": False}
 SMALL = {"num_envs": 8, "horizon": 2, "n_step": 1, "seed": 1, "device": "cpu", "model_config": PLAIN}
@@ -82,7 +81,7 @@ def test_the_loss_is_that_of_the_papers_row_by_row(double, dueling, delta):
         losses.append(error**2 / 2 if is_square else delta * (error - delta / 2))
         errors.append(error)
         chosen.append(value)
-    numbers, found = algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+    numbers, found = algorithm.cycle[-1].update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
     assert numbers["losses/q"].item() == pytest.approx(np.mean(losses), rel=1e-5)
     assert numbers["monitors/td_error"].item() == pytest.approx(np.mean(errors), rel=1e-5)
     assert numbers["monitors/q"].item() == pytest.approx(np.mean(chosen), rel=1e-5)
@@ -110,7 +109,7 @@ def test_gradients_are_those_of_plain_autograd():
         each.detach().clone() if gradient is None else each.detach() - 0.1 * gradient
         for each, gradient in zip(parameters, gradients, strict=True)
     ]
-    algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+    algorithm.cycle[-1].update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
     for each, wanted in zip(parameters, expected, strict=True):
         torch.testing.assert_close(each.detach(), wanted)
 
@@ -118,10 +117,10 @@ def test_gradients_are_those_of_plain_autograd():
 def test_rows_count_by_their_importance_weights():
     algorithm, other = build(huber_delta=1.0), build(huber_delta=1.0)
     batch, weights = batch_of(algorithm), torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 0.0])
-    numbers, errors = algorithm.update(
+    numbers, errors = algorithm.cycle[-1].update(
         algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch | {WEIGHTS: weights}
     )
-    _, plain = other.update(other.nets.bind(other.nets.state, other.nets.rates), batch)
+    _, plain = other.cycle[-1].update(other.nets.bind(other.nets.state, other.nets.rates), batch)
     torch.testing.assert_close(errors, plain)
     each = torch.where(errors <= 1, errors**2 / 2, errors - 0.5)
     assert numbers["losses/q"].item() == pytest.approx((each * weights).mean().item(), rel=1e-5)
@@ -173,7 +172,7 @@ class Surprise(Probe):
 def test_the_target_follows_after_the_step():
     algorithm = build()
     before = algorithm.nets.targets["target"][1].clone()
-    algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch_of(algorithm))
+    algorithm.cycle[-1].update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch_of(algorithm))
     trained = algorithm.nets.trained["q"].optimizer.weights
     torch.testing.assert_close(algorithm.nets.targets["target"][1], (before + trained) / 2)
 
@@ -213,48 +212,6 @@ def learned(env, steps=80, **options):
     return algorithm
 
 
-def check_known_values(**options):
-    """Train on all probes at once; with time limits a value comes nearer by 1 - gamma with each copy of the target."""
-    sizes = {"num_envs": 12, "batch_size": 64, "buffer_size": 1000, "model_config": {**PLAIN, "hidden_sizes": [32]}}
-    algorithm = learned(Discretes, steps=20, **{"target_interval": 10, "gamma": 0.75, **sizes, **options})
-    for (probe, x), expected in KNOWN.items():
-        q = algorithm.policy(Discretes.seen(probe, x)[None], {}, torch.zeros(1, 1, dtype=torch.bool))[0, 0]
-        assert q.tolist() == pytest.approx(expected, abs=0.05), probe
-
-
-@pytest.mark.parametrize("options", [{}, {"n_step": 3, "dueling": True}], ids=["plain", "n-step dueling"])
-def test_known_values_are_learned(options):
-    check_known_values(**options)
-
-
-class OneLegal(Probe):
-    """Only action 2, then the end: illegal actions would be worth more, if they could be taken."""
-
-    terminates = True
-    single_action_space = Discrete(3, start=1)
-    single_observation_space = Dict(
-        {"x": Box(-1.0, 1.0, (1,), dtype=np.float32), "action_mask": Box(0, 1, (3,), dtype=np.int8)}
-    )
-
-    def observe(self, state, parameters):
-        mask = torch.tensor([0, 1, 1], dtype=torch.int8).expand(self.num_envs, 3)
-        return {"x": state["x"], "action_mask": mask}
-
-    def transition(self, state, actions, parameters, noise):
-        rewards = torch.where(actions == 1, 100.0, torch.where(actions == 2, 1.0, -1.0))
-        return dict(state), rewards, torch.ones(self.num_envs, dtype=torch.bool)
-
-
-def test_illegal_actions_are_neither_taken_nor_bootstrapped_from():
-    algorithm = learned(OneLegal, steps=60)
-    stored = algorithm.replay.as_tensordict()
-    assert set(stored["actions"].unique().tolist()) == {2, 3}
-    obs = {"x": torch.zeros(1, 1, 1), "action_mask": torch.tensor([[[0, 1, 1]]])}
-    q = algorithm.policy(obs, {}, torch.zeros(1, 1, dtype=torch.bool))[0, 0]
-    assert q[0] == -math.inf
-    assert q[1:].tolist() == pytest.approx([1, -1], abs=0.1)
-
-
 def test_actions_are_random_in_the_warm_up_and_epsilon_follows_its_schedule():
     schedule = {"kind": "interp", "points": [[0, 1.0], [160, 0.0]]}
     algorithm = build(ActionDecides, warmup_steps=64, epsilon_schedule=schedule, num_envs=16, horizon=1)
@@ -264,23 +221,6 @@ def test_actions_are_random_in_the_warm_up_and_epsilon_follows_its_schedule():
         algorithm.step()
     assert epsilons == pytest.approx([1.0] * 4 + [0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0], abs=1e-6)
     assert algorithm.policy.distribution.epsilon.item() == 0.0
-
-
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match=r"DQN needs a Discrete action space; got Box.* Use PPO\."):
-        build(Pendulum)
-    with pytest.raises(ValueError, match=r"`cql_coeff` needs a data set: give `dataset`, or leave it out; got 1\.0"):
-        build(cql_coeff=1.0)
-    with pytest.raises(ValueError, match="DQN trains feedforward models; GRUModel is recurrent"):
-        build(model="gru", model_config={})
-    with pytest.raises(ValueError, match="`epsilon_schedule` must stay at least 0 and at most 1"):
-        DQNConfig(epsilon_schedule=[[0, 1.5]])
-    with pytest.raises(ValueError, match="`priority_beta_schedule` must stay at least 0 and at most 1"):
-        DQNConfig(priority_beta_schedule=[[0, 0.4], [100, 2.0]])
-    with pytest.raises(ValueError, match="`updates_per_sample` must be at least"):
-        DQNConfig(updates_per_sample=0)
-    with pytest.raises(ValueError, match="`updates_per_sample` must be"):
-        DQNConfig(updates_per_sample=math.inf)
 
 
 def test_the_params_say_what_is_in_force():
@@ -326,7 +266,7 @@ def test_the_conservative_term_by_hand(coeff):
     parameters = list(policy.parameters())
     gradients = torch.autograd.grad(gap.mean(), parameters, allow_unused=True)
     both = (plain, algorithm)
-    numbers = [each.update(each.nets.bind(each.nets.state, each.nets.rates), batch).metrics for each in both]
+    numbers = [each.cycle[-1].update(each.nets.bind(each.nets.state, each.nets.rates), batch).metrics for each in both]
     # The loss that is logged is the error alone; the step has the term's gradient beside the error's.
     assert numbers[0]["losses/q"] == numbers[1]["losses/q"]
     for one, other, gradient in zip(plain.policy.parameters(), parameters, gradients, strict=True):

@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.algorithms.off_policy.test_offline import build as build_offline
-from tests.algorithms.test_dqn import OneLegal, Surprise, batch_of, build, check_known_values, learned
+from tests.algorithms.test_dqn import Surprise, batch_of, build, learned
 
 from rl8x import keys
 from rl8x.algorithms import DQNConfig
@@ -110,7 +110,7 @@ def test_the_loss_is_that_of_the_papers_row_by_row(kind, double, dueling):
         losses.append(loss)
         errors.append(abs(plain_means(algorithm, outputs) - goal))
     nets = algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates)
-    numbers, found = algorithm.update(nets, batch | {WEIGHTS: weights})
+    numbers, found = algorithm.cycle[-1].update(nets, batch | {WEIGHTS: weights})
     assert numbers["losses/q"].item() == pytest.approx(np.mean(losses * weights.numpy()), rel=1e-5)
     assert numbers["monitors/td_error"].item() == pytest.approx(np.mean(errors), rel=1e-4)
     np.testing.assert_allclose(found.numpy(), errors, rtol=1e-3, atol=1e-5)
@@ -184,12 +184,6 @@ def test_what_a_table_has_for_the_actions_of_its_rows():
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_known_values_are_learned(name):
-    options = {"atoms": {"num_atoms": 21, "v_min": -5.0, "v_max": 5.0}, "quantiles": QUANTILES}[name]
-    check_known_values(**options, n_step=3, dueling=True, prioritized=True)
-
-
-@pytest.mark.parametrize("name", KINDS)
 def test_the_whole_distribution_of_a_return_is_learned(name):
     """A reward of +2 or -2 by chance where the observation is 1, and of 0 where it is -1."""
     options = {
@@ -208,16 +202,6 @@ def test_the_whole_distribution_of_a_return_is_learned(name):
     found = outputs.softmax(-1) if name == "atoms" else outputs
     for action in (0, 1):
         assert (found[:, action] - torch.tensor(expected)).abs().max() < (0.12 if name == "atoms" else 0.4)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_illegal_actions_are_neither_taken_nor_bootstrapped_from(name):
-    algorithm = learned(OneLegal, steps=40, dueling=True, **KINDS[name])
-    assert set(algorithm.replay.as_tensordict()["actions"].unique().tolist()) == {2, 3}
-    obs = {"x": torch.zeros(1, 1, 1), "action_mask": torch.tensor([[[0, 1, 1]]])}
-    q = algorithm.policy(obs, {}, torch.zeros(1, 1, dtype=torch.bool))[0, 0]
-    assert q[0] == -np.inf
-    assert q[1:].tolist() == pytest.approx([1, -1], abs=0.15)
 
 
 def test_one_number_is_the_plain_algorithm_and_the_head_is_as_wide_as_it_must_be():

@@ -109,7 +109,7 @@ def test_the_losses_are_those_of_the_papers_row_by_row(env_class, temperature):
         q.append(sum((nets.q(j, obs, action, target=False) - goal) ** 2 for j in (0, 1)))
     assert batch[keys.DISCOUNTS].tolist() == pytest.approx([0.99, 0.99, 0.0, 0.99, 0.99, 0.99])
     assert (100.0 in weights) == (temperature == 200.0)
-    numbers, errors = algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+    numbers, errors = algorithm.cycle[-1].update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
     assert errors is None
     assert numbers["losses/policy"].item() == pytest.approx(np.mean(policy), rel=1e-4)
     assert numbers["losses/value"].item() == pytest.approx(np.mean(value), rel=1e-4)
@@ -152,15 +152,3 @@ def test_it_prefers_the_better_action_though_it_is_rare_and_by_how_much_the_temp
     odds = 0.1 / 0.9 * math.exp(3.0)
     assert found.values.item() == pytest.approx(v, abs=0.05)
     assert found.features[0, 0].softmax(-1)[1].item() == pytest.approx(odds / (1 + odds), abs=0.06)
-
-
-def test_other_action_spaces_are_refused():
-    rows = dataset().transitions
-    env = CartPole(1)
-    data = Dataset(
-        {**rows, "actions": rows["actions"].unsqueeze(1)},
-        observation_space=env.single_observation_space,
-        action_space=gymnasium.spaces.MultiBinary(1),
-    )
-    with pytest.raises(ValueError, match=r"IQL needs a Box or Discrete action space; got MultiBinary.* Use BC"):
-        build(data)

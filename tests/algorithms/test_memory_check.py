@@ -266,9 +266,14 @@ OFFLINE = {"device": "cpu", "batch_size": 2}
 )
 def test_networks_are_counted_as_they_are_then_made(config_class, options, env, monkeypatch):
     needs = []
-    check = memory._check
+    check = memory.check_memory
     monkeypatch.setattr(memory, "_SMALL_NETWORKS", 0)
-    monkeypatch.setattr(memory, "_check", lambda need, *said, **more: needs.append(need) or check(need, *said, **more))
+
+    def noted(need, *said, **more):
+        needs.append(need)
+        check(need, *said, **more)
+
+    monkeypatch.setattr(memory, "check_memory", noted)
     if env is None:
         spaces_ = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Box(-1.0, 1.0, (2,), np.float32)
         algorithm = config_class(dataset=Dataset.stand_in(*spaces_), **options).build()

@@ -92,7 +92,7 @@ def test_experience_that_is_discarded_begins_new_episodes():
 def test_training_goes_on_in_its_own_physics_where_an_evaluation_was_interrupted(monkeypatch):
     config = PPOConfig(num_envs=4, horizon=3, seed=1, device="cpu", model_config={"hidden_sizes": [8]})
     algorithm = dataclasses.replace(config, horizons_per_env_reset=2).build(CartPole)
-    evaluate, calls = algorithm.collector.evaluate, []
+    evaluate, calls = algorithm.horizons.collector.evaluate, []
 
     def interrupted(*args, **options):
         calls.append(evaluate(*args, **options))
@@ -100,7 +100,7 @@ def test_training_goes_on_in_its_own_physics_where_an_evaluation_was_interrupted
             raise KeyboardInterrupt
         return calls[-1]
 
-    monkeypatch.setattr(algorithm.collector, "evaluate", interrupted)
+    monkeypatch.setattr(algorithm.horizons.collector, "evaluate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         algorithm.evaluate(env_config={"length": 0.9})
     algorithm.collect()

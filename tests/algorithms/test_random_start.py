@@ -125,10 +125,9 @@ def test_moving_parameters_go_by_whole_episodes_alone():
     algorithm = build()
     algorithm.collect(env_config=adaptive)
     seen = []
-    update = algorithm.env.update_parameters_from_episodes
-    algorithm.env.update_parameters_from_episodes = lambda done, *given, **more: (
-        seen.append(done) or update(done, *given, **more)
-    )
+    state = algorithm.env.parameter_state
+    update = state.update_from_episodes
+    state.update_from_episodes = lambda done, *given, **more: seen.append(done) or update(done, *given, **more)
     for _ in range(3):
         algorithm.step()
         row = algorithm.collect()

@@ -1,14 +1,13 @@
-import copy
 import functools
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from tests.probes import Forever, ObservationDecides, OneStep, Probe, Together, traced_only
+from gymnasium.spaces import Box
+from tests.probes import Forever, ObservationDecides, OneStep, Probe, Together
 
-from rl8x import NullTracker, Trainer, keys
+from rl8x import keys
 from rl8x.algorithms import FastTD3Config, TD3Config
 from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.algorithms.off_policy.updates import WEIGHTS
@@ -16,7 +15,7 @@ from rl8x.algorithms.td3 import NOISE
 from rl8x.checkpoint.tree import clone
 from rl8x.cli.main import main
 from rl8x.config import RunSpec
-from rl8x.envs import CartPole, Pendulum
+from rl8x.envs import Pendulum
 from rl8x.replay.dataset import Dataset
 
 SMALL = {"num_envs": 8, "horizon": 2, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
@@ -485,110 +484,7 @@ def test_distances_of_actions_without_axes_are_those_of_one_dimension():
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
-# -- execution and resume
-
-
-def rows_and_state(mode, steps=6, **options):
-    algorithm = build(Pendulum, execution=mode, normalize_observations=True, prioritized=True, **options)
-    rows = []
-    for _ in range(steps):
-        collected = algorithm.collect()
-        rows.append({**collected, **algorithm.step()})
-    return rows, algorithm
-
-
-def test_what_is_compiled_computes_what_eager_does(monkeypatch):
-    traced_only(monkeypatch)
-    eager, one = rows_and_state("eager")
-    traced, two = rows_and_state("compile")
-    for mine, other in zip(eager, traced, strict=True):
-        assert mine.keys() == other.keys()
-        for name in mine:
-            assert mine[name] == pytest.approx(other[name], rel=1e-4, abs=1e-5, nan_ok=True), name
-    for mine, other in zip(one.nets.state, two.nets.state, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("stop", [1, 4])
-@pytest.mark.parametrize("mode", ["eager", "compile"])
-def test_a_resumed_run_has_the_same_bits(mode, stop, monkeypatch):
-    """In the warm-up, and in a full replay with a fraction of an update owed between two updates of the policy."""
-    traced_only(monkeypatch)
-    options = {
-        "execution": mode,
-        "warmup_steps": 32,
-        "updates_per_sample": 0.7,
-        "policy_delay": 3,
-        "n_step": 2,
-        "exploration_noise_min": 0.01,
-        "normalize_observations": True,
-        "prioritized": True,
-        "buffer_size": 40,
-    }
-
-    def run(algorithm, steps):
-        return [{**algorithm.collect(), **algorithm.step()} for _ in range(steps)]
-
-    whole = run(build(Pendulum, **options), 8)
-    first = build(Pendulum, **options)
-    rows = run(first, stop)
-    assert (first.replay.total > 40) == (stop == 4)
-    state = copy.deepcopy(clone(first.state_dict()))
-    resumed = build(Pendulum, **options)
-    resumed.load_state_dict(state)
-    rows += run(resumed, 8 - stop)
-    assert repr(rows) == repr(whole)
-
-
 # -- what is refused, and the preset
-
-
-class Unbounded(TwoJoints):
-    single_action_space = Box(-np.inf, np.inf, (2,), dtype=np.float32)
-
-
-class Fixed(TwoJoints):
-    single_action_space = Box(np.array([-1, 2], np.float32), np.array([1, 2], np.float32))
-
-
-class Counts(TwoJoints):
-    single_action_space = Box(0, 5, (2,), dtype=np.int64)
-
-
-class Switches(TwoJoints):
-    single_action_space = MultiDiscrete([2, 3])
-
-
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(
-        ValueError, match=r"TD3 needs a Box action space of floats; got Discrete\(2\)\. Use DQN or SAC\."
-    ):
-        build(CartPole)
-    with pytest.raises(ValueError, match=r"TD3 needs a Box action space of floats; got MultiDiscrete.*Use PPO\."):
-        build(Switches)
-    with pytest.raises(ValueError, match=r"TD3 needs a Box action space of floats; got Box"):
-        build(Counts)
-    with pytest.raises(ValueError, match=r"finite bounds; got Box.*RescaleAction.*or use PPO"):
-        build(Unbounded)
-    with pytest.raises(ValueError, match=r"TD3 needs .* low < high .* got \[-1.0, 2.0\] and \[1.0, 2.0\].* use PPO"):
-        build(Fixed)
-    for name in ("actor_bc_coeff", "critic_bc_coeff"):
-        with pytest.raises(ValueError, match=rf"`{name}` needs a data set: give `dataset`, or leave it out; got 0\.1"):
-            build(**{name: 0.1})
-    with pytest.raises(ValueError, match=r"`warmup_steps` is about an environment or a replay: .* data set; got 7"):
-        build_offline(warmup_steps=7)
-    with pytest.raises(ValueError, match=r"`return_bound` measures returns where they are collected; got 5\.0"):
-        FastTD3Config().build(dataset=dataset())
-    with pytest.raises(ValueError, match="TD3 trains feedforward models; GRUModel is recurrent"):
-        build(model="gru", model_config={})
-    with pytest.raises(ValueError, match=r"`exploration_noise_min` must be at most .*; got 0.2 and 0.1"):
-        build(exploration_noise=0.1, exploration_noise_min=0.2)
-    with pytest.raises(ValueError, match="`critic_hidden_sizes` must be a list of whole numbers"):
-        build(critic_hidden_sizes=[0])
-    with pytest.raises(ValueError, match="`v_min` must be less than `v_max`, both finite; got 5 and 5"):
-        TD3Config(v_min=5, v_max=5)
-    with pytest.raises(ValueError, match="`exploration_noise` must be greater than 0"):
-        TD3Config(exploration_noise=0.0)
 
 
 def test_the_preset_has_the_papers_values():
@@ -619,11 +515,3 @@ def test_the_preset_is_named_where_algorithms_are(capsys):
     assert main([*typed, "tau=0.2", "--device", "cpu", "--dry-run", "--no-tracking"]) == 0
     written = RunSpec.from_plain(yaml.safe_load(capsys.readouterr().out))
     assert written.algorithm.make_config() == FastTD3Config(num_envs=2, buffer_size=1000, tau=0.2, device="cpu")
-
-
-def test_a_run_of_the_trainer_ends_with_its_last_policy():
-    algorithm = build(Pendulum)
-    trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=True, num_eval_envs=4)
-    trainer.run(max_steps=4, progress="none")
-    assert trainer.eval()["eval/returns/mean"] < 0
-    assert not isinstance(algorithm.env.single_action_space, Discrete)

@@ -166,7 +166,7 @@ def test_a_file_and_a_student_act_in_evaluation_mode(tmp_path):
     for policy in (
         Policy.load(algorithm.policy.save(tmp_path / "policy"), trust=True),
         algorithm.student_policy(),
-        algorithm.teacher.policy,
+        algorithm.teacher,
         Policy(*(algorithm.policy.observation_space, algorithm.policy.action_space), model=Dropping),
     ):
         assert not any(module.training for module in policy.modules())

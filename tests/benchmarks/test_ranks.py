@@ -1,32 +1,11 @@
-"""The benchmarks of several ranks: their arithmetic, and what the page says of them."""
+"""The kills of ranks: what they find, and what the page says of them."""
 
 import copy
 import json
 
-import pytest
+from benchmarks import rank_kills
 
-from benchmarks import rank_kills, scaling
-
-PAGE = scaling.PAGE.read_text()
-
-
-def test_costs_are_medians_of_pairs_in_the_same_round():
-    found = {
-        "1 process": [(1.0, 0.5), (3.0, 0.5), (2.0, 0.5)],
-        "2 processes": [(1.0, 0.5), (3.3, 0.5), (2.1, 0.5)],
-        "2 ranks": [(1.1, 0.6), (3.6, 0.5), (2.2, 0.55)],
-    }
-    _, apart, two = scaling.summarised(found)
-    assert apart["cost"] == pytest.approx(0.05)  # of 1.0, 1.1 and 1.05
-    assert apart["cost_beside_as_many_processes"] == 0
-    assert two["cost"] == pytest.approx(0.1)  # of 1.1, 1.2 and 1.1
-    assert two["cost_beside_as_many_processes"] == pytest.approx(3.6 / 3.3 - 1, abs=1e-4)  # of 1.1, 1.0909 and 1.0476
-    assert (two["step_ms"], two["processor_ms"]) == (2200, 550)
-
-
-def test_the_page_has_the_measured_scaling():
-    document = json.loads(scaling.DEFAULT_OUT.read_text())
-    assert f"<!-- scaling -->\n{scaling.table(document)}\n<!-- /scaling -->" in PAGE
+PAGE = (rank_kills.OUT.parents[2] / "docs" / "scaling.md").read_text()
 
 
 def test_the_page_has_the_measured_kills():

@@ -8,10 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from benchmarks.browser import NAMES, Browser, find_chromium
-from benchmarks.mlflow_pages import Pages, served
-from benchmarks.run_figures import LEARNING_RATES, arguments, film_of, runs_in
-from benchmarks.study_figures import parent_of
+from tests.browser.chromium import NAMES, Browser, find_chromium
+from tests.browser.mlflow_pages import LEARNING_RATES, Pages, arguments, film_of, parent_of, runs_in, served
 
 from rl8x.cli.main import main
 from rl8x.randomization import Uniform

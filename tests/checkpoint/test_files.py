@@ -25,8 +25,7 @@ from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, CheckpointManager, Checkpoints, describe, files, find, listed, read
 from rl8x.checkpoint.build import build_algorithm, changes, problems_of
 from rl8x.checkpoint.find import find_of_job, find_unfinished
-from rl8x.checkpoint.ranks import num_ranks, of_rank, packed, unpacked
-from rl8x.checkpoint.tree import AS_FIRST, clone, copied, mapped, tensors_in
+from rl8x.checkpoint.tree import AS_FIRST, clone, copied, mapped, num_ranks, of_rank, packed, tensors_in, unpacked
 from rl8x.conditions import Condition, Plateau, StopsIncreasing, WallTime, parts
 from rl8x.config import RunSpec
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
@@ -491,17 +490,20 @@ def test_a_run_is_found_by_a_run_file_with_a_password(tmp_path):
 
 
 def test_a_job_finds_its_run_though_the_newest_checkpoint_is_damaged(tmp_path):
-    resolved = {"env_class": "E", "config": {"seed": 1}}
+    resolved = {**legal.RESOLVED, "env_class": "E", "config": {"seed": 1}}
     for steps in (1, 2):
         path = put(tmp_path / "a", steps, run={"key": "k", "job": "mine"}, resolved=resolved)
     (path / files.DESCRIPTION).write_text("{")
-    own = RunSpec(), resolved
-    assert find_of_job("mine", *own, tmp_path / "a") == tmp_path / "a"
-    assert find_of_job("mine", *own, tmp_path) == tmp_path / "a"
-    assert find_of_job("another", *own, tmp_path / "a") is None
-    assert find_of_job("mine", RunSpec.read({"algorithm": "DQN"}), resolved, tmp_path) is None
-    assert find_of_job("mine", RunSpec(), {**resolved, "config": {"seed": 2}}, tmp_path) is None
-    assert find_of_job("mine", RunSpec(), {**resolved, "config": {"seed": None}}, tmp_path) == tmp_path / "a"
+    other = {**resolved, "config": {"seed": 2}}
+    for job, now, root, any_seed, found in (
+        ("mine", resolved, tmp_path / "a", False, True),
+        ("mine", resolved, tmp_path, False, True),
+        ("another", resolved, tmp_path / "a", False, False),
+        ("mine", {**resolved, "algorithm": "DQN"}, tmp_path, False, False),
+        ("mine", other, tmp_path, False, False),
+        ("mine", other, tmp_path, True, True),
+    ):
+        assert find_of_job(job, now, root, any_seed=any_seed) == (tmp_path / "a" if found else None)
 
 
 def test_a_run_that_was_killed_before_its_store_had_all_has_not_finished(tmp_path):
@@ -661,7 +663,7 @@ def test_an_algorithm_is_built_again_from_json():
         lr=2e-3, lr_schedule=[[0, 2e-3], [100, 1e-4]], model_config={"hidden_sizes": [8]}, gamma=0.5
     )
     assert (type(again.env), again.env.time_limit) == (CartPole, 20)
-    assert changes(*run, again) == {"gamma": (0.99, 0.5)}
+    assert changes(run[1], again) == {"gamma": (0.99, 0.5)}
     with pytest.raises(ValueError, match="gamma"):
         build_algorithm(*run, {"gama": 0.5})
 
@@ -680,7 +682,7 @@ def test_a_drawn_seed_is_kept():
     algorithm = config(seed=None).build(CartPole)
     run = described(algorithm)
     assert build_algorithm(*run, {}).seed == algorithm.seed
-    assert changes(*run, config(seed=None).build(CartPole)) == {}
+    assert changes(run[1], config(seed=None).build(CartPole)) == {}
 
 
 def test_a_model_class_is_named():
@@ -714,7 +716,7 @@ def test_a_simulators_class_and_one_among_its_arguments_are_there_again():
     again = build_algorithm(*run, {})
     (copy, *_) = again.env.vector_env.envs
     assert (type(copy.unwrapped), copy.unwrapped.kind) == (Simulator, Simulator)
-    assert changes(*run, again) == {}
+    assert changes(run[1], again) == {}
 
 
 def test_a_hyperparameter_that_an_older_checkpoint_lacks_takes_its_default_with_a_word():
@@ -724,16 +726,16 @@ def test_a_hyperparameter_that_an_older_checkpoint_lacks_takes_its_default_with_
         del run[1]["config"][name]
     again = build_algorithm(*run, {})
     with pytest.warns(RuntimeWarning, match=r"take their defaults: optimizer_config=\{\}, vf_coeff=1\.0$"):
-        assert changes(*run, again) == {}
+        assert changes(run[1], again) == {}
     assert again.config == algorithm.config
     with pytest.warns(RuntimeWarning, match="vf_coeff"):
-        assert changes(*run, build_algorithm(*run, {"vf_coeff": 0.5})) == {"vf_coeff": (1.0, 0.5)}
+        assert changes(run[1], build_algorithm(*run, {"vf_coeff": 0.5})) == {"vf_coeff": (1.0, 0.5)}
 
 
 def test_what_has_no_form_in_a_file_is_not_taken_for_a_missing_hyperparameter(recwarn):
     model = MLPModel(CartPole(1).single_observation_space, 2)
     algorithm = config(model=model).build(CartPole)
-    assert changes(*described(algorithm), algorithm) == {}
+    assert changes(described(algorithm)[1], algorithm) == {}
     assert list(recwarn) == []
 
 
@@ -741,7 +743,7 @@ def test_a_hyperparameter_of_a_newer_version_is_one_clear_error():
     algorithm = config().build(CartPole)
     run = described(algorithm)
     run[1]["config"] |= {"look_ahead": 3}
-    for attempt in (lambda: build_algorithm(*run, {}), lambda: changes(*run, algorithm)):
+    for attempt in (lambda: build_algorithm(*run, {}), lambda: changes(run[1], algorithm)):
         with pytest.raises(CheckpointError, match=r"^PPOConfig of rl8x .* not have the hyperparameters `look_ahead`"):
             attempt()
 
@@ -756,7 +758,7 @@ def test_what_cannot_be_built_again_says_so():
 def test_another_environment_is_refused():
     run = described(config().build(CartPole))
     with pytest.raises(CheckpointError, match="environment is CartPole; the algorithm given has Pendulum"):
-        changes(*run, config().build(Pendulum))
+        changes(run[1], config().build(Pendulum))
 
 
 @pytest.mark.parametrize("path", ["os.system", "subprocess.Popen", "builtins.eval", "rl8x.PPOConfig", "nowhere.Env"])

@@ -11,7 +11,7 @@ import rl8x
 from rl8x.checkpoint import CheckpointError, find
 from rl8x.cli.main import main
 from rl8x.studies.compare import compare
-from rl8x.studies.find import find_study
+from rl8x.studies.report import find_study
 from rl8x.tracking import find_run
 
 SMALL = ["--num-envs", "4", "--horizon", "8", "--device", "cpu", "--seed", "1", "--max-steps", "1"]

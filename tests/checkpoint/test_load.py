@@ -18,7 +18,7 @@ from rl8x.checkpoint.build import problems_of
 from rl8x.cli.collect import record
 from rl8x.cli.main import main
 from rl8x.config.describe import run_spec
-from rl8x.envs import CartPole, Env, GymnasiumEnv
+from rl8x.envs import CartPole, Env, GymnasiumEnv, env_maker
 from rl8x.models.mlp import MLPModel
 from rl8x.policy import Policy
 
@@ -30,7 +30,8 @@ MLP = {"model_config": {"hidden_sizes": [4]}}
 
 def task(observations="vector", actions="discrete from 5", **options):
     """A factory that no file can name."""
-    return lambda num_envs, **given: Walk(num_envs, observations=observations, actions=actions, **options, **given)
+    make = functools.partial(Walk, observations=observations, actions=actions)
+    return env_maker(lambda num_envs, **given: make(num_envs, **given), options)
 
 
 def student():
@@ -221,7 +222,7 @@ def test_what_needs_an_environment_says_which_argument_gives_it(tmp_path, monkey
         Trainer.resume("run")
     pupil = distill("run", DistillationConfig(**ROLLOUT, **MLP), CartPole)
     taught = load_policy("run").state_dict()
-    assert all(torch.equal(part, taught[name]) for name, part in pupil.teacher.policy.state_dict().items())
+    assert all(torch.equal(part, taught[name]) for name, part in pupil.teacher.state_dict().items())
 
 
 def test_a_run_plays_where_it_was_evaluated_if_nothing_says_where_it_was_trained(tmp_path, capsys):
@@ -233,7 +234,7 @@ def test_a_run_plays_where_it_was_evaluated_if_nothing_says_where_it_was_trained
 @pytest.mark.parametrize("env", [CartPole, lambda num_envs, **options: CartPole(num_envs, **options)])
 def test_a_policy_that_no_file_describes_is_made_with_its_algorithm(env, tmp_path, monkeypatch, capsys):
     """It has no `form`, or its model was given as an instance."""
-    monkeypatch.setattr("rl8x.algorithms.ppo.ppo.Policy", Own)
+    monkeypatch.setattr("rl8x.algorithms.ppo.Policy", Own)
     monkeypatch.chdir(tmp_path)
     trainer = train(PPOConfig(**ROLLOUT, **MLP).build(env), "own")
     obs = np.zeros((2, 4), np.float32)

@@ -155,42 +155,6 @@ def test_a_process_that_dies_is_a_failure(code, stderr, reason, monkeypatch, cap
     assert f"eager fp32 failed: {reason}" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "no environment is named"),
-        (["Cart"], "no built-in environment 'Cart'. Did you mean CartPole"),
-        (["CartPole", "Pendulum"], "one environment at most"),
-        (["CartPole", "--modes", "graph"], "--modes: on cpu there are eager, compile; got 'graph'"),
-        (["CartPole", "--modes", "eager", "fast"], "--modes: on cpu there are eager, compile; got 'fast'"),
-        (["CartPole", "--precisions", "fp32", "fp64"], "--precisions: on cpu there are fp32, bf16; got 'fp64'"),
-        (["CartPole", "--precisions", "tf32"], "--precisions: on cpu there are fp32, bf16; got 'tf32'"),
-        (["CartPole", "--device", "abacus"], "`device` must be 'auto' or a device"),
-        (["CartPole", "--device", "meta"], "rl8x bench measures on cpu and cuda; got the device meta"),
-        (["CartPole", "horizn=3"], "no option 'horizn'. Nearest: horizon"),
-        (["CartPole", "max_step=3"], "unknown key 'max_step'. Did you mean 'max_steps'?"),
-        (["CartPole", "seq_len=3"], "`seq_len` must divide `horizon`"),
-        (["CartPole", "num_envs=many"], "`num_envs` must be a whole number; got 'many'"),
-        (["CartPole", "env_config.length=99"], "must be in [0.025, 10] m; got 99"),
-        (["CartPole", "--passes", "0"], "0 is not in the range x>=1"),
-        (["CartPole", "--seconds", "-1"], "-1.0 is not in the range x>=0"),
-        (["CartPole", "--threads", "many"], "'many' is not a valid integer"),
-        (["CartPole", "--json", "no/such/folder.json"], "there is no folder to write it to. Make no/such first."),
-        (["CartPole", "--json", "."], "--json names a file to write; . is a folder"),
-        (["-f", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
-    ],
-)
-def test_mistakes_are_refused_in_one_line(words, message, capsys):
-    modes = [] if "--modes" in words else ["--modes", "eager"]
-    assert main(["bench", *SMALL, "--seconds", "0", *modes, *words]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    last = captured.err.splitlines()[-1]
-    assert last.startswith("rl8x: error: ")
-    assert message in last
-
-
 def test_help_lists_modes_and_hyperparameters(capsys):
     assert main(["bench", "--help"]) == 0
     out = " ".join(capsys.readouterr().out.split())

@@ -43,8 +43,3 @@ def test_a_limit_that_is_no_number_is_one_clear_line(kept, capsys, monkeypatch):
     assert main(["cache"]) == 2
     says = "RL8X_CACHE_MB must be a number of megabytes, finite and at least 0; got 'plenty'."
     assert capsys.readouterr().err == f"rl8x: error: {says}\n"
-
-
-def test_words_that_it_does_not_take_are_refused(capsys):
-    assert main(["cache", "list"]) == 2
-    assert "Got unexpected extra argument (list)" in capsys.readouterr().err

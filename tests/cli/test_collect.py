@@ -195,33 +195,6 @@ def test_a_run_of_an_environments_name_is_meant_where_its_folder_is(run, capsys)
     assert "as in the training" in capsys.readouterr().out
 
 
-def test_what_cannot_be_recorded_is_one_line(run, capsys):
-    for words, message in (
-        ([run, "--transitions", "0"], "--transitions must be a whole number of at least 1; got '0'"),
-        ([run, "--transitions", "many"], "got 'many'"),
-        ([run, "--transitions", "9", "--seed", str(2**64)], f"{2**64} is not in the range 0<=x<={2**63 - 1}"),
-        ([run, "--transitions", "nan"], "got 'nan'"),
-        ([run], "Missing option '--transitions'"),
-        (["nothing", "--transitions", "5"], "there is no run 'nothing'"),
-        ([run, "--transitions", "5", "--output", run], "runs is there already: give another --output"),
-        ([run, "--transitions", "5", "--output", "/proc/x"], "nothing can be written to /proc: "),
-        ([run, "--transitions", "5", "--epsilon", "2"], "2.0 is not in the range"),
-        ([run, "--transitions", "5", "--random", "--deterministic"], "--random leaves nothing for"),
-        ([run, "--transitions", "5", "--env", "Pendulum"], "the policy was trained for other spaces"),
-        ([run, "--transitions", "5", "--env", "CartPol"], "no built-in environment 'CartPol'. Did you mean"),
-        ([run, "--transitions", "5", "env_config.lenght=1"], "no parameter 'lenght'"),
-        ([run, "--transitions", "5", "env_config.length=-1"], "must be"),
-        ([run, "--transitions", "5", "lr=1"], "only env_config.NAME=VALUE may follow RUN; got lr=1"),
-        ([run, "--transitions", "5", "--format", "csv"], "'csv' is not one of"),
-    ):
-        capsys.readouterr()
-        assert main(["collect", *words]) == 2, words
-        error = capsys.readouterr().err
-        assert message in error
-        assert error.count("\n") == 1
-    assert sorted(path.name for path in Path().iterdir()) == ["runs"]
-
-
 def test_it_acts_under_the_env_config_of_the_training(run, capsys):
     trained = {"length": {"uniform": [0.2, 0.3]}, "gravity": 12.0}
     words = ["train", "CartPole", *SMALL, "--max-steps", "1", "checkpoints.directory=other", "--eval-env", "false"]

@@ -30,15 +30,8 @@ def test_every_example_of_an_environment_is_legal(capsys):
         example = capsys.readouterr().out.splitlines()[-1]
         if "env_config." in example:
             key, _, value = example.partition("env_config.")[2].partition("=")
-            cls(4, seed=0).configure({key: parse_value(value.strip("'"))})
+            cls(4, seed=0).parameter_state.configure({key: parse_value(value.strip("'"))})
             RunSpec.from_plain({"env": name, "env_config": {key: parse_value(value.strip("'"))}})
-
-
-def test_an_unknown_name_is_refused_with_the_nearest(capsys):
-    assert main(["envs", "CartPol"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("rl8x: error: no built-in environment 'CartPol'. Did you mean CartPole")
-    assert err.count("\n") == 1
 
 
 def test_gymnasiums_and_ones_own_are_described(capsys, tmp_path, monkeypatch):
@@ -59,9 +52,3 @@ def test_gymnasiums_and_ones_own_are_described(capsys, tmp_path, monkeypatch):
     out = capsys.readouterr().out
     assert "A cart of my own." in out
     assert "rl8x train my_own_task.Cart env_config.gravity=" in out
-    for name, message in (
-        ("CartPoel-v1", "Did you mean CartPole-v1"),
-        ("rl8x.keys.COUNTERS", "An environment is a class"),
-    ):
-        assert main(["envs", name]) == 2
-        assert message in capsys.readouterr().err

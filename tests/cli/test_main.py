@@ -7,8 +7,7 @@ import pytest
 
 import rl8x.cli.main as cli
 from rl8x._version import __version__
-from rl8x.cli.acting import asked_config
-from rl8x.cli.errors import UserError, show_warning
+from rl8x.cli.errors import show_warning
 from rl8x.cli.main import COMMANDS, main
 
 
@@ -126,30 +125,6 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"rl8x, version {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["trian"],
-            "No such command 'trian'; there are train, resume, study, play, collect, export, envs, tuned, bench, ui, "
-            "cache, report, compare, sync, doctor, completion. Did you mean 'train'?",
-        ),
-        (["--verion"], "No such option '--verion'"),
-        (["train", "--num-env", "3"], "'--num-envs'"),
-        (["ui", "--port", "0"], "0 is not in the range"),
-        (["ui", "--port", "web"], "'web' is not a valid integer"),
-    ],
-)
-def test_wrong_words_are_refused_in_one_line(words, message, capsys):
-    assert main(words) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("rl8x: error: ")
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.err.endswith("--help'.\n")
-
-
 @pytest.mark.parametrize("words", [["--tracking-uri", "htp://me:p4ss@host"], ["x", "http://me:p4ss@host"]])
 def test_no_mistake_repeats_a_password(words, capsys):
     assert main(["train", "CartPole", "--debug", *words]) == 2
@@ -193,24 +168,6 @@ def test_the_module_that_torchrun_starts_takes_nothing_from_the_working_director
     assert done.stdout.startswith("rl8x, version")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["bench", "CartPole", "--seconds"],
-        ["report", "x", "--level"],
-        ["compare", "x", "--level"],
-        ["play", "x", "--fps"],
-        ["collect", "x", "--transitions", "5", "--epsilon"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_a_number_that_is_none_is_refused(words, capsys):
-    for number in ("nan", "inf"):
-        assert main([*words, number]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert number in line
-
-
 @pytest.mark.parametrize(("rank", "starts"), [(None, True), ("", True), ("0", True), ("1", False)])
 def test_of_several_ranks_the_first_alone_starts_what_talks_to_mlflow(rank, starts, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
@@ -220,9 +177,3 @@ def test_of_several_ranks_the_first_alone_starts_what_talks_to_mlflow(rank, star
     monkeypatch.setattr("rl8x.tracking.shipping.start_early", started.append)
     with cli._early_tracking(["train", "CartPole"]):
         assert bool(started) is starts
-
-
-@pytest.mark.parametrize("given", ["env_config=abc", "env_config=5", "env_config=[1]"])
-def test_an_env_config_that_is_no_mapping_is_named(given):
-    with pytest.raises(UserError, match="env_config must be values by name"):
-        asked_config({}, [given], 1)

@@ -7,7 +7,7 @@ import click
 import pytest
 
 from rl8x.algorithms.hyperparameters import option
-from rl8x.cli.options import FieldOption, given_options
+from rl8x.cli.options import AlgorithmCommand, FieldOption
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +21,13 @@ class Config:
 
 
 def parsed(*words):
-    command = click.Command("x", params=[FieldOption(field) for field in dataclasses.fields(Config)])
-    return given_options(command.make_context("x", list(words)).params)
+    options = [FieldOption(field) for field in dataclasses.fields(Config)]
+    command = AlgorithmCommand(
+        name="x", find=lambda typed, asks_help: None, params=options, callback=lambda **given: given
+    )
+    return {
+        name: value for name, value in command.main(list(words), "x", standalone_mode=False).items() if name != "trust"
+    }
 
 
 def test_only_what_was_given_is_passed_on():

@@ -135,29 +135,6 @@ def test_gymnasiums_environments_render(here, capsys, monkeypatch):
     assert image.shape == (400 + 20, 600 * 2 + 8, 3)
 
 
-def test_what_cannot_be_played_is_one_line(here, capsys):
-    run = str(here / "runs")
-    for words, message in (
-        (["nothing"], "there is no run 'nothing'"),
-        ([run, "--output", "a.avi"], "a film is one of .gif, .mp4; got '.avi'"),
-        ([run, "--output", f"{run}/lock/a.gif"], "lock is no folder: give another --output."),
-        ([run, "env_config.lenght=1"], "no parameter 'lenght'"),
-        ([run, "lr=1"], "only env_config.NAME=VALUE may follow RUN; got lr=1"),
-        ([run, "--grid", "length"], "--grid is NAME=V1,V2,..., such as length=0.25,0.5,1; got 'length'"),
-        ([run, "--grid", "length=1", "--grid", "length=2"], "--grid may be given once or twice, for different"),
-        ([run, "--grid", "length=1,2", "--copies", "3"], "the same number of copies; got length for 2, --copies for 3"),
-        ([run, "--grid", "length=1,2", "env_config.gravity=[1, 2, 3]"], "got length for 2, gravity for 3"),
-        ([run, "--env", "Pendulum"], "the policy was trained for other spaces"),
-        ([run, "--episodes", "0"], "0 is not in the range"),
-    ):
-        capsys.readouterr()
-        assert main(["play", *words]) == 2, words
-        error = capsys.readouterr().err
-        assert message in error
-        assert error.count("\n") == 1
-    assert list(Path().iterdir()) == []
-
-
 def test_weights_are_those_of_the_checkpoint(here):
     one, two = policy(here / "runs"), policy(here / "runs")
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))

@@ -62,38 +62,6 @@ def test_a_study_found_by_its_folder_goes_to_the_parent_of_its_runs(tmp_path, ml
     assert "report/report.html" in {entry.path for entry in mlflow_client.list_artifacts(parent, "report")}
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--baseline", "wide"], "'wide' is no group of this study; there are fixed; uniform."),
-        (["--parameters", "length,mass"], "'mass' is no test parameter with several values; there are length."),
-        (["--level", "95"], "95.0 is not in the range"),
-    ],
-)
-def test_mistakes_get_one_line(study, words, says, capsys):
-    assert main(["report", str(study), "--no-log", *words]) == 2
-    assert says in capsys.readouterr().err
-
-
-def test_what_cannot_be_written_gets_one_line_before_anything_is_computed(study, tmp_path, capsys):
-    file = tmp_path / "there.txt"
-    file.write_text("mine")
-    for words in (["report", str(study), "--no-log"], ["compare", "run-0"]):
-        for output in (file, file / "below"):
-            assert main([*words, "--output", str(output)]) == 2
-            error = capsys.readouterr().err
-            assert error == f"rl8x: error: {file} is no folder: give another --output.\n"
-    assert file.read_text() == "mine"
-
-
-def test_an_empty_table_gets_one_line(tmp_path, capsys):
-    write_study(tmp_path / "poles", evaluations().iloc[:0])
-    assert main(["report", str(tmp_path / "poles")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("rl8x: error: the table of evaluations is empty")
-    assert error.count("\n") == 1
-
-
 def test_runs_are_compared(mlruns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     store = MLflowStore(locate(None))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 from rl8x.cli.main import main
@@ -89,47 +87,11 @@ def test_a_training_without_a_cell_inside_says_why(file, capsys, train, test, no
         assert out[-1].startswith("to look at it: ")
 
 
-def test_a_dry_run_checks_where_the_jobs_are_done(file, capsys):
-    assert main(["study", "-f", "tiny.yaml", "--cluster", "tcp://x:1", "--dry-run"]) == 2
-    assert "give backend='dask' too" in capsys.readouterr().err
-
-
-def test_two_files_are_refused(file, capsys):
-    assert main(["study", "-f", "tiny.yaml", "-f", "other.yaml"]) == 2
-    assert "one file at most; got -f tiny.yaml and -f other.yaml" in capsys.readouterr().err
-
-
 def test_trainings_that_fail_are_named_and_the_exit_code_is_1(file, capsys, monkeypatch):
     answer = lambda job: {"key": job["key"], "error": "the disk is full"}  # noqa: E731
     monkeypatch.setattr("rl8x.studies.study.run_job", answer)
     assert main(["study", "-f", "tiny.yaml"]) == 1
     assert "failed: wide seed=0: the disk is full" in capsys.readouterr().out.splitlines()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "name the study's file"),
-        (["tiny.yaml"], "rl8x study -f tiny.yaml"),
-        (["-f", "none.yaml"], "cannot be read"),
-        (["-f", "tiny.yaml", "epsodes=1"], "Did you mean 'episodes'"),
-        (["-f", "tiny.yaml", "test.lenght=[1]"], "no parameter 'lenght'"),
-        (["-f", "tiny.yaml", "test.length=[]"], "has no values"),
-        (["-f", "tiny.yaml", "train.wide.length=-1"], "train['wide']['length'] must be in"),
-        (["-f", "tiny.yaml", "vary.lr={uniform: [0, 1]}"], "say by `trials`"),
-        (["-f", "tiny.yaml", "--cluster", "tcp://nowhere"], "backend='dask'"),
-        (["-f", "tiny.yaml", "--backend", "ray"], "pip install 'rl8x[ray]'"),
-    ],
-)
-def test_mistakes_are_one_line(file, capsys, monkeypatch, words, message):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: None if name == "ray" else find(name, *of))
-    assert main(["study", *words]) == 2
-    out, err = capsys.readouterr()
-    assert message in err
-    assert len(err.splitlines()) == 1
-    assert out == ""
-    assert list(file.parent.iterdir()) == [file]
 
 
 def test_a_changed_study_is_refused_in_one_line(file, capsys):

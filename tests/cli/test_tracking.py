@@ -31,14 +31,6 @@ def test_ui_of_runs_on_a_server_opens_its_own_page(monkeypatch, capsys):
     assert capsys.readouterr().out == "http://server/#/runs\n"
 
 
-def test_ui_says_in_one_line_why_it_cannot(capsys):
-    assert main(["ui", "--tracking-uri", "sqlit:///x.db"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("rl8x: error: ")
-    assert "sqlite" in err
-    assert err.count("\n") == 1
-
-
 def test_sync_of_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["sync"]) == 0
@@ -53,11 +45,6 @@ def test_sync_tells_what_became_of_every_spool(tmp_path, monkeypatch, capsys, ou
     assert main(["sync", str(tmp_path), "--to", "sqlite:///x.db"]) == code
     assert calls == [(str(tmp_path), "sqlite:///x.db")]
     assert f"{outcome} s1 (run r1, 7 rows)" in capsys.readouterr().out
-
-
-def test_sync_of_a_folder_that_is_not_there(tmp_path, capsys):
-    assert main(["sync", str(tmp_path / "none")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_a_store_that_only_a_spool_names_is_asked_about_on_a_terminal(tmp_path, monkeypatch, capsys):

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from rl8x.algorithms import PPOConfig
 from rl8x.cli import train
-from rl8x.cli.errors import UserError
 from rl8x.cli.main import main
 from rl8x.cli.options import read_run
 from rl8x.config import RunSpec, load_run_file
@@ -235,72 +234,6 @@ def test_an_environment_of_an_older_api_is_refused_in_one_line(name, message, co
 # -- mistakes -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "no environment is named"),
-        (["Cart"], "no built-in environment 'Cart'. Did you mean CartPole"),
-        (["CartPole", "Pendulum"], "one environment at most; got CartPole and Pendulum"),
-        (["run.yaml"], "To read a run file: rl8x train -f run.yaml"),
-        (["-f", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
-        (["-f", "a.yaml", "--file", "b.yaml"], "one file at most; got -f a.yaml and -f b.yaml. Write them as one"),
-        (["gymnasium:CartPole-v1", "--num-envs", "2", "env_kwargs.lenght=1"], "takes no argument 'lenght'. It takes"),
-        (["CartPole", "--num-envs", "many"], "`num_envs` must be a whole number; got 'many'"),
-        (["CartPole", "--gamma", "2"], "`gamma` must be"),
-        (["CartPole", "--device", "abacus"], "`device` must be 'auto' or a device"),
-        (["CartPole", *SMALL, "--seq-len", "3"], "`seq_len` must divide `horizon`"),
-        (["CartPole", *SMALL, "env_config.lenght=1"], "Did you mean 'length'"),
-        (["CartPole", *SMALL, "env_config.length=99"], "must be in [0.025, 10] m; got 99"),
-        (["CartPole", *SMALL, "eval_env_config.length={unifrm: [1, 2]}"], "Did you mean 'uniform'"),
-        (["CartPole", *SMALL, "env_config.length=[1, 2, 3]", "--dry-run"], "has 3 values for"),
-        (
-            ["CartPole", *SMALL, "eval_env_config.length=[1, 2, 3]", "--dry-run"],
-            "eval_env_config['length'] has 3 values",
-        ),
-        (["CartPole", *SMALL, "eval_env_config.length={grid: [1, 2, 3]}", "--num-eval-envs", "2"], "Grid of 3 values"),
-        (
-            ["CartPole", *SMALL, "env_kwargs.time_limt=9"],
-            "env_kwargs: CartPole takes num_envs, device, seed, time_limit",
-        ),
-        (
-            ["CartPole", *SMALL, "env_kwargs.seed=9"],
-            "env_kwargs: `seed` is a hyperparameter. Put it under `algorithm_config`",
-        ),
-        (["CartPole", *SMALL, "--lr="], "Invalid value for '--lr': it is empty. Leave the option out for its default."),
-        (["CartPole", *SMALL, "--run-name", " "], "Invalid value for '--run-name': it is empty."),
-        (["CartPole", *SMALL, "--lr", "null"], "`lr` must have a value; got none."),
-        (["CartPole", *SMALL, "num_threads=9999"], "`num_threads` must be at least 1 and at most 1024; got 9999"),
-        (["CartPole", *SMALL, "--stop", "hits_upper_bound: [return/mean, 1]"], "Nearest: returns/mean"),
-        (["CartPole", *SMALL, "--stop", "plateau: {name: ["], "unknown stop condition"),
-        (["CartPole", *SMALL, "--stop", "env/steps ** 2 >= 5"], "unknown stop condition 'env/steps ** 2 >= 5'. '** 2"),
-        (["CartPole", *SMALL, "--stop", "return/mean >= 1"], "Nearest: returns/mean"),
-        (
-            ["CartPole", *SMALL, "--stop", "eval/returns/mean >= 475"],
-            "this run makes no evaluations: give `steps_per_eval`",
-        ),
-        (
-            ["CartPole", *SMALL, "stop_conditions=env/steps > "],
-            "A metric or a number is missing at the end. There are all",
-        ),
-        (["CartPole", *SMALL, "--model", "rl8x.models.Nothing"], "module 'rl8x.models' has no 'Nothing'"),
-        (["nowhere_at_all.Env", *SMALL], "No module named 'nowhere_at_all'"),
-        (["nowhere_at_all:Env-v0", *SMALL], "cannot import 'nowhere_at_all:Env-v0': No module named 'nowhere_at_all'"),
-        (["rl8x.keys.COUNTERS", *SMALL], "An environment is a class, a factory"),
-        (
-            ["CartPoleInfinite", *SMALL, "--horizons-per-env-reset", "2", "--steps-per-eval", "3"],
-            "`steps_per_eval` must be a multiple of `horizons_per_env_reset`; got 3 and 2",
-        ),
-    ],
-)
-def test_mistakes_are_refused_in_one_line(words, message, capsys):
-    assert main(["train", *words]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("rl8x: error: ")
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-
-
 TRACKED = [word for word in SMALL if word != "--no-tracking"]
 
 
@@ -392,7 +325,7 @@ def test_what_this_machine_or_these_ranks_cannot_do_is_said_in_one_line(monkeypa
     def unlike(_):
         raise RankError("rank 1 is not like rank 0")
 
-    monkeypatch.setattr("rl8x.trainers.base.begin", unlike)
+    monkeypatch.setattr("rl8x.trainers.trainer.begin", unlike)
     assert main(["train", "CartPole", *SMALL, "--max-steps", "2"]) == 2
     assert capsys.readouterr().err == "rl8x: error: rank 1 is not like rank 0\n"
 
@@ -404,17 +337,6 @@ def test_ctrl_c_ends_with_130(monkeypatch, capsys):
     monkeypatch.setattr(Trainer, "run", interrupted)
     assert main(["train", "CartPole", *SMALL]) == 130
     assert capsys.readouterr().err.strip().endswith("rl8x: interrupted")
-
-
-STOP = ["train", "CartPole", *SMALL, "--stop"]
-
-
-def test_waiting_for_evaluations_that_nobody_makes_is_one_line_in_a_dry_run_too(capsys):
-    for words in (["--dry-run"], []):
-        assert main([*STOP, "hits_upper_bound: [eval/returns/mean, 9]", *words]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
-    assert main([*STOP, "confirmed: {hits_upper_bound: [returns/mean, 9]}"]) == 2
-    assert "Watch episodes/returns/mean, or give `by`" in capsys.readouterr().err
 
 
 NO_EVALUATIONS = "has no effect: the run makes no evaluations. Give steps_per_eval, such as 10, or leave it out."
@@ -508,7 +430,3 @@ def test_any_run_file_and_words_end_in_a_run_or_in_one_line(untrained, tmp_path,
         assert code == 2
         assert captured.err.startswith("rl8x: error: ")
         assert captured.err.count("\n") == 1
-
-
-def test_errors_of_the_users_are_click_exceptions_with_code_2():
-    assert UserError("x").exit_code == 2

@@ -9,8 +9,8 @@ import gymnasium
 import pytest
 
 import rl8x
+from rl8x.cli.envs import tuned_rows as rows
 from rl8x.cli.main import main
-from rl8x.cli.tuned import rows
 from rl8x.config import RunSpec
 from rl8x.config.tuned import measured, tuned_file, tuned_files
 
@@ -99,30 +99,6 @@ def test_a_number_is_what_a_rate_that_adapts_begins_with(mlruns, capsys, tmp_pat
     file.write_text("env: CartPole\nalgorithm_config: {lr: 1e-3, lr_schedule: {kind: adaptive, kl: 0.02}}\n")
     run = dry(["-f", str(file), "--lr", "5e-4"], capsys, tmp_path)
     assert run.algorithm.algorithm_config == {"lr": 5e-4, "lr_schedule": {"kind": "adaptive", "kl": 0.02}}
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["CartPole", "--tuned", "--algorithm", "td3"], "no tuned setting of CartPole by td3. There are "),
-        (["HalfCheetah", "--tuned"], "no tuned setting of HalfCheetah by PPO. Did you mean 'HalfCheetah-v5'? There "),
-        (["my_module.MyEnv", "--tuned"], "no tuned setting of my_module.MyEnv by PPO. There are "),
-        (["--tuned"], "--tuned needs the environment's name, as in `rl8x train CartPole --tuned`. There are "),
-        (["CartPole", "--tuned", "-f", "run.yaml"], "--tuned is a run file itself, so that -f run.yaml has no place"),
-    ],
-)
-def test_where_there_is_none_a_line_lists_what_there_is(words, said, mlruns, capsys, tmp_path):
-    line = dry(words, capsys, tmp_path, code=2)
-    assert line.startswith(f"rl8x: error: {said}")
-    assert "CartPole (ppo, dqn, pqn)" in line
-    assert line.count("\n") == 1
-
-
-def test_an_unknown_setting_is_not_printed(capsys):
-    assert main(["tuned", "CartPole", "sac"]) == 2
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err.count("\n")) == ("", 1)
-    assert "no tuned setting of CartPole by sac. There are" in captured.err
 
 
 def test_the_table_has_what_was_measured_and_says_what_was_not(capsys):

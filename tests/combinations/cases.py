@@ -43,7 +43,7 @@ from rl8x.conditions import (
     StopsIncreasing,
     WallTime,
 )
-from rl8x.envs import Env, GymnasiumEnv
+from rl8x.envs import Env, GymnasiumEnv, env_maker
 from rl8x.policy import Policy
 from rl8x.randomization import Adaptive, Choice, Grid, Learnable, LogUniform, Normal, Scheduled, Uniform
 from rl8x.replay.dataset import Dataset
@@ -247,7 +247,7 @@ def env_of(kind: str, task: Mapping[str, Any]) -> functools.partial[Env]:
     """Return what makes an environment of a kind, given a number of copies."""
     options = dict(task)
     if kind != "gymnasium":
-        return functools.partial(Walk if kind == "tensors" else LoggedWalk, **options)
+        return env_maker(Walk if kind == "tensors" else LoggedWalk, options)
     limit, mode = options.pop("time_limit"), AutoresetMode[options.pop("autoreset")]
     vector = {"autoreset_mode": mode}
     return functools.partial(GymnasiumEnv, Simulator, time_limit=limit, vector_kwargs=vector, limit=limit, **options)

@@ -33,6 +33,7 @@ from rl8x import keys
 from rl8x.checkpoint import listed, read
 from rl8x.checkpoint.tree import tensors_in
 from rl8x.envs import GymnasiumEnv
+from rl8x.envs.env_config import parsed
 from rl8x.envs.parameters import resolve_config
 from rl8x.execution.compiled import CompiledProgram
 from rl8x.tracking import MemoryTracker, MLflowTracker
@@ -103,19 +104,19 @@ def watch_parameters(case: Case, trainer: Trainer) -> None:
         getattr(trainer.algorithm, "evaluate", 0),
     )
     config = case.run["env_config"] or {}
-    algorithm.collected, algorithm.horizons, algorithm.evaluated = 0, [], False
+    algorithm.collected, algorithm.ledger, algorithm.evaluated = 0, [], False
     if case.offline:
         return
 
     def collect_and_look(**options):
-        env, begins = algorithm.env, algorithm.collector.cursor is None
-        follows = not (begins or algorithm.reset_is_due() or algorithm.evaluated)
+        env, begins = algorithm.env, algorithm.horizons.collector.cursor is None
+        follows = not (begins or algorithm.horizons.reset_is_due() or algorithm.evaluated)
         warms_up = trainer.state[keys.ENV_STEPS] < case.config.get("warmup_steps", 0)
         before = logged_transitions(env) if case.kind == "gymnasium" else 0
         stats = collect(**options)
         algorithm.evaluated = False
         slots = logged_slots(case, algorithm)
-        algorithm.horizons.append(Horizon(trainer.state[keys.STEPS], slots, follows=follows, warms_up=warms_up))
+        algorithm.ledger.append(Horizon(trainer.state[keys.STEPS], slots, follows=follows, warms_up=warms_up))
         if case.kind == "gymnasium":
             algorithm.collected += logged_transitions(env) - before
         else:
@@ -143,7 +144,7 @@ def logged_slots(case: Case, algorithm) -> dict[str, torch.Tensor]:
 def check_physics(env, config: dict) -> None:
     """Check that copies have the physics of a config."""
     expected = resolve_config(
-        config,
+        parsed(config),
         env.parameters,
         owner="expected",
         num_envs=env.num_envs,
@@ -153,7 +154,7 @@ def check_physics(env, config: dict) -> None:
     actual = env.carry["parameters"]
     for name, value in expected.fixed.items():
         assert torch.equal(actual[name].expand(env.num_envs), value.expand(env.num_envs)), (name, actual[name], value)
-    moving = {name: member for group in expected.groups for name, member in group.members.items()}
+    moving = {name: member for group in expected.curricula for name, member in group.members.items()}
     for name, distribution in (expected.drawn | moving).items():
         low, high = distribution.support
         assert bool(((actual[name] >= low - 1e-6) & (actual[name] <= high + 1e-6)).all()), (name, actual[name])
@@ -261,11 +262,11 @@ def check_offline(case: Case, trainer: Trainer) -> None:
 def check_replay(case: Case, trainer: Trainer, horizons: Sequence[Horizon] | None = None) -> None:
     """The replay has the rows of what the environment gave, finite ones, and updates were made for them."""
     algorithm, config, replay = trainer.algorithm, trainer.algorithm.config, trainer.algorithm.replay
-    horizons = algorithm.horizons if horizons is None else horizons
+    horizons = algorithm.ledger if horizons is None else horizons
     check_rows_of_replay(replay, horizons, *config.returns)
     due = config.update_ratio * sum(horizon.samples for horizon in horizons)
     assert trainer.state[keys.UPDATES] == (int(due) if replay.size else 0)
-    assert trainer.state[keys.UPDATES] + algorithm.updates_owed == due
+    assert trainer.state[keys.UPDATES] + algorithm.source.updates_owed == due
     if config.prioritized and replay.size:
         index = torch.arange(replay.size, device=replay.device)[None]
         weights, powers = replay.weights(index, 1.0), replay.state_dict()["powers"].view(-1)
@@ -326,8 +327,8 @@ def check_resumed(case: Case, straight: Trainer, folder: Path, database: Path | 
         if second.state[keys.STEPS] > before[keys.STEPS] and not case.offline:
             check_counters(case, second, before)
         if case.algorithm in WITH_A_REPLAY:
-            kept = [horizon for horizon in first.algorithm.horizons if horizon.step < before[keys.STEPS]]
-            check_replay(case, second, kept + second.algorithm.horizons)
+            kept = [horizon for horizon in first.algorithm.ledger if horizon.step < before[keys.STEPS]]
+            check_replay(case, second, kept + second.algorithm.ledger)
         if case.offline and not case.conditions:
             assert torch.equal(learned(second), learned(straight))
         return
@@ -337,7 +338,7 @@ def check_resumed(case: Case, straight: Trainer, folder: Path, database: Path | 
     if case.algorithm in WITH_A_REPLAY:
         one, other = second.algorithm, straight.algorithm
         assert bool((one.replay.as_tensordict() == other.replay.as_tensordict()).all())
-        assert (one.replay.total, one.updates_owed) == (other.replay.total, other.updates_owed)
+        assert (one.replay.total, one.source.updates_owed) == (other.replay.total, other.source.updates_owed)
     if database is None:
         assert same(sorted(rows(tracker).items()), sorted(rows(straight.tracker).items()))
     else:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl8x.distributions.categorical import _first_hit, inverse_cdf
+from rl8x.distributions.discrete import _first_hit, inverse_cdf
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 16, 17, 200])

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from rl8x.envs.acrobot import Acrobot
-from rl8x.envs.dynamics import wrapped_angle
+from rl8x.envs.steps import wrapped_angle
 
 from .parity import NUM_STATES, check_parity, check_time_limit
 

@@ -247,7 +247,7 @@ def test_a_snapshot_goes_on_with_the_same_bits(env_class):
 def test_a_snapshot_keeps_a_configuration_that_waits_for_the_reset():
     env = CartPole(2, seed=0)
     env.reset(config={"length": 1.0})
-    env.configure({"length": [0.3, 0.4]})
+    env.parameter_state.configure({"length": [0.3, 0.4]})
     other = CartPole(2, seed=1)
     other.load_state_dict(env.state_dict())
     assert other.config == {"length": 1.0}
@@ -293,7 +293,7 @@ def test_a_snapshot_of_another_state_is_refused_with_what_differs():
 def test_config_takes_effect_at_the_next_reset_and_stays():
     env = CartPole(2, seed=0)
     env.reset()
-    env.configure({"length": 0.7})
+    env.parameter_state.configure({"length": 0.7})
     assert env.config == {}
     env.step(torch.tensor([0, 1]))
     assert env.carry["parameters"]["length"].tolist() == [0.5, 0.5]
@@ -354,8 +354,8 @@ def test_drawn_columns_do_not_touch_the_noise_of_resets():
     plain, drawn = CartPole(8, seed=0), CartPole(8, seed=0)
     noise = torch.rand(8, 6)
     plain.restart(noise[:, :4])
-    drawn.configure({"length": Uniform(0.2, 0.8), "gravity": Uniform(5, 10)})
-    drawn.adopt_next_config()
+    drawn.parameter_state.configure({"length": Uniform(0.2, 0.8), "gravity": Uniform(5, 10)})
+    drawn.parameter_state.adopt()
     carry, obs = drawn.restart(noise)
     assert torch.equal(obs, plain.restart(noise[:, :4])[1])
     # One column each, in the order in which the class declares the parameters.
@@ -417,6 +417,9 @@ def test_what_a_config_says_is_found_out_anew_where_anything_in_it_has_changed()
             assert env.plain_config(config) == CartPole(2).plain_config(config)
     copies[0] = 7.0
     assert env.plain_config(config)["length"] == [7.0, 6.0]
+    env.plain_config({"length": 1.0})
+    with pytest.raises(ValueError, match="must be a number"):
+        env.plain_config({"length": True})  # which equals 1.0
     # Draws take noise in the order of the names.
     one, other = {"length": Uniform(0.2, 0.8), "gravity": Uniform(5, 20)}, {"gravity": Uniform(5, 20)}
     other["length"] = one["length"]

@@ -1,7 +1,9 @@
 """The forms of an `env_config`: what is read out of each, and what fits another number of copies."""
 
 import pytest
+import torch
 
+from rl8x import MemoryTracker, PPOConfig, Trainer
 from rl8x.envs import CartPole
 from rl8x.envs.env_config import (
     followed_in,
@@ -9,42 +11,68 @@ from rl8x.envs.env_config import (
     function_name,
     inherited_config,
     moving_in,
-    parsed_value,
+    parsed,
+    part_of_config,
+    plain,
     shown_value,
 )
-from rl8x.randomization import Choice, Grid, Scheduled, Uniform
+from rl8x.randomization import Adaptive, Choice, Grid, Scheduled, Uniform, distributions
 
 SCHEDULE = Scheduled([[0, 0.4], [1000, 0.8]], by="eval/returns/mean")
+ADAPTIVE = Adaptive((0.4, 0.6), thresholds=(2, 5), step=0.1, episodes=2)
 
 
 def curriculum(known):
     return {"length": 0.5}
 
 
-def test_a_distribution_and_its_plain_form_are_the_same_value():
-    env = CartPole(2)
-    for given in (Uniform(0.4, 0.6), Choice([0.4, 0.5]), Grid([0.4, 0.6]), SCHEDULE):
-        (plain,) = env.plain_config({"length": given}).values()
-        assert parsed_value(plain) == parsed_value(given) == given
-    for number in (0.5, [0.4, 0.6]):
-        assert parsed_value(number) is number
-    with pytest.raises(ValueError, match=r"unknown distribution .unifrom"):
-        parsed_value({"unifrom": [0.0, 1.0]})
+@pytest.mark.parametrize(
+    "value", [Uniform(0.4, 0.6), Choice([0.4, 0.5]), Grid([0.4, 0.6]), SCHEDULE, ADAPTIVE, 0.5, (0.4, 0.6)], ids=repr
+)
+def test_a_value_and_its_plain_form_are_the_same(value):
+    form = CartPole(2).plain_config({"length": value})
+    assert form == plain({"length": value})
+    assert parsed(form) == {"length": value}
 
 
-def test_moving_parameters_and_their_metrics_are_found_in_the_plain_form():
+def test_arrays_are_numbers_and_what_is_no_distribution_is_told():
+    assert parsed({"length": torch.tensor([0.25, 0.5]), "gravity": torch.tensor(9.0)}) == {
+        "length": (0.25, 0.5),
+        "gravity": 9.0,
+    }
+    with pytest.raises(ValueError, match=r"env_config\['length'\] unknown distribution .unifrom"):
+        parsed({"length": {"unifrom": [0.0, 1.0]}})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"uniform": [0.4, 0.6]}, {"scheduled": {"points": [[0, 0.4], [100, 0.6]]}}, {"choice": [0.4, 0.5]}],
+    ids=lambda form: next(iter(form)),
+)
+def test_a_run_parses_a_distribution_once(value, monkeypatch):
+    forms, made = [], distributions.from_dict
+    for module in ("rl8x.randomization", "rl8x.randomization.distributions"):
+        monkeypatch.setattr(f"{module}.from_dict", lambda form: forms.append(form) or made(form))
+    config = PPOConfig(num_envs=4, horizon=4, device="cpu", execution="eager", model_config={"hidden_sizes": [4]})
+    trainer = Trainer(config.build(CartPole, time_limit=5), tracker=MemoryTracker(), checkpoints=False)
+    trainer.run(max_steps=3, env_config={"length": value}, steps_per_eval=1, progress="none")
+    assert forms == [value]
+
+
+def test_moving_parameters_and_their_metrics_are_found_in_both_forms():
     config = {"length": SCHEDULE, "gravity": Uniform(9.0, 10.0), "masscart": 1.0, "masspole": [0.1, 0.2]}
-    plain = CartPole(2).plain_config(config)
-    assert moving_in(plain) == {"length": plain["length"]}
-    assert followed_in(plain) == {"length": "eval/returns/mean"}
+    for form in (config, plain(parsed(config))):
+        assert moving_in(form) == {"length": SCHEDULE}
+        assert followed_in(form) == {"length": "eval/returns/mean"}
     assert (moving_in({}), followed_in({})) == ({}, {})
 
 
 def test_values_for_each_copy_are_fitted_evenly_spaced():
-    plain = {"length": [0.1, 0.2, 0.3, 0.4], "gravity": {"grid": [1.0, 2.0, 3.0]}, "masscart": 2.0}
-    assert inherited_config(plain, 2) == {"length": [0.2, 0.4], "gravity": [1.0, 3.0], "masscart": 2.0}
+    form = {"length": [0.1, 0.2, 0.3, 0.4], "gravity": {"grid": [1.0, 2.0, 3.0]}, "masscart": 2.0}
+    assert inherited_config(form, 2) == {"length": (0.2, 0.4), "gravity": (1.0, 3.0), "masscart": 2.0}
     # A grid that has room stays one, and so do as many values as there are copies.
-    assert inherited_config(plain, 4) == plain
+    assert inherited_config(form, 4) == parsed(form)
+    assert part_of_config(form, 4, range(1, 3)) == {"length": (0.2, 0.3), "gravity": (2.0, 3.0)}
 
 
 def test_a_function_is_its_name():
@@ -52,9 +80,16 @@ def test_a_function_is_its_name():
     assert [function_name(each) for each in (None, {}, {"length": 0.5})] == [None, None, None]
 
 
-def test_params_show_a_few_values_and_count_many():
-    assert shown_value(0.5) == 0.5
-    assert shown_value({"uniform": [0.25, 1.0]}) == "Uniform(0.25, 1.0)"
-    assert shown_value([0.25, 0.5]) == "[0.25, 0.5]"
-    assert shown_value([i / 100 for i in range(100)]) == "100 values from 0.0 to 0.99"
-    assert shown_value({"grid": [i / 100 for i in range(100)]}) == "Grid of 100 values from 0.0 to 0.99"
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.5, 0.5),
+        ({"uniform": [0.25, 1.0]}, "Uniform(0.25, 1.0)"),
+        ([0.25, 0.5], "[0.25, 0.5]"),
+        ([i / 100 for i in range(100)], "100 values from 0.0 to 0.99"),
+        ({"grid": [i / 100 for i in range(100)]}, "Grid of 100 values from 0.0 to 0.99"),
+        (ADAPTIVE, "Adaptive(start=(0.4, 0.6), thresholds=(2.0, 5.0), step=0.1, episodes=2)"),
+    ],
+)
+def test_params_show_a_few_values_and_count_many(value, shown):
+    assert shown_value(value) == shown

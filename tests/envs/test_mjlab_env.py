@@ -12,8 +12,7 @@ import torch
 
 from rl8x import PPOConfig
 from rl8x.envs import ModelField, Scale
-from rl8x.envs.mjlab_env import MjlabEnv
-from rl8x.envs.mjlab_events import Event
+from rl8x.envs.mjlab_env import Event, MjlabEnv
 from rl8x.randomization import Uniform
 
 POLE = ModelField("body_mass", "cartpole/pole_1")

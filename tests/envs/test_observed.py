@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import functools
 import math
 
 import gymnasium.spaces as spaces
@@ -18,7 +18,17 @@ from rl8x import MemoryTracker, Trainer
 from rl8x.algorithms import BCConfig, DQNConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.cli.collect import record
 from rl8x.config import RunSpec
-from rl8x.envs import AlgoTrading, CartPole, GymnasiumEnv, NumpyEnv, Parameter, Pendulum, validate
+from rl8x.envs import (
+    AlgoTrading,
+    CartPole,
+    GymnasiumEnv,
+    NumpyEnv,
+    ObservedParameters,
+    Parameter,
+    Pendulum,
+    env_maker,
+    validate,
+)
 from rl8x.envs.base import Env, Step
 from rl8x.envs.observed import ScaledParameters
 from rl8x.envs.registry import BUILTIN
@@ -91,7 +101,7 @@ def test_the_default_is_0_the_bounds_are_1_and_order_is_kept(numbers, shares):
 @pytest.mark.parametrize("name", BUILTIN)
 @pytest.mark.parametrize("mode", ["critic", "all"])
 def test_every_built_in_environment_shows_its_parameters(name, mode):
-    env = BUILTIN[name](3, seed=0, observe_parameters=mode)
+    env = ObservedParameters(BUILTIN[name](3, seed=0), mode)
     validate(env)
     obs, _ = env.reset()
     np.testing.assert_array_equal(obs["parameters"], np.zeros((3, len(env.parameters))))
@@ -109,7 +119,7 @@ def scaled_by_hand(env: Env, values: dict[str, Tensor]) -> Tensor:
 
 
 def test_after_a_reset_there_are_the_new_episodes_parameters_and_before_it_the_old_ones():
-    env, plain = (CartPole(6, seed=3, time_limit=4, **mode) for mode in ({"observe_parameters": "all"}, {}))
+    env, plain = ObservedParameters(CartPole(6, seed=3, time_limit=4), "all"), CartPole(6, seed=3, time_limit=4)
     obs, _ = env.reset(config=DRAWN)
     bare, _ = plain.reset(config=DRAWN)
     for t in range(12):
@@ -129,7 +139,7 @@ def test_after_a_reset_there_are_the_new_episodes_parameters_and_before_it_the_o
 
 
 def test_parameters_join_a_dict_beside_its_mask():
-    env = AlgoTrading(2, observe_parameters="critic", seed=0)
+    env = ObservedParameters(AlgoTrading(2, seed=0), "critic")
     obs, _ = env.reset(config={"fee": 0.05})
     assert obs.keys() == {"action_mask", "change", "invested", "parameters"}
     assert obs["parameters"][:, list(env.parameters).index("fee")].tolist() == pytest.approx([0.5, 0.5])
@@ -151,23 +161,29 @@ class OwnConstructor(CartPole):
         return carry, step._replace(rewards=step.rewards * 2)
 
 
-class AlwaysShown(CartPole):
-    def __init__(self, num_envs, **options):
-        super().__init__(num_envs, observe_parameters="critic", **options)
-
-
 def test_a_constructor_that_does_not_know_the_keyword_works():
-    env = OwnConstructor(2, seed=0, observe_parameters="all")
+    env = env_maker(OwnConstructor, {"observe_parameters": "all"})(2, seed=0)
     env.reset()
     obs, rewards, *_ = env.step(torch.ones(2, dtype=torch.int64))
     assert {name: list(part.shape) for name, part in obs.items()} == {"obs": [2, 4], "parameters": [2, 6]}
     assert rewards.tolist() == [2.0, 2.0]
     validate(env)
-    assert "observe_parameters" in inspect.signature(OwnConstructor).parameters
-    plain = OwnConstructor(2)
-    assert plain.reset()[0].shape == (2, 4)
-    assert AlwaysShown(2).observe_parameters == "critic"
-    assert AlwaysShown(2).reset()[0].keys() == {"obs", "parameters"}
+    assert env_maker(OwnConstructor)(2).reset()[0].shape == (2, 4)
+
+
+def test_a_wrapper_is_the_environment_but_for_what_it_observes():
+    inner = CartPole(3, seed=0)
+    env = ObservedParameters(inner, "all")
+    assert (env.unwrapped, env.num_envs, env.draws, isinstance(env, Env)) == (inner, 3, True, True)
+    obs, _ = env.reset(seed=4)
+    assert env.carry is inner.carry
+    env.carry, _ = env.advance(env.carry, torch.ones(3, dtype=torch.int64), env.noise(1)[0])
+    assert inner.carry is env.carry
+    twin = env.another(seed=4)
+    assert torch.equal(twin.reset()[0]["obs"], obs["obs"])
+    assert inner.single_observation_space.shape == (4,)
+    del env
+    assert not inner.closed
 
 
 class Simulated(SimulatorEnv):
@@ -193,7 +209,7 @@ class Simulated(SimulatorEnv):
 
 
 def test_a_simulator_shows_the_parameters_of_its_carry():
-    env = Simulated(4, seed=0, observe_parameters="all").another(3, seed=1)
+    env = ObservedParameters(Simulated(4, seed=0), "all").another(3, seed=1)
     obs, _ = env.reset(config={"mass": Uniform(1.0, 2.0)})
     for _ in range(3):
         assert torch.allclose(obs["parameters"], (obs["obs"] - 1.0) / 2.0)
@@ -205,14 +221,25 @@ def test_a_simulator_shows_the_parameters_of_its_carry():
 
 def test_what_cannot_be_shown_is_refused():
     with pytest.raises(ValueError, match=r"one of 'none', 'critic', 'all'; got 'al'. Did you mean 'all'"):
-        CartPole(2, observe_parameters="al")
+        ObservedParameters(CartPole(2), "al")
     with pytest.raises(ValueError, match="must be one of"):
-        OwnConstructor(2, observe_parameters=None)
+        env_maker(OwnConstructor, {"observe_parameters": None})(2)
     with pytest.raises(ValueError, match=r"GymnasiumEnv: observe_parameters='all'.* this environment has none"):
-        GymnasiumEnv("CartPole-v1", 2, observe_parameters="all")
+        env_maker("CartPole-v1", {"observe_parameters": "all"})(2)
     taken = spaces.Dict({"parameters": spaces.Discrete(2), "x": spaces.Discrete(2)})
     with pytest.raises(ValueError, match="such a part already"):
-        type("Taken", (CartPole,), {"single_observation_space": taken})(2, observe_parameters="all")
+        ObservedParameters(type("Taken", (CartPole,), {"single_observation_space": taken})(2), "all")
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(CartPole, "CartPole"), (functools.partial(GymnasiumEnv, "CartPole-v1"), "GymnasiumEnv")],
+)
+def test_a_constructor_names_the_wrapper(make, name):
+    with pytest.raises(
+        TypeError, match=rf"{name}: .*Wrap the environment, .*ObservedParameters\({name}\(...\), 'all'\)"
+    ):
+        make(2, observe_parameters="all")
 
 
 # -- who sees them
@@ -221,7 +248,7 @@ def test_what_cannot_be_shown_is_refused():
 @pytest.mark.parametrize("model", SMALL)
 @pytest.mark.parametrize("mode", ["critic", "all"])
 def test_the_actor_sees_them_with_all_alone(model, mode):
-    env = CartPole(3, seed=0, observe_parameters=mode)
+    env = ObservedParameters(CartPole(3, seed=0), mode)
     options = {"model": model, "model_config": SMALL[model], "normalize_observations": True}
     policy = Policy(env.single_observation_space, env.single_action_space, **options)
     obs, _ = env.reset()
@@ -278,7 +305,7 @@ def test_what_cannot_keep_them_for_a_critic_refuses():
         DQNConfig(num_envs=2, device="cpu").build(CartPole, observe_parameters="critic")
     with pytest.raises(ValueError, match="Q-network acts by its values"):
         PQNConfig(num_envs=2, sgd_minibatch_size=None, device="cpu").build(CartPole, observe_parameters="critic")
-    space = CartPole(1, observe_parameters="critic").single_observation_space
+    space = ObservedParameters(CartPole(1), "critic").single_observation_space
     instance = MLPModel(space, 2)
     for model in (Blind, instance):
         with pytest.raises(ValueError, match=r"'parameters' to the critic alone.*critic_obs.*shared"):
@@ -300,7 +327,9 @@ def test_they_are_compiled_with_the_rest_and_tell_programs_apart(monkeypatch):
         rollouts.append(algorithm.rollout.tensors)
     for name, tensor in rollouts[0].items():
         torch.testing.assert_close(rollouts[1][name], tensor, rtol=1e-5, atol=1e-5, msg=name)
-    assert len({CartPole(2, observe_parameters=mode).program_key for mode in ("none", "critic", "all")}) == 3
+    env = CartPole(2)
+    shown = [ObservedParameters(env, mode).program_key for mode in ("critic", "all")]
+    assert len({env.program_key, *shown}) == 3
 
 
 def make_trainer(tmp_path, tracker):
@@ -344,7 +373,7 @@ def test_a_run_file_gives_it_to_the_environment():
 
 
 def test_data_sets_have_them_and_know_who_sees_them(tmp_path):
-    env = CartPole(2, seed=0, observe_parameters="critic", time_limit=5)
+    env = ObservedParameters(CartPole(2, seed=0, time_limit=5), "critic")
     policy = Policy(env.single_observation_space, env.single_action_space, model_config=SMALL["mlp"])
     options = {"epsilon": 0.5, "deterministic": False, "seed": 0, "state_reset_every": 0, "env_config": DRAWN}
     dataset = record(policy, env, 24, **options).dataset

@@ -16,8 +16,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.algorithms.seeds import part_seed
 from rl8x.envs import CartPole, GymnasiumEnv
-from rl8x.envs.arguments import narrow_seed
 from rl8x.envs.cells import make_cells
+from rl8x.envs.checks import narrow_seed
 from rl8x.trainers.grid import CellEvaluator
 
 SEEDS = (0, 7, 2**31 - 1, 2**32 - 1, 2**32, 2**40 + 3, 2**70)

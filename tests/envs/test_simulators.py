@@ -15,8 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl8x import PPOConfig
 from rl8x.envs import Function, GymnasiumEnv, ModelField, Scale
-from rl8x.envs.brax_env import BraxEnv
-from rl8x.envs.system_fields import SystemField
+from rl8x.envs.brax_env import BraxEnv, SystemField
 from rl8x.envs.vmas_env import VmasEnv
 from rl8x.randomization import Choice, Grid, Uniform
 

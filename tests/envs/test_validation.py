@@ -55,7 +55,7 @@ def test_good_environments_pass_and_stay_as_they_are(env_class):
     env = env_class(6, seed=0)
     name, parameter = next(iter(env.parameters.items()))
     env.reset(config={name: Uniform(parameter.default, parameter.default)})
-    env.configure({name: [parameter.default] * 6})
+    env.parameter_state.configure({name: [parameter.default] * 6})
     generator, carry, attributes = env.generator.get_state(), env.carry, dict(vars(env))
     kept = {key: value.clone() for key, value in carry["state"].items()}
     torch.manual_seed(3)

@@ -1,4 +1,5 @@
 import warnings
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from rl8x.execution import Execution
 from rl8x.execution import execution as module
 from rl8x.execution.captured import CapturedProgram
 from rl8x.execution.compiled import CompiledProgram
-from rl8x.execution.programs import Loop, ProgramError
+from rl8x.execution.programs import Loop, ProgramError, flat_of
 from rl8x.randomization import Uniform
 from rl8x.rollouts.statistics import Stats
 
@@ -151,6 +152,25 @@ def test_an_environment_that_cannot_be_captured_runs_eagerly_around_a_captured_p
     assert rewards.diff().tolist() == [1.0 if env is CountsSteps else 0.0] * 5  # it still counts
 
 
+class Pair(NamedTuple):
+    first: torch.Tensor
+    rest: object
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (3, 0), (1, 4), (4, 1), (2, 1, 3)])
+def test_a_tree_is_its_tensors_row_by_row_and_what_rebuilds_it(shape):
+    made = torch.ones(shape)
+    odd = made.as_strided(shape, [7 if size == 1 else step for size, step in zip(shape, made.stride(), strict=True)])
+    tree = ({"a": made, "b": (None, odd)}, Pair(torch.arange(6.0).view(2, 3).t(), {}))
+    tensors, rebuilt = flat_of(tree)
+    assert tensors[0] is made
+    assert (tensors[1].stride(), tensors[2].stride()) == (made.stride(), (2, 1))
+    again = rebuilt([each + 1 for each in tensors])
+    assert (again[0]["b"][0], again[1].rest, type(again[1])) == (None, {}, Pair)
+    assert torch.equal(again[0]["b"][1], odd + 1)
+    assert torch.equal(again[1].first, tree[1].first + 1)
+
+
 # -- falling back
 
 
@@ -186,7 +206,7 @@ LOOPS = {
     "eager": lambda loop: loop,
     "recorded": lambda loop: CompiledProgram(loop, compiles=False),
     "compiled": CompiledProgram,
-    "captured": lambda loop: CapturedProgram(loop, num_written=WRITTEN.get(loop.function, 0), capture=record_once),
+    "captured": lambda loop: CapturedProgram(loop, capture=record_once),
 }
 
 
@@ -241,15 +261,12 @@ def running(total, item, slot):
 @pytest.mark.parametrize("make", LOOPS)
 def test_a_loop_may_give_nothing_but_what_it_writes_into_its_items(make):
     total, slots = torch.tensor([1.0, 2.0]), torch.zeros(4, 2)
-    program = LOOPS[make](Loop(running, 1, num_items=2))
+    program = LOOPS[make](Loop(running, 1, num_items=2, num_written=1))
     assert len(program(total, torch.tensor([[1.0, 1.0], [2.0, 4.0], [8.0, 8.0]]), slots[:3])) == 0
     assert slots.tolist() == [[1.0, 2.0], [2.0, 3.0], [4.0, 7.0], [0.0, 0.0]]
     assert total.tolist() == [12.0, 15.0]
     program(total, torch.ones(3, 2), slots[1:])  # other slots
     assert slots.tolist() == [[1.0, 2.0], [12.0, 15.0], [13.0, 16.0], [14.0, 17.0]]
-
-
-WRITTEN = {running: 1}
 
 
 def test_a_captured_loop_takes_a_state_from_anywhere():
@@ -280,7 +297,7 @@ def test_loops_of_an_accelerator_are_made_in_their_mode(mode, fails, monkeypatch
     execution = Execution("eager", "fp32", CPU)
     execution.mode = execution.target = mode
     execution.device = torch.device("cuda")
-    program = execution.loop(twins, 2, num_items=2)
+    program = execution.program(Loop(twins, 2, num_items=2))
     arguments = torch.zeros(2), torch.zeros(2), torch.tensor(2.0), torch.ones(2, 2), torch.tensor([True, True])
     if fails:
         with pytest.raises(ProgramError, match=f"execution='{mode}' is not possible here: no compiler found"):

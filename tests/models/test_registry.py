@@ -1,16 +1,21 @@
+"""Models by name, and their check."""
+
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, Discrete
+from torch import nn
 
 from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.algorithms import DQNConfig
-from rl8x.envs import CartPole
+from rl8x.envs import CartPole, Env
 from rl8x.models import BUILTIN, GRUModel, LSTMModel, MLPModel, Model, make_model
+from rl8x.policy import Policy
 
 OBS = Box(-1.0, 1.0, (5,), np.float32)
 IMAGE = Box(0, 255, (6, 7, 3), np.uint8)
@@ -146,3 +151,178 @@ def test_the_last_layer_of_every_model_has_the_gain_that_is_asked_for(name):
     assert large.abs().max() > 0.1
     torch.testing.assert_close(100.0 * small, large, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(features(), 0.5 * small, rtol=1e-4, atol=1e-5)
+
+
+class Net(Model):
+    def __init__(self, observation_space, num_features):
+        super().__init__(observation_space, num_features)
+        self.hidden, self.policy, self.value = nn.Linear(4, 8), nn.Linear(8, num_features), nn.Linear(8, 1)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, obs, state, starts):
+        hidden = self.hidden(obs)
+        hidden = nn.functional.dropout(self.norm(hidden.flatten(0, 1)), 0.1, self.training).view_as(hidden)
+        return self.policy(hidden), self.value(hidden).squeeze(-1), state
+
+
+class TwoValues(Net):
+    def forward(self, obs, state, starts):
+        return super().forward(obs, state, starts)[:2]
+
+
+class ValuesWithAnAxis(Net):
+    def forward(self, obs, state, starts):
+        features, values, state = super().forward(obs, state, starts)
+        return features, values.unsqueeze(-1), state
+
+
+class OneActionMore(Net):
+    def forward(self, obs, state, starts):
+        features, values, state = super().forward(obs, state, starts)
+        return torch.cat([features, features[..., :1]], -1), values, state
+
+
+class OneObservationAtATime(Net):
+    def forward(self, obs, state, starts):
+        if obs.dim() != 2:
+            raise RuntimeError("one row a copy")
+        return super().forward(obs, state, starts)
+
+
+class Counts(Net):
+    recurrent = True
+
+    def initial_state(self, num_envs):
+        return {"seen": torch.zeros(num_envs)}
+
+    def forward(self, obs, state, starts):
+        features, values, _ = super().forward(obs, {}, starts)
+        return features, values, {"seen": state["seen"] + len(obs)}
+
+
+class FeedforwardWithAState(Counts):
+    recurrent = False
+
+
+class LosesItsState(Counts):
+    def forward(self, obs, state, starts):
+        return (*super().forward(obs, state, starts)[:2], {})
+
+
+CONFIG = {"num_envs": 4, "device": "cpu", "seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (TwoValues, r"TwoValues.forward must return features, values and the state after; got 2 values."),
+        (ValuesWithAnAxis, r"must return values \[T, B\], here \[1, 2\]; got \[1, 2, 1\]."),
+        (OneActionMore, r"must return features \[T, B, num_features\], here \[1, 2, 2\]; got \[1, 2, 3\]."),
+        (OneObservationAtATime, r"raised RuntimeError: one row a copy.*\[T, B, \*obs\], here obs \[1, 2, 4\]"),
+        (FeedforwardWithAState, r"write `recurrent = True` in the class FeedforwardWithAState."),
+    ],
+)
+def test_a_model_that_gives_something_else_is_refused_before_training(model, says):
+    for config in (PPOConfig, DQNConfig):
+        with pytest.raises(ValueError, match=says):
+            config(model=model, **CONFIG).build(CartPole)
+
+
+@pytest.mark.filterwarnings("ignore:Counts gives other outputs in training mode")
+def test_a_state_that_gets_lost_is_refused():
+    PPOConfig(model=Counts, **CONFIG).build(CartPole)
+    with pytest.raises(ValueError, match=r"a state like the one before, {'seen': \[2\]}; got {}."):
+        PPOConfig(model=LosesItsState, **CONFIG).build(CartPole)
+
+
+class Floors(CartPole):
+    """Shows a whole number from 3 to 9 beside an action mask."""
+
+    single_observation_space = Dict(floor=Box(3, 9, (1,), np.int64), action_mask=Box(0, 1, (2,), np.int8))
+
+    def observe(self, state, parameters):
+        floor = state["physics"][:, :1].long().clamp(0, 6) + 3
+        return {"floor": floor, "action_mask": torch.ones(len(floor), 2, dtype=torch.int8)}
+
+
+class PerFloor(Model):
+    def __init__(self, observation_space, num_features):
+        super().__init__(observation_space, num_features)
+        self.table = nn.Embedding(7, num_features + 1)
+
+    def forward(self, obs, state, starts):
+        rows = self.table(obs["floor"][..., 0] - 3)
+        return rows[..., 1:], rows[..., 0], state
+
+
+def test_what_it_is_tried_on_is_an_observation_of_the_space():
+    algorithm = PPOConfig(model=PerFloor, **CONFIG).build(Floors)
+    algorithm.collect()
+    algorithm.step()
+
+
+@pytest.mark.filterwarnings("ignore:Net gives other outputs in training mode")
+def test_trying_a_model_leaves_no_trace():
+    torch.manual_seed(3)
+    algorithm, again = PPOConfig(model=Net, **CONFIG).build(CartPole), torch.get_rng_state()
+    torch.manual_seed(3)
+    assert torch.equal(again, torch.get_rng_state())
+    assert torch.equal(algorithm.policy.model.norm.running_mean, torch.zeros(8))
+
+
+class Lazy(Model):
+    """Layers that learn their widths from what they first read."""
+
+    def __init__(self, observation_space, num_features):
+        super().__init__(observation_space, num_features)
+        self.hidden, self.heads = nn.LazyLinear(8), nn.LazyLinear(num_features + 1)
+
+    def forward(self, obs, state, starts):
+        outputs = self.heads(self.hidden(obs).relu())
+        return outputs[..., 1:], outputs[..., 0], state
+
+
+def weights_of(algorithm):
+    return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
+
+
+@pytest.mark.parametrize("config", [PPOConfig, DQNConfig])
+def test_weights_that_are_made_late_follow_the_seed(config, tmp_path):
+    drawn = {}
+    for seed, before in ((0, 3), (0, 4), (1, 3)):
+        torch.manual_seed(before)
+        drawn[seed, before] = config(model=Lazy, **{**CONFIG, "seed": seed}).build(CartPole)
+    assert torch.equal(weights_of(drawn[0, 3]), weights_of(drawn[0, 4]))
+    assert not torch.equal(weights_of(drawn[0, 3]), weights_of(drawn[1, 3]))
+    path = drawn[0, 3].policy.save(tmp_path / "policy")
+    assert torch.equal(weights_of(drawn[0, 3]), weights_of(SimpleNamespace(policy=Policy.load(path))))
+
+
+class Clock(Env):
+    """Shows a number of milliseconds, of which float32 would leave no digit of the seconds."""
+
+    single_observation_space = Box(0, 2**40, (1,), np.int64)
+    single_action_space = Discrete(3)
+    default_time_limit = 8
+    reset_noise = 1
+
+    def initial_state(self, parameters, noise):
+        return {"now": (noise * 1000).long() + 2**33}
+
+    def transition(self, state, actions, parameters, noise):
+        return {"now": state["now"] + 1}, actions.float(), torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def observe(self, state, parameters):
+        return state["now"]
+
+
+class PerMillisecond(PerFloor):
+    def forward(self, obs, state, starts):
+        rows = self.table(obs[..., 0] % 7)
+        return rows[..., 1:], rows[..., 0], state
+
+
+def test_updates_see_whole_numbers_as_they_were_acted_on():
+    algorithm = PPOConfig(model=PerMillisecond, **{**CONFIG, "num_sgd_iters": 1}).build(Clock)
+    algorithm.collect()
+    assert algorithm.step()["monitors/kl_div"] == pytest.approx(0.0, abs=1e-6)

@@ -15,13 +15,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rl8x.algorithms.off_policy.critics import Critics
+from rl8x.algorithms.off_policy.actor_critic import Critics
 from rl8x.execution import matmul as products
 from rl8x.execution.lowering import fused
 from rl8x.execution.traces import ProgramDescription
 from rl8x.nn import MLP, linear
 from rl8x.nn import mlp as mlp_module
-from rl8x.nn.stacks import LinearStack
+from rl8x.nn.layers import LinearStack
 
 
 def test_layers_and_activations_in_order():

@@ -2,13 +2,13 @@ import pytest
 import torch
 
 from rl8x.randomization import Adaptive, Uniform
-from rl8x.randomization.moving import Episodes, make_groups
+from rl8x.randomization.curriculum import Episodes, make_curricula
 
 GENERATOR = torch.Generator()
 
 
 def group_of(**members):
-    (group,) = make_groups(members)
+    (group,) = make_curricula(members)
     group.allocate_state(torch.device("cpu"))
     return group
 
@@ -149,6 +149,6 @@ def test_a_reset_that_takes_away_what_was_waited_for_opens_the_buffer_again():
 
 def test_what_is_drawn_together_shares_its_options():
     with pytest.raises(ValueError, match=r"'a' and 'b' are drawn together .* same `episodes`; got 4 and 5"):
-        make_groups({"a": Adaptive(1, (0, 1), 0.1, episodes=4), "b": Adaptive(1, (0, 1), 0.2, episodes=5)})
+        make_curricula({"a": Adaptive(1, (0, 1), 0.1, episodes=4), "b": Adaptive(1, (0, 1), 0.2, episodes=5)})
     apart = {"a": Adaptive(1, (0, 1), 0.1), "b": Adaptive(1, (0, 2), 0.1, group="other")}
-    assert [group.names for group in make_groups(apart)] == [("a",), ("b",)]
+    assert [group.names for group in make_curricula(apart)] == [("a",), ("b",)]

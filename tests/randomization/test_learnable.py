@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from rl8x.randomization import Choice, Learnable, LogUniform, Uniform
-from rl8x.randomization.moving import Episodes, make_groups
+from rl8x.randomization.curriculum import Episodes, make_curricula
 
 SMALL = {"threshold": 1.0, "levels": 3, "candidates": 5, "episodes": 2}
 
 
 def group_of(seed=0, **members):
-    (group,) = make_groups(members)
+    (group,) = make_curricula(members)
     group.allocate_state(torch.device("cpu"))
     group.begin(torch.Generator().manual_seed(seed))
     return group
@@ -145,4 +145,4 @@ def test_where_nothing_is_learnable_all_kept_levels_are_as_likely():
 
 def test_what_is_drawn_together_shares_its_options():
     with pytest.raises(ValueError, match=r"same `threshold`; got 1.0 and 2.0"):
-        make_groups({"a": Learnable(Uniform(0, 1), threshold=1), "b": Learnable(Uniform(0, 2), threshold=2)})
+        make_curricula({"a": Learnable(Uniform(0, 1), threshold=1), "b": Learnable(Uniform(0, 2), threshold=2)})

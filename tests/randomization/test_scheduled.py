@@ -14,7 +14,7 @@ from rl8x.randomization import (
     Uniform,
     from_dict,
 )
-from rl8x.randomization.moving import make_groups
+from rl8x.randomization.curriculum import make_curricula
 from rl8x.randomization.scheduled import PerCopy
 
 WIDENS = Scheduled([(100, Uniform(0.4, 0.6)), (300, Uniform(0.2, 1.0)), (400, Uniform(0.0, 4.0))])
@@ -140,7 +140,7 @@ def test_bad_input_is_one_line(make, message):
 
 
 def group_of(drawn):
-    (group,) = make_groups({"x": drawn})
+    (group,) = make_curricula({"x": drawn})
     group.allocate_state(torch.device("cpu"))
     return group
 

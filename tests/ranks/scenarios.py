@@ -130,7 +130,7 @@ def moving(folder=None):
         algorithm = problems.rank_algorithm(problems.ppo(num_envs=size))
         trainer = problems.trainer(algorithm)
         trainer.run(env_config={"length": drawn}, max_steps=5, progress="none")
-        (state,) = algorithm.env.moving_state()["moving"].values()
+        (state,) = algorithm.env.parameter_state.state_dict()["moving"].values()
         state = {key: tensor.double().reshape(-1).tolist() for key, tensor in state.items() if key != "begun"}
         found[name] = {"state": state, "weights": problems.weights(algorithm)}
     return found

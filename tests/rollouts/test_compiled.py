@@ -57,7 +57,7 @@ def test_recorded_steps_equal_eager_ones_also_after_updates(case):
         assert eager.rollout.memory.keys() == recorded.rollout.memory.keys()
         for name, value in eager.rollout.memory.items():
             torch.testing.assert_close(recorded.rollout.memory[name], value, atol=1e-5, rtol=1e-4, msg=name)
-    assert recorded.collector.stepper.compiles_env
+    assert recorded.horizons.collector.stepper.compiles_env
     assert dict(recorded.evaluate()) == pytest.approx(dict(eager.evaluate()), rel=1e-4)  # by a program of its own
 
 
@@ -151,7 +151,7 @@ def test_a_state_that_goes_on_as_another_one_is_what_that_one_was(env):
             algorithm.collect()
         for name in (keys.OBS, keys.REWARDS):
             torch.testing.assert_close(recorded.rollout[name], eager.rollout[name])
-    assert recorded.collector.stepper.compiles_env
+    assert recorded.horizons.collector.stepper.compiles_env
 
 
 class CountsInPython(probes.OneStep):
@@ -191,7 +191,7 @@ def test_an_environment_that_cannot_be_recorded_runs_eagerly_with_one_warning(en
             each.collect()
     said = [str(each.message) for each in told if f"{env.__name__} runs eagerly around a compiled" in str(each.message)]
     assert len(said) == (env is not Simulator)
-    assert not algorithm.collector.stepper.compiles_env
+    assert not algorithm.horizons.collector.stepper.compiles_env
     if env is CountsInPython:
         assert len(algorithm.rollout[keys.REWARDS][:6].unique()) == 6  # it still counts
     else:

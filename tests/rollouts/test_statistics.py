@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl8x.algorithms.off_policy.off_policy import collected_stats
+from rl8x.algorithms.off_policy.sources import collected_stats
 from rl8x.algorithms.off_policy.updates import update_stats
 from rl8x.functional import moments
 from rl8x.rollouts.statistics import Stats, masked_summary, on_host, pool, summary

@@ -9,9 +9,8 @@ import pytest
 from tests.studies.synthetic import evaluations, write_study
 
 from rl8x.studies import compare as module
-from rl8x.studies.compare import Comparison, compare
-from rl8x.studies.find import find_study
-from rl8x.studies.run_groups import differing, grouped_runs, param_name
+from rl8x.studies.compare import Comparison, compare, differing, grouped_runs, param_name
+from rl8x.studies.report import find_study
 from rl8x.tracking import TrackingError
 from rl8x.tracking.database_runs import RunRecord
 from rl8x.tracking.location import locate
@@ -19,6 +18,7 @@ from rl8x.tracking.reading import RunReader
 from rl8x.tracking.repeats import Point
 from rl8x.tracking.store import MLflowStore, NewRun
 
+POINTS = pd.DataFrame(columns=["run_id", "metric", "step", "value"])
 STEPS = {"a": (0, 10, 20), "b": (5, 15, 20), "c": (0, 20)}
 RETURNS = {"a": (0.0, 30.0, 20.0), "b": (10.0, 20.0, 40.0), "c": (5.0, float("nan"))}
 LR = {"a": "0.01", "b": "0.01", "c": "0.001"}
@@ -72,7 +72,7 @@ def test_what_differs_is_found_once_however_many_runs_there_are(monkeypatch):
     asked, differing = [], module.differing
     monkeypatch.setattr(module, "differing", lambda runs: asked.append(len(runs)) or differing(runs))
     runs = tuple(record(str(number), lr=str(number)) for number in range(20))
-    made = Comparison(runs, (), {}, (), {}, ())
+    made = Comparison(runs, (), POINTS, (), {})
     assert made.frame["params.lr"].tolist() == [str(number) for number in range(20)]
     assert asked == [20]
 
@@ -315,7 +315,7 @@ def test_the_clock_of_what_learns_from_data_is_updates():
 
     def clock(*metrics):
         runs = tuple(RunRecord(str(number), "", "", 0, {}, each, {}) for number, each in enumerate(metrics))
-        return Comparison(runs, (), {}, (), {}, ()).clock
+        return Comparison(runs, (), POINTS, (), {}).clock
 
     online, offline = {"env/steps": 64.0, "algorithm/updates": 4.0}, {"env/steps": 0.0, "algorithm/updates": 4.0}
     assert clock(online, online) == "transitions of training"

@@ -107,7 +107,7 @@ def test_what_has_moved_is_there_again_where_a_config_comes_back_after_a_resume(
         return trainer
 
     def states(trainer):
-        groups = trainer.algorithm.env._known_groups
+        groups = trainer.algorithm.env.parameter_state.curricula
         return {key: {part: tensor.tolist() for part, tensor in group.state.items()} for key, group in groups.items()}
 
     whole = begun()
@@ -135,11 +135,13 @@ def test_evaluations_change_nothing_in_training(name):
     trained = [{n: v for n, v in row.items() if not n.startswith("eval/")} for _, row in rows(with_them)]
     assert [row for row in trained if row] == [row for _, row in rows(without)]
     env = trainer.algorithm.env
-    before = {key: {n: t.clone() for n, t in group.state.items()} for key, group in env._known_groups.items()}
+    before = {
+        key: {n: t.clone() for n, t in group.state.items()} for key, group in env.parameter_state.curricula.items()
+    }
     trainer.eval(env_config={"length": 0.3})
     trainer.eval(env_config=env.config)
     for key, state in before.items():
-        assert all(env._known_groups[key].state[n].equal(tensor) for n, tensor in state.items())
+        assert all(env.parameter_state.curricula[key].state[n].equal(tensor) for n, tensor in state.items())
     with pytest.raises(ValueError, match=r"`env_config\['gravity'\]` moves with training, and an evaluation moves"):
         trainer.eval(env_config={"gravity": Scheduled([(0, 9.0)])})
     with pytest.raises(ValueError, match=r"`eval_env_config\['\w+'\]` moves with training"):
@@ -241,7 +243,7 @@ def test_programs_are_recorded_once_and_give_the_same_bits(name, monkeypatch):
     last = [run(trainer, CONFIGS[name], max_steps=4, steps_per_eval=every) for trainer in (eager, recorded)]
     shown = [n for n in last[0] if n.startswith(("env_config/", "episodes/"))]
     assert {n: last[0][n] for n in shown} == {n: last[1][n] for n in shown}
-    stepper = recorded.algorithm.collector.stepper
+    stepper = recorded.algorithm.horizons.collector.stepper
     assert stepper.compiles_env
     assert len(stepper._horizons) == 1
     if name == "adaptive":  # what was written under another configuration does not hold up the next
@@ -254,7 +256,7 @@ def test_the_second_run_goes_on_where_the_ranges_were():
     run(trainer, CONFIGS["adaptive"], steps_per_eval=None)
     ranges = trainer.algorithm.env.parameter_support()
     assert ranges["length"] != pytest.approx((0.4, 0.6))
-    trainer.algorithm.env.configure(CONFIGS["adaptive"])
+    trainer.algorithm.env.parameter_state.configure(CONFIGS["adaptive"])
     assert trainer.algorithm.env.parameter_support() == ranges
 
 
@@ -295,4 +297,4 @@ def test_a_new_rank_does_not_train_under_the_configuration_of_an_evaluation():
     run(first, {"length": 0.7}, steps_per_eval=1, max_steps=1, eval_env_config={"length": 2.0})
     assert first.algorithm.env.config == {"length": 2.0}
     second.algorithm.join(first.algorithm.state_dict())
-    assert second.algorithm.env.next_config == {"length": 0.7}
+    assert second.algorithm.env.parameter_state.following.given == {"length": 0.7}

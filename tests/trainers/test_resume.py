@@ -76,8 +76,8 @@ def _as_many_threads_as_before():
     torch.set_num_threads(before)
 
 
+# What random combinations (tests/combinations), which kill and resume runs of every algorithm, might not draw.
 CASES = {
-    "cartpole": (CartPole, {}, {"num_eval_envs": 2}, {"steps_per_eval": 2}),
     "minibatches, schedules": (
         CartPole,
         {
@@ -91,12 +91,6 @@ CASES = {
         {"steps_per_eval": 3, "env_config": {"length": Uniform(0.3, 1.0)}},
     ),
     "lstm": (CartPole, {"model": "lstm", "model_config": {}}, {"eval_env": False}, {"steps_per_eval": 2}),
-    "compiled, minibatches in a loop": (
-        CartPole,
-        {"execution": "compile", "sgd_minibatch_size": 16},
-        {"eval_env": False},
-        {},
-    ),
     "compiled, chunks of two workers": (
         CartPole,
         {"execution": "compile", "num_threads": 2, "num_envs": 6},
@@ -697,6 +691,21 @@ def test_who_waited_refuses_what_was_changed_meanwhile(tmp_path):
     run(Trainer.resume(tmp_path, tracker=MemoryTracker(), overrides={"lr": 0.5}), max_steps=3)
     with pytest.raises(CheckpointError, match=r"`lr` was 0\.5"):
         run(waiter, max_steps=4)
+
+
+def test_a_job_that_is_started_again_goes_on_with_the_seed_that_was_drawn(tmp_path, monkeypatch):
+    for module in ("resume", "record"):
+        monkeypatch.setattr(f"rl8x.trainers.{module}.job", lambda: "mine")
+    saved = {"checkpoints": Checkpoints(tmp_path, every_steps=1)}
+    first = make(seed=None, trainer=saved | {"callbacks": [killed_at(4)]})
+    with pytest.raises(Killed):
+        run(first, max_steps=6)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    second = make(seed=None, trainer=saved)
+    assert run(second, max_steps=6)[keys.STEPS] == 6
+    assert [path.name.split("-", 1)[1] for path in listed(tmp_path)] == ["step-4", "step-5", "step-6"]
+    seeds = [second.algorithm.seed, find(tmp_path).metadata["resolved"]["config"]["seed"]]
+    assert seeds == [first.algorithm.seed] * 2
 
 
 def test_an_older_checkpoint_can_be_gone_back_to(tmp_path):

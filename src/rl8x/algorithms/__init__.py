@@ -5,10 +5,11 @@ from rl8x.algorithms.bc import BC, BCConfig
 from rl8x.algorithms.distillation import Distillation, DistillationConfig, distill
 from rl8x.algorithms.dqn import DQN, DQNConfig
 from rl8x.algorithms.iql import IQL, IQLConfig
-from rl8x.algorithms.off_policy import OfflineAlgorithm, OffPolicyAlgorithm, OffPolicyConfig
-from rl8x.algorithms.online import OnlineAlgorithm
-from rl8x.algorithms.online_config import OnlineConfig
-from rl8x.algorithms.ppo import PPO, PPOConfig
+from rl8x.algorithms.off_policy import Learner, LearnerConfig, OffPolicyConfig
+from rl8x.algorithms.on_policy import OnPolicyAlgorithm, OnPolicyConfig
+from rl8x.algorithms.online import OnlineConfig
+from rl8x.algorithms.ppo import PPO
+from rl8x.algorithms.ppo_config import PPOConfig
 from rl8x.algorithms.pqn import PQN, PQNConfig
 from rl8x.algorithms.sac import SAC, FastSACConfig, FlashSACConfig, SACConfig
 from rl8x.algorithms.td3 import TD3, FastTD3Config, TD3Config
@@ -31,10 +32,11 @@ __all__ = [
     "FlashSACConfig",
     "GenericAlgorithmBase",
     "IQLConfig",
-    "OffPolicyAlgorithm",
+    "Learner",
+    "LearnerConfig",
     "OffPolicyConfig",
-    "OfflineAlgorithm",
-    "OnlineAlgorithm",
+    "OnPolicyAlgorithm",
+    "OnPolicyConfig",
     "OnlineConfig",
     "PPOConfig",
     "PQNConfig",

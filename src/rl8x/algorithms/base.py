@@ -16,7 +16,16 @@ import torch
 from torch import nn
 
 from rl8x import keys
-from rl8x.algorithms.hyperparameters import check_names, check_options, option, replaced_by_schedules, resolve_device
+from rl8x.algorithms.horizons import Horizons
+from rl8x.algorithms.hyperparameters import (
+    check_names,
+    check_options,
+    flatten_params,
+    option,
+    qualified_name,
+    replaced_by_schedules,
+    resolve_device,
+)
 from rl8x.algorithms.memory_check import allocations_refused
 from rl8x.algorithms.presets import with_preset
 from rl8x.algorithms.seeds import draw_seed, part_seed, seeded
@@ -24,8 +33,10 @@ from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.env_config import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
-from rl8x.models.validation import TrainingEffects
+from rl8x.models.registry import TrainingEffects
 from rl8x.policy import Policy
+from rl8x.rollouts.buffer import Rollout
+from rl8x.rollouts.finite import locate_non_finite
 from rl8x.rollouts.statistics import Stats
 from rl8x.schedules import Schedule
 from rl8x.spaces import leaves
@@ -148,7 +159,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         refuse_inference_mode()
         if env is None or env is ...:  # beside an environment, `env` is an argument of its constructor
             env = env_kwargs.pop("env", None)
-        algorithm = self.algorithm_class
+        algorithm = self.algorithm
         if algorithm is None:
             name = type(self).__name__
             raise TypeError(
@@ -167,7 +178,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         seed = draw_seed(config.seed)
         made_env, factory = config.make_env(env, part_seed(seed, "env"), env_kwargs)
         if made_env is not None:
-            made_env.shared_seed = part_seed(seed, "parameters", rank=0)
+            made_env.parameter_state.shared_seed = part_seed(seed, "parameters", rank=0)
         with allocations_refused(algorithm.__name__, vars(config)):
             return algorithm(config, made_env, seed, factory)
 
@@ -179,11 +190,6 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             env_kwargs: Keyword arguments for the environment's constructor.
         """
         return self
-
-    @property
-    def algorithm_class(self) -> type[GenericAlgorithmBase[Any]] | None:
-        """The algorithm class that this config builds; a config may have several."""
-        return self.algorithm
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -230,6 +236,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     """An algorithm: `collect()` gathers experience, if there is an environment, and `step()` learns.
 
     A subclass declares its config, which then builds it: `class Mine(GenericAlgorithmBase[MyConfig], config=MyConfig)`.
+    One with an environment makes `horizons`, by its config's `make_horizons`.
 
     Args:
         config: The hyperparameters.
@@ -242,13 +249,13 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         counters: Running totals, by metric name (`keys.COUNTERS`).
         device: Device of environment, policy and update.
         execution: Runs the programs.
+        horizons: Plays the policy in the environment; None without one.
         lr_schedule: The learning rate by the clock; None if the algorithm has none.
         metrics: Names of the metrics that `step()` returns, as they are logged.
         policy: The trained policy.
         state_reset_every: The recurrent state is reset every so many steps of a horizon; 0: only at episode starts.
     """
 
-    clock: ClassVar[str] = keys.UPDATES
     metrics: tuple[str, ...] = ()
     of_rank: ClassVar[tuple[str, ...]] = ()
     """The parts of `learned_state` that differ between ranks, such as generators; all others are equal."""
@@ -257,6 +264,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     """Whether updates do not depend on the scale of action distributions, which then may differ between copies."""
 
     policy: Policy
+    horizons: Horizons | None = None
     lr_schedule: Schedule | None = None
     state_reset_every: int = 0
     _lr: float | None = None
@@ -276,6 +284,9 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         self.device = resolve_device(config.device) if env is None else env.device
         self.execution = Execution(config.execution, config.precision, self.device, waits=config.seed is not None)
         self.counters: dict[str, int] = dict.fromkeys(keys.COUNTERS, 0)
+        self.clock = keys.UPDATES if env is None else keys.ENV_STEPS
+
+    # -- experience
 
     def follow(self, row: Mapping[str, float]) -> None:
         """Receive the trainer's latest row of metrics, for the `env_config` of the next collect.
@@ -283,17 +294,58 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         Args:
             row: Metrics by name.
         """
+        if self.horizons is not None:
+            self.horizons.follow(row)
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
-        """Collect experience with the current policy; do nothing without an environment.
+        """Collect a horizon of experience with the current policy; do nothing without an environment.
 
         Args:
-            env_config: Values for the environment's parameters, or a function that returns them.
+            env_config: Values for the environment's parameters, applied where a reset is due; or a function of the
+                counters, and of the metrics that `follow` was given, that returns such values, which each copy's next
+                episode is played under.
 
         Returns:
-            Its metrics by name.
+            Its statistics, by the names of metrics.
+
+        Raises:
+            ValueError: As `Horizons.reset_if_due` does.
+            RuntimeError: In `torch.inference_mode()`.
         """
-        return Stats({})
+        if self.horizons is None:
+            return Stats({})
+        refuse_inference_mode()
+        self.horizons.reset_if_due(env_config)
+        self.horizons.collector.fill(self.horizons.rollout)
+        return self.horizons.finish()
+
+    def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
+        """Evaluate in the training environment, over the horizons from one reset to the next.
+
+        Args:
+            env_config: Values for the environment's parameters; the next training reset goes back to what was in force
+                before. None evaluates under that.
+            deterministic: Whether the policy takes its most likely action rather than a sample.
+
+        Returns:
+            Statistics of these horizons, by the names of metrics.
+        """
+        refuse_inference_mode()
+        assert self.horizons is not None, "there is no environment to evaluate in"
+        return self.horizons.evaluate(env_config, deterministic=deterministic)
+
+    @property
+    def rollout(self) -> Rollout:
+        """The last horizon that was collected."""
+        assert self.horizons is not None, "there is no environment to collect in"
+        return self.horizons.rollout
+
+    @property
+    def buffer(self) -> Any:
+        """The rollout as a TensorDict of batch size `[num_envs, horizon + 1]`, sharing its memory."""
+        return self.rollout.as_tensordict()
+
+    # -- learning
 
     @abstractmethod
     def step(self) -> Stats:
@@ -338,8 +390,12 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     def prepare(self) -> None:
         """Request the programs of a step before it is made, as a run does that goes on where they are needed."""
 
-    def _generator(self, part: str) -> torch.Generator:
-        """Return a generator for a part of the run, on the device, seeded from the run's seed."""
+    def make_generator(self, part: str) -> torch.Generator:
+        """Return a generator for a part of the run, on the device, seeded from the run's seed.
+
+        Args:
+            part: The part's name; see `seeds.part_seed`.
+        """
         return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
 
     def set_lr(self, lr: float | None) -> None:
@@ -439,7 +495,8 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return all state that the next collect and step depend on."""
-        return {**self.learned_state(), "counters": dict(self.counters), "lr": self._lr}
+        state = {**self.learned_state(), "counters": dict(self.counters), "lr": self._lr}
+        return state if self.horizons is None else state | {"collector": self.horizons.collector.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of `state_dict`; training continues with the same bits.
@@ -449,6 +506,8 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         """
         self._load_totals(state)
         self.load_learned_state(state)
+        if self.horizons is not None:
+            self.horizons.collector.load_state_dict(state["collector"])
 
     def _load_totals(self, state: Mapping[str, Any]) -> None:
         """Restore what no update changes: the counters, and a learning rate that was set."""
@@ -457,7 +516,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
             self.set_lr(state["lr"])
 
     def join(self, state: Mapping[str, Any]) -> None:
-        """Restore another rank's state on a rank that is new to the run.
+        """Restore another rank's state on a rank that is new to the run, with episodes of its own.
 
         Args:
             state: That rank's `state_dict`.
@@ -465,15 +524,19 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         own = self.learned_state()
         self._load_totals(state)
         self.load_learned_state({**state, **{name: own[name] for name in self.of_rank}})
+        if self.horizons is not None:
+            self.horizons.join(state["collector"])
 
     # -- non-finite numbers
 
     def discard_experience(self) -> None:
-        """Discard the collected experience, because it contains non-finite numbers."""
+        """Discard the collected experience, because it contains non-finite numbers; the next begins new episodes."""
+        if self.horizons is not None:
+            self.horizons.discard()
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:
         """Locate non-finite numbers in the last experience, by quantity; see `rollouts.finite`."""
-        return {}
+        return {} if self.horizons is None else locate_non_finite(self.horizons.rollout.tensors)
 
     # -- params, tags and warnings of a run
 
@@ -496,12 +559,20 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         params["model.class"] = qualified_name(type(self.policy.model))
         params["model.num_parameters"] = sum(weights.numel() for weights in self.policy.parameters())
         params["distribution.class"] = qualified_name(type(self.policy.distribution))
+        if self.horizons is not None:
+            params["horizons_per_env_reset"] = self.horizons.resets.every
+            params["state_reset_every"] = self.state_reset_every
+            params.update(self.horizons.params(self.env_factory))
         return params
 
     @property
     def tags(self) -> dict[str, str]:
         """Tags that a run records at its end, by name; the execution mode may have changed since its start."""
-        return {"rl8x.execution": self.execution.shown_mode}
+        if self.horizons is None:
+            return {"rl8x.execution": self.execution.shown_mode}
+        whole = self.horizons.collector.stepper.compiles_env or self.execution.mode == "eager"
+        mode = self.execution.shown_mode + ("" if whole else ", environment eager")
+        return {"rl8x.execution": mode, **self.horizons.tags}
 
     def watch(self, row: Mapping[str, float]) -> None:
         """Warn if a step's metrics, on the host, show a problem.
@@ -509,22 +580,3 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         Args:
             row: Metrics by name.
         """
-
-
-def flatten_params(name: str, value: Any) -> dict[str, Any]:
-    """Flatten nested mappings to dotted names; replace classes and modules by their class names."""
-    if isinstance(value, Mapping):
-        flat: dict[str, Any] = {}
-        for key, item in value.items():
-            flat.update(flatten_params(f"{name}.{key}", item))
-        return flat
-    if isinstance(value, type):
-        return {name: qualified_name(value)}
-    if isinstance(value, nn.Module):
-        return {name: qualified_name(type(value))}
-    return {name: value}
-
-
-def qualified_name(cls: type) -> str:
-    """Return the dotted path of a class, or its bare name if it is rl8x's own."""
-    return cls.__name__ if cls.__module__.startswith("rl8x.") else f"{cls.__module__}.{cls.__qualname__}"

@@ -14,9 +14,8 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.config import LearnerConfig
-from rl8x.algorithms.off_policy.learner import observed, recorded_actions
+from rl8x.algorithms.off_policy.learner import Learner, observed, recorded_actions
 from rl8x.algorithms.off_policy.nets import Loss, Net
-from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
 from rl8x.algorithms.off_policy.updates import Found, Minimise, Phase, ReplayBatch, UpdateResult
 from rl8x.distributions import Distribution
 from rl8x.policy import Policy
@@ -40,7 +39,7 @@ class BCConfig(LearnerConfig):
     distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution class.")
 
 
-class BC(OfflineAlgorithm[BCConfig], config=BCConfig):
+class BC(Learner[BCConfig], config=BCConfig):
     """Behaviour cloning from a data set. Made by `BCConfig(dataset=...).build()`.
 
     Source: Pomerleau 1991, doi:10.1162/neco.1991.3.1.88.
@@ -50,17 +49,8 @@ class BC(OfflineAlgorithm[BCConfig], config=BCConfig):
 
     def make_policy(self) -> Policy:
         """Return the policy; its critic is not trained."""
-        config = self.config
-        return Policy(
-            self.observation_space,
-            self.action_space,
-            model=config.model,
-            model_config=config.model_config,
-            distribution=config.distribution,
-            distribution_config=config.distribution_config,
-            normalize_observations=config.normalize_observations,
-            hidden=critic_only(self.observation_space),
-        )
+        kind = {"distribution": self.config.distribution, "distribution_config": self.config.distribution_config}
+        return self.policy_of(Policy, **kind, hidden=critic_only(self.observation_space))
 
     def make_nets(self) -> None:
         """Add the policy."""

@@ -8,9 +8,10 @@ arXiv:1511.05952; `num_atoms`: Bellemare et al. 2017, arXiv:1707.06887, algorith
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, ClassVar, Final
 
@@ -24,8 +25,6 @@ from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
 from rl8x.algorithms.off_policy.config import OffPolicyConfig, bounds_of_no_atoms, fixed_atoms
 from rl8x.algorithms.off_policy.learner import TAU, Learner, observed
 from rl8x.algorithms.off_policy.nets import Loss, Net
-from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
-from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
 from rl8x.algorithms.off_policy.updates import Found, Minimise, Phase, ReplayBatch, UpdateResult, weighted_mean
 from rl8x.envs import Env
 from rl8x.functional import project
@@ -144,8 +143,7 @@ class DQNConfig(
         """Return tau of the target network for updates, which count from 1: those in which an interval ends."""
         ratio = Fraction(1) if self.dataset is not None else self.update_ratio
         interval = self.target_interval * ratio  # in updates
-        before, after = (count * interval.denominator // interval.numerator for count in (updates - 1, updates))
-        return torch.where(after > before, self.tau, 0.0)
+        return (updates * interval.denominator % interval.numerator < interval.denominator) * float(self.tau)
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -165,12 +163,22 @@ class DQNConfig(
         return super().without_effect() | bounds_of_no_atoms(self) | atoms | decay
 
 
-class QLearning(Learner[DQNConfig]):
-    """The update of DQN, for rows of a replay or of a data set."""
+class DQN(Learner[DQNConfig], config=DQNConfig):
+    """Deep Q-learning. Made by `DQNConfig(...).build(env)`.
+
+    It learns from a replay; from a data set by `DQNConfig(...).build(dataset=...)`: then set `cql_coeff`.
+
+    Source: Mnih et al. 2015, doi:10.1038/nature14236, algorithm 1.
+    """
 
     update_metrics: ClassVar[tuple[str, ...]] = ("losses/q", "monitors/q", "monitors/td_error", "monitors/grad_norm")
+    explore_metrics: ClassVar[tuple[str, ...]] = (EPSILON,)
 
     policy: QPolicy
+
+    def __init__(self, config: DQNConfig, env: Env | None, seed: int, env_factory: EnvFactory | None = None) -> None:
+        self.epsilon_schedule = config.schedule("epsilon")
+        super().__init__(config, env, seed, env_factory)
 
     def check_spaces(self) -> None:
         """Raise if the action space is not discrete."""
@@ -180,21 +188,26 @@ class QLearning(Learner[DQNConfig]):
         """Return an epsilon-greedy policy over values of actions."""
         config = self.config
         name = default_model(self.observation_space) if config.model is None else config.model
-        return QPolicy(
-            self.observation_space,
-            self.action_space,
+        return self.policy_of(
+            QPolicy,
             model=name,
             model_config=config.model_config if name != "mlp" else STABLE | config.model_config,
             dueling=config.dueling,
             num_outputs=max(config.num_atoms, config.num_quantiles),
             support=(config.v_min, config.v_max) if config.num_atoms > 1 else None,
-            normalize_observations=config.normalize_observations,
         )
 
     def make_nets(self) -> None:
         """Add the policy and its target network."""
         self.add_net("q", self.policy)
         self.nets.add_target("target", of="q")
+
+    @contextlib.contextmanager
+    def exploring(self, *, warms_up: bool) -> Iterator[dict[str, Number]]:
+        """Set epsilon, the probability of random actions."""
+        epsilon = 1.0 if warms_up else self.epsilon_schedule(self.counters[self.clock])
+        self.policy.distribution.set_epsilon(epsilon)
+        yield {EPSILON: epsilon}
 
     def phases(self) -> list[Phase]:
         """Return the update of the values."""
@@ -260,33 +273,10 @@ class QLearning(Learner[DQNConfig]):
         probs = project(following.softmax(-1), td_targets, atoms)
         return -(probs * outputs.log_softmax(-1)).sum(-1), probs @ atoms
 
-
-class DQN(QLearning, OffPolicyAlgorithm[DQNConfig], config=DQNConfig):
-    """Deep Q-learning on one environment. Made by `DQNConfig(...).build(env)`.
-
-    Source: Mnih et al. 2015, doi:10.1038/nature14236, algorithm 1.
-    """
-
-    metrics: tuple[str, ...] = (*OffPolicyAlgorithm.metrics, EPSILON)
-
-    def __init__(self, config: DQNConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
-        super().__init__(config, env, seed, env_factory)
-        self.epsilon_schedule = config.schedule("epsilon")
-
-    def explore(self, *, warms_up: bool) -> dict[str, Number]:
-        """Set epsilon, the probability of random actions."""
-        epsilon = 1.0 if warms_up else self.epsilon_schedule(self.counters[self.clock])
-        self.policy.distribution.set_epsilon(epsilon)
-        return {EPSILON: epsilon}
-
     @property
     def params(self) -> dict[str, Any]:
         """The effective hyperparameters by name."""
-        return super().params | {"epsilon_schedule": self.epsilon_schedule.to_dict()}
-
-
-class OfflineDQN(QLearning, OfflineAlgorithm[DQNConfig], config=DQNConfig):
-    """Deep Q-learning from a data set; set `cql_coeff`. Made by `DQNConfig(...).build(dataset=...)`."""
+        return super().params | ({} if self.env is None else {"epsilon_schedule": self.epsilon_schedule.to_dict()})
 
 
 def q_loss(values: Tensor, td_targets: Tensor, huber_delta: float | None) -> Tensor:

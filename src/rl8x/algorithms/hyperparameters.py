@@ -6,15 +6,16 @@ import copy
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from rl8x.distributed import ranks
 from rl8x.frozen import frozen
-from rl8x.synonyms import called_here
+from rl8x.names import called_here
 
 T = TypeVar("T")
 
@@ -121,20 +122,12 @@ def _not_a_choice(name: str, value: Any, choices: Iterable[Any]) -> str:
 
 
 def check_names(names: Iterable[str], config_class: type) -> None:
-    """Raise if names are not hyperparameters of a config class, with suggestions.
-
-    Raises:
-        ValueError: At the first unknown name.
-    """
+    """Raise a `ValueError` at the first name that is not a hyperparameter of a config class, with suggestions."""
     check_names_in(names, [field.name for field in dataclasses.fields(config_class)], config_class.__name__)
 
 
 def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> None:
-    """Raise if names are not among the legal ones, with suggestions.
-
-    Raises:
-        ValueError: At the first unknown name.
-    """
+    """Raise a `ValueError` at the first name that is not among the legal ones, with suggestions."""
     legal = list(legal)
     for name in names:
         if name not in legal:
@@ -175,8 +168,7 @@ def replaced_by_schedules(config: Any) -> dict[str, str]:
 def resolve_device(device: str | torch.device) -> torch.device:
     """Return the named device: `"auto"` is CUDA if available; each of several ranks has its own.
 
-    Raises:
-        ValueError: If this machine has no such device.
+    Raises a `ValueError` if this machine has no such device.
     """
     if str(device) == "auto" or (str(device) == "cuda" and ranks().size > 1):
         return ranks().device
@@ -195,3 +187,22 @@ def nearest_divisor(number: int, wanted: int) -> int:
     """Return the divisor of a number that is nearest to the wanted value."""
     divisors = {size for low in range(1, int(number**0.5) + 1) if number % low == 0 for size in (low, number // low)}
     return min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))
+
+
+def flatten_params(name: str, value: Any) -> dict[str, Any]:
+    """Flatten nested mappings to dotted names; replace classes and modules by their class names."""
+    if isinstance(value, Mapping):
+        flat: dict[str, Any] = {}
+        for key, item in value.items():
+            flat.update(flatten_params(f"{name}.{key}", item))
+        return flat
+    if isinstance(value, type):
+        return {name: qualified_name(value)}
+    if isinstance(value, nn.Module):
+        return {name: qualified_name(type(value))}
+    return {name: value}
+
+
+def qualified_name(cls: type) -> str:
+    """Return the dotted path of a class, or its bare name if it is rl8x's own."""
+    return cls.__name__ if cls.__module__.startswith("rl8x.") else f"{cls.__module__}.{cls.__qualname__}"

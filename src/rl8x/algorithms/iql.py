@@ -17,16 +17,14 @@ from torch import Tensor, nn
 
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.off_policy.actor_critic import action_values, make_critics
 from rl8x.algorithms.off_policy.config import ValueConfig
-from rl8x.algorithms.off_policy.critics import Critics, action_values
-from rl8x.algorithms.off_policy.learner import TAU, observed, recorded_actions
+from rl8x.algorithms.off_policy.learner import TAU, Learner, model_obs, observed, recorded_actions
 from rl8x.algorithms.off_policy.nets import Loss, Net
-from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
 from rl8x.algorithms.off_policy.updates import Found, Minimise, Phase, ReplayBatch, UpdateResult
 from rl8x.distributions import Distribution
 from rl8x.policy import Policy
 from rl8x.spaces import describe_space
-from rl8x.trees import unflatten_tree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,7 +74,7 @@ class PolicyAndValue(nn.Module):
         return self.policy.evaluate(obs, actions, state, starts)
 
 
-class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
+class IQL(Learner[IQLConfig], config=IQLConfig):
     """Implicit Q-learning from a data set. Made by `IQLConfig(dataset=...).build()`.
 
     Source: Kostrikov et al. 2022, arXiv:2110.06169, algorithm 1.
@@ -106,30 +104,13 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
 
     def make_policy(self) -> Policy:
         """Return the policy; its model's values are V."""
-        config = self.config
-        return Policy(
-            self.observation_space,
-            self.action_space,
-            model=config.model,
-            model_config=config.model_config,
-            distribution=config.distribution,
-            distribution_config=config.distribution_config,
-            normalize_observations=config.normalize_observations,
-        )
+        kind = {"distribution": self.config.distribution, "distribution_config": self.config.distribution_config}
+        return self.policy_of(Policy, **kind)
 
     def make_nets(self) -> None:
         """Add policy and value as one network, and two critics with a target network."""
-        config = self.config
-        critics = Critics(
-            self.policy.inputs_space,
-            self.action_space,
-            hidden_sizes=(256, 256) if config.critic_hidden_sizes is None else config.critic_hidden_sizes,
-            layer_norm=config.critic_layer_norm,
-        )
-        if config.precision == "bf16":
-            critics.autocast = self.execution.autocast
         self.add_net("policy", PolicyAndValue(self.policy))
-        self.add_net("q", critics)
+        self.add_net("q", make_critics(self.config, self.policy, self.execution))
         self.nets.add_target("target", of="q")
 
     def phases(self) -> list[Phase]:
@@ -182,8 +163,7 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
 
     def _values(self, q: Callable[..., Any], batch: ReplayBatch) -> Tensor:
         """Return what critics say of the batch's actions, `[num_critics, batch_size]`."""
-        seen = self.policy.model_inputs(unflatten_tree(keys.OBS, batch))[0]
-        return action_values(q, seen, batch[keys.ACTIONS], self.action_space)
+        return action_values(q, model_obs(self.policy, batch, keys.OBS), batch[keys.ACTIONS], self.action_space)
 
 
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:

@@ -64,15 +64,7 @@ def no_memory_checks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def allocations_refused(name: str, options: Collection[str]) -> Iterator[None]:
-    """Say in one line, where an algorithm is made within the context, that torch had no memory for one of its tensors.
-
-    Args:
-        name: The algorithm's.
-        options: The names of its hyperparameters.
-
-    Raises:
-        ValueError: If so.
-    """
+    """Raise a `ValueError` where torch has no memory for a tensor of the named algorithm, which has these options."""
     try:
         yield
     except (RuntimeError, TypeError) as error:
@@ -90,11 +82,7 @@ def _listed(options: Collection[str]) -> str:
 
 
 class CountedNets:
-    """Counts what the networks of an algorithm take, in place of `Nets`.
-
-    Attributes:
-        need: Bytes of all weights, gradients, moments and targets.
-    """
+    """Counts what the networks of an algorithm need, in bytes: weights, gradients, moments and targets; as `Nets`."""
 
     def __init__(self) -> None:
         self.need = 0
@@ -113,16 +101,9 @@ class CountedNets:
 
 
 def check_networks(name: str, options: Collection[str], device: torch.device, count: Callable[[], int]) -> None:
-    """Raise if the networks of an algorithm do not fit into memory, before they are made.
+    """Raise a `ValueError` if the networks of the named algorithm do not fit into memory, before they are made.
 
-    Args:
-        name: The algorithm's.
-        options: The names of its hyperparameters.
-        device: Where it trains.
-        count: Makes them, of tensors without memory, and returns the bytes that they need.
-
-    Raises:
-        ValueError: If they need more memory than there is.
+    `count` makes them, of tensors without memory, and returns the bytes that they need.
     """
     if not _CHECKS.get():
         return
@@ -135,24 +116,15 @@ def check_networks(name: str, options: Collection[str], device: torch.device, co
         return
     what = f"{name} does not fit into memory: its networks, with gradients, moments and targets, need"
     of_networks = [option for option in options if option in ("model_config", "critic_hidden_sizes")]
-    _check(need, device, what, _listed(of_networks))
+    check_memory(need, device, what, _listed(of_networks))
 
 
 def check_training(
     num_envs: int, horizon: int, device: torch.device, need: int, *, policy: Policy | None = None, seq_len: int = 1
 ) -> None:
-    """Raise if a horizon of experience does not fit into memory.
+    """Raise a `ValueError` if a horizon of experience, of `need` bytes, does not fit into memory.
 
-    Args:
-        num_envs: Copies of the environment.
-        horizon: Steps of each copy.
-        device: Their device.
-        need: Bytes of the experience.
-        policy: The policy; None before it is built.
-        seq_len: Steps between two stored states of the policy.
-
-    Raises:
-        ValueError: If it needs more memory than there is.
+    The policy, None before it is built, adds states, one for each `seq_len` steps, and activations.
     """
     options = "`num_envs` or `horizon`"
     if policy is not None:
@@ -161,18 +133,13 @@ def check_training(
         need += num_envs * activation_bytes(policy)
         options = "`num_envs`, `horizon` or the size of the model" + (", or raise `seq_len`" if state else "")
     # A build checks several times and warns only in the last check.
-    _check(need, device, f"num_envs={num_envs:,} and horizon={horizon:,} need", options, warn=policy is not None)
+    check_memory(need, device, f"num_envs={num_envs:,} and horizon={horizon:,} need", options, warn=policy is not None)
 
 
 def check_evaluation(num_envs: int, device: torch.device, policy: Policy, observation: Space) -> None:
-    """Raise if the copies of an evaluation environment do not fit into memory; for arguments see `check_training`."""
+    """Raise a `ValueError` if the copies of an evaluation environment do not fit into memory."""
     need = num_envs * (_EVALUATED + 2 * _stored(observation) + activation_bytes(policy))
-    _check(need, device, f"an evaluation of num_eval_envs={num_envs:,} needs", "`num_eval_envs`")
-
-
-def check_replay(buffer_size: int, device: torch.device, need: int) -> None:
-    """Raise if a replay of this many transitions and bytes does not fit into memory; see `check_training`."""
-    _check(need, device, f"buffer_size={buffer_size:,} needs", "`buffer_size`, or set `buffer_path`", warn=True)
+    check_memory(need, device, f"an evaluation of num_eval_envs={num_envs:,} needs", "`num_eval_envs`")
 
 
 def check_replay_on_disk(buffer_size: int, path: str, need: int) -> None:
@@ -191,11 +158,6 @@ def check_replay_on_disk(buffer_size: int, path: str, need: int) -> None:
             f"buffer_size={buffer_size:,} needs at least {need / 1e9:,.1f} GB in {path!r}, and {free / 1e9:,.1f} GB "
             "are free. Lower `buffer_size`, or give another `buffer_path`."
         )
-
-
-def check_dataset(transitions: int, device: torch.device, need: int) -> None:
-    """Raise if a data set of this many transitions and bytes does not fit into memory; see `check_training`."""
-    _check(need, device, f"a data set of {transitions:,} transitions needs", "their number", warn=True)
 
 
 def row_bytes(observation: Space, action: Space) -> int:
@@ -250,21 +212,19 @@ def _left_in_groups(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/
             continue
         folder = base / path.strip("/")
         for each in (folder, *folder.parents):
-            if each.is_relative_to(base):
-                left += _left(each, limit, usage, cache)
+            with contextlib.suppress(OSError, ValueError):  # no such group, or no limit: "max"
+                if each.is_relative_to(base):
+                    stat = dict(line.split() for line in (each / "memory.stat").read_text().splitlines())
+                    used = int((each / usage).read_text()) - int(stat.get(cache, 0))  # caches are given back
+                    left.append(int((each / limit).read_text()) - used)
     return left
 
 
-def _left(folder: Path, limit: str, usage: str, cache: str) -> list[int]:
-    try:
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        reclaimable = int(stat.get(cache, 0))
-        return [int((folder / limit).read_text()) - int((folder / usage).read_text()) + reclaimable]
-    except (OSError, ValueError):  # no such group, or no limit: "max"
-        return []
+def check_memory(need: int, device: torch.device, what: str, options: str, *, warn: bool = False) -> None:
+    """Raise a `ValueError` if what is named needs more memory than there is; if it may not be enough, it may warn.
 
-
-def _check(need: int, device: torch.device, what: str, options: str, *, warn: bool = False) -> None:
+    The message begins with `what`, and says to lower `options`.
+    """
     if not _CHECKS.get():
         return
     available = available_bytes(device)

@@ -60,12 +60,8 @@ def clip_and_apply(
 def updates_not_finite(rows: Tensor, norms: Sequence[bool], weights: Iterable[Tensor]) -> dict[str, Tensor]:
     """Return whether losses, gradients or weights of a step's updates are non-finite, 0-d bools by metric.
 
-    Only the first bad update is examined: after it all numbers are bad.
-
-    Args:
-        rows: The metrics of each update, `[updates, metrics]`.
-        norms: Which of the metrics are gradient norms.
-        weights: All weights after the updates, as vectors.
+    Only the first bad update of the rows, `[updates, metrics]`, is examined: after it all numbers are bad. `norms` says
+    which metrics are gradient norms.
     """
     bad = ~torch.isfinite(rows)
     first = bad.any(1).to(torch.float32).argmax()
@@ -81,16 +77,7 @@ def updates_not_finite(rows: Tensor, norms: Sequence[bool], weights: Iterable[Te
 
 
 class FlatWeights:
-    """A set of weights as one vector; the modules' weights are views of it.
-
-    Args:
-        weights: The weights, by name; those that require gradients become views of the vector.
-
-    Attributes:
-        weights: The vector of all weights, `[size]`.
-        names: The weights' names, in order.
-        views: The weights, as views of the vector.
-    """
+    """A set of weights as one vector, `[size]`; the modules' weights, if they require gradients, are views of it."""
 
     def __init__(self, weights: Iterable[tuple[str, nn.Parameter]]) -> None:
         trained = [(name, parameter) for name, parameter in weights if parameter.requires_grad]
@@ -112,12 +99,13 @@ class FlatWeights:
         ]
 
     @torch.no_grad()
-    def joined(self, parts: Iterable[Tensor]) -> Tensor:
-        """Return tensors in the shapes of the weights as a new vector, zero-padded between them."""
+    def joined(self, parts: Iterable[Tensor | None]) -> Tensor:
+        """Return tensors in the shapes of the weights as a new vector, zero-padded between them, and 0 for None."""
         first = self.views[0]
         vector = torch.zeros(sum(self.sizes), dtype=first.dtype, device=first.device)
         for place, part in zip(self.split(vector), parts, strict=True):
-            place.copy_(part)
+            if part is not None:
+                place.copy_(part)
         return vector
 
 
@@ -156,27 +144,14 @@ class FlatOptimizer(FlatWeights):
 
     @torch.no_grad()
     def step(self, max_grad_norm: float | None, active: Tensor | None = None) -> Tensor:
-        """Clip the gradient to a norm and make one step, in place and without host syncs.
-
-        Args:
-            max_grad_norm: L2 norm over all weights to clip the gradient to; None does not clip.
-            active: 0-d bool on the device; False leaves weights and moments unchanged.
-
-        Returns:
-            The norm before clipping, 0-d.
-        """
+        """Clip the gradient and make one step; see `clip_and_apply`."""
         return clip_and_apply(self.rule, self.state, self.gradient, self.lr, max_grad_norm=max_grad_norm, active=active)
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """Return the moments of each weight, in the layout of `torch.optim`.
+        """Return the moments of each weight by name, in the layout of `torch.optim`, whose optimizers load it.
 
         Args:
             copies: Whether to return copies, rather than views that change with training.
-
-        Returns:
-            `state`: the moments of each weight by name, as in `torch.optim`. `param_groups`: one group, with the names
-                in order as its `params`, the learning rate and the rule's options. An optimizer of `torch.optim` over
-                the same weights in the same order loads it.
         """
         state: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
         for kind, moment in self.moments.items():

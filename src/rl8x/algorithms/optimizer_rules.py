@@ -1,4 +1,4 @@
-"""Optimizer update rules on flat vectors, in place: Adam, RAdam, and gradient descent."""
+"""Optimizer update rules on flat vectors, in place: Adam, RAdam, and gradient descent; and a rate that adapts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from rl8x.algorithms.hyperparameters import check_names_in
 from rl8x.execution.adam import advance, apply_adam
 
 STEP: Final = "step"
+ADAPTIVE: Final = "adaptive"  # the kind of an `lr_schedule`
+_FACTOR: Final = 1.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,11 +26,7 @@ class Rule(ABC):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: If one is out of its range.
-        """
+        """Check the options; raise a `ValueError` if one is out of its range."""
         _check_number("weight_decay", self.weight_decay)
 
     def options(self) -> dict[str, Any]:
@@ -171,13 +169,75 @@ OPTIMIZERS: dict[str, type[Rule]] = {"adam": Adam, "adamw": Adam, "radam": RAdam
 
 
 def make_rule(name: str, config: Mapping[str, Any]) -> Rule:
-    """Return the rule of a built-in optimizer.
-
-    Raises:
-        ValueError: If an option of `config` is unknown or out of its range.
-    """
+    """Return the rule of a built-in optimizer; raise a `ValueError` if an option is unknown or out of its range."""
     legal = [field.name for field in dataclasses.fields(OPTIMIZERS[name]) if field.name != "decoupled"]
     check_names_in(config, legal, f"`optimizer_config` of {name}")
     if name == "adamw":
         return Adam(**{"weight_decay": 0.01, **config}, decoupled=True)
     return OPTIMIZERS[name](**config)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveRate:
+    """A learning rate that falls where updates move the policy too far, and rises where they hardly do.
+
+        lr <- max(low, lr / 1.5)     where KL > 2 kl
+              min(high, 1.5 lr)      where 0 < KL < kl / 2
+
+    Args:
+        kl: The wanted KL divergence between the policy that acted and the present one, in nats.
+        low: The smallest rate.
+        high: The largest.
+
+    Raises:
+        ValueError: If one is not a positive number, or `low` is above `high`.
+
+    Source: rsl_rl's schedule "adaptive" (Schwarke et al. 2025, arXiv:2509.10771), whose largest rate is 1e-2.
+    """
+
+    kl: float = 0.01
+    low: float = 1e-5
+    high: float = 3e-3
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0.0 < value < math.inf:
+                raise ValueError(f"`lr_schedule`: {name} must be a number greater than 0; got {value!r}.")
+        if self.low > self.high:
+            raise ValueError(f"`lr_schedule`: low must be at most high; got {self.low!r} and {self.high!r}.")
+
+    @classmethod
+    def make(cls, spec: Any, lr: float) -> AdaptiveRate | None:
+        """Return the rate that an `lr_schedule`, as a config has it, stands for; None if it is of another kind.
+
+        A bound that it leaves out gives way to `lr`, the rate that it begins with. Raises a `ValueError` if a key is
+        unknown, a value is not legal, or `lr` is not in its range.
+        """
+        if not is_adaptive(spec):
+            return None
+        fields = [field.name for field in dataclasses.fields(cls)]
+        check_names_in(spec, ["kind", *fields], f"An `lr_schedule` of kind {ADAPTIVE!r}")
+        bounds = {"low": min(lr, cls.low), "high": max(lr, cls.high)}
+        rate = cls(**bounds | {name: value for name, value in spec.items() if name != "kind"})
+        if not rate.low <= lr <= rate.high:
+            raise ValueError(
+                f"`lr_schedule` of kind {ADAPTIVE!r} begins at `lr`, which must be from {rate.low!r} to {rate.high!r}, "
+                f"its low and high; got {lr!r}."
+            )
+        return rate
+
+    def adapted(self, lr: Tensor, kl: Tensor) -> Tensor:
+        """Return the rate of the update that follows a measured divergence, all 0-d; a NaN leaves it as it is."""
+        lower, higher = (lr / _FACTOR).clamp(min=self.low), (lr * _FACTOR).clamp(max=self.high)
+        raised = torch.where((kl > 0.0) & (kl < self.kl / 2.0), higher, lr)
+        return torch.where(kl > 2.0 * self.kl, lower, raised)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the form that a config takes."""
+        return {"kind": ADAPTIVE, **vars(self)}
+
+
+def is_adaptive(spec: object) -> bool:
+    """Whether an `lr_schedule` is one that adapts."""
+    return isinstance(spec, Mapping) and spec.get("kind") == ADAPTIVE

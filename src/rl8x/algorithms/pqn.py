@@ -22,7 +22,7 @@ from rl8x.algorithms.base import LR, EnvFactory
 from rl8x.algorithms.hyperparameters import Default, option
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
-from rl8x.distributions.categorical import pick
+from rl8x.distributions.discrete import pick
 from rl8x.envs import Env
 from rl8x.envs.base import Step
 from rl8x.envs.env_config import AnyEnvConfig
@@ -32,7 +32,6 @@ from rl8x.policy import Act
 from rl8x.q_values import QPolicy, check_discrete
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Cursor, Slot, experience
-from rl8x.trees import unflatten_tree
 
 PQN_LOSS_METRICS: Final = ("losses/q", "monitors/q_values", "monitors/td_error")
 _EPSILON: Final = "coefficients/epsilon"
@@ -126,7 +125,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
     @property
     def objective(self) -> Objective:
         """The squared error of the values of the actions taken."""
-        return Objective(pqn_minibatch_losses, PQN_LOSS_METRICS, PQN_LOSS_METRICS[0])
+        return Objective(self.losses, PQN_LOSS_METRICS, PQN_LOSS_METRICS[0])
 
     @property
     def params(self) -> dict[str, Any]:
@@ -137,6 +136,18 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
         """Collect a rollout, with the scheduled epsilon."""
         self.policy.distribution.set_epsilon(self.epsilon_schedule(self.counters[self.clock]))
         return super().collect(env_config=env_config)
+
+    def learn(self) -> Tensor:
+        """Learn from the rollout that was collected; return how much of the returns the values explained, 0-d.
+
+        Source: Gallici et al. 2024, arXiv:2407.04811, algorithm 1.
+        """
+        explained = self.set_targets()  # Q(lambda) returns
+        with self.updates() as updates:
+            for _ in updates.epochs():
+                for minibatches in updates.minibatches():
+                    updates.step(minibatches)  # down the gradient of the losses
+        return explained
 
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Compute the Q(lambda) returns that values are trained towards.
@@ -162,6 +173,36 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
         targets = {keys.RETURNS: returns, keys.ACTIONS: self.policy.indices(data[keys.ACTIONS])}
         return targets, explained_variance(data[keys.VALUES], returns, data.get(keys.VALID))
 
+    @staticmethod
+    def losses(
+        policy: Callable[..., Tensor],
+        batch: SequenceBatch,
+        state: SequenceBatch,
+        coefficient: Tensor,
+        config: PQNConfig,
+    ) -> Tensor:
+        """Sum the loss and its monitors over a minibatch.
+
+            L = 1/2 (Q(s_t, a_t) - R_t)^2
+
+        Args:
+            policy: A `QPolicy` called as a module, under the weights of the update.
+            batch: Observations, starts, actions, counted from 0, and returns, each `[seq_len, batch, ...]`.
+            state: The policy's initial states, each `[batch, *]`.
+            coefficient: 0-d; not used.
+            config: The hyperparameters; not used.
+
+        Returns:
+            Sums in the order of `PQN_LOSS_METRICS`, `[3]`.
+        """
+        q = policy(batch[keys.OBS], state, batch[keys.STARTS])
+        taken = pick(q, batch[keys.ACTIONS])
+        error = taken - batch[keys.RETURNS]
+        columns = torch.stack((0.5 * error.square(), taken, error.abs()))
+        if keys.VALID in batch:
+            columns = columns * batch[keys.VALID]
+        return columns.flatten(1).sum(1)
+
     def coefficients(self) -> dict[str, Number]:
         """Return the coefficients other than the learning rate, by metric name."""
         return {_EPSILON: self.policy.distribution.epsilon.clone()}
@@ -170,28 +211,3 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
 def best_values(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     """Return the tensors of a step to store, by name, each `[num_envs, ...]`; `values` are max_a Q."""
     return experience(cursor, act, step) | {keys.VALUES: act.values}
-
-
-def pqn_minibatch_losses(
-    policy: Callable[..., Tensor], batch: SequenceBatch, state: SequenceBatch, _: Tensor, config: PQNConfig
-) -> Tensor:
-    """Return the loss and its monitors, summed over a minibatch.
-
-        L = 1/2 (Q(s_t, a_t) - R_t)^2
-
-    Args:
-        policy: A `QPolicy` called as a module, under the weights of the update.
-        batch: Observations, starts, actions, counted from 0, and returns, each `[seq_len, batch, ...]`.
-        state: The policy's initial states, each `[batch, *]`.
-        config: The hyperparameters; not used.
-
-    Returns:
-        Sums in the order of `PQN_LOSS_METRICS`, `[3]`.
-    """
-    q = policy(unflatten_tree(keys.OBS, batch), state, batch[keys.STARTS])
-    taken = pick(q, batch[keys.ACTIONS])
-    error = taken - batch[keys.RETURNS]
-    columns = torch.stack((0.5 * error.square(), taken, error.abs()))
-    if keys.VALID in batch:
-        columns = columns * batch[keys.VALID]
-    return columns.flatten(1).sum(1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import torch
@@ -17,15 +18,29 @@ from torch import Tensor, nn
 
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
-from rl8x.algorithms.off_policy.actor import Actor, check_bounded
-from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, ActorCritic, OnlineActorCritic
+from rl8x.algorithms.off_policy.actor_critic import (
+    CRITIC_METRICS,
+    Actor,
+    Critics,
+    bootstrapped,
+    check_bounded,
+    make_critics,
+)
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
-from rl8x.algorithms.off_policy.learner import TAU, observed
+from rl8x.algorithms.off_policy.learner import TAU, Learner, model_obs, observed
 from rl8x.algorithms.off_policy.nets import Loss, Net
-from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import Found, Minimise, Phase, ReplayBatch, UpdateResult, weighted_mean
+from rl8x.algorithms.off_policy.updates import (
+    Found,
+    Minimise,
+    OffPolicyUpdater,
+    Phase,
+    ReplayBatch,
+    UpdateResult,
+    weighted_mean,
+)
 from rl8x.algorithms.presets import PRESETS
 from rl8x.distributions import Categorical, SquashedNormal
+from rl8x.rollouts.statistics import Number
 from rl8x.trees import tree_map, unflatten_tree
 
 NOISE: Final = "noise"
@@ -161,8 +176,13 @@ class FlashSACConfig(
     """
 
 
-class SoftActorCritic(ActorCritic[SACConfig]):
-    """The update of SAC, for rows of a replay or of a data set."""
+class SAC(Learner[SACConfig], config=SACConfig):
+    """Soft actor-critic. Made by `SACConfig(...).build(env)`.
+
+    It learns from a replay; from a data set by `SACConfig(...).build(dataset=...)`: then set `cql_coeff`.
+
+    Source: Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1.
+    """
 
     update_metrics: ClassVar[tuple[str, ...]] = (
         *CRITIC_METRICS,
@@ -172,6 +192,9 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         "coefficients/alpha",
         "monitors/policy_grad_norm",
     )
+
+    policy: Actor
+    critics: Critics
 
     def check_spaces(self) -> None:
         """Raise unless actions are discrete or in a bounded box."""
@@ -186,15 +209,28 @@ class SoftActorCritic(ActorCritic[SACConfig]):
 
     def make_policy(self) -> Actor:
         """Return a policy that samples squashed normal actions, or discrete ones."""
-        return self.make_actor(Categorical if self.is_discrete else SquashedNormal, self.config.distribution_config)
+        kind = Categorical if self.is_discrete else SquashedNormal
+        return self.policy_of(Actor, distribution=kind, distribution_config=self.config.distribution_config)
 
     def make_nets(self) -> None:
         """Add the critics with a target network, the policy, and the temperature unless it is fixed."""
-        self.add_critics()
+        config = self.config
+        atoms: Any = {"num_atoms": config.num_atoms, "support": (config.v_min, config.v_max)}
+        self.critics = make_critics(config, self.policy, self.execution, num_critics=config.num_critics, **atoms)
+        self.add_net("q", self.critics)
         self.nets.add_target("target", of="q")
         self.add_net("policy", self.policy)
-        if self.config.alpha is None:
-            self.add_net("alpha", Temperature(self.config.initial_alpha))
+        if config.alpha is None:
+            self.add_net("alpha", Temperature(config.initial_alpha))
+
+    def make_cycle(self) -> list[OffPolicyUpdater]:
+        """Return a cycle of updates in which every `policy_delay`-th also trains policy and temperature."""
+        critics = self.make_updater(self.phases()[:1], CRITIC_METRICS)
+        return [critics] * (self.config.policy_delay - 1) + super().make_cycle()
+
+    def exploring(self, *, warms_up: bool) -> AbstractContextManager[Mapping[str, Number]]:
+        """Act at random during warm-up, and sample from the policy afterwards."""
+        return self.policy.exploring(warms_up=warms_up)
 
     @property
     def target_entropy(self) -> float:
@@ -246,7 +282,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
             L_log = mean of alpha (H(pi(s)) - target entropy)
 
         Expectations are estimated by one sample; over discrete actions they are exact. L_pi has the importance
-        weights too. R, d and s' are those of `DQN.update`; a `return_bound` scales R. With `num_atoms` L_Q is the
+        weights too. R, d and s' are those of `DQN`; a `return_bound` scales R. With `num_atoms` L_Q is the
         cross-entropy to the distribution of y, where Q' is the target critic with the smallest mean. `cql_coeff` adds
         `_conservatism` to L_Q.
         """
@@ -258,16 +294,17 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         """Return L_Q; the temperature is found for what follows, too."""
         found["coefficients/alpha"] = alpha = self._alpha(nets)
         penalty = self._conservatism(nets, batch) if self.config.cql_coeff else None
-        return self.q_loss(batch, self._td_targets(nets, batch, alpha, batch.get(NOISE, (None, None))[0]), penalty)
+        td_targets = self._td_targets(nets, batch, alpha, batch.get(NOISE, (None, None))[0])
+        return self.critics.loss(model_obs(self.policy, batch, keys.OBS), batch, td_targets, penalty)
 
     def _policy_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
         """Return L_pi."""
-        q, obs, alpha = nets["q"], self.critics_obs(batch, keys.OBS), found["coefficients/alpha"]
+        q, obs, alpha = nets["q"], model_obs(self.policy, batch, keys.OBS), found["coefficients/alpha"]
         noise = batch.get(NOISE, (None, None))[1]
 
         def loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
             acted = self._acted(policy(*observed(batch, keys.OBS)), noise)
-            values = acted.expected(self.means(q(obs, *acted.actions)).amin(0)) + alpha * acted.entropies
+            values = acted.expected(self.critics.means(q(obs, *acted.actions)).amin(0)) + alpha * acted.entropies
             total = -weighted_mean(values, batch)
             return total, {"losses/policy": total, "entropies": acted.entropies}
 
@@ -285,7 +322,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
             gaps = found["entropies"] - self._target_entropies(batch)
             found["losses/alpha"] = (found["coefficients/alpha"] * gaps).mean()
             found["monitors/entropy"] = found["entropies"].mean()
-        return super().finish(nets, batch, found)
+        return self.critics.result(found)
 
     def _target_entropies(self, batch: ReplayBatch) -> Tensor | float:
         """Return each row's target entropy, `[batch_size]`, which is lower where a mask allows fewer actions.
@@ -308,10 +345,11 @@ class SoftActorCritic(ActorCritic[SACConfig]):
     def _td_targets(self, nets: Mapping[str, Net], batch: ReplayBatch, alpha: Tensor, noise: Tensor | None) -> Tensor:
         """Return y, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""
         acted = self._acted(nets["policy"](*observed(batch, keys.NEXT_OBS)), noise)
-        outputs, bonus = nets["target"](self.critics_obs(batch, keys.NEXT_OBS), *acted.actions), alpha * acted.entropies
+        outputs = nets["target"](model_obs(self.policy, batch, keys.NEXT_OBS), *acted.actions)
+        bonus = alpha * acted.entropies
         if self.is_discrete:
-            return self.bootstrapped(acted.expected(outputs.amin(0)) + bonus, batch)
-        return self.critic_targets(outputs, batch, bonus)
+            return bootstrapped(acted.expected(outputs.amin(0)) + bonus, batch)
+        return self.critics.targets(outputs, batch, bonus)
 
     def _acted(self, params: Any, noise: Tensor | None) -> Acted:
         """Return the actions of a policy, given the parameters of its distributions.
@@ -340,7 +378,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
 
         Source: Kumar et al. 2020, arXiv:2006.04779, eq. 4 and appendix F.
         """
-        obs, config = self.critics_obs(batch, keys.OBS), self.config
+        obs, config = model_obs(self.policy, batch, keys.OBS), self.config
         if self.is_discrete:
             mask = self.policy.model_inputs(unflatten_tree(keys.OBS, batch))[1]
 
@@ -354,7 +392,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
             repeated = tree_map(lambda part: part.repeat(count, *[1] * (part.dim() - 1)), obs)
 
             def log_sums(q: Callable[..., Tensor]) -> Tensor:
-                values = self.means(q(repeated, actions.flatten(0, 1)))
+                values = self.critics.means(q(repeated, actions.flatten(0, 1)))
                 return (values.view(-1, *log_weights.shape) + log_weights).logsumexp(1) - math.log(count)
 
         return lambda q, values: config.cql_coeff * (log_sums(q) - values).mean(-1).sum()
@@ -379,14 +417,3 @@ class SoftActorCritic(ActorCritic[SACConfig]):
     def params(self) -> dict[str, Any]:
         """The effective hyperparameters by name."""
         return super().params | {"target_entropy": self.target_entropy}
-
-
-class SAC(SoftActorCritic, OnlineActorCritic[SACConfig], config=SACConfig):
-    """Soft actor-critic on one environment. Made by `SACConfig(...).build(env)`.
-
-    Source: Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1.
-    """
-
-
-class OfflineSAC(SoftActorCritic, OfflineAlgorithm[SACConfig], config=SACConfig):
-    """SAC from a data set; set `cql_coeff`. Made by `SACConfig(...).build(dataset=...)`."""

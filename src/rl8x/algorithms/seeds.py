@@ -45,12 +45,7 @@ def part_seed(seed: int, part: str, rank: int | None = None) -> int:
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generators within the context, and restore them afterwards.
-
-    Args:
-        seed: In [0, 2^63).
-        device: Whose generator it is, beside the CPU's.
-    """
+    """Seed torch's global generators, the CPU's and the device's, within the context; restore them afterwards."""
     with kept_generators(device):
         torch.manual_seed(seed)
         yield

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, Self
 
 import torch
@@ -16,16 +17,23 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import option
-from rl8x.algorithms.off_policy.actor import Actor, check_bounded
-from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, ActorCritic, OnlineActorCritic
+from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, Actor, Critics, check_bounded, make_critics
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
-from rl8x.algorithms.off_policy.learner import TAU, observed
+from rl8x.algorithms.off_policy.learner import TAU, Learner, model_obs, observed
 from rl8x.algorithms.off_policy.nets import Loss, Net
-from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import Average, Found, Minimise, Phase, ReplayBatch, UpdateResult
+from rl8x.algorithms.off_policy.updates import (
+    Average,
+    Found,
+    Minimise,
+    OffPolicyUpdater,
+    Phase,
+    ReplayBatch,
+    UpdateResult,
+)
 from rl8x.algorithms.presets import PRESETS
 from rl8x.distributed import ranks
 from rl8x.distributions import NoisyDeterministic
+from rl8x.rollouts.statistics import Number
 
 NOISE: Final = "target_noise"
 """Key of a batch: the noise on the target policy's actions, in their units, `[batch_size, *action]`."""
@@ -104,11 +112,19 @@ class FastTD3Config(TD3Config, defaults=PRESETS["TD3"]["gpu"]):
     """
 
 
-class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
-    """The update of TD3, for rows of a replay or of a data set."""
+class TD3(Learner[TD3Config], config=TD3Config):
+    """Twin delayed deep deterministic policy gradients. Made by `TD3Config(...).build(env)`.
+
+    It learns from a replay; from a data set by `TD3Config(...).build(dataset=...)`: then set `actor_bc_coeff`.
+
+    Source: Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1.
+    """
 
     update_metrics: ClassVar[tuple[str, ...]] = (*CRITIC_METRICS, "losses/policy", "monitors/policy_grad_norm")
     trains_by_copy = True
+
+    policy: Actor
+    critics: Critics
 
     def check_spaces(self) -> None:
         """Raise unless actions are in a bounded box."""
@@ -118,14 +134,31 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
         """Return a deterministic policy with exploration noise."""
         config = self.config
         noise = {"noise_std": config.exploration_noise, "noise_std_min": config.exploration_noise_min}
-        return self.make_actor(NoisyDeterministic, noise)
+        return self.policy_of(Actor, distribution=NoisyDeterministic, distribution_config=noise)
 
     def make_nets(self) -> None:
         """Add critics and policy, each with a target network."""
-        self.add_critics()
+        config = self.config
+        atoms: Any = {"num_atoms": config.num_atoms, "support": (config.v_min, config.v_max)}
+        self.critics = make_critics(config, self.policy, self.execution, num_critics=config.num_critics, **atoms)
+        self.add_net("q", self.critics)
         self.add_net("policy", self.policy)
         self.nets.add_target("target_q", of="q")
         self.nets.add_target("target_policy", of="policy")
+
+    def make_cycle(self) -> list[OffPolicyUpdater]:
+        """Return a cycle of updates in which every `policy_delay`-th also trains the policy."""
+        critics = self.make_updater(self.phases()[:1], CRITIC_METRICS)
+        return [critics] * (self.config.policy_delay - 1) + super().make_cycle()
+
+    def exploring(self, *, warms_up: bool) -> AbstractContextManager[Mapping[str, Number]]:
+        """Act at random during warm-up, and with exploration noise afterwards."""
+        return self.policy.exploring(warms_up=warms_up)
+
+    @property
+    def reads_next_actions(self) -> bool:
+        """Whether the targets have a penalty."""
+        return self.config.critic_bc_coeff > 0
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Draw the inputs of updates, including the clipped noise of target actions."""
@@ -147,7 +180,7 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
 
             L_mu = - mean of Q_1(s, mu(s)) / mean of |Q_1(s, mu(s))| + actor_bc_coeff mean of |mu(s) - a|^2
 
-        R, d and s' are those of `DQN.update`; a `return_bound` scales R. With `num_atoms` L_Q is the cross-entropy to
+        R, d and s' are those of `DQN`; a `return_bound` scales R. With `num_atoms` L_Q is the cross-entropy to
         the distribution of y, where Q' is the critic with the smallest mean.
         """
         critics = Minimise("q", self._critic_loss, "monitors/q_grad_norm")
@@ -157,7 +190,7 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
 
     def _critic_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
         """Return L_Q."""
-        return self.q_loss(batch, self._td_targets(nets, batch))
+        return self.critics.loss(model_obs(self.policy, batch, keys.OBS), batch, self._td_targets(nets, batch))
 
     def _policy_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
         """Return L_mu."""
@@ -180,24 +213,23 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
     def _valued(self, policy: Callable[..., Any], nets: Mapping[str, Net], batch: ReplayBatch) -> tuple[Tensor, Tensor]:
         """Return the policy's actions, `[batch_size, *action]`, and the first critic's values, `[batch_size]`."""
         actions = policy(*observed(batch, keys.OBS)).mean
-        return actions, self.means(nets["q"](self.critics_obs(batch, keys.OBS), actions)[0])
+        return actions, self.critics.means(nets["q"](model_obs(self.policy, batch, keys.OBS), actions)[0])
 
     def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
         """Move the target networks, and return the metrics."""
         for name in ("q", "policy"):
             nets[f"target_{name}"].polyak_update(nets[name], batch[TAU])
-        return super().finish(nets, batch, found)
+        return self.critics.result(found)
 
     def _td_targets(self, nets: Mapping[str, Net], batch: ReplayBatch) -> Tensor:
-        """Return y of `update`, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""
+        """Return y, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""
         means = nets["target_policy"](*observed(batch, keys.NEXT_OBS)).mean
         actions = self._distribution.env_actions(means + batch[NOISE])
-        outputs = nets["target_q"](self.critics_obs(batch, keys.NEXT_OBS), actions)
+        outputs = nets["target_q"](model_obs(self.policy, batch, keys.NEXT_OBS), actions)
         if not self.config.critic_bc_coeff:
-            return self.critic_targets(outputs, batch)
-        return self.critic_targets(
-            outputs, batch, -self.config.critic_bc_coeff * self._distances(actions, batch[keys.NEXT_ACTIONS])
-        )
+            return self.critics.targets(outputs, batch)
+        penalty = self.config.critic_bc_coeff * self._distances(actions, batch[keys.NEXT_ACTIONS])
+        return self.critics.targets(outputs, batch, -penalty)
 
     def _distances(self, actions: Tensor, others: Tensor) -> Tensor:
         """Return squared distances of actions `[batch_size, *action]` in half ranges, `[batch_size]`."""
@@ -208,19 +240,3 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
     def _distribution(self) -> NoisyDeterministic:
         assert isinstance(self.policy.distribution, NoisyDeterministic)
         return self.policy.distribution
-
-
-class TD3(TwinDelayedPolicyGradient, OnlineActorCritic[TD3Config], config=TD3Config):
-    """Twin delayed deep deterministic policy gradients on one environment. Made by `TD3Config(...).build(env)`.
-
-    Source: Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1.
-    """
-
-
-class OfflineTD3(TwinDelayedPolicyGradient, OfflineAlgorithm[TD3Config], config=TD3Config):
-    """TD3 from a data set; set `actor_bc_coeff`. Made by `TD3Config(...).build(dataset=...)`."""
-
-    @property
-    def reads_next_actions(self) -> bool:
-        """Whether the targets have a penalty."""
-        return self.config.critic_bc_coeff > 0

@@ -1,11 +1,11 @@
-"""Rebuilds an algorithm from the spec of its run and what was resolved when it was built, and compares the two."""
+"""Rebuilds an algorithm, or its policy alone, from the spec of its run and what was resolved when it was built."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import gymnasium
@@ -14,12 +14,14 @@ from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names, resolve_device
 from rl8x.algorithms.memory_check import no_memory_checks
-from rl8x.checkpoint.metadata import Resolved, different
+from rl8x.checkpoint.files import Checkpoint
+from rl8x.checkpoint.find import find
+from rl8x.checkpoint.metadata import Resolved, as_built
 from rl8x.checkpoint.tree import CheckpointError
 from rl8x.config.algorithms import algorithm_config_class, restored_options
-from rl8x.config.describe import algorithm_spec, default_of, plain_value, unwritable_in
+from rl8x.config.describe import default_of, plain_value, unwritable_in
 from rl8x.config.spec import RunSpec
-from rl8x.envs.stand_in import StandIn
+from rl8x.envs.simulator import StandIn
 from rl8x.importing import CLASS, UntrustedError, is_dotted, texts
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
@@ -36,7 +38,7 @@ def resolve(algorithm: GenericAlgorithmBase[Any]) -> Resolved:
     values = {field.name: plain_value(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)}
     return {
         "config": values | {"seed": algorithm.seed},
-        "env_class": None if algorithm.env is None else type(algorithm.env).__name__,
+        "env_class": None if algorithm.env is None else type(algorithm.env.unwrapped).__name__,
         "spaces": [_described_space(space) for space in (policy.observation_space, policy.action_space)],
         "policy": _describe_policy(policy),
         "algorithm": type(algorithm).__name__,
@@ -93,10 +95,6 @@ def build_algorithm(
 
     One that only acts does not learn: there may be no room for its experience on this machine, or its data set may not
     be here, or nothing that makes its environment; something of the same spaces then stands for them.
-
-    Raises:
-        CheckpointError: If it cannot be built from a file.
-        ValueError: If an override is not a legal hyperparameter.
     """
     instead = "" if only_acts else "pass `algorithm=`"
     problems = problems_of(spec, resolved, only_acts=only_acts)
@@ -128,23 +126,14 @@ def build_algorithm(
 
 
 def env_maker_of(spec: RunSpec, trust: bool) -> Any:
-    """Return the maker of a run's environment; None where there is none, or the spec does not say all of it.
-
-    Raises:
-        TypeError: If what it names makes no environments.
-        ValueError: If it cannot be imported, or may not be.
-    """
+    """Return the maker of a run's environment; None where there is none, or the spec does not say all of it."""
     if not spec.env.env or [*unwritable_in(spec.env.env)] or _hidden_in(spec) is not None:
         return None
     return spec.env.maker(trust)
 
 
 def spaces_of(resolved: Resolved) -> list[gymnasium.Space[Any]]:
-    """Return the spaces of observations and actions.
-
-    Raises:
-        CheckpointError: If they are not described.
-    """
+    """Return the spaces of observations and actions."""
     try:
         return [space_from_plain(space or {}) for space in resolved["spaces"]]
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -202,37 +191,25 @@ def classes_in(value: Any) -> Iterator[str]:
         yield from classes_in(part)
 
 
-def _names(named: object, config_class: type) -> bool:
-    """Whether a spec's algorithm is a config class, as far as it can say."""
-    if not isinstance(named, str):
-        return True
-    with contextlib.suppress(ValueError):
-        return algorithm_config_class(named, trust=False) is config_class
-    return False
-
-
-def changes(spec: RunSpec, before: Resolved, algorithm: GenericAlgorithmBase[Any]) -> dict[str, tuple[Any, Any]]:
+def changes(before: Resolved, algorithm: GenericAlgorithmBase[Any]) -> dict[str, tuple[Any, Any]]:
     """Compare an algorithm with that of a saved run; return the hyperparameters that differ, as old and new values.
 
     A seed that the config leaves open does not count, because the restored generators make it irrelevant.
     Hyperparameters that an older version did not have had their defaults; a warning names them.
-
-    Raises:
-        CheckpointError: If it is for another environment or of another kind.
     """
-    now = hide_in_data(resolve(algorithm))
-    named = spec.algorithm.algorithm
-    for kind, was, is_now, is_same in (
-        ("algorithm", named, algorithm_spec(algorithm.config).algorithm, _names(named, type(algorithm.config))),
-        ("environment", before["env_class"], now["env_class"], before["env_class"] == now["env_class"]),
-    ):
-        if not is_same:
-            raise CheckpointError(f"the checkpoint's {kind} is {was}; the algorithm given has {is_now}")
     missing = {
         field.name: plain_value(field.name, default_of(field))
         for field in dataclasses.fields(algorithm.config)
         if field.name not in before["config"] and default_of(field) is not dataclasses.MISSING
     }
+    now: Any = hide_in_data(resolve(algorithm))
+    different = as_built({**before, "config": missing | before["config"]}).diff(as_built(now))
+    for key, kind, was, is_now in (
+        ("algorithm", "algorithm", before["algorithm"], now["algorithm"]),
+        ("env", "environment", before["env_class"], now["env_class"]),
+    ):
+        if key in different:
+            raise CheckpointError(f"the checkpoint's {kind} is {was}; the algorithm given has {is_now}")
     if missing:
         listed = ", ".join(f"{name}={value!r}" for name, value in missing.items())
         warnings.warn(
@@ -241,5 +218,71 @@ def changes(spec: RunSpec, before: Resolved, algorithm: GenericAlgorithmBase[Any
             stacklevel=5,
         )
     _check_known(before["config"], type(algorithm.config))
-    whole: Resolved = {**before, "config": missing | before["config"]}
-    return different(whole, now, any_seed=algorithm.config.seed is None)
+    if algorithm.config.seed is None:
+        different.pop("algorithm_config.seed", None)
+    return {name.partition(".")[2]: values for name, values in sorted(different.items())}
+
+
+# -- what a run has trained
+
+
+def load_algorithm(
+    source: str | Path, *, device: str | None = None, auto: bool = False, trust: bool = False, env: Any = None
+) -> GenericAlgorithmBase[Any]:
+    """Build the algorithm of a checkpoint with its learned weights, for acting with its `policy`.
+
+    Nothing of its experience is read, and no run is gone on with: `Trainer.resume` does that. Where the checkpoint does
+    not say how the environment is made, something stands for it that has its spaces and cannot be stepped.
+
+    Args:
+        source: Path of a checkpoint, or of a run's folder of them; or the run's name or ID in MLflow.
+        device: Where it is to live; None is where it lived.
+        auto: Take the run's newest good checkpoint where the one that is meant is damaged.
+        trust: Whether modules that the checkpoint names may be imported.
+        env: The environment, in any form that a config's `build` takes; None: as the checkpoint says.
+
+    Raises:
+        CheckpointError: If there is no such checkpoint, or it does not say how to build the algorithm.
+    """
+    return _algorithm_of(find(source, auto=auto), device=device, trust=trust, env=env)
+
+
+def _algorithm_of(
+    checkpoint: Checkpoint, *, device: str | None, trust: bool, env: Any = None
+) -> GenericAlgorithmBase[Any]:
+    overrides = {} if device is None else {"device": device}
+    algorithm = build_algorithm(
+        checkpoint.spec, checkpoint.metadata["resolved"], overrides, trust=trust, only_acts=True, env=env
+    )
+    algorithm.load_learned_state(checkpoint.state["trainer"]["algorithm"])
+    return algorithm
+
+
+def load_policy(source: str | Path | Checkpoint, *, device: str | None = None, trust: bool = False) -> Policy:
+    """Make the policy of a checkpoint, with its weights; neither environment nor algorithm is made or imported.
+
+    Args:
+        source: A checkpoint, or what `load_algorithm` takes.
+        device: Where it is to be; None is the CPU.
+        trust: Whether modules that the checkpoint names for it may be imported.
+
+    Raises:
+        CheckpointError: If there is no such checkpoint, or it does not say how to make the policy.
+    """
+    checkpoint = source if isinstance(source, Checkpoint) else find(source)
+    resolved = checkpoint.metadata["resolved"]
+    described = resolved["policy"]
+    if described is None:  # only its algorithm knows how it is made
+        return _algorithm_of(checkpoint, device=device or "cpu", trust=trust).policy
+    if hidden := find_hidden(described, "policy"):
+        raise CheckpointError(f"the policy cannot be made again: `{hidden}` had a password, which no checkpoint keeps")
+    try:
+        spaces = dict(zip(("observation_space", "action_space"), resolved["spaces"], strict=True))
+        weights = checkpoint.state["trainer"]["algorithm"]["policy"]
+        name = f"the checkpoint {checkpoint.path}"
+        policy = Policy.from_description({**described, **spaces}, weights, name, trust=trust)
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{checkpoint.path} does not have the policy under `policy` ({error!r:.100})") from None
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
+    return policy if device is None else policy.to(device)

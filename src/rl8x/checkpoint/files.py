@@ -100,10 +100,6 @@ def write(
     """Write a checkpoint to a run's folder atomically, synced to disk; return its own folder.
 
     `state` is as `tree.copied` returned it; of its segments there are an earlier checkpoint's file, or the content.
-
-    Raises:
-        OSError: If the disk refuses.
-        CheckpointError: If the metadata would be refused where they are read.
     """
     number = max((_number(path) for path in listed(directory)), default=0) + 1
     target = directory / f"{number:06d}-step-{steps}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Checkpoint
-from rl8x.checkpoint.metadata import Metadata, Resolved, different, spec_of
+from rl8x.checkpoint.metadata import Metadata, Resolved, as_built, spec_of
 from rl8x.checkpoint.tree import CheckpointError
 from rl8x.config.spec import RunSpec
 from rl8x.portable import SUFFIX
@@ -98,21 +98,21 @@ def find_unfinished(spec: RunSpec, root: Path | None = None) -> Path | None:
     return max(candidates)[1] if candidates else None
 
 
-def find_of_job(job: str, spec: RunSpec, resolved: Resolved, root: Path, besides: Collection[Path] = ()) -> Path | None:
-    """Find the first run of an algorithm that a torchrun job started, but for `besides`; a seed of None is any.
+def find_of_job(
+    job: str, resolved: Resolved, root: Path, *, any_seed: bool, besides: Collection[Path] = ()
+) -> Path | None:
+    """Find the first run of an algorithm that a torchrun job started, but for `besides`.
 
     `root` is a folder with the folders of runs, or a run's own.
     """
-    own, now = _newest(root), hide_in_data(resolved)
-    runs = list(_runs(root)) if own is None else [(root, own)]
+    own, now = _newest(root), as_built(hide_in_data(resolved))
+    may_differ = {"algorithm_config.seed"} if any_seed else set()
     candidates = [
         (metadata["created"], folder)
-        for folder, metadata in runs
+        for folder, metadata in (_runs(root) if own is None else [(root, own)])
         if metadata["run"]["job"] == job
         and folder not in besides
-        and spec_of(metadata).algorithm.algorithm == spec.algorithm.algorithm
-        and metadata["resolved"]["env_class"] == now["env_class"]
-        and not different(metadata["resolved"], now, any_seed=now["config"]["seed"] is None)
+        and now.diff(as_built(metadata["resolved"])).keys() <= may_differ
     ]
     return min(candidates)[1] if candidates else None
 

@@ -22,7 +22,7 @@ from rl8x._version import __version__
 from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Checkpoint, good, listed
 from rl8x.checkpoint.tree import CheckpointError, copied, segments_in
-from rl8x.config.checkpoints import Checkpoints, CheckpointsLike
+from rl8x.config.spec import Checkpoints, CheckpointsLike
 from rl8x.disk import sync_folder
 from rl8x.tracking import Tracker
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
@@ -337,7 +337,7 @@ class CheckpointManager:
             "is_best": is_best,
         }
         write = functools.partial(files.write, place, steps, metadata, saved, segments)
-        arguments = (self.options.keep, self._directory, place, steps, metadata, self.best, write)
+        arguments = (write, place, self._directory, steps, is_best, self.best)
         self._thread = threading.Thread(target=self._write, args=arguments, name="rl8x-checkpoint")
         self._thread.start()
         self._last_save = time.monotonic()
@@ -358,16 +358,10 @@ class CheckpointManager:
         _log.warning("rl8x: no checkpoint at step %d: %s", steps, reason)
 
     def _write(
-        self,
-        keep: int,
-        directory: Path,
-        place: Path,
-        steps: int,
-        metadata: dict[str, Any],
-        best: dict[str, Any] | None,
-        write: Callable[[], Path],
+        self, write: Callable[[], Path], place: Path, directory: Path, steps: int, is_best: bool, best: Any
     ) -> None:
         """Write a checkpoint to its folder, by a `place` that leads there if the folder is moved meanwhile."""
+        assert self.options is not None
         try:
             # A resumed run does not log earlier rows again, so they must be on disk before the checkpoint is.
             getattr(self._tracker, "sync_to_disk", lambda: None)()
@@ -375,13 +369,13 @@ class CheckpointManager:
         except (OSError, ValueError, TypeError) as error:
             why = str(error).replace(str(place), str(directory))
             _log.warning("rl8x: no checkpoint at step %d, those before are kept: %s", steps, why)
-            if metadata["is_best"] and self.best is best:
+            if is_best and self.best is best:
                 self.best = self._written_best  # so that the next row better than the written best is saved
             return
         self._written = self._shared = path
-        if metadata["is_best"]:
+        if is_best:
             self._best_path, self._written_best = path, best
-        kept = {path.name for path in listed(place)[-keep:]} | {self._best_path and self._best_path.name}
+        kept = {path.name for path in listed(place)[-self.options.keep :]} | {self._best_path and self._best_path.name}
         for old in listed(place):
             if old.name not in kept:
                 files.remove(old)

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypedDict, cast, get_args, get_origin, g
 
 from rl8x import keys
 from rl8x.checkpoint.tree import CheckpointError
-from rl8x.config.spec import FIELDS, RunSpec
+from rl8x.config.spec import FIELDS, AlgorithmSpec, EnvSpec, RunSpec
 from rl8x.importing import Trust
 
 DESCRIPTION: Final = "checkpoint.json"
@@ -105,29 +105,20 @@ class State(TypedDict):
     torch_generators: dict[str, Any]
 
 
-def different(before: Resolved, now: Resolved, *, any_seed: bool) -> dict[str, tuple[Any, Any]]:
-    """Return the hyperparameters in which two algorithms differ, with the values of both."""
-    old, new = before["config"], now["config"]
-    names = [name for name in sorted({**old, **new}) if not (any_seed and name == "seed")]
-    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
+def as_built(resolved: Resolved) -> RunSpec:
+    """Return a spec with all that an algorithm was built with, to compare it with another's."""
+    algorithm = AlgorithmSpec(algorithm=resolved["algorithm"], algorithm_config=resolved["config"])
+    return RunSpec(env=EnvSpec(env=resolved["env_class"] or ""), algorithm=algorithm)
 
 
 def checked_state(state: dict[str, Any]) -> State:
-    """Return a checkpoint's state, if it is that of a run.
-
-    Raises:
-        CheckpointError: If something in it is missing or of another kind, the insides of what has learned aside.
-    """
+    """Return a checkpoint's state, if it is that of a run."""
     _check(state, State, "", STATE)
     return cast("State", state)
 
 
 def checked(data: Any) -> Metadata:
-    """Return the content of a checkpoint's description, if it is one.
-
-    Raises:
-        CheckpointError: If it is another file's, of a newer version, or something in it is missing or of another kind.
-    """
+    """Return the content of a checkpoint's description, if it is one."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise CheckpointError(f"{DESCRIPTION} is not that of an rl8x checkpoint")
     version = data.get("version")
@@ -145,11 +136,7 @@ def checked(data: Any) -> Metadata:
 
 
 def spec_of(metadata: Metadata, *, trust: Trust = False) -> RunSpec:
-    """Return the spec of a checkpoint's run.
-
-    Raises:
-        CheckpointError: If a key is unknown, or a value of another kind.
-    """
+    """Return the spec of a checkpoint's run."""
     unknown = [name for name in metadata["spec"] if name not in FIELDS]
     if unknown:
         raise CheckpointError(f"{DESCRIPTION} is odd: `spec` has {unknown[0]!r:.80}, which this rl8x does not know")

@@ -7,11 +7,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import click
+
 from rl8x.cli.errors import UserError
 from rl8x.cli.options import find_modules_here
 from rl8x.config import apply_overrides
 from rl8x.envs import Env, env_maker
-from rl8x.envs.env_config import inherited_config, shown_value
+from rl8x.envs.env_config import inherited_config, plain, shown_value
 from rl8x.policy import Policy
 from rl8x.spaces import are_alike
 
@@ -19,14 +21,8 @@ from rl8x.spaces import are_alike
 class Acting(NamedTuple):
     """Who acts where.
 
-    Attributes:
-        policy: That of the run, with the weights that it learned.
-        maker: What makes the environment.
-        algorithm: The name of what learned them.
-        state_reset_every: As the algorithm has it.
-        trained_config: The `env_config` of the training's next reset, of what moves where it stood; of a run that
-            learned from data what it evaluated under; empty in another environment than the run's.
-        source: Whose `env_config` that is, in words: "as in the training".
+    `trained_config` is the `env_config` of the training's next reset, of what moves where it stood; of a run that
+    learned from data what it evaluated under; empty in another environment than the run's. `source` says whose it is.
     """
 
     policy: Policy
@@ -37,18 +33,25 @@ class Acting(NamedTuple):
     source: str = "as in the training"
 
 
+def acting_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command what both have: the run and values for its environment, a seed, and how a checkpoint is read."""
+    for parameter in (
+        click.option("--trust", is_flag=True, help="Import the modules that the checkpoint names: their code runs."),
+        click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged."),
+        click.option(
+            "--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seeds the environment and the actions."
+        ),
+        click.argument("overrides", nargs=-1, metavar="[env_config.NAME=VALUE]..."),
+        click.argument("run"),
+    ):
+        command = parameter(command)
+    return command
+
+
 def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting:
     """Make the policy of a run's checkpoint, and find what makes the environment that it is to act in.
 
-    Args:
-        run: The run's name or ID, the path of its checkpoints, or of one.
-        env: The environment; None is the training's, or if there is none the one that the run evaluated in.
-        auto: Take the newest good checkpoint where the one that is meant is damaged.
-        trust: Whether modules that the checkpoint names may be imported.
-
-    Raises:
-        UserError: If nothing says in which environment.
-        CheckpointError: If there is no such checkpoint, or it does not say how to make the policy.
+    `env` is the environment; None is the training's, or if there is none the one that the run evaluated in.
     """
     from rl8x.algorithms.hyperparameters import resolve_device
     from rl8x.checkpoint import find, load_policy
@@ -72,11 +75,7 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
 
 
 def acting_at_random(name: str) -> Callable[..., Env] | None:
-    """Find what makes the environment of a name, to act in at random without a run; None where there is none.
-
-    Args:
-        name: As `env_maker` takes it. A file or folder of this name is meant before an environment.
-    """
+    """Find what makes the environment of a name, which is not that of a file or folder; None where there is none."""
     find_modules_here([name])
     if not os.path.exists(name):  # not Path.exists(), which raises at a name that is too long
         with contextlib.suppress(ValueError):
@@ -98,7 +97,7 @@ def check_spaces(env: Env, policy: Policy) -> None:
 
 def asked_config(trained: Mapping[str, Any], overrides: Sequence[str], num_envs: int) -> dict[str, Any]:
     """Return the `env_config` to act under: the training's, for a number of copies, changed by what was typed."""
-    config = apply_overrides({"env_config": inherited_config(trained, num_envs)}, overrides)
+    config = apply_overrides({"env_config": plain(inherited_config(trained, num_envs))}, overrides)
     if other := [name for name in config if name != "env_config"]:
         raise UserError(f"only env_config.NAME=VALUE may follow RUN; got {other[0]}={config[other[0]]!r}.")
     values = config["env_config"] or {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import math
@@ -27,10 +26,9 @@ import click
 import torch
 
 from rl8x._version import __version__
-from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.hyperparameters import resolve_device
 from rl8x.cli.errors import FiniteRange, UserError, is_users_mistake, users_mistakes
-from rl8x.cli.options import RunCommand, find_modules_here, read_run
+from rl8x.cli.options import RunCommand, find_modules_here, max_content_width, read_run
 from rl8x.config import RunSpec
 from rl8x.disk import replace_synced
 from rl8x.importing import Trust
@@ -58,6 +56,7 @@ _COLUMNS: Final = {
     "peak memory MB": "{peak_memory_mb:.0f}",
     "peak device MB": "{peak_device_mb:.0f}",
 }
+_TIMES: Final = ("transitions_per_s", "first_iteration_s", "collect_ms", "step_ms", "tracking_ms")
 _EXAMPLES: Final = """\b
 rl8x bench CartPole
 rl8x bench CartPole num_envs=4096 model_config.hidden_sizes='[64, 64]' sgd_minibatch_size=16384 --precisions fp32 bf16
@@ -73,14 +72,6 @@ away. Evaluations, stop conditions and checkpoints of a run file are left out.
 class _BenchCommand(RunCommand):
     """A command that takes several words after `--modes` and `--precisions`."""
 
-    title = "The measurement"
-    run_fields = ("algorithm", "preset", "tracking")
-    left_out = ("execution", "precision")  # measured in all forms
-
-    def group_of(self, field: dataclasses.Field[Any], config_class: type[AlgorithmConfig]) -> str:
-        """Name the group of a hyperparameter's option."""
-        return self.title if field.name == "device" else "The problem"
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Join the words after those options by commas: no environment has a name of small letters alone."""
         joined: list[str] = []
@@ -94,7 +85,16 @@ class _BenchCommand(RunCommand):
         return super().parse_args(ctx, joined)
 
 
-@click.command("bench", cls=_BenchCommand, epilog=_EXAMPLES, context_settings={"max_content_width": 120})
+@click.command(
+    "bench",
+    cls=_BenchCommand,
+    title="The measurement",
+    run_fields=("algorithm", "preset", "tracking"),
+    left_out=("execution", "precision", "num_threads"),  # which have forms of their own here
+    group_of=lambda field, _: "The measurement" if field.name == "device" else "The problem",
+    epilog=_EXAMPLES,
+    context_settings=max_content_width,
+)
 @click.option(
     "--modes", metavar="MODE...", help="Execution modes to measure.  [default: eager compile, on CUDA also graph]"
 )
@@ -113,18 +113,28 @@ class _BenchCommand(RunCommand):
     show_default=True,
     help="Seconds of iterations that each process times, after the first.",
 )
-@click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.  [default: torch's own choice]")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: torch's own choice]")
 @click.option("--json", "path", metavar="FILE", help="Write every measurement with machine and settings to a file.")
-def bench(modes: str | None, precisions: str | None, passes: int, seconds: float, path: str | None, **run: Any) -> int:
+def bench(
+    modes: str | None,
+    precisions: str | None,
+    passes: int,
+    seconds: float,
+    threads: int | None,
+    path: str | None,
+    **run: Any,
+) -> int:
     """Measure how fast ENV trains in each execution mode, update and logging included.
 
     ENV and KEY=VALUE are as in `rl8x train`. The exit code is 1 if every mode failed.
     """
     with users_mistakes():
-        config = read_run(run)
+        config = read_run(run if threads is None else run | {"num_threads": threads})
         device, cells = _plan(config, modes, precisions)
-        if path is not None:
-            _check_writable(Path(path))
+        if path is not None and Path(path).is_dir():
+            raise UserError(f"--json names a file to write; {path} is a folder.")
+        if path is not None and not os.access(Path(path).absolute().parent, os.W_OK):
+            raise UserError(f"--json {path}: there is no folder to write it to. Make {Path(path).parent} first.")
     problem = {name: value for name, value in config.to_plain().items() if name in _PROBLEM}
     rows = _measure(problem, config.trusted, cells, passes, seconds)
     summary = summarize(rows)
@@ -133,7 +143,11 @@ def bench(modes: str | None, precisions: str | None, passes: int, seconds: float
     click.echo(render(summary))
     if path is not None:
         settings = {"run": problem, "passes": passes, "seconds": seconds, "device": device.type}
-        _write(Path(path), {"machine": _machine(device), "settings": settings, "summary": summary, "rows": rows})
+        document = {"machine": _machine(device), "settings": settings, "summary": summary, "rows": rows}
+        try:  # without passwords, the whole of it or nothing
+            replace_synced(Path(path), (json.dumps(hide_in_data(document), indent=1, default=str) + "\n").encode())
+        except OSError as error:
+            raise UserError(f"--json {path}: cannot be written: {error.strerror}.") from None
     return 0 if any("transitions_per_s" in row for row in rows) else 1
 
 
@@ -197,21 +211,6 @@ def _in_fresh_process(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any
     return row
 
 
-def _check_writable(path: Path) -> None:
-    if path.is_dir():
-        raise UserError(f"--json names a file to write; {path} is a folder.")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise UserError(f"--json {path}: there is no folder to write it to. Make {path.parent} first.")
-
-
-def _write(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document without passwords, the whole of it or nothing."""
-    try:
-        replace_synced(path, (json.dumps(hide_in_data(document), indent=1, default=str) + "\n").encode())
-    except OSError as error:
-        raise UserError(f"--json {path}: cannot be written: {error.strerror}.") from None
-
-
 def _machine(device: torch.device) -> dict[str, Any]:
     """Describe this machine and what is installed, without its name."""
     info = Path("/proc/cpuinfo")
@@ -232,8 +231,7 @@ def _machine(device: torch.device) -> dict[str, Any]:
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Train a job's `run` for `seconds` after the first iteration, without evaluations and checkpoints.
 
-    Returns:
-        What was measured; or `error`, why it was not, in one line, and `mistake`, whether the run itself is not legal.
+    Returns what was measured; or `error`, why it was not, in one line, and `mistake`, whether the run is not legal.
     """
     trainer = None
     with warnings.catch_warnings(record=True) as caught:
@@ -336,51 +334,46 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Rates and times are medians of the passes; the range of rates is that of the passes, or of the iterations of a
     single pass. A mode of which every pass failed has its `error`.
     """
-    cells: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        cells.setdefault((row["execution"], row["precision"]), []).append(row)
-    return [{"execution": mode, "precision": precision, **_summary(cell)} for (mode, precision), cell in cells.items()]
-
-
-def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    failures = [row["error"] for row in rows if "error" in row]
-    summary = {"error": failures[0], "failures": len(failures)} if failures else {}
-    good = [row for row in rows if "error" not in row]
-    if not good:
-        return summary
-    rates = [row["transitions_per_s"] for row in good]
-    if len(good) == 1:
-        rates = [good[0]["transitions"] / good[0][name] for name in ("slowest_s", "fastest_s")]
-    summary |= {"passes": len(good), "transitions": good[0]["transitions"], "lowest": min(rates), "highest": max(rates)}
-    for name in ("transitions_per_s", "first_iteration_s", "collect_ms", "step_ms", "tracking_ms"):
-        summary[name] = statistics.median(row[name] for row in good)
-    return summary | {name: max(row[name] for row in good) for name in good[0] if name.startswith("peak_")}
+    summaries = []
+    for mode, precision in dict.fromkeys((row["execution"], row["precision"]) for row in rows):
+        cell = [row for row in rows if (row["execution"], row["precision"]) == (mode, precision)]
+        failures, good = ([row for row in cell if ("error" in row) is failed] for failed in (True, False))
+        summary: dict[str, Any] = {"execution": mode, "precision": precision}
+        if failures:
+            summary |= {"error": failures[0]["error"], "failures": len(failures)}
+        if good:
+            first = good[0]
+            rates = [row["transitions_per_s"] for row in good]
+            if len(good) == 1:
+                rates = [first["transitions"] / first[name] for name in ("slowest_s", "fastest_s")]
+            summary |= {"passes": len(good), "transitions": first["transitions"]}
+            summary |= {"lowest": min(rates), "highest": max(rates)}
+            summary |= {name: statistics.median(row[name] for row in good) for name in _TIMES}
+            summary |= {name: max(row[name] for row in good) for name in first if name.startswith("peak_")}
+        summaries.append(summary)
+    return summaries
 
 
 def render(summary: Sequence[Mapping[str, Any]]) -> str:
     """Return the table; below it why modes failed, which take much memory, and which was the fastest."""
     on_device = any("peak_device_mb" in row for row in summary)
     columns = {title: form for title, form in _COLUMNS.items() if on_device or "device" not in title}
-    lines = [tuple(columns)]
+    lines, notes, heavy = [tuple(columns)], list[str](), list[str]()
+    eager = {row["precision"]: row for row in summary if row["execution"] == "eager" and "transitions_per_s" in row}
     for row in summary:
-        if "transitions_per_s" in row:
-            counts = {name: short(row[name]) for name in ("transitions_per_s", "lowest", "highest")}
-            lines.append(tuple(form.format_map({"peak_device_mb": 0, **row, **counts}) for form in columns.values()))
-        else:
+        name = f"{row['execution']} {row['precision']}"
+        if "error" in row:
+            notes.append(f"{name} failed: {row['error']}")
+        if "transitions_per_s" not in row:
             lines.append((row["execution"], row["precision"], "failed", *[""] * (len(columns) - 3)))
-    failed = [f"{row['execution']} {row['precision']} failed: {row['error']}" for row in summary if "error" in row]
-    notes = failed + heavy(summary)
+            continue
+        counts = {each: short(row[each]) for each in ("transitions_per_s", "lowest", "highest")}
+        lines.append(tuple(form.format_map({"peak_device_mb": 0, **row, **counts}) for form in columns.values()))
+        more = row["peak_memory_mb"] / eager.get(row["precision"], row)["peak_memory_mb"]
+        if more >= 2:
+            heavy.append(f"{name} takes {more:.1f} times the memory of eager {row['precision']}.")
+    notes += heavy
     return "\n".join([table(lines), *([""] if notes else []), *notes, "", verdict(summary)])
-
-
-def heavy(summary: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say in a line each which modes take at least twice the memory of eager execution in the same precision."""
-    peaks = {(row["execution"], row["precision"]): row["peak_memory_mb"] for row in summary if "peak_memory_mb" in row}
-    return [
-        f"{mode} {precision} takes {peak / peaks['eager', precision]:.1f} times the memory of eager {precision}."
-        for (mode, precision), peak in peaks.items()
-        if peak >= 2 * peaks.get(("eager", precision), math.inf)
-    ]
 
 
 def verdict(summary: Sequence[Mapping[str, Any]]) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.cli.acting import acting_at_random, asked_config, check_spaces, in_words, load_acting
+from rl8x.cli.acting import acting_at_random, acting_options, asked_config, check_spaces, in_words, load_acting
 from rl8x.cli.errors import FiniteRange, UserError, users_mistakes
 from rl8x.envs import Env, validate
 from rl8x.envs.steps import advanced
@@ -40,20 +40,13 @@ _ENDED = "ended"
 
 
 class Recording(NamedTuple):
-    """Transitions that `record` recorded.
-
-    Attributes:
-        dataset: The transitions, one copy's after the other's.
-        returns: Sums of rewards of the episodes that began and ended in them, `[episodes]`.
-    """
+    """Transitions, one copy's after the other's, and the returns of episodes that began and ended in them."""
 
     dataset: Dataset
     returns: Tensor
 
 
 @click.command("collect", epilog=_EXAMPLES, context_settings={"max_content_width": 120})
-@click.argument("run")
-@click.argument("overrides", nargs=-1, metavar="[env_config.NAME=VALUE]...")
 @click.option("--transitions", required=True, metavar="N", help="How many transitions.")
 @click.option(
     "--output",
@@ -83,9 +76,7 @@ class Recording(NamedTuple):
 @click.option(
     "--num-envs", type=click.IntRange(min=1), default=8, help="Copies of the environment. Each ends in a cut episode."
 )
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seeds the environment and the actions.")
-@click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged.")
-@click.option("--trust", is_flag=True, help="Import the modules that the checkpoint names: their code runs.")
+@acting_options
 def collect(
     run: str,
     overrides: tuple[str, ...],

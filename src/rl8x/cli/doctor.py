@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,7 +84,7 @@ def doctor() -> int:
         "python": lambda: [f"{platform.python_version()}, {sys.executable}", platform.platform()],
         "packages": lambda: _packages(requirements.get("", []), probed, broken),
         "devices": lambda: _devices(machine),
-        "threads": lambda: _threads(machine),
+        "threads": lambda: [_threads(machine)],
         "compiler": _compiler,
         "cache": _cache,
         "trust": _trust,
@@ -128,41 +128,36 @@ def _requirements() -> dict[str, list[Any]]:
 
     A source tree that is on the path without being installed has no metadata.
     """
-    by_extra: dict[str, list[Any]] = {}
     with contextlib.suppress(Exception):
-        from packaging.requirements import Requirement
-
-        about = importlib.metadata.metadata("rl8x")
-        extras = ["", *(about.get_all("Provides-Extra") or [])]
-        for requirement in map(Requirement, importlib.metadata.requires("rl8x") or []):
-            for extra in extras:
-                if _applies(requirement, extra) and not (extra and _applies(requirement, "")):
-                    by_extra.setdefault(extra, []).append(requirement)
-    return by_extra
+        extras = importlib.metadata.metadata("rl8x").get_all("Provides-Extra") or []
+        return {extra: _required("rl8x", extra) for extra in ("", *extras)}
+    return {}
 
 
-def _applies(requirement: Any, extra: str) -> bool:
-    return requirement.marker is None or bool(requirement.marker.evaluate({"extra": extra}))
+def _required(package: str, extra: str) -> list[Any]:
+    """Return what an installed package needs for an extra, beside what it always needs; for "" that."""
+    from packaging.requirements import Requirement
+
+    def applies(requirement: Requirement, to: str) -> bool:
+        return requirement.marker is None or requirement.marker.evaluate({"extra": to})
+
+    needed = map(Requirement, importlib.metadata.requires(package) or [])
+    return [each for each in needed if applies(each, extra) and not (extra and applies(each, ""))]
 
 
 def _fault(requirement: Any) -> str | None:
-    """Say what is wrong with an installed distribution: it is missing or of another version; None where nothing is."""
+    """Say what is wrong with an installed package: it is missing or of another version; None where nothing is."""
     try:
         version = importlib.metadata.version(requirement.name)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
     if not requirement.specifier.contains(version, prereleases=True):
         return f"{version}, but {requirement.specifier} is needed"
-    return next((f"{needed.name} {fault}" for needed in _of_extras(requirement) if (fault := _fault(needed))), None)
-
-
-def _of_extras(requirement: Any) -> Iterator[Any]:
-    """Yield what an installed distribution needs for the extras that a requirement names."""
-    from packaging.requirements import Requirement
-
-    for needed in map(Requirement, importlib.metadata.requires(requirement.name) or []):
-        if any(_applies(needed, extra) and not _applies(needed, "") for extra in requirement.extras):
-            yield needed
+    for extra in requirement.extras:
+        for needed in _required(requirement.name, extra):
+            if fault := _fault(needed):
+                return f"{needed.name} {fault}"
+    return None
 
 
 def _probe(modules: list[str]) -> tuple[dict[str, str | None], dict[str, Any]]:
@@ -206,11 +201,8 @@ def _packages(requirements: list[Any], probed: dict[str, str | None], broken: li
 
 def _install(requirements: list[Any]) -> str:
     """Write the command that installs what is missing."""
-    names = []
-    for requirement in requirements:
-        requirement.marker = None
-        names.append(shlex.quote(str(requirement)))
-    return f"pip install {' '.join(names)}"
+    wanted = (str(requirement).partition(";")[0].strip() for requirement in requirements)
+    return f"pip install {' '.join(map(shlex.quote, wanted))}"
 
 
 def _features(requirements: dict[str, list[Any]]) -> list[str]:
@@ -240,12 +232,11 @@ def _devices(machine: dict[str, Any]) -> list[str]:
     return lines + ["mps (Apple)"] * bool(machine.get("mps"))
 
 
-def _threads(machine: dict[str, Any]) -> list[str]:
-    variables = ", ".join(
-        f"{name}={os.environ[name]}" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in os.environ
-    )
+def _threads(machine: dict[str, Any]) -> str:
+    """Say how many threads torch takes, and by which variables."""
+    set_by = [f"{name}={os.environ[name]}" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in os.environ]
     said = f"torch takes {machine['threads']}" if machine else "torch does not say"
-    return [f"{said}{f', by {variables}' if variables else ''}; num_threads sets another number"]
+    return f"{said}{', by ' * bool(set_by)}{', '.join(set_by)}; num_threads sets another number"
 
 
 def _compiler() -> list[str]:
@@ -311,13 +302,8 @@ def _tracking(broken: list[str]) -> list[str]:
     database, note = location.database, ""
     if database is not None:
         size = f", {database.stat().st_size / 1e6:.1f} MB" if database.exists() else ", not made yet"
-        note = f"{size}, {shutil.disk_usage(_existing(database)).free / 1e9:.1f} GB free on its disk"
+        there = next(path for path in (database, *database.parents) if path.exists())
+        note = f"{size}, {shutil.disk_usage(there).free / 1e9:.1f} GB free on its disk"
     waiting = sum(not is_sent(folder) for folder in journal_folders(mlruns_dir() / "spool"))
     lines = [f"{location.shown}{note}"]
     return lines + ([f"runs that have not arrived, or go on: {waiting} (`rl8x sync`)"] if waiting else [])
-
-
-def _existing(path: Path) -> Path:
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return path

@@ -91,11 +91,7 @@ def export(
 
 
 def find_checkpoint(run: str, which: str | None) -> Checkpoint:
-    """Find the checkpoint that is meant: the last of a run, or the best.
-
-    Raises:
-        CheckpointError: If there is none.
-    """
+    """Find the checkpoint that is meant: the last of a run, or the best."""
     from rl8x.checkpoint import CheckpointError, describe, find, listed, read
 
     checkpoint = find(run)
@@ -116,11 +112,7 @@ def find_checkpoint(run: str, which: str | None) -> Checkpoint:
 
 
 def log_to_run(checkpoint: Checkpoint, policy: Policy, about: dict[str, Any], tracking_uri: str | None) -> str:
-    """Log the policy of a checkpoint as a model of the run; return the model's ID.
-
-    Raises:
-        TrackingError: If MLflow does not have the run.
-    """
+    """Log the policy of a checkpoint as a model of the run; return the model's ID."""
     from rl8x.tracking import TrackingError
     from rl8x.tracking.logged_models import model_about
     from rl8x.tracking.policy_model import describe_model

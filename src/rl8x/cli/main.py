@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import errno
 import importlib
@@ -15,8 +16,9 @@ from rl8x.processes import forget_errors, leave_working_directory, tolerate_warn
 if __name__ == "__main__" or os.path.basename(sys.argv[0]) == "rl8x":
     leave_working_directory(runs_module=__name__ == "__main__")  # its modules would be taken for our dependencies
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -24,7 +26,6 @@ from click.shell_completion import CompletionItem
 
 from rl8x import trusted
 from rl8x._version import __version__
-from rl8x.cli.completion import VARIABLE, Completed
 from rl8x.cli.errors import UserError, report, show_bug, show_warning
 from rl8x.importing import importing_much
 from rl8x.names import did_you_mean
@@ -39,15 +40,14 @@ COMMANDS: Final = {
     "collect": ("rl8x.cli.collect", "Record a data set from what a run's policy does."),
     "export": ("rl8x.cli.export", "Write a run's policy as a program for other runtimes."),
     "envs": ("rl8x.cli.envs", "List the built-in environments, or describe one."),
-    "tuned": ("rl8x.cli.tuned", "List settings that learn, or print the run file of one."),
+    "tuned": ("rl8x.cli.envs", "List settings that learn, or print the run file of one."),
     "bench": ("rl8x.cli.bench", "Measure how fast a problem trains in each execution mode."),
     "ui": ("rl8x.cli.tracking", "Look at the runs in MLflow's web page."),
-    "cache": ("rl8x.cli.cache", "List or remove the compiled programs that are kept for later runs."),
-    "report": ("rl8x.cli.report", "Statistics, figures and a page of a study."),
-    "compare": ("rl8x.cli.compare", "Compare runs: params, metrics, learning curves."),
+    "cache": ("rl8x.cli.tracking", "List or remove the compiled programs that are kept for later runs."),
+    "report": ("rl8x.cli.study", "Statistics, figures and a page of a study."),
+    "compare": ("rl8x.cli.study", "Compare runs: params, metrics, learning curves."),
     "sync": ("rl8x.cli.tracking", "Send rows to MLflow that an outage kept back."),
     "doctor": ("rl8x.cli.doctor", "Versions, devices, what is installed, and what is missing for which feature."),
-    "completion": ("rl8x.cli.completion", "Print the script by which a shell completes commands and names."),
 }
 
 # Words of a command after which nothing is tracked
@@ -65,6 +65,18 @@ rl8x ui                                      look at the runs
 """
 
 
+# What a shell asks by, as click's script for it does: `_RL8X_COMPLETE=bash_source rl8x` prints that
+_COMPLETE: Final = "_RL8X_COMPLETE"
+_PACKAGE: Final = Path(__file__).parents[1]
+
+
+def _imported(cmd_name: str) -> click.Command:
+    module = COMMANDS[cmd_name][0]
+    with contextlib.nullcontext() if module in sys.modules else importing_much():
+        command: click.Command = getattr(importlib.import_module(module), cmd_name)
+    return command
+
+
 class _Commands(click.Group):
     """Commands that are imported when they are used: torch and MLflow take seconds."""
 
@@ -75,15 +87,7 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             known = f"there are {', '.join(COMMANDS)}.{did_you_mean(cmd_name, COMMANDS)}"
             raise click.UsageError(f"No such command {cmd_name!r}; {known}", ctx)
-        if os.environ.get(VARIABLE) and cmd_name != "completion":
-            return Completed(cmd_name, lambda: self._imported(cmd_name))
-        return self._imported(cmd_name)
-
-    def _imported(self, cmd_name: str) -> click.Command:
-        module = COMMANDS[cmd_name][0]
-        with contextlib.nullcontext() if module in sys.modules else importing_much():
-            command: click.Command = getattr(importlib.import_module(module), cmd_name)
-        return command
+        return _Completed(cmd_name) if os.environ.get(_COMPLETE) else _imported(cmd_name)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Offer the commands without importing them."""
@@ -95,6 +99,82 @@ class _Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+def _listed(file: str) -> list[str]:
+    """Read what a module of rl8x names in `__all__`, without importing it."""
+    assigned = (each for each in ast.parse((_PACKAGE / file).read_text()).body if isinstance(each, ast.Assign))
+    return next(list(ast.literal_eval(each.value)) for each in assigned if ast.unparse(each.targets[0]) == "__all__")
+
+
+def environments() -> list[str]:
+    """List the built-in environments."""
+    return _listed("envs/builtin.py")
+
+
+def algorithm_names() -> list[str]:
+    """List the built-in algorithms, by the configs that the package exports, without the base classes."""
+    bases = ("AlgorithmConfig", "LearnerConfig", "OffPolicyConfig", "OnPolicyConfig", "OnlineConfig")
+    configs = (name for name in _listed("algorithms/__init__.py") if name.endswith("Config") and name not in bases)
+    return [name.removesuffix("Config") for name in configs]
+
+
+def tuned_tasks() -> list[str]:
+    """List the tasks that have tuned settings, by the names of their files."""
+    return sorted({path.stem.rpartition("-")[0] for path in (_PACKAGE / "config" / "settings").glob("*.yaml")})
+
+
+def run_names() -> list[str]:
+    """List the runs in the local database; none if there is no such database."""
+    from rl8x.tracking.database_runs import DatabaseRuns
+    from rl8x.tracking.location import locate
+
+    database = locate().database
+    return [] if database is None or not database.exists() else sorted(DatabaseRuns(database).names())
+
+
+# What a shell is offered as a command's first word, as each of its words, and as an option's value
+_FIRST: Final[dict[str, Callable[[], Iterable[str]]]] = {
+    **dict.fromkeys(("train", "bench", "envs"), environments),
+    "tuned": tuned_tasks,
+    **dict.fromkeys(("resume", "collect", "export", "play", "report"), run_names),
+}
+_EACH: Final[dict[str, Callable[[], Iterable[str]]]] = {"compare": run_names, "tuned": algorithm_names}
+_VALUES: Final[dict[str, Callable[[], Iterable[str]]]] = {
+    "--algorithm": algorithm_names,
+    "--env": environments,
+    "--resume": lambda: ["auto", *run_names()],
+}
+
+
+class _Completed(click.Command):
+    """Stands for a command while a shell asks: names are found without importing torch, which takes seconds."""
+
+    def __init__(self, name: str) -> None:
+        words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, shell_complete=self._offer)
+        settings = {"ignore_unknown_options": True, "allow_interspersed_args": True, "help_option_names": []}
+        super().__init__(name, params=[words], context_settings=settings)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the options of the command itself."""
+        command = _imported(str(self.name))
+        with command.make_context(ctx.info_name, [], parent=ctx.parent, resilient_parsing=True) as own:
+            return command.shell_complete(own, incomplete)
+
+    def _offer(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Offer words for a place; where rl8x knows none, files."""
+        words: tuple[Any, ...] = ctx.params.get("words") or ()
+        last = str(words[-1]) if words else ""
+        offered = _VALUES.get(last) if last.startswith("-") else _EACH.get(str(self.name))
+        if not words:
+            offered = _FIRST.get(str(self.name)) or offered
+        names: list[str] = []
+        with contextlib.suppress(Exception):  # a shell has no use for an error, whatever a database has in it
+            names = [] if offered is None else list(offered())
+        if offered is algorithm_names and incomplete.islower():
+            names = [name.lower() for name in names]
+        items = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return items or [CompletionItem(incomplete, type="file")]
 
 
 @click.group(

@@ -6,21 +6,22 @@ A hyperparameter is explained once, at its field; its option, range and help com
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from rl8x.algorithms import AlgorithmConfig, OffPolicyConfig, OnlineConfig
 from rl8x.algorithms.hyperparameters import kind_of
 from rl8x.algorithms.off_policy.config import ActorCriticConfig, LearnerConfig, ValueConfig
 from rl8x.algorithms.on_policy import OnPolicyConfig
-from rl8x.algorithms.on_policy.adaptive_rate import is_adaptive
+from rl8x.algorithms.optimizer_rules import is_adaptive
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.conditions.spec import is_expression
 from rl8x.config import RunSpec, apply_overrides, load_run_file, parse_value
@@ -29,7 +30,7 @@ from rl8x.config.files import SUFFIXES
 from rl8x.config.spec import ALIASES, FIELDS, AlgorithmSpec, renamed, under_algorithm
 from rl8x.config.tuned import listed, tuned_file
 from rl8x.importing import Trust, module_named, texts
-from rl8x.synonyms import called_here
+from rl8x.names import called_here
 
 # An algorithm's fields of these names are set by `algorithm_config.NAME=` alone; a seed is the algorithm's.
 _OFFIELDS: Final = FIELDS.keys() - {"seed"}
@@ -44,31 +45,103 @@ _OWNERS: Final[dict[type, str]] = {
     OffPolicyConfig: "Every algorithm with a replay",
     ActorCriticConfig: "Every algorithm with a policy and critics",
 }
+_TRUST: Final = (
+    "Import the modules that the run file or checkpoint names, those of the working directory too: their code runs. "
+    "Use the store that the checkpoint names. Classes typed on the command line need no flag."
+)
+_TUNED: Final = (
+    "Begin with rl8x's own run file of ENV and the algorithm, a setting that learns: `rl8x tuned` lists them."
+)
+
+max_content_width: Final = {"max_content_width": 120}
+"""Settings of commands whose help is wide."""
 
 
-class AlgorithmCommand(click.Command, ABC):
-    """A command with an option for each hyperparameter of the algorithm that it runs; help lists them in groups."""
+# -- options of config fields
 
-    title = "The run"  # group of the command's own options
-    left_out: tuple[str, ...] = ()  # hyperparameters without an option
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        trust = (
-            "Import the modules that the run file or checkpoint names, those of the working directory too: their code "
-            "runs. Use the store that the checkpoint names. Classes typed on the command line need no flag."
-        )
-        self.params.append(click.Option(["--trust"], is_flag=True, help=trust))
+class FieldType(click.ParamType[Any]):
+    """The values of a config field: read as YAML, except where the field is text; the config itself checks them."""
 
-    @abstractmethod
-    def config_class(self, parameters: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig] | None:
-        """Find the algorithm's config class by the command's own parameters; None where its options are not wanted."""
+    def __init__(self, field: dataclasses.Field[Any]) -> None:
+        kinds, choices = kind_of(field), field.metadata.get("choices")
+        self.text = kinds in ("str", "str | None")
+        self.optional = field.default is None or kinds.endswith("None")
+        names = {"int": "integer", "float": "number", "dict": "mapping", "list": "list"}
+        self.name = next((name for prefix, name in names.items() if kinds.startswith(prefix)), "text")
+        if choices or "type[" in kinds:
+            self.name = "|".join(str(choice).lower() for choice in choices) if choices else "name"
 
-    def group_of(self, field: dataclasses.Field[Any], config_class: type[AlgorithmConfig]) -> str:
-        """Name the group of a hyperparameter's option, by the first base class that has it."""
-        bases = reversed(config_class.__mro__)
-        owner = next(cls for cls in bases if field.name in getattr(cls, "__dataclass_fields__", ()))
-        return _OWNERS.get(owner) or owner.__name__.removesuffix("Config")
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read one value."""
+        if not isinstance(value, str):
+            return value
+        if not value.strip():  # --lr=$LR, where the variable is not set
+            self.fail("it is empty. Leave the option out for its default.", param, ctx)
+        if self.optional and value.lower() in ("none", "null"):
+            return None
+        if self.text:
+            return value
+        try:
+            return parse_value(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class FieldOption(click.Option):
+    """The option of a config field; None as its group is the group of the command's own options."""
+
+    def __init__(self, field: dataclasses.Field[Any], group: str | None = None) -> None:
+        flag, self.group = "--" + field.name.replace("_", "-"), group
+        if kind_of(field) == "bool":
+            super().__init__([f"{flag}/--no-{flag[2:]}", field.name], default=None, help=_explanation(field))
+        else:
+            super().__init__([flag, field.name], type=FieldType(field), default=None, help=_explanation(field))
+
+
+def _explanation(field: dataclasses.Field[Any]) -> str:
+    """Write what a field means, its default and its range."""
+    if field.default_factory is not dataclasses.MISSING:
+        default = str(field.default_factory())
+    elif isinstance(field.default, bool):
+        default = "yes" if field.default else "no"
+    else:
+        unset = {dataclasses.MISSING: "must be given", None: "none", "": "none"}
+        default = str(unset.get(field.default, field.default))
+    notes = [f"default: {default}"]
+    for bound, sign in (("above", ">"), ("low", ">="), ("high", "<=")):
+        limit = field.metadata.get(bound)
+        notes += [f"{sign} {limit:g}"] if limit is not None and math.isfinite(limit) else []
+    return f"{field.metadata.get('help', '')}  [{'; '.join(notes)}]"
+
+
+class AlgorithmCommand(click.Command):
+    """A command with an option for each hyperparameter of the algorithm that it runs; help lists them in groups.
+
+    Of those options its function gets the ones that were given.
+
+    Args:
+        find: Returns the algorithm's config class by the command's own parameters, as they were typed; the second
+            argument says whether help is asked for. None: its options are not wanted.
+        title: Group of the command's own options.
+        left_out: Hyperparameters without an option.
+        group_of: Names the group of a hyperparameter's option.
+        attributes: Those of `click.Command`.
+    """
+
+    def __init__(
+        self,
+        *,
+        find: Callable[[Mapping[str, Any], bool], type[AlgorithmConfig] | None],
+        title: str = "The run",
+        left_out: Sequence[str] = (),
+        group_of: Callable[[dataclasses.Field[Any], type[AlgorithmConfig]], str] | None = None,
+        **attributes: Any,
+    ) -> None:
+        super().__init__(**attributes)
+        self._find, self._title, self._left_out, self._group_of = find, title, left_out, group_of or _owner
+        self.params.append(click.Option(["--trust"], is_flag=True, help=_TRUST))
+        self._options_of = functools.cache(self._make_options)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Find the algorithm that it runs, then parse with the options of its config class."""
@@ -79,7 +152,7 @@ class AlgorithmCommand(click.Command, ABC):
         typed = {name: value for name, value in values.items() if isinstance(value, str | bool | tuple | list)}
         help_option = self.get_help_option(ctx)
         with users_mistakes():
-            config_class = self.config_class(typed, asks_help=help_option is not None and help_option.name in typed)
+            config_class = self._find(typed, help_option is not None and help_option.name in typed)
         if config_class is not None:
             ctx.meta[_OPTIONS] = self._options_of(config_class)
         try:
@@ -90,12 +163,20 @@ class AlgorithmCommand(click.Command, ABC):
                 raise
             raise click.UsageError(f"No such option {error.option_name!r}.{known}", ctx) from error
 
-    def _options_of(self, config_class: type[AlgorithmConfig]) -> list[click.Option]:
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call the function without the options that were not given."""
+        for name in [each.name for each in self.get_params(ctx) if isinstance(each, FieldOption)]:
+            if ctx.get_parameter_source(str(name)) is not ParameterSource.COMMANDLINE:
+                ctx.params.pop(str(name), None)
+        return super().invoke(ctx)
+
+    def _make_options(self, config_class: type[AlgorithmConfig]) -> list[click.Option]:
         """Make options of hyperparameters, but of those whose names the command has itself."""
-        taken = {*_OFFIELDS, *self.left_out, "help", "--help"}
+        taken = {*_OFFIELDS, *self._left_out, "help", "--help"}
         for parameter in self.params:
             taken |= {parameter.name or "", *parameter.opts, *parameter.secondary_opts}
-        options = [FieldOption(field, self.group_of(field, config_class)) for field in dataclasses.fields(config_class)]
+        fields = dataclasses.fields(config_class)
+        options = [FieldOption(field, self._group_of(field, config_class)) for field in fields]
         return [option for option in options if not taken & {option.name or "", *option.opts, *option.secondary_opts}]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -110,43 +191,58 @@ class AlgorithmCommand(click.Command, ABC):
             record = parameter.get_help_record(ctx)
             if isinstance(parameter, click.Option) and record is not None:
                 group = parameter.group if isinstance(parameter, FieldOption) else None
-                sections.setdefault("Other" if parameter is help_option else group or self.title, []).append(record)
+                sections.setdefault("Other" if parameter is help_option else group or self._title, []).append(record)
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
 
 
+def _owner(field: dataclasses.Field[Any], config_class: type[AlgorithmConfig]) -> str:
+    """Name the group of a hyperparameter's option, by the first base class that has it."""
+    bases = reversed(config_class.__mro__)
+    owner = next(cls for cls in bases if field.name in getattr(cls, "__dataclass_fields__", ()))
+    return _OWNERS.get(owner) or owner.__name__.removesuffix("Config")
+
+
 class RunCommand(AlgorithmCommand):
-    """A command that takes a run: from a run file, KEY=VALUE and options."""
+    """A command that takes a run: from a run file, KEY=VALUE and options.
 
-    run_fields: Sequence[str] = ()  # keys of a run file that are options
-    display: Sequence[str] = ()  # those of them that help lists in a group of their own
+    Args:
+        run_fields: Keys of a run file that are options.
+        display: Those of them that help lists in a group of their own.
+        attributes: Those of `AlgorithmCommand`.
+    """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        file = "Run file: YAML, TOML or JSON. Later arguments override it."
-        tuned = (
-            "Begin with rl8x's own run file of ENV and the algorithm, a setting that learns: `rl8x tuned` lists them."
-        )
+    def __init__(self, *, run_fields: Sequence[str], display: Sequence[str] = (), **attributes: Any) -> None:
+        super().__init__(find=_config_class_of, **attributes)
         words = click.Argument(["words"], nargs=-1, metavar="[ENV] [KEY=VALUE]...")
-        files = click.Option(["-f", "--file"], metavar="FILE", help=file, multiple=True, callback=one_file)
-        self.params[:0] = [words, files, click.Option(["--tuned"], is_flag=True, help=tuned)]
-        for name in self.run_fields:
-            self.params.append(FieldOption(FIELDS[name], "Tracking and display" if name in self.display else None))
-
-    def config_class(self, parameters: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig]:
-        """Find the config class of the run's algorithm."""
-        parameters = {**parameters, "file": one_file(None, None, parameters.get("file"))}
-        return _config_class(parameters, {} if parameters.get("tuned") else _file_data(parameters))
+        self.params[:0] = [words, run_file("Run file"), click.Option(["--tuned"], is_flag=True, help=_TUNED)]
+        for name in run_fields:
+            self.params.append(FieldOption(FIELDS[name], "Tracking and display" if name in display else None))
 
 
-def one_file(ctx: click.Context | None, param: click.Parameter | None, files: Sequence[str] | None) -> str | None:
+def run_file(what: str) -> click.Option:
+    """Make the option of a file to read."""
+    text = f"{what}: YAML, TOML or JSON. Later arguments override it."
+    return click.Option(["-f", "--file"], metavar="FILE", help=text, multiple=True, callback=_one_file)
+
+
+def _one_file(ctx: click.Context | None, param: click.Parameter | None, files: Sequence[str] | None) -> str | None:
     """Return the one file of an option `-f`, if any: of several, the last would silently replace the others."""
     if files is not None and len(files) > 1:
         raise UserError(
             f"one file at most; got -f {' and -f '.join(files)}. Write them as one, or what differs as KEY=VALUE."
         )
     return files[0] if files else None
+
+
+# -- a run of what was typed
+
+
+def _config_class_of(parameters: Mapping[str, Any], asks_help: bool) -> type[AlgorithmConfig]:
+    """Find the config class of a run's algorithm by what was typed."""
+    parameters = {**parameters, "file": _one_file(None, None, parameters.get("file"))}
+    return _config_class(parameters, {} if parameters.get("tuned") else _file_data(parameters))
 
 
 def _file_data(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,7 +285,7 @@ def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunSpec
 
     Names on the command line may import their modules, names in a file only with `--trust`.
     """
-    options = {name: value for name, value in given_options(parameters).items() if name not in _NOT_OFFIELDS}
+    options = {name: value for name, value in parameters.items() if name not in _NOT_OFFIELDS}
     envs = [word for word in parameters["words"] if "=" not in word]
     if len(envs) > 1:
         raise UserError(f"one environment at most; got {' and '.join(envs)}.")
@@ -211,9 +307,9 @@ def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunSpec
         if "seed" in hyperparameters:
             data.pop("seed", None)
         data["algorithm_config"] = {**inner, **hyperparameters} if isinstance(inner, Mapping) else inner
-    typed = frozenset(texts([envs, given, conditions, options]))
-    find_modules_here(parameters["trust"] or typed)
-    return RunSpec.from_plain(data, trust=parameters["trust"] or typed)
+    trusted: Trust = parameters["trust"] or frozenset(texts([envs, given, conditions, options]))
+    find_modules_here(trusted)
+    return RunSpec.from_plain(data, trust=trusted)
 
 
 def _without_schedules(
@@ -241,80 +337,3 @@ def find_modules_here(trust: Trust) -> None:
         wanted = any(PathFinder.find_spec(top, [here]) is not None for top in tops)
     if wanted and here not in sys.path:
         sys.path.append(here)
-
-
-class FieldType(click.ParamType[Any]):
-    """The values of a config field: read as YAML, except where the field is text; the config itself checks them."""
-
-    def __init__(self, field: dataclasses.Field[Any]) -> None:
-        kinds = kind_of(field)
-        self.text = kinds in ("str", "str | None")
-        self.optional = field.default is None or kinds.endswith("None")
-        self.name = _metavar(field)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read one value."""
-        if not isinstance(value, str):
-            return value
-        if not value.strip():  # --lr=$LR, where the variable is not set
-            self.fail("it is empty. Leave the option out for its default.", param, ctx)
-        if self.optional and value.lower() in ("none", "null"):
-            return _NONE
-        if self.text:
-            return value
-        try:
-            read = parse_value(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        return _NONE if read is None else read
-
-
-# Stands for a None that was given; click's own None is an option that was not.
-_NONE: Final = object()
-
-
-def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that were on the command line, `none` as None."""
-    return {name: None if value is _NONE else value for name, value in values.items() if value is not None}
-
-
-class FieldOption(click.Option):
-    """The option of a config field; None as its group is the group of the command's own options."""
-
-    def __init__(self, field: dataclasses.Field[Any], group: str | None = None) -> None:
-        flag, self.group = "--" + field.name.replace("_", "-"), group
-        if kind_of(field) == "bool":
-            super().__init__([f"{flag}/--no-{flag[2:]}", field.name], default=None, help=_explanation(field))
-        else:
-            super().__init__([flag, field.name], type=FieldType(field), default=None, help=_explanation(field))
-
-
-def _metavar(field: dataclasses.Field[Any]) -> str:
-    choices = field.metadata.get("choices")
-    if choices:
-        return "|".join(str(choice).lower() for choice in choices)
-    kinds = kind_of(field)
-    for prefix, name in (("int", "integer"), ("float", "number"), ("dict", "mapping"), ("list", "list")):
-        if kinds.startswith(prefix):
-            return name
-    return "name" if "type[" in kinds else "text"
-
-
-def _explanation(field: dataclasses.Field[Any]) -> str:
-    notes = [f"default: {_shown(field)}"]
-    declared = field.metadata
-    low, high, above = declared.get("low", -math.inf), declared.get("high", math.inf), declared.get("above", -math.inf)
-    notes += [f"> {above:g}"] if above > -math.inf else []
-    notes += [f">= {low:g}"] if low > -math.inf else []
-    notes += [f"<= {high:g}"] if high < math.inf else []
-    return f"{declared.get('help', '')}  [{'; '.join(notes)}]"
-
-
-def _shown(field: dataclasses.Field[Any]) -> str:
-    if field.default_factory is not dataclasses.MISSING:
-        return str(field.default_factory())
-    if field.default is dataclasses.MISSING:
-        return "must be given"
-    if isinstance(field.default, bool):
-        return "yes" if field.default else "no"
-    return "none" if field.default in (None, "") else str(field.default)

@@ -12,7 +12,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from rl8x.cli.acting import Acting, asked_config, check_spaces, in_words, load_acting
+from rl8x.cli.acting import Acting, acting_options, asked_config, check_spaces, in_words, load_acting
 from rl8x.cli.errors import FiniteRange, UserError, check_folder, users_mistakes
 from rl8x.config import apply_overrides, parse_value
 from rl8x.envs import Env
@@ -33,8 +33,6 @@ _EPISODES: Final = 10  # without a film
 
 
 @click.command("play", epilog=_EXAMPLES, context_settings={"max_content_width": 120})
-@click.argument("run")
-@click.argument("overrides", nargs=-1, metavar="[env_config.NAME=VALUE]...")
 @click.option("--output", "out", metavar="FILE", help="Write a film: a .gif, or a .mp4 (extra `video`).")
 @click.option(
     "--episodes",
@@ -62,9 +60,7 @@ _EPISODES: Final = 10  # without a film
     help="Where to stop when episodes do not end. [default: 1000; 200 where they never do]",
 )
 @click.option("--fps", type=FiniteRange(min=0, min_open=True), help="Steps a second. [default: the environment's]")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seeds the environment and the actions.")
-@click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged.")
-@click.option("--trust", is_flag=True, help="Import the modules that the checkpoint names: their code runs.")
+@acting_options
 def play(
     run: str,
     overrides: tuple[str, ...],

@@ -1,16 +1,15 @@
-"""`rl8x study`: trainings under several configurations and seeds, tested in many environments, from one file."""
+"""`rl8x study`, `report` and `compare`: trainings tested in many environments, what came out, and runs side by side."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from rl8x.cli.errors import LOST_ROWS, UserError, users_mistakes
-from rl8x.cli.options import find_modules_here, one_file
+from rl8x.cli.errors import LOST_ROWS, FiniteRange, UserError, check_folder, users_mistakes
+from rl8x.cli.options import find_modules_here, max_content_width, run_file
 from rl8x.config import apply_overrides
 from rl8x.config.files import SUFFIXES
 from rl8x.importing import texts
@@ -43,16 +42,8 @@ A search has ranges instead of lists, and `trials`:
 _FAILED: Final = 1
 
 
-@click.command("study", epilog=_EXAMPLES, context_settings={"max_content_width": 120})
+@click.command("study", epilog=_EXAMPLES, context_settings=max_content_width, params=[run_file("The study's file")])
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option(
-    "-f",
-    "--file",
-    metavar="FILE",
-    multiple=True,
-    callback=one_file,
-    help="The study's file: YAML, TOML or JSON. Later arguments override it.",
-)
 @click.option("--jobs", type=click.IntRange(min=1), default=1, help="Trainings at the same time on this machine.")
 @click.option(
     "--backend",
@@ -64,16 +55,7 @@ _FAILED: Final = 1
 @click.option("--progress", type=click.Choice(["auto", "bar", "lines", "none"]), help="What is shown meanwhile.")
 @click.option("--dry-run", is_flag=True, help="Check everything, list the trainings, and train nothing.")
 @click.option("--trust", is_flag=True, help="Import the modules that the file names: their code runs.")
-def study(
-    words: tuple[str, ...],
-    file: str | None,
-    jobs: int,
-    backend: str,
-    cluster: str | None,
-    progress: str | None,
-    dry_run: bool,
-    trust: bool,
-) -> int:
+def study(words: tuple[str, ...], file: str | None, dry_run: bool, trust: bool, **how: Any) -> int:
     """Train under several configurations, hyperparameters and seeds, and test every policy in many environments.
 
     KEY=VALUE sets any key of the file: seeds=5, test.length='[0.5, 1]'; hyperparameters need no algorithm_config before
@@ -93,13 +75,13 @@ def study(
         config = StudyConfig.from_file(Path(file), words, trust=trust or None)
         study = Study.from_config(config)
         if dry_run:
-            check_backend(backend, cluster)
+            check_backend(how["backend"], how["cluster"])
             notes = config.check()
             _list(config)
             for note in notes:
                 say(note)
             return 0
-        frame = study.run(jobs, backend=backend, cluster=cluster, progress=progress)
+        frame = study.run(**how)
     _summarize(study, frame)
     return _FAILED if study.failed else 0 if study.has_arrived else LOST_ROWS
 
@@ -151,22 +133,117 @@ def _without_inside(study: Any, frame: Any) -> list[str]:
 def _rows(frame: Any) -> list[list[str]]:
     """Make a line for each training configuration and set of hyperparameters: mean returns over seeds."""
     from rl8x.studies import table as columns
-    from rl8x.studies.summary import HEADINGS
+    from rl8x.studies.statistics import HEADINGS
 
     final = frame[frame[columns.FINAL]]
-    who = [name for name in frame.columns if name == columns.TRAINING or name.startswith(columns.VARY)]
-    varied = (name.removeprefix(columns.VARY) for name in who)
-    rows = [[*varied, "seeds", "return", "inside", "outside", HEADINGS["worst_cell"]]]
-    for names, group in final.groupby(who, sort=False, dropna=False):
-        within = group[columns.INSIDE]
-        values: Mapping[str, Any] = {
-            "all": group[columns.RETURNS],
-            "inside": group[columns.RETURNS][within],
-            "outside": group[columns.RETURNS][~within],
-        }
-        # A return that is not finite makes no mean of the others.
-        means = ["-" if part.empty else f"{part.mean(skipna=False):.4g}" for part in values.values()]
-        worst = group.groupby(columns.SEED)[columns.RETURNS].agg(lambda of_seed: of_seed.min(skipna=False))
-        worst = worst.mean(skipna=False)
-        rows.append([*map(str, names), str(group[columns.SEED].nunique()), *means, f"{worst:.4g}"])
-    return rows
+    by = columns.who(final)
+    policies = columns.policies(final).groupby(by, sort=False, dropna=False)
+    # A return that is not finite makes no mean of the others.
+    means = policies[["mean", "inside", "outside", "min"]].agg(lambda each: each.mean(skipna=False))
+    within = final.groupby(by, sort=False, dropna=False)[columns.INSIDE]
+    means = means.map("{:.4g}".format).assign(seeds=policies.size().astype(str))
+    means["inside"] = means["inside"].where(within.any(), "-")
+    means["outside"] = means["outside"].where(~within.all(), "-")
+    heads = [*(name.removeprefix(columns.VARY) for name in by), "seeds", "return", "inside", "outside"]
+    shown = means.reset_index()[[*by, "seeds", "mean", "inside", "outside", "min"]].astype(str)
+    return [[*heads, HEADINGS["worst_cell"]], *shown.to_numpy().tolist()]
+
+
+_REPORT_EXAMPLES: Final = """\b
+rl8x report studies/cartpole
+rl8x report my-study --baseline fixed --parameters length,masspole
+rl8x report 208998b475a04c3283bf23d5b52180d5 --tracking-uri http://server:5000 --output figures
+"""
+
+
+_level = click.option(
+    "--level", type=FiniteRange(0, 1, min_open=True, max_open=True), default=0.95, help="Coverage. [default: 0.95]"
+)
+_tracking_uri = click.option("--tracking-uri", metavar="URI", help="Where the runs are. Default: as in training.")
+
+
+@click.command("report", epilog=_REPORT_EXAMPLES, context_settings=max_content_width)
+@click.argument("study")
+@click.option("--baseline", metavar="GROUP", help="Compare the others with this training. [default: the first]")
+@click.option(
+    "--parameters",
+    metavar="NAMES",
+    help="Test parameters to draw over, with commas between them. [default: all; heat maps over the main two]",
+)
+@click.option(
+    "--bootstrap",
+    type=click.Choice(["policies", "cells"]),
+    default="policies",
+    help="What intervals resample: whole policies, or seeds anew in each cell, as the package rliable does, which is "
+    "too narrow where one policy is played in all cells. [default: policies]",
+)
+@_level
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seeds the bootstrap. [default: 0]")
+@click.option(
+    "--output", metavar="DIR", help="Folder for the files. [default: report in the study's folder, or reports/NAME]"
+)
+@click.option("--log/--no-log", default=True, help="Log the files to the parent run too, where it is known. [default]")
+@_tracking_uri
+def report(study: str, parameters: str | None, bootstrap: Any, output: str | None, **options: Any) -> None:
+    """Report on STUDY: a study's folder, or the name or ID of its parent run.
+
+    Prints a row for each training and set of hyperparameters, with 95% intervals over seeds in brackets: mean return,
+    interquartile mean (IQM), mean of the worst 10% and 1% of the cells (CVaR), own worst cell, means inside and outside
+    of what was trained on, their gap, and the probability to beat the baseline. Writes report.html, summary.csv and
+    PNGs.
+    """
+    from rl8x.studies.report import PAGE
+    from rl8x.studies.report import report as make_report
+
+    names = None if parameters is None else [name.strip() for name in parameters.split(",") if name.strip()]
+    if output is not None:
+        check_folder(Path(output), "--output")
+    with users_mistakes(OSError):
+        result = make_report(study, parameters=names, over=bootstrap, output=output, **options)
+    click.echo(str(result))
+    click.echo(f"\nWritten: {result.folder}/{PAGE}, with its table and figures beside it")
+
+
+_COMPARE_EXAMPLES: Final = """\b
+rl8x compare first-run second-run
+rl8x compare my-study --group-by lr --metric eval/returns/mean
+rl8x compare --experiment CartPole --group-by algorithm --output figures
+"""
+
+
+@click.command("compare", epilog=_COMPARE_EXAMPLES, context_settings=max_content_width)
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--experiment", metavar="NAME", help="All runs of an experiment, by its name or ID.")
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="Compare this metric; may be repeated. [default: returns of evaluations, else of training]",
+)
+@click.option(
+    "--group-by", multiple=True, metavar="PARAM", help="Average the runs with the same value; may be repeated."
+)
+@click.option("--minimize", is_flag=True, help="The lowest value of a metric is its best one.")
+@_level
+@click.option("--output", metavar="DIR", help="Folder for the files. [default: reports/compare-RUN]")
+@_tracking_uri
+def compare(runs: tuple[str, ...], experiment: str | None, output: str | None, **options: Any) -> None:
+    """Compare runs: the params that differ, last and best metrics, and learning curves.
+
+    RUN is a run's name or ID, or a folder of checkpoints; of a study, by its folder or parent run, the children are
+    compared. Prints the table, with a column for each run where a row for each would be too wide, and writes
+    compare.html, runs.csv, curves.csv and a PNG for each metric.
+    """
+    from rl8x.studies.compare import PAGE
+    from rl8x.studies.compare import compare as compare_runs
+    from rl8x.studies.table import plain_name
+
+    if output is not None:
+        check_folder(Path(output), "--output")
+    with users_mistakes(OSError):
+        comparison = compare_runs(runs, experiment=experiment, **options)
+        folder = output or f"reports/compare-{plain_name(experiment or Path(runs[0]).name)}"
+        comparison.write(folder)
+    click.echo(str(comparison))
+    click.echo(f"\nWritten: {folder}/{PAGE}, with its tables and figures beside it")

@@ -13,7 +13,14 @@ import click
 from rl8x import keys
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.cli.errors import LOST_ROWS, UserError, is_users_mistake, users_mistakes
-from rl8x.cli.options import AlgorithmCommand, RunCommand, find_modules_here, given_options, read_run, stop_specs
+from rl8x.cli.options import (
+    AlgorithmCommand,
+    RunCommand,
+    find_modules_here,
+    max_content_width,
+    read_run,
+    stop_specs,
+)
 from rl8x.conditions import from_spec
 from rl8x.config import RunSpec, apply_overrides, dump_run
 from rl8x.config.algorithms import algorithm_config_class
@@ -57,14 +64,14 @@ _OWN_FORM: Final = ("env", "algorithm_config", "stop_conditions", "seed")
 _IMPOSSIBLE: Final = (ProgramError, RankError)
 
 
-class _TrainCommand(RunCommand):
-    """A command with an option for each key of a run file."""
-
-    run_fields = tuple(name for name in FIELDS if name not in _OWN_FORM)
-    display = ("tracking", "tracking_uri", "experiment_name", "run_name", "progress")
-
-
-@click.command("train", cls=_TrainCommand, epilog=_EXAMPLES, context_settings={"max_content_width": 120})
+@click.command(
+    "train",
+    cls=RunCommand,
+    run_fields=[name for name in FIELDS if name not in _OWN_FORM],
+    display=("tracking", "tracking_uri", "experiment_name", "run_name", "progress"),
+    epilog=_EXAMPLES,
+    context_settings=max_content_width,
+)
 @click.option(
     "--stop",
     multiple=True,
@@ -107,33 +114,23 @@ def train(stop: tuple[str, ...], resume: str | None, dry_run: bool, **options: A
     return 0
 
 
-class _ResumeCommand(AlgorithmCommand):
-    """A command with an option for each hyperparameter of the saved run's algorithm."""
+def _saved_class(parameters: Mapping[str, Any], asks_help: bool) -> type[AlgorithmConfig] | None:
+    """Find the saved run's config class, where an option or `--help` asks for it: a search may ask a server."""
+    run, words, trust = parameters.get("run"), parameters.get("words") or (), parameters.get("trust", False)
+    if run is None or not (asks_help or any(word.startswith("--") for word in (run, *words))):
+        return None
+    if run.startswith("--"):
+        raise UserError(f"name the run first: rl8x resume RUN {run} ...")
+    from rl8x.checkpoint import find
+    from rl8x.tracking.location import typed_store
 
-    def config_class(self, parameters: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig] | None:
-        """Find the saved run's config class, where an option or `--help` asks for it: a search may ask a server."""
-        run, words, trust = parameters.get("run"), parameters.get("words") or (), parameters.get("trust", False)
-        if run is None or not (asks_help or any(word.startswith("--") for word in (run, *words))):
-            return None
-        if run.startswith("--"):
-            raise UserError(f"name the run first: rl8x resume RUN {run} ...")
-        from rl8x.checkpoint import find
-        from rl8x.tracking.location import typed_store
-
-        with typed_store(parameters.get("tracking_uri")):
-            name = find(run, auto=parameters.get("auto", False)).spec.algorithm.algorithm
-        find_modules_here(trust)
-        return algorithm_config_class(name, trust) if isinstance(name, str) else None
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command with the store that was typed as the user's."""
-        from rl8x.tracking.location import typed_store
-
-        with typed_store(ctx.params.pop("tracking_uri")):
-            return super().invoke(ctx)
+    with typed_store(parameters.get("tracking_uri")):
+        name = find(run, auto=parameters.get("auto", False)).spec.algorithm.algorithm
+    find_modules_here(trust)
+    return algorithm_config_class(name, trust) if isinstance(name, str) else None
 
 
-@click.command("resume", cls=_ResumeCommand)
+@click.command("resume", cls=AlgorithmCommand, find=_saved_class)
 @click.argument("run")
 @click.argument("words", nargs=-1, metavar="[HYPERPARAMETER=VALUE]...")
 @click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged.")
@@ -151,6 +148,7 @@ def resume(
     max_steps: int | None,
     steps_per_eval: int | None,
     stop: tuple[str, ...],
+    tracking_uri: str | None,
     progress: Any,
     trust: bool,
     **hyperparameters: Any,
@@ -161,16 +159,20 @@ def resume(
     one from here on, as in lr=1e-4 or --lr 1e-4, and is noted in the run's tags; `rl8x resume RUN --help` lists them.
     The exit code is 3 if rows are lost, as in `train`.
     """
-    options = given_options({"max_steps": max_steps, "steps_per_eval": steps_per_eval})
-    with users_mistakes(RankError):
-        overrides = apply_overrides({}, words) | given_options(hyperparameters)
-        conditions = stop_specs(stop)
-        find_modules_here(trust or list(texts([overrides, conditions])))
-        if conditions:
-            import_condition = functools.partial(import_named, trust=True)
-            options["stop_conditions"] = [from_spec(condition, find=import_condition) for condition in conditions]
-        trainer = make_trainer(run, auto=auto, overrides=overrides, trust=trust)
-    return run_to_the_end(trainer, functools.partial(trainer.run, progress=progress, **options), progress)
+    from rl8x.tracking.location import typed_store
+
+    limits = {"max_steps": max_steps, "steps_per_eval": steps_per_eval}
+    options: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    with typed_store(tracking_uri):
+        with users_mistakes(RankError):
+            overrides = apply_overrides({}, words) | hyperparameters
+            conditions = stop_specs(stop)
+            find_modules_here(trust or list(texts([overrides, conditions])))
+            if conditions:
+                import_condition = functools.partial(import_named, trust=True)
+                options["stop_conditions"] = [from_spec(condition, find=import_condition) for condition in conditions]
+            trainer = make_trainer(run, auto=auto, overrides=overrides, trust=trust)
+        return run_to_the_end(trainer, functools.partial(trainer.run, progress=progress, **options), progress)
 
 
 def make_trainer(
@@ -178,7 +180,8 @@ def make_trainer(
 ) -> Trainer:
     """Make the trainer of a run from what `rl8x resume` takes.
 
-    `run` builds the algorithm, which must be as it was. None builds it from the checkpoint.
+    `run` builds the algorithm, which must be as it was, and its options are those of the next `run()`. None builds the
+    algorithm from the checkpoint.
     """
     from rl8x.checkpoint import CheckpointError, find
     from rl8x.trainers import Trainer
@@ -189,13 +192,18 @@ def make_trainer(
     try:
         named = Path(source).resolve() == checkpoint.path.resolve()
         meant = checkpoint.path if named else checkpoint.path.parent
-        return Trainer.resume(meant, auto=auto, algorithm=algorithm, overrides=overrides, tracker=tracker, trust=trust)
+        trainer = Trainer.resume(
+            meant, auto=auto, algorithm=algorithm, overrides=overrides, tracker=tracker, trust=trust
+        )
     except CheckpointError as error:
         for name in ("algorithm", "tracker"):
             if f"`{name}=`" in str(error):
                 call = f"Trainer.resume({str(checkpoint.path)!r}, {name}=...)"
                 raise UserError(f"{error}, in a script: {call}") from error
         raise
+    if run is not None:
+        trainer.plan(run)
+    return trainer
 
 
 def _tracker_to_same_store(run: RunSpec, saved: Tracked) -> Any:
@@ -214,20 +222,13 @@ def resumed(run: RunSpec, source: str, *, trust: bool) -> Trainer | None:
     from rl8x.checkpoint.find import find_unfinished
 
     if source != "auto":
-        return _going_on(run, source, auto=False, trust=trust)
+        return make_trainer(source, auto=False, overrides={}, trust=trust, run=run)
     directory = run.trainer.checkpoints.get("directory")
     folder = find_unfinished(run) if directory is None else Path(directory)
     if folder is None or not listed(folder):
         return None
     say(f"rl8x: going on with {folder}", err=True)
-    return _going_on(run, folder, auto=True, trust=trust)
-
-
-def _going_on(run: RunSpec, source: str | Path, *, auto: bool, trust: bool) -> Trainer:
-    """Make the trainer of a saved run; its next `run()` has the options of `run`."""
-    trainer = make_trainer(source, auto=auto, overrides={}, trust=trust, run=run)
-    trainer.plan(run)
-    return trainer
+    return make_trainer(folder, auto=True, overrides={}, trust=trust, run=run)
 
 
 def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: str) -> int:

@@ -71,10 +71,6 @@ class HitsLowerBound(_Bound):
     Args:
         name: The metric, such as `"losses/vf"`.
         bound: The bound, in the metric's unit; finite.
-
-    Raises:
-        TypeError: If the name is not a string.
-        ValueError: If the bound is not a finite number.
     """
 
     holds = staticmethod(operator.le)
@@ -88,10 +84,6 @@ class HitsUpperBound(_Bound):
     Args:
         name: The metric, such as `"eval/returns/mean"`.
         bound: The bound, in the metric's unit; finite.
-
-    Raises:
-        TypeError: If the name is not a string.
-        ValueError: If the bound is not a finite number.
     """
 
     holds = staticmethod(operator.ge)
@@ -163,10 +155,6 @@ class Plateau(_Patient):
         rtol: Tolerance relative to the earlier mean, at least 0.
         atol: Absolute tolerance, in the metric's unit, at least 0; for metrics around 0.
         after: How many of the metric's first values are left out, at least 0.
-
-    Raises:
-        TypeError: If the name is not a string.
-        ValueError: If a number is out of its range.
     """
 
     def __init__(self, name: str, patience: int = 5, rtol: float = 1e-3, atol: float = 0.0, after: int = 0) -> None:
@@ -243,10 +231,6 @@ class StopsDecreasing(_StopsImproving):
         rtol: By how much of the lowest value another must be lower to count, at least 0.
         atol: The same in the metric's unit (elsewhere `min_delta`), at least 0.
         after: How many of the metric's first values are left out, at least 0.
-
-    Raises:
-        TypeError: If the name is not a string.
-        ValueError: If a number is out of its range.
     """
 
     sign = -1
@@ -266,10 +250,6 @@ class StopsIncreasing(_StopsImproving):
         rtol: By how much of the highest value another must be higher to count, at least 0.
         atol: The same in the metric's unit (elsewhere `min_delta`), at least 0.
         after: How many of the metric's first values are left out, at least 0.
-
-    Raises:
-        TypeError: If the name is not a string.
-        ValueError: If a number is out of its range.
     """
 
     sign = 1

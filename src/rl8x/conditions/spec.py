@@ -179,11 +179,7 @@ def is_expression(text: str) -> bool:
 
 
 def parse(text: str) -> Condition:
-    """Make a condition of a text.
-
-    Raises:
-        ValueError: If it is no such text; the message says where.
-    """
+    """Make a condition of a text."""
     parser = _Parser(text)
     condition = parser.either()
     if parser.tokens:

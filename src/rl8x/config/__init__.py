@@ -1,9 +1,8 @@
 """A run as plain data: run files in YAML, TOML or JSON, which `rl8x train --help` shows, and `RunSpec`, made of one."""
 
 from rl8x.config.algorithms import algorithm_configs
-from rl8x.config.checkpoints import Checkpoints
 from rl8x.config.files import apply_overrides, load_run_file, parse_value
-from rl8x.config.spec import AlgorithmSpec, EnvSpec, RunOptions, RunSpec, TrainerSpec
+from rl8x.config.spec import AlgorithmSpec, Checkpoints, EnvSpec, RunOptions, RunSpec, TrainerSpec
 from rl8x.plain_yaml import dump_run
 
 __all__ = [

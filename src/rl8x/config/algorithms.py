@@ -38,11 +38,7 @@ def plain_name(name: str) -> str:
 
 
 def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
-    """Return the config class of an algorithm by its name, or by the dotted path of the class.
-
-    Raises:
-        ValueError: If there is no such config class, or it may not be imported.
-    """
+    """Return the config class of an algorithm by its name, or by the dotted path of the class."""
     known = algorithm_configs()
     builtin = {known_name.lower(): cls for known_name, cls in known.items()}.get(plain_name(name))
     if builtin is not None:
@@ -83,22 +79,12 @@ def _is_preset(cls: type[AlgorithmConfig]) -> bool:
 
 
 def restored(value: Any, trust: Trust) -> Any:
-    """Replace `{"$class": path}` in plain data by the classes.
-
-    Raises:
-        UntrustedError: If it names what it may not, also by a Gymnasium id of the form `module:MyEnv-v0`.
-        ValueError: If there is no such class.
-    """
+    """Replace `{"$class": path}` in plain data by the classes."""
     return from_plain(value, _KINDS, trust=trust)
 
 
 def restored_options(config_class: type[AlgorithmConfig], values: Mapping[str, Any], trust: Trust) -> dict[str, Any]:
-    """Return hyperparameters with the classes that they name, also by a dotted path alone where a class is wanted.
-
-    Raises:
-        UntrustedError: If a hyperparameter names a class that may not be imported.
-        ValueError: If there is no such class.
-    """
+    """Return hyperparameters with the classes that they name, also by a dotted path alone where a class is wanted."""
     kinds = {field.name: str(field.type) for field in dataclasses.fields(config_class)}
     return {
         name: import_class(value, _KINDS, trust=trust)

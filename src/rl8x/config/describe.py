@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import types
 from collections.abc import Iterator, Mapping
@@ -11,10 +10,9 @@ from typing import Any
 
 from rl8x import algorithms
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
-from rl8x.config.checkpoints import Checkpoints
-from rl8x.config.spec import UNWRITABLE, AlgorithmSpec, EnvSpec, RunSpec, TrainerSpec, is_unwritable
+from rl8x.config.spec import UNWRITABLE, AlgorithmSpec, Checkpoints, EnvSpec, RunSpec, TrainerSpec, is_unwritable
 from rl8x.envs import GymnasiumEnv, registry
-from rl8x.envs.setter_base import Setter
+from rl8x.envs.bindings import Binding
 from rl8x.importing import CLASS, NOT_PLAIN, dotted_path, import_named, to_plain
 
 
@@ -48,17 +46,17 @@ def env_spec(algorithm: GenericAlgorithmBase[Any]) -> EnvSpec:
         return EnvSpec()
     if factory is None:
         return _unwritable_env("the environment was given as an instance")
-    made_by = factory if isinstance(factory, functools.partial) else functools.partial(factory)
+    made_by = registry.env_maker(factory, trust=True)
     path = _path(made_by.func)
-    args, kwargs = (to_plain(given, _form_for_env) for given in (list(made_by.args), dict(made_by.keywords)))
+    args, kwargs = (to_plain(given, _form_for_env) for given in (list(made_by.args), made_by.arguments))
     if path is None:
         return _unwritable_env("the environment is not made by a class or a function that is an attribute of a module")
     if args is NOT_PLAIN or kwargs is NOT_PLAIN:
         return _unwritable_env("the environment's arguments cannot be saved to a file")
     maker, first = made_by.func, args[0] if args else None
     named = first[CLASS] if isinstance(first, dict) and set(first) == {CLASS} else None
-    if registry.BUILTIN.get(type(algorithm.env).__name__) is maker and not args:
-        path = type(algorithm.env).__name__
+    if registry.BUILTIN.get(getattr(maker, "__name__", "")) is maker and not args:
+        path = maker.__name__
     elif maker is GymnasiumEnv and len(args) == 1 and first not in [*registry.BUILTIN] and not _is_function(named):
         path = str(named or first)
     elif args:
@@ -112,7 +110,7 @@ def checkpoints_plain(options: Checkpoints | None) -> dict[str, Any]:
 
 
 def _form(part: Any) -> Any:
-    return part.to_dict() if isinstance(part, Setter) else part
+    return part.to_dict() if isinstance(part, Binding) else part
 
 
 def _form_for_env(part: Any) -> Any:

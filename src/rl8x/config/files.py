@@ -172,11 +172,7 @@ def apply_overrides(
 
 
 def put_at(data: dict[str, Any], names: Sequence[str], value: Any, owner: str) -> None:
-    """Put a value at a path of keys into nested mappings, which are made where they are missing.
-
-    Raises:
-        ValueError: If the path leads into something that is not a mapping; the message begins with `owner`.
-    """
+    """Put a value at a path of keys into nested mappings, which are made where they are missing."""
     *path, last = names
     for depth, name in enumerate(path, 1):
         if data.get(name) is None:

@@ -6,10 +6,12 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import math
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.base import GenericAlgorithmBase
@@ -18,15 +20,13 @@ from rl8x.algorithms.hyperparameters import check_names_in, check_options, given
 from rl8x.algorithms.presets import with_preset
 from rl8x.conditions import Condition, as_conditions, from_spec, parts
 from rl8x.config.algorithms import algorithm_config_class, restored, restored_options
-from rl8x.config.checkpoints import Checkpoints
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
 from rl8x.envs import Env, env_maker
 from rl8x.frozen import frozen, thawed
 from rl8x.importing import Trust, import_named
-from rl8x.names import did_you_mean
+from rl8x.names import did_you_mean, name_here
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.dataset_files import SPACES, lacks_spaces
-from rl8x.synonyms import name_here
 
 if TYPE_CHECKING:
     from rl8x.tracking import Tracker
@@ -43,6 +43,51 @@ _HYPERPARAMETER_ALIASES: Final = {"model_cls": "model", "distribution_cls": "dis
 def is_unwritable(value: object) -> bool:
     """Whether plain data stands for a value that no file can hold."""
     return isinstance(value, Mapping) and set(value) == {UNWRITABLE}
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+    """When to save and what to keep. A run is also saved at its end and on a signal.
+
+    Args:
+        directory: The run's own folder of checkpoints; None is one beside the tracked run, in `mlruns/checkpoints`. A
+            relative path is taken from the working directory of now, whatever that is later.
+        every_steps: Save whenever the trainer's steps are a multiple of this; None does not.
+        every_minutes: Save when so many minutes have passed since the last; None does not.
+        keep: How many of the last checkpoints to keep.
+        best: A metric, such as "eval/returns/mean": whenever it is better than ever, the run is saved, and the best
+            checkpoint is kept beside the last ones.
+        mode: Whether the largest ("max") or the smallest ("min") value of `best` is best.
+
+    Raises:
+        TypeError: If the directory is not a path.
+        ValueError: If a number is not positive, or the mode is none.
+    """
+
+    directory: str | os.PathLike[str] | None = None
+    every_steps: int | None = None
+    every_minutes: float | None = 5.0
+    keep: int = 3
+    best: str | None = None
+    mode: Literal["max", "min"] = "max"
+
+    def __post_init__(self) -> None:
+        if self.directory is not None:
+            if not isinstance(self.directory, str | os.PathLike):
+                raise TypeError(f"Checkpoints: `directory` must be a path or None; got {self.directory!r}.")
+            object.__setattr__(self, "directory", Path(self.directory).absolute())
+        for name in ("every_steps", "keep"):
+            value = getattr(self, name)
+            if (value is not None or name == "keep") and (type(value) is not int or value < 1):
+                raise ValueError(f"Checkpoints: `{name}` must be a whole number, at least 1; got {value!r}.")
+        minutes = self.every_minutes
+        if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes < math.inf):
+            raise ValueError(f"Checkpoints: `every_minutes` must be a positive number or None; got {minutes!r}.")
+        if self.mode not in ("max", "min"):
+            raise ValueError(f"Checkpoints: `mode` must be 'max' or 'min'; got {self.mode!r}.")
+
+
+CheckpointsLike = Checkpoints | str | os.PathLike[str] | bool | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +137,8 @@ class EnvSpec(_Section):
         try:
             signature.bind(*maker.args, 1, device="cpu", seed=0, **maker.keywords)
         except TypeError as error:
-            raise ValueError(f"env_kwargs: {name} takes {', '.join(signature.parameters)}; {error}.") from None
+            takes = ", ".join(dict.fromkeys((*signature.parameters, "observe_parameters")))
+            raise ValueError(f"env_kwargs: {name} takes {takes}; {error}.") from None
         return maker
 
 
@@ -211,7 +257,11 @@ class TrainerSpec(_Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions(_Section):
-    """The options of a `run()`."""
+    """The options of a `run()`.
+
+    Raises:
+        ValueError: If there are films without evaluations.
+    """
 
     env_config: dict[str, Any] | None = option(
         None,
@@ -234,6 +284,11 @@ class RunOptions(_Section):
         "What is shown while it runs. auto: a bar on a terminal and in a notebook, lines elsewhere.",
         choices=("auto", "bar", "lines", "none"),
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.evals_per_film is not None and self.steps_per_eval is None:
+            raise ValueError("`evals_per_film` counts the evaluations of the run: give `steps_per_eval` too.")
 
     def conditions(self, trust: Trust = False) -> list[Condition]:
         """Make the stop conditions, anew at each call, since they remember what they saw.
@@ -363,10 +418,7 @@ class RunSpec:
             TypeError: If a value is of another kind.
             ValueError: If there is no such key, or something is not legal.
         """
-        for name in fields:
-            if name not in FIELDS:
-                raise ValueError(_unknown(name, _names(algorithm_config_class(self.algorithm.algorithm, self.trusted))))
-        return RunSpec.read(self.to_plain() | fields, trust=self.trusted).checked()
+        return RunSpec.from_plain(self.to_plain() | fields, trust=self.trusted)
 
     def diff(self, other: RunSpec) -> dict[str, tuple[Any, Any]]:
         """Return the keys in which another run differs, with the values here and there.
@@ -381,6 +433,25 @@ class RunSpec:
         return {name: (here.get(name), there.get(name)) for name in names if here.get(name) != there.get(name)}
 
     # -- checking
+
+    @functools.cached_property
+    def config(self) -> AlgorithmConfig:
+        """The algorithm's config.
+
+        Raises:
+            ValueError: If a hyperparameter is not legal.
+        """
+        return self.algorithm.make_config(self.trusted)
+
+    @functools.cached_property
+    def evaluates(self) -> bool:
+        """Whether the run makes evaluations: every `steps_per_eval`, or because a stop condition asks for them.
+
+        Raises:
+            ValueError: If a stop condition is not legal.
+        """
+        asked = [part.evaluates for condition in self.run.conditions(self.trusted) for part in parts(condition)]
+        return any(asked) or self.run.steps_per_eval is not None
 
     def checked(self) -> RunSpec:
         """Return it if all of it is legal, as far as that can be known without making the environment.
@@ -401,19 +472,17 @@ class RunSpec:
         cls = algorithm_config_class(self.algorithm.algorithm, self.trusted)
         if not self.env.env and _needs_env(cls):
             raise ValueError("no environment is named: give `env`, such as CartPole (`rl8x envs` lists them).")
-        self.run.conditions(self.trusted)
         self.trainer.make_checkpoints()
-        algorithm = self.algorithm.checked(self.trusted)
-        algorithm.make_config(self.trusted)
-        return dataclasses.replace(self, algorithm=algorithm, trust=self.trusted)
+        spec = dataclasses.replace(self, algorithm=self.algorithm.checked(self.trusted), trust=self.trusted)
+        _ = spec.evaluates, spec.config  # kept, for whoever makes the run
+        return spec
 
     def without_effect(self) -> dict[str, str]:
         """Return the given keys that have no effect, as `key=value`, each with the reason; `rl8x train` warns of them.
 
         One at its default does not count as given.
         """
-        asked = any(part.evaluates for condition in self.run.conditions(self.trusted) for part in parts(condition))
-        evaluates = asked or self.run.steps_per_eval is not None
+        evaluates = self.evaluates
         why = "the run makes no evaluations. Give steps_per_eval, such as 10, or leave it out"
         unused = given_for_nothing(self.run, () if evaluates else ("eval_env_config",), why)
         unused |= given_for_nothing(self.trainer, () if evaluates else ("num_eval_envs",), why)
@@ -432,8 +501,7 @@ class RunSpec:
         Raises:
             ValueError: If `env_kwargs` are not the environment's, or the config's `build` refuses the environment.
         """
-        config = self.algorithm.make_config(self.trusted)
-        return self.build(config, self.env.maker(self.trusted) if self.env.env else None)
+        return self.build(self.config, self.env.maker(self.trusted) if self.env.env else None)
 
     def build(self, config: AlgorithmConfig, maker: Callable[..., Env] | None) -> GenericAlgorithmBase[Any]:
         """Build the algorithm of a config, with what makes its environment or from its data set.

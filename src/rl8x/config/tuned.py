@@ -31,11 +31,7 @@ def tuned(task: str, algorithm: str = "PPO") -> RunSpec:
 
 
 def tuned_file(task: str, algorithm: str = AlgorithmSpec.algorithm) -> Path:
-    """Return the run file of a setting.
-
-    Raises:
-        ValueError: If there is none; the message lists those that there are.
-    """
+    """Return the run file of a setting."""
     files = tuned_files()
     path = files.get(task, {}).get(plain_name(algorithm))
     if path is None:

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
-from rl8x.envs.canvas import BLUE, FAINT, GREEN, INK, ORANGE, Canvas, Point
-from rl8x.envs.dynamics import wrapped_angle
-from rl8x.envs.pictures import CopyParameters, CopyState, Past
+from rl8x.envs.canvas import BLUE, FAINT, GREEN, INK, ORANGE, Canvas, CopyParameters, CopyState, Past, Point
+from rl8x.envs.steps import wrapped_angle
 
 MAX_SPEED_1 = 4 * math.pi
 MAX_SPEED_2 = 9 * math.pi

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
-from rl8x.envs.canvas import BLUE, FAINT, GREEN, GREY, Canvas
-from rl8x.envs.pictures import CopyParameters, CopyState, Past
+from rl8x.envs.canvas import BLUE, FAINT, GREEN, GREY, Canvas, CopyParameters, CopyState, Past
 
 HOLD, BUY, SELL = 0, 1, 2
 PERCENT = 100.0

@@ -1,6 +1,6 @@
 """Environments: `num_envs` copies of one task, stepped together as tensors on one device.
 
-An author writes the dynamics (`dynamics.py`): three pure tensor functions, `initial_state`, `transition` and `observe`,
+An author writes the dynamics (`steps.py`): three pure tensor functions, `initial_state`, `transition` and `observe`,
 and some class attributes; examples/own_environment.py is one in full. The base class adds time limits, automatic resets
 in the same step, the observation before each reset, episode statistics, randomised parameters, seeding and snapshots.
 It does so twice: `restart` and `advance` are pure functions of what changes (the carry) and of noise, for programs that
@@ -21,14 +21,19 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from rl8x.envs.arguments import check_declared, check_restored, check_time_limit, taken_actions, whole_number
-from rl8x.envs.dynamics import Dynamics
-from rl8x.envs.env_config import EnvConfig
-from rl8x.envs.moving import MovesParameters
-from rl8x.envs.observed import ObserveParameters, ShowsParameters
-from rl8x.envs.parameters import Parameter
-from rl8x.envs.pictures import DrawsItself
-from rl8x.envs.steps import Actions, Carry, Observation, Outcome, Parameters, State, Step, advanced
+from rl8x.envs.canvas import DrawsItself
+from rl8x.envs.checks import (
+    check_declared,
+    check_restored,
+    check_time_limit,
+    refuse_observing,
+    taken_actions,
+    whole_number,
+)
+from rl8x.envs.env_config import EnvConfig, plain
+from rl8x.envs.parameter_state import ParameterState
+from rl8x.envs.parameters import Parameter, ResolvedConfig
+from rl8x.envs.steps import Actions, Carry, Dynamics, Observation, Outcome, Parameters, State, Step, advanced
 from rl8x.spaces import tree_of
 from rl8x.trees import tree_map
 
@@ -38,7 +43,7 @@ MAX_EVAL_ENVS: Final = 128
 """Copies, and so episodes, of an environment that is made for evaluations, unless more are asked for."""
 
 
-class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
+class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     """Batched environment of torch tensors; a Gymnasium vector environment with same-step autoreset.
 
     A subclass declares `single_observation_space` and `single_action_space`, of one copy, and defines `initial_state`,
@@ -46,7 +51,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
 
     Raises:
         TypeError: If `num_envs`, `time_limit` or `seed` is not a whole number, or the subclass declares no spaces.
-        ValueError: If one of them is out of its range, or nothing is there that `observe_parameters` could show.
+        ValueError: If one of them is out of its range.
     """
 
     capturable: ClassVar[bool] = True
@@ -55,10 +60,14 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
     """Whether `load_state_dict` goes on with the same bits; where not, call `reset` after it."""
     gives_final_obs: bool = True
     """Whether `Step.final_obs` is the observation before the reset."""
+    parameters: Mapping[str, Parameter] = {}
+    """The parameters that `env_config` may set, by name."""
     max_num_envs: ClassVar[int | None] = None
     max_horizon: ClassVar[int | None] = None
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
 
+    observe_parameters: str = "none"
+    """Who sees the parameters; the wrapper `ObservedParameters` has others."""
     carry: Carry | None = None
     """The carry after the last `reset` or `step`; a caller of `advance` writes the new one here."""
 
@@ -69,7 +78,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
         device: torch.device | str = "cpu",
         seed: int | None = None,
         time_limit: int | EllipsisType | None = ...,
-        observe_parameters: ObserveParameters = "none",
+        observe_parameters: str = "none",
     ) -> None:
         """Make `num_envs` copies.
 
@@ -78,10 +87,10 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
             device: Where their tensors live.
             seed: Seeds the environment's own generator; None takes one from the operating system.
             time_limit: Steps until truncation, None for never; by default the class's own.
-            observe_parameters: Who sees the parameters, scaled to [-1, 1], as the part "parameters" of a `Dict`
-                observation: nobody, the "critic" alone, or "all". Every class takes it, whatever its `__init__` takes.
+            observe_parameters: `build` and `env_kwargs` take it for every environment, and wrap what the constructor
+                makes; see `ObservedParameters`. A constructor takes "none" alone.
         """
-        self.observe_parameters = observe_parameters
+        refuse_observing(observe_parameters, type(self).__name__)
         self.num_envs = whole_number(num_envs, type(self).__name__, "num_envs")
         if self.num_envs < 1 or (self.max_num_envs is not None and self.num_envs > self.max_num_envs):
             limit = "" if self.max_num_envs is None else f" and at most {self.max_num_envs}"
@@ -95,9 +104,10 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._no_noise = torch.empty(self.num_envs, 0, device=self.device)
-        self._known_groups, self._saved_groups = {}, {}
-        self._config = self._resolve({})
-        self._next_config = None
+        owner, check = type(self).__name__, self.check_config
+        self.parameter_state = ParameterState(
+            self.parameters, self.num_envs, self.generator, owner=owner, metrics=self.metric_names, check=check
+        )
         self.offer_pictures()
 
     @property
@@ -115,12 +125,12 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
     @property
     def noise_width(self) -> int:
         """Uniform numbers a copy and step: for the transition, for a reset, one for each drawn parameter."""
-        return self.step_noise + self.reset_noise + self._config.noise_width
+        return self.step_noise + self.reset_noise + self.parameter_state.in_force.noise_width
 
     @property
     def program_key(self) -> Hashable:
         """The constants of a compiled or captured `advance`: where they differ, another program is needed."""
-        built_in = (self.num_envs, str(self.device), self.time_limit, self.observe_parameters, self._config.key)
+        built_in = (self.num_envs, str(self.device), self.time_limit, self.parameter_state.in_force.key)
         return type(self), *built_in
 
     def noise(self, horizon: int) -> Tensor:
@@ -191,22 +201,16 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
             carry: The carry before the step.
             actions: `[num_envs, ...]`, as `transition` takes them.
             noise: `[num_envs, noise_width]` in [0, 1).
-
-        Returns:
-            The next state, rewards `[num_envs]` and terminated `[num_envs]`.
         """
         return self.transition(carry["state"], actions, carry["parameters"], self._columns(noise, 0, self.step_noise))
 
     def starting_parameters(self, noise: Tensor) -> dict[str, Tensor]:
-        """Return the parameters of episodes that start now.
+        """Return the parameters of episodes that start now, float32 `[num_envs]` each.
 
         Args:
             noise: `[num_envs, noise_width]` in [0, 1).
-
-        Returns:
-            Float32 `[num_envs]` each, by name.
         """
-        return {**self._config.fixed, **self._draw(noise)[0]}
+        return {**self.parameter_state.in_force.fixed, **self._draw(noise)[0]}
 
     def first_carry(self, state: State, parameters: dict[str, Tensor]) -> Carry:
         """Return the carry of episodes that all start now.
@@ -261,8 +265,9 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
 
     def _draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Draw the randomised parameters, and sources of those that go by returns; see `ResolvedConfig.draw`."""
-        first, width = self.step_noise + self.reset_noise, self._config.noise_width
-        return self._config.draw(self._columns(noise, first, width)) if width else ({}, {})
+        config = self.parameter_state.in_force
+        first, width = self.step_noise + self.reset_noise, config.noise_width
+        return config.draw(self._columns(noise, first, width)) if width else ({}, {})
 
     # ---- stateful: Gymnasium's API
 
@@ -274,20 +279,21 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
         Args:
             seed: Seeds the environment's generator; None continues its stream.
             options: Part of Gymnasium's signature, without a meaning here.
-            config: The `env_config` from now on; `{}` for the defaults, None for no change.
+            config: The `env_config` from now on: names of parameters to a number, `num_envs` numbers, a distribution
+                or its JSON form, in the parameters' units; `{}` for the defaults, None for no change.
 
         Returns:
             The first observation, `[num_envs, ...]`, and an empty info.
 
         Raises:
             TypeError: If `config` is not a mapping, or `seed` not a whole number.
-            ValueError: As `configure` does.
+            ValueError: If a name is unknown or a value out of bounds; the message has the legal names and bounds.
         """
-        self.configure(config)
-        self.adopt_next_config()
+        self.parameter_state.configure(config)
+        self.parameter_state.adopt()
         if seed is not None:
             self.set_seed(seed)
-        self.begin_moving()
+        self.parameter_state.begin()
         self.carry, obs = self.restart(self.noise(1)[0])
         return tree_map(Tensor.clone, obs), {}
 
@@ -326,20 +332,90 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
             info["valid"] = step.valid
         return _apart(step.obs, self.carry["state"]), step.rewards, step.terminated, step.truncated, info
 
+    # ---- parameters; `parameter_state` has what algorithms and trainers ask of them
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The `env_config` in force, in plain JSON form; empty for the defaults."""
+        return plain(self.parameter_state.in_force.given)
+
+    def plain_config(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> dict[str, Any]:
+        """Check an `env_config` and return it in the form of `config`, to compare the two; nothing changes.
+
+        Args:
+            config: Names of parameters to values, distributions or their JSON forms.
+            called: Its name in error messages.
+            copies: The argument that sets the number of copies, for error messages.
+
+        Raises:
+            TypeError: If it is not a mapping.
+            ValueError: As `reset` does.
+        """
+        return plain(self.parameter_state.resolve(config, called, copies).given)
+
+    def steer_config(self, config: EnvConfig) -> None:
+        """Play each copy's next episode under an `env_config`; those in progress keep the values that they began with.
+
+        Programs are recompiled where the kind of a parameter's distribution changes, and not where its numbers do.
+
+        Args:
+            config: As `reset` takes it.
+
+        Raises:
+            ValueError: If a name is unknown, a value is out of bounds, or a distribution moves by itself.
+        """
+        self.parameter_state.steer(config)
+        if self.carry is not None:
+            self.carry = {name: value for name, value in self.carry.items() if name != "sources"}
+
+    def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
+        """Refuse a configuration that the environment cannot have.
+
+        Args:
+            resolved: The configuration, which is legal otherwise.
+            owner: Its name in error messages.
+
+        Raises:
+            ValueError: If the environment cannot have it.
+        """
+
+    @property
+    def drawn_parameters(self) -> dict[str, Tensor]:
+        """The values of those parameters that resets draw, of the episodes in progress, `[num_envs]` each."""
+        values = {} if self.carry is None else self.carry["parameters"]
+        shown = self.parameter_state.in_force.shown_names
+        return {name: values[name] for name in self.parameters if name in shown and name in values}
+
+    def parameter_ranges(self) -> dict[str, tuple[Any, Any]]:
+        """Return the smallest and largest value drawn now of those parameters that move: numbers, or 0-d tensors."""
+        return self.parameter_state.ranges()
+
+    def present_config(self) -> dict[str, Any]:
+        """Return the configuration of the next reset in plain JSON form, with what moves as it stands now.
+
+        It is what an evaluation under the training's configuration draws from; looks at values on the device.
+        """
+        return plain(self.parameter_state.present())
+
+    def parameter_support(self) -> dict[str, tuple[float, float]]:
+        """Return the smallest and the largest value of each parameter as evaluations draw it now, in its own unit."""
+        return self.parameter_state.support()
+
+    # ---- saving and copying
+
     def state_dict(self) -> dict[str, Any]:
         """Return all that the future depends on; load it and the same actions lead to the same bits."""
         carry = self.carry
         if carry is not None:
             # What the configuration says anyway is left out.
-            drawn = {name: value for name, value in carry["parameters"].items() if name in self._config.drawn_names}
+            names = self.parameter_state.in_force.drawn_names
+            drawn = {name: value for name, value in carry["parameters"].items() if name in names}
             carry = tree_map(Tensor.clone, carry | {"parameters": drawn})
         return {
             "generator": self.generator.get_state(),
             "generator_device": self.device.type,
             "carry": carry,
-            "config": dict(self._config.given),
-            "next_config": None if self._next_config is None else dict(self._next_config.given),
-            **self.moving_state(),
+            **self.parameter_state.state_dict(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -363,14 +439,14 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
                 f"{name}: the snapshot's generator is on {kind!r}, this environment on {self.device.type!r}; random "
                 "streams differ between them. Make it on the same device."
             )
-        self.load_moving_state(state_dict)
+        self.parameter_state.load_state_dict(state_dict)
         if carry is not None:
             carry = tree_map(lambda tensor: tensor.to(self.device, copy=True), carry)
             if type(self).initial_state is not Env.initial_state:
                 noise = torch.zeros(self.num_envs, self.noise_width, device=self.device)
                 own = self._columns(noise, self.step_noise, self.reset_noise)
                 check_restored(name, carry["state"], self.initial_state(self.starting_parameters(noise), own))
-            carry["parameters"] = {**self._config.fixed, **carry["parameters"]}
+            carry["parameters"] = {**self.parameter_state.in_force.fixed, **carry["parameters"]}
         self.carry = carry
         self.generator.set_state(state_dict["generator"].cpu())
 
@@ -397,7 +473,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
         return twin
 
     def set_seed(self, seed: int | None) -> None:
-        """Seed the generator; `reset` calls it where it is given a seed.
+        """Seed the generator, as `reset` does where it is given a seed.
 
         Args:
             seed: A whole number; None takes one from the operating system.

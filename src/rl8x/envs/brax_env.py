@@ -11,7 +11,8 @@ it. `parameters` replace fields of the system that the functions see, for each c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, ClassVar
 
@@ -21,11 +22,12 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
-from rl8x.envs.mujoco_model import ModelField
-from rl8x.envs.results import check_rows
-from rl8x.envs.setters import Function, Scale, setters_of
+from rl8x.envs.bindings import Binding, Function, Scale, bindings_of, in_parameter
+from rl8x.envs.checks import check_rows
+from rl8x.envs.mujoco_model import ModelField, rows_of
+from rl8x.envs.parameters import Parameter
 from rl8x.envs.simulator import SimulatorEnv
-from rl8x.envs.system_fields import SystemField, Systems
+from rl8x.names import unknown_name
 from rl8x.spaces import tree_of
 
 
@@ -74,7 +76,7 @@ class BraxEnv(SimulatorEnv):
         if not hasattr(env, "observation_size"):
             raise TypeError(f"BraxEnv: env must be an environment of Brax or Playground, or a name; got {env!r}.")
         self._copied, self._set_by = env, parameters
-        systems = Systems(setters_of(parameters or {}, (SystemField, ModelField, Scale, Function), "BraxEnv"), env)
+        systems = Systems(bindings_of(parameters or {}, (SystemField, ModelField, Scale, Function), "BraxEnv"), env)
         self.parameters = systems.parameters
         size = env.observation_size
         self.single_observation_space = _observation_space(size)
@@ -99,20 +101,18 @@ class BraxEnv(SimulatorEnv):
         """
         if self._simulated is None:
             raise RuntimeError("BraxEnv: call reset() first, also after load_state_dict().")
-        elapsed = carry["elapsed"] + 1
-        truncated = torch.zeros_like(elapsed, dtype=torch.bool)
+        truncated = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         if self.time_limit is not None:
-            truncated = elapsed >= self.time_limit
+            truncated = carry["elapsed"] + 1 >= self.time_limit
         before, fresh = carry["parameters"], self.starting_parameters(noise)
         values = self._arrays_of(before), self._arrays_of(fresh)
         given, over = self._array_of(actions.detach().to(torch.float32)), self._array_of(truncated)
         self._simulated, stepped, ended = self._advance(self._simulated, *values, given, over, self._key())
         rewards, terminated = self._tensors_of(stepped.reward), self._tensors_of(ended).bool()
         check_rows("BraxEnv", self.num_envs, rewards=rewards, terminated=terminated)
-        returns, done = carry["returns"] + rewards, terminated | truncated
         obs, final_obs = self._tensors_of(self._simulated.obs), self._tensors_of(stepped.obs)
-        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, {})
-        return self.next_carry(done, elapsed, returns, self.redrawn(done, before, fresh)), step
+        parameters = self.redrawn(terminated | truncated, before, fresh)
+        return self._finish(carry, obs, rewards, terminated, truncated, final_obs, parameters, {})
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Take over the seeding; the next call must be `reset`."""
@@ -194,3 +194,127 @@ def _observation_space(size: Any) -> Any:
         return spaces.Dict({name: _observation_space(part) for name, part in size.items()})
     shape = (int(size),) if isinstance(size, int | np.integer) else tuple(size)
     return spaces.Box(-np.inf, np.inf, shape, np.float32)
+
+
+# -- the system that is simulated, and its fields
+
+
+@dataclasses.dataclass(frozen=True)
+class SystemField(Binding):
+    """A field of a Brax `System`, or of an MJX model.
+
+    What the environment has computed from it when it was made stays as it is.
+
+    Attributes:
+        path: Names with dots between them, such as `gravity`, `link.inertia.mass` or `geom_friction`.
+        of: The name, or the names, whose rows are set: of links for `link.*`, else of what MuJoCo's field belongs to.
+        index: The number within a row, or in a single vector such as `gravity`; None for all.
+    """
+
+    kind: ClassVar[str] = "system_field"
+    path: str
+    of: str | Sequence[str] | None = None
+    index: int | None = None
+
+    def read(self, simulator: Systems) -> Any:
+        """Return a copy of the field's elements in the system that the environment came with."""
+        array = np.asarray(self.array(simulator.system))
+        if array.dtype.kind not in "iuf":
+            raise ValueError(f"sets {self.path!r}, which must be numbers; it is {array.dtype}.")
+        return array[self.where(simulator)].copy()
+
+    def array(self, system: Any) -> Any:
+        """Return the whole field; raise `ValueError` if there is none."""
+        value = system
+        for name in self.path.split("."):
+            if not hasattr(value, name):
+                legal = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+                raise ValueError(unknown_name("field", name, legal, f" of {type(value).__name__}"))
+            value = getattr(value, name)
+        return value
+
+    def where(self, simulator: Systems) -> Any:
+        """Return the index of the elements within the field; raise `ValueError` if there is no such name."""
+        last = () if self.index is None else (self.index,)
+        if self.of is None:
+            return (..., *last)
+        if not self.path.startswith("link."):
+            return (np.array(rows_of(simulator.model, self.path, self.of)), ..., *last)
+        links = list(simulator.system.link_names)
+        names = [self.of] if isinstance(self.of, str) else self.of
+        for name in names:
+            if name not in links:
+                raise ValueError(unknown_name("link", name, links, " of the system"))
+        return (np.array([links.index(name) for name in names]), ..., *last)
+
+
+class Systems:
+    """The system of an environment, and those that take its place in the program of each copy.
+
+    It is the environment's `sys`, or `_mjx_model` in MuJoCo Playground; each parameter has a binding, by its name.
+    """
+
+    def __init__(self, bindings: Mapping[str, Binding], env: Any) -> None:
+        self.owner, self.bindings = getattr(env, "unwrapped", env), dict(bindings)
+        self.attribute = "sys" if hasattr(self.owner, "sys") else "_mjx_model"
+        if bindings and not hasattr(self.owner, self.attribute):
+            raise ValueError(f"BraxEnv: {type(self.owner).__name__} has neither `sys` nor `_mjx_model` to set.")
+        self.system: Any = getattr(self.owner, self.attribute, None)
+        self.model = getattr(self.system, "mj_model", None) or getattr(self.owner, "mj_model", None)
+        self.originals: dict[str, Any] = {}
+        self.parameters: dict[str, Parameter] = {}
+        for name, binding in self.bindings.items():
+            with in_parameter(name, "BraxEnv"):
+                self.originals[name] = self._read(binding)
+                self.parameters[name] = binding.parameter(self.originals[name])
+
+    def applied(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of the environment that takes the values of one copy, by name, before its arguments."""
+
+        def under(values: Mapping[str, Any], *arguments: Any) -> Any:
+            if not self.bindings:
+                return function(*arguments)
+            system = self.system
+            for name, binding in self.bindings.items():
+                system = self._replaced(binding, system, self.originals[name], values[name])
+            setattr(self.owner, self.attribute, system)
+            try:
+                return function(*arguments)
+            finally:
+                setattr(self.owner, self.attribute, self.system)
+
+        return under
+
+    def _read(self, binding: Any) -> Any:
+        if isinstance(binding, Scale):
+            return [self._read(part) for part in binding.parts]
+        return binding.read(self.system) if isinstance(binding, Function) else _as_system_field(binding).read(self)
+
+    def _replaced(self, binding: Any, system: Any, original: Any, value: Any) -> Any:
+        """Return the system with what a binding sets: a value, or where it is None the original."""
+        if isinstance(binding, Scale):
+            for part, base in zip(binding.parts, original, strict=True):
+                system = self._replaced(part, system, base * value, None)
+            return system
+        if isinstance(binding, Function):
+            return binding.function(system, value)
+        field = _as_system_field(binding)
+        elements = original if value is None else value
+        import jax
+
+        array = jax.numpy.asarray(field.array(system)).at[field.where(self)].set(elements)
+        return _with_field(system, field.path.split("."), array)
+
+
+def _as_system_field(binding: Any) -> SystemField:
+    if not isinstance(binding, ModelField):
+        field: SystemField = binding
+        return field
+    shared = {each.name: getattr(binding, each.name) for each in dataclasses.fields(Binding)}
+    return SystemField(binding.field, binding.of, binding.index, **shared)
+
+
+def _with_field(owner: Any, names: list[str], array: Any) -> Any:
+    """Return a copy of nested dataclasses with another array at the end of a path."""
+    first, *rest = names
+    return owner.replace(**{first: _with_field(getattr(owner, first), rest, array) if rest else array})

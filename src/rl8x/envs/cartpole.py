@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
-from rl8x.envs.canvas import BLUE, FAINT, GREY, INK, ORANGE, Canvas
-from rl8x.envs.dynamics import wrapped_angle
-from rl8x.envs.pictures import CopyParameters, CopyState, Past
+from rl8x.envs.canvas import BLUE, FAINT, GREY, INK, ORANGE, Canvas, CopyParameters, CopyState, Past
+from rl8x.envs.steps import wrapped_angle
 
 X_LIMIT_M = 2.4
 THETA_LIMIT_RAD = 12 * 2 * math.pi / 360

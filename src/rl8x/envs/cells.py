@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rl8x import randomization
 from rl8x.envs.base import Env
-from rl8x.envs.env_config import EnvConfig
+from rl8x.envs.env_config import EnvConfig, parsed
 from rl8x.envs.parameters import Parameter, resolve_config
 from rl8x.names import did_you_mean
 from rl8x.randomization import Choice, ParameterDistribution
@@ -142,11 +142,7 @@ def num_cells(cells: Cells) -> int:
 
 
 def check_cells(cells: Cells, parameters: Mapping[str, Parameter], env_name: str, called: str = "test") -> None:
-    """Refuse test parameters that an environment does not have, and values out of their bounds.
-
-    Raises:
-        ValueError: At the first of them; the message has the legal names and bounds.
-    """
+    """Refuse test parameters that an environment does not have, and values out of their bounds."""
     owner = f"{env_name}: {called}"
     resolve_config(
         {name: values.tolist() for name, values in cells.items()},
@@ -159,11 +155,7 @@ def check_cells(cells: Cells, parameters: Mapping[str, Parameter], env_name: str
 
 
 def check_test(env: Env, cells: Cells, episodes: int, *, name: str, called: str = "test") -> None:
-    """Refuse cells that cannot be tested in an environment, called `name` in messages.
-
-    Raises:
-        ValueError: If its episodes never end, it has too few copies for the episodes of a cell, or not the parameters.
-    """
+    """Refuse cells that cannot be tested in an environment: without ends, copies enough, or the parameters."""
     if not env.episodic:
         raise ValueError(
             f"the episodes of {name} never end, so that there are none to test by. Give it a `time_limit` in "
@@ -182,13 +174,7 @@ def inside(cells: Cells, config: EnvConfig, parameters: Mapping[str, Parameter],
 
     Every parameter of the environment counts, at its default where test or training name none. A fixed value is drawn
     alone. Of `Choice` only its values are drawn, not what lies between; of a distribution over an interval all of it.
-    Values for each copy, and those of `Grid`, are drawn together: copy i has the i-th of each.
-
-    Args:
-        cells: The cells.
-        config: The training's `env_config`.
-        parameters: The environment's.
-        num_envs: Copies of the training.
+    Values for each copy, and those of `Grid`, are drawn together: copy i of the `num_envs` has the i-th of each.
     """
     resolved = _resolved(config, parameters, num_envs)
     count = num_cells(cells)
@@ -243,7 +229,7 @@ def why_none_is_inside(cells: Cells, trained: Mapping[str, Sequence[float]]) -> 
 
 
 def _resolved(config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: int) -> Any:
-    return resolve_config(config, parameters, owner="env_config", num_envs=num_envs, device=torch.device("cpu"))
+    return resolve_config(parsed(config), parameters, owner="env_config", num_envs=num_envs, device=torch.device("cpu"))
 
 
 def _choices(distribution: Choice) -> list[float]:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
-from rl8x.envs.canvas import BLUE, GREEN, GREY, Canvas
-from rl8x.envs.pictures import CopyParameters, CopyState, Past
+from rl8x.envs.canvas import BLUE, GREEN, GREY, Canvas, CopyParameters, CopyState, Past
 
 
 class _Dummy(Env):

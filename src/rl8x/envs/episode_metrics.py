@@ -33,7 +33,7 @@ class EpisodeMetrics:
     """
 
     def __init__(self, spec: str | Sequence[str] | Mapping[str, str]) -> None:
-        self._looked = spec == "auto"
+        self._looked = spec == "auto" or not spec
         if isinstance(spec, str):
             spec = AUTO if spec == "auto" else [spec]
         self.reductions = dict(spec) if isinstance(spec, Mapping) else dict.fromkeys(spec, "last")
@@ -49,14 +49,10 @@ class EpisodeMetrics:
     def update(
         self, accumulators: Accumulators, info: Mapping[str, Any], final: Tensor | None, counts: Tensor
     ) -> Accumulators:
-        """Take in what a step reported.
+        """Return the accumulators, empty at first, with what the `info` of a step reported.
 
-        Args:
-            accumulators: The accumulators after the last step; empty at first. Not changed.
-            info: The step's `info`; the values before a reset are under `final_info`.
-            final: Copies that were reset in this very step, `[num_envs]`, bool: theirs are the values in `final_info`
-                where it has them. None where no reset changes `info`.
-            counts: Copies whose row is a step of the episode, `[num_envs]`, bool.
+        Where a copy was reset in this very step, `final`, its values are those in `final_info`, where that has them;
+        None where no reset changes `info`. Rows that are no step of an episode do not count. Masks are `[num_envs]`.
         """
         updated = dict(accumulators)
         for name, reduction in self.reductions.items():
@@ -77,13 +73,7 @@ class EpisodeMetrics:
         }
 
     def check_reported(self, accumulators: Accumulators, info: Mapping[str, Any], done: Tensor) -> None:
-        """Warn, where the first episode has ended, of metrics that were asked for and not reported until then.
-
-        Args:
-            accumulators: The accumulators that `update` returned.
-            info: The simulator's report of the step.
-            done: Copies whose episode ended, `[num_envs]`, bool.
-        """
+        """Warn, where the first episode has ended, of metrics that were asked for and not reported until then."""
         if self._looked or not bool(done.any()):
             return
         self._looked = True

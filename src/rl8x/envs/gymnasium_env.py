@@ -23,15 +23,13 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
-from rl8x.envs.arguments import check_time_limit
 from rl8x.envs.base import MAX_EVAL_ENVS, Actions, Carry, Env, Observation, Step
-from rl8x.envs.env_config import EnvConfig
+from rl8x.envs.bindings import Attribute, Function, Scale, bindings_of
+from rl8x.envs.bound_parameters import BoundBatch, BoundCopies
+from rl8x.envs.checks import check_reset, check_step, check_time_limit, refuse_observing
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.mujoco_model import ModelField
-from rl8x.envs.parameter_writers import BatchedWriter, ParameterWriter, PerCopyWriter
 from rl8x.envs.parameters import ResolvedConfig
-from rl8x.envs.results import check_reset, check_step
-from rl8x.envs.setters import Attribute, Function, Scale, setters_of
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.envs.steps import apart
 from rl8x.envs.vectorised import (
@@ -52,6 +50,7 @@ from rl8x.trees import first_tensor, tree_map, without_ends
 
 _ELAPSED: Final = "_elapsed_steps"
 """Where Gymnasium's `TimeLimit` counts."""
+_DTYPES: Final = {np.float32: torch.float32, np.bool_: torch.bool}
 
 
 class GymnasiumEnv(SimulatorEnv):
@@ -101,7 +100,8 @@ class GymnasiumEnv(SimulatorEnv):
         """
         if not isinstance(time_limit, EllipsisType):
             check_time_limit(time_limit, "GymnasiumEnv")
-        self._setters = setters_of(parameters or {}, (Attribute, ModelField, Scale, Function), "GymnasiumEnv")
+        refuse_observing(kwargs.get("observe_parameters", "none"), "GymnasiumEnv")
+        self._bindings = bindings_of(parameters or {}, (Attribute, ModelField, Scale, Function), "GymnasiumEnv")
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names
         self._made_from: tuple[Source, dict[str, Any]] | None = None
@@ -110,7 +110,7 @@ class GymnasiumEnv(SimulatorEnv):
             self._made_from = env, frozen({**options, "parameters": parameters, **kwargs})
         self._kwargs = frozen(kwargs)
         copies = (
-            PerCopyWriter(self._setters, num_envs or 0, processes=vectorization == "async") if self._setters else None
+            BoundCopies(self._bindings, num_envs or 0, processes=vectorization == "async") if self._bindings else None
         )
         self.vector_env = vectorised(env, num_envs, time_limit, vectorization, kwargs, copies)
         self._vectorization = vectorization if self._made_from else type(env).__name__
@@ -130,8 +130,8 @@ class GymnasiumEnv(SimulatorEnv):
             check_supported(self._source_action_space, f"{self._source}.single_action_space")
             self.single_observation_space = map_spaces(self.vector_env.single_observation_space, in_float32)
             self.single_action_space = map_spaces(self._source_action_space, _policy_space)
-            self._writer = self._make_writer(copies)
-            self.parameters = {} if self._writer is None else self._writer.parameters
+            self._bound = self._bind(copies)
+            self.parameters = {} if self._bound is None else self._bound.parameters
             limit = time_limit_of(self.vector_env) if isinstance(time_limit, EllipsisType) else time_limit
             super().__init__(self.vector_env.num_envs, device=device, seed=seed, time_limit=limit)
         except BaseException:
@@ -144,7 +144,9 @@ class GymnasiumEnv(SimulatorEnv):
         """Its id, or the name of what makes it; how its copies are stepped, and what they were made with."""
         spec = spec_of(self.vector_env)
         source = self._source if spec is None else spec.id
-        set_by = {"parameters": {name: str(setter) for name, setter in self._setters.items()}} if self._setters else {}
+        set_by = (
+            {"parameters": {name: str(binding) for name, binding in self._bindings.items()}} if self._bindings else {}
+        )
         return {
             "id": source,
             "vectorization": self._vectorization,
@@ -152,7 +154,7 @@ class GymnasiumEnv(SimulatorEnv):
             **set_by,
         }
 
-    def _make_writer(self, copies: PerCopyWriter | None) -> ParameterWriter | None:
+    def _bind(self, copies: BoundCopies | None) -> BoundCopies | BoundBatch | None:
         """Find where parameters are set: in each copy's own environment, or in the simulator that steps all copies."""
         if copies is None:
             return None
@@ -163,27 +165,24 @@ class GymnasiumEnv(SimulatorEnv):
                 "Give the id or function that makes a copy, with vectorization='async'."
             )
         if isinstance(inner, SyncVectorEnv) and self._made_from is None:
-            copies = PerCopyWriter(self._setters, self.vector_env.num_envs, processes=False)
+            copies = BoundCopies(self._bindings, self.vector_env.num_envs, processes=False)
         if isinstance(inner, SyncVectorEnv | AsyncVectorEnv):
             copies.adopt(self.vector_env)
             return copies
         advice = "Set what has a row for each copy, or let GymnasiumEnv make the copies ('sync' or 'async')."
         resets_itself = self.autoreset_mode == AutoresetMode.SAME_STEP
-        return BatchedWriter(self._setters, inner, resets_itself=resets_itself, advice=advice)
+        return BoundBatch(self._bindings, inner, resets_itself=resets_itself, advice=advice)
 
-    def _resolve(
-        self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs", *, steered: bool = False
-    ) -> ResolvedConfig:
-        """Check an `env_config`, also whether the simulator can be set so."""
-        resolved = super()._resolve(config, called, copies, steered=steered)
-        if self._writer is not None:
-            self._writer.check(resolved, f"{type(self).__name__}: {called}")
-        return resolved
+    def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
+        """Refuse what the simulator cannot be set to."""
+        super().check_config(resolved, owner)
+        if self._bound is not None:
+            self._bound.check(resolved, owner)
 
     def _put(self, parameters: Mapping[str, Tensor]) -> None:
         """Have the episodes that start next under these values, `[num_envs]` each."""
-        if self._writer is not None:
-            self._writer.put(parameters, self._config.given)
+        if self._bound is not None:
+            self._bound.put(parameters, self.parameter_state.in_force.given)
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Reset all copies, copy i with seed + i after `set_seed`; the first observation is `[num_envs, *]`."""
@@ -228,25 +227,31 @@ class GymnasiumEnv(SimulatorEnv):
             self._is_known = True
         raw_obs, raw_rewards, raw_terminated, raw_truncated, info = result
         obs = self._observation(raw_obs)
-        rewards = self._tensor(raw_rewards).to(torch.float32)
-        terminated, truncated = self._tensor(raw_terminated).bool(), self._tensor(raw_truncated).bool()
+        rewards = self._tensor(raw_rewards, np.float32)
+        terminated, truncated = self._tensor(raw_terminated, np.bool_), self._tensor(raw_truncated, np.bool_)
         done = terminated | truncated
         returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
-        resets = done if self.autoreset_mode == AutoresetMode.SAME_STEP else None
-        metrics = self.episode_metrics.update(carry["metrics"], info, resets, ~masked)
-        self.episode_metrics.check_reported(metrics, info, done)
+        metrics, any_done = carry["metrics"], bool(done.any())
+        if info:
+            resets = done if self.autoreset_mode == AutoresetMode.SAME_STEP else None
+            metrics = self.episode_metrics.update(metrics, info, resets, ~masked)
+        if any_done:
+            self.episode_metrics.check_reported(metrics, info, done)
         final_obs, valid = obs, None
         if self.autoreset_mode == AutoresetMode.NEXT_STEP:
             valid = ~masked
             rewards, truncated = rewards.masked_fill(masked, 0.0), truncated | masked
             returns, elapsed = returns.masked_fill(masked, 0.0), elapsed.masked_fill(masked, 0)
             obs, masked = without_ends(obs, done), done  # what comes of it is the reset alone
-        elif bool(done.any()):
+        elif any_done:
             parameters = self.redrawn(done, parameters, fresh)
             obs, final_obs = self._reset_done(obs, done, info, parameters)
-        values, metrics = self.episode_metrics.values(metrics), self.episode_metrics.restarted(metrics, done)
+        values = self.episode_metrics.values(metrics)
         step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, valid, values)
-        carry = self.next_carry(done, elapsed, returns, parameters)
+        carry = {"state": {}, "parameters": parameters, "elapsed": elapsed, "returns": returns}
+        if any_done:
+            carry = self.next_carry(done, elapsed, returns, parameters)
+            metrics = self.episode_metrics.restarted(metrics, done)
         return carry | {"masked": masked, "metrics": metrics}, step
 
     def _reset_done(
@@ -344,18 +349,19 @@ class GymnasiumEnv(SimulatorEnv):
         """Render the copies, where they were made with a `render_mode`."""
         return self.vector_env.render()
 
-    def _tensor(self, value: Any) -> Tensor:
-        """Copy an array or a tensor to the device: simulators reuse their memory."""
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-        return tensor.to(self.device, copy=True)
+    def _tensor(self, value: Any, dtype: type[np.float32 | np.bool_] | None = None) -> Tensor:
+        """Copy an array or a tensor to the device, as `dtype` if given: simulators reuse their memory."""
+        if isinstance(value, Tensor):
+            return value.to(self.device, value.dtype if dtype is None else _DTYPES[dtype], copy=True)
+        return torch.from_numpy(np.array(value, dtype)).to(self.device)
 
     def _observation(self, raw: Any) -> Observation:
         """Copy an observation to the device, floats as float32, a tuple as a dict with the keys "0", "1", ..."""
         return tree_of(raw, self._observed)  # type: ignore[no-any-return]
 
     def _observed(self, part: Any) -> Tensor:
-        tensor = self._tensor(part)
-        return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
+        part = part if isinstance(part, Tensor) else np.asarray(part)
+        return self._tensor(part, np.float32 if part.dtype in (np.float64, torch.float64) else None)
 
     def _raw_actions(self, space: spaces.Space[Any], actions: Tensor) -> Any:
         """Return actions as the simulators take them: in their type, an array unless they give tensors.

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import importlib.metadata
+import inspect
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, ClassVar, Final
 
@@ -23,11 +25,11 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
+from rl8x.envs.bindings import Binding, Scale, bindings_of, in_parameter
+from rl8x.envs.checks import check_rows
 from rl8x.envs.episode_metrics import EpisodeMetrics
-from rl8x.envs.mjlab_events import Event, Events
 from rl8x.envs.mujoco_model import ModelField
-from rl8x.envs.results import check_rows
-from rl8x.envs.setters import Scale, setters_of
+from rl8x.envs.parameters import Parameter
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.execution.threads import kept_generators
 from rl8x.frozen import frozen, thawed
@@ -37,6 +39,18 @@ from rl8x.spaces import tree_of, where_rows
 _OLDEST: Final = (1, 6)
 """The release whose partial resets leave the other copies alone (its pull requests 1139 and 1141)."""
 _NEVER_S: Final = 1e9
+# What a field belongs to, by its first part: how mjlab's entities name it
+_NAMES: Final = {
+    "body": "body_names",
+    "geom": "geom_names",
+    "jnt": "joint_names",
+    "dof": "joint_names",
+    "site": "site_names",
+    "actuator": "actuator_names",
+    "tendon": "tendon_names",
+}
+_NEUTRAL: Final = {"scale": 1.0, "add": 0.0}
+"""The value with which each operation of an event changes nothing."""
 
 
 class MjlabEnv(SimulatorEnv):
@@ -92,7 +106,7 @@ class MjlabEnv(SimulatorEnv):
         if not isinstance(time_limit, EllipsisType):
             # Half a step less, against rounding: mjlab takes the next whole number.
             config.episode_length_s = _NEVER_S if time_limit is None else (time_limit - 0.5) * step_s
-        self._events = Events(setters_of(parameters or {}, (Event, ModelField, Scale), "MjlabEnv"), config)
+        self._events = Events(bindings_of(parameters or {}, (Event, ModelField, Scale), "MjlabEnv"), config)
         self._random_state: Tensor | None = None
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names
@@ -117,7 +131,7 @@ class MjlabEnv(SimulatorEnv):
         everyone = torch.arange(self.num_envs, device=self.device)
         obs, _ = self._reset(everyone, parameters, self.next_seed)
         self.next_seed, self._must_reset = None, False
-        return self.first_carry({}, parameters) | {"metrics": {}}, obs
+        return self.first_carry({}, parameters), obs
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
         """Step the copies by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's.
@@ -140,14 +154,8 @@ class MjlabEnv(SimulatorEnv):
             fresh, reset_log = self._reset(done.nonzero().squeeze(1), parameters, None)
             # Its noise is redrawn for every copy: those that go on keep what the step gave.
             obs, log = where_rows(done, fresh, obs), log | reset_log
-        everyone = torch.ones_like(done)
         info = {**extras, "log": log}
-        metrics = self.episode_metrics.update(carry["metrics"], info, None, everyone)
-        self.episode_metrics.check_reported(metrics, info, done)
-        returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
-        values, metrics = self.episode_metrics.values(metrics), self.episode_metrics.restarted(metrics, done)
-        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, values)
-        return self.next_carry(done, elapsed, returns, parameters) | {"metrics": metrics}, step
+        return self._finish(carry, obs, rewards, terminated, truncated, final_obs, parameters, info)
 
     def set_elapsed(self, elapsed: Tensor) -> None:
         """Have the simulator count the present episodes as so many steps long, `[num_envs]`."""
@@ -214,11 +222,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _check_version() -> None:
-    """Raise where mjlab is not there, or its partial resets still disturb other copies.
-
-    Raises:
-        RuntimeError: If so.
-    """
+    """Raise `RuntimeError` where mjlab is not there, or its partial resets still disturb other copies."""
     try:
         version = importlib.metadata.version("mjlab")
     except importlib.metadata.PackageNotFoundError as error:
@@ -250,3 +254,126 @@ def _gymnasium_space(space: Any) -> Any:
         return spaces.Dict({name: _gymnasium_space(part) for name, part in space.spaces.items()})
     low, high = (np.broadcast_to(np.asarray(bound, space.dtype), space.shape) for bound in (space.low, space.high))
     return spaces.Box(low, high, space.shape, np.dtype(space.dtype).type)
+
+
+# -- parameters: events of the task that draw nothing, but set the values that `env_config` gives
+
+
+@dataclasses.dataclass(frozen=True)
+class Event(Binding):
+    """A term of the task's events that draws from a range: what it would draw is the parameter.
+
+    It happens at each reset, also where the task has it once at the start. Its operation says what the value is: a
+    factor of the default (`scale`), something added (`add`), or the value itself (`abs`, which needs a `default`).
+
+    Attributes:
+        name: The term's name in the task's `events`.
+    """
+
+    kind: ClassVar[str] = "event"
+    name: str
+
+    def read(self, simulator: Any) -> Any:
+        """Return the default that `Events` has found for it."""
+        return self.default
+
+
+class Events:
+    """The events of a task's config that set parameters, by the bindings of their names; they are changed for it."""
+
+    def __init__(self, bindings: Mapping[str, Binding], config: Any) -> None:
+        self.bindings: dict[str, Binding] = {}
+        self.values: dict[str, Tensor] = {}
+        """Of the episodes that begin, one for each copy in `begin`, by the parameters' names."""
+        for name, binding in bindings.items():
+            with in_parameter(name, "MjlabEnv"):
+                self.bindings[name] = self._joined(name, binding, config)
+
+    def parameters(self, simulation: Any) -> dict[str, Parameter]:
+        """Return defaults, read from the compiled model, and bounds."""
+        declared = {}
+        for name, binding in self.bindings.items():
+            with in_parameter(name, "MjlabEnv"):
+                declared[name] = binding.parameter(binding.read(simulation))
+        return declared
+
+    def begin(self, copies: Tensor, parameters: Mapping[str, Tensor]) -> None:
+        """Say which copies are reset next, `[count]`, and with which values, `[num_envs]` each."""
+        self.values = {name: parameters[name][copies] for name in self.bindings}
+
+    def _joined(self, name: str, binding: Any, config: Any) -> Binding:
+        """Give the value to an event of the task, or add one; return the binding with its default."""
+        if isinstance(binding, Event):
+            if binding.name not in config.events:
+                raise ValueError(
+                    f"is an event that the task has not: {unknown_name('event', binding.name, config.events)}"
+                )
+            term = config.events[binding.name]
+            operation = self._take_over(name, term, binding.name)
+            if binding.default is None and operation not in _NEUTRAL:
+                raise ValueError(f"sets what the event {binding.name!r} sets, which has no default; give `default`.")
+            return dataclasses.replace(
+                binding, default=_NEUTRAL.get(operation, 0.0) if binding.default is None else binding.default
+            )
+        parts = binding.parts if isinstance(binding, Scale) else [binding]
+        for i, part in enumerate(parts):
+            if not isinstance(part, ModelField):
+                raise ValueError(f"must be an Event, a ModelField or a Scale of such; got {binding}.")
+            term = _event_of(part, "scale" if isinstance(binding, Scale) else "abs", config)
+            config.events[f"rl8x_{name}_{i}"] = term
+            self._take_over(name, term, part.field)
+        joined: Binding = binding
+        return joined
+
+    def _take_over(self, name: str, term: Any, called: str) -> str:
+        """Make an event set the parameter's value in place of what it would draw; return its operation."""
+        from mjlab.envs.mdp import dr
+
+        takes = inspect.signature(term.func).parameters
+        if not {"distribution", "operation", "ranges"} <= set(takes):
+            raise ValueError(f"is set by {called!r}, which does not draw from `ranges` by a `distribution`.")
+        if term.mode not in ("startup", "reset"):
+            raise ValueError(f"is set by {called!r}, which happens in mode {term.mode!r}, and not at a reset.")
+        term.mode, term.min_step_count_between_reset = "reset", 0
+        term.params["distribution"] = dr.Distribution(name=f"rl8x {name}", sample=self._drawing(name))
+        term.params.setdefault("ranges", (0.0, 0.0))
+        operation = term.params.get("operation", takes["operation"].default)
+        return operation if isinstance(operation, str) else str(operation.name)
+
+    def _drawing(self, name: str) -> Callable[..., Tensor]:
+        """Return a function that gives the values as mjlab samples, `[copies, elements]` or `[copies, elements, 1]`.
+
+        No bound method: mjlab copies its config, and would copy this object with it.
+        """
+        events = self
+
+        def sample(low: Tensor, high: Tensor, shape: tuple[int, ...], device: str) -> Tensor:
+            values = events.values[name]
+            assert len(values) == shape[0], "an event was applied to other copies than those that are reset"
+            return values.to(torch.device(device)).reshape(-1, *(1,) * (len(shape) - 1)).expand(shape)
+
+        return sample
+
+
+def _event_of(field: ModelField, operation: str, config: Any) -> Any:
+    """Make the event that sets a field of the model, by mjlab's own function for it."""
+    from mjlab.envs.mdp import dr
+    from mjlab.managers.event_manager import EventTermCfg
+    from mjlab.managers.scene_entity_config import SceneEntityCfg
+
+    prefix = field.field.partition("_")[0]
+    legal = [name for name in dir(dr) if name.partition("_")[0] in _NAMES and callable(getattr(dr, name))]
+    if field.field not in legal:
+        raise ValueError(f"names what mjlab cannot set: {unknown_name('field', field.field, legal)}")
+    names = [field.of] if isinstance(field.of, str) else list(field.of or ())
+    entities = {name.partition("/")[0] for name in names}
+    if len(entities) != 1 or not all("/" in name for name in names):
+        example = f"{next(iter(config.scene.entities), 'robot')}/..."
+        raise ValueError(f"must say what of one entity has the field, `of={example!r}`; got {field.of!r}.")
+    (entity,) = entities
+    if entity not in config.scene.entities:
+        raise ValueError(unknown_name("entity", entity, config.scene.entities, " of the task"))
+    named: dict[str, Any] = {_NAMES[prefix]: tuple(name.partition("/")[2] for name in names)}
+    axes = {} if field.index is None else {"axes": [field.index]}
+    params = {"asset_cfg": SceneEntityCfg(entity, **named), "operation": operation, **axes}
+    return EventTermCfg(func=getattr(dr, field.field), mode="reset", params=params)

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
-from rl8x.envs.canvas import BLUE, FAINT, GREEN, GREY, INK, Canvas, Point
-from rl8x.envs.pictures import CopyParameters, CopyState, Past
+from rl8x.envs.canvas import BLUE, FAINT, GREEN, GREY, INK, Canvas, CopyParameters, CopyState, Past, Point
 
 MIN_POSITION = -1.2
 MAX_POSITION = 0.6

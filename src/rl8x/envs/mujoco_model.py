@@ -1,19 +1,19 @@
-"""Fields of MuJoCo models: where a simulator keeps its model, which rows belong to a name, and how they are set."""
+"""Bindings to fields of MuJoCo models: where a simulator keeps its model, and which rows belong to a name."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from rl8x.envs.setter_base import Setter, Value
+from rl8x.envs.bindings import Binding, Value
 from rl8x.frozen import frozen
 from rl8x.names import did_you_mean
 
-# First part of a field's name: the accessor of what it belongs to, and how many there are
+# First part of the name of a MuJoCo model's field: the accessor of what it belongs to, and how many there are
 _OWNERS: Final = {
     "body": ("body", "nbody"),
     "geom": ("geom", "ngeom"),
@@ -33,12 +33,60 @@ _DOFS: Final = (6, 3, 1, 1)
 """Degrees of freedom of the kinds of joints: free, ball, slide, hinge."""
 
 
-def model_of(simulator: Any) -> Any:
-    """Return a simulator's `mujoco.MjModel`, which it has as `model` or `mj_model`.
+@dataclasses.dataclass(frozen=True)
+class ModelField(Binding):
+    """A field of a MuJoCo model, of bodies, geoms, joints and so on by their names.
 
-    Raises:
-        ValueError: If it has none.
+    What MuJoCo derives from masses, inertias and positions is recomputed (`mj_setConst`). The inertia of a body is
+    a field of its own: `Scale([ModelField("body_mass", "torso"), ModelField("body_inertia", "torso")])`.
+
+    Attributes:
+        field: Its name in `mjModel`, such as `body_mass`, `geom_friction` or `dof_damping` (by the joint's name).
+        of: The name, or the names, whose rows are set; None for all.
+        index: The number within a row, such as 0 for sliding in `geom_friction`; None for all.
     """
+
+    kind: ClassVar[str] = "model_field"
+    field: str
+    of: str | Sequence[str] | None = None
+    index: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of", frozen(self.of))
+
+    def read(self, simulator: Any) -> Any:
+        """Return a copy of the field's elements."""
+        model = model_of(simulator)
+        array = getattr(model, self.field, None)
+        if not isinstance(array, np.ndarray):
+            legal = [name for name in dir(model) if name.startswith(self.field.partition("_")[0] + "_")]
+            raise ValueError(f"a MuJoCo model has no field {self.field!r}.{did_you_mean(self.field, legal)}")
+        return array[self._where(model)].copy()
+
+    def _where(self, model: Any) -> Any:
+        """Return the index of the elements in the field of a `mujoco.MjModel`; raise if there is no such name."""
+        rows = slice(None) if self.of is None else rows_of(model, self.field, self.of)
+        if self.index is None:
+            return rows
+        width = getattr(model, self.field).shape[1:]
+        if not width or not 0 <= self.index < width[0]:
+            raise ValueError(
+                f"`index` of {self.field!r} must lie in a row of {width[0] if width else 1}; got {self.index}."
+            )
+        return rows, self.index
+
+    def write(self, simulator: Any, original: Any, value: Value | None) -> None:
+        """Set the elements; `derive_constants` must follow."""
+        model = model_of(simulator)
+        getattr(model, self.field)[self._where(model)] = original if value is None else value
+
+    def holds(self, simulator: Any, original: Any, value: Value | None) -> bool:
+        """Whether the elements still have the value."""
+        return bool((self.read(simulator) == (original if value is None else value)).all())
+
+
+def model_of(simulator: Any) -> Any:
+    """Return a simulator's `mujoco.MjModel`, which it has as `model` or `mj_model`; raise `ValueError` without one."""
     for name in ("model", "mj_model"):
         model = getattr(simulator, name, None)
         if isinstance(getattr(model, "body_mass", None), np.ndarray):  # mjlab has another `model` beside it
@@ -73,65 +121,7 @@ def rows_of(model: Any, field: str, names: str | Sequence[str]) -> list[int]:
     return rows
 
 
-def derive_constants(simulator: Any) -> None:
-    """Compute what MuJoCo derives from a model's fields; the simulator's data must be reset after it."""
-    sys.modules["mujoco"].mj_setConst(model_of(simulator), simulator.data)
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelField(Setter):
-    """A field of a MuJoCo model, of bodies, geoms, joints and so on by their names.
-
-    What MuJoCo derives from masses, inertias and positions is recomputed (`mj_setConst`). The inertia of a body is
-    a field of its own: `Scale([ModelField("body_mass", "torso"), ModelField("body_inertia", "torso")])`.
-
-    Attributes:
-        field: Its name in `mjModel`, such as `body_mass`, `geom_friction` or `dof_damping` (by the joint's name).
-        of: The name, or the names, whose rows are set; None for all.
-        index: The number within a row, such as 0 for sliding in `geom_friction`; None for all.
-    """
-
-    kind: ClassVar[str] = "model_field"
-    field: str
-    of: str | Sequence[str] | None = None
-    index: int | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "of", frozen(self.of))
-
-    def read(self, simulator: Any) -> Any:
-        """Return a copy of the field's elements."""
-        model = model_of(simulator)
-        array = getattr(model, self.field, None)
-        if not isinstance(array, np.ndarray):
-            legal = [name for name in dir(model) if name.startswith(self.field.partition("_")[0] + "_")]
-            raise ValueError(f"a MuJoCo model has no field {self.field!r}.{did_you_mean(self.field, legal)}")
-        return array[self.where(model)].copy()
-
-    def where(self, model: Any) -> Any:
-        """Return the index of the field's elements, as arrays take it.
-
-        Args:
-            model: The simulator's `mujoco.MjModel`.
-
-        Raises:
-            ValueError: If there is no such name or number in a row.
-        """
-        rows = slice(None) if self.of is None else rows_of(model, self.field, self.of)
-        if self.index is None:
-            return rows
-        width = getattr(model, self.field).shape[1:]
-        if not width or not 0 <= self.index < width[0]:
-            raise ValueError(
-                f"`index` of {self.field!r} must lie in a row of {width[0] if width else 1}; got {self.index}."
-            )
-        return rows, self.index
-
-    def write(self, simulator: Any, original: Any, value: Value | None) -> None:
-        """Set the elements; `finish` must follow."""
-        model = model_of(simulator)
-        getattr(model, self.field)[self.where(model)] = original if value is None else value
-
-    def holds(self, simulator: Any, original: Any, value: Value | None) -> bool:
-        """Whether the elements still have the value."""
-        return bool((self.read(simulator) == (original if value is None else value)).all())
+def derive_constants(simulator: Any, bindings: Iterable[Binding]) -> None:
+    """Compute what MuJoCo derives from a model's fields, if some are set; the simulator's data must be reset after."""
+    if any(isinstance(part, ModelField) for each in bindings for part in getattr(each, "parts", [each])):
+        sys.modules["mujoco"].mj_setConst(model_of(simulator), simulator.data)

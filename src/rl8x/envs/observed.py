@@ -1,10 +1,7 @@
-"""Parameters of an environment as a part of its observation: `observe_parameters="none" | "critic" | "all"`.
+"""A wrapper that puts the parameters of an environment into its observations.
 
-Nobody who writes an environment writes anything for it. `ShowsParameters` wraps four methods where a class defines
-them: `__init__`, which takes the keyword whether the class's own knows it or not; `restart` and `advance`, where
-observations leave the environment; and `another`. The carry's parameters are those of the episode that an observation
-is of: the one after a reset has the new episode's, `final_obs` the old one's, also where a simulator keeps its state
-outside of the carry.
+`build` and `env_kwargs` apply it: `observe_parameters="critic"` or `"all"`. An observation has the parameters of its
+episode: after a reset those of the new one, in `final_obs` those of the one that ended.
 
 Source: Pinto et al. 2018, arXiv:1710.06542 (a critic that sees more than the actor); Lee et al. 2020, arXiv:2010.11251
 (a teacher that sees the physics).
@@ -12,10 +9,8 @@ Source: Pinto et al. 2018, arXiv:1710.06542 (a critic that sees more than the ac
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 import gymnasium.spaces as spaces
@@ -25,7 +20,9 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from rl8x import keys
+from rl8x.envs.base import Env
 from rl8x.envs.parameters import Parameter
+from rl8x.envs.steps import Actions, Carry, Observation, Step, advanced, apart
 from rl8x.names import did_you_mean
 from rl8x.spaces import AsymmetricDict, critic_only
 
@@ -34,7 +31,6 @@ MODES: Final = ("none", "critic", "all")
 PARAMETERS: Final = "parameters"
 """The part of an observation that has the parameters."""
 
-_NAME: Final = "observe_parameters"
 # A side of the default is logarithmic from this ratio of its bound to the default.
 _DECADE: Final = 10.0
 _TINY: Final = 1e-30
@@ -53,8 +49,8 @@ class ScaledParameters:
         s(x) = log(x / d) / log(high / d)    x >= d,  logarithmic
         s(x) = z / (1 + z),  z = (x - d) / |d|    x >= d,  no upper bound; |d| is 1 for a default of 0
 
-    and with opposite sign likewise below d. Where the default is a bound, that side is empty. What is observed is
-    decided by the declaration alone, and not by the `env_config` in force, so that it means the same in all of them.
+    and with opposite sign likewise below d. Where the default is a bound, that side is empty. The declaration alone
+    decides what is observed, not the `env_config` in force, so that it means the same under all of them.
 
     Args:
         parameters: The declared parameters; the vector has them in this order.
@@ -106,179 +102,126 @@ def _side(default: float, bound: float, sign: float) -> tuple[float, bool, bool]
     return min(sign / (bound - default), _LARGEST), False, False
 
 
-def shown_space(space: spaces.Space[Any], num_parameters: int, mode: ObserveParameters, owner: str) -> spaces.Dict:
-    """Return the space of observations with parameters: a `Dict` with them as a part beside the rest.
+class ObservedParameters(Env):
+    """An environment with its parameters in the observation, scaled to [-1, 1], as the part "parameters" of a `Dict`.
 
-    Raises:
-        ValueError: If there is a part of that name already; `owner` names the environment.
-    """
-    parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {keys.OBS: space}
-    if PARAMETERS in parts:
-        raise ValueError(
-            f"{owner}: observe_parameters={mode!r} needs the name {PARAMETERS!r} in the observation, which has such a "
-            "part already. Rename that part."
-        )
-    parts[PARAMETERS] = spaces.Box(-1.0, 1.0, (num_parameters,), np.float32)
-    hidden = critic_only(space)
-    if mode == "critic":
-        hidden = (*hidden, PARAMETERS)
-    return AsymmetricDict(parts, critic_only=hidden) if hidden else spaces.Dict(parts)
+    The environment's own observation is the part "obs", or the other parts where it is a `Dict`. Everything else,
+    state included, is the environment's.
 
-
-def check_mode(mode: object, parameters: Mapping[str, Parameter], owner: str) -> None:
-    """Raise `ValueError` for an unknown mode, or an environment without parameters to show; `owner` names it."""
-    if mode not in MODES:
-        listed = ", ".join(map(repr, MODES))
-        raise ValueError(f"{owner}: {_NAME} must be one of {listed}; got {mode!r}.{did_you_mean(mode, MODES)}")
-    if mode != "none" and not parameters:
-        raise ValueError(
-            f"{owner}: {_NAME}={mode!r} shows the parameters that `env_config` may set, and this environment has none. "
-            "Declare some in `parameters`, or leave it at 'none'."
-        )
-
-
-def joined(obs: Any, parameters: Tensor) -> Any:
-    """Return an observation `[num_envs, *obs]`, or a dict of them, with parameters `[num_envs, num_parameters]`."""
-    parts = obs if isinstance(obs, dict) else {keys.OBS: obs}
-    return {**parts, PARAMETERS: parameters}
-
-
-# Wrappers of the methods that make an environment and return observations. A class that overrides one of these may
-# call its parent's: only the outermost one adds the parameters.
-
-
-def taking_mode(method: Callable[..., None]) -> Callable[..., None]:
-    """Have an `__init__` take `observe_parameters`, and show the parameters at its end where that is asked for."""
-    signature = inspect.signature(method)
-    knows_it = _NAME in signature.parameters
-
-    @functools.wraps(method)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for one
-        if type(self).__init__ is not __init__:
-            method(self, *args, **kwargs)
-            return
-        given = kwargs.get(_NAME, ...)
-        if not knows_it:
-            kwargs.pop(_NAME, None)
-        method(self, *args, **kwargs)
-        try:
-            self.show_parameters(self.observe_parameters if given is ... else given)
-        except ValueError:
-            self.close()
-            raise
-
-    __init__.__signature__ = signature if knows_it else _with_mode(signature)  # type: ignore[attr-defined]
-    return __init__
-
-
-def _with_mode(signature: inspect.Signature) -> inspect.Signature:
-    """Return a signature with `observe_parameters` after its other arguments."""
-    parameters = list(signature.parameters.values())
-    last = parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
-    where = len(parameters) - 1 if last else len(parameters)
-    parameters.insert(where, inspect.Parameter(_NAME, inspect.Parameter.KEYWORD_ONLY, default="none"))
-    return signature.replace(parameters=parameters)
-
-
-def showing_restart(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a `restart` show the parameters of the carry that it returns."""
-
-    @functools.wraps(method)
-    def restart(self: Any, *args: Any, **kwargs: Any) -> Any:
-        carry, obs = method(self, *args, **kwargs)
-        if self.scaled_parameters is not None and type(self).restart is restart:
-            obs = joined(obs, self.scaled_parameters(carry["parameters"]))
-        return carry, obs
-
-    return restart
-
-
-def showing_advance(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Have an `advance` show the parameters of the carry that it returns, and before a reset those of the one given."""
-
-    @functools.wraps(method)
-    def advance(self: Any, carry: Any, *args: Any, **kwargs: Any) -> Any:
-        after, step = method(self, carry, *args, **kwargs)
-        if self.scaled_parameters is None or type(self).advance is not advance:
-            return after, step
-        old, new = carry["parameters"], after["parameters"]
-        final = shown = self.scaled_parameters(old)
-        if new is not old:
-            shown = self.scaled_parameters(new)
-        return after, step._replace(obs=joined(step.obs, shown), final_obs=joined(step.final_obs, final))
-
-    return advance
-
-
-def showing_another(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Have what `another` makes show what this one shows."""
-
-    @functools.wraps(method)
-    def another(self: Any, *args: Any, **kwargs: Any) -> Any:
-        twin = method(self, *args, **kwargs)
-        if twin is not None and twin.observe_parameters != self.observe_parameters:
-            twin.show_parameters(self.observe_parameters)
-        return twin
-
-    return another
-
-
-_SHOWING: Final[Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
-    "__init__": taking_mode,
-    "restart": showing_restart,
-    "advance": showing_advance,
-    "another": showing_another,
-}
-
-
-class ShowsParameters:
-    """The part of an environment that shows its parameters in its observations; `Env` is one.
+    Args:
+        env: The environment, any subclass of `Env`; the wrapper takes it over.
+        observe_parameters: Who sees the parameters: the `"critic"` alone, or `"all"`.
 
     Attributes:
-        observe_parameters: Who sees them: nobody, the critic alone, or all.
-        scaled_parameters: Makes the part of an observation that has them; None where nobody sees them.
+        env: The environment.
+
+    Raises:
+        ValueError: If there is no such mode, the environment has no parameters, or its observation has a part of that
+            name already.
     """
 
-    parameters: Mapping[str, Parameter]
-    num_envs: int
-    device: torch.device
-    single_observation_space: spaces.Space[Any]
-    observation_space: spaces.Space[Any]
+    env: Env
+    observe_parameters: ObserveParameters
+    scaled: ScaledParameters
 
-    observe_parameters: ObserveParameters = "none"
-    scaled_parameters: ScaledParameters | None = None
+    def __init__(self, env: Env, observe_parameters: ObserveParameters) -> None:
+        self.env, self.observe_parameters = env, observe_parameters
+        owner = f"{type(env).__name__}: observe_parameters"
+        if observe_parameters not in MODES[1:]:
+            hint = did_you_mean(observe_parameters, MODES)
+            raise ValueError(f"{owner} must be one of {', '.join(map(repr, MODES))}; got {observe_parameters!r}.{hint}")
+        if not env.parameters:
+            raise ValueError(
+                f"{owner}={observe_parameters!r} shows the parameters that `env_config` may set, and this environment "
+                "has none. Declare some in `parameters`, or leave it at 'none'."
+            )
+        space = env.single_observation_space
+        parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {keys.OBS: space}
+        if PARAMETERS in parts:
+            raise ValueError(
+                f"{owner}={observe_parameters!r} needs the name {PARAMETERS!r} in the observation, which has such a "
+                "part already. Rename that part."
+            )
+        parts[PARAMETERS] = spaces.Box(-1.0, 1.0, (len(env.parameters),), np.float32)
+        hidden = (*critic_only(space), *([PARAMETERS] if observe_parameters == "critic" else ()))
+        self.single_observation_space = AsymmetricDict(parts, critic_only=hidden) if hidden else spaces.Dict(parts)
+        self.observation_space = batch_space(self.single_observation_space, env.num_envs)
+        # A tensor's device has its index ("cuda:0"), by which constants are found again.
+        self.scaled = ScaledParameters(env.parameters, torch.empty(0, device=env.device).device)
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Have what a class defines of its own show the parameters too."""
-        super().__init_subclass__(**options)
-        for name, showing in _SHOWING.items():
-            if name in vars(cls):
-                setattr(cls, name, showing(vars(cls)[name]))
+    # What is neither defined in this class nor one of `_OWN` is the environment's, methods included.
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.__dict__["env"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.env, name, value)
+
+    def __del__(self) -> None:
+        """Do nothing: the environment closes itself."""
 
     @property
-    def own_observation_space(self) -> spaces.Space[Any]:
-        """The space of what the environment itself observes of one copy, without the parameters."""
-        return self.single_observation_space if self._own_space is None else self._own_space
+    def program_key(self) -> Any:
+        """The environment's, and who sees the parameters."""
+        return self.observe_parameters, self.env.program_key
 
-    _own_space: spaces.Space[Any] | None = None
+    def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
+        """Start an episode in every copy."""
+        carry, obs = self.env.restart(noise)
+        return carry, _joined(obs, self.scaled(carry["parameters"]))
 
-    def show_parameters(self, mode: ObserveParameters) -> None:
-        """Show the parameters from now on; called once.
+    @apart
+    def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
+        """Take one step in every copy."""
+        after, step = advanced(self.env, carry, actions, noise)
+        obs, final_obs = self._shown(step.obs, step.final_obs, carry["parameters"], after["parameters"])
+        return after, step._replace(obs=obs, final_obs=final_obs)
 
-        Args:
-            mode: Whom: `"none"`, `"critic"` or `"all"`.
+    def _shown(self, obs: Any, final_obs: Any, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> tuple[Any, Any]:
+        """Return the observations after and before a reset, each with the parameters of its episode."""
+        final = self.scaled(old)
+        return _joined(obs, final if new is old else self.scaled(new)), _joined(final_obs, final)
 
-        Raises:
-            ValueError: If there are none, or there is no such mode.
-        """
-        owner = type(self).__name__
-        check_mode(mode, self.parameters, owner)
-        self.observe_parameters = mode
-        if mode == "none":
-            return
-        # A tensor's device has its index ("cuda:0"), by which constants are found again.
-        device = torch.empty(0, device=self.device).device
-        self.scaled_parameters = ScaledParameters(self.parameters, device)
-        self._own_space = self.single_observation_space
-        self.single_observation_space = shown_space(self._own_space, len(self.parameters), mode, owner)
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+    def reset(self, **options: Any) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode in every copy; see `Env.reset`."""
+        obs, info = self.env.reset(**options)
+        assert self.env.carry is not None
+        return _joined(obs, self.scaled(self.env.carry["parameters"])), info
+
+    def step(self, actions: Any) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """Take one step in every copy; see `Env.step`."""
+        before: Any = self.env.carry
+        obs, *outcome, info = self.env.step(actions)
+        after: Any = self.env.carry
+        obs, info["final_obs"] = self._shown(obs, info["final_obs"], before["parameters"], after["parameters"])
+        return obs, *outcome, info
+
+    def another(self, *args: Any, **kwargs: Any) -> Env | None:
+        """Make another environment and wrap it too; see `Env.another`."""
+        twin = self.env.another(*args, **kwargs)
+        return None if twin is None else ObservedParameters(twin, self.observe_parameters)
+
+
+class _OfEnv:
+    """What `Env` has, in a wrapper: the environment's."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, wrapper: ObservedParameters, owner: type) -> Any:
+        return getattr(wrapper.env, self.name)
+
+
+_OWN: Final = frozenset({"env", "observe_parameters", "scaled", "single_observation_space", "observation_space"})
+for _name in {name for name in dir(Env) if not name.startswith("__")} - {*vars(ObservedParameters), *_OWN}:
+    setattr(ObservedParameters, _name, _OfEnv(_name))
+
+
+def _joined(obs: Any, parameters: Tensor) -> Any:
+    """Return an observation `[num_envs, *obs]`, or a dict of them, with parameters `[num_envs, num_parameters]`."""
+    return {**(obs if isinstance(obs, dict) else {keys.OBS: obs}), PARAMETERS: parameters}

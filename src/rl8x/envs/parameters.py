@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import numbers
 from collections.abc import Hashable, Mapping, Sequence, Sized
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rl8x.envs.env_config import EnvConfig, parsed_value
+from rl8x.envs.env_config import Given
 from rl8x.names import did_you_mean
 from rl8x.randomization import Grid, ParameterDistribution
-from rl8x.randomization.moving import RETURNS, ParameterGroup, make_groups
-from rl8x.randomization.scheduled import PerCopy, Steered
+from rl8x.randomization.curriculum import RETURNS, Curriculum, make_curricula
+from rl8x.randomization.scheduled import NumbersCurriculum, PerCopy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,58 +61,63 @@ class ResolvedConfig:
     """An `env_config` that has been checked, as tensors and distributions.
 
     Attributes:
-        given: The configuration in plain JSON form.
+        given: What it was made of: numbers, tuples and distributions.
         fixed: Values that a reset does not change, float32 `[num_envs]`; one memory where one serves all copies.
         drawn: Distributions to draw from at each reset, in the order of their noise columns.
-        groups: Those that move, with noise columns after these.
-        steered: Whether a function sets it again and again, so that each parameter is a group.
+        curricula: Those that move, with noise columns after these.
+        steered: Whether a function sets it again and again, so that each parameter is a curriculum.
     """
 
-    given: dict[str, object]
+    given: dict[str, Any]
     fixed: dict[str, Tensor]
     drawn: dict[str, ParameterDistribution]
-    groups: tuple[ParameterGroup, ...] = ()
+    curricula: tuple[Curriculum, ...] = ()
     steered: bool = False
 
-    @property
+    @functools.cached_property
     def noise_width(self) -> int:
         """Uniform numbers that the draw of one copy needs."""
-        return len(self.drawn) + sum(group.width for group in self.groups)
+        return len(self.drawn) + sum(each.width for each in self.curricula)
 
     @property
     def key(self) -> Hashable:
-        """A key of the constants in a program that draws: distributions that do not move, and the keys of groups."""
-        return tuple(self.drawn.items()), tuple(group.key for group in self.groups)
+        """A key of the constants in a program that draws: distributions that do not move, and the keys of curricula."""
+        return tuple(self.drawn.items()), tuple(each.key for each in self.curricula)
 
     @property
     def drawn_names(self) -> set[str]:
         """The parameters that a reset changes."""
-        return {*self.drawn, *(name for group in self.groups for name in group.names)}
+        return {*self.drawn, *(name for each in self.curricula for name in each.names)}
 
     @property
     def shown_names(self) -> set[str]:
         """The parameters to report: those that are drawn, or that a function gave."""
         return {*self.given} if self.steered else self.drawn_names
 
+    @property
+    def moves_by_returns(self) -> bool:
+        """Whether some parameters move with the returns of episodes."""
+        return any(each.metric is not None for each in self.curricula)
+
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Draw parameters, float32 `[num_envs]` each, from noise `[num_envs, noise_width]` in [0, 1).
 
         Returns:
-            Their values by name, and of groups that episodes decide the sources, int64 `[num_envs]`, by label.
+            Their values by name, and of curricula that episodes decide the sources, int64 `[num_envs]`, by label.
         """
         values = {name: drawn.draw(noise[:, i]) for i, (name, drawn) in enumerate(self.drawn.items())}
         sources: dict[str, Tensor] = {}
         first = len(self.drawn)
-        for group in self.groups:
-            group_values, group_sources = group.draw(noise[:, first : first + group.width])
-            values |= group_values
-            sources |= {} if group_sources is None else {group.label: group_sources}
-            first += group.width
+        for each in self.curricula:
+            own_values, own_sources = each.draw(noise[:, first : first + each.width])
+            values |= own_values
+            sources |= {} if own_sources is None else {each.label: own_sources}
+            first += each.width
         return values, sources
 
 
 def resolve_config(
-    config: EnvConfig,
+    config: Given,
     parameters: Mapping[str, Parameter],
     *,
     owner: str,
@@ -123,20 +130,18 @@ def resolve_config(
     """Check an `env_config` against the parameters of an environment and turn it into tensors.
 
     Args:
-        config: Name to a number, `num_envs` numbers, a distribution, or a distribution's JSON form.
+        config: As `parsed` returns it.
         parameters: The legal names with their bounds.
         owner: The configuration's name in error messages, such as `CartPole: env_config`.
-        num_envs: Number of copies.
+        num_envs: Number of copies, which the argument `copies` sets, as error messages say.
         device: Where the tensors go.
-        copies: The argument that sets the number of copies, for error messages.
+        copies: See `num_envs`.
         metrics: The environment's own metrics of episodes.
         steered: Whether its numbers are going to change, so that no program may have them built in.
 
     Raises:
         ValueError: If a name is unknown or a value is out of bounds or of the wrong shape.
     """
-    if not isinstance(config, Mapping):
-        raise TypeError(f"{owner} must be a mapping from parameter names to values; got {config!r}.")
     for name in config:
         if name not in parameters:
             raise ValueError(_unknown_name(name, parameters, owner))
@@ -144,57 +149,67 @@ def resolve_config(
     for name, parameter in parameters.items():
         value = config.get(name, parameter.default)
         try:
-            given = _resolve_value(value, name, parameter, resolved, num_envs, device, copies)
+            if isinstance(value, ParameterDistribution):
+                drawn = _within_bounds(value, parameter, num_envs, copies)
+                drawn.prepare(device)
+                if drawn.fixed:
+                    resolved.fixed[name] = drawn.draw(torch.zeros(num_envs, device=device))
+                else:
+                    resolved.drawn[name] = drawn
+            else:
+                numbers = _numbers(value, num_envs, copies)
+                _check_bounds(numbers, parameter)
+                value = tuple(numbers.tolist()) if numbers.ndim else numbers.item()
+                resolved.fixed[name] = numbers.to(torch.float32)
         except ValueError as error:
             raise ValueError(f"{owner}[{name!r}] {error}") from None
         if name in config:
-            resolved.given[name] = given
-    grouped = _steered(resolved, owner) if steered else _grouped(resolved, owner, metrics)
-    return dataclasses.replace(grouped, fixed={name: _placed(each, device) for name, each in resolved.fixed.items()})
+            resolved.given[name] = value
+    made = _steered(resolved, owner) if steered else _with_curricula(resolved, owner, metrics)
+    fixed = {name: _placed(values, num_envs, device) for name, values in resolved.fixed.items()}
+    return dataclasses.replace(made, fixed=fixed)
 
 
-def _placed(values: Tensor, device: torch.device) -> Tensor:
-    """Return the values of a parameter, float32 `[num_envs]`, on the device; one that serves all copies by a fill.
+def _placed(numbers: Tensor, num_envs: int, device: torch.device) -> Tensor:
+    """Return a parameter's number, or its values, as `[num_envs]` on the device; the number by a fill.
 
     To copy it from the host would wait for the device, for each parameter whenever a function sets them.
     """
-    if values.stride() != (0,) or values.device == device:
-        return values.to(device)
-    return torch.full((1,), values[0].item(), device=device).expand(len(values))
+    if numbers.ndim:
+        return numbers.to(device)
+    return torch.full((1,), numbers.item(), device=device).expand(num_envs)
 
 
-def _grouped(resolved: ResolvedConfig, owner: str, metrics: Sequence[str]) -> ResolvedConfig:
-    """Join what moves to groups, and refuse a metric that episodes do not have."""
+def _with_curricula(resolved: ResolvedConfig, owner: str, metrics: Sequence[str]) -> ResolvedConfig:
+    """Join what moves to curricula, and refuse a metric that episodes do not have."""
     moving = {name: drawn for name, drawn in resolved.drawn.items() if drawn.moves}
-    if not moving:
-        return resolved
     try:
-        groups = make_groups(moving)
+        curricula = make_curricula(moving)
     except ValueError as error:
         raise ValueError(f"{owner}: {error}") from None
-    for group in groups:
-        if group.metric is not None and group.metric not in (RETURNS, *metrics):
+    for each in curricula:
+        if each.metric is not None and each.metric not in (RETURNS, *metrics):
             raise ValueError(
-                f"{owner}[{group.names[0]!r}] goes by the metric {group.metric!r}, which episodes of this environment "
-                f"do not have.{did_you_mean(group.metric, metrics)} They have {', '.join((RETURNS, *metrics))}."
+                f"{owner}[{each.names[0]!r}] goes by the metric {each.metric!r}, which episodes of this environment "
+                f"do not have.{did_you_mean(each.metric, metrics)} They have {', '.join((RETURNS, *metrics))}."
             )
     drawn = {name: drawn for name, drawn in resolved.drawn.items() if not drawn.moves}
-    return dataclasses.replace(resolved, drawn=drawn, groups=groups)
+    return dataclasses.replace(resolved, drawn=drawn, curricula=curricula)
 
 
 def _steered(resolved: ResolvedConfig, owner: str) -> ResolvedConfig:
-    """Make a group of each parameter, whose numbers a program reads."""
+    """Make a curriculum of each parameter, whose numbers a program reads."""
     moving = [name for name, drawn in resolved.drawn.items() if drawn.moves]
     if moving:
         raise ValueError(
             f"{owner}[{moving[0]!r}] is {resolved.drawn[moving[0]]!r}, which moves by itself: an `env_config` that is "
             "a function gives distributions that stand still, and moves them itself."
         )
-    groups: list[ParameterGroup] = [Steered(name, drawn) for name, drawn in resolved.drawn.items()]
+    drawn = dict(resolved.drawn)
     for name, values in resolved.fixed.items():
-        distinct = values[:1] if values.stride() == (0,) else values
-        groups.append(Steered(name, PerCopy(tuple(distinct.tolist()))))
-    return dataclasses.replace(resolved, drawn={}, groups=tuple(groups), steered=True)
+        drawn[name] = PerCopy(tuple(values.reshape(-1).tolist()))
+    curricula = tuple(NumbersCurriculum({name: each}) for name, each in drawn.items())
+    return dataclasses.replace(resolved, drawn={}, curricula=curricula, steered=True)
 
 
 def _unknown_name(name: object, parameters: Mapping[str, Parameter], owner: str) -> str:
@@ -204,23 +219,10 @@ def _unknown_name(name: object, parameters: Mapping[str, Parameter], owner: str)
     return f"{owner} has no parameter {name!r}.{did_you_mean(name, parameters)} Legal are {legal}."
 
 
-def _resolve_value(
-    value: object,
-    name: str,
-    parameter: Parameter,
-    resolved: ResolvedConfig,
-    num_envs: int,
-    device: torch.device,
-    copies: str,
-) -> object:
-    """Add one value to `resolved` and return its plain JSON form."""
-    value = parsed_value(value)
-    if not isinstance(value, ParameterDistribution):
-        numbers = _numbers(value, num_envs, copies)
-        _check_bounds(numbers, parameter)
-        # From one dimension, so that a single copy's has stride 1.
-        resolved.fixed[name] = numbers.to(torch.float32).reshape(-1).expand(num_envs)
-        return numbers.tolist()
+def _within_bounds(
+    value: ParameterDistribution, parameter: Parameter, num_envs: int, copies: str
+) -> ParameterDistribution:
+    """Return a distribution as it is within the bounds; raise if it is not, or is a `Grid` of too many values."""
     if isinstance(value, Grid) and len(value.values) > num_envs:
         raise ValueError(
             f"is a Grid of {len(value.values)} values, but there are {num_envs} copies (`{copies}`), and each value "
@@ -230,12 +232,7 @@ def _resolve_value(
     low, high = clipped.support
     if low < parameter.low or high > parameter.high:
         raise ValueError(f"must stay in {parameter.bounds}; {value!r} reaches from {low:g} to {high:g}.")
-    clipped.prepare(device)
-    if clipped.fixed:
-        resolved.fixed[name] = clipped.draw(torch.zeros(num_envs, device=device))
-    else:
-        resolved.drawn[name] = clipped
-    return value.to_dict()
+    return clipped
 
 
 def _numbers(value: object, num_envs: int, copies: str) -> Tensor:
@@ -245,15 +242,14 @@ def _numbers(value: object, num_envs: int, copies: str) -> Tensor:
         raise ValueError(f"{need}; got {value!r}.")
     try:
         # In float64 from the start: the plain form of 0.6 shall be 0.6, not its nearest float32.
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
-        numbers = tensor.detach().to("cpu", torch.float64)
+        numbers = torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"{need}; got {value!r}.") from None
     if numbers.ndim == 1 and len(numbers) != num_envs:
         raise ValueError(wrong_number(numbers, num_envs, copies))
     if numbers.ndim > 1:
         raise ValueError(f"{need}; got shape {list(numbers.shape)}.")
-    return numbers.clone()
+    return numbers
 
 
 def wrong_number(values: Sized, num_envs: int, copies: str) -> str:

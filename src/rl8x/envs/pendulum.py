@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
-from rl8x.envs.canvas import BLUE, FAINT, GREEN, INK, ORANGE, Canvas
-from rl8x.envs.dynamics import wrapped_angle
-from rl8x.envs.pictures import CopyParameters, CopyState, Past
+from rl8x.envs.canvas import BLUE, FAINT, GREEN, INK, ORANGE, Canvas, CopyParameters, CopyState, Past
+from rl8x.envs.steps import wrapped_angle
 
 MAX_SPEED = 8.0
 MAX_TORQUE = 2.0

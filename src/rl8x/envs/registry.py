@@ -11,14 +11,18 @@ from typing import Any, Final
 import gymnasium
 
 from rl8x.envs import builtin
-from rl8x.envs.arguments import narrow_seed
 from rl8x.envs.base import Env
+from rl8x.envs.checks import narrow_seed
 from rl8x.envs.gymnasium_env import GymnasiumEnv
+from rl8x.envs.observed import ObservedParameters
 from rl8x.frozen import frozen, thawed
 from rl8x.importing import Trust, check_gymnasium_id, dotted_path, import_class, is_dotted, is_gymnasium_id
 from rl8x.names import did_you_mean
 
 BUILTIN: dict[str, type[Env]] = {name: getattr(builtin, name) for name in builtin.__all__}
+
+OBSERVE: Final = "observe_parameters"
+"""The argument of all environments that wraps them in `ObservedParameters`."""
 
 # What steps an environment; a class that has none of these of its own is only a base of others.
 _STEPS: Final[dict[type[Any], tuple[str, ...]]] = {
@@ -30,18 +34,38 @@ _STEPS: Final[dict[type[Any], tuple[str, ...]]] = {
 class EnvMaker(functools.partial[Env]):
     """What makes environments: a function or a class, with arguments of which each call gets copies of its own.
 
-    The seed that anybody else's code is given is one that any simulator takes; see `narrow_seed`.
+    Of the arguments `observe_parameters` is not handed on, but says how the environment is wrapped. The seed that
+    anybody else's code is given is one that any simulator takes; see `narrow_seed`.
     """
+
+    shown: dict[str, Any]
+    """`observe_parameters`, where it was given."""
 
     def __new__(cls, maker: Callable[..., Any], /, *args: Any, **keywords: Any) -> EnvMaker:
         """Keep copies of the arguments, which the script cannot change any more."""
-        return super().__new__(cls, maker, *frozen(args), **frozen(keywords))
+        shown = {OBSERVE: keywords.pop(OBSERVE)} if OBSERVE in keywords else {}
+        made = super().__new__(cls, maker, *frozen(args), **frozen(keywords))
+        made.shown = frozen(shown)
+        return made
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All keyword arguments."""
+        return {**self.keywords, **self.shown}
 
     def __call__(self, /, *args: Any, **options: Any) -> Any:
         """Make an environment."""
         if options.get("seed") is not None and not getattr(self.func, "__module__", "").startswith("rl8x."):
             options["seed"] = narrow_seed(options["seed"])
-        return self.func(*thawed(self.args), *args, **{**thawed(self.keywords), **options})
+        env = self.func(*thawed(self.args), *args, **{**thawed(self.keywords), **options})
+        mode = self.shown.get(OBSERVE, "none")
+        if mode == "none" or not isinstance(env, Env):
+            return env
+        try:
+            return ObservedParameters(env, mode)
+        except ValueError:
+            env.close()
+            raise
 
 
 def steps_one_by_one(maker: EnvMaker) -> bool:
@@ -160,7 +184,8 @@ def _with_arguments(maker: Callable[..., Any], arguments: Mapping[str, Any]) -> 
     given: list[Any] = []
     keywords = dict(arguments)
     while isinstance(maker, functools.partial):
-        given, keywords = [*maker.args, *given], {**maker.keywords, **keywords}
+        own = maker.arguments if isinstance(maker, EnvMaker) else maker.keywords
+        given, keywords = [*maker.args, *given], {**own, **keywords}
         maker = maker.func
     try:
         parameters = inspect.signature(maker).parameters
@@ -190,4 +215,5 @@ def make(name: str, num_envs: int, **kwargs: Any) -> Env:
         TypeError: As the constructor does.
         ValueError: If there is none of that name; the message has the nearest ones. And as the constructor does.
     """
-    return resolve(name)(num_envs, **kwargs)
+    made: Env = EnvMaker(resolve(name), **kwargs)(num_envs)
+    return made

@@ -1,15 +1,18 @@
-"""Environments whose state a simulator keeps outside of the carry."""
+"""Environments without a state of their own: simulators keep it outside of the carry, a stand-in has none."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
+import gymnasium
 import torch
 from torch import Tensor
 
-from rl8x.envs.arguments import narrow_seed
-from rl8x.envs.base import Carry, Env
+from rl8x.envs.base import Carry, Env, Observation, Step
+from rl8x.envs.checks import narrow_seed
+from rl8x.envs.episode_metrics import EpisodeMetrics
+from rl8x.envs.parameters import ResolvedConfig
 
 
 class SimulatorEnv(Env):
@@ -20,9 +23,9 @@ class SimulatorEnv(Env):
 
     terminates: ClassVar[bool] = True
     capturable: ClassVar[bool] = False
-    gives_sources: ClassVar[bool] = False
     resumable: ClassVar[bool] = False
 
+    episode_metrics: EpisodeMetrics = EpisodeMetrics(())
     next_seed: int | None = None
     """The seed of the simulator's next reset, after `set_seed`, narrowed; None lets its random numbers go on."""
 
@@ -31,9 +34,39 @@ class SimulatorEnv(Env):
         super().set_seed(seed)
         self.next_seed = None if seed is None else narrow_seed(seed)
 
+    def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
+        """Refuse parameters that move with returns: a simulator does not say under which its episodes were played."""
+        for each in resolved.curricula:
+            if each.metric is not None:
+                raise ValueError(
+                    f"{owner}[{each.names[0]!r}] moves with the returns of episodes, and a simulator does not say "
+                    "under which parameters they were played. Use Scheduled, or a distribution that stands still."
+                )
+
     def state_dict(self) -> dict[str, Any]:
         """Return the seeding and the configuration; the simulator's own state cannot be taken."""
         return super().state_dict() | {"carry": None}
+
+    def _finish(
+        self,
+        carry: Carry,
+        obs: Observation,
+        rewards: Tensor,
+        terminated: Tensor,
+        truncated: Tensor,
+        final_obs: Observation,
+        parameters: Mapping[str, Tensor],
+        info: Mapping[str, Any],
+    ) -> tuple[Carry, Step]:
+        """Return the carry after a step and its result, given what comes before, the next parameters and the report."""
+        done = terminated | truncated
+        returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
+        metrics = self.episode_metrics.update(carry.get("metrics", {}), info, None, torch.ones_like(done))
+        self.episode_metrics.check_reported(metrics, info, done)
+        values = self.episode_metrics.values(metrics)
+        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, values)
+        following = self.next_carry(done, elapsed, returns, parameters)
+        return following | {"metrics": self.episode_metrics.restarted(metrics, done)}, step
 
     @staticmethod
     def next_carry(done: Tensor, elapsed: Tensor, returns: Tensor, parameters: Mapping[str, Tensor]) -> Carry:
@@ -50,17 +83,49 @@ class SimulatorEnv(Env):
 
     @staticmethod
     def redrawn(begun: Tensor, parameters: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the parameters of the episodes that go on or have begun.
+        """Return the parameters of the episodes that go on or have begun, `[num_envs]` each.
 
         Args:
             begun: Where an episode has begun, `[num_envs]`, bool.
             parameters: Those that were in force, `[num_envs]` each.
             fresh: Those of new episodes, `[num_envs]` each.
-
-        Returns:
-            `[num_envs]` each, by name.
         """
         return {
             name: value if value is parameters[name] else torch.where(begun, value, parameters[name])
             for name, value in fresh.items()
         }
+
+
+class StandIn(Env):
+    """Copies that have spaces alone: no episode can begin.
+
+    Args:
+        num_envs: Number of copies.
+        observation_space: Space of one copy's observation.
+        action_space: Space of one copy's action.
+        episodic: Whether episodes of the environment can end.
+        problem: Why the environment itself is not here, for the error message.
+        device: Where it is said to be.
+    """
+
+    capturable = False
+
+    def __init__(
+        self,
+        num_envs: int,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        *,
+        episodic: bool,
+        problem: str,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.single_observation_space, self.single_action_space = observation_space, action_space
+        self.terminates, self.problem = episodic, problem  # type: ignore[misc] # other classes always do, or never
+        super().__init__(num_envs, device=device)
+
+    def initial_state(self, *_: Any) -> NoReturn:
+        """Refuse to begin episodes."""
+        raise RuntimeError(
+            f"this algorithm was loaded to act, without its environment: {self.problem}. Give load_algorithm `env`."
+        )

@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import gymnasium.spaces as spaces
+import numpy as np
 import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import HumanRendering, RecordVideo
 from torch import Tensor
 
 from rl8x.envs.base import Env
+from rl8x.envs.checks import check_reset, check_step, check_takes_seeds, layers_of
 from rl8x.envs.gymnasium_env import GymnasiumEnv
-from rl8x.envs.results import try_copy, warn_outside
+from rl8x.envs.vectorised import OwnResults
 from rl8x.execution.threads import kept_generators
 from rl8x.keys import ACTION_MASK
 from rl8x.output import described
-from rl8x.spaces import check_mask, check_supported, named_parts, only_legal, outside, torch_dtype, tree_of, where_rows
+from rl8x.spaces import (
+    check_mask,
+    check_supported,
+    element_of,
+    named_parts,
+    only_legal,
+    outside,
+    torch_dtype,
+    tree_of,
+    where_rows,
+)
 from rl8x.trees import tree_map
 
 STEPS = 32
 """Steps with random actions; the first few also check purity, the rest look for a rare termination."""
 PURITY_STEPS = 3
+_RAISED: Final = object()
 
 
 def validate(env: Env) -> None:
@@ -43,6 +61,7 @@ def validate(env: Env) -> None:
     """
     if not isinstance(env, Env):
         raise TypeError(f"validate checks an instance of an Env, such as CartPole(8); got {env!r}.")
+    env = env.unwrapped  # an author's functions know nothing of wrappers of rl8x's own
     name = type(env).__name__
     check_supported(env.single_observation_space, f"{name}.single_observation_space")
     check_supported(env.single_action_space, f"{name}.single_action_space")
@@ -58,9 +77,8 @@ class _Probe:
 
     def __init__(self, env: Env) -> None:
         self.env = copy.copy(env)
-        self.env.adopt_next_config()
-        # What shows parameters is rl8x's own; the author's functions know nothing of it.
-        self.env.single_observation_space = env.own_observation_space
+        self.env.parameter_state = copy.copy(env.parameter_state)
+        self.env.parameter_state.adopt()
         self.name = type(env).__name__
         self.num_envs = env.num_envs
         self.generator = torch.Generator(env.device).manual_seed(0)
@@ -251,3 +269,111 @@ def _equal(left: Any, right: Any) -> bool:
     if isinstance(left, tuple) and isinstance(right, tuple):
         return len(left) == len(right) and all(map(_equal, left, right))
     return type(left) is type(right)
+
+
+# -- one copy of Gymnasium's is tried
+
+
+def try_copy(vector_env: Any) -> None:
+    """Make one more copy of those that a vector environment steps one by one, and look at what it returns.
+
+    The copies themselves stay as they are. What a copy raises by itself is left to the training, whose traceback shows
+    where; so is all of a simulator of which there can be one only.
+    """
+    inner = vector_env.unwrapped
+    if not isinstance(inner, SyncVectorEnv | AsyncVectorEnv):
+        return
+    far: list[str] = []
+    with _kept_random(), warnings.catch_warnings(action="ignore"):
+        env = _came(inner.env_fns[0])
+        if env is _RAISED or any(env.unwrapped is stepped.unwrapped for stepped in getattr(inner, "envs", ())):
+            return
+        layers = [layer for layer in layers_of(env) if not isinstance(layer, OwnResults)]
+        try:
+            for layer in layers:
+                if isinstance(layer, RecordVideo | HumanRendering):  # the film of an episode that is none
+                    break
+                if layer is layers[-1] or not type(layer).__module__.startswith("gymnasium."):
+                    far += _try_layer(layer)
+            if isinstance(inner, AsyncVectorEnv) and inner.autoreset_mode == AutoresetMode.SAME_STEP:
+                _check_own_memory(env)
+        finally:
+            env.close()
+    warn_outside(type(env.unwrapped).__name__, far)
+
+
+def warn_outside(owner: str, far: Sequence[str]) -> None:
+    """Warn of the first of the observations that are `outside` of their space, if there are any."""
+    if far:
+        text = f"{owner}: {far[0]}. Nothing is cut off; mend `observation_space`, or the observation."
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+
+def _check_own_memory(env: Any) -> None:
+    """Raise ValueError if a reset overwrites the last observation of an episode, which a worker sends after it."""
+    last, first = _came(_step_at_random, env, _came(env.reset)), _came(env.reset)
+    if last is not _RAISED and first is not _RAISED and _shares_memory(last[0], first[0]):
+        raise ValueError(
+            f"{type(env.unwrapped).__name__} overwrites and returns one array, so that an AsyncVectorEnv that resets "
+            "copies in the same step sends the first observation of an episode as the last of the one before. Give "
+            "GymnasiumEnv the function that makes a copy, with vectorization='async', or take another autoreset_mode."
+        )
+
+
+def _shares_memory(one: Any, other: Any) -> bool:
+    """Whether two observations of one space have memory in common."""
+    if isinstance(one, Mapping):
+        return any(_shares_memory(part, other[key]) for key, part in one.items())
+    if isinstance(one, tuple):
+        return any(map(_shares_memory, one, other))
+    return isinstance(one, np.ndarray) and np.shares_memory(one, other)
+
+
+def _try_layer(env: Any) -> list[str]:
+    """Reset and step an environment, or a wrapper with what is in it; return what is out of bounds of what it sees."""
+    check_takes_seeds(env)
+    space, far = env.observation_space, []
+    result = _came(env.reset, seed=0)
+    if result is not _RAISED:
+        check_reset(env, result, space)
+        far += outside(tree_of(result[0], _as_tensor), space)
+        result = _came(_step_at_random, env, result)
+    if result is not _RAISED:
+        check_step(env, result, space)
+        far += outside(tree_of(result[0], _as_tensor), space)
+    return far
+
+
+def _as_tensor(part: Any) -> Tensor:
+    return torch.as_tensor(np.asarray(part))
+
+
+def _step_at_random(env: Any, reset: Any) -> Any:
+    """Step by a random action, a legal one if the observation that the reset gave has an action mask."""
+    obs, _ = reset
+    space = copy.deepcopy(env.action_space)
+    space.seed(0)
+    actions, seen = tree_of((space.sample(), obs), lambda part: torch.as_tensor(np.asarray(part)[None])).values()
+    if isinstance(seen, Mapping) and ACTION_MASK in seen:
+        actions = only_legal(actions, seen[ACTION_MASK], space)
+    return env.step(element_of(space, actions, lambda part, rows: rows[0].numpy().astype(part.dtype)[()]))
+
+
+def _came(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Return what a function of a simulator gives; `_RAISED` where it raises."""
+    try:
+        return function(*arguments, **named)
+    except Exception:
+        return _RAISED
+
+
+@contextlib.contextmanager
+def _kept_random() -> Iterator[None]:
+    """Keep the global random generators, which old environments seed or draw from, as they are."""
+    numbers, drawn = np.random.get_state(), random.getstate()
+    try:
+        with kept_generators(torch.device("cpu")):
+            yield
+    finally:
+        np.random.set_state(numbers)
+        random.setstate(drawn)

@@ -11,13 +11,13 @@ from types import EllipsisType
 from typing import Any, Final, TypeAlias, TypeGuard
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import TimeLimit
 
-from rl8x.envs.parameter_writers import PerCopyWriter
-from rl8x.envs.results import OwnResults
-from rl8x.names import did_you_mean
-from rl8x.synonyms import package_of
+from rl8x.envs.bound_parameters import BoundCopies
+from rl8x.envs.checks import check_reset, check_step, check_takes_seeds
+from rl8x.names import did_you_mean, package_of
 
 Source: TypeAlias = "str | Callable[[], gymnasium.Env[Any, Any]] | VectorEnv[Any, Any, Any]"
 _Wrap: TypeAlias = "Callable[[gymnasium.Env[Any, Any]], Any]"
@@ -42,16 +42,9 @@ def vectorised(
     time_limit: int | EllipsisType | None,
     vectorization: str,
     kwargs: dict[str, Any],
-    copies: PerCopyWriter | None,
+    copies: BoundCopies | None,
 ) -> VectorEnv[Any, Any, Any]:
-    """Return the vector environment that was given, or make one, of arguments as `GymnasiumEnv` takes them.
-
-    Copies in processes are wrapped there.
-
-    Raises:
-        ValueError: If an argument does not fit what was given, or no such id is registered.
-        TypeError: If it is nothing that environments are made of.
-    """
+    """Return the vector environment that was given, or make one, of arguments as `GymnasiumEnv` takes them."""
     if is_vectorised(env):
         if num_envs not in (None, env.num_envs):
             raise ValueError(
@@ -86,6 +79,46 @@ def vectorised(
     make_one = functools.partial(_limited, functools.partial(env, **kwargs), time_limit, wrappers)
     kind = SyncVectorEnv if vectorization == "sync" else AsyncVectorEnv
     return kind([make_one] * num_envs, **vector_kwargs)
+
+
+class OwnResults(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One copy of an environment, whose results are looked at the first time, and copied every time.
+
+    Environments may overwrite and return the same arrays, also in the reset that follows an episode's end within the
+    same step, or share them with other copies.
+    """
+
+    _is_known = False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the copy; seed and options are passed on."""
+        if not self._is_known:
+            check_takes_seeds(self.env)
+        result = self.env.reset(seed=seed, options=options)
+        if not self._is_known:
+            check_reset(self.env, result, self.env.observation_space)
+        obs, info = result
+        return _own(obs), info
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step the copy by an action of its space."""
+        result = self.env.step(action)
+        if not self._is_known:
+            check_step(self.env, result, self.env.observation_space)
+            self._is_known = True
+        obs, reward, terminated, truncated, info = result
+        if terminated or truncated:  # a reset may follow
+            reward, terminated, truncated, info = map(_own, (reward, terminated, truncated, info))
+        return obs.copy() if type(obs) is np.ndarray else _own(obs), reward, terminated, truncated, info
+
+
+def _own(value: Any) -> Any:
+    """Return a result in memory of its own; what is no array, nor a dict, list or tuple of them, is passed on."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {name: _own(part) for name, part in value.items()}
+    return type(value)(map(_own, value)) if type(value) in (tuple, list) else value
 
 
 def own_results(vector_env: VectorEnv[Any, Any, Any]) -> None:
@@ -150,11 +183,7 @@ def _wrapped_limit(copy: Any) -> int | None:
 
 
 def autoreset_mode_of(vector_env: Any) -> AutoresetMode:
-    """Return when copies whose episode ended are reset, which an environment may also say by the mode's name.
-
-    Raises:
-        ValueError: If there is no such mode.
-    """
+    """Return when copies whose episode ended are reset, which an environment may also say by the mode's name."""
     given = (vector_env.metadata or {}).get("autoreset_mode")
     if given is None:
         return AutoresetMode.NEXT_STEP if isinstance(vector_env, VectorEnv) else AutoresetMode.SAME_STEP
@@ -239,10 +268,8 @@ def _keywords_of(name: str, vectorization: str) -> list[str]:
 def ask_for_final_obs(vector_env: Any) -> None:
     """Ask Isaac Lab for the observation before a reset, which its config leaves out by default.
 
-    Its steps look at the config's `compute_final_obs`; they then observe once more where a copy is reset.
-
-    Raises:
-        ValueError: If its config says that copies are reset by the caller, which has no form in Gymnasium's API.
+    Its steps look at the config's `compute_final_obs`; they then observe once more where a copy is reset. A config that
+    leaves resets to the caller is refused: that has no form in Gymnasium's API.
     """
     config: Any = getattr(getattr(vector_env, "unwrapped", vector_env), "cfg", None)
     if isinstance(vector_env, VectorEnv) or not hasattr(config, "compute_final_obs"):

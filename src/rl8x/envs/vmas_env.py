@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
-from rl8x.envs.env_config import EnvConfig
+from rl8x.envs.bindings import Attribute, Function, Scale, bindings_of
+from rl8x.envs.bound_parameters import BoundBatch
+from rl8x.envs.checks import check_rows, refuse_observing
 from rl8x.envs.episode_metrics import EpisodeMetrics
-from rl8x.envs.parameter_writers import BatchedWriter
 from rl8x.envs.parameters import ResolvedConfig
-from rl8x.envs.results import check_rows
-from rl8x.envs.setters import Attribute, Function, Scale, setters_of
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.frozen import frozen, thawed
+from rl8x.randomization import Grid
 from rl8x.spaces import check_supported
 
 
@@ -69,6 +69,7 @@ class VmasEnv(SimulatorEnv):
             ValueError: If there is no such scenario, agents differ in their spaces, or `num_envs` is not a multiple of
                 their number.
         """
+        refuse_observing(kwargs.get("observe_parameters", "none"), "VmasEnv")
         try:
             from vmas import make_env
         except ImportError as error:
@@ -101,10 +102,10 @@ class VmasEnv(SimulatorEnv):
         self.worlds = make_env(
             scenario, num_envs=self.num_worlds, device=str(device), terminated_truncated=True, **kwargs
         )
-        setters = setters_of(parameters or {}, (Attribute, Scale, Function), "VmasEnv")
+        bindings = bindings_of(parameters or {}, (Attribute, Scale, Function), "VmasEnv")
         advice = "Set it by a function of all values, or an attribute with a row for each world (per_copy=True)."
-        self._writer = BatchedWriter(setters, self.worlds, resets_itself=False, advice=advice)
-        self.parameters = self._writer.parameters
+        self._bound = BoundBatch(bindings, self.worlds, resets_itself=False, advice=advice)
+        self.parameters = self._bound.parameters
         super().__init__(num_envs, device=device, seed=seed, time_limit=time_limit)
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
@@ -113,7 +114,7 @@ class VmasEnv(SimulatorEnv):
         self._put(parameters)
         obs = self.worlds.reset(seed=self.next_seed)
         self.next_seed = None
-        return self.first_carry({}, parameters) | {"metrics": {}}, self._joined(obs)
+        return self.first_carry({}, parameters), self._joined(obs)
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
         """Step the worlds by actions `[num_envs, *]`, which changes them: not pure, unlike the base class's."""
@@ -122,16 +123,14 @@ class VmasEnv(SimulatorEnv):
         rewards = self._joined(raw_rewards)
         check_rows("VmasEnv", self.num_envs, rewards=rewards)
         check_rows("VmasEnv", self.num_worlds, terminated=ended)
-        returns = carry["returns"] + rewards
-        elapsed = carry["elapsed"] + 1
         terminated = ended.repeat(self.num_agents)
-        truncated = elapsed >= self.time_limit if self.time_limit is not None else torch.zeros_like(terminated)
+        truncated = torch.zeros_like(terminated)
+        if self.time_limit is not None:
+            truncated = carry["elapsed"] + 1 >= self.time_limit
         # Agents of a world begin and end together.
         done = terminated | truncated
         names = [name for name in self.metric_names if name in infos[0]]
         info = {name: self._joined([info[name].reshape(self.num_worlds, -1)[:, 0] for info in infos]) for name in names}
-        metrics = self.episode_metrics.update(carry["metrics"], info, None, torch.ones_like(done))
-        self.episode_metrics.check_reported(metrics, infos[0], done)
         final_obs = next_obs = self._joined(obs)
         over = done[: self.num_worlds].nonzero().squeeze(1).tolist()
         parameters = self.redrawn(done, carry["parameters"], self.starting_parameters(noise))
@@ -140,10 +139,7 @@ class VmasEnv(SimulatorEnv):
             self.worlds.reset_at(world, return_observations=False)
         if over:
             next_obs = self._joined(self.worlds.get_from_scenario(True, False, False, False)[0])
-        values = self.episode_metrics.values(metrics)
-        step = Step(next_obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, values)
-        metrics = self.episode_metrics.restarted(metrics, done)
-        return self.next_carry(done, elapsed, returns, parameters) | {"metrics": metrics}, step
+        return self._finish(carry, next_obs, rewards, terminated, truncated, final_obs, parameters, info)
 
     def set_elapsed(self, elapsed: Tensor) -> None:
         """Have the present episodes count as so many steps long, `[num_envs]`: those of a world's first agent."""
@@ -151,26 +147,23 @@ class VmasEnv(SimulatorEnv):
 
     def starting_parameters(self, noise: Tensor) -> dict[str, Tensor]:
         """Return the parameters of episodes that start now, `[num_envs]` each: those of a world's first agent."""
-        fixed = self._config.fixed
+        fixed = self.parameter_state.in_force.fixed
         starting = super().starting_parameters(noise)
         return {name: value if name in fixed else self._of_worlds(value) for name, value in starting.items()}
 
-    def _resolve(
-        self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs", *, steered: bool = False
-    ) -> ResolvedConfig:
-        """Check an `env_config`, whose values run over worlds."""
-        resolved = super()._resolve(config, called, copies, steered=steered)
+    def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
+        """Have values run over worlds; refuse others, and what VMAS cannot be set to."""
+        super().check_config(resolved, owner)
         for name, value in resolved.fixed.items():
             shared, given = self._of_worlds(value), resolved.given.get(name)
-            values = given.get("grid", ()) if isinstance(given, Mapping) else ()
-            if len(values) > self.num_worlds or (isinstance(given, list) and not torch.equal(shared, value)):
+            values = given.values if isinstance(given, Grid) else ()
+            if len(values) > self.num_worlds or (isinstance(given, tuple) and not torch.equal(shared, value)):
                 raise ValueError(
-                    f"VmasEnv: {called}[{name!r}] has values for {len(value)} copies, but agents of a world share one: "
+                    f"{owner}[{name!r}] has values for {len(value)} copies, but agents of a world share one: "
                     f"use a Grid of at most {self.num_worlds} values, one for each world."
                 )
             resolved.fixed[name] = shared if values else value
-        self._writer.check(resolved, f"VmasEnv: {called}")
-        return resolved
+        self._bound.check(resolved, owner)
 
     def _of_worlds(self, values: Tensor) -> Tensor:
         """Return values, `[num_envs]`, with that of its first agent for all agents of a world."""
@@ -178,7 +171,7 @@ class VmasEnv(SimulatorEnv):
 
     def _put(self, parameters: Mapping[str, Tensor]) -> None:
         worlds = {name: value[: self.num_worlds] for name, value in parameters.items()}
-        self._writer.put(worlds, self._config.given)
+        self._bound.put(worlds, self.parameter_state.in_force.given)
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
         """Make other worlds of a scenario that VMAS knows by name, at most 128 copies by default."""

@@ -20,27 +20,26 @@ class CapturedProgram:
     """A function of tensors, captured as a CUDA graph once for each layout of its arguments; see `Execution.program`.
 
     Arguments that are not fixed are copied into the graph's input buffers. A loop is one graph over all items, whose
-    state is copied back too, so that it may be other tensors in each call. Its items at the end that are written, as
-    many as `num_written`, are fixed too: where they lie elsewhere, another graph is captured.
+    state is copied back too, so that it may be other tensors in each call. Its items that are written are fixed too:
+    where they lie elsewhere, another graph is captured.
     """
 
     def __init__(
         self,
         function: Program,
         num_fixed: int = 0,
-        num_written: int = 0,
         capture: Callable[[Callable[[], Sequence[Tensor]]], Captured] | None = None,
     ) -> None:
         self.function = function
         self.num_fixed = num_fixed
-        self.num_written = num_written
-        self._num_state = function.num_state if isinstance(function, Loop) else 0
+        loop = function if isinstance(function, Loop) else Loop(function, 0)
+        self._num_state, self._num_written = loop.num_state, loop.num_written
         self._capture = capture or capture_cuda
         self._captured: dict[Hashable, tuple[Sequence[Tensor], Captured]] = {}
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Replay the graph, and return copies of its results."""
-        end = len(tensors) - self.num_written
+        end = len(tensors) - self._num_written
         key = layout_of(tensors), *[tensor.data_ptr() for tensor in tensors[end:]]
         if key not in self._captured:
             self._captured[key] = self._program(tensors, end)

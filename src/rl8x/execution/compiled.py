@@ -55,8 +55,7 @@ class CompiledProgram:
     def _compile(self, tensors: Sequence[Tensor]) -> Program:
         text, (graph, read) = self._traced.pop(layout_of(tensors), None) or self._describe(tensors)
         if all(tensor.is_cpu for tensor in tensors):
-            built = load(compiler().library(text), self._items(tensors))
-            program: Program = lambda *tensors: built(*tensors, *read)  # noqa: E731
+            program = load(compiler().library(text), self._items(tensors), read)
         else:  # in this process; kernels are launched asynchronously, so that a loop in Python costs little
             from rl8x.execution.lowering import compiled_here
 

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -127,23 +127,24 @@ class Compiler:
         return len(self._requested)
 
 
-def load(library: Path, items: range = range(0)) -> Program:
+def load(library: Path, items: range = range(0), read: Sequence[Tensor] = ()) -> Program:
     """Load a compiled program as a function of tensors, of which `items` are those of a loop, `[n, *]` each.
 
-    Several threads may call it at once; it releases the GIL. The buffers that it keeps are freed with the function.
+    It also reads the tensors `read`. Several threads may call it at once; it releases the GIL. The buffers that it
+    keeps are freed with the function.
     """
     functions = ctypes.CDLL(str(library))
     call, layouts, free = functions.rl8x_run, functions.rl8x_results, functions.rl8x_free
     call.restype = layouts.restype = ctypes.c_char_p
-    results = [(shape, getattr(torch, dtype)) for shape, dtype in json.loads(layouts())]
+    results = [(tuple(shape), getattr(torch, dtype)) for shape, dtype in json.loads(layouts())]
     addresses = ctypes.c_void_p * len(results)
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        count = [len(tensors[items.start])] if items else []
-        outputs = [torch.empty((*count, *shape), dtype=dtype) for shape, dtype in results]
-        given = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+        count = (tensors[items.start].size(0),) if items else ()
+        outputs = [torch.empty(count + shape, dtype=dtype) for shape, dtype in results]
+        given = [tensor.data_ptr() for tensor in tensors] + [tensor.data_ptr() for tensor in read]
         made = addresses(*[tensor.data_ptr() for tensor in outputs])
-        error = call(given, made, ctypes.c_int64(count[0] if items else 1))
+        error = call((ctypes.c_void_p * len(given))(*given), made, ctypes.c_int64(*count or (1,)))
         if error is not None:
             raise RuntimeError(f"a compiled program failed: {error.decode()}")
         return outputs

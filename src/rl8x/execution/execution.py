@@ -219,8 +219,10 @@ class Execution:
         refused = sorted({verdict.partition(":")[0] for verdict in self.verdicts.values() if verdict})
         return self.mode if self.mode == "eager" or not refused else f"{self.mode}, eager: {', '.join(refused)}"
 
-    def program(self, function: Program, num_fixed: int = 0, *, name: str = "program", kind: Kind = "step") -> Program:
-        """Make a program of a function of tensors.
+    def program(
+        self, function: Program | Loop, num_fixed: int = 0, *, name: str = "program", kind: Kind = "step"
+    ) -> Program:
+        """Make a program of a function of tensors; a `Loop` is one program too, compiled on the CPU one call into C++.
 
         Args:
             function: Takes tensors and returns a sequence of tensors, each `[*]`. It may write in place to its first
@@ -232,40 +234,11 @@ class Execution:
 
         A call raises a `ProgramError` if the function cannot be compiled or captured, unless the mode is `auto`.
         """
-        return self._made(function, num_fixed, 0, name, kind)
-
-    def loop(
-        self,
-        function: Program,
-        num_state: int,
-        num_items: int = 1,
-        *,
-        ends: bool = False,
-        num_written: int = 0,
-        name: str = "program",
-        kind: Kind = "step",
-    ) -> Program:
-        """Make a program that calls a function once for each item; compiled on the CPU, the loop is one program.
-
-        Args:
-            function: Takes the state, other tensors, and one slice of each items tensor; updates the state in place,
-                and returns tensors, which the program returns stacked, `[n, *]` each.
-            num_state: How many leading arguments are the state.
-            num_items: How many trailing arguments are items, each `[n, *]`.
-            ends: Whether the function's last result is a 0-d bool, at which the host looks: False ends the loop after
-                this item, with zeros for results of those that follow.
-            num_written: How many of the items, the last ones, the function writes in place.
-            name: The program's name in messages.
-            kind: What its tensors are, see `program`.
-        """
-        return self._made(Loop(function, num_state, num_items, ends=ends), 0, num_written, name, kind)
-
-    def _made(self, function: Program, num_fixed: int, num_written: int, name: str, kind: Kind) -> Program:
         # With `auto` a later `run()` may be long enough to compile.
         if self.target == "eager" and not self.falls_back:
             return function
         if self.device.type == "cuda" if self.falls_back else self.target == "graph":
-            return _Guarded(self, CapturedProgram(function, num_fixed, num_written), function)
+            return _Guarded(self, CapturedProgram(function, num_fixed), function)
         check = Check(name, kind, TOLERANCES[self.precision], self.verdicts)
         return _Guarded(self, CompiledProgram(function, check), function)
 

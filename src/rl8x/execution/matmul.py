@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rl8x.execution import private
+from rl8x.execution.traces import KEPT
 
 # A product with at most `_THIN` columns is written as sums, which fuse with the surrounding operators. So is one with
 # at most `_THIN` rows or terms if it has at most `_SMALL` multiplications, and any with a single row or term.
@@ -77,7 +78,10 @@ def _thin_product(left: Tensor, right: Tensor) -> Tensor | None:
     (rows, terms), columns = left.shape[-2:], right.shape[-1]
     few = _THIN if rows * terms * columns <= _SMALL else 1
     if terms <= few:
-        return functools.reduce(torch.add, [left[..., k : k + 1] * right[..., k : k + 1, :] for k in range(terms)])
+        each = [right[..., k, :] for k in range(terms)]
+        if right.stride(-1) != 1:  # a transposed weight, along whose rows no vector instruction could read
+            each = [KEPT(row) for row in each]
+        return functools.reduce(torch.add, [left[..., k : k + 1] * each[k].unsqueeze(-2) for k in range(terms)])
     if rows <= few:
         return (left.mT.unsqueeze(-1) * right.unsqueeze(-2)).sum(-3).contiguous()
     if columns > _THIN:

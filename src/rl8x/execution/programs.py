@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rl8x.execution.private import tree_flatten, tree_unflatten
 from rl8x.output import message_of
 from rl8x.trees import row_major
 
@@ -35,15 +34,24 @@ class ProgramError(RuntimeError):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Loop:
-    """Calls a function once for each item, in Python; see `Execution.loop`. `CompiledProgram` is its form in C++.
+    """Calls a function once for each item, in Python; `CompiledProgram` is its form in C++.
 
-    A call takes the state, other tensors, and the items, each `[n, *]`.
+    Args:
+        function: Takes the state, other tensors, and one slice of each items tensor; updates the state in place, and
+            returns tensors, which the loop returns stacked, `[n, *]` each.
+        num_state: How many leading arguments are the state.
+        num_items: How many trailing arguments are items, each `[n, *]`.
+        ends: Whether the function's last result is a 0-d bool, at which the host looks: False ends the loop after this
+            item, with zeros for results of those that follow.
+        num_written: How many of the items, the last ones, the function writes in place.
     """
 
     function: Program
     num_state: int
     num_items: int = 1
+    _: dataclasses.KW_ONLY
     ends: bool = False
+    num_written: int = 0
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Run the loop, up to the item that ends it."""
@@ -75,7 +83,7 @@ class TreeProgram:
     def __call__(self, *trees: Any) -> Any:
         """Run the program."""
         tensors, self._given = flat_of(trees)
-        flat = self._program(*tensors)
+        flat = self._program(*tensors)  # the first call finds what the function returns
         return self._returned(flat)
 
     def prepare(self, *trees: Any) -> None:
@@ -93,13 +101,22 @@ def layout_of(tensors: Sequence[Tensor]) -> Hashable:
     return tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
 
 
-def flat_of(tree: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
-    """Return the tensors of a tree, contiguous, for one program of all strides, and what rebuilds it."""
-    leaves, structure = tree_flatten(tree)
-    is_tensor = [leaf is not None for leaf in leaves]
+def flat_of(tree: Any) -> tuple[list[Tensor], Callable[[Iterable[Tensor]], Any]]:
+    """Return the tensors of a tree, row-major, for one program of all strides, and what rebuilds it."""
+    tensors: list[Tensor] = []
+    rebuilt = _flatten(tree, tensors)
+    return tensors, lambda given: rebuilt(iter(given))
 
-    def tree_of(tensors: Sequence[Tensor]) -> Any:
-        rest = iter(tensors)
-        return tree_unflatten([next(rest) if each else None for each in is_tensor], structure)
 
-    return [row_major(leaf) for leaf in leaves if leaf is not None], tree_of
+def _flatten(tree: Any, tensors: list[Tensor]) -> Callable[[Iterator[Tensor]], Any]:
+    """Append a tree's tensors, `[*]` each, and return what takes as many of an iterator and rebuilds the tree."""
+    if isinstance(tree, Tensor):
+        tensors.append(row_major(tree))
+        return next
+    if tree is None:
+        return lambda _: None
+    if isinstance(tree, dict):
+        named = [(name, _flatten(part, tensors)) for name, part in tree.items()]
+        return lambda given: {name: part(given) for name, part in named}
+    parts, make = [_flatten(part, tensors) for part in tree], getattr(tree, "_make", tuple)
+    return lambda given: make([part(given) for part in parts])

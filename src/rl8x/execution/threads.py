@@ -37,20 +37,22 @@ def kept_generators(device: torch.device | None = None) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def flushed_denormals(device: torch.device) -> Iterator[None]:
+class flushed_denormals:  # noqa: N801 - a function in all but its two halves
     """Flush denormal numbers to 0 in this thread's CPU operations, as compiled programs do.
 
     Adam's moments of weights without gradient become denormal within a thousand updates. Each operation on one then
     costs a hundred cycles, a fifth of the time of SAC's eager updates.
     """
-    sets = device.type == "cpu" and sys.float_info.min / 2.0 > 0.0  # else the user has already set it
-    if sets:
-        torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        if sets:
+
+    def __init__(self, device: torch.device) -> None:
+        self.sets = device.type == "cpu" and sys.float_info.min / 2.0 > 0.0  # else the user has already set it
+
+    def __enter__(self) -> None:
+        if self.sets:
+            torch.set_flush_denormal(True)
+
+    def __exit__(self, *exception: object) -> None:
+        if self.sets:
             torch.set_flush_denormal(False)
 
 
@@ -85,7 +87,7 @@ class Threads:
 
     def for_work(self, work: int) -> contextlib.AbstractContextManager[None]:
         """Use one thread within the context if the work, in rows times weights, is too small for several."""
-        return self._threads(torch.get_num_threads() if work > _SHARED_WORK else 1)
+        return self._threads(1) if work <= _SHARED_WORK else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def workers_for(self, work: int) -> Iterator[Workers]:
@@ -99,13 +101,15 @@ class Threads:
         with self._threads(1):
             yield self._workers.setdefault(count, Workers(count))
 
-    @contextlib.contextmanager
-    def _threads(self, count: int) -> Iterator[None]:
+    def _threads(self, count: int) -> contextlib.AbstractContextManager[None]:
         before = torch.get_num_threads()
-        if self._on_cpu and count != before:
-            torch.set_num_threads(count)
-        try:
-            yield
-        finally:
-            if self._on_cpu and count != before:
-                torch.set_num_threads(before)
+        return _threads(count, before) if self._on_cpu and count != before else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _threads(count: int, before: int) -> Iterator[None]:
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.models.base import State
+from rl8x.models.encoders import FlatObservations, visible_columns
 from rl8x.models.mlp import ActorCritic
-from rl8x.models.observations import FlatObservations, visible_columns
 from rl8x.nn.attention import PositionalEmbedding, SelfAttentionStack
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import gymnasium
 from torch import nn
 
-from rl8x.models.encoders import Channels, Convolution, ObservationEncoder
+from rl8x.models.encoders import Channels, Convolution, ObservationEncoder, actor_space
 from rl8x.models.mlp import ActorCritic
-from rl8x.models.observations import actor_space
 from rl8x.nn.mlp import MLP, check_sizes
 from rl8x.spaces import describe_space
 

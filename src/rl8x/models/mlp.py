@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.models.base import Model, State
-from rl8x.models.observations import FlatObservations, actor_space
+from rl8x.models.encoders import FlatObservations, actor_space
 from rl8x.nn.mlp import MLP, check_sizes, linear
 
 

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.models.base import Model, State
-from rl8x.models.encoders import ObservationEncoder
+from rl8x.models.encoders import ObservationEncoder, visible_columns
 from rl8x.models.mlp import ActorCritic
-from rl8x.models.observations import visible_columns
-from rl8x.nn.activations import activation as make_activation
+from rl8x.nn.layers import activation as make_activation
 from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes
 
 _TRUNKS = ("actor", "critic")

@@ -1,6 +1,5 @@
 """Building blocks of networks."""
 
-from rl8x.nn.activations import ACTIVATIONS, SquaredReLU, activation
 from rl8x.nn.attention import (
     Attention,
     CrossAttention,
@@ -9,10 +8,9 @@ from rl8x.nn.attention import (
     SelfAttentionStack,
     Skip,
 )
-from rl8x.nn.masking import masked_logits, masked_mean
+from rl8x.nn.layers import ACTIVATIONS, SquaredReLU, activation, masked_logits, masked_mean
 from rl8x.nn.mlp import MLP, linear
-from rl8x.nn.perceiver import Perceiver
-from rl8x.nn.pointer import PointerNetwork
+from rl8x.nn.sets import Perceiver, PointerNetwork
 
 __all__ = [
     "ACTIVATIONS",

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rl8x.execution import matmul, private
-from rl8x.nn.activations import activation as make_activation
-from rl8x.nn.stacks import LinearStack
+from rl8x.nn.layers import LinearStack
+from rl8x.nn.layers import activation as make_activation
 
 HIDDEN_GAIN = math.sqrt(2.0)
 

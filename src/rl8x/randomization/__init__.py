@@ -2,9 +2,9 @@
 
 from rl8x.randomization.adaptive import Adaptive
 from rl8x.randomization.base import ParameterDistribution
+from rl8x.randomization.curriculum import MovingDistribution
 from rl8x.randomization.distributions import KINDS, Choice, Grid, LogUniform, Normal, Uniform, from_dict
 from rl8x.randomization.learnable import Learnable
-from rl8x.randomization.moving import MovingDistribution
 from rl8x.randomization.scheduled import Scheduled
 
 KINDS.update({cls.kind: cls for cls in (Scheduled, Adaptive, Learnable)})

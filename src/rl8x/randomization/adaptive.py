@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rl8x.randomization.base import ParameterDistribution, finite_number, finite_numbers
+from rl8x.randomization.base import ParameterDistribution, count, finite_number, pair
+from rl8x.randomization.curriculum import NO_SOURCE, RETURNS, Curriculum, Episodes, MovingDistribution
 from rl8x.randomization.distributions import Uniform
-from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, MovingDistribution, ParameterGroup, check_same
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -60,6 +60,7 @@ class Adaptive(MovingDistribution):
     """
 
     kind: ClassVar[str] = "adaptive"
+    own_fields: ClassVar[tuple[str, ...]] = ("start", "step", "limits")
     start: tuple[float, float]
     thresholds: tuple[float, float]
     step: float
@@ -74,18 +75,15 @@ class Adaptive(MovingDistribution):
             object.__setattr__(self, "start", (finite_number(self.start, "Adaptive", "start"),) * 2)
         for name in ("start", "thresholds", "limits"):
             if getattr(self, name) is not None:
-                pair = finite_numbers(getattr(self, name), "Adaptive", name)
-                if len(pair) != 2 or pair[0] > pair[1] or (name == "thresholds" and pair[0] == pair[1]):
-                    raise ValueError(f"Adaptive: `{name}` must be two numbers, the lower first; got {list(pair)}.")
-                object.__setattr__(self, name, pair)
+                numbers = pair(getattr(self, name), "Adaptive", name, apart=name == "thresholds")
+                object.__setattr__(self, name, numbers)
         for name in ("step", "boundary_share"):
             object.__setattr__(self, name, finite_number(getattr(self, name), "Adaptive", name))
         if self.step <= 0:
             raise ValueError(f"Adaptive: `step` must be more than 0; got {self.step}.")
         if not 0 < self.boundary_share <= 1:
             raise ValueError(f"Adaptive: `boundary_share` must be in (0, 1]; got {self.boundary_share}.")
-        if not isinstance(self.episodes, int) or isinstance(self.episodes, bool) or self.episodes < 1:
-            raise ValueError(f"Adaptive: `episodes` must be a whole number, at least 1; got {self.episodes!r}.")
+        count(self.episodes, "Adaptive", "episodes", 1)
         if self.limits is not None and not self.limits[0] <= self.start[0] <= self.start[1] <= self.limits[1]:
             raise ValueError(f"Adaptive: `start` must lie in `limits`; got {list(self.start)} and {list(self.limits)}.")
 
@@ -94,21 +92,8 @@ class Adaptive(MovingDistribution):
         """The widest range that it may come to."""
         return self.start if self.limits is None else self.limits
 
-    @property
-    def group_key(self) -> str:
-        """The name of its group."""
-        return self.group
-
     def clipped(self, low: float, high: float) -> Adaptive:
-        """Return the same, limited to the parameter's bounds where it has no limits of its own.
-
-        Args:
-            low: The parameter's smallest legal value.
-            high: Its largest.
-
-        Raises:
-            ValueError: If the start lies outside of them.
-        """
+        """Return the same, limited to the parameter's bounds if it has no limits; refuse a start outside of them."""
         if self.limits is not None:
             return self
         if not low <= self.start[0] <= self.start[1] <= high:
@@ -121,28 +106,28 @@ class Adaptive(MovingDistribution):
         """Draw from the range at the beginning, `[num_envs]`."""
         return Uniform(*self.start).draw(noise)
 
-    def grouped(self, members: Mapping[str, MovingDistribution]) -> ParameterGroup:
-        """Return the group of all that are drawn together."""
-        check_same(members, differing=("start", "step", "limits"))
-        return AdaptiveGroup(members, self)
+    @classmethod
+    def curriculum(cls, members: Mapping[str, Adaptive]) -> Curriculum:
+        """Return the curriculum of all that are drawn together."""
+        return AdaptiveCurriculum(members)
 
 
-class AdaptiveGroup(ParameterGroup):
+class AdaptiveCurriculum(Curriculum):
     """The ranges of d parameters, with the buffers of their 2 d ends: low and high of the first, of the second, ...
 
     Args:
         members: The parameters' distributions by name, with limits.
-        options: One of them, for what they share.
 
     The state: `low` and `high`, float64 `[d]`; `count` int64 and `total` float64, `[2 d]`, of what each buffer holds;
     `open`, bool `[2 d]`, whether episodes that begin are counted in; `share`, 0-d, the probability that an episode is
     at a boundary.
     """
 
-    def __init__(self, members: Mapping[str, MovingDistribution], options: Adaptive) -> None:
-        super().__init__(members, f"adaptive:{options.group}")
-        self._options = options
-        self.metric = options.metric
+    def __init__(self, members: Mapping[str, Adaptive]) -> None:
+        self._adaptive = list(members.values())
+        self._options = self._adaptive[0]  # for what they share
+        super().__init__(members, f"adaptive:{self._options.group}")
+        self.metric = self._options.metric
         self.width = len(members) + 1
 
     def allocate_state(self, device: torch.device) -> None:
@@ -150,8 +135,7 @@ class AdaptiveGroup(ParameterGroup):
         if self.state:
             return
         kept: dict[str, list[float]] = {"low": [], "high": [], "lowest": [], "highest": [], "step": []}
-        for member in self.members.values():
-            assert isinstance(member, Adaptive)
+        for member in self._adaptive:
             bounds = (*member.start, *member.support, member.step)
             for values, value in zip(kept.values(), bounds, strict=True):
                 values.append(value)
@@ -171,12 +155,8 @@ class AdaptiveGroup(ParameterGroup):
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
         """Draw each parameter from its range, and fix one at an end in a share of the copies.
 
-        Args:
-            noise: `[num_envs, d + 1]` in [0, 1); the last column decides whether and which.
-
-        Returns:
-            Values by name, float32 `[num_envs]` each, and the boundary, in [0, 2 d), where the copy is at one whose
-            buffer is open, else -1.
+        Of the noise, `[num_envs, d + 1]`, the last column decides whether and which. The source is the boundary, in
+        [0, 2 d), where the copy is at one whose buffer is open, else -1.
         """
         state, ends = self.state, 2 * len(self.members)
         uniform, boundary_prob = noise[:, -1], state["share"]

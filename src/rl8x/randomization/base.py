@@ -6,7 +6,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -22,6 +22,20 @@ def finite_number(value: object, owner: str, name: str) -> float:
     return float(value)
 
 
+def pair(values: object, owner: str, name: str, *, apart: bool = False) -> tuple[float, ...]:
+    """Return `values` as two finite floats, the lower first and, if `apart`, not the same; or raise."""
+    numbers = finite_numbers(values, owner, name)
+    if len(numbers) != 2 or numbers[0] > numbers[1] or (apart and numbers[0] == numbers[1]):
+        raise ValueError(f"{owner}: `{name}` must be two numbers, the lower first; got {list(numbers)}.")
+    return numbers
+
+
+def count(value: object, owner: str, name: str, least: int) -> None:
+    """Raise unless `value` is a whole number, at least `least`, naming the argument of `owner`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{owner}: `{name}` must be a whole number, at least {least}; got {value!r}.")
+
+
 def finite_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
     """Return `values` as a tuple of finite floats, or raise naming the argument of `owner`."""
     if isinstance(values, Tensor | np.ndarray):
@@ -29,6 +43,13 @@ def finite_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
         raise ValueError(f"{owner}: `{name}` must be a list of at least one number; got {values!r}.")
     return tuple(finite_number(value, owner, f"{name}[{i}]") for i, value in enumerate(values))
+
+
+def plain(value: object) -> object:
+    """Return a value of a distribution's field as JSON has it."""
+    if isinstance(value, ParameterDistribution):
+        return value.to_dict()
+    return [plain(part) for part in value] if isinstance(value, tuple) else value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +61,7 @@ class ParameterDistribution(ABC):
     fixed: ClassVar[bool] = False
     """Whether every draw gives the same values, so that no noise is needed."""
     moves: ClassVar[bool] = False
-    """Whether what is drawn changes while a policy trains; see `rl8x.randomization.moving`."""
+    """Whether what is drawn changes while a policy trains; see `rl8x.randomization.curriculum`."""
 
     @property
     @abstractmethod
@@ -53,6 +74,7 @@ class ParameterDistribution(ABC):
 
         Raises:
             TypeError: If it has none.
+            ValueError: If one of them is left to the parameter's bounds.
         """
         raise TypeError(f"{type(self).__name__} has no numbers that could move.")
 
@@ -71,12 +93,12 @@ class ParameterDistribution(ABC):
         return self.numbers
 
     @classmethod
-    def draw_by(cls, noise: Tensor, numbers: Tensor) -> Tensor:
+    def draw_by(cls, noise: Tensor, numbers: Any) -> Tensor:
         """Draw as `draw` does, by numbers that a program reads at each call.
 
         Args:
             noise: Uniform numbers in [0, 1), `[num_envs]`.
-            numbers: What `drawn_by` gives, float32 `[*]`, on the device of the noise.
+            numbers: What `drawn_by` gives, float32 `[*]`, on the device of the noise; floats are constants.
 
         Returns:
             One value a copy, float32 `[num_envs]`.
@@ -103,6 +125,9 @@ class ParameterDistribution(ABC):
         Args:
             low: The smallest legal value.
             high: The largest.
+
+        Raises:
+            ValueError: If it cannot be within them.
         """
         return self
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -47,6 +47,10 @@ class _Interval(ParameterDistribution):
         """The two ends of the interval."""
         return self.low, self.high
 
+    def draw(self, noise: Tensor) -> Tensor:
+        """Draw from the interval, `[num_envs]`."""
+        return self.draw_by(noise, self.numbers)
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Uniform(_Interval):
@@ -67,15 +71,12 @@ class Uniform(_Interval):
         if self.low > self.high:
             raise ValueError(f"Uniform: `low` must not exceed `high`; got {self.low} and {self.high}.")
 
-    def draw(self, noise: Tensor) -> Tensor:
-        """Return `low + (high - low) * noise`, `[num_envs]`, kept inside the interval against rounding."""
-        return (noise * (self.high - self.low) + self.low).clamp(self.low, self.high)
-
     @classmethod
-    def draw_by(cls, noise: Tensor, numbers: Tensor) -> Tensor:
-        """Draw as `draw` does, `[num_envs]`, from `low` and `high`, `[2]`."""
-        low, high = numbers.unbind(0)
-        return (noise * (high - low) + low).clamp(low, high)
+    def draw_by(cls, noise: Tensor, numbers: Any) -> Tensor:
+        """Return `low + (high - low) * noise`, `[num_envs]`, kept inside the interval against rounding."""
+        low, high = numbers
+        values: Tensor = (noise * (high - low) + low).clamp(low, high)
+        return values
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -97,16 +98,13 @@ class LogUniform(_Interval):
         if not 0 < self.low <= self.high:
             raise ValueError(f"LogUniform: needs 0 < `low` <= `high`; got {self.low} and {self.high}.")
 
-    def draw(self, noise: Tensor) -> Tensor:
-        """Return `low * (high / low) ** noise`, `[num_envs]`, kept inside the interval against rounding."""
-        spread = math.log(self.high / self.low)
-        return (torch.exp(noise * spread) * self.low).clamp(self.low, self.high)
-
     @classmethod
-    def draw_by(cls, noise: Tensor, numbers: Tensor) -> Tensor:
-        """Draw as `draw` does, `[num_envs]`, from `low` and `high`, `[2]`."""
-        low, high = numbers.unbind(0)
-        return (torch.exp(noise * (high / low).log()) * low).clamp(low, high)
+    def draw_by(cls, noise: Tensor, numbers: Any) -> Tensor:
+        """Return `low * (high / low) ** noise`, `[num_envs]`, kept inside the interval against rounding."""
+        low, high = numbers
+        spread = (high / low).log() if isinstance(numbers, Tensor) else math.log(high / low)
+        values: Tensor = (torch.exp(noise * spread) * low).clamp(low, high)
+        return values
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -147,42 +145,29 @@ class Normal(ParameterDistribution):
         return min(max(self.mean - reach, low), high), min(max(self.mean + reach, low), high)
 
     def clipped(self, low: float, high: float) -> Normal:
-        """Return the same distribution, clipped to the parameter's bounds if it has none of its own.
-
-        Args:
-            low: The parameter's smallest legal value.
-            high: Its largest.
-
-        Raises:
-            ValueError: If the mean lies outside of them.
-        """
+        """Return the same, clipped to the parameter's bounds if it has none; refuse a mean outside of them."""
         if not low <= self.mean <= high:
             raise ValueError(f"{self!r}: its mean lies outside of the parameter's bounds [{low:g}, {high:g}].")
         legal = {name: bound for name, bound in (("low", low), ("high", high)) if math.isfinite(bound)}
         return dataclasses.replace(self, **{name: b for name, b in legal.items() if getattr(self, name) is None})
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Return `mean + std * inverse_normal_cdf(noise)`, clipped, `[num_envs]`."""
-        values: Tensor = torch.special.ndtri(noise.clamp(_HALF_STEP, 1.0 - _HALF_STEP)) * self.std + self.mean
-        return values.clamp(self.low, self.high) if (self.low, self.high) != (None, None) else values
+        """Draw with the present bounds, of which any may be missing, `[num_envs]`."""
+        return self.draw_by(noise, (self.mean, self.std, self.low, self.high))
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """Mean, std, `low` and `high`, both of which must be given.
-
-        Raises:
-            ValueError: If it lacks one.
-        """
+        """Mean, std, `low` and `high`, both of which must be given."""
         if self.low is None or self.high is None:
             raise ValueError(f"{self!r}: give `low` and `high`.")
         return self.mean, self.std, self.low, self.high
 
     @classmethod
-    def draw_by(cls, noise: Tensor, numbers: Tensor) -> Tensor:
-        """Draw as `draw` does, `[num_envs]`, from mean, std, `low` and `high`, `[4]`."""
-        mean, std, low, high = numbers.unbind(0)
+    def draw_by(cls, noise: Tensor, numbers: Any) -> Tensor:
+        """Return `mean + std * inverse_normal_cdf(noise)`, clipped, `[num_envs]`."""
+        mean, std, low, high = numbers
         values: Tensor = torch.special.ndtri(noise.clamp(_HALF_STEP, 1.0 - _HALF_STEP)) * std + mean
-        return values.clamp(low, high)
+        return values if low is None and high is None else values.clamp(low, high)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -274,10 +259,11 @@ class Choice(_Listed):
         return (*self.values, *(edges / edges[-1])[:-1].tolist())
 
     @classmethod
-    def draw_by(cls, noise: Tensor, numbers: Tensor) -> Tensor:
+    def draw_by(cls, noise: Tensor, numbers: Any) -> Tensor:
         """Draw as `draw` does, `[num_envs]`, from n values and n - 1 edges, `[2 n - 1]`; some may meet."""
         count = (len(numbers) + 1) // 2
-        return numbers[torch.bucketize(noise.contiguous(), numbers[count:], right=True)]
+        values: Tensor = numbers[torch.bucketize(noise.contiguous(), numbers[count:], right=True)]
+        return values
 
     def to_dict(self) -> dict[str, object]:
         """Return `{"choice": [values]}`, or with names where there are weights."""
@@ -288,7 +274,7 @@ class Choice(_Listed):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Grid(_Listed):
-    """Give copy i the i-th of some values, over again where there are more copies; the same at every reset.
+    """Assign values to copies round-robin, the same at every reset.
 
     Two grids run side by side, not crossed: copy i has the i-th value of each.
 
@@ -303,13 +289,7 @@ class Grid(_Listed):
     fixed: ClassVar[bool] = True
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Return `values[i % len(values)]` for copy i, whatever the noise.
-
-        Args:
-            noise: `[num_envs]`, of which only the number counts.
-
-        Returns:
-            Float32, `[num_envs]`.
+        """Return `values[i % len(values)]` for copy i, whatever the noise, float32 `[num_envs]`.
 
         Raises:
             ValueError: If there are fewer copies than values.

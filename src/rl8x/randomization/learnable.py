@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
 
-from rl8x.randomization.base import ParameterDistribution, finite_number, finite_numbers
+from rl8x.randomization.base import ParameterDistribution, count, finite_number, pair
+from rl8x.randomization.curriculum import NO_SOURCE, RETURNS, Curriculum, Episodes, MovingDistribution
 from rl8x.randomization.distributions import from_dict
-from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, MovingDistribution, ParameterGroup, check_same
 
 # Successes are summed as whole numbers of these parts: such sums are the same in any order, on an accelerator too.
 _PARTS: Final = 2**20
@@ -72,6 +72,7 @@ class Learnable(MovingDistribution):
     """
 
     kind: ClassVar[str] = "learnable"
+    own_fields: ClassVar[tuple[str, ...]] = ("base",)
     base: ParameterDistribution
     metric: str = RETURNS
     threshold: float | None = None
@@ -95,14 +96,9 @@ class Learnable(MovingDistribution):
         if self.threshold is not None:
             object.__setattr__(self, "threshold", finite_number(self.threshold, "Learnable", "threshold"))
         if self.bounds is not None:
-            bounds = finite_numbers(self.bounds, "Learnable", "bounds")
-            if len(bounds) != 2 or bounds[0] >= bounds[1]:
-                raise ValueError(f"Learnable: `bounds` must be two numbers, the lower first; got {list(bounds)}.")
-            object.__setattr__(self, "bounds", bounds)
+            object.__setattr__(self, "bounds", pair(self.bounds, "Learnable", "bounds", apart=True))
         for name, least in (("levels", 1), ("candidates", 1), ("episodes", 2)):
-            count = getattr(self, name)
-            if not isinstance(count, int) or isinstance(count, bool) or count < least:
-                raise ValueError(f"Learnable: `{name}` must be a whole number, at least {least}; got {count!r}.")
+            count(getattr(self, name), "Learnable", name, least)
         object.__setattr__(self, "level_share", finite_number(self.level_share, "Learnable", "level_share"))
         if not 0 <= self.level_share < 1:
             raise ValueError(f"Learnable: `level_share` must be in [0, 1); got {self.level_share}.")
@@ -111,11 +107,6 @@ class Learnable(MovingDistribution):
     def support(self) -> tuple[float, float]:
         """The smallest and the largest value that the base can draw."""
         return self.base.support
-
-    @property
-    def group_key(self) -> str:
-        """The name of its group."""
-        return self.group
 
     def prepare(self, device: torch.device) -> None:
         """Put the base's constants on `device`."""
@@ -129,19 +120,16 @@ class Learnable(MovingDistribution):
         """Draw from the base, `[num_envs]`."""
         return self.base.draw(noise)
 
-    def grouped(self, members: Mapping[str, MovingDistribution]) -> ParameterGroup:
-        """Return the group of all that are drawn together."""
-        check_same(members, differing=("base",))
-        return LearnableGroup(members, self)
+    @classmethod
+    def curriculum(cls, members: Mapping[str, Learnable]) -> Curriculum:
+        """Return the curriculum of all that are drawn together."""
+        return LearnableCurriculum(members)
 
     def success(self, scores: Tensor) -> Tensor:
-        """Map the metric of episodes to success.
+        """Map the metric of episodes to success in [0, 1], float64 `[...]`.
 
         Args:
             scores: `[...]`; NaN where an episode has none.
-
-        Returns:
-            In [0, 1], float64 `[...]`.
         """
         if self.bounds is None:
             assert self.threshold is not None
@@ -150,27 +138,23 @@ class Learnable(MovingDistribution):
         return ((scores.to(torch.float64) - worst) / (best - worst)).clamp(0.0, 1.0)
 
 
-class LearnableGroup(ParameterGroup):
+class LearnableCurriculum(Curriculum):
     """A table of T levels of d parameters: K that are kept, then the candidates of the round.
 
     Args:
         members: The parameters' distributions by name.
-        options: One of them, for what they share.
 
     The state: `values` float32 `[T, d]`; of the round `count`, `total` and `squares` of successes, int64 `[T]`, the
     latter two in parts; `scores` float64 `[T]`; `edges`, where each kept level's share of [0, 1) ends, float32 `[K]`;
     `open`, whether episodes that begin are counted in, and `trains`, false in evaluations, 0-d bool.
     """
 
-    def __init__(self, members: Mapping[str, MovingDistribution], options: Learnable) -> None:
-        super().__init__(members, f"learnable:{options.group}")
-        self._options = options
-        self.metric = options.metric
+    def __init__(self, members: Mapping[str, Learnable]) -> None:
+        self._options = next(iter(members.values()))  # for what they share
+        self._bases = [member.base for member in members.values()]
+        super().__init__(members, f"learnable:{self._options.group}")
+        self.metric = self._options.metric
         self.width = len(members) + 1
-
-    @property
-    def _bases(self) -> list[ParameterDistribution]:
-        return [member.base for member in self.members.values() if isinstance(member, Learnable)]
 
     def allocate_state(self, device: torch.device) -> None:
         """Make the state, with the medians of the bases for levels, once."""
@@ -203,11 +187,8 @@ class LearnableGroup(ParameterGroup):
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
         """Draw a level for each copy.
 
-        Args:
-            noise: `[num_envs, d + 1]` in [0, 1); the last column chooses the level, the others are for evaluations.
-
-        Returns:
-            Values by name, float32 `[num_envs]` each, and the row of the table where the round is open, else -1.
+        Of the noise, `[num_envs, d + 1]`, the last column chooses the level, the others are for evaluations. The source
+        is the row of the table where the round is open, else -1.
         """
         state, options = self.state, self._options
         uniform, kept_prob = noise[:, -1], options.level_share

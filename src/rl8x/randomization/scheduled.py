@@ -6,16 +6,15 @@ import dataclasses
 import itertools
 import json
 import math
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
 
 import torch
 from torch import Tensor
 
-from rl8x.randomization.base import ParameterDistribution, finite_number
+from rl8x.randomization.base import ParameterDistribution, finite_number, plain
+from rl8x.randomization.curriculum import Curriculum, MovingDistribution
 from rl8x.randomization.distributions import Grid, from_dict
-from rl8x.randomization.moving import MovingDistribution, ParameterGroup, plain
 
 _KINDS: Final = ("interp", "step")
 _POINTS: Final = (
@@ -54,9 +53,10 @@ class PerCopy(ParameterDistribution):
         return self.draw_by(noise, torch.tensor(self.values, dtype=torch.float32, device=noise.device))
 
     @classmethod
-    def draw_by(cls, noise: Tensor, numbers: Tensor) -> Tensor:
+    def draw_by(cls, noise: Tensor, numbers: Any) -> Tensor:
         """Return the numbers, `[1]` or `[num_envs]`, as `[num_envs]`."""
-        return numbers.expand(len(noise)).clone()  # a carry must not share memory with what moves
+        values: Tensor = numbers.expand(len(noise)).clone()  # a carry must not share memory with what moves
+        return values
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -150,11 +150,10 @@ class Scheduled(MovingDistribution):
         points = [[x, drawn.values[0] if isinstance(drawn, PerCopy) else plain(drawn)] for x, drawn in self.points]
         return {self.kind: {**form[self.kind], "points": points}}  # type: ignore[dict-item]
 
-    def grouped(self, members: Mapping[str, MovingDistribution]) -> ParameterGroup:
-        """Return the group of one parameter."""
-        ((name, member),) = members.items()
-        assert isinstance(member, Scheduled)
-        return ScheduledGroup(name, member)
+    @classmethod
+    def curriculum(cls, members: Mapping[str, ParameterDistribution]) -> Curriculum:
+        """Return the curriculum of one parameter."""
+        return NumbersCurriculum(members)
 
 
 def _point(point: object) -> tuple[float, ParameterDistribution]:
@@ -170,31 +169,59 @@ def _point(point: object) -> tuple[float, ParameterDistribution]:
     return finite_number(x, "Scheduled", "points"), value
 
 
-class _ByNumbers(ParameterGroup):
-    """One parameter that is drawn from a distribution whose numbers are a tensor."""
+class NumbersCurriculum(Curriculum):
+    """One parameter that is drawn by numbers in a tensor: those of a schedule, or those that a function gave last.
 
-    def __init__(self, name: str, member: ParameterDistribution, label: str) -> None:
-        super().__init__({name: member}, label)
-        self._name = name
-        self._family = type(member)
+    Args:
+        members: The parameter's `Scheduled`; or its present distribution, of which programs know the kind only, so that
+            another of the kind may take its place.
+    """
+
+    def __init__(self, members: Mapping[str, ParameterDistribution]) -> None:
+        ((self._name, self._member),) = members.items()
+        self._at: float | None = None
+        """The value of the metric that counts; None before it was measured."""
+        self._family = type(self.now)
+        schedule = isinstance(self._member, Scheduled)
+        super().__init__(members, f"{'scheduled' if schedule else 'steered'}:{self._name}")
+        if not schedule:
+            self.key = json.dumps([self.label, self.now.kind, len(self.now.drawn_by)])
 
     @property
-    @abstractmethod
     def now(self) -> ParameterDistribution:
         """The distribution that is drawn from."""
+        return self._member.at(self._at) if isinstance(self._member, Scheduled) else self._member
 
     def allocate_state(self, device: torch.device) -> None:
         """Make the tensor of numbers, once."""
         if not self.state:
             self.state["numbers"] = torch.tensor(self.now.drawn_by, dtype=torch.float32, device=device)
 
-    def move(self) -> None:
+    def _move(self) -> None:
         """Write the numbers of the present distribution to where programs read them."""
         self.state["numbers"].copy_(torch.tensor(self.now.drawn_by, dtype=torch.float32))
 
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
         """Draw from the present numbers, `[num_envs]`, from noise `[num_envs, 1]`."""
         return {self._name: self._family.draw_by(noise[:, 0], self.state["numbers"])}, None
+
+    def update_from_metrics(self, row: Mapping[str, float]) -> None:
+        """Move a schedule to the row's value of its metric, if that is finite."""
+        if self.is_evaluating or not isinstance(self._member, Scheduled):
+            return
+        metric = row.get(self._member.by)
+        if metric is None or not math.isfinite(metric) or metric == self._at:
+            return
+        if self._at is None or self._member.goes_back or metric > self._at:
+            self._at = float(metric)
+            self._move()
+
+    def update_from_config(self, configured: Curriculum) -> None:
+        """Draw from now on from the distribution that a function gave."""
+        (member,) = configured.members.values()
+        if member != self._member:
+            self._member = member
+            self._move()
 
     def ranges(self) -> dict[str, tuple[Any, Any]]:
         """Return the support of the present distribution."""
@@ -204,76 +231,11 @@ class _ByNumbers(ParameterGroup):
         """Return the present distribution."""
         return {self._name: self.now}
 
-
-class ScheduledGroup(_ByNumbers):
-    """One parameter under a schedule.
-
-    Args:
-        name: The parameter.
-        member: Its schedule.
-
-    Attributes:
-        at: The value of the metric that counts; None before it was measured.
-    """
-
-    def __init__(self, name: str, member: Scheduled) -> None:
-        super().__init__(name, member, f"scheduled:{name}")
-        self._schedule = member
-        self._family = type(member.points[0][1])
-        self.at: float | None = None
-
-    @property
-    def now(self) -> ParameterDistribution:
-        """The schedule's distribution at the metric."""
-        return self._schedule.at(self.at)
-
-    def update_from_metrics(self, row: Mapping[str, float]) -> None:
-        """Move to the row's value of the metric, if that is finite."""
-        metric = row.get(self._schedule.by)
-        if self.is_evaluating or metric is None or not math.isfinite(metric) or metric == self.at:
-            return
-        if self.at is None or self._schedule.goes_back or metric > self.at:
-            self.at = float(metric)
-            self.move()
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the value of the metric that the schedule is at."""
-        return {"begun": self.begun, "at": self.at}
+        """Return the value of the metric that a schedule is at; what a function gave is in the configuration."""
+        return {"begun": self.begun, "at": self._at}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
-        self.begun, self.at = bool(state["begun"]), state["at"]
-        self.move()
-
-
-class Steered(_ByNumbers):
-    """One parameter that a function of a user's sets again and again; programs know its kind of distribution only.
-
-    Args:
-        name: The parameter.
-        now: What it is drawn from.
-    """
-
-    def __init__(self, name: str, now: ParameterDistribution) -> None:
-        super().__init__(name, now, f"steered:{name}")
-        self._now = now
-        self.key = json.dumps([self.label, now.kind, len(now.drawn_by)])
-
-    @property
-    def now(self) -> ParameterDistribution:
-        """What it was set to last."""
-        return self._now
-
-    def update_from_config(self, configured: ParameterGroup) -> None:
-        """Draw from now on from the distribution that the new configuration has."""
-        assert isinstance(configured, Steered)
-        if configured.now != self._now:
-            self._now = configured.now
-            self.move()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the configuration says it."""
-        return {"begun": self.begun}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing: the configuration said it."""
+        self.begun, self._at = bool(state["begun"]), state["at"]
+        self._move()

@@ -113,12 +113,25 @@ class Columns:
         for key, tensor in self.tensors.items():
             torch.cat([part.to(tensor.device) for part in parts[key]], 1, out=tensor[slots])
 
+    def gather(self, index: Tensor, device: torch.device) -> dict[str, Tensor]:
+        """Return copies of rows on a device, laid out as `tensors`, each `[*index, *row]`, given where they are."""
+        flat, gathered = index.reshape(-1), {}
+        for key, tensor in self.tensors.items():
+            rows = tensor.index_select(0, flat.to(tensor.device)).to(device)
+            gathered[key] = rows.view(index.shape + tensor.shape[1:])
+        return gathered
+
     def views(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return rows by their names, each `[..., *shape]`, of tensors laid out as `tensors`, each `[..., *row]`."""
-        return {
-            name: tensors[key] if place is None else tensors[key][..., place]
-            for name, (key, place) in self._places.items()
-        }
+        views = {}
+        for name, (key, place) in self._places.items():
+            tensor = tensors[key]
+            if isinstance(place, int):
+                tensor = tensor.select(-1, place)
+            elif place is not None:
+                tensor = tensor.narrow(-1, place.start, place.stop - place.start)
+            views[name] = tensor
+        return views
 
 
 def spec_to_plain(spec: Spec) -> dict[str, Any]:

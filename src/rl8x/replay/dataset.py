@@ -321,7 +321,6 @@ class Dataset:
         """
         return torch.randint(self.size, (count, batch), generator=generator, device=self.device)
 
-    @torch.no_grad()
     def gather(self, index: Tensor) -> dict[str, Tensor]:
         """Return copies of rows.
 
@@ -335,13 +334,18 @@ class Dataset:
         Raises:
             RuntimeError: If `prepare` has not been called.
         """
+        return self.columns.views(self.columns.gather(index, self.device))
+
+    @property
+    def columns(self) -> Columns:
+        """Where the rows are.
+
+        Raises:
+            RuntimeError: If `prepare` has not been called.
+        """
         if self._columns is None:
             raise RuntimeError("call `prepare(n, gamma)` before `gather`: returns depend on them.")
-        gathered = {
-            name: tensor.index_select(0, index.reshape(-1)).view(*index.shape, *tensor.shape[1:])
-            for name, tensor in self._columns.tensors.items()
-        }
-        return self._columns.views(gathered)
+        return self._columns
 
     # -- statistics
 

@@ -6,8 +6,9 @@ one, and each horizon gives as many rows as it has steps, from the second on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -15,7 +16,10 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.trees import is_part
 
-_READ = (keys.REWARDS, keys.TERMINATED, keys.TRUNCATED, keys.VALID)
+_READ: Final = (
+    *(keys.REWARDS, keys.TERMINATED, keys.TRUNCATED, keys.VALID),
+    *(keys.OBS, keys.ACTIONS, keys.NEXT_OBS, keys.NEXT_ACTIONS),
+)
 
 
 class NStep:
@@ -47,7 +51,6 @@ class NStep:
         # Pending slots, of which no rows have been made yet, [at most n - 1, num_envs, ...].
         self._waiting: dict[str, Tensor] = {}
 
-    @torch.no_grad()
     def rows(self, rollout_tensors: Mapping[str, Tensor], horizon: int) -> dict[str, Tensor]:
         """Make rows of pending slots and of a horizon's, except its last n - 1, which become pending.
 
@@ -62,14 +65,15 @@ class NStep:
             slot, and `next_actions` where they were given; masked steps make none. They may share the rollout's memory.
             Empty where no row is complete.
         """
-        block = {name: tensor[:horizon] for name, tensor in rollout_tensors.items() if _is_read(name)}
+        names, length = tuple(rollout_tensors), horizon
+        block = {name: rollout_tensors[name] for name in _names(names, *_READ)}
         if self._waiting:
+            length += len(self._waiting[keys.REWARDS])
             # Slots from a checkpoint are on the CPU.
             block = {name: torch.cat([self._waiting[name].to(tensor.device), tensor]) for name, tensor in block.items()}
-        length = len(block[keys.REWARDS])
         complete = max(0, length - (self.n - 1))
         # Copied, since the rollout's memory is reused; none are pending if n is 1.
-        self._waiting = {name: tensor[complete:].clone() for name, tensor in block.items() if complete < length}
+        self._waiting = {name: tensor[complete:length].clone() for name, tensor in block.items() if complete < length}
         return self._complete(block, complete) if complete else {}
 
     def cut(self) -> None:
@@ -84,13 +88,14 @@ class NStep:
     def _complete(self, block: Mapping[str, Tensor], complete: int) -> dict[str, Tensor]:
         """Make rows of the first slots of a block, `[slots, num_envs, ...]`, each followed by n - 1 others."""
         returns, discounts, last = self._returns(block, complete)
-        rows = {name: block[name][:complete] for name in block if is_part(name, keys.OBS, keys.ACTIONS)}
+        rows = {name: block[name][:complete] for name in _names(tuple(block), keys.OBS, keys.ACTIONS)}
         rows |= {keys.RETURNS: returns, keys.DISCOUNTS: discounts}
+        following = {name: block[name] for name in _names(tuple(block), keys.NEXT_OBS, keys.NEXT_ACTIONS)}
+        if last is None:
+            rows |= {name: tensor[:complete] for name, tensor in following.items()}
         rows = {name: tensor.flatten(0, 1) for name, tensor in rows.items()}
-        for name, tensor in block.items():
-            if is_part(name, keys.NEXT_OBS, keys.NEXT_ACTIONS):
-                flat = tensor.flatten(0, 1)
-                rows[name] = flat if last is None else flat[last.flatten()]
+        if last is not None:
+            rows |= {name: tensor.flatten(0, 1)[last.flatten()] for name, tensor in following.items()}
         if keys.VALID in block:
             index = block[keys.VALID][:complete].flatten().nonzero().squeeze(1)
             rows = {name: tensor[index] for name, tensor in rows.items()}
@@ -104,9 +109,9 @@ class NStep:
         rewards, terminated = block[keys.REWARDS], block[keys.TERMINATED]
         ends, valid = terminated | block[keys.TRUNCATED], block.get(keys.VALID)
         returns = rewards[:complete]
-        discounts = torch.full_like(returns, self.gamma)
         if self.n == 1:
-            return returns, discounts.masked_fill_(terminated, 0.0), None
+            return returns, ~terminated[:complete] * self.gamma, None
+        discounts = torch.full_like(returns, self.gamma)
         slots = torch.arange(rewards.numel(), device=rewards.device).view_as(rewards)
         last = slots[:complete]
         goes_on = torch.ones_like(ends[:complete])
@@ -130,5 +135,7 @@ class NStep:
         self._waiting = {name: tensor.clone() for name, tensor in state["waiting"].items()}
 
 
-def _is_read(name: str) -> bool:
-    return name in _READ or is_part(name, keys.OBS, keys.ACTIONS, keys.NEXT_OBS, keys.NEXT_ACTIONS)
+@functools.lru_cache
+def _names(names: Sequence[str], *trees: str) -> list[str]:
+    """Return the names that belong to one of some trees."""
+    return [name for name in names if is_part(name, *trees)]

@@ -100,26 +100,24 @@ class Replay:
         """
         if not rows:
             return
-        count = self._count(rows)
+        spec, counts = spec_of(rows), {tensor.size(0) for tensor in rows.values()}
+        if len(counts) != 1:
+            by_name = {name: len(tensor) for name, tensor in rows.items()}
+            raise ValueError(f"rows of a replay must be equally many of each name; got {by_name}.")
         if not checked and not all_finite(rows):
             wrong = [name for name, tensor in rows.items() if not all_finite({name: tensor})]
             raise ValueError(f"rows with a number that is not finite cannot be appended to a replay: {wrong}.")
-        columns = self._allocated(spec_of(rows))
+        columns, (count,) = self._allocated(spec), counts
         before, self.total = self.total, self.total + count
         self.size = min(self.size + count, self.capacity)
         for first, slots in self.slots(max(before, self.oldest), self.total):
             block = slice(first - before, first - before + slots.stop - slots.start)
-            columns.write(slots, {name: tensor[block] for name, tensor in rows.items()})
-
-    def _count(self, rows: Mapping[str, Tensor]) -> int:
-        counts = {name: len(tensor) for name, tensor in rows.items()}
-        if len(set(counts.values())) != 1:
-            raise ValueError(f"rows of a replay must be equally many of each name; got {counts}.")
-        if self._columns is not None and spec_of(rows) != self._columns.spec:
-            raise ValueError(f"a row of this replay holds {shown(self._columns.spec)}; got {shown(spec_of(rows))}.")
-        return next(iter(counts.values()))
+            is_whole = block == slice(0, count)
+            columns.write(slots, rows if is_whole else {name: tensor[block] for name, tensor in rows.items()})
 
     def _allocated(self, spec: Spec) -> Columns:
+        if self._columns is not None and spec != self._columns.spec:
+            raise ValueError(f"a row of this replay holds {shown(self._columns.spec)}; got {shown(spec)}.")
         if self._columns is None:
             if self._path is not None:
                 check_fits(spec, self.capacity, free_disk(self._path), str(self._path))
@@ -161,18 +159,12 @@ class Replay:
         self._check_rows()
         return torch.randint(self.size, (count, batch), generator=generator, device=self.device)
 
-    @torch.no_grad()
     def gather(self, index: Tensor) -> dict[str, Tensor]:
         """Return copies of rows by name, each `[*index, ...]`, given where they are, `[*index]`, int64.
 
         Scalars and vectors of one dtype are views of one tensor, `[*index, width]`: not contiguous.
         """
-        columns = self._filled()
-        gathered = {}
-        for name, tensor in columns.tensors.items():
-            rows = tensor.index_select(0, index.reshape(-1).to(tensor.device)).to(self.device)
-            gathered[name] = rows.view(*index.shape, *tensor.shape[1:])
-        return columns.views(gathered)
+        return self.columns.views(self.columns.gather(index, self.device))
 
     def as_tensordict(self) -> TensorDict:
         """Return the rows as a TensorDict of batch size `[size]`, in the order of their slots, sharing the memory."""
@@ -209,7 +201,7 @@ class Replay:
             raise RuntimeError("the replay has gone on since this state of it was taken; load or clone it before that.")
         # In the memory layout, with several columns per tensor, so that each tensor is one copy.
         pieces = [slots for _, slots in self.slots(first, piece.last)]
-        tensors = self._filled().tensors
+        tensors = self.columns.tensors
         if len(pieces) == 1:
             return {name: tensor[pieces[0]].to("cpu", copy=True) for name, tensor in tensors.items()}
         return {name: torch.cat([tensor[slots].cpu() for slots in pieces]) for name, tensor in tensors.items()}
@@ -250,7 +242,7 @@ class Replay:
             if piece.first > first:
                 break
             content = segment.content()
-            for name, tensor in self._filled().tensors.items():
+            for name, tensor in self.columns.tensors.items():
                 rows = content.get(name, tensor[:0])
                 if rows.shape[1:] != tensor.shape[1:] or rows.dtype != tensor.dtype or len(rows) < piece.last - first:
                     raise ValueError(f"the segment {segment.name} of a replay does not have the rows that it should.")
@@ -266,7 +258,13 @@ class Replay:
         if not self.size:
             raise RuntimeError("a replay without rows cannot be sampled from; append some before.")
 
-    def _filled(self) -> Columns:
+    @property
+    def columns(self) -> Columns:
+        """Where the rows are.
+
+        Raises:
+            RuntimeError: If there are none yet.
+        """
         if self._columns is None:
             raise RuntimeError("a replay without rows has nothing to gather; append some before.")
         return self._columns

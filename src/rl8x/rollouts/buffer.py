@@ -56,7 +56,8 @@ class Rollout:
 
     def write_slot(self, t: int, named: Mapping[str, Tensor], state: State | None = None) -> None:
         """Copy one step of some keys, each `[num_envs, ...]`, into slot t, with the policy's state before it."""
-        self.allocate(named)
+        if not named.keys() <= self._views.keys():
+            self.allocate(named)
         for name, value in named.items():
             self._views[name][t].copy_(value)
         for name in self._metrics if t < self.horizon else ():

@@ -15,7 +15,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.envs.base import Carry
 from rl8x.execution.compiled import CompiledProgram
-from rl8x.execution.programs import ProgramError, TreeProgram, flat_of, prepare
+from rl8x.execution.programs import Loop, ProgramError, TreeProgram, flat_of, prepare
 from rl8x.output import message_of
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.step import Cursor, Stepper, Transition
@@ -37,24 +37,30 @@ class CompiledStepper(Stepper):
         super().__init__(*arguments, **options)
         self._eager = Stepper(*arguments, **options)
         self.compiles_env = self.env.capturable  # it is part of compiled or captured programs
-        self._programs: dict[Hashable, TreeProgram] = {}
+        # By the environment's key, None without it, and whether actions are the most likely ones.
+        self._programs: dict[tuple[Hashable, bool], TreeProgram] = {}
         self._horizons: dict[Hashable, Horizon] = {}
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
         """Make one step; see `Stepper.step`."""
-        where, greedy = (carry, cursor, env_noise, policy_noise), policy_noise is None
-        key = self.env.program_key, greedy
-        if not self._is_eager:
+        where = (carry, cursor, env_noise, policy_noise)
+        if self._is_eager:
+            return self._eager.step(*where)
+        # In a horizon that is captured the environment is too; by itself it is not worth a graph.
+        whole = self.compiles_env and self.execution.target == "compile"
+        key = self.env.program_key if whole else None, policy_noise is None
+        if key not in self._programs:
             with self._preparing():
-                # In a horizon that is captured the environment is too; by itself it is not worth a graph.
-                whole = self.compiles_env and self.execution.target == "compile"
-                whole = whole and (key in self._programs or bool(self._slots_of_trial(None, *where)))
-                function, given = (self._eager.step, where) if whole else (self.act, (cursor, policy_noise))
-                program = self._program(key if whole else greedy, function, *given)
-            if self.execution.mode != "eager":
-                made = program(*given)
-                return made if whole else self.advance(carry, made, env_noise)
-        return self._eager.step(*where)
+                if key[0] is not None and not self._slots_of_trial(None, *where):
+                    key = None, policy_noise is None
+                function, given = (self.act, where[1::2]) if key[0] is None else (self._eager.step, where)
+                program = TreeProgram(function, functools.partial(self.execution.program, name="step"))
+                self._programs.setdefault(key, program).prepare(*given)
+        if self.execution.mode == "eager":
+            return self._eager.step(*where)
+        if key[0] is None:
+            return self.advance(carry, self._programs[key](cursor, policy_noise), env_noise)
+        return self._programs[key](*where)  # type: ignore[no-any-return]
 
     def fill(
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
@@ -78,15 +84,15 @@ class CompiledStepper(Stepper):
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
     ) -> Horizon | None:
         """Return the program of a horizon, whose compilation is requested; None if the environment runs eagerly."""
-        key = self.env.program_key
-        if self._is_eager:
+        if self._is_eager or not self.compiles_env:
             return None
-        if self.compiles_env and key not in self._horizons:
+        key = self.env.program_key
+        if key not in self._horizons:
             with self._preparing():
                 written = self._slots_of_trial(rollout, carry, cursor, env_noise[0], policy_noise[0])
                 if written:
                     self._horizons[key] = Horizon(self, written, rollout, carry, cursor, env_noise, policy_noise)
-        return self._horizons.get(key) if self.compiles_env else None
+        return self._horizons.get(key)
 
     @property
     def _is_eager(self) -> bool:
@@ -96,13 +102,6 @@ class CompiledStepper(Stepper):
     def _preparing(self) -> contextlib.AbstractContextManager[None]:
         """Return the context in which programs are made, maybe ahead of their time."""
         return self.execution.ahead() if self.execution.prepares else contextlib.nullcontext()
-
-    def _program(self, key: Hashable, function: Callable[..., Any], *where: Any) -> TreeProgram:
-        """Return a program, whose compilation for such arguments is requested when it is made."""
-        if key not in self._programs:
-            self._programs[key] = TreeProgram(function, functools.partial(self.execution.program, name="step"))
-            self._programs[key].prepare(*where)
-        return self._programs[key]
 
     def _slots_of_trial(
         self, rollout: Rollout | None, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None
@@ -143,7 +142,7 @@ class CompiledStepper(Stepper):
         reason = lines[0] if lines else type(error).__name__
         around = {"compile": " around a compiled policy", "graph": " around a captured policy"}
         warnings.warn(
-            f"{type(self.env).__name__} runs eagerly{around.get(self.execution.mode, '')}: {reason}.",
+            f"{type(self.env.unwrapped).__name__} runs eagerly{around.get(self.execution.mode, '')}: {reason}.",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -166,7 +165,8 @@ class Horizon:
         (_, self._carry_of), (_, self._final_of) = flat_of((carry, cursor)), flat_of((cursor.obs, cursor.state))
         state, items, _ = self._arguments(rollout, *where)
         self._num_state, num_written = len(state), len(items) - 2  # all but the noises
-        self._loop = stepper.execution.loop(self._step, len(state), len(items), num_written=num_written, name="horizon")
+        loop = Loop(self._step, len(state), len(items), num_written=num_written)
+        self._loop = stepper.execution.program(loop, name="horizon")
         prepare(self._loop, *state, *[item[: self._span(rollout)] for item in items])
 
     def __call__(self, rollout: Rollout, *where: Any) -> tuple[Carry, Cursor]:

@@ -59,8 +59,8 @@ class EpisodeRunner:
         if noises is None:
             self.collector.reset(env_config, seed=seed)
         else:
-            env.configure(env_config)
-            env.adopt_next_config()
+            env.parameter_state.configure(env_config)
+            env.parameter_state.adopt()
             env.set_seed(seed)
             env.carry, obs = env.restart(next(noises)[0])
             self.collector.cursor = first_cursor(self.collector.policy, obs)

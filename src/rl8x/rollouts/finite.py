@@ -25,7 +25,6 @@ _LOCATED_BY = {**COLLECTED, "observations": (keys.OBS,), "losses": (keys.VALUES,
 _MAX_LISTED = 32
 
 
-@torch.no_grad()
 def any_not_finite(tensors: Iterable[Tensor]) -> Tensor:
     """Return whether any floating-point tensor, `[...]` each, contains a non-finite number; 0-d, bool."""
     found: Tensor = _each_not_finite({"": list(tensors)})[""]
@@ -38,7 +37,6 @@ def _collected(names: tuple[str, ...]) -> dict[str, list[str]]:
     return {quantity: [name for name in names if is_part(name, *parts)] for quantity, parts in COLLECTED.items()}
 
 
-@torch.no_grad()
 def gathered_not_finite(rollout: Mapping[str, Any]) -> dict[str, Any]:
     """Flag the quantities of a rollout, numbers by key, `[horizon + 1, num_envs, ...]`, by metric, 0-d bools."""
     groups = {quantity: [rollout[name] for name in names] for quantity, names in _collected(tuple(rollout)).items()}

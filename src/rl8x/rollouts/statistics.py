@@ -41,8 +41,9 @@ class Stats(Mapping[str, float]):
     """
 
     def __init__(self, values: Mapping[str, Number], counts: Mapping[str, tuple[str, ...]] | None = None) -> None:
-        self._values: Mapping[str, Number] = dict(values)
-        self._counts: dict[str, tuple[str, ...]] = dict(counts or {})
+        self._values = values
+        self._counts = counts or {}
+        self._is_read = False
 
     @classmethod
     def merge(cls, *parts: Mapping[str, float]) -> Stats:
@@ -51,8 +52,8 @@ class Stats(Mapping[str, float]):
         counts: dict[str, tuple[str, ...]] = {}
         for part in parts:
             more, gates = part.unread() if isinstance(part, Stats) else (part, {})
-            values.update(more)
-            counts.update(gates)
+            values |= more
+            counts |= gates
         return cls(values, counts)
 
     def unread(self) -> tuple[Mapping[str, Number], Mapping[str, tuple[str, ...]]]:
@@ -61,28 +62,32 @@ class Stats(Mapping[str, float]):
 
     def counted(self) -> tuple[Mapping[str, float], Mapping[str, tuple[str, ...]]]:
         """Return all numbers, including those that are gated by counts of 0, and the counts that gate them."""
-        return self._numbers, self._counts
+        if not self._is_read:
+            self._read()
+        return self._values, self._counts  # type: ignore[return-value] # they are floats by now
 
-    @functools.cached_property
-    @torch.no_grad()
-    def _numbers(self) -> Mapping[str, float]:
+    def read(self) -> dict[str, float]:
+        """Return what is reported."""
+        return dict(self._reported)
+
+    def _read(self) -> None:
         """Copy the values to the host, by one transfer, and keep them in the tensors' place."""
         by_dtype: dict[torch.dtype, dict[str, Tensor]] = {}
         for name, value in self._values.items():
             if isinstance(value, Tensor):
                 by_dtype.setdefault(value.dtype, {})[name] = value
-        # A conversion for each dtype rather than for each number.
-        vectors = [torch.stack([*each.values()]).to(torch.float64) for each in by_dtype.values()]
-        numbers = torch.cat(vectors).tolist() if vectors else []
-        read = {**self._values, **dict(zip(itertools.chain.from_iterable(by_dtype.values()), numbers, strict=True))}
-        self._values = read = {name: float(value) for name, value in read.items()}
-        return read
+        if by_dtype:
+            # A conversion for each dtype rather than for each number.
+            vectors = [torch.stack([*each.values()]).to(torch.float64) for each in by_dtype.values()]
+            names = itertools.chain.from_iterable(by_dtype.values())
+            self._values = {**self._values, **dict(zip(names, torch.cat(vectors).tolist(), strict=True))}
+        self._values, self._is_read = {name: float(value) for name, value in self._values.items()}, True
 
     @functools.cached_property
     def _reported(self) -> dict[str, float]:
         """All numbers but unreported counts, and what counts of 0 gate."""
-        numbers = self._numbers
-        empty = tuple(prefix for name, prefixes in self._counts.items() if not numbers[name] for prefix in prefixes)
+        numbers, counts = self.counted()
+        empty = tuple(prefix for name, prefixes in counts.items() if not numbers[name] for prefix in prefixes)
         return {name: value for name, value in numbers.items() if not name.startswith(("_", *empty))}
 
     def __getitem__(self, name: str) -> float:
@@ -196,18 +201,18 @@ def _floats(values: Any) -> Any:
 
 
 @np.errstate(all="ignore")  # torch does not warn either
-@torch.no_grad()
 def rollout_stats(rollout: Mapping[str, Array], horizon: int) -> Stats:
     """Summarise the first `horizon` slots of a rollout, numbers by key, `[horizon or more, num_envs, ...]` each."""
     rewards: Any = rollout[keys.REWARDS][:horizon]
     ended: Any = (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:horizon]
     valid: Any = rollout[keys.VALID][:horizon] if keys.VALID in rollout else None
     ended = ended if valid is None else ended & valid
-    returns, lengths = (_floats(rollout[name][:horizon]) for name in (keys.EPISODE_RETURNS, keys.EPISODE_LENGTHS))
-    if isinstance(ended, Tensor):
-        by_return, by_length = zip(*masked_summary(torch.stack((returns, lengths)), ended), strict=True)
-    else:
-        by_return, by_length = (masked_summary(each, ended) for each in (returns, lengths))
+    by_episode: dict[str, Any] = {}
+    if isinstance(ended, Tensor) or ended.any():  # else they are not reported
+        returns, lengths = (_floats(rollout[name][:horizon]) for name in (keys.EPISODE_RETURNS, keys.EPISODE_LENGTHS))
+        both = torch.stack((returns, lengths)) if isinstance(ended, Tensor) else np.stack((returns, lengths))
+        by_return, by_length = zip(*masked_summary(both, ended), strict=True)
+        by_episode = {**named("episodes/returns", by_return), **named("episodes/lengths", by_length)}
     prefix = f"{keys.METRICS}/"
     metrics = {name.removeprefix(prefix): rollout[name][:horizon] for name in rollout if name.startswith(prefix)}
     means, counts = info_means(metrics, ended)
@@ -217,8 +222,7 @@ def rollout_stats(rollout: Mapping[str, Array], horizon: int) -> Stats:
     values = {
         **named("returns", by_reward if horizon == 1 and valid is None else summary(rewards.sum(0))),
         **named("rewards", by_reward),
-        **named("episodes/returns", by_return),
-        **named("episodes/lengths", by_length),
+        **by_episode,
         keys.EPISODES_ENDED: ended.sum(),
     }
     return Stats(values | means, _EPISODE_COUNTS | counts)
@@ -238,7 +242,6 @@ def info_means(metrics: Mapping[str, Any], ended: Any) -> tuple[dict[str, Number
     return values, counts
 
 
-@torch.no_grad()
 def parameter_stats(drawn: Mapping[str, Tensor], ranges: Mapping[str, tuple[Number, Number]]) -> dict[str, Number]:
     """Summarise the copies' randomised parameters, `[num_envs]` each, and the bounds of moving ones, by their names."""
     values: dict[str, Number] = {}

@@ -3,44 +3,45 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pandas
 
 from rl8x import drawing, keys
 from rl8x.drawing import LIGHT, Curve, Drawing, Theme
 from rl8x.names import did_you_mean
-from rl8x.output import counted
-from rl8x.studies import page, statistics
-from rl8x.studies.find import find_runs, plain_name
-from rl8x.studies.run_groups import MAX_VALUE, common_metric, differing, grouped_runs, param_name, params_of
-from rl8x.studies.statistics import Array, Estimate
-from rl8x.studies.summary import in_words
-from rl8x.studies.terminal import cut_middle, in_blocks, width_of
-from rl8x.tracking.database_runs import Points, RunRecord
+from rl8x.output import counted, cut_middle, table, width_of
+from rl8x.studies import figures, statistics
+from rl8x.studies.report import find_study
+from rl8x.studies.statistics import in_words
+from rl8x.studies.table import DEFINITION, EVALUATIONS, plain_name, read
+from rl8x.tracking.database_runs import RunRecord
+from rl8x.tracking.names import legal_name
+from rl8x.tracking.protocol import PARENT_TAG
 from rl8x.tracking.reading import RunReader
+from rl8x.tracking.runs import HANDLE_PREFIX
+from rl8x.tracking.sender import PARAM_CHANGE_TAG
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.figure import Figure
 
 PAGE: Final = "compare.html"
 _CURVE: Final = ("steps", "mean", "low", "high")
+_POINTS: Final = ["run_id", "metric", "step", "value"]
 # Of these a run has `best/NAME` of all its rows; in a study's training `best/returns/mean` is of evaluations.
 _WITH_BEST: Final = (*keys.EVALUATED_RETURNS, keys.TRAINED_RETURNS[0])
-
-
-class Track(NamedTuple):
-    """A metric of a run: steps, which are the clock of its algorithm, and values, finite ones alone."""
-
-    run: RunRecord
-    steps: Array
-    values: Array
+_PREFERRED: Final = ("eval/returns/mean", "episodes/returns/mean", "eval/horizon_returns/mean", "returns/mean")
+_PREFIX: Final = "algorithm_config."
+_FACTS: Final = ("execution.compiled_from", "model.num_parameters")  # which follow from other params, or from chance
+_MAX_VALUE: Final = 40  # letters of a param's value that a table or label shows
 
 
 @dataclass
@@ -50,10 +51,9 @@ class Comparison:
     Attributes:
         runs: In the order in which they were asked for.
         metrics: The metrics that are compared.
-        tracks: By metric, the curve of each run that has it.
+        points: The finite points of all curves: `run_id`, `metric`, `step` by the clock of its algorithm, `value`.
         group_by: The params whose values make groups.
         groups: The runs of each group, by its label; one group a run where nothing groups them.
-        notes: Reservations about the figures, in sentences.
         minimize: Whether the lowest value of a metric is its best one.
         level: Coverage of the intervals.
         folder: Where its files were written last; None where they were not.
@@ -61,10 +61,9 @@ class Comparison:
 
     runs: tuple[RunRecord, ...]
     metrics: tuple[str, ...]
-    tracks: dict[str, list[Track]]
+    points: pandas.DataFrame
     group_by: tuple[str, ...]
     groups: dict[str, list[RunRecord]]
-    notes: tuple[str, ...]
     minimize: bool = False
     level: float = 0.95
     folder: Path | None = None
@@ -77,112 +76,117 @@ class Comparison:
         is where the run ended, and of each metric there are the last value, the best one (`best/NAME`), and the step of
         that (`best_step/NAME`).
         """
-        import pandas
-
-        rows, shown = [], differing(self.runs)
+        rows, shown, last = [], differing(self.runs), self.points.groupby("run_id")["step"].max()
         for run in self.runs:
             row: dict[str, Any] = {"run_id": run.id, "name": run.name, "status": run.status}
-            params = params_of(run)
+            params, clock = params_of(run), _clock_of(run)
             row |= {f"params.{name}": params.get(name) for name in shown}
-            row["steps"] = self._last_step(run)
+            # Where a run logs no clock, it ends with the last step of the metrics compared.
+            row["steps"] = last.get(run.id, math.nan) if clock is None else run.metrics[clock]
             for metric in self.metrics:
-                row |= self._values(metric, run)
+                names = metric, f"best/{metric}", f"best_step/{metric}"
+                row |= zip(names, self._values(metric, run), strict=True)
             rows.append(row)
         return pandas.DataFrame(rows)
 
-    def _last_step(self, run: RunRecord) -> float:
-        """Return the last count of a run's clock; where it logs none, the last step of the metrics compared."""
-        clock = _clock_of(run)
-        if clock is not None:
-            return run.metrics[clock]
-        steps = [track.steps.max() for tracks in self.tracks.values() for track in tracks if track.run is run]
-        return max(map(float, steps), default=math.nan)
+    def _values(self, metric: str, run: RunRecord) -> tuple[float, float, float]:
+        """Return the last and the best value of a run's metric, and the step of that."""
+        own = self._of(metric, run)
+        if own.empty:
+            return (math.nan,) * 3
+        best = own.loc[own["value"].idxmin() if self.minimize else own["value"].idxmax()]
+        value, step = float(best["value"]), float(best["step"])
+        of_all_rows = run.metrics.get(f"best/{metric}", math.nan)
+        if metric in _WITH_BEST and not self.minimize and of_all_rows > value:  # its point was thinned out
+            value, step = of_all_rows, run.metrics.get(f"best_step/{metric}", math.nan)
+        return float(own["value"].iloc[-1]), value, step
 
-    def _values(self, metric: str, run: RunRecord) -> dict[str, float]:
-        track = next((track for track in self.tracks[metric] if track.run is run), None)
-        names = (metric, f"best/{metric}", f"best_step/{metric}")
-        if track is None:
-            return dict.fromkeys(names, math.nan)
-        best = int(track.values.argmin() if self.minimize else track.values.argmax())
-        value, step = float(track.values[best]), float(track.steps[best])
-        own = run.metrics.get(names[1], math.nan)
-        if metric in _WITH_BEST and not self.minimize and own > value:  # its point was thinned out
-            value, step = own, run.metrics.get(names[2], math.nan)
-        return dict(zip(names, (float(track.values[-1]), value, step), strict=True))
+    def _of(self, metric: str, run: RunRecord) -> pandas.DataFrame:
+        """Return the points of a run's metric."""
+        return self.points[(self.points["metric"] == metric) & (self.points["run_id"] == run.id)]
 
     @property
     def grouped(self) -> pandas.DataFrame:
         """A row for each group: its runs, and mean and interval over them of each metric's last and best value."""
-        import pandas
-
         frame = self.frame.set_index("run_id")
         rows = []
         for label, runs in self.groups.items():
             row: dict[str, Any] = {"group": label, "runs": len(runs)}
-            for metric in self.metrics:
-                for name in (metric, f"best/{metric}"):
-                    estimate = self._over_runs(frame.loc[[run.id for run in runs], name].to_numpy(dtype=np.float64))
-                    row |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+            for name in (part for metric in self.metrics for part in (metric, f"best/{metric}")):
+                values = frame.loc[[run.id for run in runs], name].to_numpy(dtype=np.float64)
+                values = values[np.isfinite(values), None]
+                nothing = (math.nan,) * 3
+                found = statistics.bootstrap(statistics.mean, values, level=self.level) if len(values) else nothing
+                row |= zip((name, f"{name}_low", f"{name}_high"), map(float, found), strict=True)
             rows.append(row)
         return pandas.DataFrame(rows)
 
-    def _over_runs(self, values: Array) -> Estimate:
-        values = values[np.isfinite(values)]
-        if not len(values):
-            return Estimate(*(np.array(math.nan) for _ in range(3)))
-        return statistics.bootstrap(statistics.mean, values[:, None], level=self.level)
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Reservations about the figures, in sentences."""
+        notes = []
+        for name in self.metrics:
+            lacking = [run.name for run in self.runs if self._of(name, run).empty]
+            if lacking:
+                more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+                notes.append(f"No value of {name} in {', '.join(lacking[:5])}{more}.")
+        sizes = {len(own) for own in self.groups.values()} if self.group_by else {0}
+        if max(sizes) > 1:
+            notes.append(f"Intervals: {self.level:.0%}, percentiles of a bootstrap over the runs of a group.")
+        if 1 in sizes:
+            notes.append("A group of one run has no interval.")
+        return tuple(notes)
 
     def cells(self) -> list[list[str]]:
         """Return the table of runs as texts, the headings first; with how each ended unless all have finished."""
-        frame, params = self.frame, differing(self.runs)
-        best = "lowest" if self.minimize else "best"
-        heads = [part for metric in self.metrics for part in (metric, f"{best} {metric}", "at step")]
-        ends = {run.status for run in self.runs} != {"FINISHED"}
-        rows = [["run", *params, *["status"] * ends, "steps", *heads]]
-        for run, (_, row) in zip(self.runs, frame.iterrows(), strict=True):
-            own = params_of(run)
-            shown = [cut_middle(own.get(name, "-"), MAX_VALUE) for name in params]
-            numbers = [_count(row["steps"])]
-            for metric in self.metrics:
-                numbers += [_number(row[metric]), _number(row[f"best/{metric}"]), _count(row[f"best_step/{metric}"])]
-            rows.append([run.name, *shown, *[run.status.lower()] * ends, *numbers])
-        return rows
+        frame = self.frame
+        shown = frame[["name"]].set_axis(["run"], axis=1)
+        for column in frame.columns[3 : frame.columns.get_loc("steps")]:
+            shown[column.removeprefix("params.")] = [
+                cut_middle(value, _MAX_VALUE) for value in frame[column].fillna("-")
+            ]
+        if set(frame["status"]) != {"FINISHED"}:
+            shown["status"] = frame["status"].str.lower()
+        shown["steps"] = frame["steps"].map(_count)
+        for metric in self.metrics:
+            values = frame[metric].map(_number), frame[f"best/{metric}"].map(_number)
+            shown = pandas.concat([shown, *values, frame[f"best_step/{metric}"].map(_count)], axis=1)
+        heads = [head for metric in self.metrics for head in (*self._heads(metric), "at step")]
+        return [[*shown.columns[: -len(heads)], *heads], *shown.to_numpy().tolist()]
 
     def grouped_cells(self) -> list[list[str]]:
         """Return the table of groups as texts, the headings first."""
-        best = "lowest" if self.minimize else "best"
-        rows = [["group", "runs", *(part for metric in self.metrics for part in (metric, f"{best} {metric}"))]]
-        for _, row in self.grouped.iterrows():
-            texts = []
-            for metric in self.metrics:
-                for name in (metric, f"best/{metric}"):
-                    estimate = Estimate(*(np.array(row[f"{name}{end}"]) for end in ("", "_low", "_high")))
-                    texts.append(in_words(estimate, _decimals(float(estimate.value))))
+        grouped = self.grouped
+        rows = [["group", "runs", *(head for metric in self.metrics for head in self._heads(metric))]]
+        for _, row in grouped.iterrows():
+            estimates = row.iloc[2:].to_numpy(dtype=np.float64).reshape(-1, 3)
+            texts = (in_words(value, low, high, _decimals(value)) for value, low, high in estimates)
             rows.append([str(row["group"]), str(row["runs"]), *texts])
         return rows
+
+    def _heads(self, metric: str) -> tuple[str, str]:
+        return metric, f"{'lowest' if self.minimize else 'best'} {metric}"
 
     def __str__(self) -> str:
         width = shutil.get_terminal_size((120, 24)).columns
         rows = self.cells()
         turned = [list(column) for column in zip(*rows, strict=True)]
         rows = turned if width_of(rows) > max(width, width_of(turned)) else rows
-        tables = [rows] + ([self.grouped_cells()] if self.group_by else [])
-        return "\n\n".join(
-            [*(in_blocks(rows, width) for rows in tables), *(["\n".join(self.notes)] if self.notes else [])]
-        )
+        tables = [rows, *([self.grouped_cells()] if self.group_by else [])]
+        return "\n\n".join([*(table(rows, width) for rows in tables), *["\n".join(self.notes)] * bool(self.notes)])
 
     def curves(self, metric: str) -> dict[str, Curve]:
         """Return the mean learning curve of each group, on steps that its runs have in common, with its interval.
 
         Args:
-            metric: One of `metrics`.
+            metric: The metric's name.
         """
         curves = {}
         for label, runs in self.groups.items():
-            ids = {run.id for run in runs}
-            own = [(track.steps, track.values) for track in self.tracks[metric] if track.run.id in ids]
-            if own:
-                curves[label] = statistics.mean_curve(own, level=self.level)
+            parts = [own for run in runs if not (own := self._of(metric, run)).empty]
+            if parts:
+                points = [(own["step"].to_numpy(), own["value"].to_numpy()) for own in parts]
+                curves[label] = statistics.mean_curve(points, level=self.level)
         return curves
 
     @property
@@ -212,26 +216,19 @@ class Comparison:
     @property
     def html(self) -> str:
         """The page."""
-        first = page.Section("Runs", page.table(self.cells()) + page.paragraphs(self.notes))
-        groups = [page.Section("Groups", page.table(self.grouped_cells()))] if self.group_by else []
+        sections = [("Runs", figures.table(self.cells()) + figures.paragraphs(self.notes))]
+        if self.group_by:
+            sections.append(("Groups", figures.table(self.grouped_cells())))
         by = f", grouped by {', '.join(self.group_by)}" if self.group_by else ""
-        return page.page(
-            "Comparison of runs",
-            f"{counted(len(self.runs), 'run', 'runs')}{by}.",
-            [first, *groups, *map(page.image, self.drawings)],
-        )
+        lead = f"{counted(len(self.runs), 'run', 'runs')}{by}."
+        return figures.page("Comparison of runs", lead, [*sections, *map(figures.image, self.drawings)])
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write the page, tables and figures.
+        """Write the page, tables and figures; returns their paths, the page first.
 
         Args:
-            folder: Where to; missing folders are made.
-
-        Returns:
-            Their paths, the page first.
+            folder: The folder, which is made.
         """
-        import pandas
-
         tables = {"runs.csv": self.frame}
         if self.group_by:
             tables["groups.csv"] = self.grouped
@@ -241,7 +238,7 @@ class Comparison:
             for label, curve in self.curves(metric).items()
         ]
         tables["curves.csv"] = pandas.concat(parts)
-        paths = page.write_files(Path(folder), {PAGE: self.html}, tables, self.drawings)
+        paths = figures.write_files(Path(folder), {PAGE: self.html}, tables, self.drawings)
         self.folder = Path(folder)
         return paths
 
@@ -287,23 +284,77 @@ def compare(
     asked = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     names = tuple(dict.fromkeys(asked)) or (common_metric(records),)
     histories = reader.histories([run.id for run in records], names)
-    tracks = {name: _tracks(records, histories[name]) for name in names}
+    parts = [
+        pandas.DataFrame({"run_id": run.id, "metric": name, "step": history[0], "value": history[1]})
+        for name in names
+        for run in records
+        if (history := histories[name].get(run.id)) is not None
+    ]
+    points = pandas.concat([pandas.DataFrame(columns=_POINTS), *parts], ignore_index=True)
+    points = points[np.isfinite(points["value"].astype(np.float64))].astype({"step": np.float64, "value": np.float64})
     for name in names:
-        if not tracks[name] and histories[name]:
+        if name not in set(points["metric"]) and histories[name]:
             raise ValueError(f"{name!r} has no finite value in any of the runs; name another metric.")
-        if not tracks[name]:
+        if name not in set(points["metric"]):
             known = sorted({metric for run in records for metric in run.metrics})
             hint = did_you_mean(name, known) or f" There are {', '.join(known[:8])} and others."
             raise ValueError(f"no run has the metric {name!r}.{hint}")
     wanted = (group_by,) if isinstance(group_by, str) else tuple(group_by)
     by = tuple(param_name(name, records) for name in wanted)
-    groups = grouped_runs(records, by)
-    comparison = Comparison(
-        tuple(records), names, tracks, by, groups, tuple(_notes(records, tracks, groups, by, level)), minimize, level
-    )
+    comparison = Comparison(tuple(records), names, points, by, grouped_runs(records, by), minimize, level)
     if output is not None:
         comparison.write(output)
     return comparison
+
+
+# -- runs, their params and metrics
+
+
+def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | None) -> list[RunRecord]:
+    """Find runs by name, ID, or folder of a study or of checkpoints, each once; a parent stands for its children."""
+    records: dict[str, RunRecord] = {}
+    for word in runs:
+        run = _of_folder(reader, Path(word)) or reader.run(str(word))
+        for each in reader.children(run.id) or [run]:
+            records.setdefault(each.id, each)
+    if experiment is not None:
+        listed = reader.experiment(experiment)
+        parents = {run.tags.get(PARENT_TAG) for run in listed}
+        for each in listed:
+            if each.id not in parents:
+                records.setdefault(each.id, each)
+        if not records:
+            raise ValueError(f"the experiment {experiment!r} has no runs.")
+    if not records:
+        raise ValueError("no run is named: give names or IDs of runs, folders of checkpoints, or an experiment.")
+    return list(records.values())
+
+
+def _of_folder(reader: RunReader, path: Path) -> RunRecord | None:
+    """Find the parent run of a study's folder, or the run of checkpoints; None where a path leads to neither."""
+    from rl8x.checkpoint import files
+
+    if os.path.isfile(path / DEFINITION):
+        parent = reader.run_of_spool(str(read(path / DEFINITION).get("run_key", "")))
+        if parent is None and (path / EVALUATIONS).exists():
+            runs = find_study(path).runs
+            run_id = reader.run(runs[0]).tags.get(PARENT_TAG) if runs else None
+            parent = None if run_id is None else reader.run(run_id)
+        if parent is None:
+            raise ValueError(f"the study in {path} has no runs in MLflow.")
+        return parent
+    if not files.is_place(path):
+        return None
+    listed = files.listed(path)
+    described = files.describe(listed[-1] if listed else path).get("run")
+    known = described if isinstance(described, dict) else {}
+    if known.get("id"):
+        return reader.run(str(known["id"]))
+    handle = str(known.get("handle") or "")
+    run = reader.run_of_spool(handle.removeprefix(HANDLE_PREFIX)) if handle.startswith(HANDLE_PREFIX) else None
+    if run is None:
+        raise ValueError(f"{path} has checkpoints of a run that is not in MLflow.")
+    return run
 
 
 def _clock_of(run: RunRecord) -> str | None:
@@ -311,38 +362,81 @@ def _clock_of(run: RunRecord) -> str | None:
     return next((name for name in (keys.ENV_STEPS, keys.UPDATES) if run.metrics.get(name, 0) > 0), None)
 
 
-def _tracks(runs: Sequence[RunRecord], histories: dict[str, Points]) -> list[Track]:
-    tracks = []
-    for run in runs:
-        if run.id in histories:
-            steps, values = (np.asarray(part, dtype=np.float64) for part in histories[run.id])
-            finite = np.isfinite(values)
-            if finite.any():
-                tracks.append(Track(run, steps[finite], values[finite]))
-    return tracks
+def common_metric(runs: Sequence[RunRecord]) -> str:
+    """Choose the metric to compare: returns of evaluations, else of training, that all runs have."""
+    common = set.intersection(*(set(run.metrics) for run in runs))
+    for name in _PREFERRED:
+        if name in common:
+            return name
+    useful = sorted(name for name in common if not name.startswith(("profiling/", "memory/", "algorithm/", "env/")))
+    if useful:
+        return useful[0]
+    without = [run.name for run in runs if not run.metrics]
+    why = f"; {', '.join(without[:5])} have none at all" if without else ""
+    raise ValueError(f"the {len(runs)} runs have no metric in common{why}. Leave runs out, or name a metric.")
 
 
-def _notes(
-    runs: Sequence[RunRecord],
-    tracks: dict[str, list[Track]],
-    groups: dict[str, list[RunRecord]],
-    by: Sequence[str],
-    level: float,
-) -> list[str]:
-    notes = []
-    for name, own in tracks.items():
-        have = {track.run.id for track in own}
-        lacking = [run.name for run in runs if run.id not in have]
-        if lacking:
-            more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
-            notes.append(f"No value of {name} in {', '.join(lacking[:5])}{more}.")
-    if by:
-        sizes = sorted({len(own) for own in groups.values()})
-        if sizes[-1] > 1:
-            notes.append(f"Intervals: {level:.0%}, percentiles of a bootstrap over the runs of a group.")
-        if sizes[0] == 1:
-            notes.append("A group of one run has no interval.")
-    return notes
+def params_of(run: RunRecord) -> dict[str, str]:
+    """Return a run's params; where it went on with another value, which MLflow has as a tag: `0.01, later 0.001`."""
+    changed = {name: run.tags.get(legal_name(PARAM_CHANGE_TAG + name)) for name in run.params}
+    return {
+        name: value if changed[name] is None else f"{value}, later {changed[name]}"
+        for name, value in run.params.items()
+    }
+
+
+def differing(runs: Sequence[RunRecord]) -> list[str]:
+    """List the params that do not have one value in all runs, in the order of the runs, but those that others tell.
+
+    `model_config.hidden_sizes` is what was given, `model.hidden_sizes` what the model has, which each run can say.
+    """
+    params = [params_of(run) for run in runs]
+    names = dict.fromkeys(name for own in params for name in own)
+    found = [name for name in names if len({own.get(name) for own in params}) > 1]
+    found = [name for name in found if name not in _FACTS] or found
+    twins = {name: "{}.{}".format(*name.split("_config.", 1)) for name in found if "_config." in name}
+    return [name for name in found if not all(twins.get(name) in own for own in params)]
+
+
+def param_name(name: str, runs: Sequence[RunRecord]) -> str:
+    """Find a param by its name in MLflow, or as run files have it: `lr` may be called `algorithm_config.lr`."""
+    known = dict.fromkeys(param for run in runs for param in run.params)
+    for candidate in (name, name.removeprefix(_PREFIX), _PREFIX + name):
+        if candidate in known:
+            return candidate
+    differ = differing(runs)
+    raise ValueError(
+        f"no run has the param {name!r}; those that differ are {', '.join(differ)}.{did_you_mean(name, known)}"
+    )
+
+
+def grouped_runs(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list[RunRecord]]:
+    """Put runs into groups by the values of params, in the order of their values; each alone where there are none."""
+    groups: dict[str, list[RunRecord]] = {}
+    if not by:
+        names = Counter(run.name for run in runs)
+        for run in runs:  # names need not be unique, IDs are
+            groups[run.name if names[run.name] == 1 else f"{run.name} ({run.id[:8]})"] = [run]
+        return groups
+    params = {run.id: params_of(run) for run in runs}
+    for run in sorted(runs, key=lambda run: [_order(params[run.id].get(name)) for name in by]):
+        label = ", ".join(f"{name}={_cut(str(params[run.id].get(name)))}" for name in by)
+        groups.setdefault(label, []).append(run)
+    return groups
+
+
+def _cut(value: str) -> str:
+    return cut_middle(value, _MAX_VALUE)
+
+
+def _order(value: str | None) -> tuple[int, float, str]:
+    """Sort numbers before other values, and what is missing last."""
+    if value is None:
+        return 2, 0.0, ""
+    try:
+        return 0, float(value), value
+    except ValueError:
+        return 1, 0.0, value
 
 
 def draw_curves(comparison: Comparison, metric: str, theme: Theme) -> Figure:

@@ -7,10 +7,13 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
+
+import numpy as np
 
 from rl8x.algorithms.hyperparameters import check_options, option
 from rl8x.config import RunSpec, apply_overrides, load_run_file
@@ -21,10 +24,8 @@ from rl8x.envs import cells as test_cells
 from rl8x.envs.cells import Cells
 from rl8x.envs.env_config import moving_in
 from rl8x.frozen import frozen, thawed
-from rl8x.importing import Trust, texts
+from rl8x.importing import CLASS, Trust, texts
 from rl8x.names import did_you_mean
-from rl8x.studies.ranges import check_range, ends_of
-from rl8x.studies.values import comparable_text, listed_points, listed_seeds, plain_value, short_text
 from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.secrets import find_hidden, hide_in_data
 
@@ -37,6 +38,8 @@ _DECIDED: Final = {
 # What may be different when a study goes on.
 _FREE: Final = ("progress", "trials", "directory")
 _MAX_TRAININGS: Final = 10_000
+# What a search draws from, such as {"log_uniform": [1e-4, 1e-2]}
+_RANGES: Final = ("uniform", "log_uniform", "int", "log_int", "choice")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Training:
     @property
     def group(self) -> str:
         """The name of all trainings that differ by their seeds only; in a search it may round, as it has the trial."""
-        parts = [f"{name}={short_text(value, rounds=self.trial is not None)}" for name, value in self.vary.items()]
+        parts = [f"{name}={_short_text(value, rounds=self.trial is not None)}" for name, value in self.vary.items()]
         return " ".join([self.training, *parts, *([] if self.trial is None else [f"trial={self.trial}"])])
 
     @property
@@ -116,15 +119,15 @@ class StudyConfig:
         """Check everything that can be checked without an environment."""
         object.__setattr__(self, "trusted", trust)
         for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, plain_value(getattr(self, field.name), field.name))
+            object.__setattr__(self, field.name, _plain_value(getattr(self, field.name), field.name))
         check_options(self)
         for name in ("name", "directory"):
             if not isinstance(getattr(self, name), str | None):
                 raise TypeError(f"`{name}` must be a text; got {shortened(getattr(self, name))}. Put it in quotes.")
         if not re.fullmatch(r"[\w][\w .:-]{0,79}", self.name):
             raise ValueError(f"`name` must be letters, digits, spaces and `_ - . :`, at most 80; got {self.name!r}.")
-        object.__setattr__(self, "seeds", listed_seeds(self.seeds))
-        object.__setattr__(self, "evaluate_at", listed_points(self.evaluate_at))
+        object.__setattr__(self, "seeds", _listed_seeds(self.seeds))
+        object.__setattr__(self, "evaluate_at", _listed_points(self.evaluate_at))
         self._check_train()
         self._check_run()
         self._check_vary()
@@ -149,8 +152,7 @@ class StudyConfig:
         """
         data = renamed(data)
         own = [field.name for field in dataclasses.fields(cls) if field.name != "run"]
-        of_run = [*FIELDS]
-        legal = [*own, *(name for name in of_run if name not in _DECIDED)]
+        legal = [*own, *(name for name in FIELDS if name not in _DECIDED)]
         for name in data:
             if name in _DECIDED:
                 raise ValueError(f"`{name}` is no key of a study: {_DECIDED[name]}.")
@@ -192,13 +194,10 @@ class StudyConfig:
         return dict(hide_in_data(self.plain))
 
     def changes(self, before: Mapping[str, Any]) -> list[str]:
-        """List the keys in which it differs from a stored definition, except those that may change.
+        """Say, of each key but those that may change, how it differs from a stored definition; a sentence a key.
 
         Args:
             before: What `to_dict()` returned when the study was begun.
-
-        Returns:
-            A sentence for each key.
         """
         now = json.loads(json.dumps(self.to_dict()))
         names = [name for name in {**before, **now} if name not in _FREE]
@@ -259,10 +258,10 @@ class StudyConfig:
                 hint = _DECIDED.get(first, "a study has one value of it")
                 raise ValueError(f"vary[{name!r}] is no hyperparameter or key of a run: {hint}.")
             if isinstance(values, Mapping):
-                check_range(name, values)
+                _check_range(name, values)
             elif not isinstance(values, list) or not values:
                 raise ValueError(f"vary[{name!r}] must be a list of at least one value; got {shortened(values)}.")
-            elif len({comparable_text(value) for value in values}) < len(values):
+            elif len({_comparable_text(value) for value in values}) < len(values):
                 raise ValueError(f"vary[{name!r}] has a value twice: {shortened(values)}.")
         if ranged and self.trials is None:
             raise ValueError(f"vary[{ranged[0]!r}] is a range: say by `trials` how many to try, or list values.")
@@ -339,11 +338,20 @@ class StudyConfig:
             for name, chosen, seed in itertools.product(self.train, itertools.product(*values), self.seeds)
         ]
 
+    def trainings_of_trial(self, number: int, vary: Mapping[str, Any]) -> list[Training]:
+        """List the trainings of a trial of a search.
+
+        Args:
+            number: The trial's number, from 0.
+            vary: Its value of each varied key.
+        """
+        return [Training(name, vary, seed, number) for name in self.train for seed in self.seeds]
+
     def first_trainings(self) -> list[Training]:
         """List one training of each configuration and set of hyperparameters; of ranges their ends."""
         values = []
         for name, listed in self.vary.items():
-            ends = ends_of(listed) if isinstance(listed, Mapping) else listed
+            (ends,) = listed.values() if isinstance(listed, Mapping) else (listed,)  # of a choice all
             values.append([(name, value) for value in ends])
         combined = itertools.islice(itertools.product(*values), 256)
         return [Training(name, dict(each), self.seeds[0]) for each in combined for name in self.train]
@@ -387,14 +395,94 @@ class StudyConfig:
 
 
 def tested_env(run: RunSpec) -> str:
-    """Return the name of the environment that a training's policies are tested in: with a data set its `eval_env`.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """Return the name of the environment that a training's policies are tested in: with a data set its `eval_env`."""
     own = run.trainer.eval_env
     if run.env.env:
         return run.env.env
     if isinstance(own, str) and own != "auto":
         return own
     raise ValueError("a study tests policies in an environment: give `eval_env`, as it trains on a data set.")
+
+
+# -- values in the form that a config keeps
+
+
+def _check_range(name: str, values: Mapping[str, Any]) -> None:
+    """Refuse a range that is none, with a `ValueError`."""
+    kind = next(iter(values), None)
+    if len(values) != 1 or kind not in _RANGES:
+        hint = did_you_mean(kind, _RANGES)
+        raise ValueError(f"vary[{name!r}] must be a list, or one of {', '.join(_RANGES)}; got {dict(values)!r}.{hint}")
+    given = values[kind]
+    if not isinstance(given, list) or not given:
+        raise ValueError(f"vary[{name!r}]: {kind!r} takes a list; got {given!r}.")
+    if kind == "choice":
+        return
+    whole = kind in ("int", "log_int")
+    legal = len(given) == 2 and all(
+        type(end) is int if whole else isinstance(end, int | float) and not isinstance(end, bool) and math.isfinite(end)
+        for end in given
+    )
+    if not legal or not given[0] < given[1] or (kind.startswith("log") and given[0] <= 0):
+        need = "two whole numbers" if whole else "two finite numbers"
+        raise ValueError(
+            f"vary[{name!r}]: {kind!r} takes {need}, the lower one first"
+            + (", above 0" if kind.startswith("log") else "")
+            + f"; got {given!r}."
+        )
+
+
+def _comparable_text(value: Any) -> str:
+    """Return a text that is equal for equal values, such as 1 and 1.0."""
+    is_whole = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if is_whole else value, sort_keys=True)
+
+
+def _listed_seeds(seeds: Any) -> list[int]:
+    """Return the seeds of each training as a list: 0, 1, ... where their number is given."""
+    if type(seeds) is int and 1 <= seeds <= 10_000:
+        return list(range(seeds))
+    if (
+        not isinstance(seeds, list)
+        or not seeds
+        or any(type(seed) is not int or seed < 0 for seed in seeds)
+        or len(set(seeds)) < len(seeds)
+    ):
+        raise ValueError(f"`seeds` must be their number, or a list of different whole numbers; got {shortened(seeds)}.")
+    return list(seeds)
+
+
+def _listed_points(points: Any) -> Any:
+    """Return the steps of the trainer at which to evaluate, sorted where they are a list; a number or None stays."""
+    listed = points if isinstance(points, list) else [1 if points is None else points]
+    if any(type(point) is not int or point < 1 for point in listed):
+        raise ValueError(f"`evaluate_at` must be a list of steps, or a number for every so many; got {points!r}.")
+    return sorted(set(points)) if isinstance(points, list) else points
+
+
+def _plain_value(value: Any, where: str) -> Any:
+    """Return a value of a script as plain data: distributions, arrays and classes in their forms in files."""
+    if hasattr(value, "to_dict") and not isinstance(value, type):
+        return _plain_value(value.to_dict(), where)
+    if isinstance(value, type):
+        path = f"{value.__module__}.{value.__qualname__}"
+        return path if where.endswith((".env", ".algorithm", ".eval_env")) else {CLASS: path}
+    if isinstance(value, Mapping):
+        return {str(name): _plain_value(item, f"{where}.{name}") for name, item in value.items()}
+    if isinstance(value, np.generic):
+        return value.item()
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, range | Sequence) and not isinstance(value, str):
+        return [_plain_value(item, where) for item in value]
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise TypeError(f"`{where}` must be what a file can say; got {shortened(value)}.")
+    return value
+
+
+def _short_text(value: Any, *, rounds: bool) -> str:
+    """Return a value as a short text; floats may be rounded to four digits where `rounds`."""
+    if isinstance(value, float):
+        short = f"{value:.4g}"
+        return short if rounds or float(short) == value else repr(value)
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,20 +1,24 @@
-"""Figures of a report."""
+"""Figures of a report, and pages with figures and tables: one HTML file that loads nothing, for light and dark."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from rl8x.axes import Axis, along, draw_map, over_two, scale
-from rl8x.drawing import Curve, Theme, draw_legend, draw_line, labelled, new_figure, short_ticks, wrapped
+from rl8x import drawing
+from rl8x.disk import replace_synced
+from rl8x.drawing import Array, Axis, Curve, Drawing, Theme, draw_legend, draw_line, new_figure, wrapped
 from rl8x.studies import statistics
-from rl8x.studies.evaluations import Evaluations, Group, Supports, clock_of
-from rl8x.studies.summary import HEADINGS, Summary
-from rl8x.studies.table import ENV_STEPS, INSIDE, RETURNS, SEED
+from rl8x.studies.statistics import HEADINGS, Summary
+from rl8x.studies.table import ENV_STEPS, INSIDE, RETURNS, SEED, Evaluations, Group, Supports, clock_of
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -23,22 +27,22 @@ MAX_PANELS: Final = 12
 
 def chosen(summary: Summary, most: int) -> list[int]:
     """Return the positions of the groups to draw: all, or the baseline and the best by interquartile mean."""
-    count = len(summary.rows)
-    if count <= most:
-        return list(range(count))
-    order = sorted(range(count), key=lambda row: -float(summary.rows[row].estimates["iqm"].value))
-    base = [row for row in range(count) if summary.rows[row].group.label == summary.baseline]
-    return sorted((base + [row for row in order if row not in base])[:most])
+    frame = summary.frame
+    if len(frame) <= most:
+        return list(frame.index)
+    base = frame.index[frame["label"] == summary.baseline]
+    order = frame["iqm"].sort_values(ascending=False, kind="stable").index
+    return sorted([*base, *order.difference(base, sort=False)][:most])
 
 
-# Heat maps over two parameters.
+# -- heat maps over two parameters
 
 
 def heat_maps(
     groups: Sequence[Group], supports: Supports, x: Axis, y: Axis, units: dict[str, str], theme: Theme
 ) -> Figure:
     """Draw a panel for each group: mean return over seeds at each pair of values, and what was trained on."""
-    maps = [over_two(group.scores.mean(axis=0), x, y) for group in groups]
+    maps = [drawing.over_two(group.scores.mean(axis=0), x, y) for group in groups]
     low, high = min(np.nanmin(each) for each in maps), max(np.nanmax(each) for each in maps)
     columns = min((4, 3), key=lambda each: -len(groups) % each) if len(groups) > 4 else len(groups)
     lines = -(-len(groups) // columns)
@@ -47,7 +51,7 @@ def heat_maps(
     panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     mesh: Any = None
     for panel, group, values in zip(panels.flat, groups, maps, strict=False):
-        mesh = draw_map(panel, values, x, y, low, high)
+        mesh = drawing.draw_map(panel, values, x, y, low, high)
         panel.set_title(wrapped(group.label), color=theme.text)
         panel.set_facecolor(theme.faint)
         _draw_support(panel, supports.get(group.training, {}), x, y)
@@ -55,8 +59,8 @@ def heat_maps(
         panel.set_visible(False)
     for column in range(columns):  # the lowest panel that is drawn has the ticks
         panels[(len(groups) - 1 - column) // columns, column].xaxis.set_tick_params(labelbottom=True)
-    figure.supxlabel(labelled(x.name, units), fontsize=10, color=theme.text)
-    figure.supylabel(labelled(y.name, units), fontsize=10, color=theme.text)
+    figure.supxlabel(drawing.labelled(x.name, units), fontsize=10, color=theme.text)
+    figure.supylabel(drawing.labelled(y.name, units), fontsize=10, color=theme.text)
     bar = figure.colorbar(mesh, ax=list(panels.flat), label="mean return", aspect=25, pad=0.015)
     bar.outline.set_visible(False)
     return figure
@@ -81,7 +85,7 @@ def _draw_support(panel: Axes, support: Any, x: Axis, y: Axis) -> None:
     panel.add_patch(box)
 
 
-# Curves over one parameter.
+# -- curves over one parameter
 
 
 def curves(
@@ -97,17 +101,17 @@ def curves(
     else:
         panel, strip = figure.subplots(), None
     for number, group in enumerate(groups):
-        means = along(group.scores, axis)
+        means = drawing.along(group.scores, axis)
         there = ~np.isnan(means[0])
         estimate = statistics.bootstrap(lambda scores: scores.mean(axis=-2), means[:, there], level=level)
         curve = Curve(axis.values[there], *estimate)
         draw_line(panel, curve, group.label, number, theme, marker=int(there.sum()) <= 25)
-    scale(panel, axis)
+    drawing.scale(panel, axis)
     panel.set_ylabel("mean return")
     panel.grid(True, alpha=0.6)
     panel.set_axisbelow(True)
     lowest = panel if strip is None else strip
-    lowest.set_xlabel(labelled(axis.name, units))
+    lowest.set_xlabel(drawing.labelled(axis.name, units))
     if strip is not None:
         _draw_strip(panel, strip, [(each, supports[each][axis.name]) for each in trainings], groups, theme)
     draw_legend(figure, panel, len(groups))
@@ -137,18 +141,18 @@ def _draw_strip(panel: Axes, strip: Axes, supports: Sequence[Any], groups: Seque
     panel.tick_params(labelbottom=False)
 
 
-# Statistics, profiles, and the course of training.
+# -- statistics, profiles, and the course of training
 
 
 def intervals(summary: Summary, rows: Sequence[int], theme: Theme) -> Figure:
     """Draw a panel for each statistic: a point and its interval for each group."""
     names = ("mean", "iqm", "cvar_10", "cvar_1", "worst_cell")
-    labels = [wrapped(summary.rows[row].group.label, 34) for row in rows]
+    shown = summary.frame.loc[list(rows)]
+    labels = [wrapped(label, 34) for label in shown["label"]]
     figure = new_figure(10.5, 1.1 + 0.42 * len(rows) + 0.12 * sum(label.count("\n") for label in labels))
     panels = figure.subplots(1, len(names), sharey=True)
     for panel, name in zip(panels, names, strict=True):
-        for line, row in enumerate(rows):
-            value, low, high = (float(part) for part in summary.rows[row].estimates[name])
+        for line, (value, low, high) in enumerate(statistics.estimates_of(shown, name).to_numpy()):
             shade = theme.colours[line % len(theme.colours)]
             if np.isfinite(low):
                 panel.plot([low, high], [line, line], color=shade, linewidth=7, alpha=0.35, solid_capstyle="butt")
@@ -183,10 +187,10 @@ def profiles(groups: Sequence[Group], summary: Summary, theme: Theme) -> Figure:
     return figure
 
 
-def profile(group: Group, thresholds: statistics.Array, summary: Summary) -> statistics.Estimate:
+def profile(group: Group, thresholds: Array, summary: Summary) -> statistics.Estimate:
     """Estimate a group's performance profile with the bootstrap of the report."""
 
-    def of_each(scores: statistics.Array) -> statistics.Array:
+    def of_each(scores: Array) -> Array:
         return statistics.performance_profile(scores[..., None, :], thresholds)
 
     if summary.over == "policies":  # a profile is an average over policies
@@ -213,7 +217,7 @@ def progress(evaluations: Evaluations, rows: Sequence[int], theme: Theme, *, lev
                 draw_line(panel, curve, evaluations.groups[row].label, line, theme, marker=len(curve.steps) <= 12)
         panel.set_title(name)
         panel.grid(True, alpha=0.6)
-        short_ticks(panel)
+        drawing.short_ticks(panel)
     panels[0].set_ylabel("mean return")
     counted = "transitions" if clock == ENV_STEPS else "updates"
     figure.supxlabel(f"{counted} of training", fontsize=10, color=theme.text)
@@ -221,10 +225,102 @@ def progress(evaluations: Evaluations, rows: Sequence[int], theme: Theme, *, lev
     return figure
 
 
-def training_curves(points: Any, clock: str) -> list[tuple[statistics.Array, statistics.Array]]:
+def training_curves(points: Any, clock: str) -> list[tuple[Array, Array]]:
     """Return, for each seed in rows of a table, a column's counts of training and the mean over cells at each."""
-    curves = []
-    for _, own in points.groupby(SEED):
-        means = own.groupby(clock)[RETURNS].mean()
-        curves.append((means.index.to_numpy(dtype=float), means.to_numpy(dtype=float)))
-    return curves
+    each = (own.groupby(clock)[RETURNS].mean() for _, own in points.groupby(SEED))
+    return [(means.index.to_numpy(dtype=float), means.to_numpy(dtype=float)) for means in each]
+
+
+# -- pages
+
+_STYLE: Final = """
+:root { color-scheme: light dark; --text: #1f2328; --muted: #5b636d; --line: #d8dde3; --back: #ffffff; --panel: #f6f8fa;
+  --accent: #0072b2; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e3e6ea; --muted: #9aa4af; --line: #30363d; --back: #15181d; --panel: #1c2027; --accent: #56b4e9; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--back); color: var(--text); font: 16px/1.5 system-ui, sans-serif; }
+main { max-width: 75rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
+h1 { font-size: 1.7rem; margin: 0 0 .25rem; } h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; }
+p, li { max-width: 50rem; } .lead, figcaption, .meanings { color: var(--muted); }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
+th, td { padding: .4rem .8rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--back); }
+thead th { border-bottom: 2px solid var(--text); font-weight: 600; } tbody tr:hover td { background: var(--panel); }
+td small { display: block; color: var(--muted); font-size: .78rem; }
+figure { margin: 1rem 0 0; } picture { display: block; overflow-x: auto; }
+figure img { max-width: 100%; min-width: 36rem; height: auto; border-radius: 6px; }
+figcaption { max-width: 50rem; font-size: .92rem; margin-top: .4rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; font-size: .92rem; } dd { margin: 0; }
+details { margin-top: 2rem; } summary { cursor: pointer; color: var(--accent); }
+pre { background: var(--panel); padding: 1rem; overflow-x: auto; border-radius: 6px; font-size: .82rem; }
+"""
+
+
+def page(title: str, lead: str, sections: Sequence[tuple[str, str]]) -> str:
+    """Write a page of sections, each a heading and its HTML."""
+    parts = "\n".join(f"<section><h2>{html.escape(head)}</h2>\n{body}</section>" for head, body in sections)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f'<h1>{html.escape(title)}</h1>\n<p class="lead">{html.escape(lead)}</p>\n{parts}\n</main>\n</body>\n</html>\n'
+    )
+
+
+def image(figure: Drawing) -> tuple[str, str]:
+    """Write a section with a figure and its caption, drawn for light and for dark pages."""
+    dark, light = (
+        base64.b64encode(drawing.png(figure, theme)).decode("ascii") for theme in (drawing.DARK, drawing.LIGHT)
+    )
+    body = (
+        f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="data:image/png;base64,{dark}">'
+        f'<img src="data:image/png;base64,{light}" alt="{html.escape(figure.title)}"></picture>\n'
+        f"<figcaption>{html.escape(figure.caption)}</figcaption></figure>\n"
+    )
+    return figure.title, body
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Write a table whose first row has the headings; what a cell has in brackets at its end stands below it."""
+    import pandas
+
+    frame = pandas.DataFrame(rows[1:], columns=list(map(html.escape, rows[0]))).map(_cell)
+    with pandas.option_context("display.max_colwidth", None):
+        return f'<div class="wide">{frame.to_html(index=False, escape=False, border=0)}</div>\n'
+
+
+def _cell(text: str) -> str:
+    value, bracket, rest = text.rpartition(" [")
+    if bracket and rest.endswith("]"):
+        return f"{html.escape(value)}<small>[{html.escape(rest)}</small>"
+    return html.escape(text)
+
+
+def paragraphs(sentences: Sequence[str]) -> str:
+    """Write sentences as a list."""
+    return "<ul>" + "".join(f"<li>{html.escape(each)}</li>" for each in sentences) + "</ul>\n" if sentences else ""
+
+
+def meanings(named: dict[str, str]) -> str:
+    """Write what names mean."""
+    items = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in named.items())
+    return f'<dl class="meanings">{items}</dl>\n'
+
+
+def folded(title: str, text: str) -> str:
+    """Write a long text that is opened by a click."""
+    return f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(text)}</pre></details>\n"
+
+
+def write_files(
+    folder: Path, page: Mapping[str, str], tables: Mapping[str, pandas.DataFrame], figures: Sequence[Drawing]
+) -> list[Path]:
+    """Write a page, tables as CSV, and figures as PNGs for a light page into a folder, which is made; return paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {name: text.encode() for name, text in page.items()}
+    contents |= {name: table.to_csv(index=False).encode() for name, table in tables.items()}
+    contents |= {f"{each.name}.png": drawing.png(each, drawing.LIGHT, titled=True) for each in figures}
+    for name, data in contents.items():
+        replace_synced(folder / name, data)
+    return [folder / name for name in contents]

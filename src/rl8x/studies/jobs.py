@@ -1,4 +1,4 @@
-"""Run jobs one after the other in this process, in processes of this machine, or on a cluster of Dask or Ray."""
+"""Jobs that run in this process, in processes of this machine, or on a cluster of Dask or Ray, and their progress."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
+from tqdm import tqdm
+
 from rl8x.distributed import ranks
-from rl8x.output import described, say
+from rl8x.output import Unfailing, described, say, short
 from rl8x.processes import lending_variables, restore_variables
+from rl8x.studies.definition import Training
 from rl8x.tracking.shipping import keep_shipper
+from rl8x.trainers.progress import PROGRESS_CHOICES, counter_name
 
 Job = Mapping[str, Any]
 BACKENDS: Final = ("processes", "dask", "ray")
@@ -33,11 +38,7 @@ _LOST: Final = frozenset({"BrokenProcessPool", "KilledWorker", "CommClosedError"
 
 
 def check_backend(backend: str, address: str | None) -> None:
-    """Refuse a back end that does not exist or is not installed.
-
-    Raises:
-        ValueError: If it is unknown or not installed, or an address is given without a cluster.
-    """
+    """Refuse a back end that does not exist or is not installed, and an address without a cluster."""
     if backend not in BACKENDS:
         raise ValueError(f"`backend` must be one of {', '.join(BACKENDS)}; got {backend!r}.")
     package = _PACKAGES.get(backend)
@@ -240,3 +241,90 @@ def threads_of(num_jobs: int) -> int | None:
     if num_jobs == 1:
         return None
     return max(1, len(os.sched_getaffinity(0)) // num_jobs)
+
+
+class StudyProgress:
+    """Shows a line for each training that begins or ends, and a bar on a terminal, where anything can be shown.
+
+    Args:
+        mode: "auto" and "bar" have a bar where standard error is a terminal; "lines", "none".
+        folder: The study's, in which trainings say that they have begun.
+    """
+
+    def __init__(self, mode: str, folder: Path) -> None:
+        if mode not in PROGRESS_CHOICES:
+            raise ValueError(f"`progress` must be one of {', '.join(map(repr, PROGRESS_CHOICES))}; got {mode!r}.")
+        self._stream = Unfailing(sys.stderr)
+        self._quiet, self._folder = mode == "none", folder
+        has_bar = mode in ("auto", "bar") and self._stream.isatty()
+        self._bar: Any = tqdm(total=0, unit="training", dynamic_ncols=True, file=self._stream, disable=not has_bar)
+        self._trainings: dict[str, Training] = {}
+        self._waiting: dict[str, float] = {}
+        self._begun: dict[str, float] = {}
+        self._guard = threading.Lock()
+        self._end = threading.Event()
+        self._count = self._total = 0
+        if not self._quiet:
+            threading.Thread(target=self._watch, name="rl8x-study", daemon=True).start()
+
+    def begin(self, trainings: Mapping[str, Training], left: Mapping[str, Training]) -> None:
+        """Begin a round of trainings, given by their keys; `left` are those that are not done yet."""
+        done = len(trainings) - len(left)
+        with self._guard:
+            self._trainings |= dict(trainings)
+            self._total += len(trainings)
+            self._count += done
+            self._waiting = dict.fromkeys(left, time.time())
+        if done:
+            self.say(f"{done} of {len(trainings)} trainings are done already")
+        self._bar.total, self._bar.n = self._total, self._count
+        self._bar.refresh()
+
+    def _watch(self) -> None:
+        """Say which trainings have begun, by the locks in their folders."""
+        while not self._end.wait(0.5):
+            with self._guard:
+                waiting = dict(self._waiting)
+            for key, since in waiting.items():
+                with contextlib.suppress(OSError):
+                    if self._locked_since(key) >= since - 1.0:
+                        self._note(key)
+
+    def _locked_since(self, key: str) -> float:
+        return (self._folder / key / "lock").stat().st_mtime
+
+    def _note(self, key: str) -> None:
+        with self._guard:
+            if self._waiting.pop(key, None) is None:
+                return
+            self._begun[key] = time.time()
+            with contextlib.suppress(OSError):
+                self._begun[key] = self._locked_since(key)
+        self.say(f"{self._trainings[key].label}: begins")
+
+    def end(self, training: Training, done: Mapping[str, Any]) -> None:
+        """Say what a training came to."""
+        self._note(training.key)
+        self._count += 1
+        if "error" in done:
+            text = f"failed: {done['error']}"
+        else:
+            result = done["result"]
+            means = {name.rpartition("/")[2]: value for name, value in result["means"].items()}
+            parts = [f"return {means['mean']:.4g} in all cells"]
+            parts += [f"{name} {means[name]:.4g}" for name in ("inside", "outside") if name in means]
+            parts.append(f"{short(result['at'])} {counter_name(result['clock'])}")
+            parts.append(f"{time.time() - self._begun[training.key]:.0f} s")
+            text = ", ".join([*parts, *["pruned"] * result["pruned"]])
+        self.say(f"{training.label}: {text} ({self._count}/{self._total})")
+        self._bar.update()
+
+    def say(self, message: str) -> None:
+        """Print a line without tearing the bar."""
+        if not self._quiet:
+            tqdm.write(f"rl8x: {message}", file=self._stream)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        self._end.set()
+        self._bar.close()

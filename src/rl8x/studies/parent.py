@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from rl8x._version import __version__
-from rl8x.disk import replace_synced
 from rl8x.output import counted
 from rl8x.studies import table
 from rl8x.studies.definition import StudyConfig
-from rl8x.studies.find import STUDY_TAG, about
 from rl8x.studies.statistics import mean_curve
-from rl8x.tracking import MLflowTracker, NullTracker, Tracker, TrackingError, log_table
+from rl8x.tracking import MLflowTracker, NullTracker, Tracker, TrackingError, log_table, parent_tag
 from rl8x.tracking.journal import Unsent
 from rl8x.tracking.location import locate
 from rl8x.tracking.names import NameTable
@@ -32,24 +28,21 @@ _MAX_KEYS: Final = 80
 _MAX_POINTS: Final = 500
 # At idle priority on a busy computer MLflow was imported in more than 90 s.
 _PATIENCE_S: Final = 600.0
-REPORTED: Final = "reported.json"
+_MEANS: Final = ["mean", "min", "inside", "outside"]
 
 
 class ParentRun:
     """The tracked run of a study; it has been begun when this is made.
 
+    Without an answer of the store it is refused with a `TrackingError`: no run of a training could name its parent.
+
     Args:
         study: The study.
         key: The run's own key, by which it is found again.
-
-    Attributes:
-        tracker: Keeps the run; a `NullTracker` where nothing is tracked.
-
-    Raises:
-        TrackingError: If the store does not answer, so that no run of a training could name its parent.
+        repeats: Whether its report will repeat earlier ones.
     """
 
-    def __init__(self, study: StudyConfig, key: str) -> None:
+    def __init__(self, study: StudyConfig, key: str, *, repeats: bool) -> None:
         self.study = study
         self.tracker: Tracker = _tracker(study, key)
         tested = [f"{name}: {_described(value)}" for name, value in study.test.items()]
@@ -62,11 +55,10 @@ class ParentRun:
             **{f"study.{table.VARY}{name}": _described(values) for name, values in study.vary.items()},
             **({"study.trials": study.trials} if study.searches else {}),
         }
-        self._reported = study.folder / REPORTED
-        self._about, self._result = about(study.to_dict()), ""
-        tags = {STUDY_TAG: study.name, "rl8x.study_folder": str(study.folder), "rl8x.version": __version__}
+        self._about, self._result = table.about(study.to_dict()), ""
+        tags = {table.STUDY_TAG: study.name, "rl8x.study_folder": str(study.folder), "rl8x.version": __version__}
         tags |= {f"rl8x.{name}": text for name, text in self._about.items()}
-        self.tracker.start(params=params, tags=tags, repeats=self._repeats())
+        self.tracker.start(params=params, tags=tags, repeats=repeats)
         self.tracker.describe(self._description())
         if isinstance(self.tracker, MLflowTracker):
             self.tracker.flush(_PATIENCE_S)  # of a store that is down it is a few seconds
@@ -74,21 +66,6 @@ class ParentRun:
                 where = self.tracker.location
                 self.tracker.finish("FAILED")
                 raise TrackingError(f"the study's run cannot be made in {where}: it does not answer; try again later")
-
-    def _reports(self) -> list[dict[str, Any]]:
-        """Read on what was reported, by this process and those before."""
-        with contextlib.suppress(OSError, ValueError):
-            return list(json.loads(self._reported.read_text()))
-        return []
-
-    def _repeats(self) -> bool:
-        """Whether this report will repeat earlier ones, so that points which the store has are not sent again.
-
-        A report on what failed in one before, or on more trials, has the same steps and other values: all its points
-        are sent, and are the last of their steps.
-        """
-        now: dict[str, Any] = {"trials": self.study.trials, "failed": []}
-        return all(report == now for report in self._reports())
 
     def _description(self) -> str:
         """Describe the study in Markdown, first what came out of it."""
@@ -111,41 +88,29 @@ class ParentRun:
         return locate(self.study.run.get("tracking_uri")).uri
 
     def log_results(
-        self,
-        frame: pd.DataFrame,
-        curves: Sequence[tuple[str, Sequence[tuple[int, float]]]],
-        files: Iterable[Path],
-        *,
-        failed: Iterable[str] = (),
+        self, frame: pd.DataFrame, curves: Iterable[tuple[str, Mapping[int, float]]], files: Sequence[Path]
     ) -> None:
-        """Log what came out: curves, results, the best, and the table of all evaluations.
+        """Log what came out: curves, results, the best, and the study's files, of which the first is its table.
 
-        Args:
-            frame: The study's table.
-            curves: Of each training the group that it is averaged with, and the returns in its course by its clock.
-            files: Of the study's folder; the first is the table.
-            failed: The trainings that are missing since they failed.
+        A curve has the group of trainings that it is averaged with, and the returns in its course by their clock.
         """
-        reports = [*self._reports(), {"trials": self.study.trials, "failed": list(failed)}]
-        replace_synced(self._reported, json.dumps(reports).encode())
-        final = _complete(frame[frame[table.FINAL]])
-        results = {} if final.empty else _results(final)
-        if results:
-            trained = table.ENV_STEPS if final[table.ENV_STEPS].any() else table.UPDATES
-            self.tracker.log_metrics(results, int(final[trained].max()))
-            name, means = _best(final)
+        final = frame[frame[table.FINAL]]
+        policies, results = _complete(final), dict[str, float]()
+        if not policies.empty:
+            results = _results(policies, final[table.CELL].nunique())
+            self.tracker.log_metrics(results, int(final[table.clock_of(final)].max()))
+            name, means = _best(policies)
             self._result = f"Best `{name}`: mean return {means['mean']:.4g} over seeds and test cells."
             self.tracker.set_tags({"study.best": name, "rl8x.result": f"{means['mean']:.4g}, mean return of {name}"})
             self.tracker.describe(self._description())
         rows: dict[int, dict[str, float]] = {}
         for name, points in _series(curves, (_MAX_KEYS - len(results)) // 3).items():
-            for step, value in points:
+            for step, value in points.items():
                 rows.setdefault(step, {})[name] = value
         for step, row in sorted(rows.items()):
             self.tracker.log_metrics(row, step)
-        whole, *others = files
-        log_table(self.tracker, whole)
-        for path in others:
+        log_table(self.tracker, files[0])
+        for path in files[1:]:
             self.tracker.log_artifact(path)
 
     def finish(self, *, failed: Sequence[str], interrupted: bool = False) -> bool:
@@ -171,10 +136,10 @@ def child_tracking(study: StudyConfig, parent: ParentRun, run_key: str, run_name
         return None
     return {
         # The whole address: on a cluster a worker has neither this working directory nor this environment.
-        "uri": parent.store_uri,
-        "experiment": study.run.get("experiment_name"),
+        "tracking_uri": parent.store_uri,
+        "experiment_name": study.run.get("experiment_name"),
         "spool_dir": str(parent.tracker.spool_root),
-        "parent_run_id": parent.tracker.run_id,
+        "tags": {**parent_tag(str(parent.tracker.run_id)), table.STUDY_TAG: study.name},
         "run_key": run_key,
         "run_name": run_name,
     }
@@ -187,74 +152,47 @@ def _described(values: Any) -> str:
     return str(hide_in_data(values))
 
 
-def _who(frame: pd.DataFrame) -> list[str]:
-    """List the columns that tell policies apart."""
-    return [table.TRAINING, *(name for name in frame.columns if name.startswith(table.VARY)), table.SEED]
-
-
 def _complete(final: pd.DataFrame) -> pd.DataFrame:
-    """Leave out policies with a return that is not finite, as the report does: other cells' mean says nothing of it."""
-    finite = final[table.RETURNS].map(np.isfinite)
-    return final[finite.groupby([final[name] for name in _who(final)], dropna=False).transform("all")]
+    """Average the policies' cells; one with a return that is not finite is left out, as the report does."""
+    policies = table.policies(final)
+    return policies[np.isfinite(policies["mean"])]
 
 
-def _policies(final: pd.DataFrame) -> pd.DataFrame:
-    """Average each policy's cells: all, those inside and outside, and the worst."""
-    who = _who(final)
-    grouped = final.groupby(who, sort=False, dropna=False)
-    policies = grouped[table.RETURNS].agg(["mean", "min"])
-    for name, within in (("inside", True), ("outside", False)):
-        of_these = final[final[table.INSIDE] == within].groupby(who, sort=False, dropna=False)[table.RETURNS]
-        policies[name] = of_these.mean().reindex(policies.index)
-    return policies.reset_index()
-
-
-def _best(final: pd.DataFrame) -> tuple[str, pd.Series]:
+def _best(policies: pd.DataFrame) -> tuple[str, pd.Series]:
     """Return the best training, by the mean over its seeds and all cells, and the means of its seeds."""
-    policies = _policies(final)
-    who = [name for name in policies.columns if name == table.TRAINING or name.startswith(table.VARY)]
-    means = policies.groupby(who, sort=False, dropna=False)[["mean", "min", "inside", "outside"]].mean()
+    by = table.who(policies)
+    means = policies.groupby(by, sort=False, dropna=False)[_MEANS].mean()
     row = means.loc[means["mean"].idxmax()]
-    names = row.name if isinstance(row.name, tuple) else (row.name,)
-    varied = [f"{name.removeprefix(table.VARY)}={value}" for name, value in zip(who[1:], names[1:], strict=True)]
-    return " ".join([str(names[0]), *varied]), row
+    training, *values = row.name if isinstance(row.name, tuple) else (row.name,)
+    varied = [f"{name.removeprefix(table.VARY)}={value}" for name, value in zip(by[1:], values, strict=True)]
+    return " ".join([str(training), *varied]), row
 
 
-def _results(final: pd.DataFrame) -> dict[str, float]:
+def _results(policies: pd.DataFrame, num_cells: int) -> dict[str, float]:
     """Name what came out as metrics: of all policies, and of the best training."""
-    policies, (_, best) = _policies(final), _best(final)
-    metrics = {"result/policies": float(len(policies)), "result/cells": float(len(final) / len(policies))}
-    for name, of in (("result", policies.mean(numeric_only=True)), ("best", best)):
-        for column in ("mean", "min", "inside", "outside"):
-            if np.isfinite(of[column]):
-                metrics[f"{name}/returns/{column}"] = float(of[column])
-        if np.isfinite(of["inside"]) and np.isfinite(of["outside"]):
-            metrics[f"{name}/returns/gap"] = float(of["inside"] - of["outside"])
+    metrics = {"result/policies": float(len(policies)), "result/cells": float(num_cells)}
+    for name, of in (("result", policies[_MEANS].mean()), ("best", _best(policies)[1])):
+        each = {**of, "gap": of["inside"] - of["outside"]}
+        metrics |= {f"{name}/returns/{part}": float(value) for part, value in each.items() if np.isfinite(value)}
     return metrics
 
 
-def _series(curves: Sequence[tuple[str, Sequence[tuple[int, float]]]], most: int) -> dict[str, list[tuple[int, float]]]:
-    """Average the curves of trainings that differ by their seeds only: mean, and ends of the 95% interval.
-
-    Args:
-        curves: The group of each training, and its returns by its clock.
-        most: Groups at most; the best at their ends come first.
-    """
-    groups: dict[str, list[Sequence[tuple[int, float]]]] = {}
+def _series(curves: Iterable[tuple[str, Mapping[int, float]]], most: int) -> dict[str, dict[int, float]]:
+    """Average the curves of the best groups of trainings at their ends: mean, and ends of the 95% interval."""
+    groups: dict[str, list[dict[int, float]]] = {}
     for group, curve in curves:
-        if points := [point for point in curve if np.isfinite(point[1])]:
+        if points := {at: value for at, value in curve.items() if np.isfinite(value)}:
             groups.setdefault(group, []).append(points)
-    ordered = sorted(groups.items(), key=lambda item: -np.mean([curve[-1][1] for curve in item[1]]))
+    ordered = sorted(groups, key=lambda group: -np.mean([[*curve.values()][-1] for curve in groups[group]]))
     names = NameTable()
     names.legal({_curve_name(group, name): 0 for group in groups for name in ("mean", "low", "high")})
-    series: dict[str, list[tuple[int, float]]] = {}
-    for group, members in ordered[:most]:
-        separate = [([x for x, _ in member], [y for _, y in member]) for member in members]
-        mean = mean_curve(separate, max_points=_MAX_POINTS)
-        steps = [int(step) for step in mean.steps]
+    series: dict[str, dict[int, float]] = {}
+    for group in ordered[:most]:
+        mean = mean_curve([([*each], [*each.values()]) for each in groups[group]], max_points=_MAX_POINTS)
         for name, values in (("mean", mean.mean), ("low", mean.low), ("high", mean.high)):
             if np.isfinite(values).all():
-                series[names.add(_curve_name(group, name))] = list(zip(steps, map(float, values), strict=True))
+                averaged = zip(map(int, mean.steps), map(float, values), strict=True)
+                series[names.add(_curve_name(group, name))] = dict(averaged)
     return series
 
 

@@ -1,45 +1,117 @@
-"""The report of a study: a table, figures, and a page with both."""
+"""The report of a study, found by its folder or its run: a table, figures, and a page with both."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from rl8x.axes import Axis, along, chosen_axes, main_pair
-from rl8x.drawing import MAX_LINES, Drawing, labelled
+from rl8x.drawing import MAX_LINES, Axis, Drawing, along, chosen_axes, labelled, main_pair
 from rl8x.output import counted
-from rl8x.studies import figures, page
-from rl8x.studies.evaluations import Evaluations, Supports, read_evaluations
+from rl8x.output import table as in_columns
+from rl8x.studies import figures, table
 from rl8x.studies.figures import MAX_PANELS, chosen
-from rl8x.studies.find import about, find_study, parent_run, plain_name
-from rl8x.studies.statistics import Over
-from rl8x.studies.summary import (
-    HEADINGS,
-    MEANINGS,
-    Summary,
-    cells_of,
-    in_terminal,
-    summarize,
-    to_frame,
-)
-from rl8x.studies.table import FINAL
+from rl8x.studies.statistics import HEADINGS, MEANINGS, Over, Summary, cells_of, summarize
+from rl8x.studies.table import DEFINITION, EVALUATIONS, Evaluations, Supports, about, of_run, plain_name, read
+from rl8x.tracking import TrackingError
+from rl8x.tracking.protocol import PARENT_TAG
 from rl8x.tracking.reading import RunReader
 
 if TYPE_CHECKING:
     import pandas
 
-PAGE = "report.html"
-TABLE = "summary.csv"
-_MAX_CURVES = 6  # parameters that have a figure of their own
-_SUPPORT = (
+PAGE: Final = "report.html"
+TABLE: Final = "summary.csv"
+_MAX_CURVES: Final = 6  # parameters that have a figure of their own
+_SUPPORT: Final = (
     "The white outline is what was trained on: a rectangle, a line where one parameter was fixed, a cross for both."
 )
+_UNFINISHED: Final = "they are there when it has come to its end; `rl8x study` goes on with it"
+
+
+@dataclass(frozen=True)
+class FoundStudy:
+    """The parts of a study that a report is made of.
+
+    Attributes:
+        table: Its evaluations.
+        supports: By training and parameter the ends of what was trained on; drawn where known.
+        definition: The study as it was asked for; empty where it is not known.
+        units: Units of test parameters.
+        created: The day on which it was begun, `2026-11-25`; empty where it is not known.
+        title: Its name.
+        folder: Where the report's files go.
+        run_id: Its parent run; None where it is not known.
+    """
+
+    table: pandas.DataFrame
+    supports: Supports = field(default_factory=dict)
+    definition: Mapping[str, Any] = field(default_factory=dict)
+    units: Mapping[str, str] = field(default_factory=dict)
+    created: str = ""
+    title: str = "Study"
+    folder: Path = Path("report")
+    run_id: str | None = None
+
+    @property
+    def runs(self) -> list[str]:
+        """The IDs of the runs in its table."""
+        return [run for run in self.table.get(table.RUN, ()) if isinstance(run, str) and run]
+
+    def parent_run(self, tracking_uri: str | None) -> tuple[str | None, str | None]:
+        """Return the ID of its parent run, by the runs in its table where it is not known, and the store."""
+        uri = tracking_uri or of_run(self.definition, "tracking_uri")
+        if self.run_id is not None:
+            return self.run_id, uri
+        return (RunReader(uri).run(self.runs[0]).tags.get(PARENT_TAG) if self.runs else None), uri
+
+
+def find_study(study: str | Path, tracking_uri: str | None = None) -> FoundStudy:
+    """Find a study by its folder, or by the name or ID of its parent run.
+
+    Raises:
+        ValueError: If there is none, or it has no table of evaluations that can be read.
+    """
+    folder = Path(study)
+    if os.path.isfile(folder / EVALUATIONS):
+        return _read_study(folder, folder.resolve().name, folder / "report", None)
+    if os.path.isfile(folder / DEFINITION):
+        raise ValueError(f"the study in {folder} has no results yet: {_UNFINISHED}.")
+    try:
+        reader = RunReader(tracking_uri)
+        run = reader.run(str(study))
+    except TrackingError:
+        if os.path.isdir(folder):
+            read(folder / EVALUATIONS)  # raises, as it is not there
+        raise
+    with tempfile.TemporaryDirectory() as copies:
+        for name in (EVALUATIONS, DEFINITION, table.SUPPORTS):
+            reader.artifact(run.id, name, Path(copies))
+        if not (Path(copies) / EVALUATIONS).exists():
+            if table.STUDY_TAG in run.tags and PARENT_TAG not in run.tags:
+                raise ValueError(f"the study {run.name!r} has no results yet: {_UNFINISHED}.")
+            raise ValueError(f"the run {run.name!r} has no artifact {EVALUATIONS}: it is no study's parent run.")
+        return _read_study(Path(copies), run.name, Path("reports") / plain_name(run.name), run.id)
+
+
+def _read_study(folder: Path, title: str, output: Path, run_id: str | None) -> FoundStudy:
+    evaluations = read(folder / EVALUATIONS)
+    if not all(isinstance(evaluations.get(name), list) for name in ("columns", "data")):
+        raise ValueError(f"{folder / EVALUATIONS} is no table: it needs `columns` and `data`, as MLflow logs tables.")
+    stored, supports = (
+        read(folder / name) if (folder / name).exists() else {} for name in (DEFINITION, table.SUPPORTS)
+    )
+    definition = stored.get("definition", stored)
+    units, created = dict(stored.get("units") or {}), str(stored.get("created") or "")
+    named = str(definition.get("name") or title)
+    return FoundStudy(table.from_plain(evaluations), supports, definition, units, created, named, output, run_id)
 
 
 @dataclass
@@ -47,32 +119,27 @@ class Report:
     """A study's statistics and figures; its text is the table for a terminal.
 
     Attributes:
-        title: Name of the study.
+        study: What it is made of.
         evaluations: Its table of evaluations.
         summary: The statistics.
         drawings: The figures, which are drawn when they are asked for.
-        definition: The study as it was asked for, for the page; empty where it is not known.
-        created: The day on which it was begun; empty where it is not known.
-        units: Units of test parameters.
         folder: Where its files were written last; None where they were not.
     """
 
-    title: str
+    study: FoundStudy
     evaluations: Evaluations
     summary: Summary
     drawings: tuple[Drawing, ...]
-    definition: Mapping[str, Any]
-    created: str = ""
-    units: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None
 
     @property
     def frame(self) -> pandas.DataFrame:
         """The table: a row for each training and set of hyperparameters; `iqm`, `iqm_low`, `iqm_high`, and so on."""
-        return to_frame(self.summary)
+        return self.summary.frame
 
     def __str__(self) -> str:
-        return in_terminal(self.summary, shutil.get_terminal_size((120, 24)).columns)
+        width = shutil.get_terminal_size((120, 24)).columns
+        return "\n\n".join([in_columns(cells_of(self.summary), width), "\n".join(self.summary.notes)])
 
     @property
     def html(self) -> str:
@@ -81,33 +148,33 @@ class Report:
         shown = {HEADINGS[name]: text for name, text in MEANINGS.items() if HEADINGS[name] in rows[0]}
         if self.summary.baseline:
             shown["baseline"] = f"{self.summary.baseline}, which P(improves) compares with"
-        parts = [
-            page.Section("Statistics", page.table(rows) + page.meanings(shown) + page.paragraphs(self.summary.notes))
-        ]
-        parts += map(page.image, self.drawings)
-        parts.append(page.Section("The worst cell of the mean over seeds", page.table(self._worst_cells())))
-        if self.definition:
-            text = json.dumps(self.definition, indent=2, default=str)
-            parts.append(page.Section("The study", page.folded("Its definition", text)))
-        return page.page(self.title, self._lead(), parts)
+        statistics = figures.table(rows) + figures.meanings(shown) + figures.paragraphs(self.summary.notes)
+        worst = "The worst cell of the mean over seeds", figures.table(self._worst_cells())
+        parts = [("Statistics", statistics), *map(figures.image, self.drawings), worst]
+        if self.study.definition:
+            text = json.dumps(self.study.definition, indent=2, default=str)
+            parts.append(("The study", figures.folded("Its definition", text)))
+        return figures.page(self.study.title, self._lead(), parts)
 
     def _lead(self) -> str:
         groups, cells = self.evaluations.groups, self.evaluations.cells
         policies = sum(len(group.seeds) for group in groups)
         over = f", over {', '.join(map(str, cells.columns))}" if len(cells.columns) else ""
-        named, begun = about(self.definition), f", begun on {self.created}" if self.created else ""
+        named, begun = about(self.study.definition), f", begun on {self.study.created}" if self.study.created else ""
         first = f"{named['algorithm']} on {named['task']}{begun}. " if named else ""
         numbers = counted(policies, "policy", "policies"), counted(len(groups), "group", "groups")
         return f"{first}{' in '.join(numbers)}, each in {counted(len(cells), 'test cell', 'test cells')}{over}."
 
     def _worst_cells(self) -> list[list[str]]:
         """Return for each group the cell with the lowest mean over seeds, and beside it what each seed's own is."""
-        names = [labelled(str(name), self.units) for name in self.evaluations.cells.columns]
+        cells = self.evaluations.cells
+        names = [labelled(str(name), dict(self.study.units)) for name in cells.columns]
         rows = [["", *names, "mean over seeds", HEADINGS["worst_cell"], "support"]]
         for group in self.evaluations.groups:
             means = group.scores.mean(axis=0)
             cell = int(means.argmin())
-            values = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in self._cell(cell))
+            row = cells.astype(object).iloc[cell].tolist()
+            values = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in row)
             within, seeds = int(group.inside[:, cell].sum()), len(group.seeds)
             of_some = f"inside for {within} of {seeds} seeds"
             support = "outside" if within == 0 else "inside" if within == seeds else of_some
@@ -115,13 +182,9 @@ class Report:
             rows.append([group.label, *values, f"{means[cell]:.4g}", f"{own:.4g}", support])
         return rows
 
-    def _cell(self, cell: int) -> list[Any]:
-        row: list[Any] = self.evaluations.cells.astype(object).iloc[cell].tolist()
-        return row
-
     def write(self, folder: str | Path) -> list[Path]:
         """Write the page, the table and the figures, for a light page, into a folder; returns their paths."""
-        paths = page.write_files(Path(folder), {PAGE: self.html}, {TABLE: self.frame}, self.drawings)
+        paths = figures.write_files(Path(folder), {PAGE: self.html}, {TABLE: self.frame}, self.drawings)
         self.folder = Path(folder)
         return paths
 
@@ -156,66 +219,31 @@ def report(
     Raises:
         ValueError: If there is no such study, its table is empty or incomplete, or an option is not legal.
     """
-    record = find_study(study, tracking_uri)
-    report = make_report(
-        record.table,
-        record.supports,
-        title=record.title,
-        units=record.units,
-        created=record.created,
-        definition=record.definition,
-        baseline=baseline,
-        parameters=parameters,
-        over=over,
-        level=level,
-        seed=seed,
-    )
-    files = report.write(record.folder if output is None else output)
+    found = find_study(study, tracking_uri)
+    report = make_report(found, baseline=baseline, parameters=parameters, over=over, level=level, seed=seed)
+    files = report.write(found.folder if output is None else output)
     if log:
-        run_id, uri = parent_run(record, tracking_uri)
+        run_id, uri = found.parent_run(tracking_uri)
         if run_id is not None:
             RunReader(uri).log_files(run_id, files, "report")
     return report
 
 
 def make_report(
-    table: pandas.DataFrame,
-    supports: Supports | None = None,
+    study: FoundStudy,
     *,
-    title: str = "Study",
-    units: Mapping[str, str] | None = None,
-    definition: Mapping[str, Any] | None = None,
-    created: str = "",
     baseline: str | None = None,
     parameters: Sequence[str] | None = None,
     over: Over = "policies",
     level: float = 0.95,
     seed: int = 0,
 ) -> Report:
-    """Make a report from a table of evaluations; writes nothing.
-
-    Args:
-        table: The evaluations, with the columns of `rl8x.studies.table`.
-        supports: By training and parameter the lowest and highest value that was trained on; drawn where known.
-        title: Name of the study.
-        units: Units of test parameters, for the figures.
-        definition: The study as it was asked for, shown on the page.
-        created: The day on which it was begun, shown on the page.
-        baseline: The group that the others are compared with, by its label or training. None: the first.
-        parameters: Test parameters to draw over, see `report`.
-        over: The units that the bootstrap draws: "policies" or "cells", see `report`.
-        level: Coverage of the intervals.
-        seed: Of the bootstrap's random numbers.
-
-    Raises:
-        ValueError: If the table is empty or incomplete, or an option is not legal.
-    """
-    evaluations = read_evaluations(table)
+    """Make the report of a study that was found, without writing it; the options are those of `report`."""
+    evaluations = table.read_evaluations(study.table)
     axes, notes = chosen_axes(evaluations.cells, parameters)
     summary = summarize(evaluations, baseline=baseline, over=over, level=level, seed=seed)
-    summary = summary._replace(notes=(*summary.notes, *_missing(evaluations, definition or {}), *notes))
-    drawings = _drawings(evaluations, summary, axes, supports or {}, dict(units or {}))
-    return Report(title, evaluations, summary, tuple(drawings), definition or {}, created, dict(units or {}))
+    summary = summary._replace(notes=(*summary.notes, *_missing(evaluations, study.definition), *notes))
+    return Report(study, evaluations, summary, tuple(_drawings(evaluations, summary, axes, study)))
 
 
 def _missing(evaluations: Evaluations, definition: Mapping[str, Any]) -> list[str]:
@@ -230,56 +258,39 @@ def _missing(evaluations: Evaluations, definition: Mapping[str, Any]) -> list[st
     return [f"{sentence}: trainings that failed or are not done."] if missing > 0 else []
 
 
-def _drawings(
-    evaluations: Evaluations, summary: Summary, axes: list[Axis], supports: Supports, units: dict[str, str]
-) -> list[Drawing]:
+def _drawings(evaluations: Evaluations, summary: Summary, axes: list[Axis], study: FoundStudy) -> list[Drawing]:
     """Choose the figures: what fits the number of test parameters."""
-    rows = chosen(summary, MAX_LINES)
+    rows, level, units = chosen(summary, MAX_LINES), summary.level, dict(study.units)
     groups = [evaluations.groups[row] for row in rows]
     some = _some(len(rows), len(evaluations.groups))
-    band = f"Bands are {summary.level:.0%} intervals over seeds."
+    band = f"Bands are {level:.0%} intervals over seeds."
+    caption = f"Lines are estimates, bars {level:.0%} intervals over seeds.{some}"
     drawings = [
-        Drawing(
-            "intervals",
-            "Statistics with their intervals",
-            f"Lines are estimates, bars {summary.level:.0%} intervals over seeds.{some}",
-            partial(figures.intervals, summary, rows),
-        )
+        Drawing("intervals", "Statistics with their intervals", caption, partial(figures.intervals, summary, rows))
     ]
     if len(axes) >= 2:
-        drawings.append(_heat_maps(evaluations, summary, axes, supports, units))
+        drawings.append(_heat_maps(evaluations, summary, axes, study))
     for axis in _main_axes(axes, evaluations):
         rest = [other.name for other in axes if other is not axis]
         marginal = f" Averaged over {', '.join(rest)}." if rest else ""
         binned = f" {axis.name} stands in {len(axis.values)} bins." if axis.binned else ""
-        drawings.append(
-            Drawing(
-                f"curve-{plain_name(axis.name)}",
-                f"Return over {axis.name}",
-                f"Mean return of the last policies.{marginal}{binned} {band} Bars below are what was trained on.{some}",
-                partial(figures.curves, groups, supports, axis, units, level=summary.level),
-            )
+        caption = (
+            f"Mean return of the last policies.{marginal}{binned} {band} Bars below are what was trained on.{some}"
         )
-    drawings.append(
-        Drawing(
-            "profiles",
-            "Performance profiles",
-            f"Share of seeds and cells with a return above tau; higher is better. {band}{some}",
-            partial(figures.profiles, groups, summary),
-        )
-    )
-    if not evaluations.points[FINAL].astype(bool).all():
+        draw = partial(figures.curves, groups, study.supports, axis, units, level=level)
+        drawings.append(Drawing(f"curve-{plain_name(axis.name)}", f"Return over {axis.name}", caption, draw))
+    caption = f"Share of seeds and cells with a return above tau; higher is better. {band}{some}"
+    drawings.append(Drawing("profiles", "Performance profiles", caption, partial(figures.profiles, groups, summary)))
+    if not evaluations.points[table.FINAL].astype(bool).all():
         caption = (
             f"Evaluations at several points of training. {band} A seed that has stopped keeps its last value.{some}"
         )
-        draw = partial(figures.progress, evaluations, rows, level=summary.level)
+        draw = partial(figures.progress, evaluations, rows, level=level)
         drawings.append(Drawing("training", "Generalisation in the course of training", caption, draw))
     return drawings
 
 
-def _heat_maps(
-    evaluations: Evaluations, summary: Summary, axes: list[Axis], supports: Supports, units: dict[str, str]
-) -> Drawing:
+def _heat_maps(evaluations: Evaluations, summary: Summary, axes: list[Axis], study: FoundStudy) -> Drawing:
     rows = chosen(summary, MAX_PANELS)
     groups = [evaluations.groups[row] for row in rows]
     x, y = axes if len(axes) == 2 else main_pair(axes, [group.scores.mean(axis=0) for group in groups])
@@ -291,10 +302,10 @@ def _heat_maps(
         )
     if x.binned or y.binned:
         caption += " Cells were sampled and stand in bins; a bin without one is grey."
-    if any(x.name in support and y.name in support for support in supports.values()):
+    if any(x.name in support and y.name in support for support in study.supports.values()):
         caption += f" {_SUPPORT}"
     caption += _some(len(rows), len(evaluations.groups))
-    draw = partial(figures.heat_maps, groups, supports, x, y, units)
+    draw = partial(figures.heat_maps, groups, study.supports, x, y, dict(study.units))
     return Drawing("heat-maps", f"Return over {x.name} and {y.name}", caption, draw)
 
 
@@ -309,6 +320,4 @@ def _main_axes(axes: list[Axis], evaluations: Evaluations) -> list[Axis]:
 
 
 def _some(shown: int, of: int) -> str:
-    if shown == of:
-        return ""
-    return f" Of {of} groups {shown} are drawn: the baseline and the best by IQM."
+    return "" if shown == of else f" Of {of} groups {shown} are drawn: the baseline and the best by IQM."

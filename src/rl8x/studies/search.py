@@ -7,18 +7,16 @@ trials before it at that point.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rl8x.disk import replace_synced
+from rl8x.studies import table
 from rl8x.studies.definition import StudyConfig, Training
-from rl8x.studies.ranges import suggest
 from rl8x.tracking.location import sqlite_uri
 
 DATABASE: Final = "optuna.db"
@@ -56,16 +54,10 @@ def open_search(folder: Path, study: StudyConfig) -> Any:
 
 
 def next_trials(search: Any, study: StudyConfig, count: int, tried: Collection[int]) -> list[list[Training]]:
-    """Return the trainings of the next trials: of those that were begun and not ended, then of new ones.
+    """Return the trainings of the trials that were begun and not ended; else of at most `count` new ones.
 
-    Not ended are those that were killed, and those with a training that failed: Optuna changes nothing of a trial that
-    has ended, and the same study tries again.
-
-    Args:
-        search: The search.
-        study: The study.
-        count: How many new ones may be begun, if no others are left.
-        tried: The numbers of those that are not to be tried again now.
+    Not ended are those that were killed, and those with a training that failed, but the `tried`: Optuna changes nothing
+    of a trial that has ended, and the same study tries again.
     """
     from optuna.trial import TrialState
 
@@ -75,22 +67,31 @@ def next_trials(search: Any, study: StudyConfig, count: int, tried: Collection[i
             search.tell(trial.number, state=TrialState.FAIL)
     begun = [trial for trial in running if _KEY in trial.user_attrs and trial.number not in tried]
     if begun:
-        return [trainings_of(study, trial.number, json.loads(trial.user_attrs[_KEY])) for trial in begun]
+        return [study.trainings_of_trial(trial.number, json.loads(trial.user_attrs[_KEY])) for trial in begun]
     assert study.trials is not None
     trials = []
     # One that was killed before its trainings were known does not count.
     known = sum(_KEY in trial.user_attrs for trial in search.trials)
     for _ in range(min(count, study.trials - known)):
         trial = search.ask()
-        vary = {name: suggest(trial, name, values) for name, values in study.vary.items()}
+        vary = {name: _suggest(trial, name, values) for name, values in study.vary.items()}
         trial.set_user_attr(_KEY, json.dumps(vary))
-        trials.append(trainings_of(study, trial.number, vary))
+        trials.append(study.trainings_of_trial(trial.number, vary))
     return trials
 
 
-def trainings_of(study: StudyConfig, number: int, vary: Mapping[str, Any]) -> list[Training]:
-    """List the trainings of a trial."""
-    return [Training(name, vary, seed, number) for name in study.train for seed in study.seeds]
+def _suggest(trial: Any, name: str, values: Any) -> Any:
+    """Have one of Optuna's trials draw a value, of a range or a list."""
+    if isinstance(values, list):
+        kind, given = "choice", values
+    else:
+        ((kind, given),) = values.items()
+    if kind == "choice":
+        # Texts, since a storage takes no lists and mappings.
+        return json.loads(trial.suggest_categorical(name, [json.dumps(value) for value in given]))
+    if kind in ("int", "log_int"):
+        return trial.suggest_int(name, *given, log=kind == "log_int")
+    return trial.suggest_float(name, *given, log=kind == "log_uniform")
 
 
 def trials_of(search: Any, study: StudyConfig, *, ended: bool = False) -> list[Training]:
@@ -98,7 +99,7 @@ def trials_of(search: Any, study: StudyConfig, *, ended: bool = False) -> list[T
     trainings = []
     for trial in search.trials:
         if _KEY in trial.user_attrs and (trial.state.is_finished() or not ended):
-            trainings += trainings_of(study, trial.number, json.loads(trial.user_attrs[_KEY]))
+            trainings += study.trainings_of_trial(trial.number, json.loads(trial.user_attrs[_KEY]))
     return trainings
 
 
@@ -124,19 +125,14 @@ def should_prune(folder: Path, training: Training, steps: int, value: float) -> 
     notes = folder / "search"
     notes.mkdir(exist_ok=True)
     own = notes / f"{training.trial:05d}-{training.training}-{training.seed}-{steps}.json"
-    with contextlib.suppress(OSError, ValueError):
-        return bool(json.loads(own.read_text())["pruned"])
-    others = []
-    for path in notes.glob("*.json"):
-        # After the trial by the whole name: that of one training may end as another's does.
-        if path.name.partition("-")[2] != own.name.partition("-")[2]:
-            continue
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            if path != own:
-                others.append(float(json.loads(path.read_text())["value"]))
+    if (decided := table.read_if_there(own)) is not None:
+        return bool(decided["pruned"])
+    # After the trial by the whole name: that of one training may end as another's does.
+    alike = (path for path in notes.glob("*.json") if path.name.partition("-")[2] == own.name.partition("-")[2])
+    others = [float(note["value"]) for path in alike if (note := table.read_if_there(path)) is not None]
     value = -math.inf if math.isnan(value) else value  # which has no place in an order
     pruned = is_below_median(value, others)
-    replace_synced(own, json.dumps({"value": value, "pruned": pruned}).encode())
+    table.write(own, {"value": value, "pruned": pruned})
     return pruned
 
 

@@ -1,4 +1,4 @@
-"""Statistics over seeds and test cells, with bootstrap intervals.
+"""Statistics over seeds and test cells, with bootstrap intervals, and the table of a report that is made of them.
 
 Scores are arrays `[..., seeds, cells]`: a row for each policy, of one training with one seed, and a column for each
 test cell; a score is a mean return. Each statistic reduces the last two axes, so that a batch of resamples is one call.
@@ -9,15 +9,20 @@ and percentile intervals of the stratified bootstrap.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rl8x.drawing import Curve
+from rl8x.drawing import Array, Curve
+from rl8x.studies.table import Evaluations, Group
 
-Array = NDArray[np.float64]
+if TYPE_CHECKING:
+    import pandas
+
 Over = Literal["policies", "cells"]
 
 RESAMPLES = 2000
@@ -78,8 +83,6 @@ def worst_cell(scores: Array) -> Array:
 
 def gap(scores: Array, inside: NDArray[np.bool_]) -> Array:
     """Subtract the mean of the cells outside the training's support from that of the cells inside; NaN without either.
-
-    Arguments are those of `subset_mean`.
 
     Source: the generalisation gap of Kirk et al. 2021, arXiv:2111.09794, equation 2.
     """
@@ -149,6 +152,8 @@ def bootstrap(
     arrays = [_checked(each) for each in scores]
     if over not in ("policies", "cells"):
         raise ValueError(f"`over` must be 'policies' or 'cells'; got {over!r}.")
+    if not 0 < level < 1:
+        raise ValueError(f"`level` must be in (0, 1); got {level}.")
     value = np.asarray(statistic(*(array[None] for array in arrays)), dtype=np.float64)[0]
     if any(len(array) < 2 for array in arrays):
         return Estimate(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
@@ -156,10 +161,15 @@ def bootstrap(
     chunk = max(1, _MAX_ELEMENTS // sum(array.size for array in arrays))
     values = []
     for start in range(0, resamples, chunk):
-        count = min(chunk, resamples - start)
-        drawn = [_resampled(*each, count, over) for each in zip(arrays, generators, strict=True)]
+        drawn = []
+        for array, generator in zip(arrays, generators, strict=True):
+            (seeds, cells), count = array.shape, min(chunk, resamples - start)
+            shape = (count, seeds) if over == "policies" else (count, seeds, cells)
+            rows = generator.integers(0, seeds, shape)
+            drawn.append(array[rows] if over == "policies" else array[rows, np.arange(cells)])
         values.append(np.asarray(statistic(*drawn), dtype=np.float64))
-    return Estimate(value, *percentile_interval(np.concatenate(values), level))
+    low, high = np.quantile(np.concatenate(values), [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return Estimate(value, np.asarray(low), np.asarray(high))
 
 
 def _checked(scores: ArrayLike) -> Array:
@@ -171,22 +181,6 @@ def _checked(scores: ArrayLike) -> Array:
             f"{np.sum(~np.isfinite(array))} of {array.size} scores are not finite; leave their policies out."
         )
     return array
-
-
-def _resampled(scores: Array, generator: np.random.Generator, count: int, over: Over) -> Array:
-    """Draw seeds with replacement, `[count, seeds, cells]`."""
-    seeds, cells = scores.shape
-    if over == "policies":
-        return scores[generator.integers(0, seeds, (count, seeds))]
-    return scores[generator.integers(0, seeds, (count, seeds, cells)), np.arange(cells)]
-
-
-def percentile_interval(values: Array, level: float = 0.95) -> tuple[Array, Array]:
-    """Return the ends of the middle `level` of resampled statistics, `[resamples, ...]`."""
-    if not 0 < level < 1:
-        raise ValueError(f"`level` must be in (0, 1); got {level}.")
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return np.asarray(low), np.asarray(high)
 
 
 def mean_curve(
@@ -240,3 +234,202 @@ def _cleaned(steps: ArrayLike, values: ArrayLike) -> tuple[Array, Array]:
     at, of = at[order], of[order]
     last = np.append(at[1:] != at[:-1], True)
     return at[last], of[last]
+
+
+# -- the table of a report
+
+
+HEADINGS: Final = {
+    "mean": "mean",
+    "iqm": "IQM",
+    "cvar_10": "CVaR 10%",
+    "cvar_1": "CVaR 1%",
+    "worst_cell": "own worst cell",
+    "inside": "inside",
+    "outside": "outside",
+    "gap": "gap",
+    "improvement": "P(improves)",
+}
+"""Statistics, as columns of the frame and as headings."""
+
+MEANINGS: Final = {
+    "mean": "mean return over seeds and cells",
+    "iqm": "mean of the middle half of all seeds and cells",
+    "cvar_10": "mean over each policy's worst 10% of the cells, averaged over seeds",
+    "cvar_1": "mean over each policy's worst 1% of the cells, averaged over seeds",
+    "worst_cell": "the worst cell of each policy, which may be another for each, averaged over seeds",
+    "inside": "mean over cells inside the support of the training",
+    "outside": "mean over cells outside the support of the training",
+    "gap": "inside less outside",
+    "improvement": "probability that a policy beats one of the baseline in a cell; a tie counts as half",
+}
+_OF_WORST_CELLS: Final = ("cvar_10", "cvar_1", "worst_cell")
+_NOTHING: Final = (math.nan,) * 3
+
+
+class Summary(NamedTuple):
+    """The table of a report.
+
+    Attributes:
+        frame: A row for each group, with three columns for each statistic: `iqm`, `iqm_low` and `iqm_high`.
+        baseline: Label of the group that `improvement` compares with; empty where there is one group alone.
+        over: The units that the bootstrap resampled.
+        level: Coverage of the intervals.
+        notes: Reservations about the figures, in sentences.
+    """
+
+    frame: pandas.DataFrame
+    baseline: str
+    over: Over
+    level: float
+    notes: tuple[str, ...]
+
+
+def summarize(
+    evaluations: Evaluations,
+    *,
+    baseline: str | None = None,
+    over: Over = "policies",
+    level: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Summary:
+    """Compute the statistics of each group and its probability of improvement over a baseline, the first by default.
+
+    Raises:
+        ValueError: If there is no such baseline, or an option of the bootstrap is out of range.
+    """
+    import pandas
+
+    groups = evaluations.groups
+    base = groups[0] if baseline is None else evaluations.group(baseline)
+    draw = functools.partial(bootstrap, level=level, resamples=resamples, seed=seed)
+    rows = []
+    for group in groups:
+        estimates = _estimates(group, over, draw)
+        if group is not base:
+            estimates["improvement"] = _improvement(group.scores, base.scores, over, draw)
+        row: dict[str, object] = {"training": group.training}
+        row |= {f"vary.{name}": value for name, value in group.vary.items()}
+        row |= {"label": group.label, "seeds": len(group.seeds), "cells": group.scores.shape[1]}
+        for name in HEADINGS:
+            value, low, high = map(float, estimates.get(name, _NOTHING))
+            row |= {name: value, f"{name}_low": low, f"{name}_high": high}
+        rows.append(row)
+    notes = [*evaluations.notes, *_on_intervals(groups, over, level), str(evaluations.counts)]
+    return Summary(pandas.DataFrame(rows), base.label if len(groups) > 1 else "", over, level, tuple(notes))
+
+
+def _estimates(group: Group, over: Over, draw: Callable[..., Estimate]) -> dict[str, Estimate]:
+    """Estimate the statistics of a group; all see the same resamples, so that a gap belongs to its inside and outside.
+
+    All but the interquartile mean are averages over policies of something that each policy has: where whole policies
+    are drawn, that is computed once and not in each resample. What a policy has in its worst cells is always drawn so:
+    a row that is mixed of several policies has other worst cells than any of them, mostly worse ones.
+    """
+    own = of_policies(group.scores, group.inside)
+    names = [name for name, values in own.items() if np.isfinite(values).all()]
+
+    def average(scores: Array) -> Array:
+        return np.asarray(scores.mean(axis=-2))
+
+    def of_drawn(seeds: Array) -> Array:  # what is drawn are positions, since a score and its support go together
+        drawn = seeds.astype(int), np.arange(group.scores.shape[1])
+        each = of_policies(group.scores[drawn], group.inside[drawn])
+        return average(np.stack([each[name] for name in names], axis=-1))
+
+    def named(joint: Estimate) -> dict[str, Estimate]:
+        return {name: Estimate(*(part[index] for part in joint)) for index, name in enumerate(names)}
+
+    estimates = named(draw(average, np.stack([own[name] for name in names], axis=-1)))
+    if over == "cells":
+        positions = np.broadcast_to(np.arange(len(group.seeds), dtype=np.float64)[:, None], group.scores.shape)
+        mixed = named(draw(of_drawn, positions, over=over))
+        estimates |= {name: estimate for name, estimate in mixed.items() if name not in _OF_WORST_CELLS}
+    return estimates | {"iqm": draw(iqm, group.scores, over=over)}
+
+
+def of_policies(scores: Array, inside: NDArray[np.bool_]) -> dict[str, Array]:
+    """Compute what each policy has for itself, `[..., seeds]`, from scores and `inside`, `[..., seeds, cells]`.
+
+    A policy without cells inside, or outside, has no such mean and no gap: they are NaN.
+    """
+    alone, within = scores[..., None, :], inside[..., None, :]  # each policy as a group of one
+    return {
+        "mean": mean(alone),
+        "cvar_10": cvar(alone, 0.1),
+        "cvar_1": cvar(alone, 0.01),
+        "worst_cell": worst_cell(alone),
+        "inside": subset_mean(alone, within),
+        "outside": subset_mean(alone, ~within),
+        "gap": gap(alone, within),
+    }
+
+
+def _improvement(scores: Array, base: Array, over: Over, draw: Callable[..., Estimate]) -> Estimate:
+    """Estimate the probability of improvement; where whole policies are drawn, from that of each pair of policies."""
+    if over == "cells":
+        return draw(probability_of_improvement, scores, base, over=over)
+    pairs = probability_of_improvement(scores[:, None, None], base[None, :, None])
+
+    def average(first: Array, second: Array) -> Array:
+        return np.asarray(pairs[first.astype(int), second.astype(int).swapaxes(-2, -1)].mean(axis=(-2, -1)))
+
+    return draw(average, *(np.arange(count)[:, None] for count in pairs.shape))
+
+
+def _on_intervals(groups: tuple[Group, ...], over: Over, level: float) -> list[str]:
+    numbers = sorted({len(group.seeds) for group in groups})
+    seeds = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    notes = []
+    if numbers[-1] > 1:
+        drawn = "whole policies"
+        if over == "cells":
+            drawn = "seeds anew in each cell, and whole policies for CVaR and the worst cell"
+        notes.append(f"Intervals: {level:.0%}, percentiles of a bootstrap over seeds ({seeds}) that draws {drawn}.")
+        if numbers[-1] < 5:
+            notes.append("With fewer than 5 seeds such intervals are too narrow: take them as a lower bound.")
+    if numbers[0] == 1:
+        alone = [group.label for group in groups if len(group.seeds) == 1]
+        shown = ", ".join(alone[:5]) + (f" and {len(alone) - 5} more" if len(alone) > 5 else "")
+        notes.append(f"One seed has no interval, and says nothing of other seeds: {shown}.")
+    return notes
+
+
+def in_words(value: float, low: float, high: float, decimals: int) -> str:
+    """Write an estimate with its interval, such as "412 [398, 425]"; "-" for what does not exist."""
+    if math.isnan(value):
+        return "-"
+    shown, *ends = (f"{number + 0.0:.{decimals}f}" for number in (value, low, high))
+    return shown if math.isnan(low) else f"{shown} [{', '.join(ends)}]"
+
+
+def estimates_of(frame: pandas.DataFrame, name: str) -> pandas.DataFrame:
+    """Return the three columns of a statistic."""
+    return frame[[name, f"{name}_low", f"{name}_high"]]
+
+
+def _decimals(frame: pandas.DataFrame, name: str) -> int:
+    """Return the decimals for a statistic: two digits of its narrowest interval, at most what 5 digits of it show."""
+    if name == "improvement":
+        return 3
+    widths = frame[f"{name}_high"] - frame[f"{name}_low"]
+    largest = float(frame[name].abs().max())
+    scale = min(widths[widths > 0], default=largest / 10)
+    if scale <= 0:
+        return 0
+    room = 3 - math.floor(math.log10(largest)) if largest > 0 else 2
+    return max(0, min(1 - math.floor(math.log10(scale)), room, 4))
+
+
+def cells_of(summary: Summary) -> list[list[str]]:
+    """Return the table as texts: the headings, then a row for each group."""
+    frame = summary.frame
+    columns = {"": list(frame["label"]), "seeds": list(frame["seeds"].astype(str))}
+    for name in (name for name in HEADINGS if frame[name].notna().any()):
+        digits = _decimals(frame, name)
+        estimates = estimates_of(frame, name).to_numpy()
+        columns[HEADINGS[name]] = [in_words(value, low, high, digits) for value, low, high in estimates]
+    if summary.baseline:
+        columns[HEADINGS["improvement"]][columns[""].index(summary.baseline)] = "baseline"
+    return [list(columns), *(list(row) for row in zip(*columns.values(), strict=True))]

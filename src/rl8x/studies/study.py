@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,16 +30,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from rl8x._version import __version__
-from rl8x.disk import replace_synced
 from rl8x.envs.cells import Support
 from rl8x.importing import Trust
-from rl8x.studies import search
+from rl8x.studies import search, table
 from rl8x.studies.definition import StudyConfig, Training
-from rl8x.studies.find import DEFINITION, EVALUATIONS, SUPPORTS
-from rl8x.studies.jobs import RAY_ADDRESS, check_backend, do_jobs, refuse_ranks, threads_of
+from rl8x.studies.jobs import RAY_ADDRESS, StudyProgress, check_backend, do_jobs, refuse_ranks, threads_of
 from rl8x.studies.parent import ParentRun, child_tracking
-from rl8x.studies.progress import StudyProgress
-from rl8x.studies.training import RESULT, read_curve, read_points, read_result, rows_of, run_job
+from rl8x.studies.table import DEFINITION, EVALUATIONS, RESULT, SUPPORTS
+from rl8x.studies.training import run_job
 from rl8x.tracking import MLflowTracker, sync
 from rl8x.tracking.journal import is_sent
 from rl8x.tracking.location import check_writable, make_mlruns
@@ -49,7 +46,6 @@ from rl8x.tracking.locks import FolderLock, is_locked
 if TYPE_CHECKING:
     import pandas as pd
 
-DONE: Final = "done"
 # The disk is full, or has become read-only
 _DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -99,10 +95,10 @@ class Study:
 
     @classmethod
     def from_config(cls, config: StudyConfig) -> Self:
-        """Make a study of its config.
+        """Make a study of a config.
 
         Args:
-            config: The config, such as `StudyConfig.from_file` returns.
+            config: The definition, such as `StudyConfig.from_file` returns.
         """
         return cls(**config.plain, trust=config.trusted)
 
@@ -137,12 +133,15 @@ class Study:
         if config.searches:
             search.check_optuna()
         before = self._stored()
-        if before is not None and self._is_done():
+        if before is not None and before.get("done") == (config.trials or 0):
             return self.results()
         config.check()
         with self._locked():
             stored = self._begin()
-            parent = ParentRun(config, stored["run_key"])
+            # A report on what failed in one before, or on more trials, has the same steps and other values: all its
+            # points are sent, and are the last of their steps. Of one that repeats those before none is sent again.
+            repeats = all(report == {"trials": config.trials, "failed": []} for report in stored["reports"])
+            parent = ParentRun(config, stored["run_key"], repeats=repeats)
             shown = StudyProgress(progress or config.run.get("progress", "auto"), self.folder)
             interrupted = True
             try:
@@ -153,41 +152,30 @@ class Study:
                 self.has_arrived = self._send_left(parent, stored["run_key"], shown)
                 frame = self._collect()
                 if not frame.empty:
-                    curves = [(each.group, read_curve(self._folder_of(each))) for each, _ in self._finished()]
+                    stored["reports"].append({"trials": config.trials, "failed": list(self.failed)})
+                    table.write(self.folder / DEFINITION, stored)
+                    curves = [(each.group, table.read_curve(self._folder_of(each))) for each, _ in self._finished()]
                     files = [self.folder / EVALUATIONS, self.folder / SUPPORTS, self.folder / DEFINITION]
-                    parent.log_results(frame, curves, files, failed=list(self.failed))
+                    parent.log_results(frame, curves, files)
                 interrupted = False
             finally:
                 shown.close()
                 self.has_arrived &= parent.finish(failed=list(self.failed), interrupted=interrupted)
             if not self.failed and self.has_arrived:
-                replace_synced(self.folder / DONE, str(config.trials or 0).encode())
+                table.write(self.folder / DEFINITION, stored | {"done": config.trials or 0})
         return frame
 
-    def _is_done(self) -> bool:
-        """Whether all of it was done and reported."""
-        with contextlib.suppress(OSError, ValueError):
-            return int((self.folder / DONE).read_text()) == (self.config.trials or 0)
-        return False
-
     def _stored(self) -> dict[str, Any] | None:
-        """Read what the folder says of the study, and refuse what has changed since.
-
-        Raises:
-            StudyError: If the definition is another, or cannot be read.
-        """
+        """Read what the folder says of the study, and refuse what has changed since, or cannot be read."""
         path = self.folder / DEFINITION
         if not path.exists():
-            if self.folder.is_dir() and any(
-                each.name not in ("lock", DEFINITION + ".new") for each in self.folder.iterdir()
-            ):
+            if self.folder.is_dir() and {each.name for each in self.folder.iterdir()} - {"lock", DEFINITION + ".new"}:
                 raise StudyError(f"{self.folder} is no study's folder: give another `directory` or `name`.")
             return None
-        try:
-            stored = json.loads(path.read_text())
-            definition, _ = dict(stored["definition"]), str(stored["run_key"])
-        except (OSError, ValueError, KeyError, TypeError):
-            raise StudyError(f"{path} cannot be read; give the study another `name`, or remove its folder.") from None
+        stored = table.read_if_there(path) or {}
+        definition = stored.get("definition")
+        if not isinstance(definition, dict) or not isinstance(stored.get("run_key"), str):
+            raise StudyError(f"{path} cannot be read; give the study another `name`, or remove its folder.")
         changes = self.config.changes(definition)
         if changes:
             raise StudyError(
@@ -196,7 +184,7 @@ class Study:
             )
         if (definition.get("trials") or 0) > (self.config.trials or 0):
             raise StudyError(f"the study in {self.folder} has {definition['trials']} trials: ask for as many, or more.")
-        return dict(stored)
+        return {"reports": [], **stored}
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -228,10 +216,10 @@ class Study:
         """Store the definition where the study is new; returns what is stored."""
         stored = self._stored()  # once more, as another process may have begun it meanwhile
         if stored is None or stored["definition"].get("trials") != self.config.trials:
-            new = {"run_key": uuid.uuid4().hex, "created": datetime.date.today().isoformat()}
+            new = {"run_key": uuid.uuid4().hex, "created": datetime.date.today().isoformat(), "reports": []}
             known = {"definition": self.config.to_dict(), "units": self.config.units(), "rl8x": __version__}
             stored = (new if stored is None else stored) | known
-            replace_synced(self.folder / DEFINITION, json.dumps(stored, indent=1).encode() + b"\n")
+            table.write(self.folder / DEFINITION, stored)
         return stored
 
     def _rounds(self, jobs: int) -> Iterator[list[Training]]:
@@ -243,12 +231,12 @@ class Study:
         per_trial = len(self.config.train) * len(self.config.seeds)
         # Its trial has ended, but somebody has removed what came out.
         ended = search.trials_of(optuna_study, self.config, ended=True)
-        yield [each for each in ended if read_result(self._folder_of(each)) is None]
+        yield [each for each in ended if self._result_of(each) is None]
         tried = set[int]()
         while trials := search.next_trials(optuna_study, self.config, max(1, jobs // per_trial), tried):
             yield [training for trainings in trials for training in trainings]
             for trainings in trials:
-                results = [result for each in trainings if (result := read_result(self._folder_of(each))) is not None]
+                results = [result for each in trainings if (result := self._result_of(each)) is not None]
                 number = trainings[0].trial
                 assert number is not None
                 tried.add(number)
@@ -263,15 +251,14 @@ class Study:
         """Run those of some trainings that are not done."""
         by_key = {each.key: each for each in trainings}
         self._trainings = list(({each.key: each for each in self._trainings} | by_key).values())
-        left = {name: each for name, each in by_key.items() if read_result(self._folder_of(each)) is None}
+        left = {name: each for name, each in by_key.items() if self._result_of(each) is None}
         shown.begin(by_key, left)
         jobs = [self._job(training, parent, key, options) for training in left.values()]
-        is_here = options["num_jobs"] == 1 and options["backend"] == "processes"
         for training in left.values():
             lock = FolderLock(self._folder_of(training))
             if is_locked(lock.folder):
                 shown.say(f"{training.label}: {lock.owner()} is still at it, and is waited for; end it if it hangs")
-        for done in do_jobs(jobs, shown.noting(run_job) if is_here else run_job, **options):
+        for done in do_jobs(jobs, run_job, **options):
             training = by_key[done["key"]]
             if "error" in done:
                 self.failed[training.label] = done["error"]
@@ -311,15 +298,19 @@ class Study:
                 return False  # each of the others would wait for the same store
             if not result["run_id"] and report.spools:
                 result["run_id"] = report.spools[0].run_id or ""
-                replace_synced(self._folder_of(training) / RESULT, json.dumps(result, indent=1).encode() + b"\n")
+                table.write(self._folder_of(training) / RESULT, result)
         return True
 
     def _folder_of(self, training: Training) -> Path:
         return self.folder / training.key
 
+    def _result_of(self, training: Training) -> dict[str, Any] | None:
+        """Return the result of a training; None where it is not done."""
+        return table.read_if_there(self._folder_of(training) / RESULT)
+
     def _finished(self) -> list[tuple[Training, dict[str, Any]]]:
         """List the trainings that are done, each with its result."""
-        results = ((each, read_result(self._folder_of(each))) for each in self._trainings)
+        results = ((each, self._result_of(each)) for each in self._trainings)
         return [(training, result) for training, result in results if result is not None]
 
     # -- what came out
@@ -328,14 +319,10 @@ class Study:
         """Put the trainings' tables together, in the folder too."""
         import pandas as pd
 
-        cells, frames = self.config.cells(), []
-        for training, result in self._finished():
-            rows = rows_of(training, cells, read_points(self._folder_of(training)), str(result["run_id"]))
-            frames.append(pd.DataFrame(rows["data"], columns=rows["columns"]))
+        frames = [table.read_training(self._folder_of(each), str(done["run_id"])) for each, done in self._finished()]
         frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-        written = {"columns": list(frame.columns), "data": frame.to_numpy(dtype=object).tolist()}
-        replace_synced(self.folder / EVALUATIONS, json.dumps(written).encode())
-        replace_synced(self.folder / SUPPORTS, json.dumps(self.supports, indent=1).encode() + b"\n")
+        table.write(self.folder / EVALUATIONS, table.as_plain(frame))
+        table.write(self.folder / SUPPORTS, self.supports)
         return frame
 
     def results(self) -> pd.DataFrame:
@@ -344,13 +331,10 @@ class Study:
         Raises:
             StudyError: If nothing has been evaluated yet.
         """
-        import pandas as pd
-
-        try:
-            whole = json.loads((self.folder / EVALUATIONS).read_text())
-        except (OSError, ValueError):
-            raise StudyError(f"the study in {self.folder} has no results yet: run it.") from None
-        return pd.DataFrame(whole["data"], columns=whole["columns"])
+        whole = table.read_if_there(self.folder / EVALUATIONS)
+        if whole is None:
+            raise StudyError(f"the study in {self.folder} has no results yet: run it.")
+        return table.from_plain(whole)
 
     @property
     def supports(self) -> dict[str, Support]:

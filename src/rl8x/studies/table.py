@@ -1,12 +1,31 @@
-"""Columns of a study's table of evaluations: a row for each trained policy, point of its training, and test cell.
+"""A study's table: its columns, the files that it is kept in, and the scores of each group of policies in it.
 
-A policy is one training (its name), one set of varied hyperparameters (columns `vary.NAME`), and one seed. A test cell
-is one value for each test parameter (columns `test.NAME`).
+The table has a row for each trained policy, point of its training, and test cell. A policy is one training (its name),
+one set of varied hyperparameters (columns `vary.NAME`), and one seed. A test cell is one value for each test parameter
+(columns `test.NAME`). It is a pandas frame; files have it as `{"columns": [...], "data": [[...], ...]}`, which is how
+`mlflow.log_table` writes tables.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import contextlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl8x.config.spec import AlgorithmSpec
+from rl8x.disk import replace_synced
+from rl8x.names import did_you_mean
+from rl8x.output import counted
+
+if TYPE_CHECKING:
+    import pandas
 
 TRAINING: Final = "training"
 """Name of the training configuration, such as `wide`."""
@@ -33,5 +52,345 @@ RETURNS_MIN: Final = "returns_min"
 LENGTHS: Final = "lengths"
 """Mean of their lengths, in steps."""
 
+MEASURED: Final = (EPISODES, RETURNS, RETURNS_STD, RETURNS_MIN, LENGTHS)
+"""What is measured in a cell."""
 VARY: Final = "vary."
 TEST: Final = "test."
+
+EVALUATIONS: Final = "evaluations.json"
+DEFINITION: Final = "study.json"
+SUPPORTS: Final = "supports.json"
+STUDY_TAG: Final = "rl8x.study"
+# Of a training, in its folder
+RESULT: Final = "result.json"
+_POINTS: Final = "points"
+_CURVE: Final = "curve.jsonl"
+
+Supports = Mapping[str, Mapping[str, tuple[float, float]]]
+"""By training and parameter the lowest and highest value that was trained on; equal where it was fixed."""
+
+
+# -- columns
+
+
+def who(frame: pandas.DataFrame) -> list[str]:
+    """List the columns that tell groups of policies apart; with the seed they tell policies apart."""
+    return [TRAINING, *(name for name in frame if name.startswith(VARY))]
+
+
+def policies(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Average each policy's cells: all (`mean`), the worst (`min`), those `inside` and `outside`, NaN without any.
+
+    A return that is not finite makes no mean of the others.
+    """
+    by = [*who(frame), SEED]
+
+    def averaged(rows: pandas.DataFrame, how: str) -> pandas.Series:
+        return rows.groupby(by, sort=False, dropna=False)[RETURNS].agg(lambda each: getattr(each, how)(skipna=False))
+
+    parts = {"mean": averaged(frame, "mean"), "min": averaged(frame, "min")}
+    for name, rows in (("inside", frame[frame[INSIDE]]), ("outside", frame[~frame[INSIDE]])):
+        parts[name] = averaged(rows, "mean").reindex(parts["mean"].index)
+    return parts["mean"].to_frame("mean").assign(**parts).reset_index()
+
+
+def as_plain(frame: pandas.DataFrame) -> dict[str, list[Any]]:
+    """Return a table as plain data."""
+    return {"columns": list(frame.columns), "data": frame.to_numpy(dtype=object).tolist()}
+
+
+def from_plain(data: Mapping[str, Any]) -> pandas.DataFrame:
+    """Make a table of plain data."""
+    import pandas
+
+    return pandas.DataFrame(data["data"], columns=data["columns"])
+
+
+# -- files
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a mapping from a file of a study; raises `ValueError` if it is not there, or damaged."""
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}: {path.parent} is no folder of a study that was evaluated.") from None
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}.") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} must hold a mapping; got {type(data).__name__}.")
+    return data
+
+
+def read_if_there(path: Path) -> dict[str, Any] | None:
+    """Read a mapping from a file of a study; None where it is not there, or damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        return read(path)
+    return None
+
+
+def write(path: Path, data: Mapping[str, Any]) -> None:
+    """Replace a file of a study."""
+    replace_synced(path, json.dumps(data, indent=None if "columns" in data else 1).encode() + b"\n")
+
+
+def read_points(folder: Path) -> dict[int, dict[str, Any]]:
+    """Read what was measured of a training, by the steps of the trainer: `policy`, `support`, and a table."""
+    files = {int(path.stem): path for path in (folder / _POINTS).glob("*.json") if path.stem.isdecimal()}
+    return {steps: point for steps in sorted(files) if (point := read_if_there(files[steps])) is not None}
+
+
+def point_file(folder: Path, steps: int) -> Path:
+    """Return the file of what is measured of a training after so many steps of the trainer."""
+    return folder / _POINTS / f"{steps}.json"
+
+
+def read_training(folder: Path, run_id: str) -> pandas.DataFrame:
+    """Read the table of a training that has come to its end: the last point is that of the final policy."""
+    import pandas
+
+    parts = [from_plain(point) for point in read_points(folder).values()]
+    if not parts:  # somebody has removed them
+        return pandas.DataFrame()
+    parts[-1][FINAL] = True
+    return pandas.concat(parts, ignore_index=True).assign(**{RUN: run_id})
+
+
+def read_curve(folder: Path) -> dict[int, float]:
+    """Read a training's returns by its clock: of a repeated point the last counts, what a kill tore does not."""
+    points: dict[int, float] = {}
+    with contextlib.suppress(OSError):
+        for line in (folder / _CURVE).read_text().splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                point = json.loads(line)
+                points[int(point["at"])] = float(point["returns"])
+    return dict(sorted(points.items()))
+
+
+def add_to_curve(folder: Path, at: int, returns: float) -> None:
+    """Append a point to a training's curve."""
+    with open(folder / _CURVE, "a") as file:
+        file.write(_curve_line(at, returns))
+
+
+def cut_curve(folder: Path, at: int) -> None:
+    """Leave out what comes after a clock, which is trained again and may come out otherwise, and what a kill tore."""
+    if (folder / _CURVE).exists():
+        lines = [_curve_line(*point) for point in read_curve(folder).items() if point[0] <= at]
+        replace_synced(folder / _CURVE, "".join(lines).encode())
+
+
+def _curve_line(at: int, returns: float) -> str:
+    return json.dumps({"at": at, "returns": returns}) + "\n"
+
+
+def plain_name(text: str) -> str:
+    """Make the name of a file or folder of a text."""
+    return re.sub(r"[^\w.-]", "-", text).strip(".") or "-"
+
+
+def about(definition: Mapping[str, Any]) -> dict[str, str]:
+    """Return the `task` and the `algorithm` of a study's definition, or several of either; empty without one."""
+    if not definition:
+        return {}
+    varied = definition.get("vary") or {}
+    tasks = varied.get("env") or [of_run(definition, "env") or of_run(definition, "eval_env")]
+    algorithms = varied.get("algorithm") or [of_run(definition, "algorithm") or AlgorithmSpec.algorithm]
+    names = [str(name).rpartition(".")[2].removesuffix("Config") for name in algorithms]
+    return {
+        "task": ", ".join(map(str, tasks)),
+        "algorithm": ", ".join(name.upper() if name.islower() else name for name in names),
+    }
+
+
+def of_run(definition: Mapping[str, Any], name: str) -> Any:
+    """Return what a study's definition says of its runs, among its own keys or under `run`; None where it does not."""
+    run = definition.get("run")
+    return run[name] if isinstance(run, dict) and name in run else definition.get(name)
+
+
+# -- groups of policies
+
+
+@dataclass(frozen=True)
+class Group:
+    """The policies of one training with one set of hyperparameters, one for each seed.
+
+    Attributes:
+        training: Its name.
+        vary: The hyperparameters that the study varies.
+        label: Its name, made of the training and hyperparameters in which groups differ.
+        seeds: `[seeds]`.
+        scores: Mean returns of the last policies, `[seeds, cells]`.
+        inside: Whether each cell lies in what the policy was trained on, `[seeds, cells]`: distributions that move go
+            with each seed to other ends.
+    """
+
+    training: str
+    vary: Mapping[str, Any]
+    label: str
+    seeds: tuple[Any, ...]
+    scores: NDArray[np.float64]
+    inside: NDArray[np.bool_]
+
+
+class Counts(NamedTuple):
+    """What was played in all evaluations, and in the training of the last policies; None is not known."""
+
+    policies: int
+    episodes: int
+    steps: int | None
+    training_steps: int
+    training_updates: int | None = None
+
+    def __str__(self) -> str:
+        """Say it in a sentence."""
+        evaluated = f"{counted(self.policies, 'policy', 'policies')} in {counted(self.episodes, 'episode', 'episodes')}"
+        if self.steps is None:
+            return f"Evaluations online: {evaluated}."
+        from_data = not self.training_steps and self.training_updates
+        training = counted(from_data, "update", "updates") if from_data else f"{self.training_steps:,}"
+        played = counted(self.steps, "transition", "transitions")
+        return f"Evaluations online: {evaluated}, {played}; training took {training}."
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """The content of a table of evaluations.
+
+    Attributes:
+        groups: In the order of the table.
+        cells: The test cells, a row each and a column for each test parameter, in the order of the scores' columns.
+        points: The whole table without what was left out, with a column `group`, the position in `groups`.
+        counts: How many policies, episodes and steps the evaluations took.
+        notes: The rows that were left out, in sentences.
+    """
+
+    groups: tuple[Group, ...]
+    cells: pandas.DataFrame
+    points: pandas.DataFrame
+    counts: Counts
+    notes: tuple[str, ...] = ()
+
+    def group(self, name: str) -> Group:
+        """Find a group by its label, or by its training where that has one group; raises `ValueError`."""
+        matches = [each for each in self.groups if each.label == name]
+        matches = matches or [each for each in self.groups if each.training == name]
+        if len(matches) == 1:
+            return matches[0]
+        labels = [each.label for each in (matches or self.groups)]
+        problem = "is the training of several groups" if matches else "is no group of this study"
+        raise ValueError(f"{name!r} {problem}; there are {'; '.join(labels)}.{did_you_mean(name, labels)}")
+
+
+def read_evaluations(table: pandas.DataFrame) -> Evaluations:
+    """Read a table of evaluations.
+
+    A row that is there twice counts by its last copy. A policy that lacks a cell, or whose return is not finite in one,
+    is left out and noted.
+
+    Raises:
+        ValueError: If the table has no rows, lacks a column, or no policy is complete.
+    """
+    import pandas
+
+    missing = [name for name in (TRAINING, SEED, ENV_STEPS, FINAL, INSIDE, EPISODES, RETURNS) if name not in table]
+    if table.empty:  # maybe without columns too: all trainings have failed so far
+        raise ValueError("the table of evaluations is empty: no training of the study has been evaluated yet.")
+    if missing:
+        raise ValueError(f"the table of evaluations lacks the columns {', '.join(missing)}.")
+    tests, by = [name for name in table if name.startswith(TEST)], who(table)
+    if CELL not in table:
+        table = table.assign(**{CELL: table.groupby(tests).ngroup() if tests else 0})
+    table = table.assign(**{name: table[name].map(_comparable) for name in by[1:]})
+    clocks = [name for name in (ENV_STEPS, UPDATES) if name in table]  # what learns from data counts updates alone
+    table = table.drop_duplicates([*by, SEED, *clocks, FINAL, CELL], keep="last")
+    table = table.assign(group=table.groupby(by, sort=False, dropna=False).ngroup())
+    final = table[table[FINAL].astype(bool)].drop_duplicates(["group", SEED, CELL], keep="last")
+    if final.empty:
+        raise ValueError("no policy of the study has been evaluated at the end of its training; let the study finish.")
+    cells = final[[CELL, *tests]].drop_duplicates(CELL).sort_values([*tests, CELL])
+    scores, inside = (
+        final.pivot(index=["group", SEED], columns=CELL, values=name)[cells[CELL]] for name in (RETURNS, INSIDE)
+    )
+    firsts = final.drop_duplicates("group").set_index("group")
+    labels = {number: _label(firsts, first) for number, first in firsts.iterrows()}
+    finite = np.isfinite(scores.astype(np.float64))
+    notes = [
+        f"{labels[group]}, seed {seed} is left out: it {_why_left_out(cells, inside.loc[group, seed], is_finite)}"
+        for (group, seed), is_finite in finite.iterrows()
+        if not is_finite.all()
+    ]
+    complete = finite.all(axis=1)
+    groups = {
+        number: Group(
+            str(firsts.loc[number, TRAINING]),
+            {
+                name.removeprefix(VARY): firsts.loc[number, name]
+                for name in by[1:]
+                if firsts.loc[number, name] is not None
+            },
+            labels[number],
+            tuple(own.index.get_level_values(SEED)),
+            own.to_numpy(dtype=np.float64),
+            inside.loc[own.index].to_numpy().astype(bool),
+        )
+        for number, own in scores[complete].groupby(level="group")
+    }
+    if not groups:
+        raise ValueError(f"no policy of the study is complete: {notes[0]}.")
+    left_out = pandas.MultiIndex.from_frame(table[["group", SEED]]).isin(complete.index[~complete])
+    points = table[~left_out & table["group"].isin(groups)]
+    points = points.assign(group=points["group"].map({number: index for index, number in enumerate(groups)}))
+    named = cells[tests].rename(columns=lambda name: name.removeprefix(TEST)).reset_index(drop=True)
+    return Evaluations(tuple(groups.values()), named, points, _counts(table, [*by, SEED, *clocks, FINAL]), tuple(notes))
+
+
+def clock_of(points: pandas.DataFrame) -> str:
+    """Return the column that counts the progress of training: transitions, or updates if there are no transitions."""
+    return UPDATES if UPDATES in points.columns and not points[ENV_STEPS].any() else ENV_STEPS
+
+
+def _comparable(value: Any) -> Any:
+    """Make a varied hyperparameter something that can be compared: None for what is missing, texts for lists."""
+    if isinstance(value, float) and np.isnan(value):
+        return None
+    return str(value) if isinstance(value, list | dict) else value
+
+
+def _label(firsts: pandas.DataFrame, row: Any) -> str:
+    """Name a group by what differs between groups, of each of which `firsts` has a row."""
+    parts = [str(row[TRAINING])] if firsts[TRAINING].nunique() > 1 else []
+    for name in who(firsts)[1:]:
+        value, values = row[name], list(firsts[name].unique())
+        if len(values) > 1 and value is not None:
+            short = name.removeprefix(VARY).removeprefix("algorithm_config.")
+            parts.append(f"{short}={_number(value, values) if isinstance(value, float) else value}")
+    return ", ".join(parts) or str(row[TRAINING])
+
+
+def _number(value: float, values: list[Any]) -> str:
+    """Write one of several values, a number, in six digits, unless that is how another is written too."""
+    numbers = {each for each in values if isinstance(each, float)}
+    return f"{value:g}" if len({f"{each:g}" for each in numbers}) == len(numbers) else repr(float(value))
+
+
+def _why_left_out(cells: pandas.DataFrame, inside: pandas.Series, is_finite: pandas.Series) -> str:
+    """Say which cells a policy lacks, or in how many its returns are not finite, and which is the first."""
+    if lacks := int(inside.isna().sum()):
+        return f"lacks {lacks} of {len(cells)} cells"
+    first = cells.iloc[int(np.argmin(is_finite))]
+    at = ", ".join(f"{name.removeprefix(TEST)}={first[name]:g}" for name in cells if name.startswith(TEST))
+    such = f", such as {at}" if at else ""
+    return (
+        f"has returns that are not finite in {counted(int((~is_finite).sum()), 'cell', 'cells')} of {len(cells)}{such}"
+    )
+
+
+def _counts(table: pandas.DataFrame, names: list[str]) -> Counts:
+    each = table.drop_duplicates(names)
+    last = each[each[FINAL].astype(bool)]
+    known = LENGTHS in table and table[LENGTHS].notna().all()
+    steps = round(float((table[EPISODES] * table[LENGTHS]).sum())) if known else None
+    updates = int(last[UPDATES].sum()) if UPDATES in last else None
+    return Counts(len(each), int(table[EPISODES].sum()), steps, int(last[ENV_STEPS].sum()), updates)

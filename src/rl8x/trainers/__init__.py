@@ -1,11 +1,10 @@
 """The trainer and what it returns."""
 
 from rl8x.checkpoint import CheckpointError, Checkpoints
-from rl8x.trainers.base import TrainerState
+from rl8x.trainers.grid import plot_grid
 from rl8x.trainers.non_finite import NonFiniteError
-from rl8x.trainers.plotting import plot_grid
 from rl8x.trainers.statistics import EvalStats, TrainStats
-from rl8x.trainers.trainer import GenericTrainerBase, Trainer
+from rl8x.trainers.trainer import GenericTrainerBase, Trainer, TrainerState
 
 __all__ = [
     "CheckpointError",

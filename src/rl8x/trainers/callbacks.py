@@ -66,7 +66,7 @@ def returned_metrics(
     """
     declared, called = declared_metrics(callback), callback_name(callback)
     if not declared:
-        warning = _meant(called, returned, {*evaluated, *row})
+        warning = None if returned is None else _meant(called, returned, {*evaluated, *row})
         if warning is not None:
             warnings.warn(f"the callback {called} returned {warning}", RuntimeWarning, stacklevel=5)
         return {}

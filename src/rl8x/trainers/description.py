@@ -76,7 +76,7 @@ def labels(algorithm: GenericAlgorithmBase[Any]) -> dict[str, str]:
 def task_name(algorithm: GenericAlgorithmBase[Any]) -> str:
     """Return the name of the task: a Gymnasium id, the environment's class, or the data set."""
     if algorithm.env is not None:
-        return str(algorithm.env.params.get("id", type(algorithm.env).__name__))
+        return str(algorithm.env.params.get("id", type(algorithm.env.unwrapped).__name__))
     dataset = getattr(algorithm.config, "dataset", None)
     return dataset if isinstance(dataset, str) else "data set"
 
@@ -113,14 +113,14 @@ def _hyperparameters(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
 def _plan(run: RunState) -> str:
     """Write in Markdown when a run stops and evaluates, and the `env_config` of training and evaluations."""
     ends = [_code(repr(condition)) for condition in run.conditions]
-    if run.options["max_steps"] is not None:
-        ends.append(_code(f"max_steps={run.options['max_steps']}"))
+    if run.options.max_steps is not None:
+        ends.append(_code(f"max_steps={run.options.max_steps}"))
     parts = [f"until {' or '.join(ends)}"] if ends else []
-    every = run.options["steps_per_eval"]
+    every = run.options.steps_per_eval
     if every is not None:
         parts.append(f"evaluated after every {'step' if every == 1 else f'{every:,} steps'}")
     for name, words in (("env_config", "under"), ("eval_env_config", "evaluated under")):
-        config, function = run.plain[name], function_name(run.plain[name])
+        config, function = getattr(run, name), function_name(run.plain_configs[name])
         if function is not None:
             parts.append(f"{words} the function {_code(function)}")
         elif config:

@@ -9,24 +9,22 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.horizons import ResetSchedule
 from rl8x.algorithms.memory_check import check_evaluation
-from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import ranks
 from rl8x.envs import Env, GymnasiumEnv, env_maker, validate
 from rl8x.envs.base import MAX_EVAL_ENVS
-from rl8x.envs.env_config import AnyEnvConfig, function_form, inherited_config, moving_in, parsed_value, part_of_config
+from rl8x.envs.env_config import AnyEnvConfig, Given, inherited_config, moving_in, parsed, part_of_config, plain
 from rl8x.envs.parameters import wrong_number
 from rl8x.envs.vectorised import own_statistics
 from rl8x.execution import Execution
 from rl8x.policy import Policy
-from rl8x.randomization import Grid
 from rl8x.rollouts.episodes import EpisodeRunner, warn_of_cut
 from rl8x.rollouts.statistics import Stats, info_means, masked_summary, named, summary
 from rl8x.spaces import are_alike
@@ -62,11 +60,11 @@ class Evaluations:
     ) -> None:
         self._algorithm, self._evaluator = algorithm, evaluator
         # The algorithm, where they play in its own environment.
-        self._in_training = algorithm if evaluator is None and isinstance(algorithm, OnlineAlgorithm) else None
+        self._in_training = algorithm if evaluator is None and algorithm.env is not None else None
         self._env = algorithm.env if evaluator is None else evaluator.env
         # What an environment of their own came with is in force where there is no training to take it from.
-        self._came_with = {} if self._env is None else self._env.next_config
-        self._warns = warns and self._in_training is not None and self._in_training.env.episodic
+        self._came_with: Given = {} if self._env is None else self._env.parameter_state.following.given
+        self._warns = warns and self._in_training is not None and self._env is not None and self._env.episodic
         self._renamed, self.measured = _metric_names(self._env, whole_episodes=evaluator is not None)
         # Each rank plays some of the copies.
         counts = ranks().share("copies to evaluate in", 0 if self._env is None else self._env.num_envs)
@@ -77,8 +75,8 @@ class Evaluations:
     def measure(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> dict[str, float]:
         """Evaluate as `Trainer.eval` documents it; returns the metrics without `eval/`."""
         if self._evaluator is not None:
-            config: dict[str, Any] = self.runs_config() if env_config is None else self._plain(env_config)
-            config, training = config | part_of_config(config, self.num_envs, self._own), self._algorithm.env
+            config = self.runs_config() if env_config is None else self._checked(env_config)
+            config, training = {**config, **part_of_config(config, self.num_envs, self._own)}, self._algorithm.env
             return pooled_row(self._evaluator.evaluate(config, deterministic=deterministic, training=training))[0]
         trained, env_config = self._in_training, self.env_config if env_config is None else env_config
         if trained is None:
@@ -86,8 +84,10 @@ class Evaluations:
         _check_turn(trained, env_config)
         if self._warns:
             self._warns = False
+            assert self._env is not None
+            name = type(self._env.unwrapped).__name__
             warnings.warn(
-                f"{type(self._env).__name__} can neither be copied nor made again: evaluations play in the training "
+                f"{name} can neither be copied nor made again: evaluations play in the training "
                 "environment, and measure sums over horizons (eval/horizon_returns/*), not whole episodes. Give the "
                 "trainer an `eval_env`, or build from a class or factory; eval_env=False silences this.",
                 stacklevel=3,
@@ -119,7 +119,7 @@ class Evaluations:
             if self._evaluator is None and steps_per_eval is not None:
                 raise ValueError(f"`steps_per_eval` is {steps_per_eval}, but {NOWHERE}.")
             return
-        resets = trained.resets
+        resets = _resets_of(trained)
         if resets.once and env_config is not None:
             raise ValueError(f"`eval_env_config` {_NEVER}")
         if resets.once or steps_per_eval is None:
@@ -140,12 +140,12 @@ class Evaluations:
                 f"`step()` {resets.until_due(collects - steps)} more time(s), or give the trainer an `eval_env`."
             )
 
-    def plain_configs(
+    def checked_configs(
         self, env_config: AnyEnvConfig | None, eval_config: Mapping[str, Any] | None, known: Mapping[str, float]
-    ) -> dict[str, dict[str, object] | None]:
-        """Check what a run is to train and to evaluate under, and return both in plain form by the options' names.
+    ) -> dict[str, AnyEnvConfig | None]:
+        """Check what a run is to train and to evaluate under, and return both, parsed, by the options' names.
 
-        Of a function, what it returns for what is `known` now is checked, and its form is its name.
+        Of a function, what it returns for what is `known` now is checked.
         """
         trained, called = self._algorithm.env, "eval_env_config"
         if trained is None and env_config is not None:
@@ -153,37 +153,41 @@ class Evaluations:
         if self._env is None and eval_config is not None:
             raise ValueError("`eval_env_config` would never apply: give the trainer an `eval_env`.")
         function, values = (env_config, env_config(known)) if callable(env_config) else (None, env_config)
-        plain = None if trained is None or values is None else trained.plain_config(values)
+        given: Given | None = None
+        if trained is not None and values is not None:
+            given = trained.parameter_state.resolve(values).given
         if function is not None and trained is not None:
-            trained.check_steered_config(plain or {})
-        elif isinstance(self._algorithm, OnlineAlgorithm):
-            self._algorithm.check_applies(values)
-        training = plain if trained is None or plain is not None else trained.next_config
-        plain_eval = None if eval_config is None else self._plain(eval_config, called, training)
+            trained.parameter_state.resolve(given or {}, steered=True)
+        elif self._algorithm.horizons is not None:
+            self._algorithm.horizons.check_applies(given)
+        training = given if trained is None or given is not None else trained.parameter_state.following.given
+        evaluated = None if eval_config is None else self._checked(eval_config, called, training)
         if eval_config is None and training is not None and self._evaluator is not None:
-            self._plain(inherited_config(training, self.num_envs), f"{called} (None: as in training)", training)
-        return {"env_config": plain if function is None else function_form(function), "eval_env_config": plain_eval}
+            self._checked(inherited_config(training, self.num_envs), f"{called} (None: as in training)", training)
+        return {"env_config": given if function is None else function, "eval_env_config": evaluated}
 
     def config_name(self, env_config: Mapping[str, Any] | None) -> str | None:
         """Name an evaluation by its `env_config`; None where it is the one under which the run evaluates."""
         if env_config is None or self._env is None:
             return None
-        plain = self._plain(env_config)
-        return None if plain == self.runs_config() else config_name(plain)
+        given = self._checked(env_config)
+        return None if given == self.runs_config() else config_name(plain(given))
 
-    def runs_config(self) -> dict[str, object]:
-        """Return what the run evaluates under, in plain form: its own config for that, else what training has."""
+    def runs_config(self) -> Given:
+        """Return what the run evaluates under: its own config for that, else what training has."""
         if self.env_config is not None:
-            return self._plain(self.env_config)
-        training = self._algorithm.env
-        if training is None:
+            return self._checked(self.env_config)
+        if self._algorithm.env is None:
             return self._came_with
-        return training.next_config if self._evaluator is None else inherited_config(training.config, self.num_envs)
+        training = self._algorithm.env.parameter_state
+        if self._evaluator is None:
+            return training.following.given
+        return inherited_config(training.in_force.given, self.num_envs)
 
-    def _plain(
+    def _checked(
         self, env_config: Mapping[str, Any], called: str = "env_config", training: Mapping[str, Any] | None = None
-    ) -> dict[str, object]:
-        """Check an `env_config` for evaluations, and return it in plain form.
+    ) -> Given:
+        """Check an `env_config` for evaluations, and return it parsed.
 
         `training` is what training has, or will have; None is what it has now.
         """
@@ -191,39 +195,44 @@ class Evaluations:
         copies = "num_envs" if self._evaluator is None else "num_eval_envs"
         own: dict[str, Any] = {}
         if self._evaluator is not None and ranks().size > 1:
+            env_config = parsed(env_config)
             own = part_of_config(env_config, self.num_envs, self._own)
             for name in env_config.keys() - own:
-                if np.ndim(env_config[name]):
+                if isinstance(env_config[name], tuple):
                     wrong = wrong_number(env_config[name], self.num_envs, copies)
-                    raise ValueError(f"{type(self._env).__name__}: {called}[{name!r}] {wrong}")
-        plain = self._env.plain_config({**env_config, **own}, called=called, copies=copies)
-        for name in own:
-            value: Any = parsed_value(env_config[name])
-            plain[name] = value.to_dict() if isinstance(value, Grid) else [float(each) for each in value]
+                    raise ValueError(f"{type(self._env.unwrapped).__name__}: {called}[{name!r}] {wrong}")
+        resolved = self._env.parameter_state.resolve({**env_config, **own}, called, copies)
+        given = resolved.given | {name: env_config[name] for name in own}
         if training is None:
-            training = {} if self._algorithm.env is None else self._algorithm.env.next_config
-        for name, value in moving_in(plain).items():
+            training = {} if self._algorithm.env is None else self._algorithm.env.parameter_state.following.given
+        for name, value in moving_in(given).items():
             if training.get(name) != value:
                 raise ValueError(
                     f"`{called}[{name!r}]` moves with training, and an evaluation moves nothing: give what training "
                     "has, which is drawn as it stands there, or a distribution that stands still."
                 )
-        return plain
+        return given
 
 
-def _steps_until_turn(trained: OnlineAlgorithm[Any]) -> int:
-    return trained.resets.until_due(trained.counters[keys.COLLECTS])
+def _resets_of(trained: GenericAlgorithmBase[Any]) -> ResetSchedule:
+    assert trained.horizons is not None
+    return trained.horizons.resets
 
 
-def _check_turn(trained: OnlineAlgorithm[Any], env_config: Mapping[str, Any] | None) -> None:
+def _steps_until_turn(trained: GenericAlgorithmBase[Any]) -> int:
+    return _resets_of(trained).until_due(trained.counters[keys.COLLECTS])
+
+
+def _check_turn(trained: GenericAlgorithmBase[Any], env_config: Mapping[str, Any] | None) -> None:
     """Refuse an evaluation in the training environment out of turn, or under what could not be applied."""
+    resets = _resets_of(trained)
     if steps := _steps_until_turn(trained):
         raise RuntimeError(
             "`eval()` in the training environment needs `algorithm/collects` to be a multiple of "
-            f"`horizons_per_env_reset` = {trained.resets.every}; it is {trained.counters[keys.COLLECTS]}. Call "
+            f"`horizons_per_env_reset` = {resets.every}; it is {trained.counters[keys.COLLECTS]}. Call "
             f"`step()` {steps} more time(s), or give the trainer an `eval_env`."
         )
-    if trained.resets.once and env_config is not None:
+    if resets.once and env_config is not None:
         raise ValueError(f"An `env_config` for this evaluation {_NEVER}")
 
 
@@ -321,7 +330,8 @@ class EpisodeEvaluator:
         Its moving parameters are drawn from their current ranges in the `training` environment.
         """
         if env_config is not None:
-            self.env.configure_for_evaluation(env_config, training)
+            state = None if training is None else training.parameter_state
+            self.env.parameter_state.configure_for_evaluation(env_config, state)
         episodes, rewards, masks = self._runner, list[Tensor](), list[Tensor]()
         metrics: dict[str, Tensor] = {}
         episodes.begin()
@@ -366,8 +376,8 @@ def make_evaluator(
     given, of_training = isinstance(eval_env, Env), eval_env is True or eval_env == "auto"
     if given and eval_env is trained:
         raise ValueError(
-            f"`eval_env` is the {type(eval_env).__name__} that is trained in, and evaluations would cut its episodes. "
-            "Pass another one, True for a copy, or False to evaluate in its horizons."
+            f"`eval_env` is the {type(trained.unwrapped).__name__} that is trained in, and evaluations would cut its "
+            "episodes. Pass another one, True for a copy, or False to evaluate in its horizons."
         )
     if eval_env in (None, False) or (eval_env == "auto" and (trained is None or not trained.episodic)):
         return None
@@ -377,7 +387,7 @@ def make_evaluator(
         return None
     if not env.episodic:
         raise ValueError(
-            f"`eval_env` must have episodes that end, to be played whole; {type(env).__name__} never ends. "
+            f"`eval_env` must have episodes that end, to be played whole; {type(env.unwrapped).__name__} never ends. "
             "Give it a `time_limit`, or use eval_env=False."
         )
     spaces = (env.single_observation_space, env.single_action_space)
@@ -427,7 +437,7 @@ def _make_env(
 
 def _warn_of_statistics(env: Env, config: Any) -> None:
     """Warn where an environment of its own goes by statistics that are not those of the training."""
-    options = own_statistics(env.vector_env) if isinstance(env, GymnasiumEnv) else []
+    options = own_statistics(env.unwrapped.vector_env) if isinstance(env.unwrapped, GymnasiumEnv) else []
     if options:
         known = " and ".join(f"`{option}`" for option in options if hasattr(config, option))
         warnings.warn(

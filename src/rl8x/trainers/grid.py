@@ -19,20 +19,42 @@ from torch import Tensor
 
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.memory_check import available_bytes, slot_bytes
+from rl8x.drawing import (
+    LIGHT,
+    Drawing,
+    Theme,
+    along,
+    axes_of,
+    draw_line,
+    draw_map,
+    drawn,
+    labelled,
+    main_pair,
+    new_figure,
+    over_two,
+    png,
+    scale,
+)
 from rl8x.envs import Env
 from rl8x.envs.cells import Cells, check_test, make_cells, num_cells
 from rl8x.execution import Execution
 from rl8x.rollouts.episodes import STEPS_PER_LOOK, EpisodeRunner, warn_of_cut
 from rl8x.tracking import Tracker
 from rl8x.tracking.names import legal_name
+from rl8x.trainers.artifacts import finite_curve
 from rl8x.trainers.evaluation import NOWHERE, EpisodeEvaluator
-from rl8x.trainers.plotting import RETURNS, UNITS, grid_parameters, grid_png
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 FOLDER: Final = "grids"
 """The folder of grids among a run's artifacts."""
+RETURNS: Final = "returns"
+"""The column of a grid's table that has the mean returns; the parameters are what is not `_MEASURED`."""
+_MEASURED: Final = ("episodes", RETURNS, "returns_std", "returns_min", "lengths")
+UNITS: Final = "units"
+"""The attribute of a grid's table that has the units of its parameters."""
 _MAX_NAME: Final = 100
 # Copies that are stepped together: the tensors of fewer stay in the processor's cache, of more do not, and copies in
 # which all episodes have ended are not stepped on.
@@ -56,10 +78,6 @@ class CellEvaluator:
 
     Attributes:
         parameters: The parameters that the cells may set.
-
-    Raises:
-        ValueError: If there is nothing to make an environment with, its episodes never end, or it does not have the
-            cells' parameters.
     """
 
     def __init__(
@@ -194,8 +212,8 @@ def _factory(algorithm: GenericAlgorithmBase[Any], evaluator: EpisodeEvaluator |
         made = env.another(num_envs, seed=seed)
         if made is None:
             raise ValueError(
-                f"a grid is evaluated in copies of its own, and the {type(env).__name__} that was given cannot be made "
-                "again with another number of them: give a class, a name or a factory in its place."
+                f"a grid is evaluated in copies of its own, and the {type(env.unwrapped).__name__} that was given "
+                "cannot be made again with another number of them: give a class, a name or a factory in its place."
             )
         return made
 
@@ -224,3 +242,75 @@ def log_grid(tracker: Tracker, frame: pandas.DataFrame, name: str | None, step: 
         if picture is not None:
             (made / "returns.png").write_bytes(picture)
         tracker.log_artifact(made, f"{FOLDER}/{grid_name(frame, name)}")
+
+
+# -- its figure
+
+
+def plot_grid(frame: pandas.DataFrame) -> Figure:
+    """Draw the mean returns of a grid: a curve over one parameter, a heat map over two.
+
+    Of more than two parameters the heat map has the two that explain most; it averages over the others.
+
+    Args:
+        frame: What `Trainer.evaluate_grid` returned, or a part of its rows.
+
+    Returns:
+        The figure, which notebooks show.
+
+    Raises:
+        ValueError: If no parameter has several values.
+    """
+    drawing = _grid_drawing(frame)
+    if drawing is None:
+        raise ValueError("there is nothing to draw: give one parameter of the grid several values.")
+    return drawn(drawing, LIGHT, titled=True)
+
+
+def grid_png(frame: pandas.DataFrame) -> bytes | None:
+    """Return the figure of a grid as a PNG; None if no parameter has several values."""
+    drawing = _grid_drawing(frame)
+    return None if drawing is None else png(drawing, LIGHT, titled=True)
+
+
+def grid_parameters(frame: pandas.DataFrame) -> list[str]:
+    """Return the parameters of a grid's table."""
+    return [str(column) for column in frame.columns if column not in _MEASURED]
+
+
+def _grid_drawing(frame: pandas.DataFrame) -> Drawing | None:
+    """Return the figure of a grid; None if no parameter has several values."""
+    axes, _ = axes_of(frame[grid_parameters(frame)])
+    if not axes:
+        return None
+    scores = frame[RETURNS].to_numpy(dtype=np.float64)
+    units = frame.attrs.get(UNITS, {})
+    if len(axes) == 1:
+        [axis] = axes
+
+        def curve(theme: Theme) -> Figure:
+            figure = new_figure(7.2, 4.2)
+            panel = figure.subplots()
+            line = finite_curve(axis.values, along(scores, axis))
+            draw_line(panel, line, "", 0, theme, marker=len(axis.values) <= 25)
+            scale(panel, axis)
+            panel.set(xlabel=labelled(axis.name, units), ylabel="mean return")
+            panel.grid(True, alpha=0.6)
+            return figure
+
+        return Drawing("returns", f"Return over {axis.name}", "", curve)
+    x, y = axes if len(axes) == 2 else main_pair(axes, [scores])
+    rest = ", ".join(axis.name for axis in axes if axis not in (x, y))
+    means = over_two(scores, x, y)
+
+    def heat_map(theme: Theme) -> Figure:
+        figure = new_figure(5.6, 4.4)
+        panel = figure.subplots()
+        panel.set_facecolor(theme.faint)
+        mesh = draw_map(panel, means, x, y, float(np.nanmin(means)), float(np.nanmax(means)))
+        panel.set(xlabel=labelled(x.name, units), ylabel=labelled(y.name, units))
+        label = f"mean return, averaged over {rest}" if rest else "mean return"
+        figure.colorbar(mesh, ax=panel, label=label, aspect=25, pad=0.015)
+        return figure
+
+    return Drawing("returns", f"Return over {x.name} and {y.name}", "", heat_map)

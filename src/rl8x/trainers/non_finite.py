@@ -76,8 +76,9 @@ def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) 
         "gradients": [name for name, value in parameters.items() if value.grad is not None and not _finite(value.grad)],
     }
     env = algorithm.env
-    about = {} if env is None else {"env": type(env).__name__, "env_config": env.config, "num_envs": env.num_envs}
-    return diagnosis | about
+    if env is None:
+        return diagnosis
+    return diagnosis | {"env": type(env.unwrapped).__name__, "env_config": env.config, "num_envs": env.num_envs}
 
 
 def _order(quantity: str, place: Mapping[str, Any] | None) -> tuple[int, float, int]:

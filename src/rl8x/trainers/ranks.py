@@ -21,7 +21,7 @@ from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.seeds import RULE
 from rl8x.checkpoint import Checkpoint
-from rl8x.checkpoint.ranks import packed, unpacked
+from rl8x.checkpoint.tree import packed, unpacked
 from rl8x.distributed import RankError, ranks
 from rl8x.output import counted, described
 from rl8x.rollouts.statistics import Stats, pool
@@ -35,11 +35,7 @@ _MAX_SHOWN: Final = 200
 
 
 def begin(algorithm: GenericAlgorithmBase[Any]) -> None:
-    """Refuse ranks that are not alike, and give all of them the weights of rank 0.
-
-    Raises:
-        RankError: If this rank or another has other hyperparameters, code or seeds than rank 0.
-    """
+    """Refuse ranks that are not alike, and give all of them the weights of rank 0."""
     if ranks().size == 1:
         return
     params = {name: value for name, value in algorithm.params.items() if name != "device"}
@@ -82,9 +78,6 @@ def check_alike(what: str, values: Mapping[str, Any]) -> None:
     """Refuse ranks that have other values than rank 0.
 
     The values are anything, by name; they are compared as texts, but for addresses in memory.
-
-    Raises:
-        RankError: On all ranks, naming the first that is not like rank 0, and what it has.
     """
     shown = {name: re.sub(r" at 0x[0-9a-f]+", "", str(value)) for name, value in values.items()}
     first, *others = ranks().share(what, shown)
@@ -99,11 +92,7 @@ def check_alike(what: str, values: Mapping[str, Any]) -> None:
 
 
 def check_same(checkpoint: Checkpoint) -> None:
-    """Refuse ranks that do not all go on from this checkpoint, as where one has another disk: their weights differ.
-
-    Raises:
-        RankError: On all ranks; of one that begins anew it says what that does instead.
-    """
+    """Refuse ranks that do not all go on from this checkpoint, as where one has another disk: their weights differ."""
     found = {"the run": checkpoint.metadata["run"]["key"], "the checkpoint": checkpoint.path.name}
     check_alike("the checkpoint to go on from", found)
 
@@ -155,13 +144,13 @@ def pooled_row(
     What `measure` returns, times and memory, is taken once the statistics are on the host.
     """
     if ranks().size == 1:
-        return dict(stats), dict(measure()), [fell_back]
+        return stats.read(), dict(measure()), [fell_back]
     numbers, counts = stats.counted()
     gated = {name: list(prefixes) for name, prefixes in counts.items()}
     shared = ranks().share("a row", [numbers, gated, dict(measure()), fell_back])
     all_gated = {name: prefixes for _, gated, *_ in shared for name, prefixes in gated.items()}
     measured_by_first, have_fallen = shared[0][2], [fallen for *_, fallen in shared]
-    return dict(pool([numbers for numbers, *_ in shared], all_gated)), measured_by_first, have_fallen
+    return pool([numbers for numbers, *_ in shared], all_gated).read(), measured_by_first, have_fallen
 
 
 # -- decisions

@@ -18,17 +18,16 @@ import torch
 from rl8x import keys
 from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.algorithms.online import OnlineAlgorithm
-from rl8x.checkpoint import CheckpointManager, CheckpointsLike
+from rl8x.checkpoint import Checkpoint, CheckpointManager
 from rl8x.checkpoint.build import resolve
-from rl8x.checkpoint.find import CHECKPOINTS_TAG
+from rl8x.checkpoint.find import CHECKPOINTS_TAG, spool_of
 from rl8x.checkpoint.metadata import Resolved
-from rl8x.checkpoint.ranks import RANKS, gathered
-from rl8x.config.describe import checkpoints_plain, run_spec, unwritable_in
-from rl8x.config.spec import RunSpec, TrainerSpec
+from rl8x.checkpoint.tree import RANKS, gathered
+from rl8x.config.describe import unwritable_in
+from rl8x.config.spec import RunSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.env_config import AnyEnvConfig, PlainConfig, function_form, function_name, inherited_config, shown_value
+from rl8x.envs.env_config import AnyEnvConfig, Given, function_form, function_name, inherited_config, shown_value
 from rl8x.importing import texts
 from rl8x.plain_yaml import dump_run
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
@@ -37,7 +36,7 @@ from rl8x.tracking.protocol import Status
 from rl8x.tracking.secrets import hide, hide_in_data
 from rl8x.trainers import description
 from rl8x.trainers.progress import counter_name
-from rl8x.trainers.resume import job, kind_of, torch_generators
+from rl8x.trainers.resume import Origin, handle_for, job, kind_of, torch_generators
 from rl8x.trainers.run_state import RunState
 from rl8x.trainers.statistics import Results
 
@@ -53,13 +52,13 @@ class Record:
     Args:
         algorithm: What is trained.
         tracker: The tracker that keeps the run.
-        checkpoints: When and where the run is saved; see `Trainer`.
-        options: The trainer's options.
+        checkpoints: The manager of the run's checkpoints.
+        spec: How the algorithm and the trainer were made.
         eval_env: The evaluation environment of its own; None where there is none.
         num_eval_envs: Copies that evaluations are made in, those of all ranks.
 
     Attributes:
-        checkpoints: The manager of the run's checkpoints.
+        spec: How the run is made, as values that can be written; each `run()` makes a new one.
         is_written: Whether a file, or a `RunSpec` of a script, made the run.
         run: The run in progress, or the last one; None where there was none.
         is_open: Whether the tracked run has begun, or gone on, and not ended since.
@@ -70,15 +69,15 @@ class Record:
         self,
         algorithm: GenericAlgorithmBase[Any],
         tracker: Tracker,
-        checkpoints: CheckpointsLike,
-        options: TrainerSpec,
+        checkpoints: CheckpointManager,
+        spec: RunSpec,
         eval_env: Env | None,
         num_eval_envs: int,
     ) -> None:
         self.algorithm = algorithm
         self.tracker = tracker
-        self.checkpoints = CheckpointManager(checkpoints, tracker)
-        self.options = options
+        self.checkpoints = checkpoints
+        self.spec = spec
         self.is_written = False
         self.run: RunState | None = None
         self.is_open = False
@@ -98,15 +97,9 @@ class Record:
         self._tagged: Path | None = None
         self._database: str | None = None
         # What is trained under, once that is known: a run that begins with an evaluation does not say it yet.
-        self._config: PlainConfig | None = None
+        self._config: Given | None = None
         if algorithm.env is None:
-            self._config = {} if eval_env is None else eval_env.next_config
-
-    @functools.cached_property
-    def spec(self) -> RunSpec:
-        """How the run is made, as values that can be written; each `run()` makes a new one."""
-        saved = checkpoints_plain(self.checkpoints.options)
-        return run_spec(self.algorithm, replace(self.options, checkpoints=saved))
+            self._config = {} if eval_env is None else eval_env.parameter_state.following.given
 
     @functools.cached_property
     def resolved(self) -> Resolved:
@@ -117,29 +110,35 @@ class Record:
 
     def resume(
         self,
-        handle: str | None,
-        tags: Mapping[str, str],
+        checkpoint: Checkpoint,
+        origin: Origin,
         results: Mapping[str, Any],
-        eval_config: PlainConfig | None = None,
+        eval_config: Given | None = None,
     ) -> None:
-        """Continue the tracked run of another process, whose last rows may come again; without a handle begin one.
+        """Continue the tracked run and the checkpoints of another process, whose last rows may come again.
 
         `eval_config` is what it was evaluated under, where that was not as in training.
         """
+        self.checkpoints.go_on_from(checkpoint, origin.known)
+        self.resolved = resolve(self.algorithm)  # with the seed that was drawn then
+        tracked = checkpoint.metadata["run"]
+        if isinstance(self.tracker, MLflowTracker):
+            self.tracker.resumed_spool = spool_of(checkpoint.path.parent, checkpoint.metadata)
+            self.tracker.names_before = tracked["names"] or {}
         self._results.load_state_dict(results)
-        trained = {} if self.algorithm.env is None else self.algorithm.env.config
+        trained = {} if self.algorithm.env is None else self.algorithm.env.parameter_state.in_force.given
         self._shown = {*_config_params(self.algorithm.env, self._eval_env, trained, eval_config, None)}
-        self._handle, self._repeats, self._resume_tags = handle, True, dict(tags)
+        self._handle, self._repeats, self._resume_tags = handle_for(tracked, self.tracker), True, dict(origin.tags)
 
-    def prepare(self, run: RunState, *, callbacks: bool) -> None:
+    def prepare(self, run: RunState) -> None:
         """Note the options of a `run()` before it begins; callbacks cannot be written to a run file."""
         self.run = run
-        self._steered_by = function_name(run.plain["env_config"])
-        self.spec = replace(self.spec, run=run.spec, trust=self.spec.trusted)
+        self._steered_by = function_name(run.plain_configs["env_config"])
+        self.spec = replace(self.spec, run=run.options, trust=self.spec.trusted)
         plain = self.spec.to_plain()
-        is_whole = self.is_written or not (callbacks or any(text.startswith("__main__.") for text in texts(plain)))
+        is_whole = self.is_written or not (run.callbacks or any(text.startswith("__main__.") for text in texts(plain)))
         self._whole_file = dict(hide_in_data(plain)) if is_whole and not [*unwritable_in(plain)] else None
-        config = _training_config(self.algorithm, None if self._steered_by else run.plain["env_config"])
+        config = _training_config(self.algorithm, None if callable(run.env_config) else run.env_config)
         self._config = self._config if config is None else config
 
     def open(self, *, trains: bool = True) -> None:
@@ -186,11 +185,7 @@ class Record:
         return self._process not in (None, os.getpid())
 
     def check_process(self) -> None:
-        """Raise where the run is another process's.
-
-        Raises:
-            RuntimeError: If it is.
-        """
+        """Raise where the run is another process's."""
         if self.is_elsewhere:
             raise RuntimeError(
                 f"this trainer's run belongs to process {self._process}, and this is a fork of it, which would write "
@@ -265,12 +260,12 @@ class Record:
         """The params of the run: hyperparameters, physics, options, versions and the machine."""
         env, config = self.algorithm.env, self._config
         if config is None:
-            config = {} if env is None else env.next_config
-        eval_config = None if self.run is None else self.run.plain["eval_env_config"]
+            config = {} if env is None else env.parameter_state.following.given
+        eval_config = None if self.run is None else self.run.eval_env_config
         algorithm = self.algorithm
         together = {"ranks": ranks().size} if ranks().size > 1 else {}
-        if together and isinstance(algorithm, OnlineAlgorithm):
-            together["num_envs.total"] = algorithm.config.num_envs * ranks().size
+        if together and env is not None:
+            together["num_envs.total"] = env.num_envs * ranks().size
         configs = _config_params(env, self._eval_env, config, eval_config, self._steered_by, self._shown)
         if "num_eval_envs" in configs:
             configs["num_eval_envs"] = self._num_eval_envs
@@ -293,10 +288,11 @@ class Record:
         if callable(env_config):
             self._steered_by = function_name(function_form(env_config))
         elif env is not None:
-            goes_on_without = self._steered_by is not None and not env.is_steered
+            in_force = env.parameter_state.in_force
+            goes_on_without = self._steered_by is not None and not in_force.steered
             self._steered_by = None if goes_on_without else self._steered_by
-            if goes_on_without or env.config != self._config:
-                self._config = env.config
+            if goes_on_without or in_force.given != self._config:
+                self._config = in_force.given
                 self.update_params()
 
     def update_params(self) -> None:
@@ -402,20 +398,22 @@ class Record:
 # -- the configurations of a run's environments as params
 
 
-def _training_config(algorithm: GenericAlgorithmBase[Any], given: PlainConfig | None) -> PlainConfig | None:
-    """Return the `env_config` of the next step as plain data, given that of a run; None without an environment."""
-    if not isinstance(algorithm, OnlineAlgorithm):
+def _training_config(algorithm: GenericAlgorithmBase[Any], given: Given | None) -> Given | None:
+    """Return the `env_config` of the next step, given that of a run; None without an environment."""
+    horizons = algorithm.horizons
+    if horizons is None:
         return None
-    if not algorithm.reset_is_due():
-        return algorithm.env.config
-    return algorithm.env.next_config if given is None else given
+    state = horizons.env.parameter_state
+    if not horizons.reset_is_due():
+        return state.in_force.given
+    return state.following.given if given is None else given
 
 
 def _config_params(
     env: Env | None,
     eval_env: Env | None,
-    config: PlainConfig,
-    eval_config: PlainConfig | None,
+    config: Given,
+    eval_config: Given | None,
     steered_by: str | None,
     shown: Collection[str] = (),
 ) -> dict[str, Any]:
@@ -439,9 +437,9 @@ def _config_params(
         if name in (eval_config or {}) or value != trained.get(name) or param in shown:
             params[param] = shown_value(value)
     params["num_eval_envs"] = played.num_envs
-    params["eval_env"] = "training environment" if eval_env is None else type(eval_env).__name__
+    params["eval_env"] = "training environment" if eval_env is None else type(eval_env.unwrapped).__name__
     return params
 
 
-def _in_force(env: Env, config: PlainConfig) -> dict[str, object]:
+def _in_force(env: Env, config: Given) -> dict[str, object]:
     return {name: config.get(name, parameter.default) for name, parameter in env.parameters.items()}

@@ -9,7 +9,7 @@ import platform
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, Final
@@ -18,13 +18,14 @@ import psutil
 import torch
 
 from rl8x import keys
-from rl8x.algorithms.base import GenericAlgorithmBase, qualified_name
+from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.hyperparameters import qualified_name
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, CheckpointsLike, find, listed
 from rl8x.checkpoint.build import build_algorithm, changes
 from rl8x.checkpoint.find import find_of_job
-from rl8x.checkpoint.metadata import Resolved, Tracked
+from rl8x.checkpoint.metadata import Resolved, SavedRun, Tracked
 from rl8x.config.describe import unwritable_in
-from rl8x.config.spec import RunSpec
+from rl8x.config.spec import RunOptions
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, TrackingError
 from rl8x.tracking.location import is_users_own, locate, recorded_location, user_tracking_uri
 from rl8x.tracking.runs import has_run
@@ -38,36 +39,37 @@ REMADE: Final = ("MLflowTracker", "NullTracker")
 _TAKEN: Final[set[Path]] = set()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Origin:
-    """How a trainer was resumed from a checkpoint.
+    """Where a trainer's next `run()` comes from: a spec, a checkpoint, or by default nothing.
 
     Attributes:
+        planned: The options that it has where none are given.
+        saved: State of the `run()` in the checkpoint, which it continues.
+        steps: The trainer's steps at the checkpoint; None without one.
         known: The checkpoints in its folder when it was chosen.
         tags: Tags of the resume for the tracked run.
-        steps: The trainer's steps at the checkpoint.
+        overrides: Hyperparameters that were changed.
         named: Whether this checkpoint was asked for, rather than the newest of a run.
-        auto: `auto` of `Trainer.resume`, like the rest.
+        auto: Whether the newest good one was, where the one that was meant is damaged.
     """
 
-    known: Sequence[Path]
-    tags: Mapping[str, str]
-    steps: int
-    named: bool
-    auto: bool
-    overrides: Mapping[str, Any]
-    trust: bool
+    planned: RunOptions = field(default_factory=RunOptions)
+    saved: SavedRun | None = None
+    steps: int | None = None
+    known: Sequence[Path] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    named: bool = False
+    auto: bool = False
 
 
-def newest(directory: Path, origin: Origin, algorithm: GenericAlgorithmBase[Any]) -> tuple[Checkpoint, Origin]:
-    """Find the newest checkpoint of a run, which another process has written since a trainer resumed it.
-
-    Raises:
-        CheckpointError: If it does not fit the algorithm.
-    """
+def newest(directory: Path, algorithm: GenericAlgorithmBase[Any], origin: Origin) -> tuple[Checkpoint, Origin]:
+    """Find the newest checkpoint of a run that another process has gone on with, and say so in the origin."""
     known = listed(directory)
     checkpoint = find(directory, auto=origin.auto)
-    return checkpoint, replace(origin, known=known, tags=_tags(checkpoint, algorithm, origin.overrides))
+    tags, steps = _tags(checkpoint, algorithm, origin.overrides), checkpoint.metadata["counters"][keys.STEPS]
+    return checkpoint, replace(origin, known=known, tags=tags, steps=steps)
 
 
 @functools.cache
@@ -87,28 +89,18 @@ def is_restart() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
 
 
-def unfinished(spec: RunSpec, resolved: Resolved, root: Path | None) -> Path | None:
+def unfinished(resolved: Resolved, root: Path | None, *, any_seed: bool) -> Path | None:
     """Return the folder of checkpoints of the run that the job began of an algorithm.
 
     `root` is where such folders are, or the run's own; None where nothing is saved.
     """
     name = job()
-    folder = None if name is None or root is None else find_of_job(name, spec, resolved, root, _TAKEN)
+    if name is None or root is None:
+        return None
+    folder = find_of_job(name, resolved, root, any_seed=any_seed, besides=_TAKEN)
     if folder is not None:
         _TAKEN.add(folder)
     return folder
-
-
-def after_restart(directory: Path, algorithm: GenericAlgorithmBase[Any]) -> tuple[Checkpoint, Origin]:
-    """Find the newest good checkpoint of a run that the same job has begun, and its origin.
-
-    Raises:
-        CheckpointError: If there is none, or it does not fit the algorithm.
-    """
-    known = listed(directory)
-    checkpoint = find(directory, auto=True)
-    steps, tags = checkpoint.metadata["counters"][keys.STEPS], _tags(checkpoint, algorithm, {})
-    return checkpoint, Origin(known, tags, steps, named=False, auto=True, overrides={}, trust=True)
 
 
 def prepare(
@@ -143,14 +135,12 @@ def prepare(
             options["eval_env"] = eval_env
         for lost in unwritable_in(options["eval_env"]):
             raise CheckpointError(f"{lost}: pass `eval_env=`")
-    except CheckpointError as error:
-        raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
-    except TypeError as error:
+    except (CheckpointError, TypeError) as error:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
     if not known or known[0].parent.resolve() != folder.resolve():  # a run's name or ID
         known = [path for path in listed(folder) if path.name <= checkpoint.path.name]
-    named = Path(source).resolve() == checkpoint.path.resolve()
-    return checkpoint, Origin(known, tags, metadata["counters"][keys.STEPS], named, auto, overrides, trust), options
+    named, steps = Path(source).resolve() == checkpoint.path.resolve(), metadata["counters"][keys.STEPS]
+    return checkpoint, Origin(steps=steps, known=known, tags=tags, overrides=overrides, named=named, auto=auto), options
 
 
 def _check_overrides(overrides: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
@@ -173,7 +163,7 @@ def kind_of(tracker: Tracker) -> str:
 
 def _tags(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any], overrides: Mapping[str, Any]) -> dict[str, str]:
     """Return what is recorded of a resume, and refuse what is different without having been asked for."""
-    different = changes(checkpoint.spec, checkpoint.metadata["resolved"], algorithm)
+    different = changes(checkpoint.metadata["resolved"], algorithm)
     for name, (before, now) in different.items():
         if name in algorithm.config.fixed:
             raise CheckpointError(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import EllipsisType
 from typing import Any, Final
 
 from rl8x import keys
@@ -29,121 +28,117 @@ from rl8x.conditions import (
 from rl8x.conditions.base import FromCallable, in_turn
 from rl8x.config.describe import unwritable, unwritable_in
 from rl8x.config.spec import RunOptions
-from rl8x.envs.env_config import function_name
+from rl8x.envs.env_config import function_form, function_name, plain
 from rl8x.frozen import thawed
 from rl8x.importing import Trust
 from rl8x.names import did_you_mean
 from rl8x.trainers.statistics import TrainStats
 
 StopConditions = Sequence[Condition | Callable[[Mapping[str, float]], bool]]
-OPTIONS: Final = ("env_config", "eval_env_config", "steps_per_eval", "evals_per_film", "max_steps")
-RUN_OPTIONS: Final = (*OPTIONS, "stop_conditions")
+_CONFIGS: Final = ("env_config", "eval_env_config")
+_NUMBERS: Final = ("steps_per_eval", "evals_per_film", "max_steps")
+RUN_OPTIONS: Final = (*_CONFIGS, *_NUMBERS, "stop_conditions")
+_GIVE: Final = "this run makes no evaluations: give `steps_per_eval`, such as steps_per_eval=10."
 
 
 class RunState:
     """The options, conditions and progress of a run.
 
     Args:
-        options: `OPTIONS` and `stop_conditions` as `run()` takes them; `...` is the value in `planned`.
-        planned: The options of a run file or a checkpoint, or the defaults.
+        given: Those of `RUN_OPTIONS` that `run()` was given.
+        planned: The options of a run file or a checkpoint, or the defaults, which the others have.
         saved: `state_dict()` of a run to continue; None begins a new one.
         trust: Whether making the planned conditions may import any module.
         callbacks: Names of the trainer's callbacks, which cannot be saved themselves.
 
     Attributes:
         callbacks: The names given.
-        options: The options given, or else those that were planned.
-        plain: The same with both configurations as plain JSON data, after `start`.
+        options: The options as values that can be written: those given in plain form, after `start`.
+        env_config: What is trained under, as it was given, and parsed after `start`; `eval_env_config` likewise.
+        plain_configs: Both as plain JSON data, after `start`.
         conditions: The stop conditions.
         steps: Steps so far, including those before a resume.
         met: The conditions that the last row met.
         last: The last row, once the run has ended.
         asked_to_save: Whether a callback has asked for a checkpoint after the current step.
-
-    Raises:
-        ValueError: If an option is not legal.
-        CheckpointError: If a condition or the `env_config` that was planned could not be saved.
     """
 
     def __init__(
         self,
-        options: Mapping[str, Any],
+        given: Mapping[str, Any],
         planned: RunOptions,
         saved: SavedRun | None,
         *,
         trust: Trust,
         callbacks: Sequence[str] = (),
     ) -> None:
-        given = {name: getattr(planned, name) if options[name] is ... else options[name] for name in OPTIONS}
-        self.options: dict[str, Any] = thawed(given)  # the run's own: the script may go on with its lists
-        lost = function_name(self.options["env_config"])
+        # Copies: the script may go on with its lists.
+        self.env_config, self.eval_env_config = (thawed(given.get(name, getattr(planned, name))) for name in _CONFIGS)
+        lost = function_name(self.env_config)
         if lost is not None:
             raise CheckpointError(
                 f"the run's `env_config` is the function {lost}, which cannot be saved: pass it again, as "
                 "run(env_config=...)"
             )
-        self.plain = dict(self.options)
-        self.conditions = _conditions(options["stop_conditions"], planned, trust)
+        if "stop_conditions" in given:
+            self.conditions = as_conditions(given["stop_conditions"])
+        else:
+            for lost in unwritable_in(planned.stop_conditions):
+                raise CheckpointError(
+                    f"the stop condition {lost} could not be saved: pass the run's `stop_conditions` again"
+                )
+            self.conditions = planned.conditions(trust)
+        numbers = {name: given[name] for name in _NUMBERS if name in given}
+        self.options = replace(planned, **numbers)
+        self.plain_configs: dict[str, Any] = {}
         self.callbacks = tuple(callbacks)
         self.steps = 0
         self.met: list[Condition] = []
         self.last: TrainStats | None = None
         self.asked_to_save = False
-        self._given = [name for name in RUN_OPTIONS if options[name] is not ...]
-        self._planned = planned
+        self._given = tuple(given)
         self._saved = saved
         self._measured: frozenset[str] = frozenset()
         self._steps_before = 0
         self._counters_before: Mapping[str, int] = {}
         self._bounded: Mapping[str, int] = {}
-        for name in ("steps_per_eval", "evals_per_film", "max_steps"):
-            value = self.options[name]
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"`{name}` must be a whole number, at least 1, or None; got {value!r}.")
-        if self.options["evals_per_film"] is not None and self.options["steps_per_eval"] is None:
-            raise ValueError("`evals_per_film` counts the evaluations of the run: give `steps_per_eval` too.")
 
     # -- before it begins
 
     def start(
-        self, trainer: object, plain_configs: Mapping[str, Any], *, known: Collection[str], measured: Collection[str]
+        self, trainer: object, configs: Mapping[str, Any], *, known: Collection[str], measured: Collection[str]
     ) -> None:
-        """Start the conditions, or restore their saved states.
+        """Take the checked configurations, and start the conditions or restore their saved states.
 
         The trainer evaluates for conditions that ask for it; rows may have the metrics that are `known`, and callbacks
         measure some.
-
-        Raises:
-            ValueError: If a condition could never be met: on a metric that no row will have, or of evaluations in a
-                run without any, or a `Confirmed` that the trainer's evaluations cannot decide.
         """
-        self._warn_of_lost_callbacks()
+        saved = self._saved
+        if saved is not None and saved["callbacks"] and not self.callbacks:
+            warnings.warn(
+                f"the run had callbacks, {', '.join(saved['callbacks'])}, which cannot be saved: it continues without "
+                "them and their metrics. Trainer.resume(..., callbacks=[...]) gives them again.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         check_names(self.conditions, known)
         for condition in self.conditions:
             condition.bind(trainer)
             condition.start()
-        self.plain = self.options | dict(plain_configs)
+        self.env_config, self.eval_env_config = (configs[name] for name in _CONFIGS)
+        self.plain_configs = {name: _plain(each) for name, each in configs.items()}
+        written: dict[str, Any] = {name: self.plain_configs[name] for name in _CONFIGS if name in self._given}
+        if "stop_conditions" in self._given:
+            written["stop_conditions"] = [_spec(each) or unwritable(_named(each)) for each in self.conditions]
+        self.options = replace(self.options, **written)
         self._measured = frozenset(measured)
         if not self.evaluates:
             for condition in self.conditions:
                 _check_evaluated(condition, condition.awaited_names - self._measured)
-        if self._saved is not None:
-            self._go_on(self._saved)
+        if saved is not None:
+            self._go_on(saved)
 
-    def _warn_of_lost_callbacks(self) -> None:
-        """Warn if the run had callbacks, and has none after the resume."""
-        had: Sequence[str] = () if self._saved is None else self._saved["callbacks"]
-        if had and not self.callbacks:
-            warnings.warn(
-                f"the run had callbacks, {', '.join(had)}, which cannot be saved: it continues without them and their "
-                "metrics. Trainer.resume(..., callbacks=[...]) gives them again.",
-                RuntimeWarning,
-                stacklevel=5,
-            )
-
-    def check_followed(
-        self, followed: Mapping[str, str], known: Collection[str], evaluated: Collection[str], *, calls_back: bool
-    ) -> None:
+    def check_followed(self, followed: Mapping[str, str], known: Collection[str], evaluated: Collection[str]) -> None:
         """Refuse an `env_config` whose parameters follow a metric that no row will have, and so would never move.
 
         What an evaluation has measured already will be in rows; callbacks may make evaluations.
@@ -154,26 +149,20 @@ class RunState:
                     f"`env_config[{parameter!r}]` goes by the metric {metric!r}, which no row will have."
                     f"{did_you_mean(metric, known)}"
                 )
-            evaluates = self.evaluates or calls_back or metric in evaluated
-            if metric.startswith(keys.EVAL_PREFIX) and not evaluates:
-                raise ValueError(
-                    f"`env_config[{parameter!r}]` goes by {metric!r}, but this run makes no evaluations: give "
-                    "`steps_per_eval`, such as steps_per_eval=10."
-                )
+            if metric not in evaluated and self._lacks(metric):
+                raise ValueError(f"`env_config[{parameter!r}]` goes by {metric!r}, but {_GIVE}")
 
-    def check_best(self, best: str | None, *, calls_back: bool) -> None:
+    def warn_of_no_best(self, best: str | None) -> None:
         """Warn if the best policy is judged by evaluations, and neither the run nor a callback makes any."""
-        if best is not None and best.startswith(keys.EVAL_PREFIX) and not self.evaluates and not calls_back:
-            warnings.warn(
-                f"no checkpoint will be the best of {best!r}: this run makes no evaluations. Give `steps_per_eval`, "
-                "such as steps_per_eval=10.",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+        if best is not None and self._lacks(best):
+            warnings.warn(f"no checkpoint will be the best of {best!r}: {_GIVE}", RuntimeWarning, stacklevel=4)
+
+    def _lacks(self, metric: str) -> bool:
+        return metric.startswith(keys.EVAL_PREFIX) and not self.evaluates and not self.callbacks
 
     def _go_on(self, saved: SavedRun) -> None:
         """Restore the progress of a saved run; conditions that it did not have begin afresh."""
-        self.steps = int(saved["steps"])
+        self.steps = saved["steps"]
         entries = list(saved["conditions"])
         for condition in self.conditions:
             entry = next((entry for entry in entries if entry["repr"] == _named(condition)), None)
@@ -191,7 +180,7 @@ class RunState:
 
     def _asks_for_more(self, saved: SavedRun) -> bool:
         """Whether a run that had ended is to continue: for more steps, or until another condition is met."""
-        limit, entries = self.options["max_steps"], saved["conditions"]
+        limit, entries = self.options.max_steps, saved["conditions"]
         if limit is not None and self.steps >= limit:
             return False
         if limit != saved["max_steps"] or list(map(_named, self.conditions)) != [each["repr"] for each in entries]:
@@ -203,25 +192,13 @@ class RunState:
     # -- params and checkpoints
 
     @property
-    def spec(self) -> RunOptions:
-        """The options as plain data: those that were planned as they were written, and what the call gave."""
-        given = {name: self.plain[name] for name in self._given if name in OPTIONS}
-        if "stop_conditions" in self._given:
-            given["stop_conditions"] = [_spec(each) or unwritable(_named(each)) for each in self.conditions]
-        return replace(self._planned, **given)
-
-    @property
     def params(self) -> dict[str, Any]:
         """The options as params of the tracked run, except the configurations, whose values are params of their own."""
-        shown = {f"run.{name}": self.options[name] for name in ("steps_per_eval", "evals_per_film", "max_steps")}
+        shown = {f"run.{name}": getattr(self.options, name) for name in _NUMBERS}
         return {**shown, "run.stop_conditions": [_named(condition) for condition in self.conditions]}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the run needs to continue after the current step.
-
-        Raises:
-            TypeError: If the state of a condition cannot be saved.
-        """
+        """Return what the run needs to continue after the current step."""
         conditions = [
             {
                 "repr": _named(condition),
@@ -233,7 +210,7 @@ class RunState:
         last = self.last
         return {
             "steps": self.steps,
-            "max_steps": self.options["max_steps"],
+            "max_steps": self.options.max_steps,
             "conditions": conditions,
             "callbacks": list(self.callbacks),
             "row": None if last is None else dict(last),
@@ -243,7 +220,7 @@ class RunState:
     @property
     def evaluates(self) -> bool:
         """Whether the run evaluates by itself, every `steps_per_eval` or because a condition asks for it."""
-        return self.options["steps_per_eval"] is not None or _evaluates(self.conditions)
+        return self.options.steps_per_eval is not None or _evaluates(self.conditions)
 
     # -- while it runs
 
@@ -263,19 +240,19 @@ class RunState:
     @property
     def evaluation_is_due(self) -> bool:
         """Whether an evaluation comes after the step that was just made."""
-        every: int | None = self.options["steps_per_eval"]
+        every = self.options.steps_per_eval
         return every is not None and self.steps % every == 0
 
     @property
     def film_is_due(self) -> bool:
         """Whether a film follows the evaluation after the step that was just made."""
-        evals, every = self.options["evals_per_film"], self.options["steps_per_eval"]
+        evals, every = self.options.evals_per_film, self.options.steps_per_eval
         return evals is not None and every is not None and self.steps % (evals * every) == 0
 
     @property
     def limit_reached(self) -> int | None:
         """`max_steps` if the run has reached it, else None."""
-        limit: int | None = self.options["max_steps"]
+        limit = self.options.max_steps
         return limit if limit is not None and self.steps >= limit else None
 
     def judge(self, stats: TrainStats, evaluated: Collection[str], why: str | None = None) -> None:
@@ -283,7 +260,7 @@ class RunState:
         # Every condition sees every row: one that counts must not miss any because another was met.
         met = {id(condition) for condition in in_turn(self.conditions) if condition(stats)}
         self.met = [condition for condition in self.conditions if id(condition) in met]
-        if self.options["steps_per_eval"] is None:
+        if self.options.steps_per_eval is None:
             self._check_callables(evaluated)
         reasons = [condition.reason(stats) for condition in self.met] + ([] if why is None else [why])
         if self.limit_reached is not None:
@@ -298,7 +275,9 @@ class RunState:
     def overdue(self, stats: TrainStats) -> list[str]:
         """Return why the run ends by the clock alone, between two rows, with the condition noted as met."""
         self.met = [
-            condition for condition in self.conditions if any(clock.judge(stats) for clock in _clocks(condition))
+            condition
+            for condition in self.conditions
+            if any(isinstance(clock, WallTime) and clock.judge(stats) for clock in _alternatives([condition]))
         ]
         return [condition.reason(stats) for condition in self.met]
 
@@ -313,7 +292,7 @@ class RunState:
     @property
     def most_steps(self) -> float:
         """The largest number of steps that the run can have, including those before a resume; infinite if unbounded."""
-        limit: int | None = self.options["max_steps"]
+        limit = self.options.max_steps
         totals: list[float] = [math.inf if limit is None else limit]
         for name, per_step in self._bounded.items():
             totals += [bound / per_step for bound in _bounds(self.conditions, name) if per_step > 0]
@@ -321,7 +300,7 @@ class RunState:
 
     def total_steps(self, counters: Mapping[str, int]) -> int | None:
         """Return the length of this `run()` by `max_steps`, or by a counter's bound and rate; None if unbounded."""
-        steps, limit = self.steps - self._steps_before, self.options["max_steps"]
+        steps, limit = self.steps - self._steps_before, self.options.max_steps
         totals: list[int] = [] if limit is None else [limit - self._steps_before]
         for name, expected in self._bounded.items():
             gained = counters[name] - self._counters_before[name]
@@ -332,61 +311,47 @@ class RunState:
         return min(totals, default=None)
 
 
-def _conditions(
-    stop_conditions: StopConditions | Condition | EllipsisType | None, planned: RunOptions, trust: Trust
-) -> list[Condition]:
-    if not isinstance(stop_conditions, EllipsisType):
-        return as_conditions(stop_conditions)
-    for lost in unwritable_in(planned.stop_conditions):
-        raise CheckpointError(f"the stop condition {lost} could not be saved: pass the run's `stop_conditions` again")
-    return planned.conditions(trust)
-
-
-def _evaluates(conditions: Sequence[Condition]) -> bool:
+def _evaluates(conditions: Iterable[Condition]) -> bool:
     """Whether a condition makes evaluations without waiting for one."""
-    confirmed = [part for condition in conditions for part in _confirmed_in(condition)]
+    confirmed = [part for condition in conditions for part in parts(condition) if isinstance(part, Confirmed)]
     return any(not _of_evaluations(part.awaited_names) for part in confirmed)
-
-
-def _confirmed_in(condition: Condition) -> list[Confirmed]:
-    return [part for part in parts(condition) if isinstance(part, Confirmed)]
 
 
 def _check_evaluated(condition: Condition, names: Iterable[str]) -> None:
     for name in _of_evaluations(names):
-        raise ValueError(
-            f"{condition!r} reads {name!r}, but this run makes no evaluations: give `steps_per_eval`, such as "
-            "steps_per_eval=10."
-        )
+        raise ValueError(f"{condition!r} reads {name!r}, but {_GIVE}")
 
 
 def _of_evaluations(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if name.startswith(keys.EVAL_PREFIX))
 
 
+def _alternatives(conditions: Iterable[Condition]) -> Iterator[Condition]:
+    """Yield the conditions that each end the run by themselves."""
+    for condition in conditions:
+        yield from _alternatives(condition.children) if isinstance(condition, Or) else (condition,)
+
+
 def _bounds(conditions: Iterable[Condition], name: str) -> list[float]:
     """List the upper bounds on a metric that each end the run by themselves."""
     bounds = []
-    for condition in conditions:
-        if isinstance(condition, Or):
-            bounds += _bounds(condition.children, name)
-        elif isinstance(condition, HitsUpperBound) and condition.name == name:
-            bounds.append(condition.bound)
-        elif isinstance(condition, Not) and isinstance(condition.condition, HitsLowerBound):  # `name > bound`
-            bounds += [condition.condition.bound] if condition.condition.name == name else []
+    for each in _alternatives(conditions):
+        above = each.condition if isinstance(each, Not) else None  # `name > bound`
+        bound = each if isinstance(each, HitsUpperBound) else above if isinstance(above, HitsLowerBound) else None
+        bounds += [bound.bound] if bound is not None and bound.name == name else []
     return bounds
-
-
-def _clocks(condition: Condition) -> list[WallTime]:
-    """List the clocks that each end the run by themselves."""
-    if isinstance(condition, Or):
-        return [clock for child in condition.children for clock in _clocks(child)]
-    return [condition] if isinstance(condition, WallTime) else []
 
 
 def _named(condition: Condition) -> str:
     """Return the repr of a condition without addresses in memory, which differ between processes."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(condition))
+
+
+def _plain(config: Any) -> Any:
+    """Return a configuration as plain data: one of values, a function, or None."""
+    if callable(config):
+        return function_form(config)
+    return None if config is None else plain(config)
 
 
 def _spec(condition: Condition) -> Any:

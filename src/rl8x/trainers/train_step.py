@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import psutil
 import torch
@@ -20,6 +20,9 @@ from rl8x.trainers.non_finite import Guard, OnNonFinite, take_counts
 from rl8x.trainers.ranks import execute_alike, pooled_row
 from rl8x.trainers.record import Record
 from rl8x.trainers.statistics import Timer, TrainStats
+
+# Asking the system takes as long as a step of a small environment.
+_SECONDS_PER_MEMORY: Final = 0.5
 
 
 class TrainStep:
@@ -52,7 +55,8 @@ class TrainStep:
         self._algorithm = algorithm
         self._record = record
         self._guard = Guard(on_non_finite)
-        self._process = psutil.Process()
+        self._process, self._memory_mb, self._measured_at = psutil.Process(), 0.0, -math.inf
+        self._timers = Timer(algorithm.device), Timer(algorithm.device)
         self._evaluated: dict[str, float] = {}  # by evaluations within the present callback
 
     @property
@@ -82,19 +86,19 @@ class TrainStep:
         Raises:
             NonFiniteError: If numbers are not finite, and `on_non_finite` is "stop".
         """
-        algorithm, counters, device = self._algorithm, self._algorithm.counters, self._algorithm.device
+        algorithm, counters, (collecting, learning) = self._algorithm, self._algorithm.counters, self._timers
         transitions, begin, self.open_row = counters[keys.ENV_STEPS], time.perf_counter(), None
         self._guard.before_step(algorithm)
-        with Timer(device) as collecting:
+        with collecting:
             algorithm.follow(self.known)
             collected = algorithm.collect(env_config=env_config)
             self._record.note_config(env_config)
-        with Timer(device) as learning, torch.enable_grad():
+        with learning, torch.enable_grad():
             learned = algorithm.step()
 
         def measure() -> dict[str, float]:
             gathered = counters[keys.ENV_STEPS] - transitions
-            return self._profile(collecting, learning, gathered / (time.perf_counter() - begin))
+            return self._profile(gathered / (time.perf_counter() - begin))
 
         stats = Stats.merge(collected, learned)
         row, measured, fallen = pooled_row(stats, measure, algorithm.execution.fell_back)  # the one copy to the host
@@ -110,13 +114,16 @@ class TrainStep:
         algorithm.watch(row)
         return row
 
-    def _profile(self, collecting: Timer, learning: Timer, env_steps_per_s: float) -> dict[str, float]:
+    def _profile(self, env_steps_per_s: float) -> dict[str, float]:
         """Return the times, the rate and the memory of this rank, after the step's numbers came to the host."""
+        collecting, learning = self._timers
         measured = {"profiling/collect_ms": collecting.elapsed_ms, "profiling/step_ms": learning.elapsed_ms}
         if self._algorithm.env is not None:
             measured["profiling/env_steps_per_s"] = env_steps_per_s
         measured["profiling/tracking_ms"] = self._record.log_ms
-        measured["memory/process_mb"] = self._process.memory_info().rss / 1e6
+        if time.monotonic() - self._measured_at >= _SECONDS_PER_MEMORY:
+            self._memory_mb, self._measured_at = self._process.memory_info().rss / 1e6, time.monotonic()
+        measured["memory/process_mb"] = self._memory_mb
         device = self._algorithm.device
         if device.type == "cuda":
             measured["memory/device_mb"] = torch.cuda.memory_allocated(device) / 1e6

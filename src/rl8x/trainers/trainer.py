@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import math
 import signal
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from rl8x import keys
-from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.base import GenericAlgorithmBase, refuse_inference_mode
 from rl8x.algorithms.hyperparameters import check_names_in
-from rl8x.checkpoint import CheckpointError, read
+from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointManager, CheckpointsLike, read
+from rl8x.checkpoint.metadata import checked_state
+from rl8x.checkpoint.tree import RANKS, num_ranks, of_rank
 from rl8x.conditions import Condition
-from rl8x.config.spec import RunOptions, RunSpec
+from rl8x.config.describe import checkpoints_plain, run_spec, unwritable
+from rl8x.config.spec import RunOptions, RunSpec, TrainerSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.env_config import AnyEnvConfig, followed_in
+from rl8x.envs.env_config import AnyEnvConfig, followed_in, parsed
+from rl8x.names import did_you_mean
 from rl8x.output import counted, described
-from rl8x.tracking import MLflowTracker, Tracker
+from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.protocol import Status, status_of
 from rl8x.tracking.runs import shown_path
 from rl8x.tracking.secrets import hide, logger
@@ -29,24 +37,35 @@ from rl8x.trainers.artifacts import (
     LAST,
     about_policy,
     check_models,
-    film_policy,
     log_film,
     log_policy,
     make_film_env,
     model_metrics,
+    play,
+    plot_run,
     policy_at,
 )
-from rl8x.trainers.base import AlgorithmT, TrainerBase
-from rl8x.trainers.callbacks import Callback, callback_name, declared_by
-from rl8x.trainers.evaluation import check_evaluation_name
+from rl8x.trainers.callbacks import Callback, callback_name, check_callbacks, declared_by
+from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, check_evaluation_name, in_group, make_evaluator
 from rl8x.trainers.grid import grid_metrics, log_grid, measure_grid
-from rl8x.trainers.plotting import plot_run
+from rl8x.trainers.non_finite import OnNonFinite
 from rl8x.trainers.progress import Progress, ProgressReporter
-from rl8x.trainers.ranks import agree, check_alike
-from rl8x.trainers.resume import TRAINER_OPTIONS
+from rl8x.trainers.ranks import agree, begin, check_alike, check_same, warn_of_other_number
+from rl8x.trainers.record import Record
+from rl8x.trainers.resume import (
+    TRAINER_OPTIONS,
+    Origin,
+    is_restart,
+    newest,
+    prepare,
+    set_torch_generators,
+    unfinished,
+    with_generators_of,
+)
 from rl8x.trainers.run_state import RUN_OPTIONS, RunState, StopConditions
 from rl8x.trainers.signals import SignalGuard, interruption
-from rl8x.trainers.statistics import TrainStats
+from rl8x.trainers.statistics import EvalStats, Timer, TrainStats
+from rl8x.trainers.train_step import TrainStep
 from rl8x.video import Film
 
 if TYPE_CHECKING:
@@ -54,16 +73,110 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _log = logger(__name__)
+AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
+TrainerState = dict[str, int]
+EvalEnv = str | bool | Env | Callable[..., Env] | None
+_GIVEN_ENV: Final = "the evaluation environment was an instance or a factory"
+# Metrics of collecting, which algorithms without an environment do not have.
+_COLLECTED = {*keys.COLLECT_METRICS, "profiling/env_steps_per_s"}
 # Between two looks at signals and clocks while programs are waited for.
 _SECONDS_PER_LOOK: Final = 0.2
 
 
-class GenericTrainerBase(TrainerBase[AlgorithmT]):
-    """Trains an algorithm with `step()`, `eval()`, and `run()`, which stops on a condition; see `TrainerBase`.
+class GenericTrainerBase(Generic[AlgorithmT]):
+    """Trains an algorithm: `run()` until a condition stops it, or one `step()` and `eval()` at a time.
 
-    The progress of a run is kept in its `RunState`. Of the attributes, `run()` sets `stop_reason` and `ending`, and
-    clears `origin`, `planned` and `saved_run` once the run has begun.
+    Attributes:
+        evaluator: Plays whole episodes in a separate environment; None if `eval()` does not use one.
+        evaluations: The `env_config`, the schedule and the metric names of `eval()`.
+        record: Writes the run to its tracker and its checkpoints.
+        train_step: Makes the steps, and has the latest row and evaluation.
+        origin: Where the next `run()` comes from: a spec, a checkpoint, or nothing.
     """
+
+    def __init__(
+        self,
+        algorithm: AlgorithmT,
+        *,
+        tracker: Tracker | None = None,
+        eval_env: EvalEnv = "auto",
+        num_eval_envs: int | None = None,
+        checkpoints: CheckpointsLike = None,
+        on_non_finite: OnNonFinite = "stop",
+        log_models: bool = False,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        """Prepare a trainer; nothing is tracked or saved before the first `run()` or `step()`.
+
+        Args:
+            algorithm: The algorithm that is trained.
+            tracker: Stores params and metrics; None is MLflow, or nothing if MLflow is not installed.
+            eval_env: The environment of `eval()`. True, an instance or a factory: a separate environment, in which
+                whole episodes are played. False or None: the training environment, for the horizons from one reset to
+                the next (`horizons_per_env_reset`). `"auto"`: a separate one for episodic tasks, made as the training's
+                or copied from it, and the training environment for tasks that never end. Returns of whole episodes are
+                `eval/returns/*`; if an episodic task is evaluated in the training environment, sums over its horizons
+                are `eval/horizon_returns/*`. An algorithm that learns from a data set is evaluated only if one is
+                given.
+            num_eval_envs: Copies, and so episodes, of a separate evaluation environment that the trainer makes; None is
+                the training's number, but at most 128. An instance that can only be copied keeps its number.
+            checkpoints: When and where the run is saved: a `Checkpoints`, a path, or True for the defaults; False never
+                saves. None saves by the defaults if the tracker keeps the run on a disk, in a folder beside it.
+            on_non_finite: What to do if observations, actions, rewards, losses, gradients or weights are not finite.
+                `"stop"` ends the run as FAILED with a diagnosis. `"skip"` restores the weights before the step, and
+                `"rollback"` those of the last checkpoint; both then continue, in new episodes if collected numbers were
+                not finite, and stop after ten such steps in a row.
+            log_models: Whether a `run()` ends by logging the policy as a model: the `last`, and the `best` if
+                `checkpoints` have a `best_metric`, each with the metrics of its step. See `log_model`.
+            callbacks: Called with the trainer and each row of statistics, after it was tracked and before the
+                conditions judge it. A callback with an attribute `metric_names`, a list of names, may return values for
+                them by name, which are tracked and join the row. What `trainer.eval()` measures in a callback joins the
+                row too. It ends the run by `trainer.stop("why")`.
+
+        Raises:
+            TypeError: If an argument has a wrong type.
+            ValueError: If an argument is not legal, or an environment to evaluate in does not fit.
+        """
+        if not isinstance(algorithm, GenericAlgorithmBase):
+            raise TypeError(
+                f"a trainer needs an algorithm, such as PPOConfig().build(CartPole); got {algorithm!r:.200}."
+            )
+        refuse_inference_mode()
+        # A look at the protocol's properties, as `isinstance` takes it, would look for the store.
+        if tracker is not None and not callable(getattr(type(tracker), "log_metrics", None)):
+            raise TypeError(f"`tracker` must keep runs, as MLflowTracker(...) does; got {tracker!r:.200}.")
+        self.algorithm = algorithm
+        begin(algorithm)
+        algorithm.plan_execution(math.inf)
+        self.evaluator: EpisodeEvaluator | None = make_evaluator(algorithm, eval_env, num_eval_envs)
+        self.evaluations = Evaluations(algorithm, self.evaluator, warns=eval_env == "auto")
+        self.callbacks: tuple[Callback, ...] = ()
+        check_callbacks(callbacks, self.metric_names)
+        self.callbacks = tuple(callbacks)
+        if ranks().is_first:
+            self.tracker = default_tracker() if tracker is None else tracker
+            if log_models:
+                check_models(algorithm.policy, self.tracker)
+        else:
+            self.tracker, checkpoints = NullTracker(), False
+        self.checkpoints = CheckpointManager(checkpoints, self.tracker)
+        options: Any = {
+            "eval_env": eval_env if isinstance(eval_env, bool | str | None) else unwritable(_GIVEN_ENV),
+            "num_eval_envs": num_eval_envs,
+            "on_non_finite": on_non_finite,
+            "log_models": log_models,
+        }
+        spec = run_spec(algorithm, TrainerSpec(**options, checkpoints=checkpoints_plain(self.checkpoints.options)))
+        own_env = None if self.evaluator is None else self.evaluator.env
+        self.record = Record(algorithm, self.tracker, self.checkpoints, spec, own_env, self.evaluations.num_envs)
+        best = self.checkpoints.best_metric
+        if best is not None and best not in self.metric_names:
+            near = did_you_mean(best, self.metric_names)
+            raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {best!r}.{near}")
+        self.train_step = TrainStep(algorithm, self.record, on_non_finite)
+        self.origin = Origin()
+        self.stop_reason: str | None = None
+        self.ending: list[str] = []
 
     @classmethod
     def from_spec(cls, spec: RunSpec, *, tracker: Tracker | None = None, callbacks: Sequence[Callback] = ()) -> Self:
@@ -86,9 +199,59 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             callbacks=callbacks,
             **options,
         )
-        trainer.record.spec, trainer.planned, trainer.record.is_written = spec, spec.run, True
+        trainer.record.spec, trainer.record.is_written, trainer.origin = spec, True, Origin(planned=spec.run)
         trainer.check_run()
         return trainer
+
+    @classmethod
+    def resume(
+        cls,
+        source: str | Path,
+        *,
+        auto: bool = False,
+        algorithm: AlgorithmT | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        tracker: Tracker | None = None,
+        eval_env: EvalEnv | EllipsisType = ...,
+        callbacks: Sequence[Callback] = (),
+        checkpoints: CheckpointsLike | EllipsisType = ...,
+        trust: bool = False,
+    ) -> Self:
+        """Make a trainer from a checkpoint; its next `run()` continues the saved run, to the same bits.
+
+        Args:
+            source: Path of a checkpoint or of a run's folder of checkpoints, or the run's name or ID in MLflow.
+            auto: Take the run's newest good checkpoint if the one that is meant is damaged.
+            algorithm: An algorithm built as the saved one was; None builds it from the checkpoint, which needs an
+                environment and a model that can be imported by name.
+            overrides: Hyperparameters to change from now on; the tracked run records them.
+            tracker: Stores params and metrics; None is the saved run's, if that was MLflow or a `NullTracker`. Any
+                other tracker must be given.
+            eval_env: The environment of `eval()`, see the class; `...` keeps the saved choice.
+            callbacks: Called with the trainer and each row of statistics, see the class.
+            checkpoints: When and where the run is saved, see the class; `...` is as before, in the same folder.
+            trust: Whether to trust the checkpoint as your own code. It may then name modules to be imported, whose code
+                runs, and a store that you have not named; otherwise only names of modules that are already imported, or
+                of rl8x, torch and Gymnasium, are used.
+
+        Raises:
+            CheckpointError: If there is no such checkpoint or it cannot be used; the message names the newest good one.
+
+        Returns:
+            The trainer, at the checkpoint's step.
+        """
+        given: Any = {"eval_env": eval_env, "checkpoints": checkpoints}
+        checkpoint, origin, options = prepare(
+            source, auto=auto, algorithm=algorithm, overrides=overrides, tracker=tracker, trust=trust, **given
+        )
+        trainer = cls(callbacks=callbacks, **options)
+        own, saved = trainer.record.spec.trainer, checkpoint.spec
+        changed = {name: getattr(own, name) for name, value in given.items() if value is not ...}
+        trainer.record.spec = replace(saved, trainer=replace(saved.trainer, **changed), trust=trust)
+        trainer.go_on_from(checkpoint, origin)
+        return trainer
+
+    # -- a run
 
     def run(
         self,
@@ -134,7 +297,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             The last row, with `stop_reason` set.
 
         Raises:
-            TypeError: If a stop condition is not a condition.
+            TypeError: If a stop condition is not a condition, or an option is of another kind.
             ValueError: If an option is not legal, before the first step.
             NonFiniteError: If numbers are not finite and `on_non_finite` is "stop".
             RuntimeError: If called within another `run()` of this trainer, in `torch.inference_mode()`, or in a process
@@ -156,22 +319,23 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             "stop_conditions": stop_conditions,
             "max_steps": max_steps,
         }
-        self.go_on_after_restart()
+        options = {name: value for name, value in options.items() if value is not ...}
+        self._go_on_after_restart()
         run = self._checked_run(options)
-        check_alike("the start of the run", {**run.params, **run.plain})
+        check_alike("the start of the run", {**run.params, **run.plain_configs})
         self.checkpoints.take()  # before the tracker hears of a run that another process may have
         try:
             self.train_step.take_stop()  # of a run that failed
             self.train_step.in_run = True
             if ranks().first("whether the run is elsewhere", self.checkpoints.outrun):
-                self.go_on_from_newest()
+                self._go_on_from_newest()
                 run = self._checked_run(options)
             reporter = self._prepare(run, progress)
             with SignalGuard(quiet=reporter.mode == "none") as signals:
                 with self._tracked(run, reporter, signals):
                     stats, stop = self._begin(run), None
                     # Only now: what could not begin can be tried again.
-                    self.origin, self.saved_run, self.planned = None, None, RunOptions()
+                    self.origin = Origin()
                     while stats is None or stats.stop_reason is None:
                         if stop is not None or (signals.stop is not None and ranks().size == 1):
                             self.record.save(self.state_dict(), run, "KILLED")
@@ -181,7 +345,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                             if stop is not None or stats.stop_reason is not None:
                                 continue
                         self._begin_step(run)
-                        row = self.train_step.make_row(run.options["env_config"])
+                        row = self.train_step.make_row(run.env_config)
                         run.steps += 1
                         self._evaluate_where_due(run, row)
                         stats = self.train_step.finish(row, self)
@@ -196,34 +360,6 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             self.train_step.in_run = False
             self.checkpoints.end()  # only now: a lock that was left marks a run that was killed before its end
 
-    def stop(self, why: str) -> None:
-        """End the `run()` in progress after its current step: it is saved, and FINISHED for this reason.
-
-        Callbacks, signal handlers and other threads may call it; of several ranks one is enough. In a loop over
-        `step()` a callback may: the row gets the reason as its `stop_reason`, and `for stats in trainer` ends with it.
-
-        Args:
-            why: The reason, in the words that the run shows; of several the first counts.
-
-        Raises:
-            TypeError: If the reason is no text.
-            ValueError: If it is empty.
-            RuntimeError: If nothing is in progress that could end.
-        """
-        if not isinstance(why, str):
-            raise TypeError(f"`why` must be a text, as in trainer.stop('the budget is spent'); got {why!r}.")
-        if not why.strip():
-            raise ValueError(
-                f"`why` must say why the run ends, as in trainer.stop('the budget is spent'); got {why!r}."
-            )
-        if not self.train_step.is_in_progress:
-            raise RuntimeError(
-                "trainer.stop() ends a run() in progress, and there is none: call it in a callback, a signal handler "
-                "or another thread. A loop over step() ends by `break`."
-            )
-        if self.train_step.asked_to_stop is None:
-            self.train_step.asked_to_stop = hide(" ".join(why.split()))
-
     def _prepare(self, run: RunState, progress: Progress | EllipsisType) -> ProgressReporter:
         """Configure the trainer's parts for a run, before it begins; return its progress reporter."""
         algorithm = self.algorithm
@@ -231,9 +367,9 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         collected = 0 if algorithm.env is None else config.num_envs * config.horizon * ranks().size
         run.begin(algorithm.counters, {algorithm.clock: 0, keys.ENV_STEPS: collected})
         algorithm.plan_execution(run.most_steps)
-        self.evaluations.env_config = run.options["eval_env_config"]
-        self.record.prepare(run, callbacks=bool(self.callbacks))
-        shown: Any = self.planned.progress if isinstance(progress, EllipsisType) else progress
+        self.evaluations.env_config = run.eval_env_config
+        self.record.prepare(run)
+        shown: Any = self.origin.planned.progress if isinstance(progress, EllipsisType) else progress
         shown = shown if ranks().is_first else "none"
         reporter = ProgressReporter(shown, run.total_steps(self.state), algorithm.clock)
         algorithm.execution.announce(reporter.say)
@@ -326,7 +462,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         try:
             with reporter.waiting(f"writing the last of the run to {self.tracker.location} ..."):
                 self.checkpoints.wait()
-                if status != "FAILED" and self.options.log_models:
+                if status != "FAILED" and self.record.spec.trainer.log_models:
                     self._log_models()
                 self.record.close(status, self.stop_reason, self.train_step.eval_row)
         finally:
@@ -378,6 +514,44 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         except (CheckpointError, OSError) as error:
             _log.warning("rl8x: not all policies are logged as models: %s", error)
 
+    def stop(self, why: str) -> None:
+        """End the `run()` in progress after its current step: it is saved, and FINISHED for this reason.
+
+        Callbacks, signal handlers and other threads may call it; of several ranks one is enough. In a loop over
+        `step()` a callback may: the row gets the reason as its `stop_reason`, and `for stats in trainer` ends with it.
+
+        Args:
+            why: The reason, in the words that the run shows; of several the first counts.
+
+        Raises:
+            TypeError: If the reason is no text.
+            ValueError: If it is empty.
+            RuntimeError: If nothing is in progress that could end.
+        """
+        if not isinstance(why, str):
+            raise TypeError(f"`why` must be a text, as in trainer.stop('the budget is spent'); got {why!r}.")
+        if not why.strip():
+            raise ValueError(
+                f"`why` must say why the run ends, as in trainer.stop('the budget is spent'); got {why!r}."
+            )
+        if not self.train_step.is_in_progress:
+            raise RuntimeError(
+                "trainer.stop() ends a run() in progress, and there is none: call it in a callback, a signal handler "
+                "or another thread. A loop over step() ends by `break`."
+            )
+        if self.train_step.asked_to_stop is None:
+            self.train_step.asked_to_stop = hide(" ".join(why.split()))
+
+    def plan(self, spec: RunSpec) -> None:
+        """Have the next `run()` take the options of a spec where none are given.
+
+        Args:
+            spec: The spec, whose other parts are taken to be as this trainer's.
+        """
+        trust = spec.trusted or self.record.spec.trusted
+        self.origin = replace(self.origin, planned=spec.run)
+        self.record.spec = replace(self.record.spec, trust=trust)
+
     def check_run(self, **options: Any) -> None:
         """Raise what `run()` would raise before its first step, without running.
 
@@ -388,29 +562,174 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             ValueError: If an option is unknown or not legal.
         """
         check_names_in(options, RUN_OPTIONS, "`run()`")
-        self._checked_run(dict.fromkeys(RUN_OPTIONS, ...) | options)
+        self._checked_run({name: value for name, value in options.items() if value is not ...})
 
     def _checked_run(self, options: Mapping[str, Any]) -> RunState:
-        """Check all options; return the run that they describe."""
-        saved = self.saved_run
+        """Check all options that are given, and return the run that they describe with those that are planned."""
+        planned, saved = self.origin.planned, self.origin.saved
         names = list(map(callback_name, self.callbacks))
-        run = RunState(options, self.planned, saved, trust=self.record.spec.trusted, callbacks=names)
-        env_config, eval_config = run.options["env_config"], run.options["eval_env_config"]
-        steps = 0 if saved is None else int(saved["steps"])
-        self.evaluations.check_run(run.options["steps_per_eval"], eval_config, steps=steps)
-        plain_configs = self.evaluations.plain_configs(env_config, eval_config, self.known)
-        if run.options["evals_per_film"] is not None:
+        run = RunState(options, planned, saved, trust=self.record.spec.trusted, callbacks=names)
+        steps = 0 if saved is None else saved["steps"]
+        self.evaluations.check_run(run.options.steps_per_eval, run.eval_env_config, steps=steps)
+        configs = self.evaluations.checked_configs(run.env_config, run.eval_env_config, self.known)
+        if run.options.evals_per_film is not None:
             self.make_film_env(1).close()  # raises before the first step if it cannot be filmed
-        run.start(self, plain_configs, known=self.metric_names, measured=declared_by(self.callbacks))
-        env, calls_back = self.algorithm.env, bool(self.callbacks)
-        followed = followed_in(plain_configs["env_config"] or ({} if env is None else env.next_config))
-        run.check_followed(followed, self.metric_names, self.train_step.eval_row, calls_back=calls_back)
+        run.start(self, configs, known=self.metric_names, measured=declared_by(self.callbacks))
+        env = self.algorithm.env
+        trained = configs["env_config"] or ({} if env is None else env.parameter_state.following.given)
+        followed = {} if callable(trained) else followed_in(trained)
+        run.check_followed(followed, self.metric_names, self.train_step.eval_row)
         if isinstance(self.tracker, MLflowTracker) and not self.record.is_open:
             self.tracker.check()
         if self.checkpoints.check():
             run.state_dict()  # raises where a condition cannot be saved
-            run.check_best(self.checkpoints.best_metric, calls_back=calls_back)
+            run.warn_of_no_best(self.checkpoints.best_metric)
         return run
+
+    # -- one step, one evaluation
+
+    def step(self, *, env_config: AnyEnvConfig | None = None) -> TrainStats:
+        """Collect experience and update the policy once; track the row of metrics.
+
+        Args:
+            env_config: Values for the environment's parameters, applied if a reset is due; None keeps those of
+                training, whatever an evaluation had in between. Or a function of the trainer's `known`.
+
+        Returns:
+            The row, with the metrics of the latest evaluation; an `eval()` before the next step updates them.
+
+        Raises:
+            ValueError: If the `env_config` is not legal, or would never apply.
+            NonFiniteError: If numbers are not finite and `on_non_finite` is "stop".
+            RuntimeError: If called within a `run()` of this trainer or in a callback, in `torch.inference_mode()`, or
+                in a process that was forked after the run began.
+        """
+        if self.train_step.is_in_progress:
+            raise RuntimeError("a step of this trainer is in progress: a callback cannot make another one.")
+        self._check_place()
+        try:
+            self.train_step.begin()
+            stats = self.train_step.finish(self.train_step.make_row(env_config), self)
+        except SystemExit as error:  # a callback's; of one in the loop around nobody hears
+            self.record.close(status_of(error), interruption(error), self.train_step.eval_row)
+            raise
+        self.train_step.open_row = stats
+        asked = ranks().share("whether a callback ends the loop", self.train_step.take_stop())
+        stats.stop_reason = next(filter(None, asked), None)
+        self.stop_reason = stats.stop_reason or self.stop_reason
+        return stats
+
+    def _check_place(self) -> None:
+        """Raise where nothing can be learned, or the run is another process's."""
+        refuse_inference_mode()
+        self.record.check_process()
+
+    def __iter__(self) -> Iterator[TrainStats]:
+        """Yield the rows of `step()` after `step()`, until `stop()` is called."""
+        stats = None
+        while stats is None or stats.stop_reason is None:
+            try:
+                stats = self.step()
+            except KeyboardInterrupt:
+                self.record.close("KILLED", "interrupted", self.train_step.eval_row)
+                raise
+            yield stats
+
+    def eval(
+        self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True, name: str | None = None
+    ) -> EvalStats:
+        """Evaluate the current policy and track the metrics under `eval/`.
+
+        The metrics join the row that `step()` returned last, as fresh ones, so that a condition that is asked about
+        this row counts the evaluation, once. Before the first step they join the next row.
+
+        Args:
+            env_config: Values for the environment's parameters in this evaluation; None takes the run's
+                `eval_env_config`, or else the training's values.
+            deterministic: Whether the policy takes its most likely action rather than a sample.
+            name: The metrics are `eval/<name>/...`. None: they are `eval/...`; with another `env_config` than the
+                run's, they are tracked under a name made from it, such as `eval/gravity 50/...`. An evaluation with a
+                name never replaces the run's own.
+
+        Raises:
+            RuntimeError: If the training environment is used and is not at a reset, or there is no environment; and as
+                `step` does.
+            ValueError: If `env_config` could not be applied, or MLflow does not take the name.
+        """
+        self._check_place()
+        if name is not None:
+            check_evaluation_name(name)
+        tracked_name = self.evaluations.config_name(env_config) if name is None else name
+        with Timer(self.algorithm.device) as timer:
+            stats = self.evaluations.measure(env_config, deterministic=deterministic)
+        spent = {"profiling/eval_ms": timer.elapsed_ms}
+        own, tracked = (in_group(stats, group) for group in (name, tracked_name))
+        self.train_step.take_evaluation(own, tracked | spent, is_of_run=tracked_name is None)
+        return EvalStats(own | spent)
+
+    def evaluate_now(self) -> Mapping[str, float] | None:
+        """Evaluate for `Confirmed`, and return the metrics; None if no evaluation can be made at this step."""
+        return self.eval() if self.evaluations.is_their_turn else None
+
+    @property
+    def state(self) -> TrainerState:
+        """The running counters by metric name: collects, steps, updates, environment steps and episodes."""
+        return self.algorithm.counters
+
+    @property
+    def known(self) -> dict[str, float]:
+        """What an `env_config` may depend on: metrics of the latest row and evaluation, and the counters."""
+        return self.train_step.known
+
+    @property
+    def metric_names(self) -> frozenset[str]:
+        """Every metric that a row of this trainer may have."""
+        env, names = self.algorithm.env, {*keys.TRAINER_METRICS}
+        if env is None:
+            names -= _COLLECTED
+        else:
+            names |= {*keys.info_metrics(env.metric_names), *keys.parameter_metrics(env.parameters)}
+        evaluated = {keys.EVAL_PREFIX + name for name in self.evaluations.measured}
+        return frozenset(names | {*self.algorithm.metrics} | evaluated | declared_by(self.callbacks))
+
+    def evaluation_name(self, name: str) -> str | None:
+        """Return the metric of evaluations that measures the same as a metric of a training row.
+
+        Args:
+            name: The metric of a training row.
+
+        Returns:
+            Its name; None if evaluations do not measure that.
+        """
+        return self.evaluations.name_of(name)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The params of the run: hyperparameters, physics, run options, versions and the machine."""
+        return self.record.params
+
+    def save(self) -> Path | None:
+        """Write a checkpoint and wait until it is on the disk, for loops over `step()`; `run()` saves by itself.
+
+        Within a `run()`, as in a callback, it is written after the current step, once the conditions have judged it.
+
+        Returns:
+            The checkpoint's folder; None if the trainer has no checkpoints, if writing failed, and within a `run()`.
+        """
+        if self.train_step.in_run:
+            assert self.record.run is not None
+            self.record.run.asked_to_save = True
+            return None
+        self.record.open(trains=False)
+        self.checkpoints.begin()
+        self.record.save(self.state_dict(), None)
+        return self.checkpoints.end()
+
+    def close(self) -> None:
+        """End the tracked run after a loop over `step()`; `run()` ends its own."""
+        self.record.close("FINISHED", self.stop_reason, self.train_step.eval_row)
+
+    # -- what it has learned
 
     def play(
         self,
@@ -434,16 +753,19 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         """
         lists = [len(value) for value in (env_config or {}).values() if isinstance(value, list | tuple)]
         copies = max(lists, default=1) if copies is None else copies
-        suffix = ".gif" if path is None else Path(path).suffix
-        env = self.make_film_env(copies)
-        try:
-            config = self.evaluations.runs_config() if env_config is None else env_config
-            film = film_policy(self.algorithm, env, config, copies, suffix=suffix, **options)
-        finally:
-            env.close()
-        if path is not None:
-            film.save(path)
-        return film
+        under = self.evaluations.runs_config() if env_config is None else parsed(env_config)
+        return play(self.algorithm, self.make_film_env(copies), path, under, copies, **options)
+
+    def make_film_env(self, copies: int) -> Env:
+        """Make a separate environment to film in.
+
+        Args:
+            copies: Its number of copies.
+
+        Raises:
+            ValueError: If the environment cannot be rendered or made again.
+        """
+        return make_film_env(self.algorithm, None if self.evaluator is None else self.evaluator.env, copies)
 
     def evaluate_grid(
         self, grid: Mapping[str, Any], *, episodes: int = 10, name: str | None = None, seed: int = 0
@@ -477,17 +799,6 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         if ranks().is_first:
             log_grid(self.tracker, frame, name, self.state[keys.STEPS])
         return frame
-
-    def make_film_env(self, copies: int) -> Env:
-        """Make a separate environment to film in.
-
-        Args:
-            copies: Its number of copies.
-
-        Raises:
-            ValueError: If the environment cannot be rendered or made again.
-        """
-        return make_film_env(self.algorithm, None if self.evaluator is None else self.evaluator.env, copies)
 
     def plot(self, *metrics: str) -> Figure:
         """Plot what the run has logged so far; notebooks display the figure.
@@ -523,26 +834,89 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         about = {"step": self.state[algorithm.clock], "metrics": model_metrics(self.known)}
         log_policy(self.tracker, algorithm.policy, name=name, register=register, alias=alias, **about)
 
-    def save(self) -> Path | None:
-        """Write a checkpoint and wait until it is on the disk, for loops over `step()`; `run()` saves by itself.
+    # -- its state, and going on from a checkpoint
 
-        Within a `run()`, as in a callback, it is written after the current step, once the conditions have judged it.
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next step depends on."""
+        return {
+            "algorithm": self.algorithm.state_dict(),
+            "evaluator": None if self.evaluator is None else self.evaluator.state_dict(),
+            **self.train_step.state_dict(),
+        }
 
-        Returns:
-            The checkpoint's folder; None if the trainer has no checkpoints, if writing failed, and within a `run()`.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state.
+
+        Args:
+            state: What `state_dict` returned.
         """
-        if self.train_step.in_run:
-            assert self.record.run is not None
-            self.record.run.asked_to_save = True
-            return None
-        self.record.open(trains=False)
-        self.checkpoints.begin()
-        self.record.save(self.state_dict(), None)
-        return self.checkpoints.end()
+        self.algorithm.load_state_dict(state["algorithm"])
+        if self.evaluator is not None and state["evaluator"] is not None:
+            self.evaluator.load_state_dict(state["evaluator"])
+        self.train_step.load_state_dict(state)
 
-    def close(self) -> None:
-        """End the tracked run after a loop over `step()`; `run()` ends its own."""
-        self.record.close("FINISHED", self.stop_reason, self.train_step.eval_row)
+    def go_on_from(self, checkpoint: Checkpoint, origin: Origin) -> None:
+        """Restore a checkpoint, with its folder and its tracked run; the next `run()` continues its run.
+
+        Args:
+            checkpoint: The checkpoint.
+            origin: How it was found.
+
+        Raises:
+            CheckpointError: If it does not fit this trainer.
+        """
+        algorithm, saved_in = self.algorithm, checkpoint.metadata
+        check_same(checkpoint)
+        try:
+            state = checked_state(checkpoint.state)
+            self._load_rank(checkpoint.state)
+            if origin.overrides.keys() & {"lr", "lr_schedule"}:
+                algorithm.set_lr(None)
+        except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+            reason = " ".join(described(error).split())
+            raise CheckpointError(
+                f"the checkpoint {checkpoint.path} does not fit this trainer: {reason:.300}"
+            ) from error
+        algorithm.seed = saved_in["resolved"]["config"].get("seed", algorithm.seed)
+        saved = state["run"]
+        self.origin = replace(origin, saved=saved, planned=RunOptions() if saved is None else checkpoint.spec.run)
+        evaluated_under = self.origin.planned.eval_env_config and parsed(self.origin.planned.eval_env_config)
+        if saved is not None:
+            self.evaluations.env_config = evaluated_under
+        self.record.resume(checkpoint, origin, state["results"], evaluated_under)
+
+    def _load_rank(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of this rank from a checkpoint; a rank that it does not have joins with rank 0's."""
+        saved, others = {name: state[name] for name in ("trainer", "torch_generators")}, state.get(RANKS) or {}
+        warn_of_other_number(num_ranks(state), self.algorithm)
+        if ranks().rank < num_ranks(state):
+            own = of_rank(saved, others, ranks().rank)
+            if num_ranks(state) != ranks().size:  # evaluations have other shares: they begin anew
+                own = {**own, "trainer": {**own["trainer"], "evaluator": None}}
+            self.load_state_dict(with_generators_of(self.algorithm.device, own["trainer"], own["torch_generators"]))
+            set_torch_generators(own["torch_generators"], self.algorithm.device)
+            return
+        self.algorithm.join(saved["trainer"]["algorithm"])
+        self.train_step.load_state_dict(saved["trainer"])
+
+    def _go_on_after_restart(self) -> None:
+        """Restore the last checkpoint of the same job after torchrun has restarted it, if there is one."""
+        if not is_restart() or self.origin.steps is not None or self.algorithm.counters[keys.STEPS] > 0:
+            return
+        # The seed that was drawn then is meant.
+        any_seed, resolved, root = self.algorithm.config.seed is None, self.record.resolved, self.checkpoints.root
+        own = unfinished(resolved, root, any_seed=any_seed) if ranks().is_first else None
+        folder = ranks().first("the run to go on with", None if own is None else str(own))
+        if folder is not None:
+            self.go_on_from(*newest(Path(folder), self.algorithm, Origin(auto=True)))
+
+    def _go_on_from_newest(self) -> None:
+        """Restore the newest checkpoint, which another process has written since this trainer resumed an older one."""
+        own, origin = self.checkpoints.directory, self.origin
+        folder = ranks().first("the run's folder", None if own is None else str(own))
+        if folder is None or origin.named or self.algorithm.counters[keys.STEPS] != origin.steps:
+            raise self.checkpoints.outrun_error()
+        self.go_on_from(*newest(Path(folder), self.algorithm, origin))
 
 
 class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
@@ -564,3 +938,14 @@ class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
         stop_reason: Why the last `run()` stopped, or the loop; None before that.
         ending: Lines for the user: where that run is, which rows have not arrived there, and how to continue it.
     """
+
+
+def default_tracker() -> Tracker:
+    """Return a tracker to MLflow; if MLflow is not installed, warn and return one that stores nothing."""
+    if importlib.util.find_spec("mlflow") is not None:
+        return MLflowTracker()
+    warnings.warn(
+        "MLflow is not installed: this run is not tracked. `pip install mlflow`, or pass tracker=NullTracker().",
+        stacklevel=3,
+    )
+    return NullTracker()

@@ -1,141 +1,85 @@
-"""What SAC and TD3 share: the scale of returns, and what cuts the sums of rewards that it is of."""
-
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
-from tests.probes import Forever
+from gymnasium.spaces import Box, Dict, Discrete
+from torch import nn
 
-from rl8x import keys
-from rl8x.algorithms import SACConfig, TD3Config
-from rl8x.algorithms.off_policy.actor_critic import SCALE
-from rl8x.algorithms.off_policy.learner import TAU
-from rl8x.checkpoint.tree import clone
-from rl8x.tracking import NullTracker
-from rl8x.trainers import Trainer
+from rl8x.algorithms.off_policy.actor_critic import Critics
+from rl8x.nn.layers import ACTIVATIONS
 
-CONFIGS = {"sac": SACConfig, "td3": TD3Config}
-SMALL = {"num_envs": 8, "horizon": 4, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
-SMALL |= {"warmup_steps": 16, "batch_size": 6, "buffer_size": 200, "critic_hidden_sizes": [16], "execution": "eager"}
+OBS, ACTION = Box(-1.0, 1.0, (3,), dtype=np.float32), Box(-2.0, 2.0, (2,), dtype=np.float32)
 
 
-class Hundreds(Forever):
-    """Rewards of 100 for three steps, then a time limit: sums are 100, 150, 175 with gamma 0.5."""
-
-    single_action_space = Box(-1.0, 1.0, (1,), dtype=np.float32)
-
-    def transition(self, state, actions, parameters, noise):
-        state, rewards, ends = super().transition(state, actions, parameters, noise)
-        return state, 100 * rewards, ends
-
-
-def build(name, **options):
-    return CONFIGS[name](**{**SMALL, "gamma": 0.5, "return_bound": 5.0, **options}).build(Hundreds)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_rewards_are_scaled_to_the_bound_of_returns(name):
-    algorithm = build(name)
-    for _ in range(3):
-        algorithm.collect()
-    std = np.std([100, 150, 175])
-    assert algorithm.return_scale.scale.item() == pytest.approx(1 / max(std, 175 / 5), rel=1e-5)
-    assert algorithm.draw(0, 3)[SCALE].tolist() == pytest.approx([1 / 35] * 3, rel=1e-5)
-    wide = build(name, return_bound=50.0)
-    for _ in range(3):
-        wide.collect()
-    assert wide.return_scale.scale.item() == pytest.approx(1 / std, rel=1e-5)
-    restored = build(name)
-    restored.load_state_dict(algorithm.state_dict())
-    assert torch.equal(restored.return_scale.scale, algorithm.return_scale.scale)
-    unscaled = build(name, return_bound=None)
-    assert SCALE not in unscaled.draw(0, 3)
-    with pytest.raises(ValueError, match=r"the run had a `return_bound`, which .* got None. Resume it as it was"):
-        unscaled.load_state_dict(algorithm.state_dict())
-    with pytest.raises(ValueError, match=r"the run had no `return_bound`, which .* got 5.0"):
-        build(name).load_state_dict(unscaled.state_dict())
+def plain(critics, i, layer_norm, activation):
+    """The i-th critic as a stack of plain layers, with its weights."""
+    modules, stacks = [], [*critics.hidden, critics.head]
+    for stack in stacks:
+        if hasattr(stack, "weight") and stack.weight.shape[1] == 1 and layer_norm and stack is not critics.head:
+            norm = nn.LayerNorm(stack.weight.shape[-1])
+            norm.weight.data, norm.bias.data = stack.weight[i, 0].detach(), stack.bias[i, 0].detach()
+            modules.append(norm)
+        elif hasattr(stack, "weight"):
+            layer = nn.Linear(*stack.weight.shape[1:])
+            layer.weight.data, layer.bias.data = stack.weight[i].detach().T.contiguous(), stack.bias[i, 0].detach()
+            modules.append(layer)
+        else:
+            modules.append(ACTIVATIONS[activation]())
+    return nn.Sequential(*modules)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("num_atoms", [1, 11])
-def test_updates_scale_returns(name, num_atoms):
-    algorithms = [build(name, return_bound=None, num_atoms=num_atoms) for _ in range(2)]
-    generator = torch.Generator().manual_seed(5)
-    rows = {each: torch.randn(6, 1, generator=generator) for each in (keys.OBS, keys.NEXT_OBS, keys.ACTIONS)}
-    rows |= {keys.RETURNS: torch.randn(6, generator=generator) * 3, keys.DISCOUNTS: torch.full((6,), 0.5)}
-    found = []
-    for algorithm, change in zip(
-        algorithms, ({SCALE: torch.tensor(0.1)}, {keys.RETURNS: rows[keys.RETURNS] * 0.1}), strict=True
-    ):
-        drawn = {each: tensor[0] for each, tensor in algorithm.draw(0, 1).items()}
-        batch = rows | drawn | {TAU: torch.tensor(0.5)} | change
-        found.append(algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch))
-    assert found[0].metrics["losses/q"].item() == found[1].metrics["losses/q"].item()
-    assert torch.equal(found[0].errors, found[1].errors)
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize(("num_critics", "activation", "outputs"), [(1, "tanh", 1), (2, "relu", 1), (5, "elu", 7)])
+def test_they_are_separate_stacks_of_linear_layers_gradients_too(num_critics, activation, outputs, layer_norm):
+    torch.manual_seed(0)
+    options = {"activation": activation, "layer_norm": layer_norm, "num_atoms": outputs}
+    critics = Critics(OBS, ACTION, num_critics=num_critics, hidden_sizes=[8, 4], **options)
+    for parameter in critics.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    stacks = [plain(critics, i, layer_norm, activation) for i in range(num_critics)]
+    obs, actions = torch.randn(6, 3), torch.randn(6, 2)
+    here, there = actions.clone().requires_grad_(), actions.clone().requires_grad_()
+    values = critics(obs, here)
+    expected = torch.stack([stack(torch.cat([obs, there], -1)) for stack in stacks])
+    torch.testing.assert_close(values, expected if outputs > 1 else expected.squeeze(-1))
+    assert values.shape == ((num_critics, 6, 7) if outputs > 1 else (num_critics, 6))
+    values.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(here.grad, there.grad)
+    torch.testing.assert_close(critics.head.weight.grad[-1], stacks[-1][-1].weight.grad.T)
+    torch.testing.assert_close(critics.hidden[0].weight.grad[0], stacks[0][0].weight.grad.T)
+    torch.testing.assert_close(critics.hidden[0].bias.grad[0, 0], stacks[0][0].bias.grad)
 
 
-def evaluated(algorithm):
-    algorithm.evaluate()  # two steps: one ends the episode, one is the first of another
+def test_weights_begin_orthogonal_and_differ():
+    critics = Critics(OBS, ACTION, hidden_sizes=[5, 16])
+    first, second = critics.hidden[0].weight.detach()
+    torch.testing.assert_close(first @ first.T, 2 * torch.eye(5))
+    assert not torch.allclose(first, second)
+    head = critics.head.weight.detach()
+    torch.testing.assert_close(head.norm(dim=1), torch.ones(2, 1))
+    assert critics.head.bias.abs().sum() == 0
 
 
-def discarded(algorithm):
-    algorithm.discard_experience()
+def test_observations_are_laid_out_flat_and_discrete_actions_have_a_value_each():
+    space = Dict({"a": Box(-1, 1, (2, 2), dtype=np.float32), "b": Discrete(3)})
+    critics = Critics(space, Discrete(4, start=1), num_critics=3, hidden_sizes=[8])
+    obs = {"a": torch.randn(5, 2, 2), "b": torch.tensor([0, 1, 2, 0, 1])}
+    values = critics(obs)
+    assert values.shape == (3, 5, 4)
+    flat = torch.cat([obs["a"].flatten(1), torch.eye(3)[obs["b"]]], -1)
+    torch.testing.assert_close(values[1], plain(critics, 1, False, "relu")(flat))
+    assert Critics(space, Discrete(4), num_atoms=11)(obs).shape == (2, 5, 4, 11)
+    assert Critics(OBS, Box(-1, 1, (2, 3), dtype=np.float32))(torch.zeros(5, 3), torch.zeros(5, 2, 3)).shape == (2, 5)
+    with pytest.raises(ValueError, match="`critic_hidden_sizes` must be a list of whole numbers"):
+        Critics(OBS, ACTION, hidden_sizes=[8, 0])
 
 
-def spoilt(algorithm):
-    """Have a horizon with a number that is not finite between two others."""
-    rewards, fill = algorithm.rollout.tensors[keys.REWARDS], algorithm.collector.fill
-
-    def fill_with_nan(rollout, *meanwhile):
-        fill(rollout, *meanwhile)
-        rewards[0, 3] = torch.nan
-
-    algorithm.collector.fill = fill_with_nan
-    algorithm.collect()
-    algorithm.collector.fill = fill
-
-
-@pytest.mark.parametrize("gap", [evaluated, discarded, spoilt])
-def test_no_sum_of_rewards_reaches_across_a_gap(gap):
-    """Two steps come before a gap, two after it: the sums of each are 100 and 150."""
-    algorithm = build("td3", horizon=2)
-    algorithm.collect()
-    gap(algorithm)
-    algorithm.collect()
-    assert algorithm.return_scale.largest.item() == 150.0
-    assert algorithm.return_scale.moments.count.item() == 32.0
-    algorithm.reset_if_due(None)
-    algorithm.collect()
-    assert algorithm.return_scale.moments.count.item() == 48.0
-    assert torch.isfinite(algorithm.return_scale.scale).all()
-
-
-def test_an_update_that_is_taken_back_or_of_another_rank_leaves_the_rewards_behind_an_episode():
-    """Four steps end an episode and begin one: each has a reward of 100 behind it, after the next four 150."""
-    algorithm = build("td3")
-    algorithm.collect()
-    before = clone(algorithm.learned_state())
-    algorithm.collect()
-    algorithm.load_learned_state(before)
-    assert algorithm.return_scale.carry.tolist() == [150.0] * 8
-    joined = build("td3", seed=2)
-    joined.join(algorithm.state_dict())
-    assert joined.return_scale.largest.item() == algorithm.return_scale.largest.item() == 175.0
-    assert not joined.return_scale.carry.any()
-    restored = build("td3")
-    restored.load_state_dict(algorithm.state_dict())
-    assert restored.return_scale.carry.tolist() == [150.0] * 8
-
-
-class ActionIsReward(Hundreds):
-    def transition(self, state, actions, parameters, noise):
-        return dict(state), actions.squeeze(1), torch.zeros(self.num_envs, dtype=torch.bool)
-
-
-def test_evaluations_sample_from_the_policy_also_while_the_warm_up_is_random():
-    config = TD3Config(**{**SMALL, "warmup_steps": 1000, "exploration_noise": 1e-6})
-    trainer = Trainer(config.build(ActionIsReward), tracker=NullTracker(), num_eval_envs=64)
-    assert trainer.step()["rewards/std"] > 0.3
-    sampled = trainer.eval(deterministic=False)
-    assert sampled["eval/rewards/std"] < 1e-5
-    assert sampled["eval/rewards/mean"] == pytest.approx(trainer.eval()["eval/rewards/mean"], abs=1e-5)
+def test_heads_compute_in_float32_under_bfloat16():
+    critics = Critics(OBS, ACTION, hidden_sizes=[8])
+    obs, actions = torch.randn(6, 3), torch.randn(6, 2)
+    exact = critics(obs, actions)
+    critics.autocast = lambda: torch.autocast("cpu", torch.bfloat16)
+    values = critics(obs, actions)
+    assert values.dtype == torch.float32
+    assert not torch.equal(values, exact)
+    torch.testing.assert_close(values, exact, atol=0.05, rtol=0.05)

@@ -1,5 +1,4 @@
 import copy
-import dataclasses
 import functools
 import math
 from fractions import Fraction
@@ -17,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 
 from rl8x import HitsUpperBound, NullTracker, Trainer, keys
 from rl8x.algorithms import DQNConfig
-from rl8x.algorithms.off_policy.config import OffPolicyConfig
 from rl8x.checkpoint.tree import clone
 from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.trainers.non_finite import NonFiniteError
@@ -271,57 +269,6 @@ def test_weights_that_are_not_finite_are_named():
 # -- going on
 
 
-SITUATIONS = {
-    "full replay": ({"buffer_size": 60}, 12),
-    "warm-up": ({"warmup_steps": 100}, 3),
-    "a fraction owed": ({"updates_per_sample": 0.3, "n_step": 3}, 7),
-    "resets": ({"horizons_per_env_reset": 3, "n_step": 2}, 4),
-    "normalised": ({"normalize_observations": True, "updates_per_sample": 1.0}, 5),
-    "prioritised": ({"prioritized": True, "buffer_size": 70, "priority_beta": 0.7}, 7),
-    "all at once": ({"prioritized": True, "buffer_size": 60, "n_step": 3, "updates_per_sample": 0.3}, 9),
-    "on a disk": ({"buffer_path": "replay", "buffer_size": 60, "n_step": 3, "updates_per_sample": 0.3}, 9),
-    "atoms": ({"num_atoms": 5, "dueling": True, "prioritized": True}, 4),
-    "quantiles": ({"num_quantiles": 3, "tau": 0.1, "target_interval": 1}, 4),
-}
-
-
-@pytest.mark.parametrize("situation", SITUATIONS)
-def test_a_run_goes_on_to_the_bit(situation, tmp_path):
-    options, steps = SITUATIONS[situation]
-
-    def made(folder="replay"):
-        path = {"buffer_path": str(tmp_path / folder)} if "buffer_path" in options else {}
-        return build(**{"n_step": 1, "updates_per_sample": 0.5, **options, **path})
-
-    def run(trainer, upto):
-        rows = []
-        while trainer.state["algorithm/steps"] < upto:
-            rows.append({name: value for name, value in trainer.step().items() if name.split("/")[0] not in _TIMES})
-        return rows
-
-    whole = Trainer(made("another"), tracker=NullTracker(), eval_env=False)
-    run(whole, steps)
-    expected = run(whole, steps + 6)
-    first = Trainer(made(), tracker=NullTracker(), eval_env=False, checkpoints=tmp_path / "checkpoints")
-    run(first, steps)
-    first.save()
-    if situation in ("full replay", "all at once", "on a disk"):
-        assert first.algorithm.replay.size == 60 < first.algorithm.replay.total
-    if situation in ("a fraction owed", "all at once", "on a disk"):
-        assert 0 < first.algorithm.updates_owed < 1
-    if situation == "warm-up":
-        assert first.algorithm.counters["algorithm/updates"] == 0
-    second = Trainer.resume(tmp_path / "checkpoints", algorithm=made(), tracker=NullTracker(), eval_env=False)
-    assert run(second, steps + 6) == expected
-    assert all(map(torch.equal, second.algorithm.nets.state, whole.algorithm.nets.state))
-    assert second.algorithm.counters["algorithm/updates"] > 0
-    kept, wanted = (each.algorithm.replay.as_tensordict() for each in (second, whole))
-    assert (kept == wanted).all()
-
-
-_TIMES = ("profiling", "memory")
-
-
 def test_another_ratio_goes_on_from_what_was_owed():
     algorithm = build(updates_per_sample=1.0)
     train(algorithm, 4)
@@ -350,27 +297,6 @@ def test_the_learned_state_has_no_experience():
 
 
 # -- what is refused
-
-
-def test_a_replay_that_does_not_fit_is_refused_before_anything_is_allocated():
-    with pytest.raises(ValueError, match=r"buffer_size=1,000,000,000,000 needs at least .* Lower `buffer_size`"):
-        build(buffer_size=10**12)
-
-
-def test_what_is_no_hyperparameter_is_refused():
-    with pytest.raises(ValueError, match="`tau` must be greater than 0 and at most 1"):
-        DQNConfig(tau=0.0)
-    with pytest.raises(ValueError, match="no option 'momentun'"):
-        DQNConfig(optimizer="sgd", optimizer_config={"momentun": 0.9})
-    with pytest.raises(ValueError, match="must begin at 0"):
-        DQNConfig(lr_schedule=[[5, 0.1]])
-    with pytest.raises(ValueError, match="`horizons_per_env_reset` must be positive"):
-        DQNConfig(horizons_per_env_reset=0)
-
-
-def test_every_hyperparameter_is_explained():
-    for field in dataclasses.fields(OffPolicyConfig):
-        assert field.metadata["help"].endswith(".")
 
 
 def test_the_estimate_of_a_step_grows_with_its_updates():
@@ -402,18 +328,6 @@ def test_all_updates_of_a_step_are_counted_and_averaged(monkeypatch):
     assert algorithm.counters["algorithm/updates"] == len(losses) == 8
     assert len(set(losses)) == 8
     assert row["losses/q"] == pytest.approx(sum(losses) / 8)
-
-
-def test_what_is_drawn_depends_on_the_configs_seed_and_on_no_other():
-    def drawn(seed, global_seed):
-        torch.manual_seed(global_seed)
-        np.random.seed(global_seed)
-        algorithm = build(seed=seed)
-        train(algorithm, 4)
-        return algorithm.replay.sample(3, 16, algorithm.generator)
-
-    assert torch.equal(drawn(1, 0), drawn(1, 9))
-    assert not torch.equal(drawn(1, 0), drawn(2, 0))
 
 
 class Counter(gymnasium.Env):

@@ -1,6 +1,5 @@
 """Learning from a data set through the same trainer: the clock, the rows, going on, and what is refused."""
 
-import dataclasses
 import functools
 import json
 
@@ -8,15 +7,12 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from tests.probes import traced_only
 
 from rl8x import HitsUpperBound, NullTracker, Trainer, keys, load_algorithm
 from rl8x.algorithms import (
     BCConfig,
     DQNConfig,
     IQLConfig,
-    OfflineAlgorithm,
-    OffPolicyConfig,
     SACConfig,
     TD3Config,
 )
@@ -122,29 +118,6 @@ def test_rows_are_the_data_sets_with_returns_of_n_steps():
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_run_goes_on_to_the_bit_from_its_folder_alone(name, tmp_path):
-    dataset(ENVS.get(name, CartPole)).save(tmp_path / "data")
-
-    def made():
-        return build(name, str(tmp_path / "data"), normalize_observations=True)
-
-    whole = Trainer(made(), tracker=NullTracker())
-    expected = [whole.step() for _ in range(6)][3:]
-    first = Trainer(made(), tracker=NullTracker(), checkpoints=Checkpoints(tmp_path / "run"))
-    for _ in range(3):
-        first.step()
-    first.save()
-    second = Trainer.resume(tmp_path / "run", tracker=NullTracker())
-    for row in expected:
-        again = second.step()
-        assert [again[each] for each in whole.algorithm.update_metrics] == [
-            row[each] for each in whole.algorithm.update_metrics
-        ]
-    assert torch.equal(weights(second.algorithm), weights(whole.algorithm))
-    assert second.algorithm.counters == whole.algorithm.counters
-
-
-@pytest.mark.parametrize("name", CONFIGS)
 def test_what_was_learned_acts_without_the_data_set(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     env = ENVS.get(name, CartPole)
@@ -186,26 +159,6 @@ def test_another_data_set_under_the_same_path_is_refused(tmp_path):
     dataset(seed=4).save(tmp_path / "data")
     with pytest.raises(ValueError, match=r"learned from a data set of the digest .* Give the same transitions"):
         Trainer.resume(tmp_path / "run", tracker=NullTracker()).step()
-
-
-@pytest.mark.parametrize(
-    ("name", "env_class"),
-    [
-        ("bc", CartPole),
-        ("iql", CartPole),
-        ("iql", Pendulum),
-        ("dqn", CartPole),
-        ("sac", CartPole),
-        ("sac", Pendulum),
-        ("td3", Pendulum),
-    ],
-)
-def test_traced_updates_have_the_bits_of_eager_ones(name, env_class, monkeypatch):
-    traced_only(monkeypatch)
-    algorithms = [build(name, dataset(env_class), execution=mode) for mode in ("eager", "compile")]
-    rows = [[dict(algorithm.step()) for _ in range(3)] for algorithm in algorithms]
-    assert rows[0] == rows[1]
-    assert torch.equal(*map(weights, algorithms))
 
 
 def test_observations_are_normalised_by_the_moments_of_the_data():
@@ -280,18 +233,6 @@ def test_what_does_not_fit_is_refused():
         BCConfig(dataset=3)
     with pytest.raises(ValueError, match="Unknown metric 'returns/mean'"):
         Trainer(build(), tracker=NullTracker()).run(max_steps=1, stop_conditions=[HitsUpperBound("returns/mean", 1)])
-
-
-def test_an_algorithm_without_an_offline_form_says_how_to_declare_one():
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class MineConfig(DQNConfig):
-        pass
-
-    MineConfig.offline_algorithm = None
-    with pytest.raises(TypeError, match=r"DQN has no offline form: declare one by `class \.\.\.\(OfflineAlgorithm"):
-        MineConfig().build(dataset=dataset())
-    assert issubclass(DQNConfig.offline_algorithm, OfflineAlgorithm)
-    assert OffPolicyConfig.offline_algorithm is None
 
 
 # -- spaces of a data set

@@ -4,7 +4,6 @@ import pytest
 import torch
 from tests.probes import traced_only
 
-from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, Pendulum
 
@@ -37,43 +36,6 @@ CASES = {
 }
 
 # Too small for two chunks
-SMALLEST = {
-    "one copy, one sequence": (
-        Pendulum,
-        {"num_envs": 1, "model": "gru", "model_config": {"hidden_size": 8}, "seq_len": 8, "sgd_minibatch_size": None},
-    ),
-    "one transition": (Pendulum, {"num_envs": 1, "sgd_minibatch_size": 1, "target_kl_div": 0.5}),
-}
-
-
-@pytest.mark.usefixtures("_traced_only")
-@pytest.mark.parametrize("case", CASES | SMALLEST)
-def test_a_traced_update_equals_the_eager_one(case):
-    env, options = (CASES | SMALLEST)[case]
-    eager, traced = build(env, **options, execution="eager"), build(env, **options, execution="compile")
-    for _ in range(2):
-        stats = []
-        for algorithm in (eager, traced):
-            algorithm.collect()
-            stats.append(algorithm.step())
-        torch.testing.assert_close(weights(traced), weights(eager), atol=1e-5, rtol=1e-5)
-        assert dict(stats[0]) == pytest.approx(dict(stats[1]), abs=1e-4, rel=1e-4)
-    assert eager.counters == traced.counters
-
-
-def test_a_compiled_update_equals_the_eager_one():
-    # The programs of trainers/test_resume.py, which are then compiled once.
-    options = {"num_envs": 4, "sgd_minibatch_size": 16, "model_config": {"hidden_sizes": [8]}}
-    eager, compiled = build(**options, execution="eager"), build(**options, execution="compile")
-    for algorithm in (eager, compiled):
-        algorithm.collect()
-        algorithm.step()
-        algorithm.collect()
-        algorithm.step()
-    torch.testing.assert_close(weights(compiled), weights(eager), atol=1e-5, rtol=1e-5)
-    for name, reference in eager.optimizer.moments.items():
-        torch.testing.assert_close(compiled.optimizer.moments[name], reference, atol=1e-5, rtol=1e-4)
-    assert compiled.params["execution"] == "compile"
 
 
 @pytest.mark.usefixtures("_traced_only")
@@ -109,17 +71,6 @@ def test_a_schedule_reaches_a_traced_update():
     algorithm.collect()
     algorithm.step()
     assert torch.equal(weights(algorithm), before)
-
-
-def test_bfloat16_products_keep_weights_and_probabilities_in_float32():
-    algorithm, reference = build(precision="bf16"), build()
-    for each in (algorithm, reference):
-        each.collect()
-        each.step()
-    assert algorithm.optimizer.weights.dtype == torch.float32
-    assert algorithm.rollout[keys.LOGP].dtype == torch.float32
-    difference = (weights(algorithm) - weights(reference)).abs().max()
-    assert 0 < difference < 0.05
 
 
 def test_tf32_needs_cuda():

@@ -6,12 +6,11 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests import probes
-from tests.probes import traced_only
 from torch.nn import functional as F
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
-from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
+from rl8x.envs import GymnasiumEnv, Pendulum
 from rl8x.functional import generalized_advantages
 
 
@@ -101,31 +100,6 @@ def test_large_values_are_learned_as_fast_as_small_ones(normalizes):
     train(algorithm, 30)
     errors = [abs(values_at(algorithm.policy, x) - value) for x, value in ((1.0, 1500.0), (-1.0, 500.0))]
     assert (max(errors) < 25) is normalizes, errors
-
-
-@pytest.mark.parametrize("env", [CartPole, Pendulum])
-@pytest.mark.parametrize("model", [{}, {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3}])
-def test_recorded_programs_equal_eager_ones(monkeypatch, env, model):
-    traced_only(monkeypatch)
-    eager, recorded = (build(env, **model, sgd_minibatch_size=12, execution=mode) for mode in ("eager", "compile"))
-    for _ in range(3):  # what is recorded at first must read the moments that come later
-        stats = []
-        for algorithm in (eager, recorded):
-            algorithm.collect()
-            stats.append(algorithm.step())
-        for name, value in eager.rollout.tensors.items():
-            torch.testing.assert_close(recorded.rollout[name], value, atol=1e-4, rtol=1e-4, msg=name)
-        assert dict(stats[0]) == pytest.approx(dict(stats[1]), abs=1e-4, rel=1e-3)
-
-
-def test_a_restored_state_goes_on_with_the_same_bits():
-    straight = train(build(), 4)
-    first, second = train(build(), 2), build(seed=99)
-    second.load_state_dict(first.state_dict())
-    train(second, 2)
-    for name, value in straight.policy.state_dict().items():
-        assert torch.equal(second.policy.state_dict()[name], value), name
-    assert "value_moments.means" in straight.policy.state_dict()
 
 
 class Flagged(gymnasium.Env):

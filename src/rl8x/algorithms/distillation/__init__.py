@@ -2,6 +2,5 @@
 
 from rl8x.algorithms.distillation.config import DistillationConfig
 from rl8x.algorithms.distillation.distillation import Distillation, distill
-from rl8x.algorithms.distillation.teacher import Teacher
 
-__all__ = ["Distillation", "DistillationConfig", "Teacher", "distill"]
+__all__ = ["Distillation", "DistillationConfig", "distill"]

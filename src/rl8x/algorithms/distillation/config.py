@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.algorithms.distillation.teacher import Teacher
+from rl8x.algorithms.distillation.teacher import acting_weights, describe_teacher, find_teacher
 from rl8x.algorithms.hyperparameters import option, resolve_device
 from rl8x.algorithms.on_policy import OnPolicyConfig
 from rl8x.distributions import Distribution
@@ -82,7 +83,10 @@ class DistillationConfig(OnPolicyConfig):
         """
         if self.teacher is None:
             raise ValueError("distillation needs a `teacher`: a run, a policy, an algorithm or a trainer.")
-        if isinstance(self.teacher, Teacher):
+        if isinstance(self.teacher, Mapping):  # its description
             return super().build(env, **env_kwargs)
-        teacher = Teacher.of(self.teacher, resolve_device(self.device))
-        return dataclasses.replace(self, teacher=teacher).build(env, **env_kwargs)
+        policy, source = find_teacher(self.teacher, resolve_device(self.device))
+        described = dataclasses.replace(self, teacher=describe_teacher(policy, source))
+        algorithm: Any = described.build(env, **env_kwargs)
+        algorithm.load_teacher(acting_weights(policy))
+        return cast(GenericAlgorithmBase[Any], algorithm)

@@ -13,23 +13,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
 import gymnasium.spaces as spaces
+import numpy as np
+import torch
 from torch import Tensor
 
 import rl8x
 from rl8x import keys
-from rl8x.algorithms.base import LR
+from rl8x.algorithms.base import LR, EnvFactory
 from rl8x.algorithms.distillation.config import DistillationConfig
-from rl8x.algorithms.distillation.guided import LABELS, PLAYS, Guided, Student, labelled
-from rl8x.algorithms.distillation.losses import DISTILLATION_LOSS_METRICS, distillation_minibatch_losses, loss_of
-from rl8x.algorithms.distillation.teacher import Teacher, View, acting_weights
+from rl8x.algorithms.distillation.guided import LABELS, PLAYS, Guided, Student, View, labelled
+from rl8x.algorithms.distillation.teacher import acting_weights, make_teacher, read_weights
 from rl8x.algorithms.hyperparameters import resolve_device
-from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm
+from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import GRAD_NORM
+from rl8x.distributions import Distribution
+from rl8x.distributions.base import from_numbered
+from rl8x.distributions.composite import Composite
+from rl8x.envs import Env
 from rl8x.envs.env_config import AnyEnvConfig
 from rl8x.envs.observed import PARAMETERS
 from rl8x.models.registry import BUILTIN
@@ -37,8 +42,10 @@ from rl8x.names import unknown_name
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Bootstrap, Slot
-from rl8x.spaces import critic_only, describe_space, without_parts
+from rl8x.spaces import critic_only, describe_space, leaves, without_parts
+from rl8x.trees import Tree, flatten_tree
 
+DISTILLATION_LOSS_METRICS: Final = ("losses/distillation", "monitors/entropy", "monitors/disagreement")
 BETA: Final = "coefficients/beta"
 PLAYED: Final = "monitors/teacher_share"
 
@@ -55,11 +62,24 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
     packed: ClassVar[tuple[str, ...]] = (keys.OBS, keys.STARTS, keys.VALID, LABELS)
     made: ClassVar[tuple[str, ...]] = ()
 
-    @property
-    def teacher(self) -> Teacher:
-        """The teacher, which labels observations."""
-        teacher: Teacher = self.config.teacher
-        return teacher
+    def __init__(self, config: DistillationConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
+        self.teacher = make_teacher(config.teacher)
+        self.has_teacher = "policy" in config.teacher  # rather than its description alone
+        super().__init__(config, env, seed, env_factory)
+
+    def load_teacher(self, weights: Mapping[str, Tensor]) -> None:
+        """Load the teacher's weights, in place.
+
+        Args:
+            weights: Its `acting_weights`, `[*]` each.
+
+        Raises:
+            ValueError: If they belong to another model.
+        """
+        if weights.keys() != acting_weights(self.teacher).keys():
+            raise ValueError("the teacher's weights in the checkpoint do not match the model of its description.")
+        self.teacher.load_state_dict(dict(weights), strict=False)
+        self.has_teacher = True
 
     def make_policy(self) -> Student:
         """Build the student, with torch's global generator seeded.
@@ -68,11 +88,9 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
             ValueError: If the teacher has another action space, or `teacher_obs` names an unknown part or all parts.
         """
         config, space = self.config, self.env.single_observation_space
-        if self.teacher.policy.action_space != self.env.single_action_space:
-            theirs, ours = (
-                describe_space(self.teacher.policy.action_space),
-                describe_space(self.env.single_action_space),
-            )
+        spaces_of = self.teacher.action_space, self.env.single_action_space
+        if spaces_of[0] != spaces_of[1]:
+            theirs, ours = map(describe_space, spaces_of)
             raise ValueError(f"the teacher acts in {theirs}; the environment takes {ours}.")
         built_in = config.model is None or (isinstance(config.model, str) and config.model in BUILTIN)
         return Student(
@@ -90,12 +108,12 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
     @functools.cached_property
     def loss(self) -> str:
         """The configured loss."""
-        return loss_of(self.config.loss, self.policy.distribution, self.teacher.policy.distribution)
+        return loss_of(self.config.loss, self.policy.distribution, self.teacher.distribution)
 
     @functools.cached_property
     def guided(self) -> Guided:
         """The student and the teacher, which act while collecting."""
-        teacher, samples = self.teacher.policy.to(self.device), self.config.sample_actions
+        teacher, samples = self.teacher.to(self.device), self.config.sample_actions
         view = View(self.env.single_observation_space, teacher.observation_space)
         samples = self.loss != "mse" if samples is None else samples
         return Guided(self.policy, teacher, view, with_params=self.loss == "kl", samples=samples)
@@ -118,13 +136,66 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
     @property
     def objective(self) -> Objective:
         """The loss of the student against the labels."""
-        losses = functools.partial(distillation_minibatch_losses, distribution=self.policy.distribution, loss=self.loss)
+        losses = functools.partial(self.losses, distribution=self.policy.distribution, loss=self.loss)
         return Objective(losses, DISTILLATION_LOSS_METRICS, DISTILLATION_LOSS_METRICS[0])
+
+    def learn(self) -> Tensor:
+        """Learn the labels of the rollout that was collected; return the share of steps that the teacher made, 0-d."""
+        played = self.set_targets()
+        with self.updates() as updates:
+            for _ in updates.epochs():
+                for minibatches in updates.minibatches():
+                    updates.step(minibatches)
+        return played
 
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Return the share of steps in which the teacher acted; labels were computed while collecting."""
         plays, valid = data[PLAYS].float(), data.get(keys.VALID)
         return {}, plays.mean() if valid is None else (plays * valid).sum() / valid.sum().clamp(min=1)
+
+    @staticmethod
+    def losses(
+        policy: Callable[..., Any],
+        batch: SequenceBatch,
+        state: SequenceBatch,
+        coefficient: Tensor,
+        config: DistillationConfig,
+        *,
+        distribution: Distribution,
+        loss: str,
+    ) -> Tensor:
+        """Return the loss and its monitors, summed over a minibatch.
+
+            kl:   L = KL(teacher || student)
+            nll:  L = -log p_student(a*),            a* the teacher's most likely action
+            mse:  L = mean over the action's dimensions of (a - a*)^2,    a the student's most likely action
+
+        Args:
+            policy: A `Student` called as a module, under the weights of the update.
+            batch: Observations, starts and labels, each `[seq_len, batch, ...]`.
+            state: The student's initial states, each `[batch, *]`.
+            coefficient: 0-d; not used.
+            config: The hyperparameters; not used.
+            distribution: The student's action distribution.
+            loss: The loss's name.
+
+        Returns:
+            Sums in the order of `DISTILLATION_LOSS_METRICS`, `[3]`. The disagreement is the share of most likely
+            actions that differ; for continuous actions, their mean distance.
+        """
+        params = policy(batch[keys.OBS], state, batch[keys.STARTS])
+        labels, mode = batch[LABELS], distribution.mode(params)
+        if loss == "kl":
+            taught = from_numbered(labels, params)
+            losses, best = distribution.kl(taught, params), distribution.mode(taught)
+        else:
+            best = labels
+            losses = -distribution.logp(params, best) if loss == "nll" else _mean_of(torch.square, mode, best)
+        distance = _mean_of(torch.abs, mode, best).detach()
+        columns = torch.stack((losses, distribution.entropy(params), distance))
+        if keys.VALID in batch:
+            columns = columns * batch[keys.VALID]
+        return columns.flatten(1).sum(1)
 
     def coefficients(self) -> dict[str, Number]:
         """Return the coefficients other than the learning rate, by metric name."""
@@ -132,12 +203,13 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Collect a rollout with student and teacher."""
-        self.teacher.need_weights()
+        if not self.has_teacher:  # no checkpoint has provided it
+            self.load_teacher(read_weights(self.config.teacher, self.device))
         self.guided.beta.fill_(self.config.schedule("beta")(self.counters[self.clock]))
         return super().collect(env_config=env_config)
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
-        """Evaluate the student without the teacher; see `OnlineAlgorithm.evaluate`."""
+        """Evaluate the student without the teacher; see `GenericAlgorithmBase.evaluate`."""
         beta = self.guided.beta.clone()
         self.guided.beta.zero_()
         try:
@@ -152,7 +224,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         environment without `observe_parameters`; a model given as an instance keeps the observation that it was made
         for. The policy shares no memory with the student.
         """
-        student, own = self.policy, self.env.own_observation_space
+        student, own = self.policy, self.env.unwrapped.single_observation_space
         rest = without_parts(self.env.single_observation_space, student.hidden)
         is_wrapped = isinstance(rest, spaces.Dict) and list(rest.spaces) == [keys.OBS] and rest[keys.OBS] == own
         is_wrapped = is_wrapped and student.model_is_made
@@ -176,11 +248,11 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
     def params(self) -> dict[str, Any]:
         """Every effective hyperparameter by name, and what identifies the teacher."""
         params = {name: value for name, value in super().params.items() if not name.startswith("teacher.")}
-        teacher = self.teacher
+        described = self.config.teacher
         return params | {
-            "teacher": teacher["source"] or "given",
-            "teacher.sha256": teacher["sha256"],
-            "teacher.model.class": type(teacher.policy.model).__name__,
+            "teacher": described["source"] or "given",
+            "teacher.sha256": described["sha256"],
+            "teacher.model.class": type(self.teacher.model).__name__,
             "teacher_obs": list(self.policy.hidden),
             "loss": self.loss,
             "sample_actions": self.guided.samples,
@@ -189,14 +261,14 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
 
     def state_dict(self) -> dict[str, Any]:
         """Return all state that the next collect and step depend on, including the teacher's weights."""
-        return {**super().state_dict(), "teacher": acting_weights(self.teacher.policy)}
+        return {**super().state_dict(), "teacher": acting_weights(self.teacher)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of `state_dict`; training continues with the same bits."""
         super().load_state_dict(state)
         # A teacher that was looked up again has loaded its own weights; a resume checks their hash.
-        if not self.teacher.has_weights:
-            self.teacher.load(state["teacher"])
+        if not self.has_teacher:
+            self.load_teacher(state["teacher"])
 
 
 def distill(
@@ -230,11 +302,7 @@ def distill(
 
 
 def _hidden(space: Any, teacher_obs: list[str] | None) -> list[str]:
-    """Return the parts of an observation that the student does not observe.
-
-    Raises:
-        ValueError: If a part is unknown, or none is left.
-    """
+    """Return the parts of an observation that the student does not observe; raise a `ValueError` if one is unknown."""
     parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {}
     if teacher_obs is None:
         return [name for name in parts if name == PARAMETERS or name in critic_only(space)]
@@ -244,3 +312,37 @@ def _hidden(space: Any, teacher_obs: list[str] | None) -> list[str]:
     if parts and not parts.keys() - {*teacher_obs, keys.ACTION_MASK}:
         raise ValueError("`teacher_obs` leaves the student nothing to observe: it names every part of the observation.")
     return list(teacher_obs)
+
+
+def _mean_of(function: Callable[[Tensor], Tensor], actions: Tree, others: Tree) -> Tensor:
+    """Return a function of differences, averaged over dimensions, `[seq_len, batch]`; integers count as equal or not.
+
+    Actions are `[seq_len, batch, *action]`, or dicts of such.
+    """
+    pairs = zip(flatten_tree("", actions).values(), flatten_tree("", others).values(), strict=True)
+    differences = [function(a - b) if a.is_floating_point() else (a != b).float() for a, b in pairs]
+    return torch.stack([each.flatten(2).mean(-1) if each.dim() > 2 else each for each in differences]).mean(0)
+
+
+def loss_of(loss: str | None, student: Distribution, teacher: Distribution) -> str:
+    """Resolve the loss; raise a `ValueError` if the two distributions do not support it."""
+    same = _same_kind(student, teacher)
+    names = f"{type(student).__name__} of the student and {type(teacher).__name__} of the teacher"
+    if loss == "kl" and not same:
+        raise ValueError(f"loss='kl' needs one kind of distribution, with a `kl`; got {names}. Use 'nll'.")
+    if loss == "mse" and not all(
+        isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating) for _, leaf in leaves(student.space)
+    ):
+        raise ValueError(
+            f"loss='mse' needs continuous actions; got {describe_space(student.space)}. Use 'kl' or 'nll'."
+        )
+    return loss or ("kl" if same else "nll")
+
+
+def _same_kind(one: Distribution, other: Distribution) -> bool:
+    """Return whether two distributions have the same kind of parameters and a KL divergence."""
+    if type(one) is not type(other) or not one.has_kl:
+        return False
+    if isinstance(one, Composite) and isinstance(other, Composite):
+        return all(_same_kind(part, other.named[key]) for key, part in one.named.items())
+    return True

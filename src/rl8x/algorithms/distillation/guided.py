@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import gymnasium
+import gymnasium.spaces as spaces
 import torch
 from torch import Tensor, nn
 
-from rl8x.algorithms.distillation.teacher import View
+from rl8x import keys
 from rl8x.distributions.base import numbered
 from rl8x.envs.base import Step
 from rl8x.models import State
 from rl8x.policy import Act, Policy
 from rl8x.rollouts.step import Cursor, experience
-from rl8x.spaces import where_rows
+from rl8x.spaces import describe_space, where_rows
 from rl8x.trees import Tree, flatten_tree
 
 LABELS: Final = "labels"
@@ -112,3 +114,33 @@ def labelled(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     assert act.labels is not None
     label = flatten_tree(LABELS, act.labels[LABELS])
     return experience(cursor, act, step) | label | {PLAYS: act.labels[PLAYS]}
+
+
+class View:
+    """Selects what a teacher observes of an environment's observations: all, some parts, or the part `obs` alone.
+
+    Raises a `ValueError` if the environment's observations lack what the teacher needs.
+    """
+
+    def __init__(self, env: gymnasium.Space[Any], teacher: gymnasium.Space[Any]) -> None:
+        self.parts: tuple[str, ...] | None = None
+        self.unwraps = False
+        if env == teacher:
+            return
+        shown = dict(env.spaces) if isinstance(env, spaces.Dict) else {}
+        if isinstance(teacher, spaces.Dict) and all(shown.get(name) == part for name, part in teacher.spaces.items()):
+            self.parts = tuple(teacher.spaces)
+        elif shown.get(keys.OBS) == teacher:
+            self.unwraps = True
+        else:
+            raise ValueError(
+                f"the teacher needs observations of {describe_space(teacher)}; the environment has "
+                f"{describe_space(env)}. Add what is missing to the environment's observations, as "
+                "observe_parameters='all' adds the parameters; `teacher_obs` hides it from the student."
+            )
+
+    def __call__(self, obs: Any) -> Any:
+        """Return the parts of observations `[num_envs, *obs]` that the teacher observes."""
+        if self.unwraps:
+            return obs[keys.OBS]
+        return obs if self.parts is None else {name: obs[name] for name in self.parts}

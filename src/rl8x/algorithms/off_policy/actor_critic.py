@@ -1,7 +1,4 @@
-"""The common base of SAC and TD3: a policy that is trained by critics Q(s, a).
-
-An algorithm says which actions follow, from which the critics' targets are made, and what the policy's loss is. Here
-are the critics' construction, targets and losses, whose values are means or categorical distributions.
+"""The networks of actor-critic algorithms: a policy that critics train, and critics with their targets and loss.
 
 Source: Fujimoto et al. 2018, arXiv:1802.09477 (the smaller of two critics); Bellemare et al. 2017, arXiv:1707.06887
 (`num_atoms`).
@@ -9,156 +6,226 @@ Source: Fujimoto et al. 2018, arXiv:1802.09477 (the smaller of two critics); Bel
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
+import gymnasium
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl8x import keys
-from rl8x.algorithms.base import EnvFactory
-from rl8x.algorithms.off_policy.actor import Actor
-from rl8x.algorithms.off_policy.config import ActorCriticConfig
-from rl8x.algorithms.off_policy.critics import Critics, action_values
-from rl8x.algorithms.off_policy.learner import Learner
-from rl8x.algorithms.off_policy.nets import Loss, Net
-from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
-from rl8x.algorithms.off_policy.return_scale import ReturnScale
-from rl8x.algorithms.off_policy.updates import (
-    Found,
-    OffPolicyUpdater,
-    Phase,
-    ReplayBatch,
-    Update,
-    UpdateResult,
-    weighted_mean,
-)
+from rl8x.algorithms.off_policy.nets import Loss
+from rl8x.algorithms.off_policy.updates import SCALE, Found, ReplayBatch, UpdateResult, weighted_mean
 from rl8x.distributions import Distribution
-from rl8x.envs import Env
-from rl8x.envs.env_config import AnyEnvConfig
+from rl8x.distributions.discrete import inverse_cdf
+from rl8x.execution import Execution
 from rl8x.functional import expectation, project
-from rl8x.rollouts.statistics import Number, Stats
-from rl8x.trees import unflatten_tree
-
-ActorCriticConfigT = TypeVar("ActorCriticConfigT", bound=ActorCriticConfig)
+from rl8x.models import Model, State
+from rl8x.models.encoders import FlatObservations
+from rl8x.models.registry import BUILTIN
+from rl8x.nn.layers import LayerNormStack, LinearStack, masked_logits
+from rl8x.nn.layers import activation as make_activation
+from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes, perceptron, plain_layers
+from rl8x.policy import Act, Policy
+from rl8x.spaces import check_bounds, critic_only, describe_space
+from rl8x.trees import Tree
 
 CRITIC_METRICS: Final = ("losses/q", "monitors/q", "monitors/td_error", "monitors/q_grad_norm")
-"""Metrics of every update, also of those that train only the critics."""
-SCALE: Final = "return_scale"
-"""Key of a batch: the factor that returns are multiplied by, 0-d; missing if they are not scaled."""
+"""Metrics of every update that trains critics by `Critics.loss`, also of those that train nothing else."""
 
 
-class ActorCritic(Learner[ActorCriticConfigT]):
-    """The update of an actor-critic, for rows of a replay or of a data set.
+def check_bounded(name: str, space: gymnasium.Space[Any], *, discrete: bool = False) -> None:
+    """Raise a `ValueError` unless an action space is a `Box` of floats with finite bounds, or a fitting `Discrete`."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        if discrete:
+            return
+        raise ValueError(f"{name} needs a Box action space of floats; got {describe_space(space)}. Use DQN or SAC.")
+    if not isinstance(space, gymnasium.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        fits = "Box action space of floats, or a Discrete one" if discrete else "Box action space of floats"
+        raise ValueError(f"{name} needs a {fits}; got {describe_space(space)}. Use PPO.")
+    check_bounds(space, name, "PPO")
+
+
+class Actor(Policy):
+    """A policy that can act at random for a while, over a bounded `Box` or a `Discrete` action space.
+
+    As a module it maps observations to the parameters of its action distributions: this is what is trained.
+
+    Args:
+        observation_space: Space of one copy's observation.
+        action_space: Space of one copy's action.
+        distribution: As `Policy` has it. That of a `Box` draws standard normal numbers for its samples.
+        distribution_config: Keyword arguments of its class.
+        model: As `Policy` has it. Its values are not used.
+        model_config: Keyword arguments of the model's class. In built-in models features and value share their layers,
+            unless this says otherwise: layers for a value alone would be computed for nothing.
+        normalize_observations: As `Policy` has it.
 
     Attributes:
-        critics: The module of the network "q".
+        is_random: Whether it acts at random, 0-d bool.
     """
 
-    policy: Actor
-    critics: Critics
+    is_random: Tensor
+    random_low: Tensor
+    random_high: Tensor
 
-    def make_actor(self, distribution: type[Distribution], distribution_config: Mapping[str, Any]) -> Actor:
-        """Return a policy of the config's model.
-
-        Args:
-            distribution: Class of its action distribution.
-            distribution_config: Keyword arguments of that class.
-        """
-        config = self.config
-        return Actor(
-            self.observation_space,
-            self.action_space,
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        *,
+        distribution: str | type[Distribution],
+        distribution_config: Mapping[str, Any] | None = None,
+        model: str | type[Model] | Model | None = None,
+        model_config: Mapping[str, Any] | None = None,
+        normalize_observations: bool = False,
+    ) -> None:
+        built_in = model is None or (isinstance(model, str) and model in BUILTIN)
+        super().__init__(
+            observation_space,
+            action_space,
+            model=model,
+            model_config={**({"shared": True} if built_in else {}), **(model_config or {})},
             distribution=distribution,
             distribution_config=distribution_config,
-            model=config.model,
-            model_config=config.model_config,
-            normalize_observations=config.normalize_observations,
+            normalize_observations=normalize_observations,
+            # The critics are separate networks that read all parts; the model's own value is not used.
+            hidden=critic_only(observation_space),
         )
+        self.register_buffer("is_random", torch.zeros((), dtype=torch.bool), persistent=False)
+        if isinstance(action_space, gymnasium.spaces.Box):
+            for name in ("low", "high"):
+                bound = torch.as_tensor(getattr(action_space, name), dtype=torch.float32)
+                self.register_buffer(f"random_{name}", bound, persistent=False)
 
-    def add_critics(self) -> None:
-        """Add the critics of the config as the network "q"."""
-        config = self.config
-        self.critics = Critics(
-            self.policy.inputs_space,
-            self.action_space,
-            num_critics=config.num_critics,
-            hidden_sizes=(256, 256) if config.critic_hidden_sizes is None else config.critic_hidden_sizes,
-            layer_norm=config.critic_layer_norm,
-            num_outputs=config.num_atoms,
-        )
-        if config.precision == "bf16":
-            self.critics.autocast = self.execution.autocast
-        self.add_net("q", self.critics)
+    # After training it acts like a plain policy, so it is saved as one.
+    form = Policy.form
 
-    def make_cycle(self) -> list[OffPolicyUpdater]:
-        """Return a cycle of updates in which every `policy_delay`-th also trains the policy."""
-        critics = self.make_updater(Update(self.phases()[:1], self.finish), CRITIC_METRICS)
-        return [critics] * (self.config.policy_delay - 1) + super().make_cycle()
+    @contextlib.contextmanager
+    def exploring(self, *, warms_up: bool) -> Iterator[dict[str, Any]]:
+        """Act at random within the context if it `warms_up`; there are no metrics of that."""
+        self.is_random.fill_(warms_up)  # in place, as programs read it
+        try:
+            yield {}
+        finally:
+            self.is_random.fill_(False)
 
-    @abstractmethod
-    def phases(self) -> list[Phase]:
-        """Return the phases of an update, in order; the first is that of the critics."""
+    def act(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> Act:
+        """Choose an action for each copy; arguments are those of `Policy.act`. The mode is never random."""
+        act = super().act(obs, state, starts, noise)
+        if noise is None:
+            return act
+        actions = torch.where(self.is_random, self.random_actions(obs, noise), act.actions)
+        return act._replace(actions=actions)
 
-    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
-        """Return the metrics, and the errors of the rows, `[batch_size]`.
+    def random_actions(self, obs: Tree, noise: Tensor) -> Tensor:
+        """Return uniformly random legal actions, `[num_envs, *action]`, by noise of samples, `[num_envs, num_noise]`.
 
-        Args:
-            nets: The networks by name.
-            batch: Rows of the replay and drawn noise by name, `[batch_size, ...]` each.
-            found: What the phases have found, by name.
+        The distribution function of normal numbers is uniform.
         """
-        values, td_targets = found["values"], found["td_targets"]
-        errors = (values - (td_targets @ self.atoms if self.config.num_atoms > 1 else td_targets)).abs().mean(0)
-        return UpdateResult(found | {"monitors/q": values.mean(), "monitors/td_error": errors.mean()}, errors)
+        space = self.action_space
+        if isinstance(space, gymnasium.spaces.Box):
+            shares = torch.special.ndtr(noise).reshape(-1, *space.shape)
+            return torch.lerp(self.random_low, self.random_high, shares)
+        assert isinstance(space, gymnasium.spaces.Discrete)
+        mask = self.model_inputs(obs)[1]
+        logits = noise.new_zeros(len(noise), int(space.n))
+        if mask is not None:
+            logits = masked_logits(logits, mask | ~mask.any(-1, keepdim=True))
+        return inverse_cdf(logits.log_softmax(-1), noise.squeeze(-1)) + int(space.start)
 
-    # -- parts of an update
+    def forward(self, obs: Tree, state: State, starts: Tensor) -> Any:  # type: ignore[override]
+        """Return the parameters of the action distributions of sequences of one step, `[batch, ...]`."""
+        features, _, mask = self.predict(obs, state, starts)
+        return self.distribution.from_features(features[0], None if mask is None else mask[0])
 
-    def critics_obs(self, batch: ReplayBatch, key: str) -> Any:
-        """Return a batch's observations as the critics read them.
 
-        Args:
-            batch: The rows.
-            key: `keys.OBS` or `keys.NEXT_OBS`.
+class Critics(nn.Module):
+    """Perceptrons Q_1 to Q_n of observations and actions, with a batched product for each layer of all of them.
 
-        Returns:
-            `[batch_size, *obs]`, or a dict of such.
+    For a `Discrete` action space they read observations alone and give the values of all actions. Weights begin as
+    those of the built-in models do. The heads compute in float32 whatever the precision. Actions are read in the units
+    of the action space, not scaled to its bounds.
+
+    Args:
+        observation_space: Space of one copy's observation, without an action mask; it is laid out flat.
+        action_space: Space of one copy's action, a `Box` or a `Discrete`.
+        num_critics: How many.
+        hidden_sizes: Widths of the hidden layers of each.
+        activation: Name of the activation after each hidden layer.
+        layer_norm: Whether the outputs of hidden layers are normalised before it.
+        num_atoms: Atoms of the categorical distributions that they predict; 1: they predict values.
+        support: The lowest and the highest atom.
+
+    Attributes:
+        autocast: Makes the context in which hidden layers run; set where they run in another precision.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        *,
+        num_critics: int = 2,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        layer_norm: bool = False,
+        num_atoms: int = 1,
+        support: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        super().__init__()
+        self.action_space = action_space
+        self.num_atoms = num_atoms
+        self.support = support
+        check_sizes("critic_hidden_sizes", hidden_sizes)
+        self.autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        self.num_critics = num_critics
+        self.flat = FlatObservations(observation_space)
+        discrete = isinstance(action_space, gymnasium.spaces.Discrete)
+        self.flat_actions = None if discrete else FlatObservations(action_space)
+        width = self.flat.width + (self.flat_actions.width if self.flat_actions else 0)
+        # The axes of a result after those of critics and rows.
+        self.shape = [int(action_space.n)] if isinstance(action_space, gymnasium.spaces.Discrete) else []
+        self.shape += [num_atoms] if num_atoms > 1 else []
+        layers: list[nn.Module] = []
+        for num_inputs, size in itertools.pairwise([width, *hidden_sizes]):
+            layers.append(LinearStack(num_critics, num_inputs, size, HIDDEN_GAIN))
+            if layer_norm:
+                layers.append(LayerNormStack(num_critics, size))
+            layers.append(make_activation(activation))
+        self.hidden = nn.Sequential(*layers)
+        num_heads = int(torch.Size(self.shape).numel())
+        self.num_activations = sum(hidden_sizes) + num_heads
+        self.head = LinearStack(num_critics, [width, *hidden_sizes][-1], num_heads, 1.0)
+
+    def forward(self, obs: Any, actions: Tensor | None = None) -> Tensor:
+        """Return the critics' values, `[num_critics, batch_size]`, with further axes `num_actions` and `num_atoms`.
+
+        Observations are as the policy's model sees them; there are no `actions` if the space is `Discrete`.
         """
-        return self.policy.model_inputs(unflatten_tree(key, batch))[0]
+        x = self.flat(obs)
+        if self.flat_actions is not None:
+            x = torch.cat([x, self.flat_actions(actions)], -1)
+        x = x.expand(self.num_critics, *x.shape)
+        with self.autocast():
+            layers = plain_layers([*self.hidden, self.head], x, self.num_activations)
+            x = x if layers else self.hidden(x)
+        values: Tensor = perceptron(x, layers) if layers else self.head(x.float())
+        return values.view(*values.shape[:-1], *self.shape)
 
     @property
     def atoms(self) -> Tensor:
-        """The atoms of categorical critics, `[num_atoms]`."""
-        config = self.config
-        return torch.linspace(config.v_min, config.v_max, config.num_atoms, device=self.device)
+        """The atoms, `[num_atoms]`."""
+        return torch.linspace(*self.support, self.num_atoms, device=self.head.weight.device)
 
     def means(self, outputs: Tensor) -> Tensor:
-        """Return the values that the critics' outputs represent.
+        """Return the values `[...]` that outputs represent, `[..., num_atoms]`, or with one atom the values."""
+        return expectation(outputs, self.atoms) if self.num_atoms > 1 else outputs
 
-        Args:
-            outputs: `[..., num_atoms]`, or with one atom the values themselves.
-
-        Returns:
-            `[...]`.
-        """
-        return expectation(outputs, self.atoms) if self.config.num_atoms > 1 else outputs
-
-    def bootstrapped(self, next_values: Tensor, batch: ReplayBatch) -> Tensor:
-        """Return y = R + d V(s'), given values of next states; R is scaled if there is a `return_bound`.
-
-        Args:
-            next_values: V(s'), `[batch_size]`, or `[batch_size, num_atoms]` of atoms.
-            batch: Has R and d.
-        """
-        returns, discounts = batch[keys.RETURNS], batch[keys.DISCOUNTS]
-        if SCALE in batch:
-            returns = returns * batch[SCALE]
-        if next_values.dim() > 1:
-            returns, discounts = returns.unsqueeze(-1), discounts.unsqueeze(-1)
-        return returns + discounts * next_values
-
-    def critic_targets(self, outputs: Tensor, batch: ReplayBatch, bonus: Tensor | None = None) -> Tensor:
+    def targets(self, outputs: Tensor, batch: ReplayBatch, bonus: Tensor | None = None) -> Tensor:
         """Return y = R + d (min_i Q_i'(s', a') + bonus), or its distribution where Q' is that of the smallest mean.
 
         Args:
@@ -170,32 +237,28 @@ class ActorCritic(Learner[ActorCriticConfigT]):
         Returns:
             `[batch_size]`, or the probabilities of the atoms, `[batch_size, num_atoms]`.
         """
-        if self.config.num_atoms == 1:
+        if self.num_atoms == 1:
             least = outputs.amin(0)
-            return self.bootstrapped(least if bonus is None else least + bonus, batch)
+            return bootstrapped(least if bonus is None else least + bonus, batch)
         index = self.means(outputs).argmin(0).view(1, -1, 1).expand(1, *outputs.shape[1:])
         probs = outputs.gather(0, index).squeeze(0).softmax(-1)
         after = self.atoms if bonus is None else self.atoms + bonus.unsqueeze(-1)
-        return project(probs, self.bootstrapped(after.expand_as(probs), batch), self.atoms)
+        return project(probs, bootstrapped(after.expand_as(probs), batch), self.atoms)
 
-    def q_loss(self, batch: ReplayBatch, td_targets: Tensor, penalty: Callable[..., Tensor] | None = None) -> Loss:
-        """Return the loss that moves the critics towards their targets.
+    def loss(
+        self, obs: Any, batch: ReplayBatch, td_targets: Tensor, penalty: Callable[..., Tensor] | None = None
+    ) -> Loss:
+        """Return the loss that moves the critics towards their targets, as `targets` returns them.
 
             L = sum_i mean of w (Q_i(s, a) - y)^2 / 2,    w = 1, or the importance weight with `prioritized`
 
-        With `num_atoms` it is the cross-entropy towards the distribution of y.
-
-        Args:
-            batch: The rows.
-            td_targets: As `critic_targets` returns them.
-            penalty: Given critics and their values Q_i(s, a), `[num_critics, batch_size]`, returns what is added to
-                the loss, 0-d.
+        With atoms it is the cross-entropy towards the distribution of y. A `penalty` is added, 0-d, given critics and
+        their values Q_i(s, a), `[num_critics, batch_size]`.
         """
-        obs, categorical = self.critics_obs(batch, keys.OBS), self.config.num_atoms > 1
 
         def loss(q: Callable[..., Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             outputs = action_values(q, obs, batch[keys.ACTIONS], self.action_space)
-            if categorical:
+            if self.num_atoms > 1:
                 losses = -(td_targets * outputs.log_softmax(-1)).sum(-1)
             else:
                 losses = 0.5 * (outputs - td_targets).square()
@@ -205,81 +268,43 @@ class ActorCritic(Learner[ActorCriticConfigT]):
 
         return loss
 
+    def result(self, found: Found) -> UpdateResult:
+        """Return the result of an update, whose loss was `loss`, with the errors of the rows, `[batch_size]`."""
+        values, td_targets = found["values"], found["td_targets"]
+        errors = (values - (td_targets @ self.atoms if self.num_atoms > 1 else td_targets)).abs().mean(0)
+        return UpdateResult(found | {"monitors/q": values.mean(), "monitors/td_error": errors.mean()}, errors)
 
-class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[ActorCriticConfigT]):
-    """Learns from a replay: explores, and scales returns if there is a `return_bound`.
 
-    Attributes:
-        return_scale: What rewards are multiplied by in updates; None leaves them as they are.
-    """
+def make_critics(config: Any, policy: Policy, execution: Execution, **options: Any) -> Critics:
+    """Return the critics of an actor-critic's config, which read what a policy's model reads."""
+    critics = Critics(
+        policy.inputs_space,
+        policy.action_space,
+        hidden_sizes=(256, 256) if config.critic_hidden_sizes is None else config.critic_hidden_sizes,
+        layer_norm=config.critic_layer_norm,
+        **options,
+    )
+    if config.precision == "bf16":
+        critics.autocast = execution.autocast
+    return critics
 
-    def __init__(self, config: ActorCriticConfigT, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
-        super().__init__(config, env, seed, env_factory)
-        bound = config.return_bound
-        self.return_scale = None if bound is None else ReturnScale(config.num_envs, config.gamma, bound).to(self.device)
 
-    def explore(self, *, warms_up: bool) -> dict[str, Number]:
-        """Act uniformly at random during warm-up, and sample from the policy afterwards."""
-        self.policy.set_random(warms_up)
-        return {}
+def bootstrapped(next_values: Tensor, batch: ReplayBatch) -> Tensor:
+    """Return y = R + d V(s'), given V(s'), `[batch_size]` or of atoms `[batch_size, num_atoms]`; R may be scaled."""
+    returns, discounts = batch[keys.RETURNS], batch[keys.DISCOUNTS]
+    if SCALE in batch:
+        returns = returns * batch[SCALE]
+    if next_values.dim() > 1:
+        returns, discounts = returns.unsqueeze(-1), discounts.unsqueeze(-1)
+    return returns + discounts * next_values
 
-    def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
-        """Collect a horizon; afterwards the policy samples normally, as evaluations do not warm up."""
-        stats = super().collect(env_config=env_config)
-        self.policy.set_random(False)
-        return stats
 
-    def draw(self, first: int, count: int) -> dict[str, Tensor]:
-        """Add the current scale of returns to the inputs of updates."""
-        drawn = super().draw(first, count)
-        return drawn if self.return_scale is None else drawn | {SCALE: self.return_scale.scale.repeat(count)}
-
-    def observe(self) -> None:
-        """Update running moments, and the scale of returns by the last rollout."""
-        super().observe()
-        if self.return_scale is not None:
-            part = {name: each[: self.config.horizon] for name, each in self.rollout.tensors.items()}
-            cuts = part[keys.TERMINATED] | part[keys.TRUNCATED]
-            self.return_scale.observe(part[keys.REWARDS], cuts, part.get(keys.VALID))
-
-    def cut_returns(self) -> None:
-        """Cut pending n-step returns, and the reward sums that the scale is computed from."""
-        super().cut_returns()
-        if self.return_scale is not None:
-            self.return_scale.cut()
-
-    def learned_state(self) -> dict[str, Any]:
-        """Return the state that updates change, and the scale of returns."""
-        scale = {} if self.return_scale is None else {"return_scale": self.return_scale.state_dict()}
-        return super().learned_state() | scale
-
-    def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a `learned_state` or `state_dict`; the replay stays.
-
-        Raises:
-            ValueError: If the state has a scale of returns and this algorithm none, or the other way round.
-        """
-        if ("return_scale" in state) != (self.return_scale is not None):
-            had = "a" if "return_scale" in state else "no"
-            raise ValueError(
-                f"the run had {had} `return_bound`, which decides what its critics' values mean; "
-                f"got {self.config.return_bound}. Resume it as it was."
-            )
-        super().load_learned_state(state)
-        if self.return_scale is not None:
-            self.return_scale.load_state_dict(state["return_scale"])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all state that the next collect and step depend on, including reward sums of running episodes."""
-        behind = {} if self.return_scale is None else {"running_return": self.return_scale.carry}
-        return super().state_dict() | behind
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of `state_dict`; training continues with the same bits.
-
-        Raises:
-            ValueError: As `load_learned_state` does.
-        """
-        super().load_state_dict(state)
-        if self.return_scale is not None:
-            self.return_scale.carry.copy_(state["running_return"])
+def action_values(
+    critics: Callable[..., Tensor], obs: Any, actions: Tensor, action_space: gymnasium.Space[Any]
+) -> Tensor:
+    """Return Q_i(s, a) of recorded actions, `[num_critics, batch_size]`, or with atoms `[..., num_atoms]`."""
+    if not isinstance(action_space, gymnasium.spaces.Discrete):
+        return critics(obs, actions)
+    values = critics(obs)  # [num_critics, batch_size, num_actions]
+    index = actions - int(action_space.start)
+    return values.gather(-1, index.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)

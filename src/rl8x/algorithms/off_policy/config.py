@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from fractions import Fraction
@@ -11,10 +12,11 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
 
-from rl8x.algorithms.base import AlgorithmConfig, EnvFactory, GenericAlgorithmBase
+from rl8x.algorithms.base import AlgorithmConfig, EnvFactory
+from rl8x.algorithms.horizons import ResetSchedule
 from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
 from rl8x.algorithms.memory_check import Space, row_bytes, slot_bytes
-from rl8x.algorithms.online_config import OnlineConfig
+from rl8x.algorithms.online import OnlineConfig
 from rl8x.algorithms.optimizer_rules import OPTIMIZERS, make_rule
 from rl8x.envs import Env
 from rl8x.models import Model
@@ -60,9 +62,6 @@ class LearnerConfig(AlgorithmConfig):
         "Whether to normalise observations by their mean and standard deviation. A replay stores them unnormalised.",
     )
 
-    offline_algorithm: ClassVar[type[GenericAlgorithmBase[Any]] | None] = None
-    """The class that `build` instantiates with a data set; set when the algorithm's class is defined."""
-
     def __post_init__(self) -> None:
         """Check what can be checked without data."""
         super().__post_init__()
@@ -85,22 +84,6 @@ class LearnerConfig(AlgorithmConfig):
         """
         config = self if dataset is None else dataclasses.replace(self, dataset=dataset)
         return AlgorithmConfig.build(config, env, **env_kwargs)
-
-    @property
-    def algorithm_class(self) -> type[GenericAlgorithmBase[Any]] | None:
-        """The class that `build` instantiates: with a data set the algorithm's offline form.
-
-        Raises:
-            TypeError: If there is a data set, and no such form.
-        """
-        if self.dataset is None or self.algorithm is None:
-            return self.algorithm
-        if self.offline_algorithm is None:
-            raise TypeError(
-                f"{self.algorithm.__name__} has no offline form: declare one by "
-                f"`class ...(OfflineAlgorithm, config={type(self).__name__})`, or leave `dataset` out."
-            )
-        return self.offline_algorithm
 
     def make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
         """Raise if an environment is given beside a data set, else return None for both.
@@ -130,6 +113,11 @@ class LearnerConfig(AlgorithmConfig):
             In [0, 1], float32 `[count]`; 0 leaves them where they are.
         """
         return torch.zeros_like(updates, dtype=torch.float32)
+
+
+@functools.lru_cache
+def _ratio(number: float) -> Fraction:
+    return Fraction(number).limit_denominator(_LARGEST_DENOMINATOR)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,9 +225,7 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
         if self.dataset is None:
             names, why = list(self.needs_dataset), "needs a data set: give `dataset`, or leave it out"
         else:
-            of_data = {field.name for field in dataclasses.fields(ValueConfig)}
-            names = [field.name for field in dataclasses.fields(OffPolicyConfig) if field.name not in of_data]
-            why = "is about an environment or a replay: leave it out with a data set"
+            names, why = collecting_options(), "is about an environment or a replay: leave it out with a data set"
         for name in names:
             if getattr(self, name) != fields[name].default:
                 raise ValueError(f"`{name}` {why}; got {getattr(self, name)!r}.")
@@ -247,7 +233,7 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
     @property
     def update_ratio(self) -> Fraction:
         """`updates_per_sample` as the fraction that it was written as, for exact counts."""
-        return Fraction(self.updates_per_sample).limit_denominator(_LARGEST_DENOMINATOR)
+        return _ratio(self.updates_per_sample)
 
     @property
     def updates_per_collect(self) -> Fraction:
@@ -272,6 +258,15 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
             raise ValueError("no environment is named: give `env`, such as CartPole, or `dataset`.")
         return OnlineConfig.make_env(self, env, seed, env_kwargs)
 
+    def resets(self, env: Env) -> ResetSchedule:
+        """Return when the environment is reset: once, unless the option says otherwise."""
+        return ResetSchedule(self.horizons_per_env_reset or -1)
+
+    @property
+    def largest_return(self) -> float | None:
+        """The bound that returns are scaled to; None leaves them as they are."""
+        return None
+
     def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
         """Return a lower bound of the memory that the experience of one collect takes."""
         next_obs = slot_bytes(observation, None) - slot_bytes(None, None)
@@ -285,6 +280,13 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
             action: Space of one copy's action.
         """
         return self.buffer_size * row_bytes(observation, action)
+
+
+@functools.cache
+def collecting_options() -> list[str]:
+    """Return the names of the hyperparameters of collecting into a replay, which a data set has no use for."""
+    of_data = {field.name for field in dataclasses.fields(ValueConfig)}
+    return [field.name for field in dataclasses.fields(OffPolicyConfig) if field.name not in of_data]
 
 
 def fixed_atoms(config: Any) -> tuple[str, ...]:
@@ -329,6 +331,11 @@ class ActorCriticConfig(OffPolicyConfig):
         super().__post_init__()
         if not -math.inf < self.v_min < self.v_max < math.inf:
             raise ValueError(f"`v_min` must be less than `v_max`, both finite; got {self.v_min} and {self.v_max}.")
+
+    @property
+    def largest_return(self) -> float | None:
+        """The bound that returns are scaled to."""
+        return self.return_bound
 
     @property
     def fixed(self) -> tuple[str, ...]:

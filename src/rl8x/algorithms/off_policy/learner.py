@@ -7,17 +7,18 @@ One step is
     loop      K updates, without Python between them
 
 An algorithm is a subclass that says what acts (`make_policy`), what is trained (`make_nets`), and what one update does
-(`update`: its paper's box), or what updates do in turn (`make_cycle`). `OffPolicyAlgorithm` and `OfflineAlgorithm` say
-where rows come from; an algorithm's two forms are its class with one of the two as another base.
+(`phases` and `finish`: its paper's box), or what updates do in turn (`make_cycle`). Its `source` says where rows come
+from.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 import gymnasium
@@ -27,8 +28,17 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase, refuse_inference_mode
 from rl8x.algorithms.memory_check import CountedNets, check_networks, row_bytes
-from rl8x.algorithms.off_policy.config import LearnerConfig
+from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig
 from rl8x.algorithms.off_policy.nets import Net, Nets
+from rl8x.algorithms.off_policy.sources import (
+    DatasetSource,
+    ReplaySource,
+    Source,
+    check_fits,
+    collected_stats,
+    read_dataset,
+    transition,
+)
 from rl8x.algorithms.off_policy.updates import (
     Found,
     OffPolicyUpdater,
@@ -42,15 +52,17 @@ from rl8x.algorithms.off_policy.updates import (
 from rl8x.algorithms.optimizer_rules import make_rule
 from rl8x.algorithms.seeds import part_seed, seeded
 from rl8x.envs import Env, validate
+from rl8x.envs.env_config import AnyEnvConfig
 from rl8x.execution.threads import flushed_denormals
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.ring import Replay
-from rl8x.rollouts.statistics import Stats
+from rl8x.rollouts.statistics import Number, Stats, on_host
 from rl8x.schedules import Schedule
 from rl8x.trees import tree_map, unflatten_tree
 
 LearnerConfigT = TypeVar("LearnerConfigT", bound=LearnerConfig)
+PolicyT = TypeVar("PolicyT", bound=Policy)
 
 TAU: Final = "tau"
 """Key of a batch: tau of the target networks after the update, 0-d; 0 leaves them unchanged."""
@@ -61,15 +73,15 @@ _MULTIPLIED: Final = 8
 
 
 def observed(batch: ReplayBatch, key: str) -> tuple[Any, dict[str, Tensor], Tensor]:
-    """Return a batch's observations as a policy's `forward` takes them: sequences of one step, `[1, batch_size, ...]`.
-
-    Args:
-        batch: Has observations under `key` or its parts, `[batch_size, ...]`.
-        key: `keys.OBS` or `keys.NEXT_OBS`.
-    """
+    """Return a batch's observations as a policy's `forward` has them: sequences of one step, `[1, batch_size, ...]`."""
     obs = tree_map(lambda part: part.unsqueeze(0), unflatten_tree(key, batch))
     returns = batch[keys.RETURNS]
     return obs, {}, torch.zeros((1, len(returns)), dtype=torch.bool, device=returns.device)
+
+
+def model_obs(policy: Policy, batch: ReplayBatch, key: str) -> Any:
+    """Return a batch's observations as a policy's model and its critics read them, `[batch_size, *obs]` or a dict."""
+    return policy.model_inputs(unflatten_tree(key, batch))[0]
 
 
 def recorded_actions(batch: ReplayBatch) -> Any:
@@ -78,46 +90,64 @@ def recorded_actions(batch: ReplayBatch) -> Any:
 
 
 class Learner(GenericAlgorithmBase[LearnerConfigT]):
-    """Learns from batches of rows.
+    """Learns from batches of a source's rows: with an environment from a replay, else from the config's data set.
 
     Attributes:
-        update_metrics: Names of the metrics that `update` returns; norms of gradients end in `grad_norm`.
-        cycle: What each update does, in turn; the last is `update`, of all phases.
+        update_metrics: Names of the metrics that an update returns; norms of gradients end in `grad_norm`.
+        explore_metrics: Names of the metrics that `exploring` gives.
+        cycle: What each update does, in turn; the last has all phases.
+        dataset: The data set, as it was read; None with an environment.
         observation_space: Space of one observation.
         action_space: Space of one action.
         nets: The networks of an update.
-        replay: What is learned from; the subclass makes it.
+        source: What is learned from.
     """
 
     update_metrics: ClassVar[tuple[str, ...]]
-    metrics: tuple[str, ...] = (LR,)
+    explore_metrics: ClassVar[tuple[str, ...]] = ()
     of_rank: ClassVar[tuple[str, ...]] = ("generator",)
 
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
     lr_schedule: Schedule
-    replay: Replay | Dataset
+    source: Source
 
     def __init__(
         self, config: LearnerConfigT, env: Env | None, seed: int, env_factory: EnvFactory | None = None
     ) -> None:
         super().__init__(config, env, seed, env_factory)
-        self.observation_space, self.action_space = self.find_spaces()
-        self.metrics = (*self.update_metrics, *self.metrics)
+        self.dataset = read_dataset(type(self).__name__, config) if env is None else None
+        self.observation_space, self.action_space = _spaces_of(env, self.dataset)
         self.check_spaces()
         if env is not None:
             validate(env)  # before networks are made for it
-        self.generator = self._generator("minibatches")
+        self.generator = self.make_generator("minibatches")
         self._make_networks()
         if config.precision == "bf16":
             self.policy.autocast = self.execution.autocast
         self.lr_schedule = config.schedule("lr")
         self.cycle = self.make_cycle()
         self._prepared = False
+        self.source = self._make_source()
+        self.metrics = (*self.update_metrics, LR, *self.source.metrics, *(self.explore_metrics if env else ()))
 
-    @abstractmethod
-    def find_spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-        """Return the spaces of one observation and one action."""
+    def _make_source(self) -> Source:
+        config, env, dataset = self.config, self.env, self.dataset
+        if dataset is not None:
+            source = DatasetSource(config, dataset, self.device, next_actions=self.reads_next_actions)
+            if self.policy.obs_moments is not None:  # otherwise observations would needlessly be on the device twice
+                obs = unflatten_tree(keys.OBS, dataset.transitions)
+                self.policy.observe(tree_map(lambda part: part.unsqueeze(1).to(self.device), obs), shared=True)
+            return source
+        assert env is not None
+        assert isinstance(config, OffPolicyConfig), "only an OffPolicyConfig has an environment"
+        check_fits(config, env, self.policy)
+
+        def summarise(rollout: Mapping[str, Tensor], horizon: int) -> Stats:
+            return collected_stats(on_host(rollout) if self.execution.host_looks else rollout, horizon)
+
+        self.horizons = config.make_horizons(self, self.policy, slot=transition, summarise=summarise)
+        return ReplaySource(config, self.horizons)
 
     # -- defined by subclasses
 
@@ -130,7 +160,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     @abstractmethod
     def make_policy(self) -> Policy:
-        """Build the policy, on any device."""
+        """Build the policy, on any device; see `policy_of`."""
 
     @abstractmethod
     def make_nets(self) -> None:
@@ -158,23 +188,19 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             The metrics that `update_metrics` names, and the errors of the rows where the algorithm knows them.
         """
 
-    @property
-    def update(self) -> Update:
-        """Learns from one batch."""
-        return Update(self.phases(), self.finish)
-
     def make_cycle(self) -> list[OffPolicyUpdater]:
-        """Return the updaters of a cycle, which take turns; by default one."""
-        return [self.make_updater(self.update, self.update_metrics)]
+        """Return the updaters that take turns; by default one, of all phases."""
+        return [self.make_updater(self.phases(), self.update_metrics)]
 
-    def make_updater(self, update: Update, names: Sequence[str]) -> OffPolicyUpdater:
-        """Make the updater of an update function.
+    def make_updater(self, phases: Sequence[Phase], names: Sequence[str]) -> OffPolicyUpdater:
+        """Make the updater of some phases.
 
         Args:
-            update: The update.
-            names: The metrics that it returns: the first ones of `update_metrics`, or all.
+            phases: The first ones of `phases()`, or all.
+            names: The metrics that an update gives: the first ones of `update_metrics`, or all.
         """
-        return OffPolicyUpdater(update, self.nets, names, self.execution)
+        rows: Callable[[ReplayBatch], ReplayBatch] = lambda items: self.source.rows.columns.views(items)  # noqa: E731
+        return OffPolicyUpdater(Update(phases, self.finish), self.nets, names, self.execution, rows)
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Draw the inputs of updates beside their batches, such as noise and flags.
@@ -191,7 +217,32 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         # Made on the device, since a copy from the host would be a host sync.
         return {TAU: self.config.taus(torch.arange(first + 1, first + count + 1, device=self.device))}
 
+    def exploring(self, *, warms_up: bool) -> AbstractContextManager[Mapping[str, Number]]:
+        """Return the context of a collect, in which the policy explores; it gives the metrics of that.
+
+        Args:
+            warms_up: Whether actions are to be random.
+        """
+        return contextlib.nullcontext({})
+
+    @property
+    def reads_next_actions(self) -> bool:
+        """Whether updates read a data set's `next_actions`, which not all rows have; see `Dataset.prepare`."""
+        return False
+
     # -- building
+
+    def policy_of(self, kind: type[PolicyT], **options: Any) -> PolicyT:
+        """Return a policy of the config's model.
+
+        Args:
+            kind: Its class.
+            options: More keyword arguments of that.
+        """
+        config = self.config
+        given: dict[str, Any] = {"model": config.model, "model_config": config.model_config}
+        given |= {"normalize_observations": config.normalize_observations}
+        return kind(self.observation_space, self.action_space, **given | options)
 
     def add_net(self, name: str, module: torch.nn.Module) -> None:
         """Add a network that is trained with the config's optimizer.
@@ -222,7 +273,22 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             self.nets = Nets(self.policy)
             self.make_nets()
 
-    # -- learning
+    # -- collecting and learning
+
+    def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
+        """Collect what the source learns from; see `GenericAlgorithmBase.collect`."""
+        refuse_inference_mode()
+        return self.source.collect(env_config, self.exploring)
+
+    def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
+        """Evaluate in the training environment; see `GenericAlgorithmBase.evaluate`. N-step returns end there."""
+        self.source.cut()
+        return super().evaluate(env_config=env_config, deterministic=deterministic)
+
+    def discard_experience(self) -> None:
+        """Begin new episodes with the next collect; a replay never got the non-finite horizon."""
+        super().discard_experience()
+        self.source.cut()
 
     def step(self) -> Stats:
         """Make the updates that are due; if none is, the step's row has no losses."""
@@ -233,70 +299,59 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         with threads, flushed_denormals(self.device), self.model_draws():
             self.counters[keys.STEPS] += 1
             self._prepare()
-            due = self._take_due()
-            for size in self._blocks(due):
+            due = self.source.take_due()
+            for size in [self.block_size] * (due // self.block_size) + [1] * (due % self.block_size):
                 rows += self._update_block(size)
-        if not rows:
-            return Stats({LR: lr})
-        stats = update_stats(rows, self.update_metrics, self._weights, host_looks=self.execution.host_looks)
-        return Stats.merge({LR: lr}, stats)
-
-    def _blocks(self, due: int) -> list[int]:
-        """Return the numbers of updates of the programs that make `due` updates."""
-        return [self.block_size] * (due // self.block_size) + [1] * (due % self.block_size)
-
-    @abstractmethod
-    def _take_due(self) -> int:
-        """Return the number of updates that are due, and count them as made."""
-
-    @property
-    @abstractmethod
-    def updates_per_step(self) -> Fraction:
-        """Updates of one `step()`, on average."""
+        stats = Stats({LR: lr})
+        if rows:
+            looks = self.execution.host_looks
+            stats = Stats.merge(stats, update_stats(rows, self.update_metrics, self._weights, host_looks=looks))
+        return Stats.merge(stats, Stats(self.source.stats()))
 
     @property
     def batch_size(self) -> int:
         """Rows of a batch on this rank."""
-        return self.config.batch_size
+        return self.source.batch_size
+
+    @property
+    def replay(self) -> Replay | Dataset:
+        """The rows that are learned from."""
+        return self.source.rows
 
     @functools.cached_property
     def block_size(self) -> int:
         """Number of updates in one program; see `updates.block_size`."""
-        return block_size(float(self.updates_per_step), self.batch_size * self._row_bytes, **self._block_limits)
+        source = self.source
+        return block_size(float(source.updates_per_step), source.batch_size * self._row_bytes, **source.block_limits)
 
     @property
     def _row_bytes(self) -> int:
         return row_bytes(self.observation_space, self.action_space)
 
-    @property
-    def _block_limits(self) -> dict[str, Any]:
-        """Further limits of the block size."""
-        return {"masks": False}
-
     def _update_block(self, size: int) -> list[Tensor]:
         """Sample batches and make an update with each; return their metrics, `[updates, metrics]` each."""
-        index = self.replay.sample(size, self.batch_size, self.generator)
+        index = self.source.rows.sample(size, self.source.batch_size, self.generator)
         items, done, results = self._items(index), 0, []
         for updater, count in self._runs(self.counters[keys.UPDATES], size):
-            results.append(updater.run({name: item[done : done + count] for name, item in items.items()}))
+            some = slice(done, done + count)
+            results.append(updater.run(items if count == size else {name: item[some] for name, item in items.items()}))
             done += count
         self.counters[keys.UPDATES] += size
-        errors = [wrong for _, wrong in results if wrong is not None]
-        self._learned_from(index, torch.cat(errors) if errors else None)
+        self.source.learned_from(index, [wrong for _, wrong in results if wrong is not None])
         return [rows for rows, _ in results]
 
     def _runs(self, first: int, count: int) -> Iterator[tuple[OffPolicyUpdater, int]]:
         """Yield each updater after update `first`, with the number of consecutive updates that it makes."""
+        if len(self.cycle) == 1:
+            yield self.cycle[0], count
+            return
         turns = (self.cycle[i % len(self.cycle)] for i in range(first, first + count))
         for updater, each in itertools.groupby(turns):
             yield updater, len(list(each))
 
-    def _learned_from(self, index: Tensor, errors: Tensor | None) -> None:
-        """Receive the errors of the rows that were learned from, each `[updates, batch_size]`, for priorities."""
-
     def _items(self, index: Tensor) -> dict[str, Tensor]:
-        """Return the inputs of updates, `[updates, ...]` each, given the indices of their batches' rows."""
-        return self.replay.gather(index) | self.draw(self.counters[keys.UPDATES], len(index))
+        """Return the inputs of updates, `[updates, ...]` each, given the numbers of their batches' rows."""
+        return self.source.items(index) | self.draw(self.counters[keys.UPDATES], index.size(0))
 
     @property
     def _weights(self) -> list[Tensor]:
@@ -309,44 +364,48 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         return self._prepared
 
     def prepare(self) -> None:
-        """Request the updates' programs, unless a step has, or there are no rows."""
-        with self.execution.ahead(), self.execution.threads.for_work(self._work):
-            self._prepare()
+        """Request the programs of a step, unless one has, or there are no rows, or the environment is to be reset."""
+        with self.execution.ahead():
+            if self.horizons is not None and not self.prepared:
+                self.horizons.collector.prepare(self.horizons.rollout)
+            with self.execution.threads.for_work(self._work):
+                self._prepare()
 
     def _prepare(self) -> None:
         """Start compiling the updates' programs while transitions are gathered, or updates run eagerly."""
         execution = self.execution
         ahead = execution.prepares or (execution.mode == "compile" and self.device.type == "cpu")
-        if self._prepared or not ahead or not self.replay.size:
+        if self._prepared or not ahead or not self.source.rows.size:
             return
         self._prepared = True
-        sizes = {self.block_size} if self.updates_per_step % self.block_size == 0 else {self.block_size, 1}
+        sizes = {self.block_size} if self.source.updates_per_step % self.block_size == 0 else {self.block_size, 1}
         # Batches are drawn here for their layouts only; generators are restored, so that updates draw the same.
         drawn_from = self.generator.get_state()
         with execution.ahead():
             runs = {run for size in sizes for i in range(len(self.cycle)) for run in self._runs(i * size, size)}
             for updater, count in sorted(runs, key=lambda run: (self.cycle.index(run[0]), run[1])):
-                index = torch.zeros((count, self.batch_size), dtype=torch.int64, device=self.device)
+                index = torch.zeros((count, self.source.batch_size), dtype=torch.int64, device=self.device)
                 updater.prepare(self._items(index))
         self.generator.set_state(drawn_from)
 
-    @property
+    @functools.cached_property
     def _work(self) -> int:
         """Rows times weights of one update."""
-        return self.batch_size * sum(len(each) for each in self._weights)
+        return self.source.batch_size * sum(len(each) for each in self._weights)
 
     @property
     def seconds_per_step(self) -> float:
-        """Estimated seconds of an eager step's updates: its multiplications at 100 GFLOP/s a thread; see PPO's."""
-        updates = float(self.updates_per_step)
-        return updates * (_SECONDS_PER_UPDATE + self._work * _MULTIPLIED / (1e11 * torch.get_num_threads()))
+        """Estimated seconds of an eager step; multiplications of updates are at 100 GFLOP/s a thread; see PPO's."""
+        updates = float(self.source.updates_per_step)
+        seconds = _SECONDS_PER_UPDATE + self._work * _MULTIPLIED / (1e11 * torch.get_num_threads())
+        return self.source.seconds_per_collect + updates * seconds
 
     # -- params and checkpoints
 
     @property
     def params(self) -> dict[str, Any]:
         """The effective hyperparameters by name."""
-        return super().params | {"lr_schedule": self.lr_schedule.to_dict()}
+        return self.source.params(super().params | {"lr_schedule": self.lr_schedule.to_dict()})
 
     def learned_state(self) -> dict[str, Any]:
         """Return the state that updates change: weights, targets, optimizers, moments and generators of batches."""
@@ -354,10 +413,45 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             "policy": self.policy.state_dict(),
             "nets": self.nets.state_dict(),
             "generator": self.generator.get_state(),
+            **self.source.learned_state(),
         }
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a `learned_state` or `state_dict`; the stored transitions stay."""
+        """Restore a `learned_state` or `state_dict`; the stored transitions stay.
+
+        Raises:
+            ValueError: If the state belongs to other networks, or to values of another scale.
+        """
+        self.source.load_learned_state(state)
         self.policy.load_state_dict(state["policy"])
         self.nets.load_state_dict(state["nets"])
         self.generator.set_state(state["generator"].cpu())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all state that the next collect and step depend on."""
+        return {**super().state_dict(), **self.source.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of `state_dict`; training continues with the same bits.
+
+        Raises:
+            ValueError: As `load_learned_state` does, or if the data set is another.
+        """
+        self.source.check(state)
+        super().load_state_dict(state)
+        self.source.load_state_dict(state)
+
+    def join(self, state: Mapping[str, Any]) -> None:
+        """Restore another rank's state as a new rank, with an empty replay."""
+        super().join(state)
+        self.source.join(state)
+
+
+def _spaces_of(env: Env | None, dataset: Dataset | None) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """Return the spaces of one observation and one action, of an environment or a data set."""
+    if env is not None:
+        return env.single_observation_space, env.single_action_space
+    assert dataset is not None
+    assert dataset.observation_space is not None
+    assert dataset.action_space is not None
+    return dataset.observation_space, dataset.action_space

@@ -33,15 +33,7 @@ Loss = Callable[[Callable[..., Any]], tuple[Tensor, Mapping[str, Tensor]]]
 
 
 class Trained(NamedTuple):
-    """A trained module.
-
-    Attributes:
-        module: Its `forward` is what a network computes.
-        optimizer: Has its weights as one vector, and moves them.
-        max_grad_norm: Largest L2 norm of the gradient; None does not clip.
-        under: Calls the module under other weights.
-        has_modes: Whether it is trained in training mode, apart from which it is in evaluation mode.
-    """
+    """A trained module, and what has its weights as one vector; it is in training mode only while it is trained."""
 
     module: nn.Module
     optimizer: FlatOptimizer
@@ -51,16 +43,9 @@ class Trained(NamedTuple):
 
 
 class Net:
-    """A network in an update.
+    """A network in an update: a module under a vector of weights, `[size]`, which `apply` and `polyak_update` change.
 
-    Args:
-        trained: What has the module, and how its weights lie in the vector.
-        weights: The vector of its weights, `[size]`.
-        moments: What the optimizer keeps beside it; nothing for a target.
-        lr: The learning rate, 0-d; None for a target.
-
-    Attributes:
-        weights: As given; `apply` and `polyak_update` change it in place.
+    `moments` are what the optimizer keeps beside it, and `lr` its learning rate, 0-d; a target has neither.
     """
 
     def __init__(
@@ -76,13 +61,9 @@ class Net:
         return self.trained.under(self._parts, *inputs)
 
     def gradient(self, loss: Loss) -> tuple[dict[str, Tensor], Tensor]:
-        """Compute the gradient of a loss, a mean over rows.
+        """Compute the gradient of a loss with respect to the weights, `[size]`; networks that it calls get none.
 
-        Args:
-            loss: See `Loss`. Other networks that it calls are not trained.
-
-        Returns:
-            What else the loss returned, without gradients, and the gradient, `[size]`.
+        Returns what else the loss returned, without gradients, and the gradient.
         """
         optimizer = self.trained.optimizer
         mode = training_mode(self.trained.module) if self.trained.has_modes else contextlib.nullcontext()
@@ -108,14 +89,9 @@ class Net:
 
 
 class Nets:
-    """The networks of an algorithm between updates, by name.
+    """The networks of an algorithm between updates, by name: trained ones, and targets that follow one of them.
 
-    Args:
-        policy: What acts. Weights of networks that are the policy's are saved with it, not here.
-
-    Attributes:
-        trained: Those that an optimizer moves.
-        targets: Those that follow one of them: its name, and a vector of weights.
+    Weights that are the policy's are saved with it, not here.
     """
 
     def __init__(self, policy: nn.Module) -> None:
@@ -177,11 +153,7 @@ class Nets:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict` in place, after the policy has been loaded.
-
-        Raises:
-            ValueError: If it is of other networks; nothing is changed then.
-        """
+        """Restore a `state_dict`, after the policy; raise a `ValueError`, changing nothing, if it is of others."""
         for name, each in self.trained.items():
             _check_same(name, state["modules"].get(name), self._own(each.module))
         for name, each in self.trained.items():

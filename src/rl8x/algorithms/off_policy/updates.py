@@ -29,6 +29,9 @@ ReplayBatch = Mapping[str, Tensor]
 WEIGHTS: Final = "importance_weights"
 """Key of a batch: importance weights of prioritised sampling, `[batch_size]`; missing without priorities."""
 
+SCALE: Final = "return_scale"
+"""Key of a batch: the factor that returns are multiplied by, 0-d; missing if they are not scaled."""
+
 # Maximum bytes of the batches that are sampled at once; images would fill the memory.
 _BLOCK_BYTES: Final = 2**26
 
@@ -39,13 +42,7 @@ def weighted_mean(losses: Tensor, batch: ReplayBatch) -> Tensor:
 
 
 class UpdateResult(NamedTuple):
-    """The result of an update.
-
-    Attributes:
-        metrics: Its metrics, 0-d each, by name.
-        errors: Absolute errors of its values, `[batch_size]`: the priorities of the rows; None where the
-            algorithm knows none.
-    """
+    """Metrics of an update by name, 0-d each, and absolute errors of its rows' values, `[batch_size]`, or None."""
 
     metrics: Mapping[str, Tensor]
     errors: Tensor | None = None
@@ -60,11 +57,9 @@ NetsByName = Mapping[str, Net]
 class Minimise(NamedTuple):
     """A phase that makes an optimizer step of one network; the ranks average its gradient.
 
-    Attributes:
-        net: The network's name.
-        loss: Given the networks, the batch and what was found, returns the network's loss. What it computes itself has
-            no gradients, such as targets; what the loss returns beside its value joins what was found.
-        norm: The name of the gradient's norm before clipping.
+    `loss` returns the network's loss, given the networks, the batch and what was found. What it computes itself has no
+    gradients, such as targets; what the loss returns beside its value joins what was found. `norm` is the name of the
+    gradient's norm before clipping.
     """
 
     net: str
@@ -83,12 +78,7 @@ class Minimise(NamedTuple):
 
 
 class Average(NamedTuple):
-    """A phase that averages a number over the ranks.
-
-    Attributes:
-        name: Its name among what was found.
-        number: Given the networks, the batch and what was found, returns this rank's, 0-d.
-    """
+    """A phase that averages a number, 0-d, over the ranks, and adds it under a name to what was found."""
 
     name: str
     number: Callable[[NetsByName, ReplayBatch, Found], Tensor]
@@ -106,12 +96,7 @@ Phase = Minimise | Average
 
 
 class Update(NamedTuple):
-    """Learns from one batch: a function of tensors that changes networks in place and has no other effects.
-
-    Attributes:
-        phases: Its phases, in order.
-        finish: Given the networks, the batch and what was found, moves target networks and returns the result.
-    """
+    """Learns from one batch by phases, and ends by `finish`: a function of tensors that changes networks in place."""
 
     phases: Sequence[Phase]
     finish: Callable[[NetsByName, ReplayBatch, Found], UpdateResult]
@@ -132,10 +117,19 @@ class OffPolicyUpdater:
         nets: The networks.
         names: The metrics that an update gives, in order.
         execution: How the programs run.
+        rows: Returns the rows of a batch by name, as views of some of an update's items.
     """
 
-    def __init__(self, update: Update, nets: Nets, names: Sequence[str], execution: Execution) -> None:
+    def __init__(
+        self,
+        update: Update,
+        nets: Nets,
+        names: Sequence[str],
+        execution: Execution,
+        rows: Callable[[ReplayBatch], ReplayBatch],
+    ) -> None:
         self.update = update
+        self.rows = rows
         self.nets = nets
         self.names = tuple(names)
         self.execution = execution
@@ -143,13 +137,9 @@ class OffPolicyUpdater:
         self._found: dict[int, list[str]] = {0: []}  # names of what was found before each phase
 
     def run(self, items: ReplayBatch) -> tuple[Tensor, Tensor | None]:
-        """Make updates one after the other.
+        """Make an update for each of the items, by name, `[updates, ...]`.
 
-        Args:
-            items: What each update reads, by name, `[updates, ...]`.
-
-        Returns:
-            Their metrics, `[updates, metrics]`, and the errors of the rows, `[updates, batch_size]`, if any.
+        Returns metrics, `[updates, metrics]`, and errors of the rows, `[updates, batch_size]`, if any.
         """
         arguments = self._arguments(items)
         rows, *errors = self._program(*arguments)
@@ -172,21 +162,18 @@ class OffPolicyUpdater:
 
     def _arguments(self, items: ReplayBatch) -> list[Tensor]:
         self._items = tuple(items)
-        # Columns of a replay are views of one tensor; compiled programs get contiguous tensors.
         return [*self.nets.state, *self.nets.rates, *[row_major(item) for item in items.values()]]
 
     @functools.cached_property
     def _program(self) -> Program:
         """Return the loop, built at the first call, when the names of the items are known."""
         if ranks().size > 1:
-            return self._loop(lambda phase, *tensors: self._programs[phase](*tensors))
-        return self.execution.loop(
-            self._update_tensors,
-            len(self.nets.state),
-            len(self._items),
-            name="update",
-            kind="update",
-        )
+            run = lambda phase, *tensors: self._programs[phase](*tensors)  # noqa: E731
+            return self._loop(functools.partial(self._in_phases, run))
+        return self.execution.program(self._loop(self._update_tensors), name="update", kind="update")
+
+    def _loop(self, function: Program) -> Loop:
+        return Loop(function, len(self.nets.state), len(self._items))
 
     @torch.no_grad()
     def _update_tensors(self, *tensors: Tensor) -> list[Tensor]:
@@ -197,7 +184,10 @@ class OffPolicyUpdater:
         """Return the networks and the batch, by name, of the arguments of an update."""
         num_state, num_items = len(self.nets.state), len(self._items)
         state, rates, items = tensors[:num_state], tensors[num_state:-num_items], tensors[-num_items:]
-        return self.nets.bind(state, rates), dict(zip(self._items, items, strict=True))
+        batch = dict(zip(self._items, items, strict=True))
+        # Scalars and vectors are columns of one tensor, and parts of a program are contiguous.
+        rows = {name: row if row.is_contiguous() else row.clone() for name, row in self.rows(batch).items()}
+        return self.nets.bind(state, rates), batch | rows
 
     def _results(self, result: UpdateResult) -> list[Tensor]:
         row = torch.stack([result.metrics[name] for name in self.names])
@@ -212,10 +202,6 @@ class OffPolicyUpdater:
         options: Any = {"name": "update", "kind": "update"}
         return [self.execution.program(functools.partial(run, phase), fixed, **options) for phase in range(count)]
 
-    def _loop(self, run: Callable[..., Sequence[Tensor]]) -> Loop:
-        num_state, num_items = len(self.nets.state), len(self._items)
-        return Loop(functools.partial(self._in_phases, run), num_state, num_items)
-
     def _in_phases(self, run: Callable[..., Sequence[Tensor]], *tensors: Tensor) -> Sequence[Tensor]:
         """Make one update: `run` each phase, given its number, with a sum over the ranks after it."""
         left: list[Tensor] = []
@@ -228,12 +214,8 @@ class OffPolicyUpdater:
     def _run_phase(self, phase: int, *tensors: Tensor) -> list[Tensor]:
         """End the phase before, and begin this one, or finish; this function is compiled.
 
-        Args:
-            phase: Its number.
-            tensors: The arguments of an update, what was found before, and the ranks' sum after the phase before.
-
-        Returns:
-            What was found, and what the ranks are to sum; from the last the results.
+        It gets the arguments of an update, what was found before, and the ranks' sum after the phase before; it returns
+        what was found, and what the ranks are to sum, or at last the results.
         """
         phases, names = self.update.phases, self._found[phase]
         count = len(self.nets.state) + len(self.nets.rates) + len(self._items)
@@ -249,13 +231,10 @@ class OffPolicyUpdater:
 
 
 def update_stats(rows: Sequence[Tensor], names: Sequence[str], weights: Iterable[Tensor], *, host_looks: bool) -> Stats:
-    """Average the metrics of a step's updates, and flag non-finite ones.
+    """Average the metrics of a step's updates, `[updates, metrics]` each, and flag non-finite ones.
 
-    Args:
-        rows: The metrics of updates in a row, `[updates, metrics]` each, of which some updates may lack the last ones.
-        names: The names of all metrics; norms of gradients end in `grad_norm`.
-        weights: What was changed, as vectors.
-        host_looks: Whether the host may look at numbers, which then takes less time than operators on so few.
+    Some updates may lack the last of the `names`; norms of gradients end in `grad_norm`. `weights` is what was changed.
+    If the host may look, that takes less time than operators on so few numbers.
     """
     norms = [name.endswith("grad_norm") for name in names]
     if host_looks:
@@ -265,9 +244,10 @@ def update_stats(rows: Sequence[Tensor], names: Sequence[str], weights: Iterable
         # After the first bad update all numbers are bad.
         worst: list[float] = next((row for row in table if not all(map(math.isfinite, row))), [])
         bad = {is_norm for number, is_norm in zip(worst, norms, strict=False) if not math.isfinite(number)}
-        extremes = [float(extreme) for each in weights for extreme in torch.aminmax(each)]
+        # The sum of squares is finite only if all weights are, and takes a fifth of the time to look at each.
+        wrong = any(not math.isfinite(float(each @ each)) and not each.isfinite().all() for each in weights)
         flags: dict[str, Number] = {"finite/losses": False in bad, "finite/gradients": True in bad}
-        return Stats({**means, **flags, "finite/parameters": not all(map(math.isfinite, extremes))})
+        return Stats({**means, **flags, "finite/parameters": wrong})
     padded = torch.cat([pad(each, (0, len(names) - each.shape[1])) for each in rows])
     counts = [sum(len(each) for each in rows if each.shape[1] > i) for i in range(len(names))]
     sums = zip(names, padded.sum(0), counts, strict=True)
@@ -278,12 +258,8 @@ def update_stats(rows: Sequence[Tensor], names: Sequence[str], weights: Iterable
 def block_size(updates: float, batch_bytes: int, *, masks: bool, most: int | None = None) -> int:
     """Return the number of updates in one program; the remainder is done one by one, so that two are compiled.
 
-    Args:
-        updates: Updates of a step on average.
-        batch_bytes: Bytes of what an update reads.
-        masks: Whether a collect may have fewer transitions than usual, because a simulator masks steps. Blocks are
-            then small, since a block that is too large is not run at all.
-        most: A limit of the algorithm's own.
+    If a simulator `masks` steps, a collect may have fewer transitions than usual, and a block that is too large would
+    not be run at all: blocks are then small. `most` is a limit of the algorithm's own.
     """
     size = int(updates**0.5) if masks else int(updates)
     limits = [size, _BLOCK_BYTES // max(1, batch_bytes), *([] if most is None else [most])]

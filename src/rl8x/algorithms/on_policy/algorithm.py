@@ -6,33 +6,33 @@ else differs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
 import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import LR, EnvFactory, refuse_inference_mode
+from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase, refuse_inference_mode
+from rl8x.algorithms.horizons import Horizons
 from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.memory_check import CountedNets, check_networks, check_training
 from rl8x.algorithms.on_policy.config import SEQ_LEN, OnPolicyConfig
-from rl8x.algorithms.on_policy.minibatches import SequenceBatch, SequencePack, rounded_parts
-from rl8x.algorithms.on_policy.update import Objective, OnPolicyUpdater, Renew
-from rl8x.algorithms.online import OnlineAlgorithm
+from rl8x.algorithms.on_policy.minibatches import SequencePack, rounded_parts
+from rl8x.algorithms.on_policy.update import Objective, OnPolicyUpdater
 from rl8x.algorithms.optimizer import FlatOptimizer, updates_not_finite
 from rl8x.algorithms.optimizer_rules import make_rule
 from rl8x.algorithms.seeds import part_seed, seeded
 from rl8x.distributed import ranks
 from rl8x.envs import Env, validate
 from rl8x.envs.env_config import AnyEnvConfig
+from rl8x.execution import Program
 from rl8x.execution.threads import flushed_denormals
 from rl8x.policy import Policy
-from rl8x.rollouts.buffer import Rollout
-from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.finite import gathered_not_finite, locate_non_finite
+from rl8x.rollouts.finite import gathered_not_finite
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Bootstrap, Slot
 from rl8x.schedules import Schedule
@@ -48,8 +48,8 @@ GRAD_NORM: Final = "monitors/grad_norm"
 EXPLAINED_VARIANCE: Final = "monitors/explained_variance"
 
 
-class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
-    """An algorithm that learns from rollouts; a subclass defines the rollout's slots, the targets and the loss.
+class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
+    """An algorithm that learns from rollouts; a subclass says what slots hold, its targets and loss, and how it learns.
 
     Args:
         config: The hyperparameters.
@@ -74,18 +74,10 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         spaces = (env.single_observation_space, env.single_action_space)
         need = config.rollout_bytes(*spaces)
         check_training(config.num_envs, config.horizon, self.device, need, policy=self.policy, seq_len=self.seq_len)
-        self.collector = Collector(
-            env,
-            self.acting,
-            self._generator("sampling"),
-            self.execution,
-            slot=self.slot,
-            bootstrap=self.bootstrap,
-            state_reset_every=self.state_reset_every,
-        )
         # Updates read no states if the trained policy has none, even if the acting one does.
-        state_every = self.seq_len if self.policy.recurrent else None
-        self.rollout = Rollout(config.horizon, config.num_envs, state_every=state_every)
+        options: Any = {"state_every": self.seq_len if self.policy.recurrent else None}
+        options |= {"slot": self.slot, "bootstrap": self.bootstrap}
+        self.horizons = config.make_horizons(self, self.acting, **options)
         exact = rounded_parts(keys.OBS, env.single_observation_space)
         self.pack = SequencePack(config.horizon, config.num_envs, self.seq_len, exact)
         self.lr_schedule = config.schedule("lr")
@@ -98,12 +90,14 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
             self.optimizer,
             self.pack,
             self.execution,
-            self._generator("minibatches"),
-            renew=self.renew,
+            self.make_generator("minibatches"),
+            renews=self.renews,
             in_order=any(effects),
         )
         self.fresh = False
 
+    env: Env
+    horizons: Horizons
     lr_schedule: Schedule
 
     # -- defined by subclasses
@@ -144,10 +138,14 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
             and the number that is logged as `target_metric`, 0-d.
         """
 
+    @abstractmethod
+    def learn(self) -> Tensor:
+        """Set the targets, and make the updates of each epoch and minibatch; return the metric of the targets, 0-d."""
+
     @property
-    def renew(self) -> Renew | None:
-        """Writes new targets into the pack before each epoch but the first; None for targets that stay."""
-        return None
+    def renews(self) -> bool:
+        """Whether `learn` sets other targets between two epochs."""
+        return False
 
     target_metric: ClassVar[str] = EXPLAINED_VARIANCE
     """The name of the metric that `targets` returns; by default the explained variance of the values."""
@@ -225,13 +223,8 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         for name, limit in (("num_envs", self.env.max_num_envs), ("horizon", self.env.max_horizon)):
             if limit is not None and getattr(config, name) > limit:
                 raise ValueError(
-                    f"{type(self.env).__name__} allows `{name}` up to {limit}; got {getattr(config, name)}."
+                    f"{type(self.env.unwrapped).__name__} allows `{name}` up to {limit}; got {getattr(config, name)}."
                 )
-
-    @property
-    def buffer(self) -> Any:
-        """The rollout as a TensorDict of batch size `[num_envs, horizon + 1]`, sharing its memory."""
-        return self.rollout.as_tensordict()
 
     @property
     def seconds_per_step(self) -> float:
@@ -251,19 +244,16 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         """The effective hyperparameters by name."""
         return super().params | {"lr_schedule": self.lr_schedule.to_dict(), "seq_len": self.seq_len}
 
-    def locate_non_finite(self) -> dict[str, dict[str, Any]]:
-        """Locate non-finite numbers in the rollout, by quantity; see `finite.locate_non_finite`."""
-        return locate_non_finite(self.rollout.tensors)
-
     # -- collecting
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
-        """Run the policy for a horizon, filling the buffer."""
-        self.reset_if_due(env_config)
+        """Collect a rollout; see `GenericAlgorithmBase.collect`."""
+        refuse_inference_mode()
+        self.horizons.reset_if_due(env_config)
         waits = self.execution.mode == "compile" and self.device.type == "cpu" and not self.updater.prepared
-        self.collector.fill(self.rollout, self._prepare_update if waits else None)
+        self.horizons.collector.fill(self.rollout, self._prepare_update if waits else None)
         self.fresh = True
-        return self.finish_collect(self.rollout)
+        return self.horizons.finish()
 
     # -- learning
 
@@ -277,20 +267,18 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         if not self.fresh:
             raise RuntimeError("`step()` needs fresh experience: call `collect()` before each `step()`.")
         self.fresh = False
-        with torch.no_grad():
-            (measured,) = self._prepare_program()
-        now = self.counters[self.clock]
-        lr: Number = self.lr_schedule(now)
+        lr: Number = self.lr_schedule(self.counters[self.clock])
         if not self.updater.adapts:
             self.optimizer.lr.fill_(lr)
-        with flushed_denormals(self.device), self.model_draws():
-            rows, applied = self.updater.run(self.coefficient(now))
+        measured = self.learn()
+        rows, applied = self.updater.results
         if self.updater.adapts:
             lr = self.optimizer.lr.clone()
-        self.observe_rollout(self.rollout)
-        norms = [name == GRAD_NORM for name in (*self.objective.metrics, GRAD_NORM)]
+        self.horizons.observe(self.policy)
+        objective = self.updater.objective
+        norms = [name == GRAD_NORM for name in (*objective.metrics, GRAD_NORM)]
         self.counters[keys.STEPS] += 1
-        self.counters[keys.UPDATES] += len(rows) if self.objective.limit is None else int(applied.sum())
+        self.counters[keys.UPDATES] += len(rows) if objective.limit is None else int(applied.sum())
         return Stats(
             {
                 **self._update_stats(rows, applied),
@@ -302,32 +290,41 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
             }
         )
 
+    @contextlib.contextmanager
+    def updates(self) -> Iterator[OnPolicyUpdater]:
+        """Make the updates of a step within the context, by what it gives."""
+        coefficient = self.coefficient(self.counters[self.clock])
+        with flushed_denormals(self.device), self.model_draws(), self.updater.begin(coefficient):
+            yield self.updater
+
     def _update_stats(self, rows: Tensor, applied: Tensor) -> dict[str, Number]:
-        """Average the results of `OnPolicyUpdater.run` over the updates of a step."""
-        return dict(zip((*self.objective.metrics, GRAD_NORM), rows.mean(0), strict=True))
+        """Average the results of the updates of a step; see `OnPolicyUpdater.results`."""
+        return dict(zip((*self.updater.objective.metrics, GRAD_NORM), rows.mean(0), strict=True))
+
+    @torch.no_grad()
+    def set_targets(self) -> Tensor:
+        """Compute the `targets` of the rollout, and pack what updates read; return the metric of the targets, 0-d."""
+        (measured,) = self._prepare_program(*self.learned_by_targets)
+        return measured
 
     @functools.cached_property
-    def _prepare_program(self) -> Callable[[], Sequence[Tensor]]:
-        """Return `_prepare`, captured in mode `graph` unless it communicates between ranks; its memory is fixed."""
+    def _prepare_program(self) -> Program:
+        """`_prepare`, captured in mode `graph` unless it communicates between ranks; its memory is fixed."""
         if self.execution.mode != "graph" or ranks().size > 1:
-            return lambda: [self._prepare()]
-        fixed = self.learned_by_targets
-        program = self.execution.program(lambda *_: [self._prepare()], len(fixed))
-        return lambda: program(*fixed)
+            return self._prepare
+        return self.execution.program(self._prepare, len(self.learned_by_targets))
 
-    def _prepare(self) -> Tensor:
+    def _prepare(self, *_: Tensor) -> list[Tensor]:
         """Compute the targets and pack the updates' data; return the metric of `targets`, 0-d."""
         rollout, horizon = self.rollout, self.config.horizon
         targets, target_metric = self.targets({name: rollout[name][:horizon] for name in rollout.tensors})
         self._fill_pack(targets)
-        return target_metric
+        return [target_metric]
 
     def _fill_pack(self, targets: Mapping[str, Tensor]) -> None:
         """Pack the updates' data: the rollout, and the targets, `[horizon, num_envs]` each."""
         horizon = self.config.horizon
-        packed: SequenceBatch = {
-            name: value[:horizon] for name, value in self.rollout.tensors.items() if is_part(name, *self.packed)
-        }
+        packed = {name: value[:horizon] for name, value in self.rollout.tensors.items() if is_part(name, *self.packed)}
         states = {name: self.rollout.states[name] for name in self.policy.initial_state(1)}
         self.pack.fill(packed | dict(targets), states)
 
@@ -339,7 +336,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
     def prepare(self) -> None:
         """Request the programs of a step, unless one has, or the environment has to be reset for it."""
         with self.execution.ahead():
-            if not self.prepared and self.collector.prepare(self.rollout):
+            if not self.prepared and self.horizons.collector.prepare(self.rollout):
                 self._prepare_update()
 
     def _prepare_update(self) -> None:

@@ -1,4 +1,4 @@
-"""The hyperparameters that algorithms which learn from rollouts share, each explained once, at its field."""
+"""Hyperparameters that algorithms which learn from rollouts share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from rl8x.algorithms.hyperparameters import Default, nearest_divisor, option
 from rl8x.algorithms.memory_check import Space
 from rl8x.algorithms.on_policy.minibatches import packed_bytes
-from rl8x.algorithms.online_config import OnlineConfig
+from rl8x.algorithms.online import OnlineConfig
 from rl8x.algorithms.optimizer_rules import OPTIMIZERS, make_rule
 from rl8x.models import Model
 

@@ -1,0 +1,195 @@
+"""The clock of the measured processes, and their result as a line of JSON.
+
+This runs in the virtual environments of all libraries: it imports the standard library and, to evaluate, numpy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.results import version
+from benchmarks.works import TIME_LIMITS, Job
+
+EVAL_EPISODES = 128
+LAST = 100  # iterations at either end of a long run that are compared
+
+
+class DoneError(Exception):
+    """Raised out of a library's own training loop when enough was measured."""
+
+
+Act = Callable[[Any], Any]
+
+
+class Recorder:
+    """Times iterations; with a target, evaluates after each, outside the time, and stops when it is reached."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.durations: list[float] = []
+        self.fresh: list[float] = []
+        self.resident_mb: list[float] = []
+        self.returns: list[float] = []
+        self.reached = False
+        self.warmup = 1
+        self._mark = 0.0
+
+    def start(self) -> None:
+        """Call this when everything is built and training begins."""
+        self._synchronize()
+        self._mark = time.perf_counter()
+
+    def tick(self, act: Act | None = None) -> None:
+        """Call this when an iteration has ended.
+
+        Args:
+            act: The deterministic policy, from observations `[n, d]` to actions `[n]` or `[n, 1]`, numpy arrays.
+
+        Raises:
+            DoneError: When enough was measured.
+        """
+        self._synchronize()
+        self.durations.append(time.perf_counter() - self._mark)
+        self.resident_mb.append(resident_mb())
+        if self.job.target is not None and act is not None:
+            self.returns.append(evaluate(self.job.work.env, act, seed=1000 + len(self.returns)))
+            self.reached = self.returns[-1] >= self.job.target
+        if self._enough():
+            raise DoneError
+        self._time_fresh()
+        self._mark = time.perf_counter()
+
+    def _enough(self) -> bool:
+        job, total = self.job, sum(self.durations)
+        if job.target is not None:
+            return self.reached or total > job.budget_s
+        if job.transitions is not None:
+            return len(self.durations) * job.work.transitions >= job.transitions
+        if total - self.durations[0] < job.warmup_s:
+            self.warmup = len(self.durations)
+        timed = self.durations[self.warmup :]
+        return len(timed) >= job.work.iterations and sum(timed) >= job.timed_s
+
+    def _synchronize(self) -> None:
+        if self.job.device != "cpu":
+            sys.modules["torch"].cuda.synchronize()
+
+    def _time_fresh(self) -> None:
+        """In turn with the last hundred iterations, time half as many of a fresh process on the same work."""
+        job, left = self.job, self.job.work.iterations - (len(self.durations) - self.warmup)
+        if not job.fresh or not 0 < left <= LAST or left % (LAST // job.fresh):
+            return
+        work = dataclasses.replace(job.work, iterations=LAST // 2)
+        other = dataclasses.replace(job, fresh=0, timed_s=0.0, work=work)
+        command = [sys.executable, "-m", sys.modules["__main__"].__spec__.name]
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            options: dict[str, Any] = {"cwd": folder, "capture_output": True, "text": True, "check": True}
+            done = subprocess.run(command, input=other.to_json(), **options)
+        row = json.loads(done.stdout.strip().splitlines()[-1])
+        self.fresh.append(job.work.transitions / row["transitions_per_s"])
+
+    def row(self) -> dict[str, Any]:
+        """Summarise what was measured."""
+        work, timed = self.job.work, self.durations[self.warmup :]
+        row: dict[str, Any] = {
+            "first_iteration_s": round(self.durations[0], 4),
+            "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, 1),
+            "resident_mb": [round(self.resident_mb[0], 1), round(self.resident_mb[-1], 1)],
+        }
+        if self.job.device != "cpu":
+            row["peak_device_mb"] = round(sys.modules["torch"].cuda.max_memory_allocated() / 1e6, 1)
+        if self.job.target is not None:
+            total = sum(self.durations)
+            row.update(
+                reached=self.reached,
+                seconds=round(total, 3),
+                iterations=len(self.durations),
+                final_return=round(self.returns[-1], 1),
+            )
+        elif self.job.transitions is not None:
+            count = len(self.durations)
+            row.update(seconds=round(sum(self.durations), 3), transitions=count * work.transitions)
+        elif timed:
+            row.update(
+                transitions_per_s=round(work.transitions / statistics.median(timed), 1),
+                iterations=len(timed),
+                warmup_iterations=self.warmup,
+            )
+            if len(timed) >= 4 * LAST:
+                last = statistics.median(timed[-LAST:])
+                row["last_over_first"] = round(last / statistics.median(timed[:LAST]), 4)
+                if self.fresh:
+                    row["last_over_fresh"] = round(last / statistics.median(self.fresh), 4)
+        return row
+
+
+def resident_mb() -> float:
+    """Return the memory of this process that is in RAM now, in MB (10^6 bytes)."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 1e6
+
+
+def evaluate(env_name: str, act: Act, *, seed: int, episodes: int = EVAL_EPISODES) -> float:
+    """Return the mean return of the first episode of each of some fresh copies."""
+    import numpy as np
+
+    from benchmarks.peers.envs import NumpyEnv
+
+    env = NumpyEnv(env_name, episodes, seed)
+    obs = env.reset()
+    returns, running = np.zeros(episodes), np.ones(episodes, dtype=bool)
+    for _ in range(TIME_LIMITS[env_name]):
+        step = env.step(np.asarray(act(obs)))
+        obs = step.obs
+        returns += np.where(running, step.rewards, 0.0)
+        running &= ~(step.terminated | step.truncated)
+        if not running.any():
+            break
+    return float(returns.mean())
+
+
+def main(library: str, train: Callable[[Job, Recorder], None], packages: tuple[str, ...] = ()) -> None:
+    """Read a job from standard input, do it in the working folder, and print one line of JSON.
+
+    Args:
+        library: Name of the library's distribution.
+        train: Builds the work with the library, calls `recorder.start()`, and `recorder.tick()` after every iteration.
+        packages: Distributions whose versions are told beside the library's.
+    """
+    job = Job.from_json(sys.stdin.read())
+    cores = sorted(os.sched_getaffinity(0))[: job.threads]
+    os.sched_setaffinity(0, cores)  # some libraries have no other way to be told how many threads to use
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(job.threads)
+        sys.modules["torch"].manual_seed(job.seed)
+    answer = os.dup(1)
+    os.dup2(2, 1)  # what the library prints while it trains is no part of the answer
+    recorder = Recorder(job)
+    with contextlib.suppress(DoneError):
+        train(job, recorder)
+    row = {
+        "library": library,
+        "version": version(library),
+        "packages": {name: version(name) for name in packages},
+        "python": platform.python_version(),
+        "threads": job.threads,
+        "device": job.device,
+        "seed": job.seed,
+        **recorder.row(),
+    }
+    sys.stdout.flush()
+    os.write(answer, (json.dumps(row) + "\n").encode())
+    # Threads of a library's logger must not keep the process, and nothing that they still write is wanted.
+    os._exit(0)

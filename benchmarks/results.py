@@ -1,0 +1,80 @@
+"""Files of results, the machine they are of, and Markdown of them. The standard library alone."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+Row = dict[str, Any]
+
+
+def machine() -> dict[str, Any]:
+    """Describe this machine, without its name."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    names = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return {
+        "cpu": next((line.split(":", 1)[1].strip() for line in names if line.startswith("model name")), model),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
+
+
+def version(distribution: str) -> str:
+    """Return the version of an installed distribution, without a local build's mark."""
+    try:
+        return importlib.metadata.version(distribution).split("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+def held(path: Path) -> dict[str, Any]:
+    """Return what a file holds; nothing where it is not there."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def save(path: Path, result: Mapping[str, Any] | str) -> None:
+    """Write a result, or its text, beside its place and move it there, so that there never is half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".writing")
+    beside.write_text(result if isinstance(result, str) else json.dumps(result, indent=1) + "\n")
+    beside.replace(path)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, rule: str = "|---") -> str:
+    """Return a Markdown table."""
+    lines = ["| " + " | ".join(line) + " |" for line in (header, *rows)]
+    return "\n".join([lines[0], rule * len(header) + "|", *lines[1:]])
+
+
+def names(rows: Sequence[Row], key: str, **tags: Any) -> list[Any]:
+    """Return the different values of a key in the rows with these tags, in the order of their first row."""
+    return list(dict.fromkeys(select(rows, key, **tags)))
+
+
+def select(rows: Sequence[Row], key: str, **tags: Any) -> list[Any]:
+    """Return the values of a key in the rows with these tags."""
+    return [row[key] for row in rows if key in row and all(row.get(name) == value for name, value in tags.items())]
+
+
+def short(rate: float) -> str:
+    """Write a rate: 3.2M, 412k, 4.7k, 83."""
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if rate >= size:
+            number = rate / size
+            return f"{number:.1f}{unit}" if number < 10 else f"{number:.0f}{unit}"
+    return f"{rate:.0f}"
+
+
+def percent(share: float | None) -> str:
+    """Write a share; nothing where there is none."""
+    return "" if share is None else f"{share:.0%}"

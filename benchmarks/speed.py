@@ -1,0 +1,301 @@
+"""Measure rl8x beside other libraries on the same work: speed, seconds to a return, memory, scaling, a long run.
+
+Every measurement is a fresh process. The libraries take turns within a pass (A B C ... A B C ...), so that a machine
+that changes its speed changes it for all of them. Each runs in a virtual environment of its own, made at the
+first call.
+
+    python benchmarks/speed.py --quick                          # does everything run? (the rates mean nothing)
+    python benchmarks/speed.py --passes 4                       # limits and throughput; about two hours on two cores
+    python benchmarks/speed.py --only small --peers rl8x sb3    # one work, two libraries
+    python benchmarks/speed.py --measure return --seeds 10      # seconds to CartPole 475 and Pendulum -200
+    python benchmarks/speed.py --measure replay --threads 1     # DQN and SAC, beside their own matrix products
+    python benchmarks/speed.py --measure starting               # how soon a run is fast; half an hour on two cores
+
+Results go to benchmarks/results, and from there into the pages by `python -m benchmarks.pages`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import speed_tables
+from benchmarks.processes import MALLOC, MALLOC_SETTINGS, PEERS, STORES, UNTRACKED, ask, environment, python_of, run
+from benchmarks.results import RESULTS, ROOT, held, machine, save, version
+from benchmarks.works import ALL_WORKS, REPLAY_WORKS, TARGETS, WORKS, Job, ReplayWork, Work, quick
+
+TUNED = ROOT / "benchmarks" / "tuned.json"
+SCALING_ENVS = (1024, 4096, 16384, 65536)
+TOLD = ("error", "transitions_per_s", "seconds", "reached", "first_iteration_s", "peak_rss_mb")
+# Transitions of `--measure starting`.
+TRANSITIONS = {"small": 1_000_000, "pendulum-64": 20_000_000, "pendulum-256": 5_000_000, "rl8-defaults": 5_000_000}
+# Name, execution, which has a cache of programs of its own that is empty at first, and the part of the transitions that
+# is trained for: what runs at one speed from the second iteration on is measured for a part, and the rest is reckoned.
+CASES = (
+    ("eager", "eager", 0.1),
+    ("compile, cold", "compile", 1.0),
+    ("compile, warm", "compile", 0.25),
+    ("auto, cold", "auto", 1.0),
+)
+_IMPORT = """
+import time, torch
+begin = time.perf_counter()
+from rl8x import PPOConfig, Trainer
+print(time.perf_counter() - begin)
+"""
+
+
+def settings_of(args: argparse.Namespace, works: Mapping[str, Work | ReplayWork]) -> dict[str, Any]:
+    """Return what a result says of where and how it was measured."""
+    settings = {"threads": args.threads, "device": args.device, "malloc": MALLOC_SETTINGS, "quick": args.quick}
+    described = {name: work.described() for name, work in works.items()}
+    about = {"machine": machine(), "date": datetime.date.today().isoformat()}
+    return {**about, "settings": settings, "works": described}
+
+
+class Session:
+    """The result so far, written after every process, and added to where its file exists."""
+
+    def __init__(self, args: argparse.Namespace, out: Path | None, works: Mapping[str, Work | ReplayWork]) -> None:
+        self.args, self.out = args, out
+        self.works = {name: quick(work) if args.quick else work for name, work in works.items()}
+        self.result: dict[str, Any] = {**(held(out) if out else {}), **settings_of(args, self.works)}
+
+    def save(self) -> None:
+        """Write the result."""
+        if self.out is not None:
+            save(self.out, self.result)
+
+    def keep(self, group: str, row: dict[str, Any]) -> dict[str, Any]:
+        """Add a row to a group of the result, and say so."""
+        self.result.setdefault(group, []).append(row)
+        self.save()
+        tags = [str(row[name]) for name in ("work", "peer", "variant", "store", "case") if name in row]
+        told = {key: row[key] for key in TOLD if key in row}
+        print(group, *tags, told or row, file=sys.stderr, flush=True)
+        return row
+
+    def each(
+        self,
+        group: str,
+        name: str | int,
+        work: Work | ReplayWork,
+        index: int,
+        *,
+        peers: list[str] | None = None,
+        left_out: tuple[str, ...] = (UNTRACKED,),
+        **fields: Any,
+    ) -> None:
+        """Do a work by each library in each of its variants but some, the libraries in turn."""
+        if self.args.quick:
+            fields = {"warmup_s": 0.0, "timed_s": 0.0, **fields}
+        for peer in peers or self.args.peers:
+            if work.algorithm not in PEERS[peer].algorithms:
+                continue
+            for variant, changes in PEERS[peer].variants.items():
+                if any(each in variant for each in left_out) or (
+                    self.args.variants and variant not in self.args.variants
+                ):
+                    continue
+                changed = {key: value for key, value in changes.items() if key != "env"}
+                job = Job(work=work, threads=self.args.threads, **fields, **changed)
+                row = run(PEERS[peer], job, changes.get("env", {}), self.args.timeout)
+                self.keep(group, {"peer": peer, "variant": variant, "work": name, "run": index, **row})
+
+    def ask(self, module: str, **question: Any) -> dict[str, Any]:
+        """Ask a module in a fresh process of rl8x's environment."""
+        question = {"threads": self.args.threads, "device": self.args.device, "quick": self.args.quick, **question}
+        env = environment(self.args.threads, {})
+        return ask(sys.executable, module, json.dumps(question), env, self.args.timeout)
+
+
+def measure_limits(session: Session) -> None:
+    """Measure what the matrix product allows."""
+    session.keep("limits", session.ask("limits"))
+
+
+def measure_throughput(session: Session) -> None:
+    """Time iterations of every work, library and variant."""
+    for index in range(session.args.passes):
+        for name in session.args.only or WORKS:
+            session.each("throughput", name, session.works[name], index, seed=index)
+
+
+def measure_return(session: Session) -> None:
+    """Time training until a deterministic evaluation reaches the target, on settings tuned for each library."""
+    budget = {"budget_s": 2.0} if session.args.quick else {}
+    for seed in range(session.args.seeds):
+        for env, target in TARGETS.items():
+            for peer in session.args.peers:
+                if (peer, env) == ("rl8", "cartpole"):
+                    continue  # rl8 knows no terminations: a pole that falls costs it nothing
+                choice = held(TUNED).get(peer, {}).get(env, {}).get("settings", {})
+                work = dataclasses.replace(WORKS[f"{env}-64"], **choice)
+                fields = {"target": target, "seed": 100 + seed, **budget}
+                session.each("return", env, work, seed, peers=[peer], left_out=(UNTRACKED, MALLOC), **fields)
+
+
+def measure_scaling(session: Session) -> None:
+    """Time iterations over the number of environments, the minibatches growing with it."""
+    for index in range(session.args.passes):
+        for num_envs in SCALING_ENVS:
+            size = {} if session.args.quick else {"num_envs": num_envs, "iterations": 4}
+            work = dataclasses.replace(session.works["pendulum-64"], **size)
+            session.each("scaling", num_envs, work, index, seed=index)
+
+
+def measure_soak(session: Session) -> None:
+    """Time many iterations in one process: the last as fast as the first, and no more memory."""
+    is_quick = session.args.quick
+    steps = 5 if is_quick else session.args.soak_steps
+    work = dataclasses.replace(session.works["pendulum-64"], num_envs=1024, iterations=steps)
+    for index in range(session.args.passes):
+        session.each("soak", "soak", work, index, seed=index, fresh=0 if is_quick else 4)
+
+
+def measure_tracking(session: Session) -> None:
+    """Measure what logging a row takes of rl8x's training thread, with each store."""
+    for store in STORES:
+        row = session.ask("tracking_cost", store=store, steps=3 if session.args.quick else 300)
+        session.keep("tracking", {"store": store, **row})
+
+
+def measure_replay(session: Session) -> None:
+    """Time DQN and SAC, and how often a second the matrix products of an update alone could be done."""
+    names = session.args.only or list(REPLAY_WORKS)
+    session.result.update(products={}, rows=[])
+    for name in names:
+        products = session.works[name].products
+        rates = {kind: session.ask("limits", products=products, precision=kind) for kind in ("fp32", "bf16")}
+        per_s = {kind: rate.get("per_s") for kind, rate in rates.items()}
+        session.result["products"][name] = per_s
+    for index in range(session.args.passes):
+        for name in names:
+            session.each("rows", name, session.works[name], index, left_out=(MALLOC,), seed=index)
+
+
+def measure_starting(session: Session) -> None:
+    """Measure imports, and seconds of training to so many transitions from an empty cache of programs."""
+    names = session.args.only or list(TRANSITIONS)
+    session.result.update(
+        starting={name: TRANSITIONS[name] for name in names}, torch=version("torch"), commands=commands(), rows=[]
+    )
+    session.result["to_return"] = list(to_return(session))
+    for name in names:
+        work = session.works[name]
+        transitions = 5000 if session.args.quick else TRANSITIONS[name]
+        options = {"work": work, "threads": session.args.threads}
+        with tempfile.TemporaryDirectory(prefix="rl8x-starting-") as folder:
+            for case, execution, part in CASES:
+                # An eager run of `auto` has to be asked for all transitions to know how long it will be.
+                count = max(int(part * transitions), 3 * work.transitions)
+                caches = {f"{kind}_CACHE_DIR": f"{folder}/{execution}/{kind}" for kind in ("RL8X", "TORCHINDUCTOR")}
+                job = Job(**options, transitions=count, execution=execution, tracks=False)
+                row = run(PEERS["rl8x"], job, caches, session.args.timeout)
+                if "error" not in row:
+                    rate = (row["transitions"] - work.transitions) / (row["seconds"] - row["first_iteration_s"])
+                    row["seconds_to_all"] = row["seconds"] + max(0, transitions - row["transitions"]) / rate
+                session.keep("rows", {"work": name, "case": case, **row})
+        for peer in session.args.peers:
+            if peer == "rl8x" or work.algorithm not in PEERS[peer].algorithms:
+                continue
+            row = run(PEERS[peer], Job(**options, warmup_s=1.0, timed_s=2.0), {}, session.args.timeout)
+            if "error" not in row:
+                rest = (transitions - work.transitions) / row["transitions_per_s"]
+                row["seconds_to_all"] = row["first_iteration_s"] + rest
+            session.keep("rows", {"work": name, "case": PEERS[peer].title, **row})
+
+
+def to_return(session: Session) -> Iterator[dict[str, Any]]:
+    """Train CartPole to a return of 475, eagerly, compiled with an empty cache, and with the cache of that."""
+    settings = held(TUNED)["rl8x"]["cartpole"]["settings"]
+    fields: dict[str, Any] = {"threads": session.args.threads, "target": TARGETS["cartpole"], "budget_s": 120.0}
+    with tempfile.TemporaryDirectory(prefix="rl8x-starting-") as folder:
+        for case, execution, _ in CASES[:3]:
+            rows = []
+            for seed in range(1 if case.endswith("cold") else 3):
+                work = Work(env="cartpole", iterations=1, **settings)
+                job = Job(work=work, seed=seed, execution=execution, **fields)
+                rows.append(run(PEERS["rl8x"], job, {"RL8X_CACHE_DIR": folder}, 300.0))
+            yield {"case": case, **{name: [row.get(name) for row in rows] for name in ("seconds", "reached")}}
+
+
+def commands() -> dict[str, float]:
+    """Measure the imports of a script, and the shortest run from the shell, in seconds."""
+    options: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
+    imports = [float(subprocess.run([sys.executable, "-c", _IMPORT], **options).stdout) for _ in range(5)]
+    command = [sys.executable, "-m", "rl8x.cli.main", "train", "CartPole", "--preset", "rl8", "--max-steps", "1"]
+    shell = []
+    with tempfile.TemporaryDirectory(prefix="rl8x-starting-") as folder:
+        for _ in range(2):
+            begin = time.perf_counter()
+            subprocess.run(command, cwd=folder, **options)
+            shell.append(time.perf_counter() - begin)
+    return {"import_s": min(imports), "train_one_step_s": min(shell)}
+
+
+# Each with the file of its results, which those of one file share.
+MEASURES = {
+    "limits": (measure_limits, "cpu"),
+    "throughput": (measure_throughput, "cpu"),
+    "return": (measure_return, "cpu"),
+    "scaling": (measure_scaling, "cpu"),
+    "soak": (measure_soak, "cpu"),
+    "tracking": (measure_tracking, "cpu"),
+    "replay": (measure_replay, "replay"),
+    "starting": (measure_starting, "starting"),
+}
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--measure", nargs="+", choices=MEASURES, default=["limits", "throughput"], help="(default: %(default)s)")
+    add("--only", nargs="+", choices=ALL_WORKS, metavar="WORK", help=f"works, of {', '.join(ALL_WORKS)}")
+    add("--peers", nargs="+", choices=PEERS, default=list(PEERS), metavar="PEER", help=f"of {', '.join(PEERS)}")
+    add("--variants", nargs="+", metavar="NAME", help="only these, such as 'as it comes' or 'eager fp32'")
+    add("--passes", type=int, default=4, help="fresh processes for each cell (default: %(default)s)")
+    add("--seeds", type=int, default=10, help="seeds of each library for `return` (default: %(default)s)")
+    add("--soak-steps", type=int, default=2000, help="iterations of `soak` (default: %(default)s)")
+    add("--threads", type=int, default=2, help="CPU threads of every library (default: %(default)s)")
+    add("--timeout", type=float, default=900.0, help="seconds that one process may take (default: %(default)s)")
+    add("--quick", action="store_true", help="tiny sizes and one pass, to see that everything runs; no file but --out")
+    add("--out", type=Path, help="JSON to write, and to add to where it exists (default: in benchmarks/results)")
+    add("--install", action="store_true", help="only make the libraries' virtual environments")
+    parser.set_defaults(device="cpu")  # cuda.py measures others
+    args = parser.parse_args(argv)
+    if args.quick:
+        args.passes, args.seeds = 1, 1
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure what the command line asks for."""
+    args = parse(argv)
+    if args.install:
+        for name in args.peers:
+            print(name, python_of(PEERS[name]))
+        return
+    for name in args.measure:
+        measure, file = MEASURES[name]
+        out = args.out or (None if args.quick else RESULTS / f"{file}.json")
+        session = Session(args, out, REPLAY_WORKS if name == "replay" else WORKS)
+        measure(session)
+        print(speed_tables.render(session.result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""The training environment, a horizon at a time: resets, statistics, and evaluations between two resets."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl8x import keys
+from rl8x.algorithms.hyperparameters import flatten_params
+from rl8x.distributed import ranks
+from rl8x.envs import Env
+from rl8x.envs.env_config import AnyEnvConfig, shown_value
+from rl8x.policy import Policy
+from rl8x.rollouts.buffer import Rollout
+from rl8x.rollouts.collector import Collector
+from rl8x.rollouts.statistics import Stats, parameter_stats, pool, rollout_stats
+from rl8x.trees import tree_map
+
+
+@dataclasses.dataclass(frozen=True)
+class ResetSchedule:
+    """When the training environment is reset.
+
+    Attributes:
+        every: k > 0 resets it before every k-th collect, k < 0 once, before the first.
+    """
+
+    every: int
+
+    @property
+    def once(self) -> bool:
+        """Whether the environment is reset only once."""
+        return self.every < 0
+
+    @property
+    def horizons(self) -> int:
+        """Horizons from one reset to the next; 1 if there is only one reset."""
+        return max(1, self.every)
+
+    def is_due(self, collects: int) -> bool:
+        """Return whether the collect after this many collects begins with a reset."""
+        return collects == 0 if self.once else collects % self.every == 0
+
+    def until_due(self, collects: int) -> int:
+        """Return the number of collects before the next that begins with a reset; 0 if there is only one reset."""
+        return 0 if self.once else -collects % self.every
+
+
+class Horizons:
+    """The horizons that an algorithm's policy plays in the training environment.
+
+    Args:
+        collector: Steps the policy in the environment.
+        rollout: Receives each horizon.
+        counters: The algorithm's, of which collects and steps of the environment are counted here.
+        resets: When the environment is reset.
+        start_seed: Seeds the times of the limit that first episodes begin at (`random_start`); None: they begin at 0.
+        summarise: Returns the statistics of a rollout's tensors, `[horizon + 1, num_envs, ...]`, given the horizon.
+
+    Raises:
+        ValueError: If first episodes cannot begin at such times in this environment.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        rollout: Rollout,
+        counters: dict[str, int],
+        resets: ResetSchedule,
+        *,
+        start_seed: int | None = None,
+        summarise: Callable[[Mapping[str, Tensor], int], Stats] = rollout_stats,
+    ) -> None:
+        self.collector = collector
+        self.env: Env = collector.env
+        self.rollout = rollout
+        self.counters = counters
+        self.resets = resets
+        self.start_seed = start_seed
+        self.summarise = summarise
+        self._row: Mapping[str, float] = {}
+        if start_seed is not None:
+            self._check_random_start()
+
+    # -- between horizons
+
+    def follow(self, row: Mapping[str, float]) -> None:
+        """Receive a row of metrics, which the `env_config` of the next collect may depend on."""
+        self._row = row
+
+    def reset_is_due(self) -> bool:
+        """Whether the next collect begins by resetting the environment."""
+        return self.resets.is_due(self.counters[keys.COLLECTS])
+
+    def reset_if_due(self, env_config: AnyEnvConfig | None) -> bool:
+        """Update the environment's parameter distributions by counters and metrics, and reset it if due.
+
+        Args:
+            env_config: Values for the environment's parameters, or a function that returns them; see
+                `GenericAlgorithmBase.collect`.
+
+        Returns:
+            Whether it was reset.
+
+        Raises:
+            ValueError: If a name is unknown or a value out of its bounds, or `env_config` is another than the one in
+                force and no reset will ever apply it.
+        """
+        known = {**self._row, **self.counters}
+        is_due = self.reset_is_due()
+        if callable(env_config):
+            self.env.steer_config(env_config(known))
+        elif is_due:
+            self.env.parameter_state.configure(env_config)
+        self.env.parameter_state.update_from_metrics(known)
+        if is_due:
+            self._check_moves()
+            self.collector.reset()
+            if self.start_seed is not None:
+                self._start_at_random_times(self.start_seed)
+            return True
+        if not callable(env_config):
+            self.check_applies(env_config)
+        return False
+
+    def check_applies(self, env_config: Mapping[str, Any] | None) -> None:
+        """Raise if no reset will apply an `env_config`, or if its moving distributions can never move.
+
+        Args:
+            env_config: Values for the environment's parameters; None changes nothing.
+
+        Raises:
+            ValueError: If it is another than the one in force, and the environment was reset for the only time; or it
+                moves with the returns of episodes, and none ever ends.
+        """
+        if self.reset_is_due():
+            self._check_moves(env_config)
+            return
+        state = self.env.parameter_state
+        if env_config is not None and self.resets.once and state.resolve(env_config).given != state.in_force.given:
+            raise ValueError(
+                "This `env_config` would never apply: the environment was reset once, at the first collect "
+                "(`horizons_per_env_reset` < 0). Give it to the first collect, or use horizons_per_env_reset=1."
+            )
+
+    def _check_moves(self, env_config: Mapping[str, Any] | None = None) -> None:
+        """Raise if parameters depend on ends of episodes and none will end; None checks the current configuration."""
+        if not self.resets.once or self.env.episodic:
+            return
+        state = self.env.parameter_state
+        if (state.following if env_config is None else state.resolve(env_config)).moves_by_returns:
+            raise ValueError(
+                "`env_config` moves with the returns of episodes, but none ever ends: the task has no end, and the "
+                "environment is reset once (`horizons_per_env_reset` < 0). Use horizons_per_env_reset=1 or more, or "
+                "give the environment a `time_limit`."
+            )
+
+    # -- first episodes that begin at random times
+
+    def _check_random_start(self) -> None:
+        env, name = self.env, type(self.env.unwrapped).__name__
+        if env.time_limit is None:
+            raise ValueError(
+                f"`random_start` draws times below a time limit, and {name} has none: give it a `time_limit`."
+            )
+        if not self.resets.once:
+            raise ValueError(
+                "`random_start` needs an environment that is reset once (horizons_per_env_reset=-1): each reset would "
+                f"have all copies begin at once; got {self.resets.every}."
+            )
+        if not env.takes_elapsed:
+            raise ValueError(
+                f"`random_start` needs a time limit that can be shifted, and the simulator that {name} steps counts "
+                "its own: use one whose copies are stepped one by one, each with Gymnasium's TimeLimit."
+            )
+
+    def _start_at_random_times(self, seed: int) -> None:
+        """Have each copy's first episode count as begun at a random time of its limit, `[0, time_limit)`."""
+        assert self.env.time_limit is not None
+        device = self.env.device
+        generator = torch.Generator(device).manual_seed(seed)
+        self.env.set_elapsed(
+            torch.randint(self.env.time_limit, (self.env.num_envs,), generator=generator, device=device)
+        )
+
+    def _without_shortened(self) -> Mapping[str, Tensor]:
+        """Return the rollout's tensors, `[horizon + 1, num_envs, ...]`, in which shortened first episodes do not end.
+
+        `random_start` lets a first episode begin at a step of its time limit that was drawn. It ends after fewer steps,
+        with a smaller return than others, and its length counts the steps that it did not have. Statistics and moving
+        parameters leave it out; its transitions are trained on. It is the one that is longer than there have been
+        steps since the reset, so that nothing has to be remembered.
+        """
+        rollout, limit = self.rollout.tensors, self.env.time_limit
+        before = (self.counters[keys.COLLECTS] - 1) * self.rollout.horizon
+        if self.start_seed is None or limit is None or before >= limit:
+            return rollout
+        lengths = rollout[keys.EPISODE_LENGTHS]
+        steps = torch.arange(before + 1, before + len(lengths) + 1, device=lengths.device)
+        whole = lengths <= steps.unsqueeze(1)
+        return {**rollout, **{name: rollout[name] & whole for name in (keys.TERMINATED, keys.TRUNCATED)}}
+
+    # -- after a horizon
+
+    def finish(self) -> Stats:
+        """Count the horizon that was collected, truncate its episodes if a reset follows, and return its statistics."""
+        rollout, horizon = self.rollout, self.rollout.horizon
+        self.counters[keys.COLLECTS] += 1
+        if self.reset_is_due():
+            rollout.truncate()
+        counted, valid = self._without_shortened(), rollout.tensors.get(keys.VALID)
+        state = self.env.parameter_state
+        if state.in_force.moves_by_returns:
+            assert self.env.carry is not None
+            ended = counted[keys.TERMINATED] | counted[keys.TRUNCATED]
+            state.update_from_episodes(
+                (ended if valid is None else ended & valid)[:horizon],
+                rollout[keys.EPISODE_RETURNS][:horizon],
+                rollout.under(keys.METRICS),
+                rollout.under(keys.SOURCES),
+                pending=None if self.reset_is_due() else self.env.carry["sources"],
+            )
+        # Only simulators have masked steps. They run on the host, so counting these is no host sync.
+        own = rollout.num_envs * horizon
+        own = own * ranks().size if valid is None else int(ranks().sum(valid[:horizon].sum()))
+        self.counters[keys.ENV_STEPS] += own
+        parameters = parameter_stats(self.env.drawn_parameters, self.env.parameter_ranges())
+        return Stats.merge(self.summarise(counted, horizon), Stats(parameters))
+
+    def observe(self, policy: Policy) -> None:
+        """Update a policy's observation normaliser, if it has one, with the horizon that was collected."""
+        if policy.obs_moments is None:
+            return
+        horizon, valid = self.rollout.horizon, self.rollout.tensors.get(keys.VALID)
+        obs = tree_map(lambda part: part[:horizon], self.rollout.tree(keys.OBS))
+        policy.observe(obs, None if valid is None else valid[:horizon])
+
+    def evaluate(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> Stats:
+        """Evaluate over the horizons from one reset to the next; see `GenericAlgorithmBase.evaluate`."""
+        rows: list[Mapping[str, float]] = []
+        counts: dict[str, tuple[str, ...]] = {}
+        with self.env.parameter_state.evaluating():
+            for _ in range(self.resets.horizons):
+                self.reset_if_due(env_config)
+                try:
+                    stats = self.collector.evaluate(self.rollout.horizon, deterministic=deterministic)
+                    row, gates = stats.counted()
+                except BaseException:  # else training would go on in its episodes, under its configuration
+                    self.discard()
+                    raise
+                rows.append(row)
+                counts.update(gates)
+                self.counters[keys.COLLECTS] += 1
+        return pool(rows, counts)
+
+    def discard(self) -> None:
+        """Begin new episodes with the next collect."""
+        self.collector.cursor = None
+
+    # -- what a run records
+
+    def params(self, factory: Callable[..., Env] | None) -> dict[str, Any]:
+        """Return the params of the environment by dotted name, given what made it."""
+        env = self.env
+        return {
+            "env": type(env.unwrapped).__name__,
+            "env.time_limit": env.time_limit,
+            **({"env.observe_parameters": env.observe_parameters} if env.parameters else {}),
+            **flatten_params("env", env.params or {"kwargs": _factory_arguments(factory)}),
+        }
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags of the environment that a run records at its end, by name."""
+        tags = {}
+        # Some simulators reveal only at the end of an episode that they do not return its final observation.
+        if not self.env.gives_final_obs:
+            tags["rl8x.final_obs"] = "missing: time limits bootstrap from the observation after the reset"
+        state = self.env.parameter_state
+        present = state.present()
+        return tags | {f"rl8x.env_config.{name}": str(shown_value(present[name])) for name in state.moving_names}
+
+    def join(self, state: Mapping[str, Any]) -> None:
+        """Restore another rank's collector as a new rank: with episodes of its own and that rank's configuration."""
+        env_state = state["env"]
+        # After an evaluation in the training environment the next configuration applies.
+        following = env_state["next_config"]
+        self.env.parameter_state.configure(env_state["config"] if following is None else following)
+        self.env.parameter_state.join(env_state)
+        self.collector.reset()  # now, since it may be that no collect begins with a reset
+
+
+def _factory_arguments(factory: Callable[..., Env] | None) -> dict[str, Any]:
+    """Return the arguments that a factory passes to the environment's class, by name, except those that are params."""
+    if not isinstance(factory, functools.partial):
+        return {}
+    signature = inspect.signature(factory.func)
+    arguments = dict(signature.bind_partial(*factory.args, **factory.keywords).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments |= arguments.pop(name, {})
+    arguments.pop("time_limit", None)
+    return arguments

@@ -1,0 +1,398 @@
+"""Proximal policy optimisation, for feedforward and recurrent models alike.
+
+Collect a horizon, estimate advantages, and pass over the data a few times with a clipped surrogate objective.
+
+Source: Schulman et al. 2017, arXiv:1707.06347; dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5; the estimate of the
+KL divergence: Schulman 2020, "Approximating KL divergence", k3.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rl8x import keys
+from rl8x.algorithms.base import LR, EnvFactory
+from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, SequenceBatch
+from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
+from rl8x.algorithms.ppo_config import PPOConfig
+from rl8x.envs import Env
+from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, running_returns
+from rl8x.functional.statistics import pooled_moments
+from rl8x.models import State
+from rl8x.models.registry import TrainingEffects, default_model
+from rl8x.policy import Evaluation, Policy
+from rl8x.rollouts.statistics import Number, Stats
+from rl8x.rollouts.step import Slot, actor_critic, with_final_obs
+from rl8x.trees import tree_map
+
+PPO_LOSS_METRICS: Final = (
+    "losses/policy",
+    "losses/vf",
+    "losses/entropy",
+    "losses/total",
+    "monitors/kl_div",
+    "monitors/clip_frac",
+    "monitors/vf_clip_frac",
+)
+TOTAL: Final = "losses/total"
+KL_DIV: Final = "monitors/kl_div"
+
+# Metrics of an update, measured before its step, except the gradient's norm.
+_MONITORS: Final = "monitors/"
+_REFUSED: Final = "monitors/refused_updates"
+
+# The default network where the model is an MLP.
+SMALL: Final = {"hidden_sizes": (64, 64)}
+
+# Consecutive steps in which clipping removes most of the critic's gradient before a warning; the first are normal.
+_SILENCED_STEPS: Final = 10
+
+
+class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
+    """Proximal policy optimisation on one environment. Made by `PPOConfig(...).build(env)`.
+
+        collect()    a rollout: a horizon of all copies, played by the present policy
+        step()       advantages; for each epoch, for each minibatch: losses, a step of the optimizer
+
+    Source: Schulman et al. 2017, arXiv:1707.06347.
+    """
+
+    metrics: tuple[str, ...] = (
+        *PPO_LOSS_METRICS,
+        GRAD_NORM,
+        EXPLAINED_VARIANCE,
+        LR,
+        "coefficients/entropy",
+        "coefficients/vf",
+    )
+    packed = (*OnPolicyAlgorithm.packed, keys.LOGP, keys.PARAMS)
+    made = (keys.ADVANTAGES, keys.RETURNS)
+
+    def __init__(self, config: PPOConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
+        super().__init__(config, env, seed, env_factory)
+        if config.adaptive_rate is not None:
+            self.policy.show_params()
+        self.entropy_schedule = config.schedule("entropy_coeff")
+        self.return_moments = RunningMoments(()).to(self.device)
+        self.running_return = torch.zeros(config.num_envs, device=self.device)
+        values = self.policy.value_moments
+        learned = [*self.return_moments.buffers(), *([] if values is None else values.buffers())]
+        self.learned_by_targets = [self.running_return, *learned]
+        if config.target_kl_div is not None:
+            self.metrics = (*self.metrics, _REFUSED)
+        self._silenced_steps = 0
+        self._told_silenced = False
+
+    def make_policy(self) -> Policy:
+        """Build the policy, with torch's global generator seeded."""
+        config, observation_space = self.config, self.env.single_observation_space
+        name = default_model(observation_space) if config.model is None else config.model
+        return Policy(
+            observation_space,
+            self.env.single_action_space,
+            model=name,
+            model_config=config.model_config if name != "mlp" else SMALL | config.model_config,
+            distribution=config.distribution,
+            distribution_config=config.distribution_config,
+            normalize_observations=config.normalize_observations,
+            normalize_values=config.normalize_values,
+        )
+
+    # -- learning
+
+    def learn(self) -> Tensor:
+        """Learn from the rollout that was collected; return how much of the returns the values explained, 0-d.
+
+        Source: Schulman et al. 2017, arXiv:1707.06347, algorithm 1.
+        """
+        explained = self.set_targets()  # advantages and returns
+        with self.updates() as updates:
+            for epoch in updates.epochs():
+                if epoch and self.config.recompute_advantages:
+                    self.recompute_targets()
+                for minibatches in updates.minibatches():
+                    updates.step(minibatches)  # down the gradient of the losses
+        return explained
+
+    @property
+    def renews(self) -> bool:
+        """Whether advantages are estimated anew between two epochs."""
+        return self.config.recompute_advantages
+
+    def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """Estimate advantages, and the targets of values in the model's units."""
+        config, valid = self.config, data.get(keys.VALID)
+        if config.normalize_rewards:
+            ended = data[keys.TERMINATED] | data[keys.TRUNCATED]
+            # The environment may have been reset since: the sums of new episodes begin at 0.
+            before = self.running_return.masked_fill(data[keys.STARTS][0], 0.0)
+            returns, carry = running_returns(data[keys.REWARDS], ended, before, config.gamma)
+            self.running_return.copy_(carry)
+            self.return_moments.update(returns, valid)
+        advantages, targets = self._estimated(data, self.rollout[keys.VALUES])
+        explained = explained_variance(data[keys.VALUES], targets, valid)
+        if self.policy.value_moments is not None:
+            # Before the update, so that it and the next collect have the same units.
+            self.policy.value_moments.update(targets, valid)
+        return self._made(advantages, targets), explained
+
+    def _estimated(self, data: Mapping[str, Tensor], values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return advantages, normalised if so configured, and returns, `[horizon, num_envs]` each.
+
+        Args:
+            data: The rollout without its last slot, as in `targets`.
+            values: Values of its observations and of the one after them, `[horizon + 1, num_envs]`.
+        """
+        config, rewards, valid = self.config, data[keys.REWARDS], data.get(keys.VALID)
+        if config.normalize_rewards:
+            rewards = self.return_moments.normalize(rewards, center=False)
+        advantages, targets = generalized_advantages(
+            rewards,
+            values,
+            data[keys.FINAL_VALUES],
+            data[keys.TERMINATED],
+            data[keys.TRUNCATED],
+            gamma=config.gamma,
+            gae_lambda=config.gae_lambda,
+        )
+        if config.normalize_advantages:
+            _, mean, var = pooled_moments(advantages.reshape(-1), None if valid is None else valid.reshape(-1))
+            advantages = (advantages - mean.to(advantages.dtype)) / (var.sqrt().to(advantages.dtype) + 1e-8)
+        return advantages, targets
+
+    def _made(self, advantages: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return what updates read of `_estimated`, `[horizon, num_envs]` each, by name."""
+        moments = self.policy.value_moments
+        return {keys.ADVANTAGES: advantages, keys.RETURNS: targets if moments is None else moments.normalize(targets)}
+
+    @staticmethod
+    def losses(
+        policy: Callable[..., Evaluation],
+        batch: SequenceBatch,
+        state: SequenceBatch,
+        entropy_coeff: Tensor,
+        config: PPOConfig,
+    ) -> Tensor:
+        """Sum the losses and monitors over a minibatch.
+
+            r_t      = exp(logp_t - logp_old_t)
+            L_policy = -min(r_t A_t, clip(r_t, 1 - eps, 1 + eps) A_t), for A_t < 0 bounded by -c A_t
+            L_vf     = min(smooth_l1(v_t, R_t), vf_clip)
+            L_total  = L_policy + vf_coeff L_vf - entropy_coeff H_t
+
+        Args:
+            policy: Called as a module, under the weights of the update.
+            batch: Observations, starts, actions and their log-probabilities, advantages, returns, and which rows count,
+                each `[seq_len, batch, ...]`.
+            state: The policy's state before the sequences, each `[batch, *]`.
+            entropy_coeff: Weight of the entropy, 0-d.
+            config: Clipping and weights.
+
+        Returns:
+            Sums in the order of `PPO_LOSS_METRICS`, `[7]`.
+
+        Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9; dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
+        """
+        acted = [batch[keys.PARAMS]] if keys.PARAMS in batch else []
+        evaluation = policy(batch[keys.OBS], batch[keys.ACTIONS], state, batch[keys.STARTS], *acted)
+        advantages = batch[keys.ADVANTAGES]
+        log_ratio = evaluation.logp - batch[keys.LOGP]
+        ratio = log_ratio.exp()
+        clip = config.clip_param
+        surrogate = torch.minimum(ratio * advantages, ratio.clamp(1.0 - clip, 1.0 + clip) * advantages)
+        if config.dual_clip_param is not None:
+            bounded = torch.maximum(surrogate, config.dual_clip_param * advantages)
+            surrogate = torch.where(advantages < 0, bounded, surrogate)
+        vf_loss = F.smooth_l1_loss(evaluation.values, batch[keys.RETURNS], reduction="none")
+        vf_clip_frac = torch.zeros_like(vf_loss)
+        if config.vf_clip_param is not None:
+            vf_clip_frac = (vf_loss.detach() > config.vf_clip_param).to(vf_loss.dtype)
+            vf_loss = vf_loss.clamp(max=config.vf_clip_param)
+        total = config.vf_coeff * vf_loss - surrogate - entropy_coeff * evaluation.entropy
+        with torch.no_grad():
+            kl_div = ratio - 1.0 - log_ratio if evaluation.kl is None else evaluation.kl
+            clip_frac = ((ratio - 1.0).abs() > clip).to(ratio.dtype)
+        columns = torch.stack((-surrogate, vf_loss, evaluation.entropy, total, kl_div, clip_frac, vf_clip_frac))
+        if keys.VALID in batch:
+            columns = columns * batch[keys.VALID]
+        return columns.flatten(1).sum(1)
+
+    # -- what surrounds it
+
+    def set_lr(self, lr: float | None) -> None:
+        """Set the learning rate; see `GenericAlgorithmBase.set_lr`. None has an adaptive one begin anew."""
+        super().set_lr(lr)
+        self.updater.adapts = lr is None and self.updater.objective.rate is not None
+        if self.updater.adapts:
+            self.optimizer.lr.fill_(self.config.lr)
+
+    @property
+    def _has_schedule(self) -> bool:
+        return super()._has_schedule and self.config.adaptive_rate is None
+
+    def check_model(self, seq_len: int = 1) -> TrainingEffects:
+        """Run the model once, and warn if it behaves differently in training mode; see `GenericAlgorithmBase`."""
+        effects = super().check_model(seq_len)
+        if any(effects):
+            warnings.warn(
+                f"{type(self.policy.model).__name__} gives other outputs in training mode (dropout, batch "
+                "normalisation) than in evaluation mode, in which it collects: PPO's ratios and KL divergence take the "
+                "difference for learning. Layers without modes, such as nn.LayerNorm, suit it better.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return effects
+
+    @property
+    def slot(self) -> Slot:
+        """The function that returns the tensors of a rollout's slot, including log-probabilities and values."""
+        return with_final_obs if self.config.recompute_advantages else actor_critic
+
+    @property
+    def objective(self) -> Objective:
+        """PPO's losses, whose updates and learning rate may go by the KL divergence."""
+        limit, rate = self.config.target_kl_div, self.config.adaptive_rate
+        limit = None if limit is None else 1.5 * limit
+        return Objective(self.losses, PPO_LOSS_METRICS, TOTAL, KL_DIV, limit, rate)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The effective hyperparameters by name."""
+        rate = self.config.adaptive_rate
+        lr = {"lr_schedule": rate.to_dict()} if rate is not None and self.updater.adapts else {}
+        return super().params | lr | {"entropy_coeff_schedule": self.entropy_schedule.to_dict()}
+
+    def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
+        """Evaluate in the training environment; see `GenericAlgorithmBase.evaluate`. Running reward sums end there."""
+        if not self.fresh:  # otherwise the collected rewards still have to be scaled by the sums
+            self.running_return.zero_()
+        return super().evaluate(env_config=env_config, deterministic=deterministic)
+
+    def coefficient(self, now: int) -> float:
+        """Return the entropy's weight at the clock."""
+        return self.entropy_schedule(now)
+
+    def coefficients(self) -> dict[str, Number]:
+        """Return the coefficients beside the learning rate, by the names of metrics."""
+        return {
+            "coefficients/entropy": self.coefficient(self.counters[self.clock]),
+            "coefficients/vf": self.config.vf_coeff,
+        }
+
+    def _update_stats(self, rows: Tensor, applied: Tensor) -> dict[str, Number]:
+        """Average the results of the updates of a step.
+
+        Losses and the gradient's norm are those of the updates that were applied. What is measured before an update's
+        step counts also where that ended the step: leaving it out would hide by how much the limit was exceeded.
+        """
+        names = self.updater.objective.metrics
+        measured = torch.cat((torch.ones_like(applied[:1]), applied[:-1]))
+        columns = [measured if name.startswith(_MONITORS) else applied for name in names]
+        counted = torch.stack((*columns, applied), dim=1)
+        means = torch.where(counted, rows, 0.0).sum(0) / counted.sum(0).clamp(min=1)
+        stats: dict[str, Number] = dict(zip((*names, GRAD_NORM), means, strict=True))
+        if self.config.target_kl_div is not None:
+            stats[_REFUSED] = self.config.updates_per_step - applied.sum()
+        return stats
+
+    def watch(self, row: Mapping[str, float]) -> None:
+        """Warn once if the clipping of the value loss keeps the critic from learning for many steps in a row."""
+        config = self.config
+        silenced = row.get("monitors/vf_clip_frac", 0.0) > 0.5  # a user's loss may lack the metric
+        self._silenced_steps = self._silenced_steps + 1 if silenced else 0
+        if self._silenced_steps < _SILENCED_STEPS or self._told_silenced:
+            return
+        self._told_silenced = True
+        others = {"normalize_values=True": config.normalize_values, "normalize_rewards=True": config.normalize_rewards}
+        remedies = " or ".join(["vf_clip_param=None", *[remedy for remedy, is_set in others.items() if not is_set]])
+        warnings.warn(
+            f"The critic learns nothing from {row['monitors/vf_clip_frac']:.0%} of its samples, and from less than "
+            f"half for {_SILENCED_STEPS} steps: their loss is above vf_clip_param={config.vf_clip_param:g}, where its "
+            f"gradient is 0 (monitors/vf_clip_frac). Use {remedies}.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    # -- advantages by the present critic
+
+    @torch.no_grad()
+    def recompute_targets(self) -> None:
+        """Estimate advantages anew by the present critic; units of rewards and values stay those of this step."""
+        rollout, horizon = self.rollout, self.config.horizon
+        values, final_values = self._present_values()
+        data = {name: rollout[name][:horizon] for name in rollout.tensors} | {keys.FINAL_VALUES: final_values}
+        self.pack.renew(self._made(*self._estimated(data, values)))
+
+    def _present_values(self) -> tuple[Tensor, Tensor]:
+        """Compute the values of a rollout's observations again, without host syncs unless they are free.
+
+        A recurrent policy begins each sequence with the state that was stored when it was collected, as updates do.
+
+        Returns:
+            Values `[horizon + 1, num_envs]`, and those of the observations before resets, read only where an episode
+            was truncated, `[horizon, num_envs]`, both in units of rewards.
+        """
+        rollout, num_envs, horizon = self.rollout, self.config.num_envs, self.config.horizon
+        workers, chunk = self.updater.workers, self.updater.chunk_rows(self.updater.workers)
+        values = torch.zeros_like(rollout[keys.VALUES])
+        finals = torch.zeros_like(values[:horizon])
+        rows = torch.split(torch.arange(horizon // self.seq_len * num_envs, device=values.device), chunk)
+        count = min(workers.count, len(rows))
+
+        def of(worker: int) -> list[State]:
+            return [self._write_values(each, values, finals) for each in rows[worker::count]]
+
+        shares = workers.share([functools.partial(of, worker) for worker in range(count)])
+        ends = [shares[i % count][i // count] for i in range(len(rows))]
+        state = {name: torch.cat([end[name] for end in ends])[-num_envs:] for name in ends[0]}
+        last = tree_map(lambda part: part[horizon], rollout.tree(keys.OBS))
+        values[horizon] = self.policy.values(last, state, rollout[keys.STARTS][horizon])
+        return values, finals
+
+    def _write_values(self, rows: Tensor, values: Tensor, finals: Tensor) -> State:
+        """Write the values of some sequences, by number, `[rows]`; return the policy's state after them."""
+        policy, rollout, stepper = self.policy, self.rollout, self.horizons.collector.stepper
+        sequences, copies = rows.div(rollout.num_envs, rounding_mode="floor"), rows.remainder(rollout.num_envs)
+        state = {name: rollout.states[name][sequences, copies] for name in policy.initial_state(1)}
+        for step in range(self.seq_len):
+            where = (sequences * self.seq_len + step, copies)
+            obs, starts = tree_map(lambda part: part[where], rollout.tree(keys.OBS)), rollout[keys.STARTS][where]  # noqa: B023
+            if policy.recurrent:
+                _, values[where], state = policy.respond(obs, state, starts)
+            else:
+                values[where] = policy.values(obs, state, starts)
+            after = state
+            if self.execution.host_looks:  # on an accelerator, asking which were cut would be a host sync
+                cut = (rollout[keys.TRUNCATED] & ~rollout[keys.TERMINATED])[where]
+                where, after = (where[0][cut], copies[cut]), {name: value[cut] for name, value in state.items()}
+            if len(where[0]):  # not every model accepts an empty batch
+                final = tree_map(lambda part: part[where], rollout.tree(keys.FINAL_OBS))  # noqa: B023
+                finals[where] = stepper.final_obs_values(final, after)
+        return state
+
+    # -- saving
+
+    def learned_state(self) -> dict[str, Any]:
+        """Return the state that updates change: weights, optimizer, running moments, and the order of minibatches."""
+        return {**super().learned_state(), "return_moments": self.return_moments.state_dict()}
+
+    def load_learned_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a `learned_state` or `state_dict`; collected experience that has not been learned from is lost."""
+        super().load_learned_state(state)
+        self.return_moments.load_state_dict(state["return_moments"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all state that the next collect and step depend on, including reward sums of running episodes."""
+        return {**super().state_dict(), "running_return": self.running_return}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of `state_dict`; training continues with the same bits."""
+        super().load_state_dict(state)
+        self.running_return.copy_(state["running_return"])

@@ -1,0 +1,427 @@
+"""Bindings: what a parameter of `env_config` is in a simulator.
+
+    GymnasiumEnv("CartPole-v1", 16, parameters={"length": "length", "gravity": Scale("gravity", high=3.0)})
+    GymnasiumEnv("HalfCheetah-v5", 16, parameters={"mass": Scale(ModelField("body_mass", "torso"))})
+
+An adapter takes a mapping from the names that `env_config` uses to bindings: an attribute, a field of the model, a
+scale, or a function. Each but a function has a plain form for run files, the kind's name with its first argument:
+`{"model_field": "body_mass", "of": "torso", "unit": "kg"}`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from rl8x.envs.parameters import Parameter
+from rl8x.frozen import frozen
+from rl8x.names import did_you_mean
+
+Value: TypeAlias = "float | Tensor"
+"""A number; or for a simulator of many copies one for each, float32 `[num_envs]`."""
+
+_STEP: Final = re.compile(r"\.?([A-Za-z_]\w*)|\[\s*(?:'([^']*)'|\"([^\"]*)\"|([^\]'\"]+?))\s*\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Binding(ABC):
+    """Reads one parameter from a simulator, and sets it there.
+
+    Attributes:
+        default: Its value where `env_config` says nothing; None leaves what the simulator has.
+        low: The smallest legal value; by default 0, or -inf where the default is not positive.
+        high: The largest legal value; by default inf, or 0 where the default is negative.
+        unit: Its unit, for example `kg`.
+        description: Its meaning in a few words; by default the binding itself, as it is made.
+    """
+
+    kind: ClassVar[str]
+    """Its name in a run file."""
+    default: float | None = dataclasses.field(default=None, kw_only=True)
+    low: float | None = dataclasses.field(default=None, kw_only=True)
+    high: float | None = dataclasses.field(default=None, kw_only=True)
+    unit: str = dataclasses.field(default="", kw_only=True)
+    description: str = dataclasses.field(default="", kw_only=True)
+
+    @property
+    def by_copy(self) -> bool:
+        """Whether a simulator of many copies can have another value for each."""
+        return False
+
+    @property
+    def unset(self) -> float | None:
+        """The value that is set if `env_config` has none; None sets nothing."""
+        return self.default
+
+    @abstractmethod
+    def read(self, simulator: Any) -> Any:
+        """Return a copy of what is there, to be restored and to take the default from.
+
+        Args:
+            simulator: The unwrapped simulator.
+
+        Returns:
+            A number or an array; of several parts a list of them.
+
+        Raises:
+            ValueError: If there is no such thing, or it is not a number.
+        """
+
+    def write(self, simulator: Any, original: Any, value: Value | None) -> None:
+        """Set a value; bindings of simulators that are never changed, but replaced, do not.
+
+        Args:
+            simulator: The unwrapped simulator.
+            original: The value before any `write`, as `read` returns it.
+            value: The value, float32 `[num_envs]` for a simulator of many copies; None puts `original` back.
+
+        Raises:
+            NotImplementedError: If the simulator is one that is replaced.
+            ValueError: If it cannot be set so.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is for simulators that are replaced, and writes nothing.")
+
+    def holds(self, simulator: Any, original: Any, value: Value | None) -> bool:
+        """Whether what `write` set is still there after a reset.
+
+        Args:
+            simulator: The unwrapped simulator.
+            original: What `write` was given.
+            value: What `write` was given, float32 `[num_envs]` for a simulator of many copies.
+        """
+        return True
+
+    def own_default(self, original: Any) -> float:
+        """Return the one number that `read` found.
+
+        Args:
+            original: What `read` returned.
+
+        Raises:
+            ValueError: If it found several that differ.
+        """
+        numbers = np.unique(np.asarray(original, dtype=np.float64))
+        if len(numbers) != 1:
+            raise ValueError(
+                f"sets {np.size(original)} numbers that differ, from {numbers.min():g} to {numbers.max():g}: name one "
+                "of them, multiply all of them with Scale, or give `default`."
+            )
+        return float(numbers[0])
+
+    def parameter(self, original: Any) -> Parameter:
+        """Return the default and the bounds that `env_config` is checked by.
+
+        Args:
+            original: What `read` returned.
+
+        Raises:
+            ValueError: If `read` found several numbers and there is no `default`, or the default does not lie in the
+                bounds.
+        """
+        default = self.own_default(original) if self.default is None else float(self.default)
+        low = (0.0 if default > 0 else -math.inf) if self.low is None else float(self.low)
+        high = (0.0 if default < 0 else math.inf) if self.high is None else float(self.high)
+        return Parameter(default=default, low=low, high=high, unit=self.unit, description=self.description or str(self))
+
+    @classmethod
+    def own_fields(cls) -> list[dataclasses.Field[Any]]:
+        """Return the fields that a kind of binding has beside those of all."""
+        shared = {field.name for field in dataclasses.fields(Binding)}
+        return [field for field in dataclasses.fields(cls) if field.name not in shared]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the plain form, from which `binding_of` makes an equal one."""
+        first, *_ = self.own_fields()
+        changed = [field for field in dataclasses.fields(self) if getattr(self, field.name) != field.default]
+        form = {field.name: _plain(getattr(self, field.name)) for field in changed if field.name != first.name}
+        return {self.kind: _plain(getattr(self, first.name)), **form}
+
+    def __str__(self) -> str:
+        """Write it as it is made, without default, bounds, unit and description."""
+        own = [field for field in self.own_fields() if getattr(self, field.name) != field.default]
+        return f"{type(self).__name__}({', '.join(_shown(getattr(self, field.name)) for field in own)})"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Binding):
+        return value.to_dict()
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_shown, value))}]"
+    return str(value) if isinstance(value, Binding) else getattr(value, "__name__", repr(value))
+
+
+@dataclasses.dataclass(frozen=True)
+class Attribute(Binding):
+    """An attribute of the unwrapped simulator: `"length"`, `"model.opt.gravity[2]"`, `"limits['x']"`.
+
+    Attributes:
+        path: Names with dots between them, and indices or keys in brackets. An array is set as a whole, in place.
+        per_copy: Whether it is an array or tensor with a row for each copy, `[num_envs, ...]`, of a simulator that has
+            many.
+
+    Raises:
+        ValueError: If the path is not of that form.
+    """
+
+    kind: ClassVar[str] = "attribute"
+    path: str
+    per_copy: bool = False
+
+    def __post_init__(self) -> None:
+        _steps(self.path)
+
+    @property
+    def by_copy(self) -> bool:
+        """Whether it has a row for each copy."""
+        return self.per_copy
+
+    def read(self, simulator: Any) -> Any:
+        """Return a copy of what the path leads to."""
+        try:
+            value = simulator
+            for step in _steps(self.path):
+                value = _taken(value, step)
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
+            names = [name for name in vars(simulator) if not name.startswith("_")]
+            hint = did_you_mean(self.path, names)
+            raise ValueError(f"{type(simulator).__name__} has no {self.path!r} ({error}).{hint}") from None
+        if isinstance(value, Tensor):
+            return value.clone()
+        if isinstance(value, bool | np.bool_) or np.asarray(value).dtype.kind not in "iuf":
+            raise ValueError(
+                f"{self.path!r} of {type(simulator).__name__} must be a number or an array; it is {value!r}."
+            )
+        return value.copy() if isinstance(value, np.ndarray) else value
+
+    def write(self, simulator: Any, original: Any, value: Value | None) -> None:
+        """Set the attribute, an array's elements all to the value."""
+        *path, last = _steps(self.path)
+        owner = simulator
+        for step in path:
+            owner = _taken(owner, step)
+        wanted = self._wanted(original, value)
+        try:
+            if isinstance(original, np.ndarray | Tensor):
+                _taken(owner, last)[...] = wanted
+            elif isinstance(last, str):
+                setattr(owner, last, wanted)
+            else:
+                owner[last[0]] = wanted
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"{self.path!r} of {type(simulator).__name__} cannot be set: {error}.") from error
+
+    def holds(self, simulator: Any, original: Any, value: Value | None) -> bool:
+        """Whether the attribute still has the value."""
+        now, wanted = (np.asarray(each) for each in (self.read(simulator), self._wanted(original, value)))
+        return bool((now == wanted.astype(now.dtype)).all())
+
+    def _wanted(self, original: Any, value: Value | None) -> Any:
+        """Return what the attribute shall be, of the kind that it is."""
+        if value is None:
+            return original
+        if isinstance(value, Tensor):
+            rows = value.reshape(-1, *(1,) * (original.ndim - 1))
+            return rows.to(original.device, original.dtype) if isinstance(original, Tensor) else rows.cpu().numpy()
+        if isinstance(original, int | np.integer):
+            if value != int(value):
+                raise ValueError(f"{self.path!r} is a whole number; got {value:g}. Draw whole ones with Choice.")
+            return int(value)
+        return value
+
+
+def _steps(path: str) -> list[str | tuple[Any]]:
+    """Split a path into names of attributes and keys, which are in a tuple; raise `ValueError` if it is none."""
+    steps: list[str | tuple[Any]] = []
+    position = 0
+    while position < len(path):
+        match = _STEP.match(path, position)
+        if match is None:
+            break
+        name, single, double, bare = match.groups()
+        key: Any = next((each for each in (single, double, bare) if each is not None), None)
+        if bare is not None and bare.lstrip("-").isdigit():
+            key = int(bare)
+        steps.append((key,) if name is None else name)
+        position = match.end()
+    if position < len(path) or not steps or not isinstance(steps[0], str):
+        raise ValueError(f"a path looks like `length`, `model.opt.gravity[2]` or `limits['x']`; got {path!r}.")
+    return steps
+
+
+def _taken(owner: Any, step: str | tuple[Any]) -> Any:
+    return getattr(owner, step) if isinstance(step, str) else owner[step[0]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale(Binding):
+    """A factor of what other bindings set: 1 is what the simulator has.
+
+    Attributes:
+        of: The values that are multiplied: a binding, an attribute's path, a plain form, or several of them.
+    """
+
+    kind: ClassVar[str] = "scale"
+    of: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of", frozen(self.of))
+
+    @property
+    def by_copy(self) -> bool:
+        """Whether each part can have another value for each copy."""
+        return all(part.by_copy for part in self.parts)
+
+    @property
+    def parts(self) -> list[Any]:
+        """The bindings and paths that are multiplied, as given."""
+        return list(self.of) if isinstance(self.of, list | tuple) else [self.of]
+
+    def read(self, simulator: Any) -> Any:
+        """Return what the parts are."""
+        return [part.read(simulator) for part in self.parts]
+
+    def own_default(self, original: Any) -> float:
+        """Return 1."""
+        return 1.0
+
+    def write(self, simulator: Any, original: Any, value: Value | None) -> None:
+        """Set each part to its original times the value."""
+        for part, base in zip(self.parts, _products(original, value), strict=True):
+            part.write(simulator, base, None)
+
+    def holds(self, simulator: Any, original: Any, value: Value | None) -> bool:
+        """Whether each part is still its original times the value."""
+        bases = _products(original, value)
+        return all(part.holds(simulator, base, None) for part, base in zip(self.parts, bases, strict=True))
+
+
+def _products(originals: Sequence[Any], value: Value | None) -> list[Any]:
+    """Return originals times a number, or each row of them times the copy's; None changes nothing."""
+    return [original if value is None else _product(original, value) for original in originals]
+
+
+def _product(original: Any, value: Value) -> Any:
+    if isinstance(original, int | np.integer):
+        raise ValueError(f"a whole number, here {original}, has no factors; set it itself, with Choice.")
+    if isinstance(value, Tensor):
+        rows = value.reshape(-1, *(1,) * (original.ndim - 1))
+        factor = rows.to(original.device) if isinstance(original, Tensor) else rows.double().cpu().numpy()
+        return original * factor
+    return original * value
+
+
+@dataclasses.dataclass(frozen=True)
+class Function(Binding):
+    """A function `(env, value) -> None` that sets several things, such as an attribute and values derived from it.
+
+    It gets the unwrapped environment, and a number; of a simulator of many copies a tensor of one for each,
+    `[num_envs]`. It has no plain form: files name no code.
+
+    Attributes:
+        function: Sets the value; with the default it must change nothing.
+        reads: Path of the attribute that the default is read from; the parameter's own name where the function
+            stands in its place.
+    """
+
+    kind: ClassVar[str] = "function"
+    function: Callable[[Any, Any], object]
+    reads: str | None = None
+
+    @property
+    def by_copy(self) -> bool:
+        """Always: it gets all values."""
+        return True
+
+    @property
+    def unset(self) -> float | None:
+        """Nothing: the default changes nothing."""
+        return None
+
+    def read(self, simulator: Any) -> Any:
+        """Return the attribute that the default is read from."""
+        if self.default is not None:
+            return self.default
+        try:
+            return Attribute(self.reads or "").read(simulator)
+        except ValueError:
+            name = getattr(self.function, "__name__", repr(self.function))
+            raise ValueError(
+                f"is set by the function {name}, and {type(simulator).__name__} has no attribute to read the default "
+                f"from: use Function({name}, default=...)."
+            ) from None
+
+    def write(self, simulator: Any, original: Any, value: Value | None) -> None:
+        """Call the function with the value, or with the default if it is None."""
+        self.function(simulator, self.own_default(original) if value is None else value)
+
+
+def bindings_of(parameters: Mapping[str, Any], kinds: Sequence[type[Binding]], owner: str) -> dict[str, Binding]:
+    """Return the bindings of an adapter's parameters.
+
+    Args:
+        parameters: Names to bindings, their plain forms, texts that the first of the kinds takes, or functions.
+        kinds: The kinds of bindings that the adapter takes.
+        owner: The adapter's name in error messages.
+
+    Raises:
+        ValueError: If something is none of them.
+        TypeError: If `parameters` is not a mapping.
+    """
+    if not isinstance(parameters, Mapping):
+        raise TypeError(f"{owner}: parameters must be a mapping from names to what they set; got {parameters!r}.")
+    bindings = {}
+    for name, form in parameters.items():
+        with in_parameter(name, owner):
+            bindings[name] = binding_of(form, kinds, name)
+    return bindings
+
+
+@contextlib.contextmanager
+def in_parameter(name: str, owner: str = "") -> Iterator[None]:
+    """Name the parameter in an error that is raised within."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{owner}{': ' if owner else ''}parameters[{name!r}]: {error}") from error
+
+
+def binding_of(form: Any, kinds: Sequence[type[Binding]], name: str = "") -> Binding:
+    """Parse a binding; a function's default is read from the attribute `name`."""
+    by_kind: dict[str, Any] = {kind.kind: kind for kind in kinds if kind is not Function}
+    if isinstance(form, str):
+        first: Any = kinds[0]
+        return first(form)  # type: ignore[no-any-return]
+    if isinstance(form, Mapping):
+        chosen = [kind for kind in by_kind if kind in form]
+        if len(chosen) != 1:
+            known = ", ".join(by_kind)
+            raise ValueError(f"must have one of the keys {known}; got {dict(form)!r}.")
+        rest = {key: value for key, value in form.items() if key != chosen[0]}
+        try:
+            form = by_kind[chosen[0]](form[chosen[0]], **rest)
+        except TypeError as error:
+            raise ValueError(f"{chosen[0]!r} does not take that: {error}.") from None
+    if callable(form) and Function in kinds:
+        form = Function(form)
+    if isinstance(form, Function) and form.reads is None:
+        form = dataclasses.replace(form, reads=name)
+    if not isinstance(form, tuple(kinds)):
+        known = ", ".join(kind.__name__ for kind in kinds)
+        raise ValueError(f"must be one of {known}, or its plain form; got {form!r}.")
+    if isinstance(form, Scale):
+        parts = [binding_of(part, [kind for kind in kinds if kind not in (Scale, Function)]) for part in form.parts]
+        form = dataclasses.replace(form, of=parts[0] if len(parts) == 1 else tuple(parts))
+    binding: Binding = form
+    return binding

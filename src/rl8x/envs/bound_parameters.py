@@ -1,0 +1,212 @@
+"""Bound parameters of simulators: of one, or of each of the copies that a Gymnasium vector environment steps.
+
+A copy takes the values of an episode over when it is reset, whoever resets it: they lie ready in a table, which
+processes share, and a wrapper around each copy reads its row before the reset. So the first observation is of the new
+physics.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+from torch import Tensor
+
+from rl8x.envs.bindings import Binding, Function, Value, in_parameter
+from rl8x.envs.mujoco_model import derive_constants
+from rl8x.envs.parameters import Parameter, ResolvedConfig
+from rl8x.processes import lending_variables
+
+
+class BoundSimulator:
+    """One unwrapped simulator and the bindings of its parameters, by name."""
+
+    def __init__(self, simulator: Any, bindings: Mapping[str, Binding]) -> None:
+        self.simulator, self.bindings = simulator, bindings
+        self.originals: dict[str, Any] = {}
+        self.parameters: dict[str, Parameter] = {}
+        for name, binding in bindings.items():
+            with in_parameter(name):
+                self.originals[name] = binding.read(simulator)
+                self.parameters[name] = binding.parameter(self.originals[name])
+        self._values: dict[str, Value | None] = dict.fromkeys(bindings)
+        self._written: dict[str, Value | None] = {}
+
+    def set(self, values: Mapping[str, Value | None]) -> None:
+        """Set the values that differ from those in force; None is the simulator's own, exactly.
+
+        What one binding writes may be part of what another does, as a mass and a total mass: where anything changes,
+        all that was ever set is set again, in the order of the mapping, so that the result depends on the values alone.
+        """
+        values = {name: self.bindings[name].unset if value is None else value for name, value in values.items()}
+        if all(_same(value, self._values[name]) for name, value in values.items()):
+            return
+        names = [name for name, value in values.items() if value is not None or name in self._written]
+        self._written = {name: values[name] for name in names}
+        for name in names:
+            with in_parameter(name):
+                self.bindings[name].write(self.simulator, self.originals[name], values[name])
+        derive_constants(self.simulator, [self.bindings[name] for name in names])
+        self._values = values
+
+    def check_kept(self) -> None:
+        """Raise `RuntimeError` where a reset has undone what was set."""
+        for name, value in self._written.items():
+            if not self.bindings[name].holds(self.simulator, self.originals[name], value):
+                raise RuntimeError(
+                    f"parameters[{name!r}]: reset() of {type(self.simulator).__name__} sets {self.bindings[name]} "
+                    "itself, so that the value has no effect. Set what it is computed from."
+                )
+
+
+def _same(value: Value | None, other: Value | None) -> bool:
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        return value is other or torch.equal(value, other)
+    return not isinstance(value, Tensor) and not isinstance(other, Tensor) and value == other
+
+
+class SharedTable:
+    """Numbers that processes share by name, which Gymnasium can take along however it starts them.
+
+    It hands things over by cloudpickle, which `multiprocessing.Array` does not go through. The memory is released when
+    the table of the process that made it is gone.
+    """
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.length = len(values)
+        with lending_variables():
+            resource_tracker.ensure_running()  # a Python process, which shared memory would start
+        self.memory = SharedMemory(create=True, size=8 * self.length)
+        weakref.finalize(self, _release, self.memory, os.getpid())
+        self[:] = values
+
+    def __getitem__(self, rows: slice) -> list[float]:
+        values: list[float] = self._array()[rows].tolist()
+        return values
+
+    def __setitem__(self, rows: slice, values: Sequence[float]) -> None:
+        self._array()[rows] = values
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attached, (self.memory.name, self.length)
+
+    def _array(self) -> np.ndarray:
+        assert self.memory.buf is not None
+        return np.frombuffer(self.memory.buf, np.float64, self.length)
+
+
+def _attached(name: str, length: int) -> SharedTable:
+    """Return the table in another process."""
+    table = SharedTable.__new__(SharedTable)
+    table.length, table.memory = length, SharedMemory(name)
+    return table
+
+
+def _release(memory: SharedMemory, maker: int) -> None:
+    if os.getpid() == maker:
+        memory.close()
+        memory.unlink()
+
+
+class ParameterWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Sets a copy's parameters before each of its resets."""
+
+    copy_index: int = 0
+    """Which row of the table is this copy's."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], bindings: Mapping[str, Binding], table: Any) -> None:
+        super().__init__(env)
+        self.table = table
+        self.bound = BoundSimulator(env.unwrapped, bindings)
+        self.parameters = self.bound.parameters
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset under the values in the copy's row of the table."""
+        names = list(self.bound.bindings)
+        first = self.copy_index * len(names)
+        row = zip(names, self.table[first : first + len(names)], strict=True)
+        self.bound.set({name: None if math.isnan(value) else value for name, value in row})
+        result = self.env.reset(**kwargs)
+        self.bound.check_kept()
+        return result
+
+
+class BoundCopies:
+    """The bound copies of a vector environment, each a simulator of its own; they take values over at their resets."""
+
+    def __init__(self, bindings: Mapping[str, Binding], num_envs: int, *, processes: bool) -> None:
+        self.bindings, size = bindings, num_envs * len(bindings)
+        nothing = [math.nan] * size
+        self.table: SharedTable | list[float] = SharedTable(nothing) if processes else nothing
+        self.parameters: Mapping[str, Parameter] = {}
+
+    def wrapped(self, env: gymnasium.Env[Any, Any]) -> ParameterWrapper:
+        """Wrap one copy."""
+        return ParameterWrapper(env, self.bindings, self.table)
+
+    def adopt(self, vector_env: VectorEnv[Any, Any, Any]) -> None:
+        """Give each copy its index, and read the parameters; copies in this process are wrapped here."""
+        inner: Any = vector_env.unwrapped
+        if isinstance(inner, SyncVectorEnv):
+            inner.envs = [self.wrapped(env) for env in inner.envs]
+        inner.set_attr("copy_index", list(range(vector_env.num_envs)))
+        self.parameters = inner.get_attr("parameters")[0]
+
+    def check(self, resolved: ResolvedConfig, owner: str) -> None:
+        """Take anything."""
+
+    def put(self, values: Mapping[str, Tensor], named: Collection[str]) -> None:
+        """Lay the values of parameters that are named ready, `[num_envs]` each; a copy takes its own at its reset."""
+        columns = [
+            value.cpu().double() if name in named else torch.full(value.shape, math.nan, dtype=torch.float64)
+            for name, value in ((name, values[name]) for name in self.bindings)
+        ]
+        self.table[:] = torch.stack(columns, 1).flatten().tolist()
+
+
+class BoundBatch(BoundSimulator):
+    """A bound simulator that steps all copies itself.
+
+    Its attributes serve all of them, but for those with a row for each copy and what functions set. Where it resets
+    copies in the step that ends an episode, nothing can be set between the two, so that values hold from one reset of
+    all copies to the next.
+    """
+
+    def __init__(self, bindings: Mapping[str, Binding], simulator: Any, *, resets_itself: bool, advice: str) -> None:
+        super().__init__(simulator, bindings)
+        self._resets_itself, self._advice = resets_itself, advice
+        self._by_function: set[str] = set()
+
+    def check(self, resolved: ResolvedConfig, owner: str) -> None:
+        """Raise `ValueError` where a value is not for all copies, or changes when nothing can be set."""
+        for name in resolved.given:
+            binding, fixed = self.bindings[name], resolved.fixed.get(name)
+            if not binding.by_copy and (fixed is None or bool((fixed != fixed[0]).any())):
+                raise ValueError(
+                    f"{owner}[{name!r}] must be a number for all copies: {binding} serves all of them. {self._advice}"
+                )
+            if fixed is None and self._resets_itself:
+                raise ValueError(
+                    f"{owner}[{name!r}] must be a number, one for each copy or a Grid: the simulator starts episodes "
+                    "within its step, before values drawn for them could be set."
+                )
+
+    def put(self, values: Mapping[str, Tensor], named: Collection[str]) -> None:
+        """Set the values of parameters that are named, `[num_envs]` each, at once; the others stay at defaults."""
+        self._by_function |= {name for name in named if isinstance(self.bindings[name], Function)}
+        put: dict[str, Value | None] = {}
+        for name, binding in self.bindings.items():
+            if name in named or name in self._by_function:  # a function gets its default as it gets other values
+                put[name] = values[name] if binding.by_copy else float(values[name][0])
+            else:
+                put[name] = None
+        self.set(put)

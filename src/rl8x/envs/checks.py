@@ -1,0 +1,214 @@
+"""Checks of what users give to environments, and of what simulators return.
+
+Gymnasium's API has changed over the years, and what an older environment returns is only noticed deep inside. So the
+forms are looked at where they come in: of one copy when a policy is built for it, of all in the first step.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Mapping
+from typing import Any, Final
+
+import gymnasium
+import gymnasium.spaces as spaces
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl8x.envs.parameters import Parameter
+from rl8x.spaces import describe_space, named_parts
+from rl8x.trees import flatten_tree
+
+_RESET: Final = "(observation, info)"
+_STEP: Final = "(observation, reward, terminated, truncated, info)"
+
+
+def whole_number(number: Any, owner: str, name: str) -> int:
+    """Return a number as an int; raise `TypeError` if it is not whole; `owner` is the environment."""
+    try:
+        if isinstance(number, bool):  # Python would take `time_limit: true` as 1
+            raise TypeError
+        return operator.index(number)
+    except TypeError:
+        raise TypeError(f"{owner}: {name} must be a whole number; got {number!r}.") from None
+
+
+def narrow_seed(seed: int) -> int:
+    """Return a seed that any simulator takes: of 31 bits, as many have no more, also after adding a copy's index."""
+    return operator.index(seed) % (2**31 - 2**24)
+
+
+def check_time_limit(limit: Any, owner: str) -> None:
+    """Refuse a time limit that is neither None nor a positive number of steps."""
+    if limit is not None and whole_number(limit, owner, "time_limit") < 1:
+        raise ValueError(f"{owner}: time_limit must be at least 1 or None; got {limit}.")
+
+
+def refuse_observing(observe_parameters: Any, owner: str) -> None:
+    """Raise `TypeError` where a constructor, called by itself, is to show the parameters, which a wrapper does."""
+    if observe_parameters != "none":
+        raise TypeError(
+            f"{owner}: a constructor does not take observe_parameters={observe_parameters!r}. Wrap the environment, "
+            f"rl8x.envs.ObservedParameters({owner}(...), {observe_parameters!r}), or use `build` or `env_kwargs`."
+        )
+
+
+def check_declared(env: Any) -> None:
+    """Raise `TypeError` where an environment declares no space of observations or actions, or wrong parameters."""
+    for name in ("single_observation_space", "single_action_space"):
+        space = getattr(env, name, None)
+        if not isinstance(space, gymnasium.Space):
+            raise TypeError(
+                f"{type(env).__name__}: declare `{name}`, the gymnasium.spaces.Space of one copy; got {space!r}."
+            )
+    declared, is_one = env.parameters, isinstance(env.parameters, Mapping)
+    items = declared.items() if is_one else ()
+    wrong = {name: each for name, each in items if not (isinstance(name, str) and isinstance(each, Parameter))}
+    if wrong or not is_one:
+        raise TypeError(
+            f"{type(env).__name__}: declare `parameters` as {{name: rl8x.Parameter(default=1.0, low=0.5, high=2.0, "
+            f"unit='m', description='...')}}; got {wrong or declared!r:.200}."
+        )
+
+
+def taken_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owner: str, name: str = "actions") -> Any:
+    """Return actions in the types that policies give: discrete ones int64, floating-point numbers float32.
+
+    In others the arithmetic of an environment is another: of uint8, 0 - 1 is 255. Those that are not one for each copy,
+    `[num_envs, *action]`, are refused, as torch would broadcast a single one to all; on the CPU numbers that are no
+    actions too: elsewhere the check would have to wait for the device.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = actions if isinstance(actions, dict) else {}
+        return {
+            key: taken_actions(parts.get(key), part, num_envs, owner, f"{name}[{key!r}]")
+            for key, part in named_parts(space)
+        }
+    need = [num_envs, *(space.shape or ())]
+    if not isinstance(actions, Tensor) or list(actions.shape) != need:
+        got = list(actions.shape) if isinstance(actions, Tensor) else f"a {type(actions).__name__}"
+        raise ValueError(f"{owner}: {name} must be shaped {need}; got {got}.")
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        _check_elements(actions, space, f"{owner}: {name}")
+        return actions if actions.is_floating_point() else actions.long()
+    return actions.float() if actions.dtype == torch.float64 else actions
+
+
+def _check_elements(actions: Tensor, space: spaces.Discrete | spaces.MultiDiscrete, owner: str) -> None:
+    if actions.device.type != "cpu":
+        return
+    first = torch.as_tensor(space.start)
+    number = torch.as_tensor(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+    wrong = ~((actions >= first) & (actions < first + number))
+    if wrong.any():
+        raise ValueError(f"{owner} must be elements of {describe_space(space)}; got {actions[wrong][0].item()}.")
+
+
+def check_restored(name: str, saved: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> None:
+    """Refuse a saved state that has other parts or shapes than the one that `initial_state` makes."""
+    before, now = (
+        {path: list(part.shape) for path, part in flatten_tree("state", state).items()} for state in (saved, made)
+    )
+    if before != now:
+        raise ValueError(
+            f"{name}: the class was changed since: the saved state is {before}, what `initial_state` makes {now}. "
+            "Begin a new run, or bring the former class back."
+        )
+
+
+# -- what simulators return
+
+
+def check_takes_seeds(env: Any) -> None:
+    """Raise TypeError if the reset of an environment, or of a wrapper around it, does not take `seed` and `options`."""
+    for layer in layers_of(env):
+        try:
+            parameters = inspect.signature(layer.reset).parameters.values()
+        except ValueError:  # it is not written in Python
+            continue
+        names = {each.name for each in parameters if each.kind is not each.VAR_POSITIONAL}
+        if not {"seed", "options"} <= names and not any(each.kind is each.VAR_KEYWORD for each in parameters):
+            takes = ", ".join(map(str, parameters)) or "nothing"
+            raise TypeError(
+                f"{type(layer).__name__}.reset must take `seed` and `options` by name, as Gymnasium's API has it; it "
+                f"takes {takes}."
+            )
+
+
+def check_reset(env: Any, result: Any, space: spaces.Space[Any], *, num_envs: int | None = None) -> None:
+    """Raise TypeError or ValueError unless a reset's result, of `num_envs` copies or one, is of Gymnasium's form."""
+    owner = f"{type(env).__name__}.reset"
+    obs, _ = _values(owner, result, _RESET)
+    _check_obs(owner, "the observation", obs, space, () if num_envs is None else (num_envs,))
+
+
+def check_step(env: Any, result: Any, space: spaces.Space[Any], *, num_envs: int | None = None) -> None:
+    """Raise TypeError or ValueError unless a step's result has the form of Gymnasium's API; see `check_reset`."""
+    owner = f"{type(env).__name__}.step"
+    obs, *numbers, _ = _values(owner, result, _STEP)
+    for name, value in zip(("reward", "terminated", "truncated"), numbers, strict=True):
+        name = name + "s" * (num_envs is not None and name == "reward")
+        _check_numbers(owner, name, value, () if num_envs is None else (num_envs,))
+    _check_obs(owner, "the observation", obs, space, () if num_envs is None else (num_envs,))
+
+
+def check_rows(owner: str, num_envs: int, **numbers: Any) -> None:
+    """Raise ValueError unless each of some numbers, such as rewards, is `[num_envs]`; `owner` is what gave them."""
+    for name, value in numbers.items():
+        _check_numbers(owner, name, value, (num_envs,))
+
+
+def _values(owner: str, result: Any, form: str) -> Any:
+    """Return the values that a function returned; raise unless they are as many as the form has, with an info last."""
+    if not isinstance(result, tuple | list) or len(result) != form.count(",") + 1:
+        got = f"a tuple of {len(result)} values" if isinstance(result, tuple) else _described(result)
+        raise TypeError(f"{owner} must return {form}, as Gymnasium's API has it; it returned {got}.")
+    if not isinstance(result[-1], Mapping):
+        raise TypeError(f"{owner} must return {form} with a dict as `info`; got {_described(result[-1])} as `info`.")
+    return result
+
+
+def _check_numbers(owner: str, name: str, value: Any, shape: tuple[int, ...]) -> None:
+    array = value if isinstance(value, Tensor) else np.asarray(value)
+    if tuple(array.shape) != shape or (not isinstance(array, Tensor) and array.dtype.kind not in "biuf"):
+        need = f"shaped {list(shape)}, one number for each copy" if shape else "one number, of the shape []"
+        raise ValueError(f"{owner}: `{name}` must be {need}; got {_described(value)}.")
+
+
+def _check_obs(owner: str, name: str, obs: Any, space: spaces.Space[Any], batch: tuple[int, ...]) -> None:
+    """Raise unless an observation, or a batch of them, has the parts, shapes and kinds of numbers that a space says."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        given = obs if isinstance(obs, Mapping) and isinstance(space, spaces.Dict) else {}
+        if isinstance(obs, tuple | list) and isinstance(space, spaces.Tuple):
+            given = {str(i): part for i, part in enumerate(obs)}
+        for key, part in named_parts(space):
+            if key not in given:
+                got = f"{', '.join(map(str, given))}" if given else _described(obs)
+                raise ValueError(f"{owner}: {name} must have the parts of {describe_space(space)}; got {got}.")
+            _check_obs(owner, f"{name}[{key!r}]", given[key], part, batch)
+        return
+    array = obs if isinstance(obs, Tensor) else np.asarray(obs)
+    fits = tuple(array.shape) == (*batch, *(space.shape or ()))
+    if fits and not isinstance(array, Tensor):
+        fits = np.can_cast(array.dtype, np.dtype(space.dtype), "same_kind")
+    if not fits:
+        need = (
+            f"elements of {describe_space(space)}" if not batch else f"{batch[0]} elements of {describe_space(space)}"
+        )
+        raise ValueError(f"{owner}: {name} must be {need}, as the space says; got {_described(obs)}.")
+
+
+def _described(value: Any) -> str:
+    """Name what came, in a few words."""
+    if isinstance(value, np.ndarray | np.generic | Tensor):
+        return f"{type(value).__name__} {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, bool | int | float | str | None):
+        return repr(value)
+    return f"a {type(value).__name__}" + (f" of {len(value)} values" if isinstance(value, tuple | list) else "")
+
+
+def layers_of(env: Any) -> list[Any]:
+    """Return an environment and the wrappers around it, the innermost first."""
+    return [*(layers_of(env.env) if isinstance(env, gymnasium.Wrapper) else ()), env]

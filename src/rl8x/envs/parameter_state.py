@@ -1,0 +1,265 @@
+"""The parameters of one environment: what `env_config` gave, what that resolved to, what is in force, what moves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl8x.distributed import ranks
+from rl8x.envs.env_config import EnvConfig, parsed, plain
+from rl8x.envs.parameters import Parameter, ResolvedConfig, resolve_config
+from rl8x.randomization.curriculum import NO_SOURCE, RETURNS, Curriculum, Episodes
+from rl8x.randomization.scheduled import PerCopy
+
+
+class ParameterState:
+    """What an environment knows of its parameters.
+
+    A curriculum is kept under its key for as long as the environment lives: a configuration that comes into force again
+    continues where it was, and programs that read its tensors read the right ones.
+
+    Args:
+        declared: The parameters that `env_config` may set, by name.
+        num_envs: Copies of the environment.
+        generator: The environment's own; where it is, all tensors are.
+        owner: The environment's name in error messages.
+        metrics: Its own metrics of episodes.
+        check: Refuses a resolved configuration, called as the second argument says, that it cannot have.
+
+    Attributes:
+        in_force: The configuration of the episodes that begin.
+        due: The one that the next reset puts into force, if it is another.
+        curricula: All that any configuration has had, by key.
+        shared_seed: A seed that all ranks share, for what they have to draw alike.
+    """
+
+    def __init__(
+        self,
+        declared: Mapping[str, Parameter],
+        num_envs: int,
+        generator: torch.Generator,
+        *,
+        owner: str,
+        metrics: tuple[str, ...],
+        check: Callable[[ResolvedConfig, str], None],
+    ) -> None:
+        self.declared, self.num_envs, self._generator = declared, num_envs, generator
+        self._owner, self._metrics, self._check = owner, metrics, check
+        # A tensor's device has its index ("cuda:0"), by which constants are found again.
+        self._device = torch.empty(0, device=generator.device).device
+        self.shared_seed = 0
+        self.curricula: dict[str, Curriculum] = {}
+        self._saved: dict[str, Any] = {}
+        self._last: tuple[object, ResolvedConfig] | None = None
+        self.in_force = self.resolve({})
+        self.due: ResolvedConfig | None = None
+
+    # ---- which configuration
+
+    @property
+    def following(self) -> ResolvedConfig:
+        """The configuration of the next reset."""
+        return self.in_force if self.due is None else self.due
+
+    def resolve(
+        self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs", *, steered: bool = False
+    ) -> ResolvedConfig:
+        """Check an `env_config` and turn it into tensors; nothing changes.
+
+        The last one is remembered. A run gives its `env_config` with each step: to make tensors of it anew would be a
+        copy to the device for each parameter, and each a wait for it.
+
+        Args:
+            config: Names of parameters to values, distributions or their JSON forms.
+            called: Its name in error messages.
+            copies: The argument that sets the number of copies, for error messages.
+            steered: Whether its numbers are going to change, so that no program may have them built in.
+
+        Raises:
+            TypeError: If it is not a mapping.
+            ValueError: If a name is unknown or a value out of bounds; the message has the legal names and bounds.
+        """
+        owner = f"{self._owner}: {called}"
+        if not isinstance(config, Mapping):
+            raise TypeError(f"{owner} must be a mapping from parameter names to values; got {config!r}.")
+        values = parsed(config, owner)
+        key = [(name, type(value), value) for name, value in values.items()], steered  # True equals 1.0
+        if self._last is not None and self._last[0] == key:
+            return self._last[1]
+        options: Any = {"owner": owner, "copies": copies, "metrics": self._metrics, "steered": steered}
+        resolved = resolve_config(values, self.declared, num_envs=self.num_envs, device=self._device, **options)
+        self._check(resolved, owner)
+        self._last = key, resolved
+        return resolved
+
+    def configure(self, config: EnvConfig | None) -> None:
+        """Check an `env_config`, which the next `adopt` puts into force; None changes nothing."""
+        if config is not None:
+            self.due = self._with_known(self.resolve(config))
+
+    def adopt(self) -> None:
+        """Put the `env_config` that is due into force; a `restart` must follow."""
+        self.in_force, self.due = self.following, None
+
+    def steer(self, config: EnvConfig) -> None:
+        """Put an `env_config` into force for each copy's next episode; see `Env.steer_config`."""
+        self.in_force, self.due = self._with_known(self.resolve(config, steered=True)), None
+
+    def _with_known(self, resolved: ResolvedConfig) -> ResolvedConfig:
+        """Return a configuration with those of its curricula that are known already, and keep the others."""
+        known = []
+        for curriculum in resolved.curricula:
+            kept = self.curricula.setdefault(curriculum.key, curriculum)
+            kept.allocate_state(self._device)
+            if curriculum.key in self._saved:
+                kept.load_state_dict(self._saved.pop(curriculum.key))
+            kept.update_from_config(curriculum)
+            known.append(kept)
+        return dataclasses.replace(resolved, curricula=tuple(known)) if known else resolved
+
+    # ---- when they move
+
+    def begin(self) -> None:
+        """Draw the initial state of curricula that have none yet: the same on all ranks, without communication.
+
+        A single rank may call it, such as for the environment of a film, so that ranks cannot exchange messages here.
+        """
+        for curriculum in self.in_force.curricula:
+            seed = self.shared_seed ^ zlib.crc32(curriculum.key.encode())
+            same_on_all_ranks = torch.Generator(self._device).manual_seed(seed)
+            curriculum.begin(self._generator if ranks().size == 1 else same_on_all_ranks)
+
+    @property
+    def _in_use(self) -> list[Curriculum]:
+        """The curricula of the configuration in force and of that which is due."""
+        return [*{each.key: each for each in (*self.in_force.curricula, *self.following.curricula)}.values()]
+
+    def update_from_metrics(self, row: Mapping[str, float]) -> None:
+        """Move scheduled parameters to the present values of the counters and metrics that they follow, by name."""
+        for curriculum in self._in_use:
+            curriculum.update_from_metrics(row)
+
+    def update_from_episodes(
+        self,
+        ended: Tensor,
+        returns: Tensor,
+        metrics: Mapping[str, Tensor],
+        sources: Mapping[str, Tensor],
+        pending: Mapping[str, Tensor] | None,
+    ) -> None:
+        """Move parameters that go by returns, by the episodes of a horizon on all ranks; on the device.
+
+        Args:
+            ended: Where an episode ended that is experience, `[horizon, num_envs]`, bool.
+            returns: The return of the episode up to each step, `[horizon, num_envs]`.
+            metrics: The environment's own metrics of it, likewise.
+            sources: `Step.sources` of it, likewise, by label.
+            pending: The sources of the episodes that go on after the horizon, `[num_envs]` each; None where a reset
+                ends them.
+        """
+        for curriculum in self.in_force.curricula:
+            if curriculum.metric is None:
+                continue
+            measured = {RETURNS: returns, **metrics}
+            scores = measured.get(curriculum.metric, torch.full_like(returns, torch.nan))
+            own = sources[curriculum.label]
+            waiting = torch.full_like(own[0], NO_SOURCE) if pending is None else pending[curriculum.label]
+            episodes = Episodes(scores, ended, own, waiting)
+            curriculum.update_from_episodes(episodes.of_all_ranks(), self._generator)
+            # The episodes were the same, what was drawn was not.
+            ranks().broadcast(list(curriculum.state.values()))
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Draw as evaluations do, and go back to the training's configuration and its state at the end."""
+        training, curricula = self.following, self._in_use
+        for curriculum in curricula:
+            curriculum.set_evaluating(True)
+        try:
+            yield
+        finally:
+            for curriculum in curricula:
+                curriculum.set_evaluating(False)
+            if self.following is not training:
+                self.due = training
+
+    def configure_for_evaluation(self, config: EnvConfig, training: ParameterState | None) -> None:
+        """Set the `env_config` of an evaluation, from the next reset on, with moving parameters as in the training."""
+        steered = training is not None and training.in_force.steered
+        self.due = self._with_known(self.resolve(config, steered=steered))
+        for curriculum in self.due.curricula:
+            trained = None if training is None else training.curricula.get(curriculum.key)
+            if trained is not None:
+                curriculum.load_state_dict(trained.state_dict())
+            curriculum.set_evaluating(True)
+
+    # ---- what is known of them
+
+    @property
+    def moving_names(self) -> list[str]:
+        """The parameters that move in the configuration of the next reset."""
+        config = self.following
+        return [name for each in config.curricula for name in each.names if name in config.shown_names]
+
+    def ranges(self) -> dict[str, tuple[Any, Any]]:
+        """Return the smallest and largest value drawn now of those parameters that move: numbers, or 0-d tensors."""
+        ranges = {name: ends for each in self.in_force.curricula for name, ends in each.ranges().items()}
+        return {name: ends for name, ends in ranges.items() if name in self.in_force.shown_names}
+
+    def present(self) -> dict[str, Any]:
+        """Return the configuration of the next reset, with what moves as it stands now; looks at values on the device.
+
+        It is what an evaluation under the training's configuration draws from.
+        """
+        config = self.following
+        if config.steered:
+            return dict(config.given)
+        present = {name: now for each in config.curricula for name, now in each.present().items()}
+        values = {name: now.values[0] if isinstance(now, PerCopy) else now for name, now in present.items()}
+        return {**config.given, **values}
+
+    def support(self) -> dict[str, tuple[float, float]]:
+        """Return the smallest and the largest value of each parameter as evaluations draw it now, in its own unit."""
+        config = self.resolve(self.present())
+        ends = {name: drawn.support for name, drawn in config.drawn.items()}
+        ends |= {name: (float(values.min()), float(values.max())) for name, values in config.fixed.items()}
+        return {name: ends[name] for name in self.declared}
+
+    # ---- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the configurations in plain form, and the state of all parameters that move or have moved."""
+        due = self.due
+        configs = {"config": plain(self.in_force.given), "next_config": None if due is None else plain(due.given)}
+        if not (self.curricula or self._saved):
+            return configs
+        return {
+            **configs,
+            "steered": [self.in_force.steered, due is not None and due.steered],
+            "moving": {**self._saved, **{key: each.state_dict() for key, each in self.curricula.items()}},
+            "present": plain(self.present()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the configurations of a snapshot, and the state of their moving parameters."""
+        steered, due_steered = state.get("steered", (False, False))
+        self.join(state)
+        due = state["next_config"]
+        self.in_force = self._with_known(self.resolve(state["config"], steered=steered))
+        self.due = None if due is None else self._with_known(self.resolve(due, steered=due_steered))
+
+    def join(self, state: Mapping[str, Any]) -> None:
+        """Copy the state of moving parameters from the `state_dict` of another environment.
+
+        That of a curriculum which no configuration has had here waits for it.
+        """
+        moving = state.get("moving", {})
+        for key in self.curricula.keys() & moving.keys():
+            self.curricula[key].load_state_dict(moving[key])
+        self._saved = {key: saved for key, saved in moving.items() if key not in self.curricula}

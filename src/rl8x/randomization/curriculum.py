@@ -1,0 +1,210 @@
+"""The base classes of distributions that move while a policy trains, and of the state that moves: a curriculum.
+
+A moving distribution is an immutable value, as the others are: the form that `env_config` gives it. What moves is in a
+`Curriculum`: the parameters of one environment that are drawn together, with tensors that a compiled or captured
+program reads at each call. They are changed in place, and only between two horizons, so that no program is compiled
+anew and nothing looks at them on the host.
+
+An algorithm that moves by returns needs to know how the parameters of each episode that ends were drawn. So the draw of
+a curriculum also returns a `source` for each episode: a whole number, or -1 where its return decides nothing. The
+environment carries it until the episode ends.
+
+Episodes end sooner where a policy fails, or where it succeeds, so that counting those that have ended by some moment
+would favour short ones. Episodes are therefore counted by when they begin: those that begin while a round is open
+belong to it. It closes at the end of the horizon in which there are enough, and is decided when the last has ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rl8x.distributed import ranks
+from rl8x.randomization.base import ParameterDistribution, plain
+
+RETURNS = "returns"
+"""The metric of an episode that is its return; the others are the environment's own."""
+NO_SOURCE = -1
+
+
+class Episodes(NamedTuple):
+    """The episodes of a horizon, with the metric and the sources that one curriculum learns from.
+
+    Attributes:
+        scores: The metric that decides, of each episode up to each step, `[horizon, num_envs]`; may be NaN.
+        ended: Where an episode ended, `[horizon, num_envs]`, bool.
+        sources: How the episode's parameters were drawn, see `Curriculum.draw`, `[horizon, num_envs]`, int64.
+        pending: The sources of episodes that go on after the horizon, -1 where none does, `[num_envs]`, int64.
+    """
+
+    scores: Tensor
+    ended: Tensor
+    sources: Tensor
+    pending: Tensor
+
+    @property
+    def counted(self) -> Tensor:
+        """Where an episode ended that has a source and a finite score, `[horizon, num_envs]`, bool."""
+        return self.ended & (self.sources != NO_SOURCE) & self.scores.isfinite()
+
+    def of_all_ranks(self) -> Episodes:
+        """Return the episodes of all ranks, side by side in the order of ranks."""
+        if ranks().size == 1:
+            return self
+        sources = torch.where(self.ended, self.sources, NO_SOURCE)
+        # float64 has every float32 and every source; one message.
+        parts = [self.scores, sources, self.pending.unsqueeze(0)]
+        gathered = torch.cat(ranks().gather(torch.cat([part.to(torch.float64) for part in parts])), 1)
+        horizon = len(self.ended)
+        scores, sources = gathered[:horizon].to(self.scores.dtype), gathered[horizon:-1].to(torch.int64)
+        return Episodes(scores, sources != NO_SOURCE, sources, gathered[-1].to(torch.int64))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class MovingDistribution(ParameterDistribution):
+    """A distribution that moves; `draw` draws from its initial form.
+
+    A subclass with a field `group` is drawn together: the parameters of an `env_config` with the same `group` have one
+    curriculum. Each parameter of the others has its own.
+    """
+
+    moves: ClassVar[bool] = True
+    own_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that parameters of one curriculum need not have in common."""
+
+    @classmethod
+    @abstractmethod
+    def curriculum(cls, members: Mapping[str, Any]) -> Curriculum:
+        """Return the curriculum of some parameters.
+
+        Args:
+            members: Their distributions by name.
+        """
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the plain JSON form, by name, of what is not the default."""
+        return {self.kind: {name: plain(value) for name, value in self._given().items()}}
+
+    def _given(self) -> dict[str, object]:
+        """Return the fields that are not their default, by name."""
+        values = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {field.name: value for field, value in values.items() if value != field.default}
+
+    def __repr__(self) -> str:
+        """Write it as it is made, with what is not the default."""
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._given().items())})"
+
+
+class Curriculum(ABC):
+    """Parameters of an environment that are drawn together and move together.
+
+    Args:
+        members: Their distributions by name, within the parameters' bounds.
+        label: What it is called in the carry of the environment.
+
+    Attributes:
+        key: Two with the same key are the same: one keeps its state for the other.
+        metric: The metric of an episode by which it moves; None where episodes do not decide.
+        state: Tensors that a program reads; they are changed in place.
+        width: Uniform numbers that the draw of one copy needs.
+    """
+
+    metric: str | None = None
+
+    def __init__(self, members: Mapping[str, ParameterDistribution], label: str) -> None:
+        self.members, self.label = dict(members), label
+        forms = {name: member.to_dict() for name, member in self.members.items()}
+        self.key = json.dumps([label, forms], sort_keys=True)
+        self.width = len(self.members)
+        self.state: dict[str, Tensor] = {}
+        self.begun = False
+        self.is_evaluating = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters, in the order of their noise."""
+        return tuple(self.members)
+
+    @abstractmethod
+    def allocate_state(self, device: torch.device) -> None:
+        """Make the tensors of the state on a device, with their initial values; once."""
+
+    def begin(self, generator: torch.Generator) -> None:  # noqa: B027 - most have nothing to draw
+        """Draw the initial state, before the first episode."""
+
+    def update_from_config(self, configured: Curriculum) -> None:  # noqa: B027
+        """Take over the distributions of one with the same key, just made; most have them in their key."""
+
+    @abstractmethod
+    def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Draw the parameters of episodes that start now: a pure function of the noise and the state.
+
+        Args:
+            noise: `[num_envs, width]` in [0, 1).
+
+        Returns:
+            Values by name, float32 `[num_envs]` each, and where episodes decide the sources, int64 `[num_envs]`.
+        """
+
+    def update_from_episodes(self, episodes: Episodes, generator: torch.Generator) -> None:  # noqa: B027
+        """Move by the outcomes of a horizon's episodes, on the device."""
+
+    def update_from_metrics(self, row: Mapping[str, float]) -> None:  # noqa: B027
+        """Move by the trainer's row of counters and metrics."""
+
+    def set_evaluating(self, is_evaluating: bool) -> None:
+        """Begin or end drawing for evaluations: from the present distribution, with episodes that decide nothing."""
+        self.is_evaluating = is_evaluating
+
+    @abstractmethod
+    def ranges(self) -> dict[str, tuple[Any, Any]]:
+        """Return the smallest and the largest value drawn now, by name: numbers, or 0-d tensors on the device."""
+
+    @abstractmethod
+    def present(self) -> dict[str, ParameterDistribution]:
+        """Return the fixed distributions that evaluations draw from now, by name; copies values to the host."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it stands, as tensors of its own."""
+        return {"begun": self.begun, **{name: tensor.clone() for name, tensor in self.state.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a `state_dict`, in place."""
+        self.begun = bool(state["begun"])
+        for name, tensor in self.state.items():
+            tensor.copy_(state[name])
+
+
+def make_curricula(moving: Mapping[str, ParameterDistribution]) -> tuple[Curriculum, ...]:
+    """Make the curricula of the moving distributions of an `env_config`, given by name.
+
+    Raises:
+        ValueError: If parameters that would be drawn together differ in an option that they share.
+    """
+    joined: dict[Hashable, dict[str, MovingDistribution]] = {}
+    for name, member in moving.items():
+        assert isinstance(member, MovingDistribution)
+        key = (type(member), member.group) if hasattr(member, "group") else name
+        joined.setdefault(key, {})[name] = member
+    return tuple(_checked(members).curriculum(members) for members in joined.values())
+
+
+def _checked(members: Mapping[str, MovingDistribution]) -> type[MovingDistribution]:
+    """Return the class of distributions that are drawn together; refuse other options than they share."""
+    (first, leader), *others = members.items()
+    shared = [field.name for field in dataclasses.fields(leader) if field.name not in leader.own_fields]
+    for name, member in others:
+        for field in shared:
+            ours, theirs = getattr(leader, field), getattr(member, field)
+            if ours != theirs:
+                raise ValueError(
+                    f"{first!r} and {name!r} are drawn together by one {type(leader).__name__}, so that both need the "
+                    f"same `{field}`; got {ours!r} and {theirs!r}. Those with another `group` are drawn apart."
+                )
+    return type(leader)

@@ -1,0 +1,348 @@
+"""What holds for every algorithm: known values, masks, programs, going on, seeds, rows, explanations."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+from tests.algorithms.off_policy.test_offline import dataset
+from tests.probes import KNOWN, Discretes, Probe, traced_only
+
+from rl8x import NullTracker, Trainer, algorithms, keys
+from rl8x.algorithms import (
+    AlgorithmConfig,
+    BCConfig,
+    DistillationConfig,
+    DQNConfig,
+    IQLConfig,
+    PPOConfig,
+    PQNConfig,
+    SACConfig,
+    TD3Config,
+)
+from rl8x.envs import CartPole, Pendulum
+
+SMALL = {"seed": 2, "device": "cpu", "execution": "eager", "model_config": {"hidden_sizes": [16]}}
+ROLLOUTS = {**SMALL, "num_envs": 8, "horizon": 8, "sgd_minibatch_size": 32, "num_sgd_iters": 2}
+REPLAY = {**SMALL, "num_envs": 8, "horizon": 2, "warmup_steps": 16, "batch_size": 16, "buffer_size": 60}
+REPLAY |= {"updates_per_sample": 0.3}
+CRITICS = {"critic_hidden_sizes": [16], "batch_size": 6}
+DATA = {**SMALL, "batch_size": 16, "updates_per_step": 4}
+GRU = {"model": "gru", "model_config": {"hidden_size": 8}}
+LSTM = {"model": "lstm", "model_config": {"hidden_size": 8}}
+ATOMS = {"num_atoms": 5, "v_min": -1.0, "v_max": 9.0}
+DECAYS = {"lr_schedule": {"kind": "interp", "points": [[0, 0.01], [200, 0.0]]}}
+UNITS = {"normalize_values": True, "vf_clip_param": None}
+RATE = {"lr_schedule": {"kind": "adaptive", "high": 1e-2}, "lr": 2e-3}
+AGAIN = {"recompute_advantages": True, "vf_clip_param": None, "lr_schedule": None}
+DELAYED = {"policy_delay": 3, "updates_per_sample": 0.7}
+BC_WEIGHTS = {"actor_bc_coeff": 0.1, "critic_bc_coeff": 0.1}
+
+
+def ppo(env=CartPole, **options):
+    return PPOConfig.rl8, env, ROLLOUTS | options
+
+
+def of(config, env=CartPole, **options):
+    replay = REPLAY if config is DQNConfig else REPLAY | CRITICS
+    return config, env, (ROLLOUTS if config in (PQNConfig, DistillationConfig) else replay) | options
+
+
+def offline(config, env=CartPole, **options):
+    critics = {} if config in (BCConfig, DQNConfig) else {"critic_hidden_sizes": [8]}
+    return config, env, DATA | critics | {"dataset": None} | options
+
+
+CASES = {
+    "ppo": ppo(),
+    "ppo, continuous": ppo(Pendulum, normalize_observations=True),
+    "ppo, entropy and dual clip": ppo(entropy_coeff=0.01, dual_clip_param=2.0, max_grad_norm=0.1),
+    "ppo, one batch": ppo(sgd_minibatch_size=None),
+    "ppo, accumulated": ppo(accumulate_grads=True),
+    "ppo, kl limit": ppo(target_kl_div=0.5),
+    "ppo, adamw": ppo(optimizer="adamw"),
+    "ppo, lstm": ppo(**LSTM, seq_len=4),
+    "ppo, gru": ppo(Pendulum, **GRU, seq_len=2),
+    "ppo, one copy, one sequence": ppo(Pendulum, **GRU, seq_len=8, num_envs=1, sgd_minibatch_size=None),
+    "ppo, one transition": ppo(Pendulum, num_envs=1, sgd_minibatch_size=1, target_kl_div=0.5),
+    "ppo, adaptive rate": ppo(**RATE),
+    "ppo, adaptive rate, in order": ppo(**RATE, shuffle_minibatches=False),
+    "ppo, adaptive rate, accumulated": ppo(**RATE, accumulate_grads=True),
+    "ppo, adaptive rate, kl limit": ppo(**RATE | {"lr": 1e-2}, target_kl_div=0.02),
+    "ppo, adaptive rate, lstm": ppo(**RATE | {"lr": 1e-5}, **LSTM, seq_len=4, num_sgd_iters=1),
+    "ppo, units of values": ppo(Pendulum, **UNITS),
+    "ppo, units of values, lstm": ppo(**UNITS, **LSTM, seq_len=4),
+    "ppo, advantages again": ppo(Pendulum, **AGAIN),
+    "ppo, advantages again, kl limit": ppo(**AGAIN, target_kl_div=0.02),
+    "ppo, advantages again, gru": ppo(Pendulum, **AGAIN, **GRU, seq_len=4),
+    "pqn": of(PQNConfig),
+    "pqn, dueling": of(PQNConfig, dueling=True, model_config={"hidden_sizes": [16], "policy_gain": 1.0}),
+    "pqn, one batch, adam": of(PQNConfig, sgd_minibatch_size=None, optimizer="adam"),
+    "pqn, gru": of(PQNConfig, **GRU, seq_len=4),
+    "pqn, normalised": of(PQNConfig, normalize_observations=True),
+    "distillation": of(DistillationConfig, teacher=None),
+    "dqn": of(DQNConfig, double=False, n_step=1),
+    "dqn, double dueling": of(DQNConfig, dueling=True, n_step=3),
+    "dqn, soft target": of(DQNConfig, tau=0.01, target_interval=1, optimizer="adamw", max_grad_norm=0.1),
+    "dqn, normalised": of(DQNConfig, normalize_observations=True, huber_delta=None, updates_per_sample=1.0),
+    "dqn, prioritised": of(DQNConfig, prioritized=True, updates_per_sample=1.5, priority_beta=0.7),
+    "dqn, atoms": of(DQNConfig, **ATOMS, prioritized=True, n_step=2),
+    "dqn, quantiles": of(DQNConfig, num_quantiles=3, huber_delta=1.0, dueling=True),
+    "dqn, schedules": of(DQNConfig, **DECAYS, epsilon=0.5),
+    "dqn, warm-up": of(DQNConfig, warmup_steps=100),
+    "dqn, resets": of(DQNConfig, horizons_per_env_reset=3, n_step=2),
+    "dqn, on a disk": of(DQNConfig, buffer_path="replay", prioritized=True, n_step=3),
+    "sac": of(SACConfig, Pendulum),
+    "sac, discrete": of(SACConfig, prioritized=True),
+    "sac, delayed": of(SACConfig, Pendulum, policy_delay=2, n_step=3, critic_layer_norm=True, num_critics=3),
+    "sac, atoms": of(SACConfig, Pendulum, num_atoms=11, return_bound=5.0),
+    "sac, normalised": of(SACConfig, normalize_observations=True, alpha=0.1, max_grad_norm=1.0),
+    "td3": of(TD3Config, Pendulum, normalize_observations=True, prioritized=True),
+    "td3, delayed": of(TD3Config, Pendulum, **DELAYED, n_step=2, exploration_noise_min=0.01, prioritized=True),
+    "bc from data": offline(BCConfig, normalize_observations=True),
+    "iql from data": offline(IQLConfig),
+    "iql from data, continuous": offline(IQLConfig, Pendulum, normalize_observations=True),
+    "dqn from data": offline(DQNConfig, target_interval=3, cql_coeff=0.1),
+    "sac from data, discrete": offline(SACConfig, cql_coeff=0.5),
+    "sac from data": offline(SACConfig, Pendulum, cql_coeff=0.5, cql_samples=2, normalize_observations=True),
+    "td3 from data": offline(TD3Config, Pendulum, **BC_WEIGHTS, normalize_observations=True),
+}
+EACH = ["ppo", "pqn", "distillation", "dqn", "sac", "td3", "bc from data", "iql from data"]
+
+
+def build(case, folder=None, **options):
+    """Build the algorithm of a case; `folder` is that of a replay on a disk, or has the data."""
+    config, env, given = CASES[case]
+    given = given | options
+    if "buffer_path" in given:
+        given["buffer_path"] = str(folder / "replay")
+    if "teacher" in given:
+        given["teacher"] = PPOConfig(**SMALL).build(env).policy
+    if "dataset" not in given:
+        return config(**given).build(env, time_limit=7)
+    data = dataset(env)
+    if folder is not None:
+        data.save(folder / "data")
+    return config(**given | {"dataset": data if folder is None else str(folder / "data")}).build()
+
+
+def train(algorithm, steps=3):
+    """Train; return the rows."""
+    return [{**algorithm.collect(), **algorithm.step()} for _ in range(steps)]
+
+
+def weights(algorithm):
+    """All weights, moments and targets."""
+    nets = algorithm.nets.state if hasattr(algorithm, "nets") else algorithm.optimizer.state
+    return torch.cat([tensor.flatten().float() for tensor in nets])
+
+
+# -- programs
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_traced_programs_compute_what_eager_functions_do(case, monkeypatch, tmp_path):
+    """Updates from rows have equal bits; those from rollouts sum gradients in another order."""
+    traced_only(monkeypatch)
+    folders = tmp_path / "eager", tmp_path / "traced"
+    for folder in folders:
+        folder.mkdir()
+    eager, traced = (
+        build(case, folder, execution=mode) for folder, mode in zip(folders, ("eager", "compile"), strict=True)
+    )
+    begun, steps = weights(eager), 6 if hasattr(eager, "nets") else 3
+    rows, others = train(eager, steps), train(traced, steps)
+    assert eager.counters == traced.counters
+    assert not torch.equal(weights(eager), begun) or case == "dqn, warm-up"
+    if hasattr(eager, "nets"):
+        assert repr(rows) == repr(others)
+        assert torch.equal(weights(eager), weights(traced))
+        return
+    torch.testing.assert_close(weights(traced), weights(eager), atol=1e-5, rtol=1e-4)
+    for row, other in zip(rows, others, strict=True):
+        assert row == pytest.approx(other, abs=1e-4, rel=1e-3, nan_ok=True)
+
+
+@pytest.mark.parametrize("case", ["ppo", "dqn", "sac, delayed"])
+def test_compiled_updates_compute_what_eager_ones_do(case, monkeypatch):
+    options = {"updates_per_sample": 0.25}  # 4 updates at once
+    if case == "ppo":  # the programs of trainers/test_resume.py, which are then compiled once
+        options = {"num_envs": 4, "sgd_minibatch_size": 16, "model_config": {"hidden_sizes": [8]}}
+    eager, compiled = build(case, **options), build(case, **options, execution="compile")
+    collector = compiled.horizons.collector
+    monkeypatch.setattr(collector, "stepper", getattr(collector.stepper, "_eager", None))  # tested where it is
+    rows, others = train(eager, 2 if case == "ppo" else 6), train(compiled, 2 if case == "ppo" else 6)
+    for row, other in zip(rows, others, strict=True):
+        assert row == pytest.approx(other, rel=1e-3, abs=1e-4)
+    torch.testing.assert_close(weights(eager), weights(compiled), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("case", ["ppo", "dqn", "sac"])
+def test_products_in_bfloat16_are_near_those_in_float32(case):
+    half, full = build(case, precision="bf16"), build(case)
+    for algorithm in (half, full):
+        train(algorithm)
+    assert weights(half).dtype == torch.float32
+    assert 0 < (weights(half) - weights(full)).abs().max() < 0.05
+
+
+# -- going on, and seeds
+
+
+def trained(trainer, upto):
+    """Train up to a step; return the rows without what is measured of the machine."""
+    rows = []
+    while trainer.state[keys.STEPS] < upto:
+        row = trainer.step().items()
+        rows.append({name: value for name, value in row if name.split("/")[0] not in ("profiling", "memory")})
+    return rows
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_goes_on_to_the_bit(case, tmp_path):
+    for name in ("whole", "first"):
+        (tmp_path / name).mkdir()
+    whole = Trainer(build(case, tmp_path / "whole"), tracker=NullTracker(), eval_env=False)
+    trained(whole, 5)
+    expected = trained(whole, 8)
+    first = Trainer(
+        build(case, tmp_path / "first"), tracker=NullTracker(), eval_env=False, checkpoints=tmp_path / "saved"
+    )
+    trained(first, 5)
+    first.save()
+    source = getattr(first.algorithm, "source", None)
+    if source is not None and first.algorithm.env is not None and case != "dqn, warm-up":
+        assert source.rows.total > 60  # full
+        assert 0 <= source.updates_owed < 1
+    given = {} if first.algorithm.env is None else {"algorithm": build(case, tmp_path / "first")}
+    second = Trainer.resume(tmp_path / "saved", tracker=NullTracker(), eval_env=False, **given)
+    assert repr(trained(second, 8)) == repr(expected)
+    assert torch.equal(weights(second.algorithm), weights(whole.algorithm))
+    assert second.algorithm.counters == whole.algorithm.counters
+    for name, value in whole.algorithm.policy.state_dict().items():
+        assert torch.equal(second.algorithm.policy.state_dict()[name], value), name
+    if source is not None and first.algorithm.env is not None:
+        kept, wanted = (each.algorithm.replay.as_tensordict() for each in (second, whole))
+        assert (kept == wanted).all()
+
+
+@pytest.mark.parametrize("case", [*EACH, "ppo, gru"])
+def test_the_seed_decides_all_bits_and_other_generators_are_left_alone(case):
+    found = []
+    for seed, other in ((2, 0), (2, 9), (3, 0)):
+        torch.manual_seed(other)
+        np.random.seed(other)
+        before = torch.get_rng_state()
+        algorithm = build(case, seed=seed)
+        train(algorithm)
+        assert torch.equal(torch.get_rng_state(), before)
+        found.append(weights(algorithm))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+# -- rows, and what is written about them
+
+
+@pytest.mark.parametrize("case", [*EACH, "ppo, kl limit"])
+def test_rows_have_the_metrics_that_are_announced(case):
+    algorithm = build(case)
+    *_, row = train(algorithm, 6)
+    collected = set(keys.COLLECT_METRICS) if algorithm.env else set()
+    assert set(row) - collected == {name for name in row if name.startswith("finite/")} | set(algorithm.metrics)
+    assert all(math.isfinite(value) for name, value in row.items() if name in algorithm.metrics)
+
+
+CONFIGS = [each for each in vars(algorithms).values() if isinstance(each, type) and issubclass(each, AlgorithmConfig)]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_hyperparameter_is_explained(config):
+    for field in dataclasses.fields(config):
+        assert field.metadata["help"].endswith("."), field.name
+
+
+# -- known values, and masks
+
+LEARNS = {"model_config": {"hidden_sizes": [32]}, "lr": 0.01, "gamma": 0.75}
+BY_ROLLOUTS = LEARNS | {"num_envs": 66, "sgd_minibatch_size": 132}
+BY_ROLLOUTS["model_config"] = {"hidden_sizes": [32], "activation": "tanh"}
+BY_REPLAY = LEARNS | {"num_envs": 12, "warmup_steps": 64, "updates_per_sample": 1.0, "batch_size": 64}
+BY_REPLAY |= {"buffer_size": 1000}
+OF_DQN = {"target_interval": 10, "epsilon": 0.5, "epsilon_decay_steps": 0, "n_step": 1}
+OF_DQN["model_config"] = {"hidden_sizes": [32], "layer_norm": False}
+OF_PQN = {"num_sgd_iters": 4, "epsilon": 0.5}
+OF_SAC = {"alpha": 0.02, "tau": 0.1, "critic_hidden_sizes": [64]}
+WIDE = {"num_atoms": 21, "v_min": -5.0, "v_max": 5.0}
+LATE = {"n_step": 3, "dueling": True, "prioritized": True}
+LEARNED = {  # steps, how near, and how
+    "pqn": (30, 0.06, BY_ROLLOUTS | OF_PQN),
+    "pqn, dueling": (30, 0.06, BY_ROLLOUTS | OF_PQN),
+    "dqn": (20, 0.05, BY_REPLAY | OF_DQN),
+    "dqn, double dueling": (20, 0.05, BY_REPLAY | OF_DQN | {"n_step": 3}),
+    "dqn, atoms": (20, 0.05, BY_REPLAY | OF_DQN | WIDE | LATE),
+    "dqn, quantiles": (20, 0.05, BY_REPLAY | OF_DQN | LATE | {"num_quantiles": 5}),
+    "sac, discrete": (20, 0.12, BY_REPLAY | OF_SAC | {"prioritized": False, "horizon": 2}),  # 0.03 is its temperature's
+}
+
+
+def learned(case, env, steps, **options):
+    config, _, given = CASES[case]
+    algorithm = config(**given | options).build(env)
+    train(algorithm, steps)
+    return algorithm
+
+
+def values_of(algorithm, obs):
+    """Values of actions, `[num_actions]`, at one observation, a tensor `[1, *obs]` or a dict of such."""
+    if isinstance(algorithm.config, SACConfig):
+        return algorithm.critics(obs).detach()[:, 0].mean(0)
+    sequence = {name: part[None] for name, part in obs.items()} if isinstance(obs, dict) else obs[None]
+    return algorithm.policy(sequence, {}, torch.ones(1, 1, dtype=torch.bool))[0, 0].detach()
+
+
+@pytest.mark.parametrize("case", LEARNED)
+def test_known_values_are_learned(case):
+    """Were a truncation taken for an end, the value of `Forever` would be 1.69 in the mean of its steps, not 4."""
+    steps, near, options = LEARNED[case]
+    algorithm = learned(case, Discretes, steps, **options)
+    for (probe, x), expected in KNOWN.items():
+        obs = Discretes.seen(probe, x)
+        assert values_of(algorithm, obs).tolist() == pytest.approx(expected, abs=near), probe
+        if expected[0] != expected[1]:
+            assert algorithm.policy.act(obs, {}, torch.ones(1, dtype=torch.bool)).actions == np.argmax(expected)
+
+
+class OneLegal(Probe):
+    """Only actions 2 and 3, worth 1 and -1, then the end: illegal ones would be worth more, if they could be taken."""
+
+    terminates = True
+    single_action_space = Discrete(3, start=1)
+    single_observation_space = Dict(
+        {"x": Box(-1.0, 1.0, (1,), dtype=np.float32), "action_mask": Box(0, 1, (3,), dtype=np.int8)}
+    )
+
+    def observe(self, state, parameters):
+        mask = torch.tensor([0, 1, 1], dtype=torch.int8).expand(self.num_envs, 3)
+        return {"x": state["x"], "action_mask": mask}
+
+    def transition(self, state, actions, parameters, noise):
+        rewards = torch.where(actions == 1, 100.0, torch.where(actions == 2, 1.0, -1.0))
+        return dict(state), rewards, torch.ones(self.num_envs, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("case", LEARNED)
+def test_illegal_actions_are_neither_taken_nor_bootstrapped_from(case):
+    _, _, options = LEARNED[case]
+    if case == "sac, discrete":
+        options = options | {"alpha": 3.0}  # 3 times the logarithm of their probability is infinite
+    algorithm = learned(case, OneLegal, 30, **options | ({"v_min": -3.0, "v_max": 3.0} if "atoms" in case else {}))
+    taken = algorithm.rollout[keys.ACTIONS] if algorithm.config.algorithm is algorithms.PQN else None
+    taken = algorithm.replay.as_tensordict()["actions"] if taken is None else taken[:8]
+    assert set(taken.unique().tolist()) == {2, 3}
+    values = values_of(algorithm, {"x": torch.zeros(1, 1), "action_mask": torch.tensor([[0, 1, 1]])})
+    assert values[1:].tolist() == pytest.approx([1, -1], abs=0.15)
+    assert case == "sac, discrete" or values[0] == -math.inf
+    assert torch.isfinite(weights(algorithm)).all()

@@ -1,0 +1,415 @@
+"""Distributions over continuous actions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from tests.probes import noise_of
+
+from rl8x import PPOConfig
+from rl8x.algorithms import TD3Config
+from rl8x.distributions import NoisyDeterministic, Normal, SquashedNormal
+from rl8x.distributions.continuous import NormalParams
+from rl8x.envs import Pendulum
+
+
+def box(*shape: int) -> Box:
+    return Box(-1.0, 1.0, shape, np.float32)
+
+
+def random_params(*shape: int, seed: int = 0) -> NormalParams:
+    generator = torch.Generator().manual_seed(seed)
+    return NormalParams(torch.randn(*shape, generator=generator), 0.5 * torch.randn(*shape, generator=generator))
+
+
+def reference(params: NormalParams) -> torch.distributions.Independent:
+    return torch.distributions.Independent(torch.distributions.Normal(params.mean, params.log_std.exp()), 1)
+
+
+def test_free_standard_deviations_are_parameters_and_state_ones_features():
+    free, state = Normal(box(3)), Normal(box(3), std="state", initial_std=0.5)
+    assert (free.num_features, free.num_noise) == (3, 3)
+    assert (state.num_features, state.num_noise) == (6, 3)
+    assert [name for name, _ in free.named_parameters()] == ["log_std"]
+    assert list(state.parameters()) == []
+    features = torch.tensor([[1.0, 2.0, 3.0, 0.0, 0.5, -0.5]])
+    params = state.from_features(features)
+    assert params.mean.tolist() == [[1.0, 2.0, 3.0]]
+    assert torch.allclose(params.log_std, torch.tensor([[0.0, 0.5, -0.5]]) + math.log(0.5))
+    assert torch.equal(free.from_features(features[:, :3]).log_std, torch.zeros(1, 3))
+
+
+def test_initial_std_is_what_a_free_standard_deviation_starts_from():
+    params = Normal(box(2), initial_std=0.25).from_features(torch.zeros(5, 2))
+    assert torch.allclose(params.log_std.exp(), torch.full((5, 2), 0.25))
+
+
+def test_standard_deviations_stay_within_their_bounds():
+    distribution = Normal(box(1), std="state", log_std_bounds=(-2.0, 1.0))
+    params = distribution.from_features(torch.tensor([[0.0, -50.0], [0.0, 50.0], [0.0, 0.3]]))
+    assert params.log_std.squeeze(-1).tolist() == pytest.approx([-2.0, 1.0, 0.3])
+
+
+def test_logp_entropy_and_kl_agree_with_torch():
+    distribution = Normal(box(3))
+    params, other = random_params(6, 5, 3), random_params(6, 5, 3, seed=1)
+    actions = torch.randn(6, 5, 3)
+    assert torch.allclose(distribution.logp(params, actions), reference(params).log_prob(actions), rtol=1e-5, atol=1e-5)
+    assert torch.allclose(distribution.entropy(params), reference(params).entropy(), atol=1e-5)
+    kl = torch.distributions.kl_divergence(reference(params), reference(other))
+    assert torch.allclose(distribution.kl(params, other), kl, rtol=1e-5, atol=1e-5)
+    assert torch.equal(distribution.mode(params), params.mean)
+
+
+def test_kl_by_hand_and_of_nearly_equal_distributions():
+    # KL(N(0, 1) || N(1, 2^2)) = log 2 + (1 + 1) / 8 - 1/2 = 0.443147.
+    distribution = Normal(box(1))
+    one = NormalParams(torch.zeros(1, 1), torch.zeros(1, 1))
+    two = NormalParams(torch.ones(1, 1), torch.full((1, 1), math.log(2.0)))
+    assert distribution.kl(one, two).item() == pytest.approx(0.443147, abs=1e-6)
+    assert distribution.kl(one, one).item() == 0.0
+    # KL of two normals that differ by d in log std is d^2 to leading order.
+    near = NormalParams(torch.zeros(1, 1), torch.full((1, 1), 1e-3))
+    assert distribution.kl(one, near).item() == pytest.approx(1e-6, rel=0.1)
+
+
+def test_samples_are_mean_plus_std_times_noise_scored_to_the_bit_like_stored_actions():
+    distribution = Normal(box(2))
+    params = random_params(4, 7, 2)
+    noise = noise_of(distribution, (4, 7), torch.Generator().manual_seed(0), "cpu")
+    assert noise.shape == (4, 7, 2)
+    actions, logp = distribution.sample(params, noise)
+    assert actions.dtype == torch.float32
+    assert torch.allclose(actions, params.mean + params.log_std.exp() * noise, atol=1e-6)
+    assert torch.equal(logp, distribution.logp(params, actions))
+
+
+def test_noise_is_standard_normal_and_decided_by_its_generator():
+    distribution = Normal(box(4))
+    noise = noise_of(distribution, (50_000,), torch.Generator().manual_seed(0), "cpu")
+    again = noise_of(distribution, (50_000,), torch.Generator().manual_seed(0), "cpu")
+    assert torch.equal(noise, again)
+    assert noise.mean(0).abs().max().item() < 0.02
+    assert (noise.std(0) - 1).abs().max().item() < 0.02
+    assert noise.pow(4).mean().item() == pytest.approx(3.0, abs=0.1)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_any_shape_of_box(shape):
+    distribution = Normal(box(*shape), std="state")
+    size = math.prod(shape)
+    params = distribution.from_features(torch.randn(4, 5, 2 * size))
+    actions, logp = distribution.sample(params, noise_of(distribution, (4, 5), None, "cpu"))
+    assert actions.shape == (4, 5, *shape)
+    entropy, kl = distribution.entropy(params), distribution.kl(params, params)
+    for value in (logp, distribution.logp(params, actions), entropy, kl):
+        assert value.shape == (4, 5)
+    flat = torch.distributions.Normal(params.mean, params.log_std.exp()).log_prob(actions).reshape(4, 5, size).sum(-1)
+    assert torch.allclose(logp, flat, atol=1e-5)
+
+
+def test_gradients_flow_to_means_and_free_standard_deviations():
+    distribution = Normal(box(2))
+    mean = torch.zeros(3, 2, requires_grad=True)
+    params = distribution.from_features(mean)
+    distribution.logp(params, torch.ones(3, 2)).sum().backward()
+    # For each of 3 rows: d logp / d mean = (a - mean) / std^2 = 1, d logp / d log std = z^2 - 1 = 0; entropy's is 1.
+    assert torch.equal(mean.grad, torch.ones(3, 2))
+    assert torch.equal(distribution.log_std.grad, torch.zeros(2))
+    distribution.entropy(distribution.from_features(mean)).sum().backward()
+    assert torch.equal(distribution.log_std.grad, torch.full((2,), 3.0))
+
+
+def test_reparameterised_samples_carry_gradients():
+    distribution = Normal(box(2), std="state")
+    features = torch.zeros(3, 4, requires_grad=True)
+    noise = torch.tensor([[1.0, -2.0]]).expand(3, 2)
+    actions, _ = distribution.rsample(distribution.from_features(features), noise)
+    actions.sum().backward()
+    # da / d mean = 1, da / d log std = std * noise = noise.
+    assert torch.allclose(features.grad, torch.tensor([[1.0, 1.0, 1.0, -2.0]]).expand(3, 4))
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_extreme_features_give_finite_values_and_gradients(scale):
+    distribution = Normal(box(2), std="state")
+    features = (torch.randn(64, 4, generator=torch.Generator().manual_seed(0)) * scale).requires_grad_()
+    params = distribution.from_features(features)
+    actions, logp = distribution.sample(params, noise_of(distribution, (64,), None, "cpu"))
+    (logp + distribution.entropy(params) + distribution.kl(params, params)).sum().backward()
+    for value in (actions, logp, features.grad):
+        assert bool(value.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("space", "config", "error", "says"),
+    [
+        (Discrete(2), {}, TypeError, "Box"),
+        (Box(0, 255, (2,), np.uint8), {}, TypeError, "floating-point"),
+        (box(1), {"std": "fixed"}, ValueError, "'free' or 'state'"),
+        (box(1), {"initial_std": 0.0}, ValueError, "initial_std"),
+        (box(1), {"initial_std": 100.0}, ValueError, "initial_std"),
+        (box(1), {"log_std_bounds": (1.0, -1.0)}, ValueError, "smaller first"),
+        (box(1), {"log_std_bounds": 3.0}, ValueError, "two numbers"),
+    ],
+)
+def test_what_is_wrong_is_said(space, config, error, says):
+    with pytest.raises(error, match=says):
+        Normal(space, **config)
+
+
+def test_the_environment_gets_clipped_actions_where_there_are_bounds():
+    space = Box(np.array([-1.0, -np.inf], np.float32), np.array([1.0, 5.0], np.float32))
+    actions = torch.tensor([[3.0, 7.0], [-3.0, -70.0], [0.5, 0.5]])
+    assert Normal(space).env_actions(actions).tolist() == [[1.0, 5.0], [-1.0, -70.0], [0.5, 0.5]]
+    unbounded = Normal(Box(-np.inf, np.inf, (2,), np.float32))
+    assert unbounded.env_actions(actions) is actions
+    assert (Normal(space).clips, unbounded.clips) == (True, False)
+
+
+SPACE = Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
+
+
+def one(mean: float, std: float) -> tuple[SquashedNormal, NormalParams]:
+    distribution = SquashedNormal(Box(-1.0, 1.0, (1,)))
+    return distribution, NormalParams(torch.tensor([[mean]]), torch.tensor([[math.log(std)]]))
+
+
+def test_a_box_without_bounds_is_refused():
+    with pytest.raises(ValueError, match="finite bounds"):
+        SquashedNormal(Box(-np.inf, 1.0, (2,)))
+
+
+def test_samples_lie_in_the_box_and_each_dimension_has_its_own_bounds():
+    distribution = SquashedNormal(SPACE, std="free", initial_std=7.0)
+    params = distribution.from_features(torch.zeros(5000, 2))
+    actions, logp = distribution.sample(
+        params, noise_of(distribution, (5000,), torch.Generator().manual_seed(0), "cpu")
+    )
+    assert all(SPACE.contains(action) for action in actions.detach().numpy())
+    assert bool((actions.amax(0) > torch.tensor([1.99, 9.99])).all())
+    assert bool((actions.amin(0) < torch.tensor([-1.99, 0.01])).all())
+    assert bool(logp.isfinite().all())
+    assert distribution.mode(params)[0].tolist() == [0.0, 5.0]
+
+
+def test_logp_agrees_with_torch():
+    distribution = SquashedNormal(SPACE)
+    features = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    params = distribution.from_features(features)
+    actions, logp = distribution.sample(params, noise_of(distribution, (200,), torch.Generator().manual_seed(1), "cpu"))
+    transforms = [
+        torch.distributions.transforms.TanhTransform(),
+        torch.distributions.transforms.AffineTransform(
+            torch.tensor([0.0, 5.0], dtype=torch.float64), torch.tensor([2.0, 5.0])
+        ),
+    ]
+    base = torch.distributions.Normal(params.mean.double(), params.log_std.double().exp())
+    reference = torch.distributions.TransformedDistribution(base, transforms).log_prob(actions.double()).sum(-1)
+    inside = (actions - torch.tensor([0.0, 5.0])).div(torch.tensor([2.0, 5.0])).abs().amax(-1) < 0.999
+    assert inside.sum() > 150
+    assert torch.allclose(logp[inside].double(), reference[inside], atol=2e-3)
+    assert torch.equal(logp, distribution.logp(params, actions))
+
+
+def test_the_density_integrates_to_one_and_gives_the_entropy_by_quadrature():
+    for mean, std in [(0.0, 1.0), (0.7, 0.4), (-1.5, 0.8)]:
+        distribution, params = one(mean, std)
+        actions = torch.linspace(-1, 1, 200_001)[1:-1].unsqueeze(-1)
+        wide = NormalParams(params.mean.expand_as(actions), params.log_std.expand_as(actions))
+        logp = distribution.logp(wide, actions).double()
+        mass = logp.exp().sum() * 1e-5
+        entropy = -(logp.exp() * logp).sum() * 1e-5
+        assert mass.item() == pytest.approx(1.0, abs=1e-3)
+        assert distribution.entropy(params).item() == pytest.approx(entropy.item(), abs=2e-3)
+
+
+@pytest.mark.parametrize(("std", "tolerance"), [(0.05, 1e-5), (0.5, 1e-5), (1.0, 1e-5), (2.0, 2e-4), (7.3, 0.1)])
+@pytest.mark.parametrize("mean", [0.0, 0.3, -2.0, 8.0])
+def test_the_entropy_is_as_exact_as_it_says(mean, std, tolerance):
+    distribution, params = one(mean, std)
+    z = np.linspace(-12, 12, 100_001)
+    u = mean + std * z
+    log_derivative = 2 * (np.log(2) - u - np.logaddexp(0, -2 * u))
+    weights = np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    exact = 0.5 + 0.5 * math.log(2 * math.pi) + math.log(std) + np.trapezoid(weights * log_derivative, z)
+    assert distribution.entropy(params).item() == pytest.approx(exact, abs=tolerance + 2e-6)
+
+
+def test_the_entropy_counts_the_width_of_the_box_and_has_gradients():
+    features = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    wide, unit = SquashedNormal(SPACE), SquashedNormal(Box(-1.0, 1.0, (2,)))
+    difference = wide.entropy(wide.from_features(features)) - unit.entropy(unit.from_features(features))
+    assert torch.allclose(difference, torch.full((8,), math.log(2.0) + math.log(5.0)), atol=1e-5)
+    (gradient,) = torch.autograd.grad(wide.entropy(wide.from_features(features)).sum(), features)
+    step = torch.zeros_like(features)
+    step[:, 0] = 1e-2
+    with torch.no_grad():
+        ahead, behind = (wide.entropy(wide.from_features(features + sign * step)) for sign in (1, -1))
+    assert torch.allclose(gradient[:, 0], (ahead - behind) / 2e-2, atol=1e-3)
+
+
+def test_kl_is_that_of_the_normal_distributions():
+    squashed, normal = SquashedNormal(SPACE), Normal(SPACE, std="state", log_std_bounds=(-5.0, 2.0))
+    features = torch.randn(2, 30, 4, generator=torch.Generator().manual_seed(0))
+    first, second = (squashed.from_features(each) for each in features)
+    assert torch.equal(squashed.kl(first, second), normal.kl(first, second))
+
+
+def test_saturated_actions_have_finite_scores_and_gradients():
+    distribution = SquashedNormal(Box(-1.0, 1.0, (1,)), std="state")
+    for mean in (-1e4, -30.0, -9.0, 9.0, 30.0, 1e4):
+        features = torch.tensor([[mean, 0.0]], requires_grad=True)
+        params = distribution.from_features(features)
+        actions, logp = distribution.sample(params, torch.zeros(1, 1))
+        assert abs(actions.item()) <= 1.0
+        (logp + distribution.entropy(params)).sum().backward()
+        assert math.isfinite(logp.item())
+        assert bool(features.grad.isfinite().all())
+
+
+def test_reparameterised_samples_are_scored_before_rounding():
+    distribution = SquashedNormal(Box(-1.0, 1.0, (1,)), std="state")
+    features = torch.tensor([[20.0, math.log(0.5)]], requires_grad=True)
+    params = distribution.from_features(features)
+    noise = torch.tensor([[0.3]])
+    actions, logp = distribution.rsample(params, noise)
+    assert torch.equal(actions, distribution.sample(params, noise)[0])
+    # u = 20.15: log N = -0.045 - log 0.5 - 0.918939; log da/du = 2 (log 2 - u) = -38.913706 -> logp = 38.64291.
+    assert logp.item() == pytest.approx(-0.045 + math.log(2) - 0.918939 + 38.913706, abs=1e-4)
+    # The first term depends on the noise alone; d logp / d mean = -d log (da/du) / du = 2 tanh(u) = 2.
+    (gradient,) = torch.autograd.grad(logp.sum(), features)
+    assert gradient[0, 0].item() == pytest.approx(2.0, abs=1e-4)
+
+
+def test_gradient_of_a_reparameterised_action():
+    distribution = SquashedNormal(Box(0.0, 10.0, (1,)), std="state")
+    features = torch.tensor([[0.5, -1.0]], requires_grad=True)
+    actions, _ = distribution.rsample(distribution.from_features(features), torch.tensor([[1.0]]))
+    (gradient,) = torch.autograd.grad(actions.sum(), features)
+    u = 0.5 + math.exp(-1.0)
+    derivative = 5.0 * (1 - math.tanh(u) ** 2)
+    assert gradient[0].tolist() == pytest.approx([derivative, derivative * math.exp(-1.0)], rel=1e-5)
+
+
+def test_bounds_follow_the_module_and_stay_out_of_what_is_saved():
+    distribution = SquashedNormal(SPACE, std="free")
+    assert list(distribution.state_dict()) == ["log_std"]
+    assert distribution.double().action_low.dtype == torch.float64
+
+
+ONE = Box(-1.0, 1.0, (1,))
+
+
+def drawn(distribution, features, seed=0):
+    noise = noise_of(distribution, (len(features),), torch.Generator().manual_seed(seed))
+    return distribution.sample(distribution.from_features(features), noise)
+
+
+def test_the_mode_is_tanh_scaled_to_the_box():
+    distribution = NoisyDeterministic(SPACE, noise_std=0.3)
+    features = torch.tensor([[0.0, 0.0], [0.5, -1.0], [50.0, -50.0]])
+    expected = [[0.0, 5.0], [2 * math.tanh(0.5), 5 + 5 * math.tanh(-1.0)], [2.0, 0.0]]
+    found = distribution.mode(distribution.from_features(features))
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+
+
+def test_gradients_reach_the_features_through_means():
+    distribution = NoisyDeterministic(SPACE)
+    features = torch.tensor([[0.3, -0.7]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(distribution.means(features).sum(), features)
+    expected = [2 * (1 - math.tanh(0.3) ** 2), 5 * (1 - math.tanh(-0.7) ** 2)]
+    np.testing.assert_allclose(gradient[0].numpy(), expected, rtol=1e-5)
+
+
+def test_noise_has_the_std_of_each_range_and_stops_at_the_bounds():
+    distribution = NoisyDeterministic(SPACE, noise_std=0.1)
+    actions, _ = drawn(distribution, torch.zeros(100_000, 2))
+    np.testing.assert_allclose(actions.std(0).numpy(), [0.2, 0.5], rtol=0.01)
+    actions, _ = drawn(distribution, torch.tensor([[9.0, -9.0]]).expand(10_000, 2))
+    assert all(SPACE.contains(action) for action in actions[:100].numpy())
+    np.testing.assert_allclose((actions == torch.tensor([2.0, 0.0])).float().mean(0).numpy(), [0.5, 0.5], atol=0.02)
+    assert torch.equal(distribution.env_actions(actions), actions)
+
+
+def test_copies_have_their_own_std_evenly_spread():
+    distribution = NoisyDeterministic(SPACE, noise_std=0.4, noise_std_min=0.1)
+    params = distribution.from_features(torch.zeros(3, 2))
+    expected = np.array([[0.15], [0.25], [0.35]]) * [[2.0, 5.0]]
+    np.testing.assert_allclose(params.log_std.exp().numpy(), expected, rtol=1e-6)
+    one = distribution.from_features(torch.zeros(1, 2)).log_std.exp()
+    np.testing.assert_allclose(one.numpy(), [[0.5, 1.25]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("feature", "std"), [(0.0, 0.3), (0.8, 0.5), (-3.0, 0.2), (0.4, 2.0)])
+def test_densities_and_bounds_add_up_to_one_and_give_the_entropy(feature, std):
+    distribution = NoisyDeterministic(Box(-1.0, 3.0, (1,)), noise_std=std).double()
+    grid = torch.linspace(-1, 3, 200_001, dtype=torch.float64)[1:-1, None]
+    features = torch.full_like(grid, feature)
+    logp = distribution.logp(distribution.from_features(features), grid)
+    two = distribution.from_features(features[:2])
+    ends = distribution.logp(two, torch.tensor([[-1.0], [3.0]], dtype=torch.float64))
+    width = 4 / 200_000
+    assert (logp.exp().sum() * width + ends.exp().sum()).item() == pytest.approx(1.0, abs=2e-5)
+    entropy = -(logp.exp() * logp).sum() * width - (ends.exp() * ends).sum()
+    assert distribution.entropy(two)[0].item() == pytest.approx(entropy.item(), abs=1e-4)
+
+
+def test_what_is_sampled_has_the_logp_of_what_is_stored_even_far_from_the_bounds():
+    distribution = NoisyDeterministic(SPACE, noise_std=0.001)
+    actions, logp = drawn(distribution, torch.randn(1000, 2, generator=torch.Generator().manual_seed(1)))
+    params = distribution.from_features(torch.randn(1000, 2, generator=torch.Generator().manual_seed(1)))
+    assert torch.equal(logp, distribution.logp(params, actions))
+    assert bool(logp.isfinite().all())
+    assert bool(distribution.entropy(params).isfinite().all())
+
+
+@pytest.mark.parametrize("std", [0.001, 0.1, 0.5, 3.0])
+@pytest.mark.parametrize("feature", [-40.0, -1.0, 0.0, 2.0, 40.0])
+def test_gradients_are_finite_where_a_bound_has_no_probability(std, feature):
+    distribution = NoisyDeterministic(Box(-1.0, 3.0, (1,)), noise_std=std)
+    for action in (-1.0, 0.9, 3.0):
+        features = torch.tensor([[feature]], requires_grad=True)
+        params = distribution.from_features(features)
+        (distribution.entropy(params) + distribution.logp(params, torch.tensor([[action]]))).backward()
+        assert bool(features.grad.isfinite().all())
+
+
+def test_ppo_trains_with_little_noise():
+    given = {"distribution": NoisyDeterministic, "device": "cpu", "num_envs": 8, "horizon": 8, "execution": "eager"}
+    algorithm = PPOConfig(**given, entropy_coeff=0.01, seed=0).build(Pendulum)
+    before = [weight.clone() for weight in algorithm.policy.parameters()]
+    for _ in range(2):
+        algorithm.collect()
+        algorithm.step()
+    after = list(algorithm.policy.parameters())
+    assert all(bool(weight.isfinite().all()) for weight in after)
+    assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def test_only_td3_trains_with_spreads_that_differ_between_copies():
+    """In a minibatch another copy's spread would be taken for a row's, so that old and new log-probabilities differ."""
+    given = {"distribution": NoisyDeterministic, "device": "cpu", "num_envs": 4, "horizon": 4, "execution": "eager"}
+    spread = {"noise_std": 0.5, "noise_std_min": 0.1}
+    with pytest.raises(ValueError, match=r"PPO needs .* NoisyDeterministic differs between them.* use TD3"):
+        PPOConfig(**given, distribution_config=spread).build(Pendulum)
+    algorithm = PPOConfig.rl8(**given, distribution_config={"noise_std": 0.5}).build(Pendulum)
+    algorithm.collect()
+    assert abs(algorithm.step()["monitors/kl_div"]) < 1e-2
+    assert TD3Config(device="cpu", num_envs=4, exploration_noise_min=0.01).build(Pendulum).policy.distribution.by_copy
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(TypeError, match="NoisyDeterministic needs a Box action space; got Discrete"):
+        NoisyDeterministic(Discrete(2))
+    with pytest.raises(ValueError, match=r"finite bounds; got Box.*or use Normal"):
+        NoisyDeterministic(Box(-np.inf, 1.0, (2,)))
+    for options in ({"noise_std": 0.0}, {"noise_std": 0.1, "noise_std_min": 0.2}, {"noise_std": math.nan}):
+        with pytest.raises(ValueError, match="`noise_std` must be greater than 0"):
+            NoisyDeterministic(ONE, **options)
+    with pytest.raises(NotImplementedError, match="NoisyDeterministic defines no `kl`"):
+        NoisyDeterministic(ONE).kl(None, None)

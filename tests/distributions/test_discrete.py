@@ -1,0 +1,453 @@
+"""Distributions over discrete actions."""
+
+from __future__ import annotations
+
+import itertools
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.probes import noise_of
+
+from rl8x.distributions import Bernoulli, Categorical, EpsilonGreedy, MultiCategorical, make_distribution
+from rl8x.distributions.discrete import BernoulliParams, CategoricalParams
+
+torch.manual_seed(0)
+
+
+def random_logits(*shape: int, scale: float = 2.0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)) * scale
+
+
+def test_features_are_logits_and_one_uniform_number_is_needed():
+    distribution = Categorical(Discrete(5))
+    assert (distribution.num_features, distribution.num_noise) == (5, 1)
+    noise = noise_of(distribution, (3, 4), torch.Generator().manual_seed(0), "cpu")
+    assert noise.shape == (3, 4, 1)
+    assert noise.dtype == torch.float32
+    assert bool(((noise >= 0) & (noise < 1)).all())
+
+
+def test_a_space_that_is_not_discrete_is_refused():
+    with pytest.raises(TypeError, match="Discrete"):
+        Categorical(gymnasium.spaces.Box(-1, 1, (2,)))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 18])
+def test_logp_entropy_kl_and_mode_agree_with_torch(n):
+    distribution = Categorical(Discrete(n))
+    logits, other_logits = random_logits(7, 4, n), random_logits(2, 7, 4, n)[1]
+    params, other = distribution.from_features(logits), distribution.from_features(other_logits)
+    reference = torch.distributions.Categorical(logits=logits)
+    other_reference = torch.distributions.Categorical(logits=other_logits)
+    actions = torch.randint(n, (7, 4))
+    assert torch.allclose(distribution.logp(params, actions), reference.log_prob(actions), atol=1e-6)
+    assert torch.allclose(distribution.entropy(params), reference.entropy(), atol=1e-6)
+    kl = torch.distributions.kl_divergence(reference, other_reference)
+    assert torch.allclose(distribution.kl(params, other), kl, atol=1e-6)
+    assert torch.equal(distribution.mode(params), logits.argmax(-1))
+
+
+def test_two_actions_by_hand():
+    # p = (3/4, 1/4): log p = (-0.28768, -1.38629), entropy = 0.75 * 0.28768 + 0.25 * 1.38629 = 0.56234.
+    distribution = Categorical(Discrete(2))
+    params = distribution.from_features(torch.tensor([[np.log(3.0), 0.0]], dtype=torch.float32))
+    assert distribution.logp(params, torch.tensor([0])).item() == pytest.approx(-0.28768, abs=1e-5)
+    assert distribution.logp(params, torch.tensor([1])).item() == pytest.approx(-1.38629, abs=1e-5)
+    assert distribution.entropy(params).item() == pytest.approx(0.56234, abs=1e-5)
+    # Action 0 owns the uniform numbers in [0, 3/4), action 1 those in [3/4, 1).
+    noise = torch.tensor([0.0, 0.7499, 0.7501, 0.9999]).unsqueeze(-1)
+    actions, _ = distribution.sample(CategoricalParams(params.log_probs.expand(4, 2)), noise)
+    assert actions.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("n", [2, 5, 40])
+def test_frequencies_pass_a_chi_square_bound(n):
+    distribution = Categorical(Discrete(n))
+    logits = random_logits(n, scale=1.0)
+    count = 200_000
+    noise = noise_of(distribution, (count,), torch.Generator().manual_seed(3), "cpu")
+    actions, _ = distribution.sample(distribution.from_features(logits.expand(count, n)), noise)
+    expected = logits.double().softmax(-1) * count
+    chi_square = ((torch.bincount(actions, minlength=n) - expected).square() / expected).sum().item()
+    # Mean n - 1, standard deviation sqrt(2 (n - 1)): 5 of them are exceeded less than once in 10^3 seeds.
+    assert chi_square < (n - 1) + 5 * (2 * (n - 1)) ** 0.5
+
+
+@pytest.mark.parametrize("n", [2, 3, 16, 17, 60])
+@pytest.mark.parametrize("value", [0.0, 1e-45, 2.0**-25, 0.5, 1 - 2.0**-24, 1.0])
+def test_no_uniform_number_leads_out_of_range_or_to_an_impossible_action(n, value):
+    generator = torch.Generator().manual_seed(4)
+    legal = torch.rand(3000, n, generator=generator) < 0.5
+    legal[torch.arange(3000), torch.randint(n, (3000,), generator=generator)] = True
+    distribution = Categorical(Discrete(n))
+    params = distribution.from_features(torch.randn(3000, n, generator=generator) * 5, legal)
+    actions, logp = distribution.sample(params, torch.full((3000, 1), value))
+    assert bool(((actions >= 0) & (actions < n)).all())
+    assert bool(legal.gather(-1, actions.unsqueeze(-1)).all())
+    assert bool(logp.isfinite().all())
+    assert bool((logp <= 0).all())
+    if value == 0.0:
+        assert torch.equal(actions, (params.log_probs.exp() > 0).int().argmax(-1))
+
+
+@pytest.mark.parametrize("n", [3, 30])
+def test_sampled_logp_is_to_the_bit_what_logp_gives(n):
+    distribution = Categorical(Discrete(n))
+    params = distribution.from_features(random_logits(6, 50, n))
+    actions, logp = distribution.sample(params, torch.rand(6, 50, 1))
+    assert torch.equal(logp, distribution.logp(params, actions))
+
+
+def test_actions_count_from_the_start_of_the_space():
+    plain, shifted = Categorical(Discrete(3)), Categorical(Discrete(3, start=-1))
+    logits, noise = random_logits(20, 3), torch.rand(20, 1)
+    params = plain.from_features(logits)
+    actions, logp = plain.sample(params, noise)
+    shifted_actions, shifted_logp = shifted.sample(params, noise)
+    assert torch.equal(shifted_actions, actions - 1)
+    assert torch.equal(shifted_logp, logp)
+    assert torch.equal(shifted.logp(params, shifted_actions), logp)
+    assert torch.equal(shifted.mode(params), plain.mode(params) - 1)
+    assert all(shifted.space.contains(np.int64(action)) for action in shifted_actions.tolist())
+
+
+def test_masked_actions_have_no_probability_and_the_rest_is_as_if_they_were_not_there():
+    distribution = Categorical(Discrete(4))
+    logits = random_logits(50, 4)
+    mask = torch.tensor([True, False, True, False]).expand(50, 4)
+    params = distribution.from_features(logits, mask)
+    reference = torch.distributions.Categorical(logits=logits[:, [0, 2]])
+    assert torch.allclose(params.log_probs[:, [0, 2]], reference.logits, atol=1e-6)
+    assert torch.equal(params.log_probs[:, [1, 3]].exp(), torch.zeros(50, 2))
+    assert torch.allclose(distribution.entropy(params), reference.entropy(), atol=1e-6)
+    assert set(distribution.sample(params, torch.rand(50, 1))[0].tolist()) == {0, 2}
+    assert set(distribution.mode(params).tolist()) <= {0, 2}
+    other = distribution.from_features(random_logits(2, 50, 4)[1], mask)
+    other_reference = torch.distributions.Categorical(logits=random_logits(2, 50, 4)[1][:, [0, 2]])
+    kl = torch.distributions.kl_divergence(reference, other_reference)
+    assert torch.allclose(distribution.kl(params, other), kl, atol=1e-5)
+
+
+def test_a_mask_that_allows_nothing_gives_every_action_the_same_probability():
+    distribution = Categorical(Discrete(4))
+    params = distribution.from_features(random_logits(3, 4), torch.zeros(3, 4, dtype=torch.bool))
+    assert torch.allclose(params.log_probs.exp(), torch.full((3, 4), 0.25))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e4, 1e30])
+@pytest.mark.parametrize("masked", [False, True])
+def test_extreme_logits_give_finite_values_and_gradients(scale, masked):
+    distribution = Categorical(Discrete(4))
+    logits = (random_logits(64, 4) * scale).requires_grad_()
+    mask = (torch.rand(64, 4) < 0.5) | (torch.arange(4) == 2) if masked else None
+    params = distribution.from_features(logits, mask)
+    actions, logp = distribution.sample(params, torch.rand(64, 1))
+    entropy = distribution.entropy(params)
+    loss = logp.sum() + entropy.sum() + distribution.kl(params, CategoricalParams(params.log_probs.detach())).sum()
+    loss.backward()
+    for value in (logp, entropy, logits.grad):
+        assert bool(value.isfinite().all())
+    assert bool((entropy >= 0).all())
+    if mask is not None:
+        assert torch.equal(logits.grad[~mask], torch.zeros_like(logits.grad[~mask]))
+        assert bool(mask.gather(-1, actions.unsqueeze(-1)).all())
+
+
+def test_gradients_agree_with_torch():
+    distribution = Categorical(Discrete(3))
+    logits = random_logits(10, 3).requires_grad_()
+    actions = torch.randint(3, (10,))
+    params = distribution.from_features(logits)
+    (mine,) = torch.autograd.grad(
+        (distribution.logp(params, actions) + 0.3 * distribution.entropy(params)).sum(), logits
+    )
+    reference = torch.distributions.Categorical(logits=logits)
+    (theirs,) = torch.autograd.grad((reference.log_prob(actions) + 0.3 * reference.entropy()).sum(), logits)
+    assert torch.allclose(mine, theirs, atol=1e-6)
+
+
+def test_there_are_no_reparameterised_samples():
+    distribution = Categorical(Discrete(3))
+    with pytest.raises(TypeError, match="discrete"):
+        distribution.rsample(distribution.from_features(torch.zeros(1, 3)), torch.rand(1, 1))
+
+
+SIZES = [3, 1, 5, 2]
+BOUNDS = [0, 3, 4, 9, 11]
+
+
+def parts(features: torch.Tensor) -> list[torch.distributions.Categorical]:
+    """The plain reference: one torch distribution a choice."""
+    return [torch.distributions.Categorical(logits=features[..., low:high]) for low, high in itertools.pairwise(BOUNDS)]
+
+
+@pytest.fixture
+def features() -> torch.Tensor:
+    return torch.randn(2, 6, 40, 11, generator=torch.Generator().manual_seed(0)) * 2
+
+
+def test_widths():
+    distribution = MultiCategorical(MultiDiscrete(SIZES))
+    assert (distribution.num_features, distribution.num_noise) == (11, 4)
+    assert list(distribution.state_dict()) == []
+
+
+def test_logp_entropy_and_kl_are_sums_over_the_choices(features):
+    distribution = MultiCategorical(MultiDiscrete(SIZES))
+    params, other = (distribution.from_features(each) for each in features)
+    actions, logp = distribution.sample(params, torch.rand(6, 40, 4))
+    assert actions.shape == (6, 40, 4)
+    assert actions.dtype == torch.int64
+    mine, theirs = parts(features[0]), parts(features[1])
+    expected = sum(part.log_prob(actions[..., i]) for i, part in enumerate(mine))
+    assert torch.allclose(logp, expected, atol=1e-5)
+    assert torch.allclose(distribution.entropy(params), sum(part.entropy() for part in mine), atol=1e-5)
+    kl = sum(torch.distributions.kl_divergence(*pair) for pair in zip(mine, theirs, strict=True))
+    assert torch.allclose(distribution.kl(params, other), kl, atol=1e-5)
+    modes = torch.stack([part.logits.argmax(-1) for part in mine], -1)
+    assert torch.equal(distribution.mode(params), modes)
+
+
+@pytest.mark.parametrize("sizes", [SIZES, [4, 4]])
+def test_each_choice_is_sampled_as_a_categorical_is(sizes):
+    distribution = MultiCategorical(MultiDiscrete(sizes))
+    features, noise = torch.randn(500, sum(sizes)), torch.rand(500, len(sizes))
+    actions, _ = distribution.sample(distribution.from_features(features), noise)
+    for i, piece in enumerate(features.split(sizes, -1)):
+        one = Categorical(Discrete(sizes[i]))
+        assert torch.equal(actions[:, i], one.sample(one.from_features(piece), noise[:, i : i + 1])[0])
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 1 - 2.0**-24, 1.0])
+def test_no_choice_leaves_its_own_range(value, features):
+    distribution = MultiCategorical(MultiDiscrete(SIZES))
+    actions, logp = distribution.sample(distribution.from_features(features), torch.full((2, 6, 40, 4), value))
+    assert bool(((actions >= 0) & (actions < torch.tensor(SIZES))).all())
+    assert bool(logp.isfinite().all())
+
+
+def test_masks_are_laid_out_like_the_logits(features):
+    distribution = MultiCategorical(MultiDiscrete(SIZES))
+    mask = torch.tensor([True, False, False, True, False, True, False, True, False, False, True])
+    params = distribution.from_features(features[0], mask.expand(6, 40, 11))
+    actions, logp = distribution.sample(params, torch.rand(6, 40, 4))
+    assert set(actions[..., 0].flatten().tolist()) == {0}
+    assert set(actions[..., 2].flatten().tolist()) == {1, 3}
+    assert set(actions[..., 3].flatten().tolist()) == {1}
+    # Only the third choice is open, between its logits 1 and 3 (features 5 and 7).
+    reference = torch.distributions.Categorical(logits=features[0][..., [5, 7]])
+    assert torch.allclose(distribution.entropy(params), reference.entropy(), atol=1e-5)
+    assert torch.allclose(logp, reference.log_prob((actions[..., 2] == 3).long()), atol=1e-5)
+
+
+def test_gradients_are_finite_and_reach_every_logit_that_matters(features):
+    distribution = MultiCategorical(MultiDiscrete(SIZES))
+    logits = features[0].requires_grad_()
+    params = distribution.from_features(logits)
+    actions, logp = distribution.sample(params, torch.rand(6, 40, 4))
+    (gradient,) = torch.autograd.grad((logp + distribution.entropy(params)).sum(), logits)
+    expected = sum(part.log_prob(actions[..., i]) + part.entropy() for i, part in enumerate(parts(logits)))
+    (reference,) = torch.autograd.grad(expected.sum(), logits)
+    assert torch.allclose(gradient, reference, atol=1e-5)
+
+
+def test_starts_and_choices_in_two_dimensions():
+    space = MultiDiscrete(np.array([[2, 3], [4, 2]]), start=np.array([[5, 0], [-1, 1]]))
+    distribution = MultiCategorical(space)
+    params = distribution.from_features(torch.randn(200, 11))
+    actions, logp = distribution.sample(params, torch.rand(200, 4))
+    assert actions.shape == (200, 2, 2)
+    assert all(space.contains(action) for action in actions.numpy())
+    assert torch.equal(distribution.logp(params, actions), logp)
+    assert set(actions[:, 1, 0].tolist()) == {-1, 0, 1, 2}
+
+
+def test_multi_categorical_refuses_a_space_of_another_kind():
+    with pytest.raises(TypeError, match="MultiDiscrete"):
+        MultiCategorical(Discrete(3))
+
+
+def test_a_choice_of_which_a_mask_allows_nothing_stays_in_its_range():
+    distribution = MultiCategorical(MultiDiscrete([2, 5]))
+    mask = torch.tensor([[0, 0, 0, 1, 1, 0, 0], [1, 0, 0, 0, 0, 0, 0]]).bool()
+    params = distribution.from_features(torch.linspace(-1, 1, 14).view(2, 7), mask)
+    probs = params.log_probs.exp()
+    assert probs[0, 0].tolist() == [0.5, 0.5, 0.0, 0.0, 0.0]
+    assert torch.allclose(probs[1, 1], torch.full((5,), 0.2))
+    assert distribution.entropy(params)[1].item() == pytest.approx(np.log(5), rel=1e-5)
+    actions, _ = distribution.sample(params, torch.full((2, 2), 0.99))
+    assert actions.tolist() == [[1, 2], [0, 4]]
+
+
+def test_everything_agrees_with_torch():
+    distribution = Bernoulli(MultiBinary(3))
+    assert (distribution.num_features, distribution.num_noise) == (3, 3)
+    logits = torch.randn(2, 6, 40, 3, generator=torch.Generator().manual_seed(0)) * 2
+    params, other = (distribution.from_features(each) for each in logits)
+    reference, other_reference = (torch.distributions.Bernoulli(logits=each) for each in logits)
+    noise = torch.rand(6, 40, 3)
+    actions, logp = distribution.sample(params, noise)
+    assert actions.dtype == torch.int8
+    assert torch.equal(actions, (noise < reference.probs).to(torch.int8))
+    assert torch.allclose(logp, reference.log_prob(actions.float()).sum(-1), atol=1e-5)
+    assert torch.allclose(distribution.entropy(params), reference.entropy().sum(-1), atol=1e-5)
+    kl = torch.distributions.kl_divergence(reference, other_reference).sum(-1)
+    assert torch.allclose(distribution.kl(params, other), kl, atol=1e-5)
+    assert torch.equal(distribution.mode(params), (logits[0] > 0).to(torch.int8))
+
+
+@pytest.mark.parametrize("value", [0.0, 1 - 2.0**-24, 1.0])
+def test_certain_bits_are_certain(value):
+    distribution = Bernoulli(MultiBinary(2))
+    params = distribution.from_features(torch.tensor([[200.0, -200.0]]))
+    actions, logp = distribution.sample(params, torch.full((1, 2), value))
+    assert actions.tolist() == [[1, 0]]
+    assert logp.item() == 0.0
+    assert distribution.entropy(params).item() == 0.0
+
+
+def test_a_masked_bit_is_zero():
+    distribution = Bernoulli(MultiBinary(2))
+    logits = torch.tensor([[3.0, 0.5]], requires_grad=True)
+    params = distribution.from_features(logits, torch.tensor([[False, True]]))
+    actions, logp = distribution.sample(params, torch.zeros(1, 2))
+    assert actions.tolist() == [[0, 1]]
+    reference = torch.distributions.Bernoulli(logits=torch.tensor(0.5))
+    assert logp.item() == pytest.approx(reference.log_prob(torch.tensor(1.0)).item(), abs=1e-6)
+    assert distribution.entropy(params).item() == pytest.approx(reference.entropy().item(), abs=1e-6)
+    loss = logp + distribution.entropy(params) + distribution.kl(params, BernoulliParams(params.logits.detach()))
+    (gradient,) = torch.autograd.grad(loss.sum(), logits)
+    assert bool(gradient.isfinite().all())
+    assert gradient[0, 0].item() == 0.0
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e30])
+def test_extreme_logits_give_finite_entropies_and_gradients(scale):
+    distribution = Bernoulli(MultiBinary(4))
+    logits = (torch.randn(50, 4, generator=torch.Generator().manual_seed(0)) * scale).requires_grad_()
+    params = distribution.from_features(logits)
+    _, logp = distribution.sample(params, torch.rand(50, 4))
+    entropy = distribution.entropy(params)
+    (logp + entropy).sum().backward()
+    for tensor in (logp, entropy, logits.grad):
+        assert bool(tensor.isfinite().all())
+
+
+def test_bits_in_two_dimensions():
+    distribution = Bernoulli(MultiBinary([2, 3]))
+    params = distribution.from_features(torch.randn(5, 4, 6))
+    actions, logp = distribution.sample(params, torch.rand(5, 4, 6))
+    assert actions.shape == (5, 4, 2, 3)
+    assert torch.equal(distribution.logp(params, actions), logp)
+    assert distribution.mode(params).shape == (5, 4, 2, 3)
+
+
+def test_bernoulli_refuses_a_space_of_another_kind():
+    with pytest.raises(TypeError, match="MultiBinary"):
+        Bernoulli(Discrete(2))
+
+
+def plain_probabilities(values: list[float], legal: list[bool], epsilon: float) -> list[float]:
+    """The mixture as one would write it down, with an action at random first."""
+    actions = [a for a, allowed in enumerate(legal) if allowed] or list(range(len(values)))
+    best = max(actions, key=lambda a: (values[a], -a))
+    return [
+        (epsilon / len(actions) if a in actions else 0.0) + (1.0 - epsilon) * (a == best) for a in range(len(values))
+    ]
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_probabilities_entropy_and_mode_are_those_of_the_mixture(data):
+    n = data.draw(st.integers(1, 20))
+    epsilon = data.draw(st.sampled_from([0.0, 0.05, 0.5, 1.0]))
+    values = data.draw(st.lists(st.integers(-3, 3).map(float), min_size=n, max_size=n))
+    legal = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    distribution = EpsilonGreedy(Discrete(n), epsilon=epsilon)
+    params = distribution.from_features(torch.tensor([values]), torch.tensor([legal]))
+    expected = torch.tensor(plain_probabilities(values, legal, epsilon), dtype=torch.float64)
+    found = torch.stack([distribution.logp(params, torch.tensor([a])).exp()[0] for a in range(n)]).double()
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert torch.equal(found == 0, expected == 0)
+    entropy = -torch.xlogy(expected, expected).sum().item()
+    assert distribution.entropy(params).item() == pytest.approx(entropy, abs=1e-5)
+    allowed = [v for v, is_legal in zip(values, legal, strict=True) if is_legal] or values
+    assert values[distribution.mode(params).item()] == max(allowed)
+    assert legal[distribution.mode(params).item()] or not any(legal)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.6, 1.0])
+@pytest.mark.parametrize("masked", [False, True])
+def test_frequencies_of_epsilon_greedy_pass_a_chi_square_bound(epsilon, masked):
+    distribution, count = EpsilonGreedy(Discrete(5), epsilon=epsilon), 200_000
+    values, legal = torch.tensor([0.5, 9.0, 2.0, -1.0, 1.0]), torch.tensor([True, not masked, True, True, not masked])
+    noise = noise_of(distribution, (count,), torch.Generator().manual_seed(3), "cpu")
+    mask = legal.expand(count, 5) if masked else None
+    actions, _ = distribution.sample(distribution.from_features(values.expand(count, 5), mask), noise)
+    expected = torch.tensor(plain_probabilities(values.tolist(), legal.tolist(), epsilon)) * count
+    counts = torch.bincount(actions, minlength=5)
+    assert bool((counts[~legal] == 0).all())
+    chi_square = ((counts - expected).square() / expected)[legal].sum().item()
+    freedom = int(legal.sum()) - 1
+    # Mean is the degrees of freedom, variance twice that: 5 standard deviations are exceeded once in 10^3 seeds.
+    assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
+
+
+def test_epsilon_0_is_greedy_whatever_the_noise_and_1_ignores_the_values():
+    values = torch.randn(4000, 6, generator=torch.Generator().manual_seed(1))
+    noise = torch.rand(4000, 1, generator=torch.Generator().manual_seed(2))
+    noise[0], noise[1] = 0.0, 1.0
+    distribution = EpsilonGreedy(Discrete(6))
+    params = distribution.from_features(values)
+    actions, logp = distribution.sample(params, noise)
+    assert torch.equal(actions, values.argmax(-1))
+    assert torch.equal(logp, torch.zeros(4000))
+    distribution.set_epsilon(1.0)
+    params = distribution.from_features(values)
+    assert torch.equal(distribution.sample(params, noise)[0], (noise.squeeze(1) * 6).clamp(max=5).long())
+    assert torch.equal(distribution.mode(params), values.argmax(-1))
+
+
+def test_epsilon_is_a_buffer_that_is_saved_and_changed_in_place():
+    distribution = EpsilonGreedy(Discrete(3), epsilon=0.25)
+    address = distribution.epsilon.data_ptr()
+    distribution.set_epsilon(0.5)
+    assert (distribution.epsilon.data_ptr(), distribution.epsilon.item()) == (address, 0.5)
+    other = EpsilonGreedy(Discrete(3))
+    other.load_state_dict(distribution.state_dict())
+    assert other.epsilon.item() == 0.5
+    assert list(distribution.parameters()) == []
+
+
+def test_values_that_are_not_finite_do_not_make_an_illegal_action_greedy():
+    distribution = EpsilonGreedy(Discrete(3), epsilon=0.2)
+    values = torch.tensor([[torch.nan, 1.0, 2.0], [torch.inf, 1.0, 2.0], [3.0, -torch.inf, -torch.inf]])
+    params = distribution.from_features(values, torch.tensor([[False, True, True]]).expand(3, 3))
+    assert distribution.mode(params)[:2].tolist() == [2, 2]
+    assert bool((params.log_probs.exp()[:, 0] == 0).all())
+
+
+@pytest.mark.parametrize("epsilon", [-0.1, 1.1, float("nan")])
+def test_a_share_out_of_range_is_refused(epsilon):
+    with pytest.raises(ValueError, match="`epsilon` must be at least 0 and at most 1"):
+        EpsilonGreedy(Discrete(2), epsilon=epsilon)
+
+
+def test_it_is_for_discrete_spaces_and_never_picked_by_itself():
+    with pytest.raises(TypeError, match="EpsilonGreedy needs a Discrete"):
+        EpsilonGreedy(gymnasium.spaces.MultiDiscrete([2, 3]))
+    assert type(make_distribution(None, Discrete(2))) is Categorical
+    assert type(make_distribution("epsilon_greedy", Discrete(2), {"epsilon": 0.1})) is EpsilonGreedy
+
+
+@pytest.mark.parametrize("epsilon", [-0.1, 1.5, float("nan")])
+def test_a_share_outside_of_0_and_1_is_refused_and_changes_nothing(epsilon):
+    greedy = EpsilonGreedy(Discrete(3), epsilon=0.25)
+    with pytest.raises(ValueError, match="`epsilon` must be at least 0 and at most 1"):
+        greedy.set_epsilon(epsilon)
+    assert greedy.epsilon.item() == 0.25

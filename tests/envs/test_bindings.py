@@ -1,0 +1,379 @@
+"""Parameters of Gymnasium's environments by name: what is set, when, and what is recorded."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.checkpoint.legal import described
+
+from rl8x import PPOConfig
+from rl8x.checkpoint.build import problems_of
+from rl8x.envs import Attribute, CartPole, Function, GymnasiumEnv, ModelField, Scale
+from rl8x.envs.bindings import binding_of
+from rl8x.randomization import Choice, Grid, Normal, Uniform
+
+KINDS = (Attribute, ModelField, Scale, Function)
+
+
+def derived(name):
+    """Set an attribute of CartPole with what is derived from it."""
+
+    def set_value(env, value):
+        setattr(env, name, value)
+        env.total_mass = env.masspole + env.masscart
+        env.polemass_length = env.masspole * env.length
+
+    return set_value
+
+
+CARTPOLE = {name: derived(name) for name in ("length", "masspole", "masscart")} | {"gravity": "gravity"}
+
+
+def by_hand(seed, values):
+    """Make a single CartPole whose attributes are set by hand."""
+    env = gymnasium.make("CartPole-v1")
+    for name, value in values.items():
+        setattr(env.unwrapped, name, float(np.float32(value)))
+    env.unwrapped.total_mass = env.unwrapped.masspole + env.unwrapped.masscart
+    env.unwrapped.polemass_length = env.unwrapped.masspole * env.unwrapped.length
+    return env, env.reset(seed=seed)[0]
+
+
+class Echo(gymnasium.Env):
+    """Shows its parameter from the reset on; every episode has its own length."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self):
+        self.wind, self.count, self.gusts = 1.0, 2, np.array([1.0, 2.0])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 5))
+        return np.array([self.wind, self.left]), {}
+
+    def step(self, action):
+        self.left -= 1
+        return np.array([self.wind, self.left]), self.wind, self.left == 0, False, {}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_an_episode_is_of_its_own_parameters_from_its_reset_to_its_end(vectorization, mode):
+    num_envs = 3
+    env = GymnasiumEnv(
+        Echo,
+        num_envs,
+        seed=0,
+        vectorization=vectorization,
+        parameters={"wind": "wind"},
+        vector_kwargs={"autoreset_mode": mode},
+    )
+    obs, _ = env.reset(config={"wind": Uniform(2.0, 3.0)})
+    episodes = [{float(value)} for value in env.carry["parameters"]["wind"]]
+    assert torch.equal(obs[:, 0], env.carry["parameters"]["wind"])
+    drawn = []
+    for _ in range(40):
+        before = env.carry["parameters"]["wind"]
+        carry, step = env.advance(env.carry, torch.zeros(num_envs, dtype=torch.int64), env.noise(1)[0])
+        env.carry = carry
+        # What is recorded is what the simulator shows, before and after a reset.
+        assert torch.equal(step.obs[:, 0], carry["parameters"]["wind"])
+        valid = torch.ones(num_envs, dtype=torch.bool) if step.valid is None else step.valid
+        assert torch.equal(step.final_obs[valid, 0], before[valid])
+        assert torch.equal(step.rewards[valid], before[valid])
+        begun = ~valid if mode == AutoresetMode.NEXT_STEP else step.terminated
+        assert torch.equal(before != carry["parameters"]["wind"], begun)
+        drawn += carry["parameters"]["wind"][begun].tolist()
+    assert len(drawn) > 20
+    assert len(set(drawn)) == len(drawn)
+    assert all(2.0 <= value <= 3.0 for value in drawn)
+    assert not any(value in first for first in episodes for value in drawn)
+    env.close()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_cartpole_moves_as_one_whose_attributes_are_set_by_hand(vectorization):
+    values = {"length": [0.3, 0.5, 0.9], "gravity": [9.8, 4.0, 20.0], "masspole": [0.1, 0.7, 0.3]}
+    env = GymnasiumEnv("CartPole-v1", 3, seed=5, vectorization=vectorization, parameters=CARTPOLE)
+    obs, _ = env.reset(config=values)
+    singles = [by_hand(5 + i, {name: each[i] for name, each in values.items()}) for i in range(3)]
+    np.testing.assert_array_equal(obs, np.stack([first for _, first in singles]))
+    rng = np.random.default_rng(0)
+    ends = 0
+    for _ in range(60):
+        actions = rng.integers(0, 2, 3)
+        obs, rewards, terminated, _, info = env.step(torch.as_tensor(actions))
+        for i, (single, _) in enumerate(singles):
+            expected, reward, ended, _, _ = single.step(int(actions[i]))
+            np.testing.assert_array_equal(info["final_obs"][i], expected)
+            assert (float(rewards[i]), bool(terminated[i])) == (reward, ended)
+            if ended:
+                np.testing.assert_array_equal(obs[i], single.reset()[0])
+                ends += 1
+    assert ends >= 3
+    env.close()
+
+
+def test_it_moves_as_our_own_cartpole_under_the_same_config():
+    config = {"length": [0.3, 0.5, 0.9, 2.0], "gravity": Grid([9.8, 3.7]), "masscart": 2.5}
+    ours, theirs = CartPole(4, seed=0), GymnasiumEnv("CartPole-v1", 4, seed=0, parameters=CARTPOLE)
+    ours.reset(config=config)
+    obs, _ = theirs.reset(config=config)
+    for name in ("length", "gravity", "masscart", "masspole"):
+        torch.testing.assert_close(theirs.carry["parameters"][name], ours.carry["parameters"][name])
+    ours.carry["state"]["physics"] = obs.clone()
+    for t in range(8):
+        actions = torch.tensor([0, 1, t % 2, 1])
+        expected, obs = ours.step(actions)[0], theirs.step(actions)[0]
+        torch.testing.assert_close(obs, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_defaults_are_read_and_come_back_exactly():
+    plain = GymnasiumEnv("CartPole-v1", 2, seed=3)
+    env = GymnasiumEnv("CartPole-v1", 2, seed=3, parameters=CARTPOLE | {"pull": Scale("gravity", high=3.0)})
+    assert env.parameters["masspole"].default == 0.1
+    assert (env.parameters["length"].low, env.parameters["length"].high) == (0.0, np.inf)
+    assert (env.parameters["pull"].default, env.parameters["pull"].high) == (1.0, 3.0)
+    env.reset(config={"masspole": 0.7, "pull": 2.0, "length": Normal(0.5, 0.1)})
+    assert env.vector_env.get_attr("gravity") == (19.6, 19.6)
+    for _ in range(20):
+        env.step(torch.tensor([0, 1]))
+    # A float32 of 0.1 is another number: what nobody names must be the simulator's own.
+    expected, obs = plain.reset(seed=3)[0], env.reset(seed=3, config={})[0]
+    assert torch.equal(obs, expected)
+    assert env.vector_env.get_attr("masspole") == (0.1, 0.1)
+    for _ in range(30):
+        assert torch.equal(env.step(torch.tensor([0, 1]))[0], plain.step(torch.tensor([0, 1]))[0])
+
+
+def test_what_is_set_is_what_is_recorded():
+    env = GymnasiumEnv(
+        "Pendulum-v1", 2, seed=0, parameters={"g": "g", "l": Attribute("l", low=0.1, high=5.0, unit="m")}
+    )
+    env.reset(config={"l": 0.7, "g": [9.1, 3.3]})
+    assert env.vector_env.get_attr("l") == (float(np.float32(0.7)),) * 2
+    assert env.vector_env.get_attr("g") == tuple(env.carry["parameters"]["g"].double().tolist())
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.dictionaries(st.sampled_from(list(CARTPOLE)), st.floats(0.125, 8.0, width=16)), min_size=1, max_size=6)
+)
+def test_the_simulator_depends_on_the_last_values_alone(configs):
+    env = GymnasiumEnv("CartPole-v1", 1, seed=0, parameters=CARTPOLE)
+    for config in configs:
+        env.reset(config=config)
+    fresh, _ = by_hand(0, configs[-1])
+    names = ("length", "masspole", "masscart", "gravity", "total_mass", "polemass_length")
+    for name in names:
+        assert env.vector_env.get_attr(name)[0] == getattr(fresh.unwrapped, name)
+
+
+def test_paths_lead_to_elements_and_whole_arrays():
+    class Nested(Echo):
+        def __init__(self):
+            super().__init__()
+            self.limits, self.inner, self.wide = {"x": 4.0}, Echo(), torch.tensor([1.0, 1.0])
+
+    parameters = {
+        "first": "gusts[0]",
+        "limit": "limits['x']",
+        "deep": "inner.gusts[1]",
+        "wide": "wide",
+        "count": "count",
+        "all": Scale(["inner.wind", Attribute("limits[x]")]),
+    }
+    env = GymnasiumEnv(Nested, 1, parameters=parameters)
+    assert [env.parameters[name].default for name in parameters] == [1.0, 4.0, 2.0, 1.0, 2.0, 1.0]
+    env.reset(config={"first": 7, "deep": 5, "wide": 3, "count": 4, "all": 3})
+    inside = env.vector_env.envs[0].unwrapped
+    assert (inside.gusts.tolist(), inside.inner.gusts.tolist(), inside.wide.tolist()) == (
+        [7.0, 2.0],
+        [1.0, 5.0],
+        [3.0, 3.0],
+    )
+    assert (inside.count, type(inside.count), inside.inner.wind, inside.limits) == (4, int, 3.0, {"x": 12.0})
+    with pytest.raises(ValueError, match=r"'count' is a whole number; got 2\.5\. Draw whole ones with Choice"):
+        env.reset(config={"count": 2.5})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"l": "lenght"}, r"parameters\['l'\]: CartPoleEnv has no 'lenght' .* Did you mean 'length'"),
+        ({"l": "kinematics_integrator"}, "must be a number or an array; it is 'euler'"),
+        ({"l": "length..x"}, r"parameters\['l'\]: a path looks like"),
+        ({"l": 3}, "must be one of Attribute, ModelField, Scale, Function, or its plain form; got 3"),
+        ({"l": {"attribut": "x"}}, "must have one of the keys attribute, model_field, scale; got"),
+        ({"l": {"attribute": "length", "lowest": 1}}, "'attribute' does not take that"),
+        ({"pole": derived("length")}, r"set by the function set_value, .* use Function\(set_value, default=...\)"),
+        ({"l": Attribute("length", low=0.6)}, "default must lie in its bounds; got 0.5"),
+        ({"l": "state"}, "must be a number or an array"),
+        ({"m": ModelField("body_mass")}, "CartPoleEnv has no MuJoCo model"),
+    ],
+)
+def test_what_cannot_be_set_is_told(parameters, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        GymnasiumEnv("CartPole-v1", 2, parameters=parameters)
+    assert "\n" not in str(caught.value)
+
+
+def test_values_are_checked_as_those_of_built_in_environments():
+    env = GymnasiumEnv(
+        "CartPole-v1", 2, parameters={"length": Attribute("length", high=2.0, unit="m"), "push": "force_mag"}
+    )
+    with pytest.raises(ValueError, match=r"env_config\['length'\] must be in \[0, 2\] m; got 3"):
+        env.reset(config={"length": 3.0})
+    with pytest.raises(ValueError, match=r"no parameter 'lenght'\. Did you mean 'length'"):
+        env.reset(config={"lenght": 1.0})
+    with pytest.raises(ValueError, match=r"must be in \[0, inf\]; got -1"):
+        env.reset(config={"push": -1.0})
+
+
+def test_a_reset_that_sets_the_attribute_itself_is_told():
+    class Stubborn(Echo):
+        def reset(self, **kwargs):
+            self.wind = 1.0
+            return super().reset(**kwargs)
+
+    env = GymnasiumEnv(Stubborn, 1, parameters={"wind": "wind"})
+    env.reset()
+    with pytest.raises(RuntimeError, match=r"reset\(\) of Stubborn sets Attribute\('wind'\) itself"):
+        env.reset(config={"wind": 2.0})
+
+
+def test_processes_share_values_also_where_they_are_not_forked():
+    options = {"context": "spawn"}
+    env = GymnasiumEnv("CartPole-v1", 1, vectorization="async", parameters={"length": "length"}, vector_kwargs=options)
+    for length in (0.25, 2.0):
+        env.reset(config={"length": length})
+        assert env.vector_env.get_attr("length") == (length,)
+    env.close()
+
+
+def test_given_vector_environments():
+    sync = GymnasiumEnv(SyncVectorEnv([Echo] * 2), parameters={"wind": "wind"})
+    assert torch.equal(sync.reset(config={"wind": [2.0, 3.0]})[0][:, 0], torch.tensor([2.0, 3.0]))
+    running = AsyncVectorEnv([Echo])
+    with pytest.raises(ValueError, match="processes of an AsyncVectorEnv run already"):
+        GymnasiumEnv(running, parameters={"wind": "wind"})
+    assert running.closed
+
+
+def test_a_vectorised_form_has_one_value_for_all_copies():
+    env = GymnasiumEnv("CartPole-v1", 3, vectorization="vector", seed=0, parameters={"gravity": "gravity"})
+    first, _ = env.reset(config={"gravity": 3.0})
+    assert env.vector_env.gravity == 3.0
+    single, _ = by_hand(0, {"gravity": 3.0})
+    single.unwrapped.state = first[1].double().numpy()
+    np.testing.assert_allclose(env.step(torch.ones(3, dtype=torch.int64))[0][1], single.step(1)[0], rtol=1e-6)
+    env.reset(config={"gravity": Grid([4.0])})
+    assert env.vector_env.gravity == 4.0
+    for value in ([1.0, 2.0, 3.0], Uniform(1.0, 2.0), Grid([1.0, 2.0])):
+        with pytest.raises(ValueError, match=r"env_config\['gravity'\] must be a number for all copies: Attribute"):
+            env.reset(config={"gravity": value})
+
+
+class Many(VectorEnv):
+    """A simulator of many copies with an attribute for each, as those on GPUs are."""
+
+    num_envs = 3
+    single_observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    single_action_space = spaces.Discrete(2)
+
+    def __init__(self, mode):
+        self.metadata = {"autoreset_mode": mode}
+        self.mass, self.drag, self.mode = torch.ones(3), torch.zeros(3), mode
+
+    def reset(self, *, seed=None, options=None):
+        mask = torch.ones(3, dtype=torch.bool) if not options else torch.as_tensor(options["reset_mask"])
+        self.time = torch.where(mask, 0, getattr(self, "time", torch.zeros(3)))
+        self.done = torch.zeros(3, dtype=torch.bool)
+        return self.observation(), {}
+
+    def observation(self):
+        return torch.stack((self.mass + self.drag, self.time), -1)
+
+    def step(self, actions):
+        self.time = torch.where(self.done, 0, self.time + 1)
+        reset = self.done
+        self.done = (self.time >= torch.tensor([2, 3, 4])) & ~reset
+        return self.observation(), self.mass.clone(), self.done.clone(), torch.zeros(3, dtype=torch.bool), {}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_a_simulator_of_many_copies_gets_values_where_episodes_begin(mode):
+    def set_drag(env, values):
+        assert values.shape == (3,)
+        env.drag = 10.0 * values
+
+    parameters = {"mass": Scale(Attribute("mass", per_copy=True)), "drag": Function(set_drag, default=0.0, low=0.0)}
+    env = GymnasiumEnv(Many(mode), parameters=parameters)
+    env.reset(config={"mass": Uniform(1.0, 2.0), "drag": [0.0, 1.0, 2.0]})
+    begun = 0
+    for _ in range(20):
+        before = env.carry["parameters"]["mass"]
+        obs, rewards, _, _, info = env.step(torch.zeros(3, dtype=torch.int64))
+        valid = info.get("valid", torch.ones(3, dtype=torch.bool))
+        mass = env.carry["parameters"]["mass"]
+        assert torch.equal(obs[:, 0], mass + torch.tensor([0.0, 10.0, 20.0]))
+        assert torch.equal(rewards[valid], before[valid])
+        begun += int((mass != before).sum())
+        assert torch.equal(mass != before, obs[:, 1] == 0)
+    assert begun > 10
+
+
+def test_values_that_are_drawn_need_a_reset_that_can_be_seen():
+    env = GymnasiumEnv(Many(AutoresetMode.SAME_STEP), parameters={"mass": Attribute("mass", per_copy=True)})
+    env.reset(config={"mass": [1.0, 2.0, 3.0]})
+    assert env.vector_env.mass.tolist() == [1.0, 2.0, 3.0]
+    with pytest.raises(
+        ValueError, match=r"must be a number, one for each copy or a Grid: the simulator starts episodes"
+    ):
+        env.reset(config={"mass": Uniform(1.0, 2.0)})
+
+
+FORMS = [
+    ("length", Attribute("length")),
+    ({"attribute": "length", "low": 0.1, "unit": "m"}, Attribute("length", low=0.1, unit="m")),
+    ({"model_field": "body_mass", "of": "torso", "index": 0}, ModelField("body_mass", "torso", 0)),
+    ({"scale": "gravity", "high": 3.0}, Scale(Attribute("gravity"), high=3.0)),
+    (
+        {"scale": [{"model_field": "body_mass"}, {"attribute": "opt.x"}]},
+        Scale((ModelField("body_mass"), Attribute("opt.x"))),
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "binding"), FORMS)
+def test_plain_forms(form, binding):
+    assert binding_of(form, KINDS) == binding
+    assert binding_of(binding.to_dict(), KINDS) == binding
+    assert binding_of(binding, KINDS) == binding
+
+
+def test_training_records_parameters_and_is_built_again_from_them():
+    parameters = {"length": Attribute("length", low=0.1, high=2.0), "pull": Scale("gravity")}
+    config = PPOConfig(num_envs=2, horizon=8, seed=0, device="cpu", model_config={"hidden_sizes": [4]})
+    algorithm = config.build("CartPole-v1", parameters=parameters)
+    algorithm.collect(env_config={"length": Choice([0.25, 1.0])})
+    assert set(algorithm.env.carry["parameters"]["length"].tolist()) <= {0.25, 1.0}
+    assert algorithm.params["env.parameters.length"] == "Attribute('length')"
+    spec, resolved = described(algorithm)
+    assert problems_of(spec, resolved) == []
+    plain = spec.env.env_kwargs["parameters"]
+    assert plain["length"] == {"attribute": "length", "low": 0.1, "high": 2.0}
+    again = GymnasiumEnv("CartPole-v1", 2, parameters=plain)
+    assert again.parameters == algorithm.env.parameters
+    twin = algorithm.env.another(3)
+    assert twin.parameters == algorithm.env.parameters
+    assert twin.reset(config={"length": Grid([0.2, 0.4, 0.6])})[0].shape == (3, 4)
+    assert algorithm.env.vector_env.get_attr("length")[0] in (0.25, 1.0)

@@ -1,0 +1,187 @@
+"""Environments draw themselves: what is where in a picture follows from the state, by the geometry of the task."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+from rl8x.envs import Env, NumpyEnv, Parameter
+from rl8x.envs.canvas import BLUE, GREEN, GREY, ORANGE, SIZE, Canvas, copy_of, mixed, numbers_of, on_host
+from rl8x.envs.registry import BUILTIN
+
+WIDTH, HEIGHT = SIZE
+
+
+def where(picture, colour):
+    """The mean column and row of the pixels of a colour, counted from the middle of the picture, rows upwards."""
+    same = np.abs(picture.astype(int) - [*bytes.fromhex(colour[1:])]).max(-1) < 12
+    rows, columns = same.nonzero()
+    assert len(rows), f"nothing is {colour}"
+    return columns.mean() + 0.5 - picture.shape[1] / 2, picture.shape[0] / 2 - rows.mean() - 0.5
+
+
+def drawn(name, state, **parameters):
+    env = BUILTIN[name](1)
+    values = {key: parameter.default for key, parameter in env.parameters.items()} | parameters
+    return env.picture({key: np.asarray(value) for key, value in state.items()}, values)
+
+
+def test_a_point_is_where_the_view_has_it():
+    canvas = Canvas(200, 100)
+    canvas.view((-2.0, 2.0), (0.0, 1.0))  # 50 pixels a unit: x from -2 to 2, y from -0.5 to 1.5
+    assert canvas.span == ((-2.0, 2.0), (-0.5, 1.5))
+    canvas.circle((1.0, 1.0), 0.1, BLUE)
+    assert where(canvas.picture(), BLUE) == pytest.approx((50, 25), abs=0.4)
+    canvas.view((0.0, 10.0), (0.0, 1.0), stretch=True)
+    canvas.circle((2.5, 0.25), 0.05, GREEN)
+    assert where(canvas.picture(), GREEN) == pytest.approx((-50, -25), abs=0.4)
+
+
+def test_edges_are_smooth_and_areas_true():
+    canvas = Canvas(100, 100)
+    canvas.box((0.0, 0.0), (1.0, 0.5), "#000000", angle=0.3)
+    dark = 1 - canvas.picture()[..., 0] / 255
+    assert dark.mean() == pytest.approx(1.0 * 0.5 / 4, abs=0.005)
+    assert ((dark > 0.2) & (dark < 0.8)).sum() > 20
+    canvas = Canvas(100, 100)
+    canvas.line([(-0.5, 0.0), (0.5, 0.0)], 0.2, "#000000")
+    area = 1.0 * 0.2 + math.pi * 0.1**2  # round ends
+    assert (1 - canvas.picture()[..., 0] / 255).mean() == pytest.approx(area / 4, abs=0.004)
+
+
+def test_a_strength_mixes_with_the_background():
+    assert mixed("#000000", 0.25) == "#bfbfbf"
+    canvas = Canvas(30, 30)
+    canvas.polygon([(-1, -1), (1, -1), (1, 1), (-1, 1)], "#0072b2", strength=0.5)
+    assert canvas.picture()[15, 15].tolist() == [128, 184, 216]
+
+
+def test_texts_are_written_where_they_are_anchored():
+    canvas = Canvas(200, 100)
+    canvas.text((-1.0, 0.0), "left", 0.4, BLUE, anchor="lm")
+    assert where(canvas.picture(), BLUE)[0] < -20
+
+
+@pytest.mark.parametrize("x", [-2.0, 0.0, 1.5])
+def test_the_cart_is_where_it_is_and_the_pole_points_where_it_leans(x):
+    picture = drawn("CartPole", {"physics": [x, 0.0, 0.15, 0.0]}, length=0.8)
+    pixels = WIDTH / 5.8  # a metre
+    assert where(picture, BLUE)[0] == pytest.approx(x * pixels, abs=1.5)
+    # The middle of the pole lies at half of its length of 1.6 m from the pivot.
+    assert where(picture, ORANGE)[0] == pytest.approx((x + 0.8 * math.sin(0.15)) * pixels, abs=2.5)
+    upright = where(drawn("CartPole", {"physics": [x, 0.0, 0.0, 0.0]}, length=0.8), ORANGE)
+    longer = where(drawn("CartPole", {"physics": [x, 0.0, 0.0, 0.0]}, length=1.0), ORANGE)
+    assert longer[1] - upright[1] == pytest.approx(0.2 * pixels, abs=2)
+
+
+def test_a_cart_without_limits_stays_in_sight():
+    picture = drawn("CartPoleInfinite", {"physics": [40.0, 0.0, math.pi, 0.0]})
+    column, row = where(picture, BLUE)
+    assert 0 < column < WIDTH / 2
+    assert where(picture, ORANGE)[1] < row  # the pole hangs
+
+
+@pytest.mark.parametrize("theta", [0.0, 1.0, -2.0, math.pi])
+def test_the_pendulum_turns_to_the_left_by_positive_angles(theta):
+    column, row = where(drawn("Pendulum", {"theta": theta, "theta_dot": 0.0}), BLUE)
+    pixels = HEIGHT / 2.7
+    assert (column, row) == pytest.approx((-math.sin(theta) * pixels, math.cos(theta) * pixels), abs=2)
+
+
+@pytest.mark.parametrize("name", ["MountainCar", "MountainCarContinuous"])
+def test_the_car_is_on_the_slope(name):
+    pixels = WIDTH / 1.94
+    for position in (-1.1, -0.5, 0.3):
+        column, row = where(drawn(name, {"position": position, "velocity": 0.0}), BLUE)
+        height = 0.45 * math.sin(3 * position) + 0.55
+        assert column == pytest.approx((position + 0.3) * pixels, abs=0.09 * pixels)
+        assert row == pytest.approx((height - 0.65) * pixels, abs=0.12 * pixels)
+
+
+def test_the_links_of_the_acrobot_hang_and_rise():
+    pixels = HEIGHT / 4.3
+    hanging = drawn("Acrobot", {"physics": [0.0, 0.0, 0.0, 0.0]})
+    assert where(hanging, ORANGE) == pytest.approx((0, -1.54 * pixels), abs=4)  # the joint covers its upper end
+    bent = drawn("Acrobot", {"physics": [math.pi / 2, math.pi / 2, 0.0, 0.0]})
+    assert where(bent, BLUE)[0] == pytest.approx(0.5 * pixels, abs=4)
+    assert where(bent, ORANGE) == pytest.approx((pixels, 0.55 * pixels), abs=4)
+    assert where(bent, GREEN)[1] == pytest.approx(pixels, abs=1)  # the height to reach, 1 m above the upper joint
+    with pytest.raises(AssertionError, match="nothing is"):
+        where(drawn("Acrobot", {"physics": [0.0, 0.0, 0.0, 0.0]}, link_length_1=2.0), GREEN)
+
+
+def test_the_price_is_green_where_the_asset_was_held():
+    env = BUILTIN["AlgoTrading"](1)
+    states = [{"change": np.float32(0.01 * (-1) ** i), "invested": np.int64(20 <= i < 40)} for i in range(60)]
+    parameters = {name: parameter.default for name, parameter in env.parameters.items()}
+    picture = env.picture(states[-1], parameters, states[:-1])
+    chart = picture[40:]  # below the legend
+    column = where(chart, GREEN)[0] + WIDTH / 2
+    assert column == pytest.approx((29.5 + 2) * WIDTH / 92, abs=6)
+    assert where(chart, GREY)[0] > -WIDTH / 2
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_every_built_in_environment_draws_each_of_its_copies(name):
+    env = BUILTIN[name](3, seed=1)
+    assert (env.render_mode, env.metadata["render_modes"]) == ("rgb_array", ["rgb_array"])
+    with pytest.raises(RuntimeError, match=r"call reset\(\) before render"):
+        env.render()
+    env.reset(seed=2)
+    env.action_space.seed(0)
+    before = env.render()
+    for _ in range(4):
+        env.step(env.action_space.sample())
+    pictures = env.render()
+    assert [each.shape for each in pictures] == [(HEIGHT, WIDTH, 3)] * 3
+    assert {each.dtype for each in pictures} == {np.dtype(np.uint8)}
+    assert any((one != two).any() for one, two in zip(before, pictures, strict=True))
+    states, parameters = on_host(env.carry["state"]), on_host(env.carry["parameters"])
+    assert (pictures[1] == env.picture(copy_of(states, 1), numbers_of(parameters, 1))).all()
+    assert (pictures[0] == NumpyEnv(env).render()[0]).all()
+
+
+class Drawn(Env):
+    """A dot whose size is its parameter."""
+
+    single_observation_space = Box(-1.0, 1.0, (1,), np.float32)
+    single_action_space = Discrete(2)
+    parameters = {"size": Parameter(default=0.2, low=0.0, high=1.0, unit="m", description="of the dot")}  # noqa: RUF012
+    default_time_limit = 3
+
+    def initial_state(self, parameters, noise):
+        return {"x": torch.zeros(self.num_envs)}
+
+    def transition(self, state, actions, parameters, noise):
+        return {"x": state["x"] + 0.25}, torch.ones(self.num_envs), torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def observe(self, state, parameters):
+        return state["x"].unsqueeze(-1)
+
+    def draw(self, canvas, state, parameters, past):
+        canvas.circle((float(state["x"]), 0.0), parameters["size"], BLUE)
+
+
+def test_an_own_environment_draws_itself_by_one_function():
+    env = Drawn(2, seed=0)
+    env.reset(config={"size": [0.2, 0.6]})
+    env.step(torch.zeros(2, dtype=torch.int64))
+    small, large = env.render()
+    assert where(small, BLUE) == pytest.approx((0.25 * HEIGHT / 2, 0), abs=1)
+    blues = [np.abs(each.astype(int) - [0, 0x72, 0xB2]).max(-1).__lt__(12).sum() for each in (small, large)]
+    assert blues[1] / blues[0] == pytest.approx(9, rel=0.05)
+
+
+def test_what_draws_nothing_says_what_would():
+    class Plain(Drawn):
+        draw = Env.draw
+
+    env = Plain(1)
+    env.reset()
+    assert env.render_mode is None
+    with pytest.raises(ValueError, match="Plain cannot be rendered: give it a `draw`"):
+        env.render()

@@ -1,0 +1,77 @@
+"""Layers: activations, masks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rl8x.nn import ACTIVATIONS, activation, masked_logits, masked_mean
+
+
+def test_values_by_hand():
+    x = torch.tensor([-2.0, 0.0, 3.0])
+    assert activation("relu")(x).tolist() == [0.0, 0.0, 3.0]
+    assert activation("squared_relu")(x).tolist() == [0.0, 0.0, 9.0]
+    assert activation("identity")(x).tolist() == [-2.0, 0.0, 3.0]
+    assert activation("silu")(x).tolist() == pytest.approx([-2 * 0.1192029, 0.0, 3 * 0.9525741], abs=1e-6)
+    assert activation("tanh")(x).tolist() == pytest.approx([-0.9640276, 0.0, 0.9950548], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_every_activation_is_elementwise_and_has_gradients(name):
+    x = torch.randn(3, 5, requires_grad=True)
+    y = activation(name)(x)
+    assert y.shape == x.shape
+    assert torch.allclose(activation(name)(x[1, 2]), y[1, 2])
+    y.sum().backward()
+    assert bool(x.grad.isfinite().all())
+
+
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(ValueError, match=r"no activation 'squared-relu'. Did you mean 'squared_relu'"):
+        activation("squared-relu")
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def mask() -> torch.Tensor:
+    mask = torch.rand(4, 6, generator=torch.Generator().manual_seed(1)) < 0.6
+    mask[2] = False
+    return mask
+
+
+def test_means_are_those_of_the_elements_that_count(x, mask):
+    mean = masked_mean(x, mask.unsqueeze(-1), 1)
+    assert mean.shape == (4, 3)
+    for row in range(4):
+        for column in range(3):
+            values = [x[row, i, column].item() for i in range(6) if mask[row, i]]
+            assert mean[row, column].item() == pytest.approx(sum(values) / max(1, len(values)), abs=1e-6)
+
+
+def test_what_does_not_count_has_no_influence_not_even_nan(x, mask):
+    spoiled = x.masked_fill(~mask.unsqueeze(-1), torch.nan).requires_grad_()
+    clean = x.masked_fill(~mask.unsqueeze(-1), 0.0)
+    result = masked_mean(spoiled, mask.unsqueeze(-1), 1)
+    assert torch.equal(result, masked_mean(clean, mask.unsqueeze(-1), 1))
+    (gradient,) = torch.autograd.grad(result.sum(), spoiled)
+    assert torch.equal(gradient[~mask], torch.zeros_like(gradient[~mask]))
+    assert bool(gradient.isfinite().all())
+
+
+def test_log_softmax_over_what_counts():
+    logits = torch.tensor([[1.0, 9.0, 3.0]], requires_grad=True)
+    log_probs = masked_logits(logits, torch.tensor([[True, False, True]])).log_softmax(-1)
+    total = math.exp(1.0) + math.exp(3.0)
+    assert log_probs[0, 0].item() == pytest.approx(1.0 - math.log(total), abs=1e-6)
+    assert log_probs[0, 2].item() == pytest.approx(3.0 - math.log(total), abs=1e-6)
+    assert log_probs[0, 1].exp().item() == 0.0
+    (gradient,) = torch.autograd.grad((log_probs.exp() * log_probs).sum(), logits)
+    assert bool(gradient.isfinite().all())
+    assert gradient[0, 1].item() == 0.0
