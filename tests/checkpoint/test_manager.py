@@ -272,12 +272,9 @@ def test_a_moved_run_goes_on_where_it_is_by_its_last_lines(moved, mlruns, tmp_pa
     assert trainer.checkpoints.directory == now
     assert mlruns.exists() == (moved != "mlruns")
     assert not (mlruns / "checkpoints").exists()
-    lines = [line.split(": rl8x ")[1].split() for line in trainer.ending if ": rl8x sync" in line]
-    assert lines == ([["sync", f"moved/spool/{now.name}"]] if moved == "mlruns" else [])
-    for line in lines:
-        assert main(line) == 0
-    run = read(listed(now)[-1]).metadata["run"]
-    assert run["database"] == ("../../mlflow.db" if moved == "mlruns" else None)
+    assert any("rl8x sync" in line for line in trainer.ending) == (moved == "mlruns")
+    if moved == "mlruns":
+        assert main(["sync", f"moved/spool/{now.name}"]) == 0
     database = tmp_path / ("moved" if moved == "mlruns" else "mlruns") / "mlflow.db"
     mlflow = MlflowClient(f"sqlite:///{database}")
     (found,) = mlflow.search_runs([mlflow.get_experiment_by_name("rl8x").experiment_id])

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rl8x.disk import is_at, moved_to, sync_folder
+from rl8x.disk import sync_folder
 from rl8x.tracking import journal, kept_files
 from rl8x.tracking.journal import (
     ACK,
@@ -61,7 +61,7 @@ class Journal:
     Without the lock of a journal that is there it makes one, in memory for as long as the disk refuses.
 
     Attributes:
-        folder: The journal's folder, where it is now.
+        folder: The journal's folder.
         header: Its first line.
         is_new: Whether it was made by this process.
         lacks_rows: Whether the store has, or may have, rows that it does not have.
@@ -202,7 +202,7 @@ class Journal:
         self._failed_at = time.monotonic()
 
     def look(self) -> None:
-        """Bring to the disk what it takes, and drop what has arrived past it; follow the folder where it was moved."""
+        """Bring to the disk what it takes, and drop what has arrived past it; tell where the file was deleted."""
         with self._guard:
             if self._memory:
                 arrived = self.ack.memory
@@ -210,7 +210,11 @@ class Journal:
                     self._memory.popleft()
                 self.lacks_rows = self.lacks_rows or arrived > 0
                 self._spill()
-            self._follow()
+            # One that was moved goes on where it is, through the open files.
+            if self._fd >= 0 and not self._is_lost and os.fstat(self._fd).st_nlink == 0:
+                self._is_lost = True
+                rest = "rows wait in memory, and what has not arrived is written anew at the end"
+                _log.warning("tracking: the spool %s was deleted; %s", self.folder, rest)
 
     def _spill(self) -> None:
         """Move the lines that are in memory to the disk, if it takes them again."""
@@ -244,21 +248,6 @@ class Journal:
             os.close(self._fd)
             self._fd = -1
             raise OSError(28, "No space left on device")
-
-    def _follow(self) -> None:
-        """Follow the folder where somebody moved it; tell once where it was deleted: rows go on through open files."""
-        if self._fd < 0 or is_at(self._fd, self.folder / JOURNAL):
-            return
-        place = moved_to(self._fd, self.folder / JOURNAL)
-        if place is not None:
-            self.folder = place.parent
-            if self._lock is not None:
-                self._lock.follow()
-            _log.warning("tracking: the spool was moved to %s; rows go on to wait there", self.folder)
-        elif not self._is_lost:
-            self._is_lost = True
-            rest = "what has not arrived is written anew at the end"
-            _log.warning("tracking: the spool %s was deleted; %s", self.folder, rest)
 
     def waiting(self, after: int) -> list[tuple[int, bytes]]:
         """Return the lines that wait in memory, with their numbers, beyond a number."""

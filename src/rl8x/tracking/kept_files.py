@@ -30,7 +30,8 @@ def keep(spool: Path, number: int, source: Path, besides: Collection[Path] = ())
     name = artifact_name(source.name)
     target = spool / FILES / str(number) / name
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        (spool / FILES).mkdir(exist_ok=True)  # but no spool where there is none: it was moved or deleted
+        target.parent.mkdir()
         if source.is_dir():
             spools = [path.parent for path in spool.parent.glob(f"*/{JOURNAL}")]
             left_out = {os.path.realpath(folder) for folder in (*besides, spool.parent, *spools)}

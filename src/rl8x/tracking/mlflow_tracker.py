@@ -135,9 +135,7 @@ class MLflowTracker:
 
     @property
     def spool_folder(self) -> Path | None:
-        """The folder of the run's journal, where it is now."""
-        if self._journal is not None and self._own_run is not None:
-            self._journal.look()
+        """The folder of the run's journal."""
         return None if self._journal is None else self._journal.folder
 
     @property

@@ -145,13 +145,7 @@ class MLflowStore:
     def create_run(self, spec: NewRun, tags: Mapping[str, str] = MappingProxyType({})) -> str:
         """Make a run with these tags and return its ID."""
         about = (self._experiment_id(spec), spec.start_time, {**tags, SPOOL_TAG: spec.spool_id}, spec.run_name)
-        return self._named(self._call(self._client.create_run, *about).info.run_id)
-
-    def _named(self, answer: Any) -> str:
-        """Return the ID in an answer; a proxy's answer, which MLflow's client takes for the server's, has none."""
-        if not answer:
-            raise StoreDownError("what was made has no ID in the answer")
-        return str(answer)
+        return str(self._call(self._client.create_run, *about).info.run_id)
 
     def _experiment_id(self, spec: NewRun) -> str:
         if spec.experiment_id is not None:
@@ -161,14 +155,14 @@ class MLflowStore:
             root = self._location.artifact_root
             where = None if root is None else root.as_uri()
             try:
-                return self._named(self._call(self._client.create_experiment, spec.experiment, where))
+                return str(self._call(self._client.create_experiment, spec.experiment, where))
             except StoreRefusedError:  # another process was first
                 experiment = self._call(self._client.get_experiment_by_name, spec.experiment)
                 if experiment is None:
                     raise
         if experiment.lifecycle_stage != "active":
             raise RunGoneError(f"experiment {spec.experiment!r} is deleted; restore it or use another experiment_name")
-        return self._named(experiment.experiment_id)
+        return str(experiment.experiment_id)
 
     def delete_run(self, run_id: str) -> None:
         """Delete a run."""
@@ -266,7 +260,7 @@ class MLflowStore:
         """Log a policy's file as a model of a run by `logged_models.log_model`; return the model's ID."""
         self._find_artifacts(run_id)
         run = self.run(run_id)
-        return self._named(self._call(log_model, self._client, run, Path(path), about, extra_time_s=120))
+        return self._call(log_model, self._client, run, Path(path), about, extra_time_s=120)
 
     def log_curves(self, run_id: str, series: Series, title: str, clock: str) -> None:
         """Draw learning curves by `draw_curves`, and keep them among the run's artifacts."""
