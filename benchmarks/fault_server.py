@@ -15,7 +15,7 @@ from benchmarks.fault_tools import begin, child, config, database_template, ende
 from benchmarks.servers import free_port, kill_server, start_server
 from rl8x.envs import CartPole
 from rl8x.tracking import MLflowTracker
-from rl8x.tracking.sync import sync
+from rl8x.tracking.shipper import sync
 from rl8x.trainers import Trainer
 
 

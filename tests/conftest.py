@@ -110,9 +110,9 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def mlflow_template(tmp_path_factory) -> Path:
     """An empty MLflow database, made once for all pytest-xdist workers: MLflow takes seconds for it."""
-    from rl8x.tracking.database import ensure_database
     from rl8x.tracking.location import Location
     from rl8x.tracking.locks import FileLock
+    from rl8x.tracking.store import ensure_database
 
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base

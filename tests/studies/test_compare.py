@@ -12,10 +12,10 @@ from rl8x.studies import compare as module
 from rl8x.studies.compare import Comparison, compare, differing, grouped_runs, param_name
 from rl8x.studies.report import find_study
 from rl8x.tracking import TrackingError
-from rl8x.tracking.database_runs import RunRecord
 from rl8x.tracking.location import locate
-from rl8x.tracking.reading import RunReader
+from rl8x.tracking.private import RunRecord
 from rl8x.tracking.repeats import Point
+from rl8x.tracking.runs import RunReader
 from rl8x.tracking.store import MLflowStore, NewRun
 
 POINTS = pd.DataFrame(columns=["run_id", "metric", "step", "value"])

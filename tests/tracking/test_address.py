@@ -10,9 +10,9 @@ from tests.conftest import InProcess
 
 from rl8x.tracking import MLflowTracker, TrackingError, sync
 from rl8x.tracking.appending import Journal
-from rl8x.tracking.database import ensure_database
 from rl8x.tracking.journal import read_header
 from rl8x.tracking.location import locate
+from rl8x.tracking.store import ensure_database
 from tracking.fakes import FakeStore
 
 

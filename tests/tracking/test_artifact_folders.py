@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rl8x.tracking.database import merge_log
 from rl8x.tracking.location import locate
+from rl8x.tracking.private import merge_log
 from rl8x.tracking.protocol import StoreDownError
 from rl8x.tracking.store import MLflowStore, NewRun
 

@@ -1,7 +1,7 @@
 import pytest
 
 from rl8x.tracking.protocol import StoreDownError, StoreRefusedError
-from rl8x.tracking.stored_run import Attempts, NotNowError
+from rl8x.tracking.sender import Attempts, NotNowError
 
 
 class Calls:

@@ -11,7 +11,7 @@ from rl8x.algorithms import PPOConfig
 from rl8x.drawing import LIGHT
 from rl8x.envs import CartPole
 from rl8x.tracking import MLflowTracker
-from rl8x.tracking.curves import CURVES_FILE, draw_curves
+from rl8x.tracking.pages import CURVES_FILE, draw_curves
 from rl8x.trainers import Trainer
 
 LINES = {"eval/returns/mean": [[0, 1.0], [100, 5.0], [200, 4.0]], "episodes/returns/mean": [[0, 0.0], [200, 3.0]]}

@@ -8,11 +8,11 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from rl8x.cli.main import main
-from rl8x.tracking import database
-from rl8x.tracking.database import add_past_points, empty_tables, ensure_database, prepare_tables
+from rl8x.tracking import private
 from rl8x.tracking.location import Location, locate
+from rl8x.tracking.private import add_past_points, empty_tables, prepare_tables
 from rl8x.tracking.repeats import Point
-from rl8x.tracking.store import MLflowStore, NewRun
+from rl8x.tracking.store import MLflowStore, NewRun, ensure_database
 
 
 def schema(connection):
@@ -123,7 +123,7 @@ def test_its_tables_are_made_in_memory_and_once(tmp_path, monkeypatch):
 
 def test_where_memory_will_not_do_mlflow_makes_them_on_the_disk(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(database, "_migrated", lambda: None)
+    monkeypatch.setattr(private, "_migrated", lambda: None)
     event.listen(Engine, "connect", not_synced)
     try:
         ensure_database(locate())
@@ -141,7 +141,7 @@ def test_nothing_but_the_database_stays_in_a_folder_of_the_users_own(tmp_path, m
     for thread in threads:
         thread.join()
     assert {path.name for path in tmp_path.iterdir()} == {"a.db", "b.db", "c.db"}
-    monkeypatch.setattr("rl8x.tracking.database._make", lambda *args: 1 / 0)
+    monkeypatch.setattr("rl8x.tracking.private._make", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ensure_database(Location(f"sqlite:///{tmp_path}/d.db", tmp_path / "d.db"))
     assert len(list(tmp_path.iterdir())) == 3

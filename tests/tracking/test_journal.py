@@ -9,7 +9,7 @@ import zlib
 
 import pytest
 
-from rl8x.tracking import TrackingError, appending, kept_files, sync
+from rl8x.tracking import TrackingError, appending, artifacts, sync
 from rl8x.tracking import journal as module
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.journal import (
@@ -386,7 +386,7 @@ def test_half_a_copy_of_an_artifact_does_not_stay(tmp_path, monkeypatch):
         target.write_text("wei")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(kept_files.shutil, "copyfile", fails)
+    monkeypatch.setattr(artifacts.shutil, "copyfile", fails)
     with pytest.raises(OSError, match="No space"):
         journal.keep_file(tmp_path / "policy")
     assert list((journal.folder / "files").iterdir()) == []

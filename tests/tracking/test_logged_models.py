@@ -14,9 +14,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from mlflow import MlflowClient
 
 from rl8x.policy import Policy
+from rl8x.tracking.artifacts import describe_model, model_about
 from rl8x.tracking.location import Location
-from rl8x.tracking.logged_models import model_about
-from rl8x.tracking.policy_model import describe_model
 from rl8x.tracking.store import MLflowStore, NewRun, Point
 
 OBS = Box(-1.0, 1.0, (4,), np.float32)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl8x.tracking.names import NameTable, artifact_name, legal_name, metric_step, metric_value, readable
+from rl8x.tracking.protocol import NameTable, artifact_name, legal_name, metric_step, metric_value, readable
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from rl8x.tracking import MLflowTracker, database, private
+from rl8x.tracking import MLflowTracker, private
 from rl8x.tracking.location import locate
 from rl8x.tracking.store import MLflowStore
 
@@ -31,7 +31,7 @@ def remove_tables(monkeypatch):
     def none(*args, **options):
         raise sqlite3.OperationalError("no such table: metrics")
 
-    monkeypatch.setattr(database.sqlite3, "connect", none)
+    monkeypatch.setattr(private.sqlite3, "connect", none)
 
 
 @pytest.mark.parametrize("remove", [remove_tables_maker, remove_cache, remove_tables])

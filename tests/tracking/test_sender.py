@@ -5,8 +5,7 @@ import pytest
 from rl8x.tracking.journal import name_of
 from rl8x.tracking.protocol import StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import Point, left_behind
-from rl8x.tracking.sender import Sender
-from rl8x.tracking.stored_run import NotNowError
+from rl8x.tracking.sender import NotNowError, Sender
 from tracking.fakes import BothSides, FakeStore, values
 
 

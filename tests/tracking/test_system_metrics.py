@@ -10,14 +10,14 @@ import pytest
 from tests.tracking.test_curves import run
 
 from rl8x.config import RunSpec
-from rl8x.tracking import MLflowTracker, system_metrics
-from rl8x.tracking.system_metrics import SystemSampler, is_asked_for
+from rl8x.tracking import MLflowTracker, pages
+from rl8x.tracking.pages import SystemSampler, is_asked_for
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(system_metrics.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pages.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -77,8 +77,8 @@ def test_gpus_are_measured_where_there_are_some(clock, monkeypatch):
 @pytest.mark.parametrize(("text", "seconds"), [(None, 10), ("2.5", 2.5), ("soon", 10), ("-1", 10), ("nan", 10)])
 def test_the_interval_is_mlflows(monkeypatch, text, seconds):
     if text is not None:
-        monkeypatch.setenv(system_metrics.INTERVAL, text)
-    assert system_metrics.interval() == seconds
+        monkeypatch.setenv(pages.INTERVAL, text)
+    assert pages.interval() == seconds
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ def test_the_interval_is_mlflows(monkeypatch, text, seconds):
     ],
 )
 def test_they_are_asked_for_by_argument_or_by_mlflows_variable(monkeypatch, given, variable, owns, asked):
-    monkeypatch.delenv(system_metrics.SWITCH, raising=False)
+    monkeypatch.delenv(pages.SWITCH, raising=False)
     if variable is not None:
-        monkeypatch.setenv(system_metrics.SWITCH, variable)
+        monkeypatch.setenv(pages.SWITCH, variable)
     assert is_asked_for(given, owns=owns) is asked
 
 
 def test_a_run_has_them_on_request_alone(mlflow_client, monkeypatch):
-    monkeypatch.setenv(system_metrics.INTERVAL, "0.001")
+    monkeypatch.setenv(pages.INTERVAL, "0.001")
     tracker = RunSpec.from_plain({"env": "CartPole", "system_metrics": True}).trainer.make_tracker()
     tracker.interval_s = 0.01
 

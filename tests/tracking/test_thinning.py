@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl8x.tracking import MLflowTracker, Thinning
-from rl8x.tracking import thinning as module
+from rl8x.tracking import pages as module
 
 
 def sent_of(thinning, steps):
@@ -41,7 +41,7 @@ def test_points_are_evenly_spread_and_the_last_is_there(tmp_path, count):
 
 
 def test_what_is_sent_at_once_stays_far_below_the_limit(tmp_path):
-    from rl8x.tracking.thinning import is_sent_at_once
+    from rl8x.tracking.pages import is_sent_at_once
 
     sent = [place for place in range(1_000_000) if is_sent_at_once(place)]
     assert sent[:128] == list(range(128))

@@ -30,7 +30,7 @@ def trained(tracker, **options):
 
 def logged_policies(client):
     """Return the policies that MLflow has, with their metrics and steps, by the models' names."""
-    from rl8x.tracking.policy_model import _load_pyfunc
+    from rl8x.tracking.artifacts import _load_pyfunc
 
     experiment = client.get_experiment_by_name("rl8x").experiment_id
     found = {}

@@ -19,11 +19,10 @@ from rl8x.cli.main import main
 from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
 from rl8x.tracking.appending import Journal
-from rl8x.tracking.database import ensure_database
 from rl8x.tracking.location import locate
 from rl8x.tracking.protocol import StoreDownError, StoreRefusedError
 from rl8x.tracking.runs import shown_path
-from rl8x.tracking.store import MLflowStore
+from rl8x.tracking.store import MLflowStore, ensure_database
 from rl8x.trainers import Trainer
 
 

@@ -19,7 +19,7 @@ from rl8x.envs import CartPole, CartPoleInfinite, DiscreteDummy, GymnasiumEnv, P
 from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
 from rl8x.tracking.locks import FolderLock
-from rl8x.tracking.reading import RunReader
+from rl8x.tracking.runs import RunReader
 from rl8x.trainers import Trainer
 from rl8x.trainers.resume import torch_generators
 

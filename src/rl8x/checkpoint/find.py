@@ -18,8 +18,7 @@ from rl8x.tracking.journal import CHECKPOINTS_TAG as CHECKPOINTS_TAG
 from rl8x.tracking.journal import read_ack
 from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.locks import is_locked, was_left
-from rl8x.tracking.reading import find_record
-from rl8x.tracking.runs import HANDLE_PREFIX
+from rl8x.tracking.runs import HANDLE_PREFIX, find_record
 from rl8x.tracking.secrets import hide_in_data
 
 

@@ -114,10 +114,8 @@ def find_checkpoint(run: str, which: str | None) -> Checkpoint:
 def log_to_run(checkpoint: Checkpoint, policy: Policy, about: dict[str, Any], tracking_uri: str | None) -> str:
     """Log the policy of a checkpoint as a model of the run; return the model's ID."""
     from rl8x.tracking import TrackingError
-    from rl8x.tracking.logged_models import model_about
-    from rl8x.tracking.policy_model import describe_model
-    from rl8x.tracking.reading import RunReader
-    from rl8x.tracking.runs import HANDLE_PREFIX
+    from rl8x.tracking.artifacts import describe_model, model_about
+    from rl8x.tracking.runs import HANDLE_PREFIX, RunReader
 
     run, reader = checkpoint.metadata["run"], RunReader(tracking_uri)
     record = reader.run_of_spool(str(run["handle"]).removeprefix(HANDLE_PREFIX)) if run["id"] is None else None

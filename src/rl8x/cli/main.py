@@ -126,8 +126,8 @@ def tuned_tasks() -> list[str]:
 
 def run_names() -> list[str]:
     """List the runs in the local database; none if there is no such database."""
-    from rl8x.tracking.database_runs import DatabaseRuns
     from rl8x.tracking.location import locate
+    from rl8x.tracking.private import DatabaseRuns
 
     database = locate().database
     return [] if database is None or not database.exists() else sorted(DatabaseRuns(database).names())

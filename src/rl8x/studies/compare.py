@@ -23,11 +23,9 @@ from rl8x.studies import figures, statistics
 from rl8x.studies.report import find_study
 from rl8x.studies.statistics import in_words
 from rl8x.studies.table import DEFINITION, EVALUATIONS, plain_name, read
-from rl8x.tracking.database_runs import RunRecord
-from rl8x.tracking.names import legal_name
-from rl8x.tracking.protocol import PARENT_TAG
-from rl8x.tracking.reading import RunReader
-from rl8x.tracking.runs import HANDLE_PREFIX
+from rl8x.tracking.private import RunRecord
+from rl8x.tracking.protocol import PARENT_TAG, legal_name
+from rl8x.tracking.runs import HANDLE_PREFIX, RunReader
 from rl8x.tracking.sender import PARAM_CHANGE_TAG
 
 if TYPE_CHECKING:

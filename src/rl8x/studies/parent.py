@@ -17,7 +17,7 @@ from rl8x.studies.statistics import mean_curve
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker, TrackingError, log_table, parent_tag
 from rl8x.tracking.journal import Unsent
 from rl8x.tracking.location import locate
-from rl8x.tracking.names import NameTable
+from rl8x.tracking.protocol import NameTable
 from rl8x.tracking.secrets import hide_in_data
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from rl8x.studies.statistics import HEADINGS, MEANINGS, Over, Summary, cells_of,
 from rl8x.studies.table import DEFINITION, EVALUATIONS, Evaluations, Supports, about, of_run, plain_name, read
 from rl8x.tracking import TrackingError
 from rl8x.tracking.protocol import PARENT_TAG
-from rl8x.tracking.reading import RunReader
+from rl8x.tracking.runs import RunReader
 
 if TYPE_CHECKING:
     import pandas

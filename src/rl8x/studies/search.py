@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from rl8x.studies import table
 from rl8x.studies.definition import StudyConfig, Training
-from rl8x.tracking.location import sqlite_uri
+from rl8x.tracking.private import sqlite_uri
 
 DATABASE: Final = "optuna.db"
 _KEY: Final = "rl8x"

@@ -3,32 +3,32 @@
 Importing this package does not import mlflow; `MLflowTracker` does, in a process of its own. Each file imports only
 files that stand after it here:
 
-    mlflow_tracker, shipping                            the training's side: it appends to a journal
-    shipper, sync, sender, stored_run                   the side that sends: from the journal to the store
-    ui, runs, reading                                   runs as a user looks for them
-    appending, kept_files, journal                      a run on the disk
-    store, logged_models                                MLflow
-    database, database_runs, location                   where runs are kept
-    thinning, curves, system_metrics                    what of a run a store's pages show
-    policy_model                                        a policy as MLflow loads it
-    memory, repeats, last_call, names, locks, secrets   what the others share
-    private, protocol
+    mlflow_tracker, shipping    the training's side: it appends to a journal
+    shipper, sender             the side that sends: from the journal to the store
+    ui, runs                    runs as a user looks for them
+    appending                   a run on the disk, as the training has it
+    store                       MLflow
+    artifacts, journal          a run on the disk, as all have it
+    location                    where runs are kept
+    pages                       what of a run a store's pages show
+    locks, protocol             what the others share
+    private, repeats, secrets
 """
 
-from rl8x.tracking.memory import MemoryTracker as MemoryTracker
-from rl8x.tracking.memory import Row as Row
 from rl8x.tracking.mlflow_tracker import MLflowTracker as MLflowTracker
+from rl8x.tracking.pages import Thinning as Thinning
+from rl8x.tracking.protocol import MemoryTracker as MemoryTracker
 from rl8x.tracking.protocol import NullTracker as NullTracker
+from rl8x.tracking.protocol import Row as Row
 from rl8x.tracking.protocol import Status as Status
 from rl8x.tracking.protocol import Tracker as Tracker
 from rl8x.tracking.protocol import TrackingError as TrackingError
 from rl8x.tracking.protocol import log_table as log_table
 from rl8x.tracking.protocol import parent_tag as parent_tag
-from rl8x.tracking.reading import find_run as find_run
-from rl8x.tracking.sync import SpoolReport as SpoolReport
-from rl8x.tracking.sync import SyncReport as SyncReport
-from rl8x.tracking.sync import sync as sync
-from rl8x.tracking.thinning import Thinning as Thinning
+from rl8x.tracking.runs import find_run as find_run
+from rl8x.tracking.shipper import SpoolReport as SpoolReport
+from rl8x.tracking.shipper import SyncReport as SyncReport
+from rl8x.tracking.shipper import sync as sync
 from rl8x.tracking.ui import open_browser as open_browser
 from rl8x.tracking.ui import runs_link as runs_link
 from rl8x.tracking.ui import serve_ui as serve_ui

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl8x.disk import sync_folder
-from rl8x.tracking import journal, kept_files
+from rl8x.tracking import artifacts, journal
 from rl8x.tracking.journal import (
     ACK,
     JOURNAL,
@@ -56,16 +56,7 @@ _RETRY_S: Final = 1.0
 
 
 class Journal:
-    """One run's journal, opened for appending by its one owner; any thread may call it.
-
-    Without the lock of a journal that is there it makes one, in memory for as long as the disk refuses.
-
-    Attributes:
-        folder: The journal's folder.
-        header: Its first line.
-        is_new: Whether it was made by this process.
-        lacks_rows: Whether the store has, or may have, rows that it does not have.
-    """
+    """One run's journal, opened for appending by its one owner; any thread may call it."""
 
     def __init__(self, folder: Path, header: Op, lock: FolderLock | None) -> None:
         self.folder = folder
@@ -105,10 +96,7 @@ class Journal:
 
     @classmethod
     def open(cls, folder: Path, timeout_s: float = 0.0) -> Journal:
-        """Open a journal that is there: take its lock, cut off a torn last line.
-
-        Raises `JournalInUseError` where another process has it, or the one that it is a copy of; else `TrackingError`.
-        """
+        """Open a journal that is there: take its lock, cut off a torn last line."""
         check_plain(folder)
         lock = FolderLock(folder)
         try:
@@ -274,10 +262,10 @@ class Journal:
         self.sync_to_disk()
 
     def keep_file(self, source: Path, besides: Collection[Path] = ()) -> str:
-        """Copy a file or folder into the journal, as `kept_files.keep` does; returns its path there."""
+        """Copy a file or folder into the journal, as `artifacts.keep` does; returns its path there."""
         with self._guard:
-            self._last_copy = number = max(self._last_copy, kept_files.highest_number(self.folder)) + 1
-        return kept_files.keep(self.folder, number, source, besides)
+            self._last_copy = number = max(self._last_copy, artifacts.highest_number(self.folder)) + 1
+        return artifacts.keep(self.folder, number, source, besides)
 
     def repeats(self, since: int) -> JournalRepeats:
         """Return what knows the rows that the journal has now, for a run that is resumed."""

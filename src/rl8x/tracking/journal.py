@@ -33,8 +33,7 @@ from typing import Any, Final
 from rl8x.disk import sync_folder
 from rl8x.output import counted
 from rl8x.tracking.locks import FileLock, FolderLock, is_locked
-from rl8x.tracking.names import NameTable, readable
-from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.protocol import NameTable, TrackingError, readable
 from rl8x.tracking.secrets import hide, hide_in_data
 
 JOURNAL: Final = "journal.jsonl"
@@ -392,11 +391,6 @@ class Rejected:
 
     An entry that a later one replaces (a tag by the same tag, a status by another) goes when that one arrives, or
     comes after it: sent again, it would undo it.
-
-    Attributes:
-        path: The file.
-        num_rows_lost: Rows that could not be written down.
-        num_others_lost: Other entries that could not.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -515,18 +509,7 @@ def last_time(fd: int, end: int, header: Op) -> int:
 
 
 class SendingJournal:
-    """A journal as the process that sends it has it: it reads lines, and notes what has arrived.
-
-    Lines that no disk took come by `lines`, numbered, and count once those of the file have arrived.
-
-    Args:
-        folder: The journal's folder, which may not be there where the disk is full.
-        ack_file: Its `ack.json`, locked.
-        header: Its header, where that is known; else it is read.
-
-    Attributes:
-        place: A path to the folder that leads there also where it is moved, where the system can.
-    """
+    """A journal as the process that sends it has it: it reads lines, and notes what has arrived."""
 
     def __init__(self, folder: Path, ack_file: AckFile, header: Op | None = None) -> None:
         self.folder = self.place = folder
@@ -635,10 +618,7 @@ def is_sent(folder: Path) -> bool:
 
 
 def conclude(folder: Path) -> None:
-    """Remove a journal that has been sent, or keep its rows alone where its run has checkpoints.
-
-    Their rows may come again. The caller has the lock on appending, and nothing is set aside.
-    """
+    """Remove a journal that has been sent, or keep its rows alone where its run has checkpoints."""
     with contextlib.suppress(OSError, TrackingError):
         header = read_header(folder)
         checkpoints, is_compact = header.get("checkpoints"), True

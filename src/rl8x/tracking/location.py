@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from importlib.metadata import entry_points
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
-from rl8x.tracking import private
+from rl8x.tracking.private import decodes_paths, is_set_in_process, sqlite_uri
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.secrets import hide, hide_in_uris, is_hidden, learn, recall
 
@@ -61,24 +59,6 @@ class Location:
         return hide_in_uris(self.uri)
 
 
-@functools.cache
-def _decodes() -> bool:
-    """Whether MLflow's SQLAlchemy decodes the path of a database: from 2.1 on."""
-    try:
-        version = re.match(r"(\d+)\.(\d+)", metadata.version("sqlalchemy"))
-    except metadata.PackageNotFoundError:
-        return True
-    return version is None or (int(version[1]), int(version[2])) >= (2, 1)
-
-
-def sqlite_uri(database: Path) -> str:
-    """Return the URI by which MLflow opens a database; its path may have a `?`, or a `%2F` as in Jenkins' folders."""
-    path = str(database)
-    encoded = re.sub(r"%(?=[0-9A-Fa-f]{2})|[?]", lambda character: quote(character[0]), path) if _decodes() else path
-    # For `sqlite:///` MLflow makes the folder of the path as it is written, which is another one then.
-    return f"sqlite:///{path}" if encoded == path else f"sqlite+pysqlite:///{encoded}"
-
-
 def mlruns_dir() -> Path:
     """Return the default folder of runs and spools, as an absolute path if there is one."""
     with contextlib.suppress(FileNotFoundError):
@@ -109,18 +89,13 @@ def user_tracking_uri() -> str | None:
 
 def shell_tracking_uri() -> str | None:
     """Return the tracking URI that is set for a command which is started in this shell."""
-    if private.is_set_in_process():
+    if is_set_in_process():
         return None  # by mlflow.set_tracking_uri(), which sets the variable too, in this process alone
     return os.environ.get("MLFLOW_TRACKING_URI") or None
 
 
 def locate(tracking_uri: str | None = None) -> Location:
-    """Find the store to use: `tracking_uri`, else the user's, else `mlruns/mlflow.db` in the working directory.
-
-    Raises:
-        TrackingError: The URI is of no known kind, or its password is hidden and not known, or an old file store is in
-            the way.
-    """
+    """Find the store to use: `tracking_uri`, else the user's, else `mlruns/mlflow.db` in the working directory."""
     uri = tracking_uri or user_tracking_uri()
     if uri is None:
         return _default_location()
@@ -202,7 +177,7 @@ def _sqlite_location(uri: str) -> Location:
     if not path.startswith("/") or name in ("", ":memory:"):
         example = "sqlite:///mlruns/mlflow.db"
         raise TrackingError(f"an sqlite tracking_uri must name a file, as in {example}; got {hide(uri)!r}")
-    database = _checked(Path(unquote(name) if _decodes() else name).absolute())
+    database = _checked(Path(unquote(name) if decodes_paths() else name).absolute())
     plain_uri = sqlite_uri(database)
     own_uri = plain_uri if driver == "sqlite" else driver + plain_uri[plain_uri.index(":") :]
     absolute = own_uri + (f"?{query}" if query else "")
@@ -221,10 +196,7 @@ def _file_store(uri: str) -> Location:
 
 
 def make_mlruns(folder: Path) -> None:
-    """Make a folder for runs that git ignores, or raise `OSError`; an existing one is left as it is.
-
-    Its `.gitignore` does not ignore itself: it can be committed, as what keeps runs out of a repository.
-    """
+    """Make a folder for runs that git ignores, or raise `OSError`; an existing one is left as it is."""
     if not folder.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError), open(folder / ".gitignore", "x") as file:
@@ -240,10 +212,7 @@ def check_writable(folder: Path) -> None:
 
 
 def with_password(uri: str) -> str:
-    """Put the password back into a URI in which it is hidden, if the user set that URI or this process has seen it.
-
-    Raises `TrackingError` where neither has it.
-    """
+    """Put the password back into a URI in which it is hidden, if the user set that URI or this process has seen it."""
     if not is_hidden(uri):
         return uri
     mine = user_tracking_uri()
@@ -254,21 +223,14 @@ def with_password(uri: str) -> str:
 
 
 def beside(folder: Path, database: Path | None) -> str | None:
-    """Return a database's path from a run's folder: `../../mlflow.db` for `<root>/spool/<id>` and `<root>/mlflow.db`.
-
-    None where it lies elsewhere: the two do not move together then.
-    """
+    """Return a database's path from a run's folder, `../../mlflow.db`; None where the two do not move together."""
     if database is None or Path(os.path.realpath(database.parent)) != _root(folder):
         return None
     return f"../../{database.name}"
 
 
 def recorded_location(folder: Path, uri: str, record: Mapping[str, object]) -> Location:
-    """Find the store that a record in a run's folder names by its address and by `database`, the result of `beside`.
-
-    That is the database beside, unless only the one at the address is there; else the store at the address. Raises as
-    `locate`.
-    """
+    """Find the store that a record in a run's folder names by its address and by `database`, the result of `beside`."""
     database_name = _BESIDE.fullmatch(str(record.get("database") or ""))
     if database_name is None or database_name[1] == "..":
         return locate(uri)

@@ -24,10 +24,6 @@ class FileLock:
     It is `flock`'s, which belongs to one opening of the file: other than a POSIX record lock it stays where this
     process opens and closes the file once more, as it does to copy a folder. A forked child would share it, and keep it
     beyond the end of its parent: so the child closes it at once.
-
-    Args:
-        path: The file.
-        signs: Whether this process writes its number into the file, which is made where it is not there.
     """
 
     def __init__(self, path: Path, *, signs: bool = True) -> None:
@@ -50,11 +46,7 @@ class FileLock:
         return bool(self._fds)
 
     def acquire(self, timeout_s: float = 0.0) -> bool:
-        """Take the lock, waiting at most `timeout_s`; False where another one keeps it.
-
-        Raises:
-            OSError: The file cannot be made, or its file system has no locks.
-        """
+        """Take the lock, waiting at most `timeout_s`; False where another one keeps it."""
         deadline = time.monotonic() + timeout_s
         while not self._try():
             if time.monotonic() >= deadline:
@@ -128,9 +120,6 @@ class FolderLock(FileLock):
 
     The file says which process has it, or had it when it was killed, and keeps other machines away: file systems of
     networks pass the lock of a file on, and that of a folder not.
-
-    Attributes:
-        folder: The folder; `follow` keeps up with it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -150,10 +139,7 @@ class FolderLock(FileLock):
         return self.is_held and os.fstat(self._fds[0]).st_nlink == 0
 
     def follow(self) -> bool:
-        """Look where the folder of a lock that is held is now; return whether it was moved.
-
-        The file in it is made anew where it was removed.
-        """
+        """Look where the folder of a lock that is held is now; return whether it was moved."""
         folder = moved_to(self._fds[0], self.folder) if self.is_held else None
         if folder is not None:
             self.folder, self.path = folder, folder / LOCK

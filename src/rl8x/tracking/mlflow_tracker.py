@@ -10,12 +10,11 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from rl8x.tracking.appending import Journal
-from rl8x.tracking.curves import Series
+from rl8x.tracking.artifacts import model_about
 from rl8x.tracking.journal import Op, boot_id, params_op, tags_op
 from rl8x.tracking.location import Location, locate, mlruns_dir
-from rl8x.tracking.logged_models import model_about
-from rl8x.tracking.names import NameTable, artifact_name, metric_step, metric_value
-from rl8x.tracking.protocol import Status, check_status
+from rl8x.tracking.pages import Series, Thinning, interval, is_asked_for
+from rl8x.tracking.protocol import NameTable, Status, artifact_name, check_status, metric_step, metric_value
 from rl8x.tracking.repeats import JournalRepeats
 from rl8x.tracking.runs import (
     HANDLE_PREFIX,
@@ -29,8 +28,6 @@ from rl8x.tracking.runs import (
 )
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.shipping import OpenRun
-from rl8x.tracking.system_metrics import interval, is_asked_for
-from rl8x.tracking.thinning import Thinning
 
 _log = logger(__name__)
 
@@ -372,7 +369,7 @@ class MLflowTracker:
 
         Args:
             path: The file that `Policy.save` wrote.
-            description: The model's description by `policy_model.describe_model`.
+            description: The model's description by `artifacts.describe_model`.
             name: What the model is called, without `/ : . % " '`.
             step: The step of the clock at which the policy was as it is.
             metrics: What was measured then; the models of an experiment can be ranked by it.
@@ -419,7 +416,7 @@ class MLflowTracker:
         """Have learning curves drawn, by the process that talks to MLflow, and kept as an artifact.
 
         Args:
-            series: (step, value) pairs by a curve's name; see `rl8x.tracking.curves`.
+            series: (step, value) pairs by a curve's name; see `rl8x.tracking.pages`.
             title: Title of the picture.
             clock: Name of the counter that the steps are of.
         """

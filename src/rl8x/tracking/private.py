@@ -1,20 +1,56 @@
-"""Private names of MLflow that rl8x reads, each with what is done where a version of MLflow does not have it.
+"""What rl8x knows of MLflow's inside: private names, and the tables of its sqlite databases.
 
-What is called here is not promised by MLflow: each is looked up when it is needed, and one that is missing, or is not
-what it was, costs time or a convenience and no row. SQL on the tables of a local database is in `database.py` and
-`database_runs.py`, of which each falls back to MLflow's client too, but for readers, which say what is wrong.
+None of it is promised by MLflow. A private name is looked up when it is needed, and one that is missing, or is not what
+it was, costs time or a convenience and no row; so do tables that are not those known here, but for readers, which say
+what is wrong. MLflow's migrations make a database in some hundred transactions, each of which waits for the disk: they
+are run in memory, and what they made is written at once, whole or not at all. MLflow keeps the absolute path of each
+run's artifacts in the database, and makes that path anew where it is gone, also after both were moved or copied.
+Runs are read here without MLflow, whose import takes longer than a comparison of twenty.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
+import os
+import re
+import sqlite3
 import sys
-from collections.abc import Callable
-from typing import Any, Final
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from importlib import metadata
+from pathlib import Path
+from typing import Any, ClassVar, Final, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+from rl8x.tracking.repeats import LEFT, LEFT_TAG, NOT_OF_A_COURSE, LeftBehind, Point, left_behind
+from rl8x.tracking.secrets import hide
 
 # The tag of an experiment in which MLflow's page keeps a saved view. Without it the view is not listed: the page opens
 # with its own order of charts.
 VIEW_TAG_PREFIX: Final = "mlflow.sharedViewState."
+
+
+@functools.cache
+def decodes_paths() -> bool:
+    """Whether MLflow's SQLAlchemy decodes the path of a database: from 2.1 on."""
+    try:
+        version = re.match(r"(\d+)\.(\d+)", metadata.version("sqlalchemy"))
+    except metadata.PackageNotFoundError:
+        return True
+    return version is None or (int(version[1]), int(version[2])) >= (2, 1)
+
+
+def sqlite_uri(database: Path) -> str:
+    """Return the URI by which MLflow opens a database; its path may have a `?`, or a `%2F` as in Jenkins' folders."""
+    path = str(database)
+    encoded = (
+        re.sub(r"%(?=[0-9A-Fa-f]{2})|[?]", lambda character: quote(character[0]), path) if decodes_paths() else path
+    )
+    # For `sqlite:///` MLflow makes the folder of the path as it is written, which is another one then.
+    return f"sqlite:///{path}" if encoded == path else f"sqlite+pysqlite:///{encoded}"
 
 
 def last_steps(run: Any) -> dict[str, int] | None:
@@ -61,3 +97,382 @@ def is_set_in_process() -> bool:
     """Return whether the user has called `mlflow.set_tracking_uri()`; without it commands show the variable's URI."""
     mlflows = sys.modules.get("mlflow.tracking._tracking_service.utils")
     return getattr(mlflows, "_tracking_uri", None) is not None
+
+
+ROOT = "artifacts"  # beside the database, in the layout that `rl8x.tracking.location` makes
+_migrating = threading.Lock()  # Alembic keeps the migration in progress in a global
+
+
+def make_beside(database: Path, artifact_root: Path) -> None:
+    """Make a database beside its place, and rename it into that."""
+    beside = database.with_name(f".{database.name}.new")
+    for leftover in (beside, *_logs(beside)):
+        leftover.unlink(missing_ok=True)
+    _make(beside, artifact_root)
+    for leftover in _logs(database):  # of one that was deleted: sqlite would write it into the new one
+        leftover.unlink(missing_ok=True)
+    os.replace(beside, database)
+
+
+def _logs(database: Path) -> list[Path]:
+    return [database.with_name(database.name + end) for end in ("-wal", "-shm", "-journal")]
+
+
+def merge_log(database: Path) -> None:
+    """Move the write-ahead log into the database, so that a copy of its file alone is complete."""
+    if not has_tables(database):
+        return
+    with contextlib.suppress(sqlite3.Error), closing(sqlite3.connect(database, timeout=0.5)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def add_past_points(database: Path, run_id: str, points: Sequence[Point]) -> list[Point]:
+    """Add the points of a run that are not the newest of their metric; return the others, which are left to MLflow.
+
+    MLflow makes several objects of each point: 0.1 ms of a processor, and runs of small steps give thousands a second.
+    A point that a newer one follows is a row of one table and of no consequence for anything else that MLflow keeps.
+    What MLflow might refuse (a run that is deleted, a name that it has not taken yet, a negative time), or store
+    as something else (what is not finite), is left to it; so is everything where its tables are not those known here.
+    """
+    newest: dict[str, Point] = {}
+    for point in points:
+        if point.name not in newest or _age(newest[point.name]) < _age(point):
+            newest[point.name] = point
+    # Not what equals the newest either: MLflow would find it there, and leave the metric's last value as it was.
+    past = [point for point in points if newest[point.name] != point and _is_plain(point)]
+    if not past:
+        return list(points)
+    open_file = f"{database.resolve().as_uri()}?mode=rw"  # else one that is not there would be made
+    try:
+        with closing(sqlite3.connect(open_file, uri=True, timeout=20)) as connection, connection:
+            where = "runs.run_uuid = ? AND runs.lifecycle_stage = 'active'"
+            query = f"SELECT key FROM latest_metrics JOIN runs USING (run_uuid) WHERE {where}"
+            known = {key for (key,) in connection.execute(query, (run_id,))}
+            past = [point for point in past if point.name in known]
+            rows = [(point.name, point.value, point.timestamp, point.step, run_id) for point in past]
+            columns = "key, value, timestamp, step, is_nan, run_uuid"
+            # Existing points are skipped; a column that is not known here, and must have a value, is an error.
+            insert = f"INSERT INTO metrics ({columns}) VALUES (?, ?, ?, ?, 0, ?) ON CONFLICT DO NOTHING"
+            connection.executemany(insert, rows)
+    except sqlite3.Error:
+        return list(points)
+    added = {id(point) for point in past}
+    return [point for point in points if id(point) not in added]
+
+
+def _age(point: Point) -> tuple[int, int, float]:
+    """Order the points of a metric as MLflow does to find the newest."""
+    return point.step, point.timestamp, point.value
+
+
+def _is_plain(point: Point) -> bool:
+    return math.isfinite(point.value) and 0 <= point.timestamp < 2**63 and abs(point.step) < 2**63
+
+
+class DatabaseFile:
+    """The file of a database, which MLflow calls `uri`, distinguished from another one that has taken its place.
+
+    A process that has a file open goes on writing to it after it was deleted, and MLflow keeps files open.
+    """
+
+    # By URI, what MLflow may have open in this process
+    _opened: ClassVar[dict[str, DatabaseFile]] = {}
+
+    def __init__(self, database: Path, uri: str) -> None:
+        self._path = database
+        self._identity = _identity(database)
+        for other, file in list(self._opened.items()):
+            if not file.is_there():
+                forget_engine(other, dispose=True)
+                self._opened.pop(other, None)  # another channel's thread may have found it too
+        self._opened[uri] = self
+
+    def is_there(self) -> bool:
+        """Return whether its path still leads to it."""
+        return _identity(self._path) == self._identity
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        stat = path.stat()
+        return stat.st_dev, stat.st_ino
+    return None
+
+
+def _store_class() -> Any:
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    return SqlAlchemyStore
+
+
+def has_tables(database: Path) -> bool:
+    """Return whether a file has anything in it; an empty one is what an interrupted `touch` or connect leaves."""
+    with contextlib.suppress(OSError):
+        return database.stat().st_size > 0
+    return False
+
+
+def prepare_tables(database: Path) -> None:
+    """Make in memory what `ensure_database` will need, if it will, and touch no disk."""
+    _store_class()
+    if not has_tables(database):
+        empty_tables()
+
+
+def empty_tables() -> bytes | None:
+    """Make a database with MLflow's tables and no rows by its own migrations, and return it; None where that fails."""
+    with _migrating:
+        return _migrated()
+
+
+@functools.cache
+def _migrated() -> bytes | None:
+    with contextlib.suppress(Exception):  # another version's internals: MLflow then makes the tables on the disk
+        from sqlalchemy import create_engine
+        from sqlalchemy.pool import StaticPool
+
+        # One connection for all steps of the migration: each connection would have an empty database.
+        engine = create_engine("sqlite://", poolclass=StaticPool)
+        make = tables_maker()
+        if make is None:
+            return None
+        make(engine)
+        with closing(engine.raw_connection()) as lent:
+            connection: Any = lent.driver_connection
+            tables: bytes = connection.serialize()
+        engine.dispose()
+        return tables
+    return None
+
+
+def _make(database: Path, artifact_root: Path) -> None:
+    tables = empty_tables()
+    if tables is not None:
+        connect = sqlite3.connect
+        with closing(connect(":memory:")) as source, closing(connect(database)) as target:
+            source.deserialize(tables)
+            source.backup(target)
+    make_store = _store_class()  # it adds the default experiment, and checks the tables
+    uri = sqlite_uri(database)
+    make_store(uri, "/").engine.dispose()
+    forget_engine(uri, dispose=False)  # the file is about to have another name
+    with closing(sqlite3.connect(database)) as connection:
+        # MLflow writes this path into its SQL as it is, where some quotes, colons and backslashes mean something else.
+        default = (artifact_root.absolute() / "0").as_uri()
+        connection.execute("UPDATE experiments SET artifact_location = ? WHERE experiment_id = 0", (default,))
+        connection.commit()
+        # Readers (the UI) and one writer then do not wait for each other; the mode stays with the file.
+        # MLflow itself waits 20 s for a lock, in each session.
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+class ArtifactFolders:
+    """The folders of artifacts of the runs in one database; `guarded` allows only those in the database's folder."""
+
+    def __init__(self, database: Path, *, guarded: bool = False) -> None:
+        self._database = database
+        self._guarded = guarded
+        self._ready: set[str] = set()
+
+    def prepare(self, run_id: str, uri: str) -> None:
+        """Check, before anything is written, that a run's artifacts go to a folder of this store, or raise `OSError`.
+
+        Where they lay beside a database that was moved or copied since, the database gets their path beside it here in
+        place of `uri`: MLflow's page then finds those that were moved with it as well.
+        """
+        forget_artifacts(run_id)  # another store of this process may be a copy
+        folder = _local(uri)
+        if run_id in self._ready or (folder is None and not self._guarded):
+            return
+        here = self._database.parent
+        if folder is not None and self._was_left_behind(folder, run_id):
+            folder = here / ROOT / run_id / "artifacts"
+            with closing(sqlite3.connect(self._database, timeout=20)) as connection, connection:
+                connection.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (folder.as_uri(), run_id))
+        inside = folder is not None and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(here))
+        if self._guarded and not inside:
+            raise PermissionError(
+                f"the run's artifacts belong in {hide(uri)}, outside of the database's own folder {here}, "
+                f"and you have not named this store: `rl8x sync --to {sqlite_uri(self._database)}` does"
+            )
+        if folder is not None and not any(parent.exists() for parent in folder.parents[1:4]):
+            raise FileNotFoundError(f"the folder of the run's artifacts, {folder}, is not there, and none is made")
+        self._ready.add(run_id)
+
+    def _was_left_behind(self, folder: Path, run_id: str) -> bool:
+        """Return whether a folder belongs to the place from which this database was moved or copied."""
+        root = folder.parents[1]
+        if folder.parts[-4:] != ("mlruns", ROOT, run_id, "artifacts"):
+            return False
+        with contextlib.suppress(OSError):
+            if os.path.samefile(root.parent, self._database.parent):
+                return False
+        return not root.exists() or (root.parent / self._database.name).exists()
+
+
+def _local(uri: str) -> Path | None:
+    parts = urlsplit(uri)
+    if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
+        return None
+    path = Path(uri if parts.scheme == "" else unquote(parts.path))
+    return path if path.is_absolute() else None
+
+
+def rename_left(database: Path, run_id: str, left: LeftBehind) -> None:
+    """Call those points of a run `left/NAME` that it has left behind, where MLflow's tables are a local file."""
+    skipped = "".join(f" AND key NOT LIKE '{prefix}%'" for prefix in NOT_OF_A_COURSE)
+    where, values = f"run_uuid = ? AND step >= ? AND timestamp < ?{skipped}", (run_id, left.step, left.before)
+    columns = "key, value, timestamp, step, is_nan, run_uuid"
+    newest = (
+        f"INSERT INTO latest_metrics ({columns}) SELECT {columns} FROM metrics WHERE run_uuid = ? AND key = ? "
+        "ORDER BY step DESC, timestamp DESC, value DESC LIMIT 1"
+    )
+    open_file = f"{database.resolve().as_uri()}?mode=rw"  # else one that is not there would be made
+    with (
+        contextlib.suppress(sqlite3.Error),
+        closing(sqlite3.connect(open_file, uri=True, timeout=20)) as connection,
+        connection,
+    ):
+        names = [name for (name,) in connection.execute(f"SELECT DISTINCT key FROM metrics WHERE {where}", values)]
+        connection.execute(f"UPDATE OR IGNORE metrics SET key = '{LEFT}' || key WHERE {where}", values)
+        for name in (prefix + name for name in names for prefix in ("", LEFT)):
+            connection.execute("DELETE FROM latest_metrics WHERE run_uuid = ? AND key = ?", (run_id, name))
+            connection.execute(newest, (run_id, name))
+
+
+_VALUE = "CASE WHEN is_nan THEN NULL ELSE value END"
+_IDS = 500  # in one query: sqlite limits the values of a statement
+
+Points = tuple[list[int], list[float]]
+"""Steps and values of a metric, in the order in which they were logged."""
+
+
+class RunRecord(NamedTuple):
+    """A run as its store has it."""
+
+    id: str
+    name: str
+    status: str
+    start_time: int
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+    tags: Mapping[str, str]
+
+
+class DatabaseRuns:
+    """The runs of a database that are not deleted. Every call raises `sqlite3.Error` where it cannot be read."""
+
+    def __init__(self, database: Path) -> None:
+        self._uri = f"{database.as_uri()}?mode=ro"
+
+    def by_id(self, run_id: str) -> list[RunRecord]:
+        """Find a run by its ID."""
+        return self._runs("run_uuid = ?", run_id)
+
+    def by_name(self, name: str) -> list[RunRecord]:
+        """List the runs of a name."""
+        return self._runs("name = ?", name)
+
+    def by_tag(self, tag: str, value: str) -> list[RunRecord]:
+        """List the runs that have a value of a tag."""
+        return self._runs("run_uuid IN (SELECT run_uuid FROM tags WHERE key = ? AND value = ?)", tag, value)
+
+    def of_experiment(self, experiment_id: str) -> list[RunRecord]:
+        """List the runs of an experiment."""
+        return self._runs("experiment_id = ?", int(experiment_id))
+
+    def names(self) -> set[str]:
+        """List the names of all runs."""
+        with self._open() as connection:
+            return {
+                name for (name,) in connection.execute("SELECT name FROM runs WHERE lifecycle_stage = 'active'") if name
+            }
+
+    def experiments(self) -> dict[str, str]:
+        """Return the names of the experiments by their IDs."""
+        query = "SELECT experiment_id, name FROM experiments WHERE lifecycle_stage = 'active'"
+        with self._open() as connection:
+            return {str(experiment_id): name for experiment_id, name in connection.execute(query)}
+
+    def histories(self, run_ids: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Points]]:
+        """Read metrics of several runs at once, by metric and run; what a run does not have is left out."""
+        by_name: dict[str, dict[str, Points]] = {name: {} for name in names}
+        with self._open() as connection:
+            for ids in _parts(run_ids):
+                left = _left_behind(connection, ids)
+                query = (
+                    f"SELECT key, run_uuid, step, timestamp, {_VALUE} FROM metrics "
+                    f"WHERE run_uuid IN ({_marks(ids)}) AND key IN ({_marks(names)}) ORDER BY timestamp, step"
+                )
+                for name, run_id, step, timestamp, value in connection.execute(query, (*ids, *names)):
+                    if any(each.has(name, step, timestamp) for each in left.get(run_id, ())):
+                        continue
+                    steps, values = by_name[name].setdefault(run_id, ([], []))
+                    steps.append(step)
+                    values.append(_number(value))
+        return by_name
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        with contextlib.closing(sqlite3.connect(self._uri, uri=True, timeout=5)) as connection:
+            yield connection
+
+    def _runs(self, condition: str, *values: str | int) -> list[RunRecord]:
+        """Read the runs that meet a condition, the oldest first, in a query for each of their tables."""
+        query = f"SELECT run_uuid, name, status, start_time FROM runs WHERE lifecycle_stage = 'active' AND {condition}"
+        with self._open() as connection:
+            rows = connection.execute(f"{query} ORDER BY start_time, run_uuid", values).fetchall()
+            ids = [row[0] for row in rows]
+            params = _pairs(connection, "SELECT run_uuid, key, value FROM params", ids)
+            tags = _pairs(connection, "SELECT run_uuid, key, value FROM tags", ids)
+            metrics = _pairs(connection, f"SELECT run_uuid, key, {_VALUE} FROM latest_metrics", ids)
+            for run_id in (run_id for run_id in ids if LEFT_TAG in tags[run_id]):
+                metrics[run_id] = _latest(connection, run_id, left_behind(tags[run_id]))
+        return [
+            RunRecord(
+                run_id,
+                name or run_id,
+                status,
+                start_time or 0,
+                params[run_id],
+                {key: _number(value) for key, value in metrics[run_id].items()},
+                tags[run_id],
+            )
+            for run_id, name, status, start_time in rows
+        ]
+
+
+def _left_behind(connection: sqlite3.Connection, run_ids: Sequence[str]) -> dict[str, list[LeftBehind]]:
+    """Read what runs have left behind, of those that have."""
+    query = f"SELECT run_uuid, value FROM tags WHERE key = ? AND run_uuid IN ({_marks(run_ids)})"
+    return {run_id: left_behind({LEFT_TAG: value}) for run_id, value in connection.execute(query, (LEFT_TAG, *run_ids))}
+
+
+def _latest(connection: sqlite3.Connection, run_id: str, left: Sequence[LeftBehind]) -> dict[str, str]:
+    """Read the last value of each metric, without what a run has left behind."""
+    query = f"SELECT key, step, timestamp, {_VALUE} FROM metrics WHERE run_uuid = ? ORDER BY step, timestamp, value"
+    points = connection.execute(query, (run_id,))
+    return {key: value for key, step, time, value in points if not any(each.has(key, step, time) for each in left)}
+
+
+def _pairs(connection: sqlite3.Connection, query: str, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Read names and values by run."""
+    by_run: dict[str, dict[str, str]] = {run_id: {} for run_id in run_ids}
+    for ids in _parts(run_ids):
+        for run_id, key, value in connection.execute(f"{query} WHERE run_uuid IN ({_marks(ids)}) ORDER BY rowid", ids):
+            by_run[run_id][key] = value
+    return by_run
+
+
+def _parts(items: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(items), _IDS):
+        yield items[start : start + _IDS]
+
+
+def _marks(items: Sequence[str]) -> str:
+    return ", ".join("?" * len(items))
+
+
+def _number(value: str | float | None) -> float:
+    return float("nan") if value is None else float(value)

@@ -1,14 +1,28 @@
-"""The `Tracker` protocol, all that the trainer asks of a tracker; errors; and the tracker that keeps nothing."""
+"""The `Tracker` protocol, all that the trainer asks of a tracker, with its errors, names, values and steps.
+
+Names, values and steps are checked where they are logged: one bad name spoils a whole request. Beside it the trackers
+that keep nothing, and that keep a run in lists, for scripts that want the numbers and for tests.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import operator
 import os
+import posixpath
+import re
+import shlex
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from rl8x.output import described
+from rl8x.tracking.repeats import are_of_one_course
+from rl8x.tracking.secrets import logger
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 PARENT_TAG: Final = "mlflow.parentRunId"
@@ -203,3 +217,297 @@ def log_table(tracker: Tracker, path: str | os.PathLike[str]) -> None:
     """
     tracker.log_artifact(path)
     tracker.set_tags({_TABLES_TAG: json.dumps([{"path": Path(path).name, "type": "table"}])})
+
+
+_log = logger(__name__)
+_ValueT = TypeVar("_ValueT")
+
+MAX_NAME_LENGTH = 250
+MAX_PARAM_LENGTH = 6000
+MAX_TAG_LENGTH = 8000
+_ILLEGAL = re.compile(r"[^/\w.\- :]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def readable(text: str) -> str:
+    """Escape what no store takes: parts that are not UTF-8, as arguments in Latin-1 leave them, and null bytes."""
+    with contextlib.suppress(UnicodeEncodeError):
+        text = text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+def legal_name(name: str) -> str:
+    """Turn any text into a name that MLflow takes: letters, digits, `_ - . : /` and space, at most 250 characters."""
+    if not isinstance(name, str):
+        raise TypeError(f"a name must be a str; got {type(name).__name__} {name!r}")
+    parts = [part if part.strip(".") else "_" * len(part) for part in _ILLEGAL.sub("_", name).split("/") if part]
+    legal = "/".join(parts)
+    if not legal:
+        raise ValueError(f"a name must have at least one character that is not '/'; got {name!r}")
+    if len(legal) > MAX_NAME_LENGTH:
+        legal = f"{legal[: MAX_NAME_LENGTH - 9]}-{digest(readable(name))[:8]}"
+    return legal
+
+
+def digest(text: str) -> str:
+    """Return sixteen letters that stand for a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def fitted(name: str, text: str) -> tuple[str, str | None]:
+    """Cut a param to what a store takes; returns it and the artifact that is to have the whole text, if it is cut."""
+    if len(text) <= MAX_PARAM_LENGTH:
+        return text, None
+    file = f"params/{name.replace(':', '_')}.txt"
+    if len(file.encode()) > 250:  # of a file's name, in bytes; param names may be longer
+        file = f"params/{digest(name)}.txt"
+    note = f" ... (the whole value is the artifact {file})"
+    return text[: MAX_PARAM_LENGTH - len(note)] + note, file
+
+
+def typed_name(name: str | None, is_unique: bool) -> str | None:
+    """Return a run's name as a command started in this folder takes it; None where it would not find the run."""
+    if not name or not is_unique or not name.isprintable() or name.startswith("-") or os.path.exists(name):
+        return None  # it is unknown, or would be taken for something else
+    return shlex.quote(name)
+
+
+class NameTable:
+    """Remembers which legal name each given name got, and numbers those that would become one: `a_`, `a_-2`."""
+
+    def __init__(self, kind: str = "", before: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._kind = kind
+        self._legal = dict(before)
+        self._given = {legal: name for name, legal in before.items()}
+
+    @property
+    def state(self) -> dict[str, str]:
+        """The names that another process could take otherwise: all that are not legal, and that one of them is like."""
+        changed = {name: legal for name, legal in self._legal.items() if legal != name}
+        return changed | {other: other for other in map(legal_name, changed) if other in self._legal}
+
+    def legal(self, named: Mapping[str, _ValueT]) -> Mapping[str, _ValueT]:
+        """Return values under the legal ones of their names, whatever order they come in; raises as `legal_name`."""
+        new = [name for name in named if name not in self._legal]
+        for name in sorted(new, key=lambda name: (legal_name(name) != name, name)):
+            self.add(name)
+        return {self._legal[name]: value for name, value in named.items()}
+
+    def add(self, name: str) -> str:
+        """Return the legal name of `name`, which no other name has."""
+        if name in self._legal:
+            return self._legal[name]
+        first = legal = legal_name(name)
+        number = 1
+        while self._given.setdefault(legal, name) != name:
+            number += 1
+            legal = f"{first[: MAX_NAME_LENGTH - len(f'-{number}')]}-{number}"
+        self._legal[name] = legal
+        if number > 1:
+            _log.warning("tracking: %r is logged as %r, since %r is called %r", name, legal, self._given[first], first)
+        elif legal != name and self._kind:
+            _log.warning("tracking: the %s %r is logged as %r, which MLflow takes", self._kind, name, legal)
+        return legal
+
+
+def metric_value(name: str, value: object) -> float:
+    """Turn a number (or a tensor or array of one) into a float, or raise `TypeError`; NaN and infinities stay."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise TypeError(f"metric {name!r} must be one number; got {type(value).__name__} {value!r:.80}") from error
+
+
+def metric_step(step: object, quantity: str = "step") -> int:
+    """Turn a step, or a time in milliseconds, into an int; raises `TypeError`, and `ValueError` beyond 64 bits."""
+    try:
+        number = operator.index(step)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise TypeError(f"{quantity} must be an integer; got {type(step).__name__} {step!r:.80}") from error
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{quantity} must fit into 64 bits; got {number!s:.80}")
+    return number
+
+
+def artifact_name(name: str) -> str:
+    """Return an artifact's name as a store has it; `TrackingError` for what is no relative path inside its folder."""
+    text = _SURROGATE.sub(lambda surrogate: f"_u{ord(surrogate[0]):x}", str(name))
+    path = posixpath.normpath(text) if text.strip() else "."
+    odd = path == "." or text.startswith(("/", "~")) or "\\" in text or "\0" in text
+    if odd or ":" in text.split("/")[0] or ".." in text.split("/"):
+        raise TrackingError(f"an artifact's name must be a relative path without '..', ':' or '\\'; got {text!r}")
+    return path
+
+
+class Row(NamedTuple):
+    """One call of `log_metrics`.
+
+    Attributes:
+        step: Where the clock was.
+        metrics: Numbers by name.
+    """
+
+    step: int
+    metrics: dict[str, float]
+
+
+class MemoryTracker:
+    """A `Tracker` that keeps one run in memory.
+
+    `rows`, `params`, `tags`, `description`, `texts`, `artifacts` (names), `models` (what is said of each, by name) and
+    `status` (None before `start()`, then "RUNNING", then what `finish` was given) can be read at any time. `start()`
+    without `resume` begins anew.
+    """
+
+    location: str = "memory"
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self.run_id: str | None = None
+        self.rows: list[Row] = []
+        self.params: dict[str, object] = {}
+        self.tags: dict[str, str] = {}
+        self.description: str | None = None
+        self.texts: dict[str, str] = {}
+        self.artifacts: list[str] = []
+        self.models: dict[str, dict[str, object]] = {}
+        self.status: str | None = None
+        self._known: dict[tuple[int, str], list[float]] = {}  # what was there at a resume, and has not come again
+        self._num_known = 0
+        self._open = self._keeps_status = False
+
+    @property
+    def resume_handle(self) -> str | None:
+        """The ID of the run."""
+        return self.run_id
+
+    def start(
+        self,
+        *,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+        resume: str | None = None,
+        repeats: bool = True,
+        keeps_status: bool = False,
+    ) -> None:
+        """Begin a run, or go on with the one that is here; see `Tracker.start`.
+
+        Raises:
+            TrackingError: If another run is to be gone on with.
+        """
+        if resume is None:
+            self._clear()
+            self.run_id = uuid.uuid4().hex
+        elif resume != self.run_id:
+            raise TrackingError(f"this MemoryTracker has run {self.run_id!r}; it cannot go on with {resume!r}")
+        if repeats:
+            self._known, self._num_known = {}, len(self.rows)
+            for row in self.rows:
+                for name, value in row.metrics.items():
+                    self._known.setdefault((row.step, name), []).append(value)
+        self._open, self._keeps_status = True, keeps_status
+        if not keeps_status:
+            self.status = "RUNNING"
+        self.log_params(params)
+        self.set_tags(tags)
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Add hyperparameters."""
+        self.params.update(params)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags."""
+        self.tags.update({name: str(value) for name, value in tags.items()})
+
+    def describe(self, text: str, folder: str | None = None) -> None:
+        """Keep the description."""
+        self.description = text
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Keep one row, without what a resumed run already had at this step, as often as it had it.
+
+        A resumed run that comes to other values than it had leaves behind those from this step on.
+
+        Raises:
+            RuntimeError: If no run goes on.
+            TypeError: If a value is not a number, a name not a string, or the step not a whole number.
+        """
+        if not self._open:
+            raise RuntimeError("log_metrics() needs a running run; call start() first")
+        at = metric_step(step)
+        row = given = {name: metric_value(name, value) for name, value in metrics.items()}
+        known = {name: self._known.get((at, name), []) for name in given}
+        same = {name: [old for old in known[name] if are_of_one_course(name, old, given[name])] for name in given}
+        if any(known[name] and not same[name] for name in given):
+            self._leave_behind(at)
+        else:
+            row = {name: value for name, value in given.items() if not known[name]}
+            for name in given.keys() - row.keys():
+                known[name].remove((same[name] or known[name])[0])
+        if row:
+            self.rows.append(Row(at, row))
+
+    def _leave_behind(self, step: int) -> None:
+        """Drop what the run had from a step on when it was resumed."""
+        kept = []
+        for row in self.rows[: self._num_known]:
+            # What has come again at this very step is of both courses.
+            again = row.step == step
+            metrics = {name: v for name, v in row.metrics.items() if again and not self._known.get((step, name))}
+            kept += [row] if row.step < step else [Row(step, metrics)] if metrics else []
+        self.rows[: self._num_known], self._num_known = kept, len(kept)
+        self._known = {key: values for key, values in self._known.items() if key[0] < step}
+
+    def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
+        """Keep the name that the file would have.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+        """
+        if not Path(path).exists():
+            raise FileNotFoundError(f"no such file to log as an artifact: {os.fspath(path)}")
+        name = Path(path).name
+        self.artifacts.append(artifact_name(name if artifact_path is None else f"{artifact_path}/{name}"))
+
+    def log_model(
+        self, path: str | os.PathLike[str], description: Mapping[str, object], *, name: str, **about: object
+    ) -> None:
+        """Keep what is said of a model.
+
+        Args:
+            path: Its file, which is not kept.
+            description: What it is.
+            name: What it is called.
+            about: What else is said of it, such as `step` and `metrics`.
+        """
+        self.models[name] = {**description, **about}
+
+    def log_text(self, text: str, artifact_file: str) -> None:
+        """Keep a text."""
+        name = artifact_name(artifact_file)
+        self.texts[name] = text
+        self.artifacts.append(name)
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Return True: all is here."""
+        return True
+
+    def finish(self, status: Status) -> None:
+        """End the run; raises `ValueError` where `status` is none of FINISHED, FAILED, KILLED."""
+        check_status(status)
+        self._open = False
+        if not self._keeps_status:
+            self.status = status
+
+    def history(self, name: str) -> list[tuple[int, float]]:
+        """List the values of one metric, in the order in which they were logged.
+
+        Args:
+            name: The metric.
+
+        Returns:
+            (step, value) pairs.
+        """
+        return [(row.step, row.metrics[name]) for row in self.rows if name in row.metrics]

@@ -79,17 +79,7 @@ def are_of_one_course(name: str, value: float, other: float) -> bool:
 
 
 class Repeats:
-    """Points that a run had when it was resumed, each once, against the rows that come now.
-
-    A point beyond those that it had, such as a further evaluation at the same step, is new.
-
-    Args:
-        since: When the run was resumed, in milliseconds since 1970. None where the rows are older than what the run has
-            since, which it then never leaves behind.
-
-    Attributes:
-        left: What the run has left behind, once that is known.
-    """
+    """Points that a run had when it was resumed, each once, against the rows that come now."""
 
     def __init__(self, since: int | None) -> None:
         self.since = since
@@ -140,12 +130,7 @@ class Repeats:
 
 
 class JournalRepeats(Repeats):
-    """Repeats by the rows of the run's journal, which are read from the first step on that comes again.
-
-    Args:
-        since: As for `Repeats`.
-        rows: Reads all rows that the journal had then, without those left behind.
-    """
+    """Repeats by the rows of the run's journal, which are read from the first step on that comes again."""
 
     def __init__(self, since: int, rows: Callable[[], Iterable[LoggedRow]]) -> None:
         super().__init__(since)
@@ -166,14 +151,7 @@ class JournalRepeats(Repeats):
 
 
 class ServerRepeats(Repeats):
-    """Repeats by each metric's last step on the server; the histories of metrics that tell a course are read as well.
-
-    Args:
-        since: As for `Repeats`.
-        last: The last step of each metric when the run was resumed.
-        history: Reads all points of a metric.
-        tags: The run's tags.
-    """
+    """Repeats by each metric's last step on the server, and the histories of metrics that tell a course."""
 
     def __init__(
         self,

@@ -1,16 +1,19 @@
-"""Find runs: the one that the user has active, the one to resume, and its spool; and say where one is."""
+"""Find runs: the user's active one, the one to resume and its journal; say where one is; read them for reports."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib.util
 import os
 import shlex
 import socket
 import sqlite3
 import sys
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +32,17 @@ from rl8x.tracking.location import (
     shell_tracking_uri,
     user_tracking_uri,
 )
-from rl8x.tracking.names import typed_name
-from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.store import DEFAULT_EXPERIMENT, SPOOL_TAG
+from rl8x.tracking.private import DatabaseRuns, Points, RunRecord
+from rl8x.tracking.protocol import PARENT_TAG, StoreDownError, StoreRefusedError, TrackingError, readable, typed_name
+from rl8x.tracking.repeats import LEFT_TAG, LeftBehind, Point, left_behind
+from rl8x.tracking.store import DEFAULT_EXPERIMENT, SPOOL_TAG, MLflowStore
 
 HANDLE_PREFIX = "spool-"
 _BUSY_WAIT_S = 30.0  # how long a run that is gone on with waits for `rl8x sync` to be through with its spool
 
 
 def user_run_id(tracking_uri: str | None) -> tuple[str, str] | None:
-    """Return the ID and tracking URI of the user's active run, in this thread or by `MLFLOW_RUN_ID`; None without one.
-
-    A run in another store than an explicit `tracking_uri` is not meant.
-    """
+    """Return the ID and tracking URI of the user's active run, in this thread or by `MLFLOW_RUN_ID`, if any."""
     mlflow: Any = sys.modules.get("mlflow")  # where mlflow has not been imported no run is active
     if mlflow is not None and hasattr(mlflow, "active_run"):
         run = mlflow.active_run()
@@ -125,15 +126,7 @@ def has_run(location: Location, handle: str) -> bool:
 
 
 class Whereabouts:
-    """The place of a run: its store, and the spool with the part that has not arrived.
-
-    Attributes:
-        location: The store.
-        ack: What the store has of it.
-        unsent: What the store does not have of it.
-        spool: The folder that has the rest.
-        why: A space and the `reason` in parentheses for which the store does not take it, if that is known.
-    """
+    """The place of a run: its store, and the spool with the part that has not arrived."""
 
     def __init__(self, location: Location, journal: Journal, reason: str) -> None:
         self.location = location
@@ -144,21 +137,14 @@ class Whereabouts:
 
     @property
     def resume_word(self) -> str | None:
-        """The argument with which `rl8x resume`, started in this folder, finds the run: its name if that is unique.
-
-        Otherwise its ID; None where neither would do: the store is not the default one, or lacks a part of the run.
-        """
+        """The argument with which `rl8x resume`, started in this folder, finds the run: its name if that is unique."""
         if self.ack.run_id is None or not is_default(self.location) or self.unsent != Unsent():
             return None
         return self.name_word or self.ack.run_id
 
     @property
     def name_word(self) -> str | None:
-        """The run's name as a command started in this folder takes it, once all of the run has arrived.
-
-        None where it is not unique, is not known yet, would be taken for something else, or the store is not the
-        default one.
-        """
+        """The run's name as a command started in this folder takes it, once all of the run has arrived."""
         is_unique = self.ack.run_id is not None and self.ack.name_is_free and is_default(self.location)
         return typed_name(self.ack.run_name, is_unique)
 
@@ -195,10 +181,7 @@ class Whereabouts:
         return "rl8x sync" if self.spool.parent == mlruns_dir() / "spool" else f"rl8x sync {folder}"
 
     def resume_option(self, folder: Path) -> str:
-        """Return the option with which `rl8x resume`, started here on a folder of checkpoints, finds the store.
-
-        Empty where none is needed.
-        """
+        """Return the option with which `rl8x resume`, started here on a folder of checkpoints, finds the store."""
         is_hidden = self.location.uri != self.location.shown
         if is_default(self.location):
             return ""
@@ -240,11 +223,7 @@ Opened = tuple[Journal, Location]
 
 
 def check_folders(location: Location, spool_root: Path) -> None:
-    """Refuse a local store, or spools beside it, in a folder that cannot be written; touches nothing.
-
-    Raises:
-        TrackingError: If it is so.
-    """
+    """Refuse a local store, or spools beside it, in a folder that cannot be written; touches nothing."""
     for folder in () if location.database is None else (location.database.parent, spool_root):
         try:
             check_writable(folder)
@@ -277,13 +256,7 @@ def new_header(time_ms: int, experiment_name: str | None, run_name: str | None, 
 
 
 def open_new(root: Path, header: Op, tracking_uri: str | None) -> Opened:
-    """Make the spool of a run that begins: the user's active run if there is one, else a new one.
-
-    Args:
-        root: The folder for spools.
-        header: Header of the spool, made by `new_header`.
-        tracking_uri: The store that the tracker was given.
-    """
+    """Make the spool of a run that begins: the user's active run if there is one, else a new one."""
     active = user_run_id(tracking_uri)
     if active is None:
         return _create(root, header, locate(tracking_uri))
@@ -301,20 +274,7 @@ def open_resumed(
     before: Opened | None,
     run_key: str | None,
 ) -> Opened:
-    """Open the spool of a run to resume, or make another for it where it was sent and removed.
-
-    Args:
-        root: The folder for spools.
-        header: Header of a spool that has to be made, by `new_header`.
-        tracking_uri: The store that the tracker was given.
-        handle: The run's ID, or that of its spool.
-        resumed_spool: Where the run's spool was last, if not in `root`.
-        before: What this tracker has had open of the same run.
-        run_key: The key that the tracker finds the run by.
-
-    Raises:
-        TrackingError: There is no such run, it is still being written, or it was kept in a store that is not named.
-    """
+    """Open the spool of a run to resume, or make another for it where it was sent and removed."""
     roots = [root] if resumed_spool is None else [resumed_spool.parent, root]
     old = reopened(roots, handle)
     if old is not None:
@@ -353,3 +313,197 @@ def _location_of(opened: Journal, tracking_uri: str | None) -> Location:
         opened.close()
         raise
     return location
+
+
+_BARS = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
+_REQUESTS = 4  # at once, to a server
+_TIMEOUT_S = 30  # of a request: nothing waits for it but the reader
+_WAITS_S = (0.5, 2.0)  # a busy server drops connections
+
+
+class RunReader:
+    """Reads runs of one store: a local database itself, others through MLflow."""
+
+    def __init__(self, tracking_uri: str | None = None) -> None:
+        self._location = locate(tracking_uri)
+        database = self._location.database
+        if database is not None and not database.exists():
+            raise TrackingError(f"there are no runs: {database} does not exist; train, or give another tracking_uri")
+        with self._told():
+            self._runs: _StoreRuns | DatabaseRuns = (
+                _StoreRuns(self._location) if database is None else DatabaseRuns(database)
+            )
+
+    def run(self, run: str) -> RunRecord:
+        """Find a run by its ID or name."""
+        run = readable(run)
+        with self._told():
+            runs = self._runs.by_id(run) if run.isalnum() else []
+            runs = runs or self._runs.by_name(run)
+            if not runs:
+                near = difflib.get_close_matches(run, sorted(self._runs.names()), n=3)
+                hint = f"; did you mean {' or '.join(near)}" if near else "; `rl8x ui` shows what is there"
+                raise TrackingError(f"there is no run {run!r} in {self._location.shown}{hint}")
+        if len(runs) > 1:
+            ids = ", ".join(other.id for other in runs[:5])
+            raise TrackingError(f"{len(runs)} runs are called {run!r}; name one by its ID: {ids}")
+        return runs[0]
+
+    def entity(self, run: str) -> Any:
+        """Find a run by its ID or name, as MLflow has it, an `mlflow.entities.Run`. Imports mlflow."""
+        run_id = self.run(run).id
+        with self._told():
+            return MLflowStore(self._location, request_timeout_s=_TIMEOUT_S).run(run_id)
+
+    def run_of_spool(self, spool_id: str) -> RunRecord | None:
+        """Find the run that was made for a spool; None if there is none."""
+        with self._told():
+            runs = self._runs.by_tag(SPOOL_TAG, spool_id) if spool_id.isalnum() else []
+        return runs[0] if runs else None
+
+    def children(self, run_id: str) -> list[RunRecord]:
+        """List the runs whose parent is a run, the oldest first."""
+        with self._told():
+            return self._runs.by_tag(PARENT_TAG, run_id)
+
+    def experiment(self, name: str) -> list[RunRecord]:
+        """List the runs of an experiment, by its name or ID, the oldest first."""
+        with self._told():
+            experiments = self._runs.experiments()
+            ids = [key for key, known in experiments.items() if name == known] or [
+                key for key in experiments if key == name
+            ]
+            if not ids:
+                known = ", ".join(sorted(experiments.values()))
+                raise TrackingError(f"there is no experiment {name!r} in {self._location.shown}; there are {known}")
+            return self._runs.of_experiment(ids[0])
+
+    def histories(self, run_ids: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Points]]:
+        """Read metrics of several runs, by metric and run: one query of a local database, else a request for each."""
+        with self._told():
+            return self._runs.histories(run_ids, names)
+
+    def artifact(self, run_id: str, name: str, folder: Path) -> Path | None:
+        """Copy an artifact of a run into a folder; None where the run does not have it. Imports mlflow."""
+        with self._told(), _without_bars():
+            return MLflowStore(self._location, request_timeout_s=_TIMEOUT_S).download(run_id, name, folder)
+
+    def log_files(self, run_id: str, files: Sequence[Path], to: str) -> None:
+        """Copy files to a folder of a run's artifacts. Imports mlflow."""
+        with self._told():
+            store = MLflowStore(self._location, request_timeout_s=_TIMEOUT_S)
+            for file in files:
+                store.log_artifact(run_id, file, to)
+
+    def log_model(self, run_id: str, path: Path, about: Mapping[str, Any]) -> str:
+        """Log a policy's file as a model of a run by `artifacts.log_model`; return its ID. Imports mlflow."""
+        with self._told(), _without_bars():
+            return MLflowStore(self._location, request_timeout_s=_TIMEOUT_S).log_model(run_id, path, about)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (StoreDownError, StoreRefusedError, sqlite3.Error) as error:
+            raise TrackingError(f"cannot read runs of {self._location.shown}: {error}") from error
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keep MLflow from drawing a progress bar for each file, unless the user has asked for them."""
+    mine = _BARS not in os.environ
+    if mine:
+        os.environ[_BARS] = "false"
+    try:
+        yield
+    finally:
+        if mine:
+            os.environ.pop(_BARS, None)
+
+
+class _StoreRuns:
+    """Reads runs through MLflow, with the methods of `DatabaseRuns`."""
+
+    def __init__(self, location: Location) -> None:
+        self._store = MLflowStore(location, request_timeout_s=_TIMEOUT_S)
+
+    def by_id(self, run_id: str) -> list[RunRecord]:
+        return self._search(f"attributes.run_id = '{run_id}'")
+
+    def by_name(self, name: str) -> list[RunRecord]:
+        return self._oldest_first(self._store.search_by_name(name))
+
+    def by_tag(self, tag: str, value: str) -> list[RunRecord]:
+        return self._search(f"tags.`{tag}` = '{value}'")
+
+    def of_experiment(self, experiment_id: str) -> list[RunRecord]:
+        return self._oldest_first(self._store.search_all([experiment_id], ""))
+
+    def names(self) -> set[str]:
+        return {run.name for run in self._search("")}
+
+    def experiments(self) -> dict[str, str]:
+        return {str(experiment.experiment_id): str(experiment.name) for experiment in self._store.experiments()}
+
+    def histories(self, run_ids: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Points]]:
+        left = {run_id: left_behind(self._store.tags(run_id)) for run_id in run_ids}
+        by_name: dict[str, dict[str, Points]] = {name: {} for name in names}
+        for point, run_id in self._points([(run_id, name) for name in names for run_id in run_ids], left):
+            steps, values = by_name[point.name].setdefault(run_id, ([], []))
+            steps.append(point.step)
+            values.append(point.value)
+        return by_name
+
+    def _points(
+        self, pairs: Sequence[tuple[str, str]], left: Mapping[str, Sequence[LeftBehind]]
+    ) -> Iterator[tuple[Point, str]]:
+        """Yield the points of runs' metrics, with the run of each, but for what the runs have left behind."""
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            for (run_id, name), points in zip(pairs, pool.map(lambda pair: self._patiently(*pair), pairs), strict=True):
+                for point in points:
+                    if not any(each.has(name, point.step, point.timestamp) for each in left[run_id]):
+                        yield point, run_id
+
+    def _patiently(self, run_id: str, name: str) -> list[Point]:
+        for wait_s in _WAITS_S:
+            try:
+                return self._store.points(run_id, name)
+            except StoreDownError:
+                time.sleep(wait_s)
+        return self._store.points(run_id, name)
+
+    def _search(self, query: str) -> list[RunRecord]:
+        return self._oldest_first(self._store.search_all(list(self.experiments()), query))
+
+    def _oldest_first(self, runs: Sequence[Any]) -> list[RunRecord]:
+        return sorted(map(self._record, runs), key=lambda run: (run.start_time, run.id))
+
+    def _record(self, run: Any) -> RunRecord:
+        info, params, metrics, tags = run.info, dict(run.data.params), dict(run.data.metrics), dict(run.data.tags)
+        run_id, name, start = str(info.run_id), str(info.run_name or info.run_id), int(info.start_time or 0)
+        if LEFT_TAG in tags:
+            points = self._points([(run_id, name) for name in metrics], {run_id: left_behind(tags)})
+            newest = sorted((point.step, point.timestamp, point.value, point.name) for point, _ in points)
+            metrics = {name: value for *_, value, name in newest}
+        return RunRecord(run_id, name, str(info.status), start, params, metrics, tags)
+
+
+def find_record(run: str, tracking_uri: str | None = None) -> RunRecord:
+    """Find a run by its ID or its name; see `find_run`. Of a local database without importing mlflow."""
+    database, run = locate(tracking_uri).database, readable(run)
+    if database is not None and not database.exists():
+        raise TrackingError(f"there is no run {run!r}: {database} does not exist")
+    return RunReader(tracking_uri).run(run)
+
+
+def find_run(run: str, tracking_uri: str | None = None) -> Any:
+    """Find a run, an `mlflow.entities.Run`, by its ID or its name. Imports mlflow.
+
+    Args:
+        run: The ID, or the name.
+        tracking_uri: Where the runs are; None is where a tracker would keep them.
+
+    Raises:
+        TrackingError: If there is none, or if several have the name.
+    """
+    return RunReader(tracking_uri).entity(find_record(run, tracking_uri).id)

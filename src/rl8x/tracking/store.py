@@ -16,10 +16,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from rl8x.tracking import private
-from rl8x.tracking.curves import CURVES_FILE, Series, draw_curves
-from rl8x.tracking.database import ArtifactFolders, DatabaseFile, add_past_points, ensure_database, rename_left
-from rl8x.tracking.location import Location
-from rl8x.tracking.logged_models import log_model
+from rl8x.tracking.artifacts import log_model
+from rl8x.tracking.location import Location, make_mlruns
+from rl8x.tracking.locks import FileLock
+from rl8x.tracking.pages import CURVES_FILE, Series, draw_curves
+from rl8x.tracking.private import ArtifactFolders, DatabaseFile, add_past_points, has_tables, make_beside, rename_left
 from rl8x.tracking.protocol import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import LeftBehind, Point, left_behind, left_tag
 from rl8x.tracking.secrets import hide, showable
@@ -52,6 +53,21 @@ class NewRun(NamedTuple):
     start_time: int
 
 
+def ensure_database(location: Location) -> None:
+    """Create the database of an sqlite location, unless it is there."""
+    database = location.database
+    assert database is not None
+    if has_tables(database):
+        return
+    make_mlruns(database.parent)
+    with FileLock(database.with_name(f".{database.name}.lock")) as lock:
+        try:
+            if not has_tables(database):
+                make_beside(database, location.artifact_root or Path("mlruns"))
+        finally:
+            lock.path.unlink(missing_ok=True)  # a folder of the user's own may be under version control
+
+
 def source_tags() -> dict[str, str]:
     """Return the tags by which MLflow's UI shows where a run came from: script, user, git commit. Imports mlflow."""
     from mlflow.tracking.context.registry import resolve_tags
@@ -65,10 +81,7 @@ def most_points(location: Location) -> int:
 
 
 class MLflowStore:
-    """The runs of one MLflow store. Every call raises `StoreDownError` or `StoreRefusedError` and nothing else.
-
-    Building it imports mlflow and may create the database. An HTTP request counts as failed after `request_timeout_s`.
-    """
+    """The runs of one MLflow store. Every call raises `StoreDownError` or `StoreRefusedError` and nothing else."""
 
     def __init__(self, location: Location, *, request_timeout_s: int = 10) -> None:
         self._location = location
@@ -257,7 +270,7 @@ class MLflowStore:
         self._call(self._client.log_text, run_id, text, name)
 
     def log_model(self, run_id: str, path: str | Path, about: Mapping[str, Any]) -> str:
-        """Log a policy's file as a model of a run by `logged_models.log_model`; return the model's ID."""
+        """Log a policy's file as a model of a run by `artifacts.log_model`; return the model's ID."""
         self._find_artifacts(run_id)
         run = self.run(run_id)
         return self._call(log_model, self._client, run, Path(path), about, extra_time_s=120)
@@ -306,13 +319,7 @@ class MLflowStore:
         return [Point(name, float(point.value), int(point.timestamp), int(point.step)) for point in points]
 
     def leave_behind(self, run_id: str, step: int, before: int) -> str:
-        """Note that a run has left behind its points from a step on that are older than a time; return that in words.
-
-        Args:
-            run_id: The run.
-            step: The first step of these points.
-            before: Milliseconds since 1970.
-        """
+        """Note that a run has left behind its points from a step on older than a time; return that in words."""
         new = LeftBehind(step, before)
         known = [left for left in left_behind(self.tags(run_id)) if left != new]
         self.set_tags(run_id, left_tag([*known, new]))

@@ -271,13 +271,7 @@ def _is_ours(envelope: str) -> bool:
 
 
 def view(names: Iterable[str], constants: Collection[str] = ()) -> dict[str, Any]:
-    """Return the state of MLflow's page that shows metrics in the order in which they are of use.
-
-    The mean returns of evaluations and episodes come first, then losses and monitors; counters, times and coefficients
-    are folded, at the end, as are results, of one point each, and sections of `constants` alone, such as CartPole's
-    rewards. MLflow makes the charts of all other metrics, each in the section of its name up to the last
-    `/`. `names` are the metrics that the experiment has. The list of runs shows task, algorithm and result.
-    """
+    """Return the state of MLflow's page that shows metrics in the order in which they are of use."""
     names = set(names)
     named = {name for name in names if re.fullmatch(r"eval/.+/(horizon_)?returns/mean", name)}  # evaluations with names
     first = [*_FIRST, *sorted(named)]

@@ -20,7 +20,7 @@ from rl8x.envs.env_config import inherited_config
 from rl8x.names import did_you_mean
 from rl8x.policy import Policy
 from rl8x.tracking import MemoryTracker, MLflowTracker, Tracker
-from rl8x.tracking.reading import RunReader
+from rl8x.tracking.runs import RunReader
 from rl8x.video import Film, check_pictures, film, make_filmed
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def check_models(policy: Policy, tracker: Tracker) -> None:
 
 def log_policy(tracker: Tracker, policy: Policy, **about: Any) -> None:
     """Log a policy as a model; `about` are further arguments of `MLflowTracker.log_model`."""
-    from rl8x.tracking.policy_model import describe_model
+    from rl8x.tracking.artifacts import describe_model
 
     policy = copy.deepcopy(policy).cpu()
     with tempfile.TemporaryDirectory() as folder:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rl8x import keys
-from rl8x.tracking.names import legal_name, metric_value
+from rl8x.tracking.protocol import legal_name, metric_value
 from rl8x.trainers.statistics import TrainStats
 
 # Called with the trainer and a row.

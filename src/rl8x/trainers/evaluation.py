@@ -28,7 +28,7 @@ from rl8x.policy import Policy
 from rl8x.rollouts.episodes import EpisodeRunner, warn_of_cut
 from rl8x.rollouts.statistics import Stats, info_means, masked_summary, named, summary
 from rl8x.spaces import are_alike
-from rl8x.tracking.names import MAX_NAME_LENGTH, digest, legal_name
+from rl8x.tracking.protocol import MAX_NAME_LENGTH, digest, legal_name
 from rl8x.trainers.ranks import pooled_row
 
 NOWHERE: Final = (

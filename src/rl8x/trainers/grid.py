@@ -40,7 +40,7 @@ from rl8x.envs.cells import Cells, check_test, make_cells, num_cells
 from rl8x.execution import Execution
 from rl8x.rollouts.episodes import STEPS_PER_LOOK, EpisodeRunner, warn_of_cut
 from rl8x.tracking import Tracker
-from rl8x.tracking.names import legal_name
+from rl8x.tracking.protocol import legal_name
 from rl8x.trainers.artifacts import finite_curve
 from rl8x.trainers.evaluation import NOWHERE, EpisodeEvaluator
 

@@ -29,7 +29,7 @@ from rl8x.config.spec import RunOptions
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, TrackingError
 from rl8x.tracking.location import is_users_own, locate, recorded_location, user_tracking_uri
 from rl8x.tracking.runs import has_run
-from rl8x.tracking.stored_run import RESUMED_TAG
+from rl8x.tracking.sender import RESUMED_TAG
 
 # Options of a trainer that its spec has by the same names.
 TRAINER_OPTIONS: Final = ("eval_env", "num_eval_envs", "on_non_finite", "log_models")

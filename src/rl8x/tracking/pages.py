@@ -1,25 +1,39 @@
-"""Thins the rows that are sent, so that a store's pages stay quick, and keeps all of them in a file.
+"""What of a run a store's pages show: thinned rows, a picture of learning curves, samples of the machine.
 
 A metric's first 128 points are sent as they come, then 64 for each doubling of their number: whoever looks at a run
 that goes on sees it all, if coarsely, and a run of any length stays far below the limit. When the run ends, points are
 added so that every k-th is there, with the smallest power of two for k that keeps the limit, and the last one. A
 point's place in its metric decides alone, so that a resumed run, whose rows come again, sends the same.
+
+Curves are drawn by the process that talks to MLflow: a run's end waits for it, Matplotlib is imported there in half a
+second, and never by the training's process. MLflow's own sampler of the machine would log past the journal, so that an
+outage would lose what it measured; names are those of MLflow where it has the same.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import math
 import os
+import threading
+import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
+from rl8x import drawing
+from rl8x.drawing import LIGHT, Curve, Drawing, Theme
 from rl8x.tracking.secrets import logger
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _log = logger(__name__)
 
@@ -230,3 +244,114 @@ def _added(count: int, max_points: int) -> NDArray[np.bool_]:
         if np.sum(even | sent) <= max_points:
             return np.asarray(even & ~sent)
         every *= 2
+
+
+CURVES_FILE: Final = "learning-curves.png"
+Series = Mapping[str, Sequence[Sequence[float]]]
+"""Steps and values of metrics, by name: a pair for each point."""
+
+_drawing = threading.Lock()  # Matplotlib's settings are those of the whole process
+
+
+def draw_curves(series: Series, title: str, clock: str) -> bytes | None:
+    """Draw learning curves as a PNG."""
+    try:
+        lines = {name: np.asarray(points, dtype=np.float64) for name, points in series.items() if len(points) > 1}
+        if not lines:
+            return None
+        with _drawing:
+            picture = Drawing("learning-curves", title, "", functools.partial(_draw, lines, clock))
+            return drawing.png(picture, LIGHT, titled=True)
+    except Exception:  # a broken Matplotlib, or a spool that somebody has edited
+        _log.debug("tracking: the learning curves cannot be drawn", exc_info=True)
+        return None
+
+
+def _draw(lines: Mapping[str, np.ndarray[Any, Any]], clock: str, theme: Theme) -> Figure:
+    figure = drawing.new_figure(8.4, 4.6)
+    panel = figure.subplots()
+    curves = {}
+    for name, points in lines.items():
+        no_band = np.full(len(points), np.nan)
+        curves[name] = Curve(points[:, 0], points[:, 1], no_band, no_band)
+    drawing.draw_curves(panel, curves, clock, next(iter(lines)) if len(lines) == 1 else "return", theme)
+    drawing.draw_legend(figure, panel, len(lines))
+    return figure
+
+
+SWITCH: Final = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
+INTERVAL: Final = "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"
+_INTERVAL_S: Final = 10.0
+_MB: Final = 1e6
+
+
+class SystemSampler:
+    """Measures processors, memory and NVIDIA's GPUs now and then; a sample takes about a millisecond."""
+
+    def __init__(self, pid: int, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self._process = psutil.Process(pid)
+        self._gpus = _Gpus()
+        psutil.cpu_percent()  # both measure since the call before
+        self._process.cpu_percent()
+        self._due = time.monotonic() + self.interval_s
+
+    def sample(self) -> dict[str, float]:
+        """Return what is measured now, where a sample is due; else nothing."""
+        now = time.monotonic()
+        if now < self._due:
+            return {}
+        self._due = now + self.interval_s
+        memory = psutil.virtual_memory()
+        measured = {
+            "cpu_utilization_percentage": psutil.cpu_percent(),
+            "system_memory_usage_megabytes": memory.used / _MB,
+            "system_memory_usage_percentage": memory.percent,
+            "process_cpu_percentage": self._process.cpu_percent(),  # 100 is one processor
+            "process_memory_megabytes": self._process.memory_info().rss / _MB,
+            **self._gpus.measured(),
+        }
+        return {f"system/{name}": float(value) for name, value in measured.items()}
+
+
+class _Gpus:
+    """NVIDIA's GPUs, where the package nvidia-ml-py finds some."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._handles: list[Any] = []
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            self._nvml = pynvml
+        except Exception:  # not installed, or without a driver that it knows
+            self._handles = []
+
+    def measured(self) -> dict[str, float]:
+        """Return use and memory of each."""
+        metrics: dict[str, float] = {}
+        for index, handle in enumerate(self._handles):
+            try:
+                memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+                metrics[f"gpu_{index}_memory_usage_megabytes"] = memory.used / _MB
+                metrics[f"gpu_{index}_memory_usage_percentage"] = 100 * memory.used / memory.total
+                metrics[f"gpu_{index}_utilization_percentage"] = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu
+            except Exception:  # a part of a GPU does not say all
+                continue
+        return metrics
+
+
+def is_asked_for(choice: bool | None, *, owns: bool) -> bool:
+    """Whether to sample: where the user says so, to rl8x or, of a run that rl8x began, to MLflow."""
+    return choice if choice is not None else owns and os.environ.get(SWITCH, "").strip().lower() in ("true", "1")
+
+
+def interval() -> float:
+    """Return the seconds between two samples, from MLflow's variable for them."""
+    try:
+        interval_s = float(os.environ.get(INTERVAL, _INTERVAL_S))
+    except ValueError:
+        return _INTERVAL_S
+    return interval_s if math.isfinite(interval_s) and interval_s > 0 else _INTERVAL_S

@@ -1,0 +1,301 @@
+"""Artifacts: their copies in a journal, and policies as models of MLflow.
+
+A copy is made when an artifact is logged, as `files/<number>/<name>`, which is what an op names, and removed when the
+store has it. A policy is a model with metrics of its step, by which it can be ranked, which MLflow loads by this module
+and without pickle: `mlflow.pyfunc.load_model(...).predict` takes and gives what `rl8x.export` calls inputs and outputs,
+but without `noise`. What a policy remembers is among both, so that a server answers each request by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Collection, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from rl8x._version import __version__
+from rl8x.tracking.journal import FILES, JOURNAL
+from rl8x.tracking.protocol import TrackingError, artifact_name, digest, legal_name, readable
+
+if TYPE_CHECKING:
+    from rl8x.policy import Policy
+
+# Torch is imported where it is needed: the process that talks to MLflow does not need it.
+
+
+def highest_number(spool: Path) -> int:
+    """Return the highest number of a copy in a spool; 0 without one."""
+    names = [path.name for path in (spool / FILES).glob("*")]
+    return max((int(name) for name in names if name.isascii() and name.isdigit() and len(name) < 10), default=0)
+
+
+def keep(spool: Path, number: int, source: Path, besides: Collection[Path] = ()) -> str:
+    """Copy a file or folder into a spool; returns its path there, in which all names are UTF-8."""
+    name = artifact_name(source.name)
+    target = spool / FILES / str(number) / name
+    try:
+        (spool / FILES).mkdir(exist_ok=True)  # but no spool where there is none: it was moved or deleted
+        target.parent.mkdir()
+        if source.is_dir():
+            spools = [path.parent for path in spool.parent.glob(f"*/{JOURNAL}")]
+            left_out = {os.path.realpath(folder) for folder in (*besides, spool.parent, *spools)}
+            shutil.copytree(source, target, ignore=lambda folder, names: _left_out(folder, names, left_out))
+            _rename_non_utf8(target)
+        else:
+            shutil.copyfile(source, target)
+    except OSError:
+        shutil.rmtree(target.parent, ignore_errors=True)  # half a copy would only take room that rows need
+        raise
+    return f"{FILES}/{number}/{name}"
+
+
+def _left_out(folder: str, names: list[str], paths: set[str]) -> list[str]:
+    """List the names in a folder to leave out: those that lead to one of `paths`, or to a parent of the folder."""
+    here = Path(os.path.realpath(folder))
+    back = paths | {str(path) for path in (here, *here.parents)}
+    return [name for name in names if os.path.realpath(here / name) in back]
+
+
+def _rename_non_utf8(folder: Path) -> None:
+    """Rename files and folders whose names are not UTF-8, since no store takes them."""
+    for parent, folders, files in os.walk(folder, topdown=False):
+        for name in (*folders, *files):
+            if readable(name) != name:
+                os.rename(os.path.join(parent, name), os.path.join(parent, artifact_name(name)))
+
+
+def kept_path(spool: Path, file: str) -> Path:
+    """Return the path of a copy; raises `TrackingError` where what an op names would lie outside the spool."""
+    name = PurePosixPath(artifact_name(file))
+    if name.parts[0] != FILES or len(name.parts) != 3:
+        raise TrackingError(f"not a file of this spool: {name}")
+    return spool / name
+
+
+def check_kept(path: Path, spool: Path) -> None:
+    """Refuse what no spool of ours has: a link on the way to a copy or in a copied folder, a device, a pipe."""
+    if not os.path.lexists(path):
+        raise TrackingError("its file is not in the spool")
+    for folder in list(path.relative_to(spool).parents)[:-1]:
+        _check_mode(spool / folder)
+    left = [path]
+    while left:
+        entry = left.pop()
+        if stat.S_ISDIR(_check_mode(entry)):
+            left += entry.iterdir()
+
+
+def _check_mode(path: Path) -> int:
+    mode = path.lstat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise TrackingError(f"{path.name} is no plain file: links are not followed, devices and pipes not read")
+    return mode
+
+
+LOADER: Final = "rl8x.tracking.artifacts"
+KEY_TAG: Final = "rl8x.model_key"
+MODEL_TYPE: Final = "rl8x-policy"
+
+
+def log_model(client: Any, run: Any, path: Path, about: Mapping[str, Any]) -> str:
+    """Log a policy as a model of a run, and register it where that is asked for.
+
+    Safe to repeat: a model with the same key that is there already is gone on with.
+
+    Args:
+        client: MLflow's client.
+        run: The run, as the client gives it.
+        path: The file of the policy.
+        about: What `describe_model` gave, and beside it `key`, `name`, `step`, `time` in milliseconds, `metrics` at
+            that step, and `register` and `alias`, which may be None.
+
+    Returns:
+        The model's ID.
+    """
+    from mlflow.entities import LoggedModelOutput, Metric
+
+    run_id, experiment_id = run.info.run_id, run.info.experiment_id
+    key = digest(about["key"])  # MLflow's filters have no escapes, and a key may have any letters
+    logged = client.search_logged_models([experiment_id], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
+    tags = {KEY_TAG: key, "rl8x.step": str(about["step"])}
+    model = (
+        logged[0]
+        if logged
+        else client.create_logged_model(experiment_id, about["name"], run_id, tags, None, MODEL_TYPE)
+    )
+    if model.status.value != "READY":
+        with tempfile.TemporaryDirectory() as folder:
+            _save(Path(folder) / "model", model, run_id, path, about)
+            client.log_model_artifacts(model.model_id, str(Path(folder) / "model"))
+        points = [
+            Metric(name, value, *_logged_at(client, run_id, name, value, about), model_id=model.model_id)
+            for name, value in ((legal_name(name), value) for name, value in about["metrics"].items())
+        ]
+        client.log_batch(run_id, metrics=points)
+        linked = [] if run.outputs is None else run.outputs.model_outputs
+        if model.model_id not in {output.model_id for output in linked}:
+            client.log_outputs(run_id, [LoggedModelOutput(model.model_id, about["step"])])
+        client.finalize_logged_model(model.model_id, "READY")
+    if about["register"] is not None:
+        _register(client, model, run_id, about["register"], about["alias"])
+    return str(model.model_id)
+
+
+def _logged_at(client: Any, run_id: str, name: str, value: float, about: Mapping[str, Any]) -> tuple[int, int]:
+    """Return time and step of a value in the run, so that linking it to a model adds no point to the run's chart."""
+    history = client.get_metric_history(run_id, name)
+    points = [(point.step, point.timestamp) for point in history if point.value == value]
+    step, time_ms = max((at for at in points if at[0] <= about["step"]), default=(about["step"], about["time"]))
+    return int(time_ms), int(step)
+
+
+def _save(folder: Path, model: Any, run_id: str, path: Path, about: Mapping[str, Any]) -> None:
+    """Write the folder of a model: nothing in it is pickled."""
+    import mlflow
+    import numpy as np
+    from mlflow.models import Model, ModelSignature
+    from mlflow.pyfunc import save_model
+    from mlflow.types import DataType, ParamSchema, ParamSpec, Schema, TensorSpec
+
+    def schema(specs: list[list[Any]], alone: str) -> Schema:
+        unnamed = [name for name, _, _ in specs] == [alone]
+        return Schema(
+            [TensorSpec(np.dtype(dtype), (-1, *shape), None if unnamed else name) for name, dtype, shape in specs]
+        )
+
+    params = [ParamSpec("deterministic", DataType.boolean, True), ParamSpec("seed", DataType.long, 0)]
+    dtypes = {name: dtype for name, dtype, _ in about["inputs"]}
+    example = {name: np.asarray(values, dtypes[name]) for name, values in about["example"].items()}
+    save_model(
+        str(folder),
+        loader_module=LOADER,
+        data_path=str(path),
+        mlflow_model=Model(artifact_path=model.artifact_location, run_id=run_id, model_id=model.model_id),
+        signature=ModelSignature(
+            inputs=schema(about["inputs"], "obs"),
+            outputs=schema(about["outputs"], "actions"),
+            params=ParamSchema(params),
+        ),
+        input_example=example["obs"] if set(example) == {"obs"} else example,
+        pip_requirements=[f"mlflow=={mlflow.__version__}", *about["requirements"]],
+    )
+
+
+def _register(client: Any, model: Any, run_id: str, name: str, alias: str | None) -> None:
+    """Make a model a version of a registered one, unless it is one already, and give it an alias."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    # Not `models:/ID`, which MLflow looks up in the process's own store, whichever this client's is.
+    source = str(model.artifact_location)
+    versions = client.search_model_versions(f"run_id = '{run_id}'")  # not by the name, which may have quotes
+    version = next((version for version in versions if (version.name, version.source) == (name, source)), None)
+    if version is None:
+        version = client.create_model_version(name, source, run_id, model_id=model.model_id)
+    if alias is not None:
+        client.set_registered_model_alias(name, alias, version.version)
+
+
+def model_about(
+    description: Mapping[str, Any],
+    *,
+    key: str,
+    name: str,
+    step: int,
+    metrics: Mapping[str, float],
+    register: str | None = None,
+    alias: str | None = None,
+) -> dict[str, Any]:
+    """Return the `about` of `log_model`, from what `describe_model` returned and the model's name and step."""
+    logged = {"key": key, "name": name, "step": step, "time": time.time_ns() // 1_000_000, "metrics": dict(metrics)}
+    return {**description, **logged, "register": register, "alias": alias}
+
+
+_STATE: Final = "state/"
+_PACKAGES: Final = ("torch", "numpy", "gymnasium", "safetensors")
+
+
+class PolicyModel:
+    """The model that `mlflow.pyfunc` calls."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def predict(self, data: Any, params: Mapping[str, Any] | None = None) -> Any:
+        """Decide for observations."""
+        import torch
+
+        from rl8x.spaces import tree_of
+        from rl8x.trees import flatten_tree, unflatten_tree
+
+        options = {"deterministic": True, "seed": 0, **(params or {})}
+        arrays = dict(data) if isinstance(data, Mapping) else {"obs": data}
+        generator = torch.Generator().manual_seed(int(options["seed"]))
+        state = {
+            name.removeprefix(_STATE): torch.as_tensor(np.asarray(array))
+            for name, array in arrays.items()
+            if name.startswith(_STATE)
+        }
+        decision = self.policy.decide(
+            unflatten_tree("obs", arrays),
+            state or None,
+            starts=arrays.get("starts"),
+            deterministic=bool(options["deterministic"]),
+            generator=generator,
+        )
+        outputs: dict[str, Any] = flatten_tree("actions", tree_of(decision.actions, np.asarray))  # type: ignore[arg-type]
+        outputs |= {f"next_{_STATE}{name}": part.numpy() for name, part in decision.state.items()}
+        return outputs["actions"] if set(outputs) == {"actions"} else outputs
+
+
+def _load_pyfunc(path: str) -> PolicyModel:
+    """Load a model from its file, as MLflow asks for it, by this name."""
+    from rl8x.policy import Policy
+    from rl8x.trusted import nothing_remembered
+
+    # Models of MLflow may import anything: loading one means to trust it.
+    with nothing_remembered():
+        return PolicyModel(Policy.load(path, trust=True))
+
+
+def describe_model(policy: Policy) -> dict[str, Any]:
+    """Return as plain data what MLflow keeps beside a policy: its signature, an example of an input, what it needs."""
+    from rl8x.portable import zeros
+    from rl8x.trees import flatten_tree
+
+    policy_inputs = flatten_tree("obs", zeros(policy.seen_space, 1))
+    memory = {f"{_STATE}{name}": part for name, part in policy.memory(1).items()}
+    inputs = {name: part.numpy() for name, part in (policy_inputs | memory).items()}
+    if memory:
+        inputs["starts"] = np.ones(1, dtype=bool)
+    outputs = PolicyModel(policy).predict(inputs)
+    outputs = outputs if isinstance(outputs, dict) else {"actions": outputs}
+    return {
+        "inputs": [_spec(name, array) for name, array in inputs.items()],
+        "outputs": [_spec(name, array) for name, array in outputs.items()],
+        "example": {name: array.tolist() for name, array in inputs.items()},
+        "requirements": [f"rl8x=={__version__}", *(f"{name}=={_version(name)}" for name in _PACKAGES)],
+    }
+
+
+def _spec(name: str, array: Any) -> list[Any]:
+    return [name, array.dtype.name, list(array.shape[1:])]
+
+
+def _version(name: str) -> str:
+    """Return the version of a package, without a local build's mark, which no registry has."""
+    try:
+        return version(name).partition("+")[0]
+    except PackageNotFoundError:
+        return "0"
