@@ -70,22 +70,17 @@ class FileLock:
                 unless_locked.pop_all()
             self._fds = fds
             _held.add(self)
-            self._sign()
+            with contextlib.suppress(OSError):  # only there to be read by a person or an error message
+                if self._signs:
+                    os.ftruncate(self.fd, 0)
+                    os.pwrite(self.fd, str(os.getpid()).encode(), 0)
             return True
-
-    def _sign(self) -> None:
-        if not self._signs:
-            return
-        with contextlib.suppress(OSError):  # only there to be read by a person or an error message
-            os.ftruncate(self._fds[-1], 0)
-            os.pwrite(self._fds[-1], str(os.getpid()).encode(), 0)
 
     def owner(self) -> str:
         """Return the name of the process that last took the lock, for a message."""
         pid = ""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             pid = self.path.read_text().strip()
-        pid = pid or next(filter(None, map(_holder, self._opened)), "")
         return "another process" if not pid else "this process" if pid == str(os.getpid()) else f"process {pid}"
 
     def release(self) -> None:
@@ -144,13 +139,6 @@ class FolderLock(FileLock):
         if folder is not None:
             self.folder, self.path = folder, folder / LOCK
             self._opened = dict(zip((self.folder, self.path), self._opened.values(), strict=True))
-        with _held_guard, contextlib.suppress(OSError):
-            if self.is_held and is_at(self._fds[0], self.folder) and not is_at(self._fds[-1], self.path):
-                fd = os.open(self.path, self._opened[self.path], 0o600)
-                if _lock(fd, fcntl.LOCK_EX):
-                    fd, self._fds[-1] = self._fds[-1], fd
-                    self._sign()
-                os.close(fd)
         return folder is not None
 
 
@@ -172,18 +160,6 @@ def was_left(folder: Path) -> bool:
     with contextlib.suppress(OSError):
         return (folder / LOCK).stat().st_size > 0 and not is_locked(folder)
     return False
-
-
-def _holder(path: Path) -> str:
-    """Return the number of the process that holds a lock, as Linux tells it; else nothing."""
-    with contextlib.suppress(OSError):
-        status = path.stat()
-        named = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-        for line in Path("/proc/locks").read_text().splitlines():
-            words = line.split()
-            if words[1] == "FLOCK" and words[5] == named:
-                return words[4]
-    return ""
 
 
 def _lock(fd: int, kind: int) -> bool:

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from rl8x.output import described
-from rl8x.tracking.repeats import are_of_one_course
+from rl8x.tracking.repeats import JournalRepeats, LoggedRow
 from rl8x.tracking.secrets import logger
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -374,7 +374,7 @@ class MemoryTracker:
         self.artifacts: list[str] = []
         self.models: dict[str, dict[str, object]] = {}
         self.status: str | None = None
-        self._known: dict[tuple[int, str], list[float]] = {}  # what was there at a resume, and has not come again
+        self._repeats: JournalRepeats | None = None  # of the rows that were there at a resume
         self._num_known = 0
         self._open = self._keeps_status = False
 
@@ -403,10 +403,8 @@ class MemoryTracker:
         elif resume != self.run_id:
             raise TrackingError(f"this MemoryTracker has run {self.run_id!r}; it cannot go on with {resume!r}")
         if repeats:
-            self._known, self._num_known = {}, len(self.rows)
-            for row in self.rows:
-                for name, value in row.metrics.items():
-                    self._known.setdefault((row.step, name), []).append(value)
+            known: list[LoggedRow] = [(row.step, 0, row.metrics) for row in self.rows]
+            self._repeats, self._num_known = JournalRepeats(1, lambda: known), len(known)
         self._open, self._keeps_status = True, keeps_status
         if not keeps_status:
             self.status = "RUNNING"
@@ -437,28 +435,16 @@ class MemoryTracker:
         if not self._open:
             raise RuntimeError("log_metrics() needs a running run; call start() first")
         at = metric_step(step)
-        row = given = {name: metric_value(name, value) for name, value in metrics.items()}
-        known = {name: self._known.get((at, name), []) for name in given}
-        same = {name: [old for old in known[name] if are_of_one_course(name, old, given[name])] for name in given}
-        if any(known[name] and not same[name] for name in given):
-            self._leave_behind(at)
-        else:
-            row = {name: value for name, value in given.items() if not known[name]}
-            for name in given.keys() - row.keys():
-                known[name].remove((same[name] or known[name])[0])
-        if row:
-            self.rows.append(Row(at, row))
-
-    def _leave_behind(self, step: int) -> None:
-        """Drop what the run had from a step on when it was resumed."""
-        kept = []
-        for row in self.rows[: self._num_known]:
-            # What has come again at this very step is of both courses.
-            again = row.step == step
-            metrics = {name: v for name, v in row.metrics.items() if again and not self._known.get((step, name))}
-            kept += [row] if row.step < step else [Row(step, metrics)] if metrics else []
-        self.rows[: self._num_known], self._num_known = kept, len(kept)
-        self._known = {key: values for key, values in self._known.items() if key[0] < step}
+        given = {name: metric_value(name, value) for name, value in metrics.items()}
+        rows: list[LoggedRow] = [(at, 0, given)]
+        if self._repeats is not None:
+            rows = self._repeats.new_rows(rows[0])
+            left = self._repeats.left
+            if left is not None:
+                kept = [row for row in self.rows[: self._num_known] if row.step < left.step]
+                self.rows[: self._num_known], self._num_known = kept, len(kept)
+            self._repeats.confirm()
+        self.rows += [Row(when, values) for when, _, values in rows if values]
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
         """Keep the name that the file would have.
