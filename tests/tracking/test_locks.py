@@ -25,17 +25,14 @@ def test_one_holder_in_a_process(kind, tmp_path):
     second.release()
 
 
-def holder(folder, then=""):
-    """Return a process that has locked a folder; `then` does something once a line comes."""
-    code = f"""
+def holder(folder):
+    """Return a process that has locked a folder."""
+    code = """
 import sys
 from pathlib import Path
 from rl8x.tracking.locks import FolderLock
 lock = FolderLock(Path(sys.argv[1]))
 print(lock.acquire(), flush=True)
-sys.stdin.readline()
-{then}
-print(flush=True)
 sys.stdin.read()
 """
     command = [sys.executable, "-c", code, str(folder)]

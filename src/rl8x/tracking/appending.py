@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,7 +81,7 @@ class Journal:
             self._spill()
         else:
             self._open()
-            ack = self.ack
+            ack = parse_ack(os.pread(self._ack_fd, len(empty_ack()), 0))[0]
             self._last_number = ack.memory
             is_cut = ack.offset > self._end or whole_lines(self._fd, ack.offset) != ack.offset
             is_cut = is_cut and ack.generation == header.get("generation", 0)
@@ -146,7 +147,11 @@ class Journal:
         """What has arrived."""
         if self._ack is not None or self._ack_fd < 0:
             return self._ack or Ack()
-        return parse_ack(os.pread(self._ack_fd, len(empty_ack()), 0))[0]
+        ack = parse_ack(os.pread(self._ack_fd, len(empty_ack()), 0))[0]
+        # Of a file that was longer, before it was made compact or a power cut took its end: all of it is sent again.
+        if self._fd >= 0 and (ack.offset > self._end or ack.generation != self.header.get("generation", 0)):
+            return replace(ack, offset=0, finished=False)
+        return ack
 
     # Appending.
 
