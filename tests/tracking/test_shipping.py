@@ -39,7 +39,7 @@ def row(step):
 
 
 def drain(run, timeout_s=60.0):
-    return run.wait(run.journal.mark(), timeout_s, timeout_s)
+    return run.wait(run.journal.mark(), timeout_s, timeout_s, first_contact_s=shipping.FIRST_CONTACT_S)
 
 
 @pytest.fixture

@@ -613,7 +613,8 @@ def is_sent(folder: Path) -> bool:
     ack = read_ack(folder)
     with contextlib.suppress(OSError):
         size = (folder / JOURNAL).lstat().st_size
-        return ack.finished and not ack.rejected and ack.offset >= size > 0 and ack.ending is None
+        # An offset beyond it is of a longer file, before it was compact or a power cut: what came since is not sent.
+        return ack.finished and not ack.rejected and ack.offset == size > 0 and ack.ending is None
     return False
 
 
