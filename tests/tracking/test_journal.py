@@ -499,6 +499,7 @@ def test_a_journal_whose_run_has_checkpoints_keeps_its_rows_as_long_as_they_are_
     assert (steps(again), again.ack.finished) == ([0, 1], True)
     arrive(again)
     again.close()
+    assert again.journal.ack_path == folder / ACK  # not one in memory, by which all of it would be sent once more
     shutil.move(tmp_path / "checkpoints", tmp_path / "elsewhere")
     assert str(sync(tmp_path / "spool")) == "nothing to send"
     assert not folder.exists()

@@ -135,7 +135,8 @@ class Journal:
     @property
     def ack_path(self) -> Path | None:
         """Where the process that sends notes what has arrived; in memory while the disk takes no folder."""
-        if self._fd >= 0:
+        # Also once it is closed: as a journal in memory it would be sent anew, to another run.
+        if self._fd >= 0 or self._unsent is not None:
             return self.folder / ACK
         if self._ack_fd < 0 and hasattr(os, "memfd_create"):
             self._ack_fd = os.memfd_create(ACK)

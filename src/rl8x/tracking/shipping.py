@@ -175,6 +175,11 @@ class OpenRun:
 
     def _check_shipper(self) -> None:
         """Tell where the shipper shows no beat, and replace it where it is gone or has shown none for long."""
+        with self._appending:
+            if not self._is_left:  # or a journal that is closed would be sent once more
+                self._check_open_shipper()
+
+    def _check_open_shipper(self) -> None:
         shipper = self._shipper
         if shipper is None or shipper.is_gone():
             if shipper is not None and not self.has_arrived:
@@ -294,9 +299,9 @@ class OpenRun:
             if self._is_left:
                 return
             self._is_left = True
-        if self._silent_s >= SILENT_S and self._shipper is not None:
-            self._shipper.popen.kill()  # or it would keep `rl8x sync` away
-        self._say("close")
+            if self._silent_s >= SILENT_S and self._shipper is not None:
+                self._shipper.popen.kill()  # or it would keep `rl8x sync` away
+            self._say("close")
         self.journal.close()
         _open.discard(self)
         _end_if_unused()
