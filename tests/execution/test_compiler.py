@@ -179,7 +179,8 @@ def test_what_cannot_be_compiled_says_why_in_one_line_and_is_asked_for_once(mort
 
 
 @pytest.mark.skipif(shutil.which("clang++") is None, reason="this machine has no clang++")
-def test_programs_of_clang_agree_with_eager(mortal, monkeypatch):
+def test_programs_of_clang_agree_with_eager(mortal, monkeypatch, request):
+    request.addfinalizer(surroundings.cache_clear)  # it knows the compiler
     monkeypatch.setenv("CXX", "clang++")
     surroundings.cache_clear()
     mortal._start = functools.partial(Compiler._start.__wrapped__, mortal)
@@ -187,7 +188,6 @@ def test_programs_of_clang_agree_with_eager(mortal, monkeypatch):
     x, hidden, outputs = (torch.rand(size, generator=torch.Generator().manual_seed(0)) for size in (24, (24, 64), 64))
     function = lambda x: [(x @ hidden).tanh() @ outputs, x.exp().sum()]  # noqa: E731
     assert all(map(torch.allclose, CompiledProgram(function)(x), function(x)))
-    surroundings.cache_clear()
 
 
 @pytest.mark.parametrize("whole", [True, False])
