@@ -17,7 +17,7 @@ from benchmarks.learning_runs import Notes, Task
 from rl8x import Trainer, distill, tuned
 from rl8x.config import RunSpec
 from rl8x.config.tuned import tuned_files
-from rl8x.frozen import thawed
+from rl8x.plain import thawed
 from rl8x.randomization import LogUniform
 
 

@@ -256,6 +256,16 @@ def intercepted(patch, before):
 
 
 @pytest.fixture(autouse=True)
+def as_many_threads_as_before():
+    """Let no algorithm's `num_threads`, which is set for the process, be in force in the next test."""
+    import torch  # no sooner than OMP_NUM_THREADS is set
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
 def no_trust():
     """Let nothing that a test trusts be remembered in the next one."""
     memory().unlink(missing_ok=True)

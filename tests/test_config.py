@@ -219,7 +219,7 @@ def doubled(first, each, count=60):
     ids=["merges", "lists", "mappings", "a key", "merges of merges", "one alias", "no alias"],
 )
 def test_what_a_text_stands_for_is_counted_before_it_is_made(tmp_path, text, monkeypatch):
-    monkeypatch.setattr("rl8x.plain_yaml.MAX_VALUES", 20_000)
+    monkeypatch.setattr("rl8x.plain.MAX_VALUES", 20_000)
     with pytest.raises(ValueError, match="too large: more than 20,000 values, with what its aliases stand for at"):
         load_run_file(write(tmp_path, "r.yaml", text))
     if len(text) < 10_000:
@@ -229,7 +229,7 @@ def test_what_a_text_stands_for_is_counted_before_it_is_made(tmp_path, text, mon
 
 
 def test_a_text_may_be_as_large_as_it_says(tmp_path, monkeypatch):
-    monkeypatch.setattr("rl8x.plain_yaml.MAX_VALUES", 20_000)
+    monkeypatch.setattr("rl8x.plain.MAX_VALUES", 20_000)
     # A mapping, three keys of it, a key and a value in the last, two lists of 9,996 values: 20,000.
     text = "a: &a [" + "1," * 9_995 + "{}]\nb: *a"
     large = load_run_file(write(tmp_path, "r.yaml", text))

@@ -19,8 +19,8 @@ from rl8x.config import RunSpec
 from rl8x.config.describe import env_spec
 from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.envs.bindings import Scale
-from rl8x.frozen import frozen, thawed
 from rl8x.models import MLPModel
+from rl8x.plain import frozen, thawed
 from rl8x.randomization import Adaptive, Choice, Grid, Learnable, Scheduled, Uniform
 from rl8x.replay.dataset import Dataset
 from rl8x.studies.definition import StudyConfig

@@ -26,7 +26,7 @@ from rl8x.cli.main import rl8x as group
 from rl8x.conditions import from_spec
 from rl8x.config import RunSpec
 from rl8x.envs import CartPole
-from rl8x.plain_yaml import Loader
+from rl8x.plain import Loader
 from rl8x.studies import Study, StudyConfig
 from rl8x.trainers import TrainStats
 

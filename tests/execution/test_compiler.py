@@ -19,7 +19,7 @@ import torch
 from tests.probes import described
 
 from rl8x.execution import compiled, compiler, lowering
-from rl8x.execution.artifacts import Artifacts, key_of
+from rl8x.execution.artifacts import Artifacts, key_of, surroundings
 from rl8x.execution.compiled import CompiledProgram
 from rl8x.execution.compiler import Compiler, load
 from rl8x.execution.programs import Loop, ProgramError
@@ -176,6 +176,18 @@ def test_what_cannot_be_compiled_says_why_in_one_line_and_is_asked_for_once(mort
         messages.add(str(error.value))
     assert len(messages) == 1
     assert not list(mortal.artifacts.folder.glob("*.so"))
+
+
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="this machine has no clang++")
+def test_programs_of_clang_agree_with_eager(mortal, monkeypatch, request):
+    request.addfinalizer(surroundings.cache_clear)  # it knows the compiler
+    monkeypatch.setenv("CXX", "clang++")
+    surroundings.cache_clear()
+    mortal._start = functools.partial(Compiler._start.__wrapped__, mortal)
+    assert run(affine(2.0, 10.0)) == ([12.0, 14.0], 8.0, 8.0)
+    x, hidden, outputs = (torch.rand(size, generator=torch.Generator().manual_seed(0)) for size in (24, (24, 64), 64))
+    function = lambda x: [(x @ hidden).tanh() @ outputs, x.exp().sum()]  # noqa: E731
+    assert all(map(torch.allclose, CompiledProgram(function)(x), function(x)))
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -69,13 +69,6 @@ def rows(tracker):
     return timeless
 
 
-@pytest.fixture(autouse=True)
-def _as_many_threads_as_before():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 # What random combinations (tests/combinations), which kill and resume runs of every algorithm, might not draw.
 CASES = {
     "minibatches, schedules": (

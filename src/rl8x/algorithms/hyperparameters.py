@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from rl8x.distributed import ranks
-from rl8x.frozen import frozen
 from rl8x.names import called_here
+from rl8x.plain import frozen
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 from rl8x.conditions.base import KINDS, And, Condition, FromCallable, Not, Or, plain
 from rl8x.conditions.kinds import HitsLowerBound, HitsUpperBound, NonFinite
 from rl8x.names import did_you_mean
-from rl8x.plain_yaml import MAX_DEPTH
+from rl8x.plain import MAX_DEPTH
 
 _NAMES: Final = {cls: name for name, cls in KINDS.items()}
 _BY_CLASS_NAME: Final = {cls.__name__: cls for cls in KINDS.values()}

@@ -3,7 +3,7 @@
 from rl8x.config.algorithms import algorithm_configs
 from rl8x.config.files import apply_overrides, load_run_file, parse_value
 from rl8x.config.spec import AlgorithmSpec, Checkpoints, EnvSpec, RunOptions, RunSpec, TrainerSpec
-from rl8x.plain_yaml import dump_run
+from rl8x.plain import dump_run
 
 __all__ = [
     "AlgorithmSpec",

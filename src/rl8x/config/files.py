@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import yaml
 
-from rl8x.plain_yaml import MAX_DEPTH, MAX_VALUES, Loader
+from rl8x.plain import MAX_DEPTH, MAX_VALUES, Loader
 
 SUFFIXES: Final = (".yaml", ".yml", ".toml", ".json")
 _MAX_BYTES: Final = 4 * 2**20

@@ -22,9 +22,9 @@ from rl8x.conditions import Condition, as_conditions, from_spec, parts
 from rl8x.config.algorithms import algorithm_config_class, restored, restored_options
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
 from rl8x.envs import Env, env_maker
-from rl8x.frozen import frozen, thawed
 from rl8x.importing import Trust, import_named
 from rl8x.names import did_you_mean, name_here
+from rl8x.plain import frozen, thawed
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.dataset_files import SPACES, lacks_spaces
 

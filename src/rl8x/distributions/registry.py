@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from rl8x.distributions.base import Distribution
-from rl8x.frozen import thawed
 from rl8x.names import check_arguments, unknown_name
 from rl8x.output import described
+from rl8x.plain import thawed
 from rl8x.spaces import describe_space
 from rl8x.trees import Tree, flatten_tree
 

@@ -22,8 +22,8 @@ import numpy as np
 from torch import Tensor
 
 from rl8x.envs.parameters import Parameter
-from rl8x.frozen import frozen
 from rl8x.names import did_you_mean
+from rl8x.plain import frozen
 
 Value: TypeAlias = "float | Tensor"
 """A number; or for a simulator of many copies one for each, float32 `[num_envs]`."""

@@ -44,7 +44,7 @@ from rl8x.envs.vectorised import (
     time_limit_of,
     vectorised,
 )
-from rl8x.frozen import frozen, thawed
+from rl8x.plain import frozen, thawed
 from rl8x.spaces import check_supported, element_of, in_float32, map_spaces, tree_of, where_rows
 from rl8x.trees import first_tensor, tree_map, without_ends
 

@@ -32,8 +32,8 @@ from rl8x.envs.mujoco_model import ModelField
 from rl8x.envs.parameters import Parameter
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.execution.threads import kept_generators
-from rl8x.frozen import frozen, thawed
 from rl8x.names import unknown_name
+from rl8x.plain import frozen, thawed
 from rl8x.spaces import tree_of, where_rows
 
 _OLDEST: Final = (1, 6)

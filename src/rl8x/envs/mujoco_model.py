@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from rl8x.envs.bindings import Binding, Value
-from rl8x.frozen import frozen
 from rl8x.names import did_you_mean
+from rl8x.plain import frozen
 
 # First part of the name of a MuJoCo model's field: the accessor of what it belongs to, and how many there are
 _OWNERS: Final = {

@@ -15,9 +15,9 @@ from rl8x.envs.base import Env
 from rl8x.envs.checks import narrow_seed
 from rl8x.envs.gymnasium_env import GymnasiumEnv
 from rl8x.envs.observed import ObservedParameters
-from rl8x.frozen import frozen, thawed
 from rl8x.importing import Trust, check_gymnasium_id, dotted_path, import_class, is_dotted, is_gymnasium_id
 from rl8x.names import did_you_mean
+from rl8x.plain import frozen, thawed
 
 BUILTIN: dict[str, type[Env]] = {name: getattr(builtin, name) for name in builtin.__all__}
 

@@ -23,7 +23,7 @@ from rl8x.envs.checks import check_rows, refuse_observing
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.parameters import ResolvedConfig
 from rl8x.envs.simulator import SimulatorEnv
-from rl8x.frozen import frozen, thawed
+from rl8x.plain import frozen, thawed
 from rl8x.randomization import Grid
 from rl8x.spaces import check_supported
 

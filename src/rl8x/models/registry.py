@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from rl8x.execution.threads import kept_generators
-from rl8x.frozen import thawed
 from rl8x.models.base import Model, State
 from rl8x.models.encoders import is_image
 from rl8x.names import check_arguments, unknown_name
 from rl8x.output import described
+from rl8x.plain import thawed
 from rl8x.spaces import leaves
 from rl8x.trees import flatten_tree
 

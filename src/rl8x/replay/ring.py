@@ -21,8 +21,7 @@ from rl8x.replay.columns import (
     spec_of,
     spec_to_plain,
 )
-from rl8x.replay.segmentation import Piece, Segmentation
-from rl8x.segments import Content, Segment
+from rl8x.replay.segments import Content, Piece, Segment, Segmentation
 from rl8x.trees import first_tensor
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from rl8x.config.spec import ALIASES, FIELDS, AlgorithmSpec, renamed, under_algo
 from rl8x.envs import cells as test_cells
 from rl8x.envs.cells import Cells
 from rl8x.envs.env_config import moving_in
-from rl8x.frozen import frozen, thawed
 from rl8x.importing import CLASS, Trust, texts
 from rl8x.names import did_you_mean
+from rl8x.plain import frozen, thawed
 from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.secrets import find_hidden, hide_in_data
 

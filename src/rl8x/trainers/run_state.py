@@ -29,9 +29,9 @@ from rl8x.conditions.base import FromCallable, in_turn
 from rl8x.config.describe import unwritable, unwritable_in
 from rl8x.config.spec import RunOptions
 from rl8x.envs.env_config import function_form, function_name, plain
-from rl8x.frozen import thawed
 from rl8x.importing import Trust
 from rl8x.names import did_you_mean
+from rl8x.plain import thawed
 from rl8x.trainers.statistics import TrainStats
 
 StopConditions = Sequence[Condition | Callable[[Mapping[str, float]], bool]]

@@ -17,7 +17,7 @@ import contextlib
 import functools
 import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, TypeVar, cast
 
@@ -199,8 +199,11 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             phases: The first ones of `phases()`, or all.
             names: The metrics that an update gives: the first ones of `update_metrics`, or all.
         """
-        rows: Callable[[ReplayBatch], ReplayBatch] = lambda items: self.source.rows.columns.views(items)  # noqa: E731
-        return OffPolicyUpdater(Update(phases, self.finish), self.nets, names, self.execution, rows)
+        return OffPolicyUpdater(Update(phases, self.finish), self.nets, names, self.execution, self._named_rows)
+
+    def _named_rows(self, items: ReplayBatch) -> ReplayBatch:
+        """Return the rows of a batch by name; a replay knows them once it has some."""
+        return self.source.rows.columns.views(items)
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Draw the inputs of updates beside their batches, such as noise and flags.
