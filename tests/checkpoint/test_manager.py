@@ -290,7 +290,7 @@ def test_a_power_cut_loses_and_doubles_no_row(ack, mlruns, client, tmp_path, mon
     (spool,) = (mlruns / "spool").iterdir()
     os.truncate(spool / "journal.jsonl", int((tmp_path / "synced").read_text()))
     assert read_ack(spool).offset > os.path.getsize(spool / "journal.jsonl")
-    monkeypatch.setattr("rl8x.tracking.journal.boot_id", lambda: "after the cut")
+    monkeypatch.setattr("rl8x.tracking.appending.boot_id", lambda: "after the cut")
     if ack == "lost":
         (spool / "ack.json").unlink()
     Trainer.resume(mlruns / "checkpoints" / spool.name).run(progress="none")

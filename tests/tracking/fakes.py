@@ -3,7 +3,8 @@
 import threading
 
 from rl8x.tracking.appending import Journal
-from rl8x.tracking.journal import ACK, AckFile, SendingJournal
+from rl8x.tracking.journal import ACK, SendingJournal
+from rl8x.tracking.locks import FileLock
 from rl8x.tracking.protocol import RunMissingError, StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import LeftBehind, left_behind, left_tag
 
@@ -175,7 +176,9 @@ class BothSides(SendingJournal):
 
     def __init__(self, folder, header=None):
         self.journal = Journal.open(folder) if header is None else Journal.create(folder, header)
-        super().__init__(self.journal.folder, AckFile.open(self.journal.folder / ACK))
+        lock = FileLock(self.journal.folder / ACK, signs=False)
+        assert lock.acquire()
+        super().__init__(self.journal.folder, lock)
         self.append, self.keep_file, self.end_with = self.journal.append, self.journal.keep_file, self.journal.end
 
     def close(self):

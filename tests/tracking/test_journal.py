@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import zlib
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,6 @@ from rl8x.tracking.journal import (
     ACK,
     JOURNAL,
     Ack,
-    AckFile,
     JournalInUseError,
     Rejected,
     SendingJournal,
@@ -92,10 +92,6 @@ def test_what_has_not_arrived_is_counted(tmp_path):
     assert mark()
     journal.close()
     assert journal.journal.unsent() == Unsent(1, 0)
-    (tmp_path / "file").write_text("")
-    nowhere = Journal.create(tmp_path / "file", header())
-    nowhere.append(row(0))
-    assert nowhere.unsent() == Unsent(0, 0, 1)
 
 
 def test_secrets_are_not_kept(tmp_path, monkeypatch):
@@ -135,14 +131,6 @@ def test_a_journal_is_for_its_owner(tmp_path):
     assert oct(journal.folder.stat().st_mode & 0o777) == "0o700"
 
 
-def test_nan_and_infinity_survive(tmp_path):
-    journal = BothSides(tmp_path, header())
-    journal.append({"op": "m", "t": 1, "s": 1, "m": {"n": float("nan"), "i": float("inf"), "j": float("-inf")}})
-    metrics = ops(journal)[1]["m"]
-    assert metrics["n"] != metrics["n"]
-    assert (metrics["i"], metrics["j"]) == (float("inf"), float("-inf"))
-
-
 @pytest.mark.parametrize("torn", [b'{"op":"m","t":5', b"x" * 200_000])
 def test_a_torn_last_line_is_neither_read_nor_kept(tmp_path, torn):
     journal = BothSides(tmp_path, header())
@@ -151,7 +139,7 @@ def test_a_torn_last_line_is_neither_read_nor_kept(tmp_path, torn):
     whole = os.path.getsize(journal.folder / JOURNAL)
     with open(journal.folder / JOURNAL, "ab") as file:
         file.write(torn)
-    sending = SendingJournal(journal.folder, AckFile.open(journal.folder / ACK))
+    sending = SendingJournal.open(journal.folder)
     assert (steps(sending), sending.end) == ([0], whole)
     sending.close()
     again = BothSides(journal.folder)
@@ -200,9 +188,9 @@ def test_one_process_appends_and_one_sends(tmp_path):
     journal = BothSides(tmp_path, header())
     with pytest.raises(JournalInUseError, match="in use by this process"):
         Journal.open(journal.folder)
-    assert AckFile.open(journal.folder / ACK) is None
+    assert SendingJournal.open(journal.folder) is None
     if (child := os.fork()) == 0:  # which keeps neither lock beyond the end of its parent
-        os._exit(0 if AckFile.open(journal.folder / ACK) is None and not journal._ack_file._lock.is_held else 1)
+        os._exit(0 if SendingJournal.open(journal.folder) is None and not journal._lock.is_held else 1)
     assert os.waitpid(child, 0)[1] == 0
     journal.close()
     BothSides(journal.folder).close()
@@ -245,7 +233,7 @@ def test_what_has_arrived_is_overwritten_in_place_in_two_slots(tmp_path):
     path = journal.folder / ACK
     node = path.stat().st_ino
     for beat in range(1, 4):
-        journal.beat()
+        journal.acknowledge(beat=beat)
         assert read_ack(journal.folder).beat == beat
     journal.acknowledge(run_name="é" * 250, outage="\N{GRINNING FACE}" * 200)  # as long as they can be
     assert (read_ack(journal.folder).run_name, read_ack(journal.folder).beat) == ("é" * 250, 3)
@@ -344,36 +332,32 @@ def test_the_end_is_known_where_memory_alone_had_it(tmp_path, monkeypatch):
     assert read_ack(journal.folder).ending == {**FINISH, "lost_rows": 1}
 
 
-def test_a_disk_that_takes_no_folder_yet_has_what_arrived_in_memory(tmp_path):
+def test_a_journal_that_the_disk_does_not_take_is_made_elsewhere(tmp_path, monkeypatch, caplog):
     (tmp_path / "blocked").write_text("a file where the folder should be")
-    journal = Journal.create(tmp_path / "blocked", header())
+    journal = BothSides(tmp_path / "blocked", header())
+    assert (journal.folder.name, journal.folder.parents[1]) == ("abc", Path("/dev/shm"))
+    assert oct(journal.folder.parent.stat().st_mode & 0o777) == "0o700"
+    assert str(journal.folder) in caplog.text
     journal.append(row(0))
-    path = journal.ack_path
-    sending = SendingJournal(journal.folder, AckFile.open(path), journal.header)
-    sending.lines.extend(journal.waiting(0))
-    arrive(sending)
-    sending.acknowledge(run_id="r")
-    assert journal.has_arrived
-    assert journal.ack.run_id == "r"
-    (tmp_path / "blocked").unlink()
-    journal._failed_at = 0.0
-    journal.append(row(1))
-    assert journal.ack_path == journal.folder / ACK != path
-    sending.reopen(journal.folder, AckFile.open(journal.ack_path))
-    assert (journal.ack.run_id, steps(sending)) == ("r", [0, 1])  # once more, which adds nothing
-    sending.close()
+    assert steps(journal) == [0]
     journal.close()
+    shutil.rmtree(journal.folder.parent)
+    monkeypatch.setattr(appending.tempfile, "mkdtemp", lambda **_: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(TrackingError, match="no disk takes the journal of a run"):
+        Journal.create(tmp_path / "blocked", header())
 
 
 def test_memory_is_bounded(tmp_path, monkeypatch, caplog):
+    disk = Disk(monkeypatch)
     monkeypatch.setattr(appending, "MAX_MEMORY_LINES", 3)
-    (tmp_path / "blocked").write_text("a file where the folder should be")
-    journal = Journal.create(tmp_path / "blocked", header())
+    journal = Journal.create(tmp_path, header())
+    disk.full = True
     journal.append({"op": "params", "params": {}})
     for step in range(5):
         journal.append(row(step))
     assert [json.loads(line)["op"] for _, line in journal.waiting(0)] == ["params", "m", "m"]
-    assert journal.unsent() == Unsent(num_lost=5, num_others_lost=1)  # three rows dropped, two still in memory
+    # The header, three rows dropped, two still in memory.
+    assert journal.unsent() == Unsent(num_others=1, num_lost=5, num_others_lost=1)
     assert len(caplog.records) == 2
     journal.close()
 
@@ -487,9 +471,9 @@ def test_a_journal_whose_run_has_checkpoints_keeps_its_rows_as_long_as_they_are_
     # Killed between the two steps: what is sent again adds nothing, and the run is over all the same.
     path, ack = folder / ACK, read_ack(folder)
     path.write_bytes(empty_ack())
-    file = AckFile.open(path)
-    file.write(**{**ack.__dict__, "generation": 0, "offset": 10_000})  # of the longer file
-    file.close()
+    killed = SendingJournal.open(folder)
+    killed.acknowledge(**{**ack.__dict__, "generation": 0, "offset": 10_000})  # of the longer file
+    killed.close()
     resumed = Journal.open(folder)
     resumed.append(row(1))
     assert (resumed.has_arrived, resumed.ack.finished, resumed.unsent()) == (False, False, Unsent(2, 2))
@@ -499,7 +483,6 @@ def test_a_journal_whose_run_has_checkpoints_keeps_its_rows_as_long_as_they_are_
     assert (steps(again), again.ack.finished) == ([0, 1], True)
     arrive(again)
     again.close()
-    assert again.journal.ack_path == folder / ACK  # not one in memory, by which all of it would be sent once more
     shutil.move(tmp_path / "checkpoints", tmp_path / "elsewhere")
     assert str(sync(tmp_path / "spool")) == "nothing to send"
     assert not folder.exists()

@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 
@@ -104,11 +103,15 @@ def test_the_users_active_run_is_logged_to_and_not_ended(mlruns, mlflow_client, 
         tracker.log_metrics({"a": 1.0}, 1)
         tracker.finish("KILLED")
         assert mlflow_client.get_run(run.info.run_id).info.status == "RUNNING"
+        tracker.start(params={}, tags={}, resume=tracker.resume_handle, repeats=False)
+        tracker.log_metrics({"a": 1.0}, 1)
+        tracker.finish("KILLED")
+        assert mlflow_client.get_run(run.info.run_id).info.status == "RUNNING"
         other = tracker_of(tmp_path, tracking_uri=f"sqlite:///{tmp_path}/other.db")
         assert other.location != uri
     done = mlflow_client.get_run(run.info.run_id)
     assert done.info.status == "FINISHED"
-    assert done.data.metrics == {"a": 1.0}
+    assert history(mlflow_client, run.info.run_id, "a") == [(1, 1.0), (1, 1.0)]
     assert done.data.params == {"lr": "1"}
     assert done.data.tags["rl8x.status"] == "KILLED"
 
@@ -161,22 +164,6 @@ def test_a_run_that_had_no_id_yet_is_resumed_where_it_is(mlruns, mlflow_client, 
     again.finish("FINISHED")
     assert again.run_id == tracker.run_id
     assert history(mlflow_client, again.run_id, "a") == [(1, 1.0), (2, 2.0)]
-
-
-def test_going_on_in_the_users_run_does_not_end_it(mlruns, mlflow_client, tmp_path, monkeypatch):
-    import mlflow
-
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{mlruns}/mlflow.db")
-    tracker = tracker_of(tmp_path)
-    with mlflow.start_run() as run:
-        tracker.start(params={}, tags={})
-        tracker.log_metrics({"a": 1.0}, 1)
-        tracker.finish("FINISHED")
-        tracker.start(params={}, tags={}, resume=tracker.resume_handle, repeats=False)
-        tracker.log_metrics({"a": 1.0}, 1)
-        tracker.finish("FINISHED")
-        assert mlflow_client.get_run(run.info.run_id).info.status == "RUNNING"
-    assert history(mlflow_client, run.info.run_id, "a") == [(1, 1.0), (1, 1.0)]
 
 
 def test_killed_then_synced_then_resumed(mlruns, mlflow_client, tmp_path):
@@ -338,19 +325,6 @@ def test_problems_are_told_at_once(mlruns, tmp_path):
         tracker.finish("ok")
     tracker.finish("FINISHED")  # nothing was started: nothing to end
     assert not (mlruns / "spool").exists()
-
-
-def test_logging_costs_far_less_than_a_millisecond(mlruns, tmp_path):
-    tracker = tracker_of(tmp_path)
-    tracker.start(params={}, tags={})
-    row = {f"group/metric{i}": i / 7 for i in range(40)}
-    times = []
-    for step in range(101):
-        begin = time.perf_counter()
-        tracker.log_metrics(row, step)
-        times.append(time.perf_counter() - begin)
-    tracker.finish("FINISHED")
-    assert sorted(times)[50] < 0.5e-3
 
 
 def test_the_experiment_of_the_environment(mlruns, mlflow_client, tmp_path, monkeypatch):

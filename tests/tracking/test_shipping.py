@@ -16,7 +16,7 @@ from benchmarks.fault_process import ForkedPython
 
 from rl8x.tracking import MLflowTracker, shipper, shipping, sync
 from rl8x.tracking.appending import Journal
-from rl8x.tracking.journal import read_ack
+from rl8x.tracking.journal import Unsent, read_ack
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.protocol import StoreRefusedError
 from rl8x.tracking.shipping import OpenRun
@@ -118,7 +118,7 @@ def test_a_store_that_is_away_from_the_start_is_told_at_the_end(make, store, cap
     run.end("FINISHED", 2)
     run.finish()
     assert store.runs == {}
-    assert (run.reason, run.journal.unsent().num_rows) == ("no answer", 1)
+    assert (run.outage, run.journal.unsent().num_rows) == ("no answer", 1)
     assert "not all of the run has reached the store (no answer); it is in" in messages(caplog, logging.WARNING)[1]
     store.down = False  # while this process lives, it is sent all the same
     wait_for(lambda: not run.journal.folder.exists())
@@ -140,6 +140,16 @@ def test_a_hanging_store_holds_nobody_up(make, store):
     store.hang.set()
     wait_for(lambda: not run.journal.folder.exists())
     assert len(values(store.run, "a")) == 500
+
+
+def test_a_store_that_answers_late_for_the_first_time_gets_the_rest_too(make, store, monkeypatch):
+    log_points = store.log_points
+    monkeypatch.setattr(store, "log_points", lambda *about: (time.sleep(0.5), log_points(*about)))
+    run = make(finish_timeout_s=0.1)  # the run is made at once, and its row takes longer
+    run.append(row(0))
+    run.end("FINISHED", 2)
+    run.finish()
+    assert (values(store.run, "a"), run.journal.unsent()) == ([(0, 0.0)], Unsent())
 
 
 def test_errors_of_our_own_do_not_end_the_shipper_and_what_is_set_aside_is_told_once(make, store, monkeypatch, caplog):

@@ -46,7 +46,7 @@ def test_all_spools_are_sent(tmp_path):
     assert report.num_sent == 2
     assert "sent one (run run0, 3 rows)" in str(report)
     by_spool = {run["spool_id"]: run for run in store.runs.values()}
-    assert by_spool["one"]["status"] == "KILLED"
+    assert (by_spool["one"]["status"], by_spool["one"]["end_time"]) == ("KILLED", 1002)  # when it last wrote
     assert by_spool["two"]["status"] == "FAILED"
     assert values(by_spool["one"], "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
     assert list(tmp_path.iterdir()) == []
@@ -79,13 +79,6 @@ def test_a_failure_keeps_the_spool_for_the_next_time(tmp_path):
     assert "the answer was lost" in str(report)
     assert sync(tmp_path, connect=lambda location: store, allow=any_store).num_sent == 1
     assert values(store.run, "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
-
-
-def test_a_spool_in_use_is_left_alone(tmp_path):
-    journal = BothSides(tmp_path, {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://x"})
-    report = sync(tmp_path, connect=lambda location: FakeStore(), allow=any_store)
-    assert (report.num_busy, report.num_sent) == (1, 0)
-    journal.close()
 
 
 def test_one_bad_spool_does_not_stop_the_others(tmp_path):
@@ -164,13 +157,6 @@ def test_a_resume_counts_only_where_the_run_did_not_end_after_it(resumed_at, sta
     store.set_status(next(iter(store.runs)), "FINISHED", 5000)
     assert sync(tmp_path / "spool", connect=lambda location: store, allow=any_store).num_sent == 1
     assert store.run["status"] == status
-
-
-def test_a_killed_run_ends_when_it_last_wrote(tmp_path):
-    left_over(tmp_path, "one", 3)
-    store = FakeStore()
-    sync(tmp_path, connect=lambda location: store, allow=any_store)
-    assert (store.run["status"], store.run["end_time"]) == ("KILLED", 1002)
 
 
 def test_a_users_run_that_ended_gets_no_other_word(tmp_path):

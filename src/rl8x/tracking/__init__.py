@@ -6,11 +6,9 @@ files that stand after it here:
     mlflow_tracker, shipping    the training's side: it appends to a journal
     shipper, sender             the side that sends: from the journal to the store
     ui, runs                    runs as a user looks for them
-    appending                   a run on the disk, as the training has it
-    store                       MLflow
+    appending, store            a run on the disk, as the training has it; MLflow
     artifacts, journal          a run on the disk, as all have it
-    location                    where runs are kept
-    pages                       what of a run a store's pages show
+    location, pages             where runs are kept; what of a run a store's pages show
     locks, protocol             what the others share
     private, repeats, secrets
 """

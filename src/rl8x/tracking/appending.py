@@ -1,34 +1,31 @@
-"""The side of a journal that appends: every row of a run goes to its file before anything else.
-
-A line that a killed process left half written is cut off. Writing costs one `write()` without fsync: what is in the
-journal outlives the process, not a power cut; `sync_to_disk()` is for that, and is called before each checkpoint.
-Where the disk refuses a line it waits in memory until the disk takes it, or the process that sends.
-"""
+"""The side of a journal that appends: a line costs one `write()`, which outlives the process, but not a power cut."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rl8x.disk import sync_folder
-from rl8x.tracking import artifacts, journal
+from rl8x.tracking import artifacts
 from rl8x.tracking.journal import (
     ACK,
     JOURNAL,
     LOST_ROWS_TAG,
-    REJECTED,
+    READ_BYTES,
     ROW,
     Ack,
     JournalInUseError,
     Op,
     Unsent,
+    boot_id,
     check_is_no_copy,
     check_plain,
     conclude,
@@ -40,7 +37,7 @@ from rl8x.tracking.journal import (
     open_regular,
     parse_ack,
     read_header,
-    read_lines,
+    remove,
     whole_lines,
     without_secrets,
 )
@@ -59,41 +56,78 @@ _RETRY_S: Final = 1.0
 class Journal:
     """One run's journal, opened for appending by its one owner; any thread may call it."""
 
-    def __init__(self, folder: Path, header: Op, lock: FolderLock | None) -> None:
+    def __init__(self, folder: Path, lock: FolderLock, header: Op | None = None) -> None:
+        """Open the files of a folder whose lock is held, or with a header make them; cut off a torn line."""
         self.folder = folder
-        self.header = header
-        self.is_new = lock is None
-        self.lacks_rows = False
+        self.is_new = header is not None
         self._lock = lock
         self._guard = threading.RLock()
-        self._fd = self._ack_fd = -1
-        self._end = 0
         self._memory: deque[tuple[int, bytes]] = deque()
-        self._last_number = 0
         self._num_dropped = 0
         self._failed_at = 0.0
-        self._is_lost = False
+        self._is_deleted = False
         self._last_copy = 0
         self._on_disk = False
         self._unsent: Unsent | None = None  # once it is closed
-        self._ack: Ack | None = None
-        if lock is None:
-            self._spill()
-        else:
-            self._open()
-            ack = parse_ack(os.pread(self._ack_fd, len(empty_ack()), 0))[0]
-            self._last_number = ack.memory
-            is_cut = ack.offset > self._end or whole_lines(self._fd, ack.offset) != ack.offset
-            is_cut = is_cut and ack.generation == header.get("generation", 0)
-            # What a power cut took of the file may have arrived, and what has arrived may be noted no more.
-            may_be_cut = not ack.finished and journal.last_boot(self._fd, self._end) not in ("", journal.boot_id())
-            self.lacks_rows = ack.memory > 0 or is_cut or may_be_cut
+        with contextlib.ExitStack() as unless_open:
+            self._ack_fd = open_regular(folder / ACK, os.O_RDWR | os.O_CREAT)
+            unless_open.callback(os.close, self._ack_fd)
+            if os.fstat(self._ack_fd).st_size < len(empty_ack()):
+                _write_all(self._ack_fd, empty_ack(), 0)
+                os.fsync(self._ack_fd)  # else the disk may refuse it later
+            self._fd = open_regular(folder / JOURNAL, os.O_RDWR | (os.O_CREAT if self.is_new else 0))
+            unless_open.callback(os.close, self._fd)
+            self._end = whole_lines(self._fd, os.fstat(self._fd).st_size)
+            os.ftruncate(self._fd, self._end)
+            if header is not None and not self._end:
+                _write_all(self._fd, line := encode(header), 0)
+                self._end = len(line)
+            unless_open.pop_all()
+        self.header = read_header(folder)
+        self._ack = ack = self._read_ack()
+        self._last_number = ack.memory
+        is_cut = ack.offset > self._end or whole_lines(self._fd, ack.offset) != ack.offset
+        is_cut = is_cut and ack.generation == self.header.get("generation", 0)
+        # What a power cut took of the file may have arrived, and what has arrived may be noted no more.
+        may_be_cut = not self.is_new and not ack.finished and ack.boot != boot_id()
+        self.lacks_rows = ack.memory > 0 or is_cut or may_be_cut
 
     @classmethod
     def create(cls, root: Path, header: Op) -> Journal:
-        """Make a journal in `root/<spool_id>`; where the disk refuses, it lives in memory until the disk does not."""
-        folder = (root / str(header["spool_id"])).absolute()
-        return cls(folder, decode(encode({**hide_in_data(header), "folder": str(folder)})), None)
+        """Make a journal in `root/<spool_id>`, or in memory or where files are temporary if that disk takes none."""
+        first: OSError | None = None
+        for place in (lambda: root, lambda: tempfile.mkdtemp(dir="/dev/shm"), tempfile.mkdtemp):
+            try:
+                journal = cls._create((Path(place()) / str(header["spool_id"])).absolute(), header)
+            except OSError as error:
+                first = first or error
+                continue
+            if first is not None:
+                _log.warning("tracking: cannot write to the spool %s (%s); it is %s", root, first, journal.folder)
+            return journal
+        raise TrackingError(f"no disk takes the journal of a run: {root} ({first})")
+
+    @classmethod
+    def _create(cls, folder: Path, header: Op) -> Journal:
+        was_there = folder.is_dir()
+        cls._make_folder(folder)
+        lock = FolderLock(folder)
+        if not lock.acquire():
+            raise JournalInUseError(f"the journal {folder} is in use by {lock.owner()}")
+        try:
+            return cls(folder, lock, decode(encode({**hide_in_data(header), "folder": str(folder)})))
+        except OSError:
+            if not was_there:
+                remove(folder)
+            lock.release()
+            raise
+
+    @staticmethod
+    def _make_folder(folder: Path) -> None:
+        if folder.parents[1].name == "mlruns":
+            make_mlruns(folder.parents[1])
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
     @classmethod
     def open(cls, folder: Path, timeout_s: float = 0.0) -> Journal:
@@ -104,9 +138,8 @@ class Journal:
             if not lock.acquire(timeout_s):
                 owner = lock.owner()
                 raise JournalInUseError(f"the journal {folder} is in use by {owner}; try again when that has ended")
-            header = read_header(folder)
-            check_is_no_copy(folder, header)
-            return cls(folder, header, lock)
+            check_is_no_copy(folder, read_header(folder))
+            return cls(folder, lock)
         except OSError as error:
             lock.release()
             raise TrackingError(f"cannot open the journal {folder}: {error}") from error
@@ -114,45 +147,18 @@ class Journal:
             lock.release()
             raise
 
-    def _open(self) -> None:
-        """Open the files of a folder whose lock is held, making those that are not there; cut off a torn line."""
-        with contextlib.ExitStack() as unless_open:
-            ack_fd = open_regular(self.folder / ACK, os.O_RDWR | os.O_CREAT)
-            unless_open.callback(os.close, ack_fd)
-            if os.fstat(ack_fd).st_size < len(empty_ack()):
-                if os.pwrite(ack_fd, empty_ack(), 0) != len(empty_ack()):
-                    raise OSError(28, "No space left on device")
-                os.fsync(ack_fd)  # else the disk may refuse it later
-            fd = open_regular(self.folder / JOURNAL, os.O_RDWR | os.O_CREAT)
-            unless_open.callback(os.close, fd)
-            end = whole_lines(fd, os.fstat(fd).st_size)
-            os.ftruncate(fd, end)
-            unless_open.pop_all()
-        if self._ack_fd >= 0:
-            os.close(self._ack_fd)  # of memory
-        self._fd, self._ack_fd, self._end = fd, ack_fd, end
-
-    @property
-    def ack_path(self) -> Path | None:
-        """Where the process that sends notes what has arrived; in memory while the disk takes no folder."""
-        # Also once it is closed: as a journal in memory it would be sent anew, to another run.
-        if self._fd >= 0 or self._unsent is not None:
-            return self.folder / ACK
-        if self._ack_fd < 0 and hasattr(os, "memfd_create"):
-            self._ack_fd = os.memfd_create(ACK)
-            os.write(self._ack_fd, empty_ack())
-        return Path(f"/proc/{os.getpid()}/fd/{self._ack_fd}") if self._ack_fd >= 0 else None
+    def _read_ack(self) -> Ack:
+        return parse_ack(os.pread(self._ack_fd, len(empty_ack()), 0))[0]
 
     @property
     def ack(self) -> Ack:
         """What has arrived."""
-        if self._ack is not None or self._ack_fd < 0:
-            return self._ack or Ack()
-        ack = parse_ack(os.pread(self._ack_fd, len(empty_ack()), 0))[0]
-        # Of a file that was longer, before it was made compact or a power cut took its end: all of it is sent again.
-        if self._fd >= 0 and (ack.offset > self._end or ack.generation != self.header.get("generation", 0)):
-            return replace(ack, offset=0, finished=False)
-        return ack
+        if self._unsent is None:
+            self._ack = self._read_ack()
+            # Of a file that was longer, before it was compact or a power cut took its end: all of it is sent again.
+            if self._ack.offset > self._end or self._ack.generation != self.header.get("generation", 0):
+                self._ack = replace(self._ack, offset=0, finished=False)
+        return self._ack
 
     # Appending.
 
@@ -160,7 +166,7 @@ class Journal:
         """Add an op. A full or read-only disk never raises: lines wait in memory, bounded, until it takes them."""
         line = encode(without_secrets(op))
         with self._guard:
-            if self._memory or self._fd < 0 or self._is_lost:
+            if self._memory:
                 self._keep_in_memory(line)
                 if time.monotonic() - self._failed_at > _RETRY_S:
                     self._spill()
@@ -180,68 +186,41 @@ class Journal:
     def _write(self, line: bytes) -> bool:
         """Append a line to the file, whole or not at all; returns whether the disk took it."""
         try:
-            if os.pwrite(self._fd, line, self._end) != len(line):
-                raise OSError(28, "No space left on device")
+            _write_all(self._fd, line, self._end)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._end)
-            self._fail(error)
+            if not self._failed_at:
+                _log.warning("tracking: cannot write to the spool %s (%s); rows wait in memory", self.folder, error)
+            self._failed_at = time.monotonic()
             return False
         self._end += len(line)
         return True
 
-    def _fail(self, error: OSError) -> None:
-        if not self._failed_at:
-            _log.warning("tracking: cannot write to the spool %s (%s); rows wait in memory", self.folder, error)
-        self._failed_at = time.monotonic()
-
     def look(self) -> None:
         """Bring to the disk what it takes, and drop what has arrived past it; tell where the file was deleted."""
         with self._guard:
+            if self._unsent is not None:
+                return
             if self._memory:
                 arrived = self.ack.memory
                 while self._memory and self._memory[0][0] <= arrived:
                     self._memory.popleft()
                 self.lacks_rows = self.lacks_rows or arrived > 0
                 self._spill()
-            # One that was moved goes on where it is, through the open files.
-            if self._fd >= 0 and not self._is_lost and os.fstat(self._fd).st_nlink == 0:
-                self._is_lost = True
-                rest = "rows wait in memory, and what has not arrived is written anew at the end"
+            # Who reads goes on with the files that are open, as this does; of a folder that was moved too.
+            if not self._is_deleted and os.fstat(self._fd).st_nlink == 0:
+                self._is_deleted = True
+                rest = "what has not arrived at the end is written there once more"
                 _log.warning("tracking: the spool %s was deleted; %s", self.folder, rest)
 
     def _spill(self) -> None:
         """Move the lines that are in memory to the disk, if it takes them again."""
-        if self._unsent is not None or self._is_lost:
-            return
-        try:
-            if self._fd < 0:
-                self._make()
-        except OSError as error:
-            self._fail(error)
-            return
         while self._memory and self._write(self._memory[0][1]):
             self._memory.popleft()
         if not self._memory and self._failed_at:
             self._failed_at = 0.0
             _log.info("tracking: the spool %s can be written again", self.folder)
-
-    def _make(self) -> None:
-        """Make the folder and its files, with the header."""
-        if self.folder.parents[1].name == "mlruns":
-            make_mlruns(self.folder.parents[1])
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        if self._lock is None:
-            lock = FolderLock(self.folder)
-            if not lock.acquire():
-                raise OSError(11, f"the spool is in use by {lock.owner()}")
-            self._lock = lock
-        self._open()
-        if not self._end and not self._write(encode(self.header)):
-            os.close(self._fd)
-            self._fd = -1
-            raise OSError(28, "No space left on device")
 
     def waiting(self, after: int) -> list[tuple[int, bytes]]:
         """Return the lines that wait in memory, with their numbers, beyond a number."""
@@ -299,12 +278,12 @@ class Journal:
                 return self._unsent == Unsent(num_rejected=self._unsent.num_rejected)
             ack = self.ack
             waits = bool(self._memory) and self._memory[-1][0] > ack.memory
-            return not waits and (self._fd < 0 or ack.offset >= self._end) and (self._fd >= 0 or ack.memory > 0)
+            return not waits and ack.offset >= self._end
 
     def mark(self) -> Callable[[], bool]:
         """Return a function that returns whether all that was appended until now has arrived."""
         with self._guard:
-            end, number = self._end, self._last_number if self._memory or self._fd < 0 else 0
+            end, number = self._end, self._last_number if self._memory else 0
 
         def arrived() -> bool:
             ack = self.ack
@@ -318,7 +297,7 @@ class Journal:
             if self._unsent is not None:
                 return self._unsent
             ack = self.ack
-            num_rows, num_others = (0, 0) if self._fd < 0 else count_lines(self._fd, ack.offset, self._end)
+            num_rows, num_others = count_lines(self._fd, ack.offset, self._end)
             waiting = [line for number, line in self._memory if number > ack.memory]
             num_waiting = sum(line.startswith(ROW) for line in waiting)
             ending = 0 if ack.ending is None else 1
@@ -326,17 +305,12 @@ class Journal:
             lost = num_waiting + self._num_dropped + ack.lost[0]
             return Unsent(num_rows, num_others + ending, lost, max(0, others), ack.rejected)
 
-    @property
-    def rejected_path(self) -> Path:
-        """The file of what was set aside."""
-        return self.folder / REJECTED
-
     def sync_to_disk(self) -> None:
         """Make what was appended survive a power cut; may be called by any thread, and appending does not wait."""
         with self._guard:
             if self._memory:
                 self._spill()
-            if self._fd < 0:
+            if self._unsent is not None:
                 return
             fd = os.dup(self._fd)
         with contextlib.suppress(OSError):
@@ -353,49 +327,34 @@ class Journal:
             if self._unsent is not None:
                 return
             self.look()
-            if self._is_lost and not self.has_arrived:
-                self._write_anew()
-            self._unsent, self._ack = self.unsent(), self.ack
-            fds = [fd for fd in (self._fd, self._ack_fd) if fd >= 0]
-            self._fd = self._ack_fd = -1
-            for fd in fds:
-                os.close(fd)
-        if self._lock is not None:
-            if self._ack.finished and self._unsent == Unsent():
-                conclude(self.folder)
-            self._lock.release()
+            if self._is_deleted and not self.has_arrived:
+                self._write_once_more()
+            self._unsent = self.unsent()
+            os.close(self._fd)
+            os.close(self._ack_fd)
+        if self._ack.finished and self._unsent == Unsent():
+            conclude(self.folder)
+        self._lock.release()
 
-    def _write_anew(self) -> None:
-        """Write a journal that was deleted anew, as its file, which is still open, has it."""
-        lost, end, self._fd, self._end = self._fd, self._end, -1, 0
-        arrived = os.pread(self._ack_fd, len(empty_ack()), 0)
-        try:
-            if self._lock is not None:
-                self._lock.release()
-                self._lock = None
-            self._make()
-            os.pwrite(self._ack_fd, arrived, 0)
-            for line, _ in list(read_lines(lost, 0, end))[1:]:
-                if not self._write(line):
-                    return
-            self._is_lost = False
-            self._spill()
-        except OSError as error:
-            self._fail(error)
-        finally:
-            os.close(lost)
+    def _write_once_more(self) -> None:
+        """Write a journal that was deleted where it was, as its files, which are still open, have it."""
+        with contextlib.suppress(OSError):
+            self._make_folder(self.folder)
+            for name, source, size in ((ACK, self._ack_fd, len(empty_ack())), (JOURNAL, self._fd, self._end)):
+                with os.fdopen(open_regular(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+                    for start in range(0, size, READ_BYTES):
+                        file.write(os.pread(source, min(READ_BYTES, size - start), start))
 
     def release_in_child(self) -> None:
         """Forget the journal in a forked child: it is the parent's."""
-        self._guard, self._unsent, self._ack = threading.RLock(), Unsent(), self.ack
-        for fd in (self._fd, self._ack_fd):
-            if fd >= 0:
-                os.close(fd)
-        self._fd = self._ack_fd = -1
+        self._guard = threading.RLock()
+        if self._unsent is None:
+            self._unsent = Unsent()
+            os.close(self._fd)
+            os.close(self._ack_fd)
 
 
-def rejected_ops(path: Path) -> list[dict[str, Any]]:
-    """Read the entries that were set aside, each with its reason."""
-    with contextlib.suppress(OSError), os.fdopen(open_regular(path), "rb") as file:
-        return [decode(line) for line in file.read().splitlines()]
-    return []
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    """Write data, or raise `OSError` where the disk takes a part of it."""
+    if os.pwrite(fd, data, offset) != len(data):
+        raise OSError(28, "No space left on device")

@@ -1,9 +1,7 @@
-"""Artifacts: their copies in a journal, and policies as models of MLflow.
+"""Artifacts: their copies in a journal, `files/<number>/<name>`, and policies as models of MLflow, without pickle.
 
-A copy is made when an artifact is logged, as `files/<number>/<name>`, which is what an op names, and removed when the
-store has it. A policy is a model with metrics of its step, by which it can be ranked, which MLflow loads by this module
-and without pickle: `mlflow.pyfunc.load_model(...).predict` takes and gives what `rl8x.export` calls inputs and outputs,
-but without `noise`. What a policy remembers is among both, so that a server answers each request by itself.
+`mlflow.pyfunc.load_model(...).predict` takes and gives what `rl8x.export` calls inputs and outputs, without `noise`.
+What a policy remembers is among both, so that a server answers each request by itself.
 """
 
 from __future__ import annotations
@@ -105,20 +103,7 @@ MODEL_TYPE: Final = "rl8x-policy"
 
 
 def log_model(client: Any, run: Any, path: Path, about: Mapping[str, Any]) -> str:
-    """Log a policy as a model of a run, and register it where that is asked for.
-
-    Safe to repeat: a model with the same key that is there already is gone on with.
-
-    Args:
-        client: MLflow's client.
-        run: The run, as the client gives it.
-        path: The file of the policy.
-        about: What `describe_model` gave, and beside it `key`, `name`, `step`, `time` in milliseconds, `metrics` at
-            that step, and `register` and `alias`, which may be None.
-
-    Returns:
-        The model's ID.
-    """
+    """Log a policy as a model of a run and return its ID; one with the same key that is there is gone on with."""
     from mlflow.entities import LoggedModelOutput, Metric
 
     run_id, experiment_id = run.info.run_id, run.info.experiment_id

@@ -16,8 +16,8 @@ written by another version or program; none is trusted.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-import mmap
 import os
 import re
 import shutil
@@ -30,10 +30,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rl8x.disk import sync_folder
+from rl8x.disk import replace_synced, sync_folder
 from rl8x.output import counted
 from rl8x.tracking.locks import FileLock, FolderLock, is_locked
-from rl8x.tracking.protocol import NameTable, TrackingError, readable
+from rl8x.tracking.protocol import TrackingError, readable
 from rl8x.tracking.secrets import hide, hide_in_data
 
 JOURNAL: Final = "journal.jsonl"
@@ -59,60 +59,35 @@ class JournalInUseError(TrackingError):
 
 @dataclass(frozen=True)
 class Ack:
-    """What of a journal has arrived, and how the store is.
+    """What of a journal has arrived, and how the store is."""
 
-    Attributes:
-        offset: Bytes of `journal.jsonl` that the store has.
-        generation: The generation of `journal.jsonl` that `offset` counts in.
-        memory: Number of the last line that came past the disk and has arrived.
-        run_id: The run in the store.
-        run_name: Its name there.
-        name_is_free: No other run of the store had this name.
-        attempted: A run was asked for; it may be there although no answer came.
-        resumed: Rows from here on may repeat what the server has, and are compared with that.
-        finished: The run's status is what it is to be.
-        ending: How the run ended, where only memory had that: the op, with `lost_rows`.
-        rejected: Entries that were set aside.
-        lost: Rows and other entries that were, and could not be written down.
-        outage: Why the store takes nothing now; empty if it does.
-        tried: Whether this sender has asked the store for anything.
-        beat: A number that grows while the process that sends is well.
-    """
-
-    offset: int = 0
-    generation: int = 0
-    memory: int = 0
+    offset: int = 0  # bytes of `journal.jsonl` that the store has
+    generation: int = 0  # of `journal.jsonl`, that `offset` counts in
+    memory: int = 0  # number of the last line that came past the disk and has arrived
     run_id: str | None = None
     run_name: str | None = None
-    name_is_free: bool = False
-    attempted: bool = False
-    resumed: bool = False
-    finished: bool = False
-    ending: Op | None = None
-    rejected: int = 0
-    lost: Sequence[int] = (0, 0)
-    outage: str = ""
-    tried: bool = False
-    beat: int = 0
+    name_is_free: bool = False  # no other run of the store had this name
+    attempted: bool = False  # a run was asked for; it may be there although no answer came
+    resumed: bool = False  # later rows may repeat what the server has, and are compared with that
+    finished: bool = False  # the run's status is what it is to be
+    ending: Op | None = None  # how the run ended, where only memory had that: the op, with `lost_rows`
+    rejected: int = 0  # entries that were set aside
+    lost: Sequence[int] = (0, 0)  # rows and other entries that were, and could not be written down
+    outage: str = ""  # why the store takes nothing now
+    tried: bool = False  # this sender has asked the store for something
+    beat: int = 0  # grows while the process that sends is well
+    boot: str = ""  # the start of the computer in which this was written
 
 
 @dataclass(frozen=True)
 class Unsent:
-    """The part of a journal that has not arrived.
+    """The part of a journal that has not arrived."""
 
-    Attributes:
-        num_rows: Rows on the disk, which `rl8x sync` can send.
-        num_others: Params, tags, artifacts and the status, on the disk too.
-        num_lost: Rows that only the memory of this process has, or that were dropped from it.
-        num_others_lost: Params, tags and artifacts that only the memory has.
-        num_rejected: Entries that the store does not take, which were set aside.
-    """
-
-    num_rows: int = 0
-    num_others: int = 0
-    num_lost: int = 0
-    num_others_lost: int = 0
-    num_rejected: int = 0
+    num_rows: int = 0  # on the disk, which `rl8x sync` can send
+    num_others: int = 0  # params, tags, artifacts and the status, on the disk too
+    num_lost: int = 0  # rows that only the memory of this process has, or that were dropped from it
+    num_others_lost: int = 0  # params, tags and artifacts that only the memory has
+    num_rejected: int = 0  # entries that the store does not take, which were set aside
 
     @property
     def lost(self) -> str:
@@ -120,24 +95,6 @@ class Unsent:
         rows = counted(self.num_lost, "row", "rows") if self.num_lost else ""
         others = counted(self.num_others_lost, "other entry", "other entries") if self.num_others_lost else ""
         return " and ".join(filter(None, (rows, others)))
-
-
-def params_op(params: Mapping[str, object], names: NameTable) -> Op:
-    """Make the op of hyperparameters."""
-    return {"op": "params", "params": {name: _text(value) for name, value in names.legal(params).items()}}
-
-
-def _text(value: object) -> str:
-    """Write a param; one that cannot be written, such as an int of 5,000 digits, is no reason to end a run."""
-    try:
-        return str(value)
-    except Exception as error:
-        return f"{type(value).__name__} that cannot be written ({type(error).__name__})"
-
-
-def tags_op(tags: Mapping[str, str], names: NameTable) -> Op:
-    """Make the op of tags."""
-    return {"op": "tags", "tags": {name: _text(value) for name, value in names.legal(tags).items()}}
 
 
 def encode(op: Mapping[str, object]) -> bytes:
@@ -189,10 +146,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def check_plain(folder: Path) -> None:
-    """Refuse a journal that is a link, or holds anything but plain files; nothing is opened.
-
-    It may be somebody else's.
-    """
+    """Refuse a journal, maybe somebody else's, that is a link or holds anything but plain files; nothing is opened."""
     try:
         if folder.is_symlink():
             raise TrackingError(f"the journal {folder} is a link, which is not followed")
@@ -280,56 +234,19 @@ def _checked(ack: Ack) -> Ack:
 
 def read_ack(folder: Path) -> Ack:
     """Read what has arrived of a journal."""
-    try:
+    with contextlib.suppress(OSError, TrackingError):
         check_plain(folder)
-        return read_ack_file(folder / ACK)
-    except TrackingError:
-        return Ack()
-
-
-def read_ack_file(path: Path) -> Ack:
-    """Read an `ack.json`."""
-    with contextlib.suppress(OSError), os.fdopen(open_regular(path), "rb") as file:
-        return parse_ack(file.read(2 * _SLOT))[0]
+        with os.fdopen(open_regular(folder / ACK), "rb") as file:
+            return parse_ack(file.read(2 * _SLOT))[0]
     return Ack()
 
 
-def _shortest_json(data: Mapping[str, Any]) -> bytes:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
-
-
-class AckFile:
-    """An `ack.json` that this process writes, which has the lock on it. Any thread may write."""
-
-    def __init__(self, lock: FileLock) -> None:
-        self._lock = lock
-        self._guard = threading.Lock()
-        self.ack, self._number = parse_ack(os.pread(lock.fd, 2 * _SLOT, 0))
-
-    @classmethod
-    def open(cls, path: Path, timeout_s: float = 0.0) -> AckFile | None:
-        """Open and lock it, making one where there is none; None where another process has it, or the disk refuses."""
-        lock = FileLock(path, signs=False)
-        try:
-            return cls(lock) if lock.acquire(timeout_s) else None
-        except OSError:
-            return None
-
-    def write(self, **changes: Any) -> None:
-        """Change some of it, in the older slot. What the disk refuses is sent twice, which adds nothing."""
-        with self._guard:
-            self.ack = replace(self.ack, **changes)
-            self._number += 1
-            text = b"%d %s" % (self._number, _shortest_json(asdict(self.ack)))
-            slot = b"%08x %s" % (zlib.crc32(text), text)
-            if self._lock.is_held and len(slot) <= _SLOT:
-                with contextlib.suppress(OSError):
-                    os.pwrite(self._lock.fd, slot.ljust(_SLOT, b"\0"), (self._number % 2) * _SLOT)
-
-    def close(self) -> None:
-        """Close the file and give the lock back."""
-        with self._guard:
-            self._lock.release()
+@functools.cache
+def boot_id() -> str:
+    """Return what tells this start of the computer from the last, which may have ended by a power cut; or nothing."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
 # Lines.
@@ -344,22 +261,6 @@ def whole_lines(fd: int, end: int) -> int:
             return start + newline + 1
         end = start
     return 0
-
-
-def boot_id() -> str:
-    """Return what tells this start of the computer from the last, which may have ended by a power cut; or nothing."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
-
-
-def last_boot(fd: int, end: int) -> str:
-    """Return the `boot_id` of the process that began or resumed a journal last."""
-    if end <= 0:
-        return ""
-    with mmap.mmap(fd, end, access=mmap.ACCESS_READ) as data:
-        at = data.rfind(b'"boot":"')
-        return data[at + 8 : data.find(b'"', at + 8)].decode(errors="replace") if at >= 0 else ""
 
 
 def read_lines(fd: int, start: int, end: int) -> Iterator[tuple[bytes, int]]:
@@ -395,9 +296,8 @@ class Rejected:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / REJECTED
-        self.num_rows_lost = self.num_others_lost = 0
-        self._entries = self._read()
-        self._lines = set(map(encode, self._entries))
+        self.lost = [0, 0]  # rows and other entries that the disk did not take
+        self._entries = {encode(entry): entry for entry in read_rejected(self.path)}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -405,68 +305,63 @@ class Rejected:
     @property
     def entries(self) -> list[Op]:
         """The ops that were set aside, in order."""
-        return [entry["rejected"] for entry in self._entries]
+        return [entry["rejected"] for entry in self._entries.values()]
 
     @property
     def reason(self) -> str:
         """Why the first one was not taken; empty if there is none."""
-        return str(self._entries[0]["reason"]) if self._entries else ""
-
-    def _read(self) -> list[Op]:
-        try:
-            with os.fdopen(open_regular(self.path), "rb") as file:
-                lines = file.read().splitlines()
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            reason = f"{REJECTED} cannot be read: {error}"
-            return [{"op": "rejected", "reason": reason, "rejected": {"op": "unreadable"}}]
-        return [_entry(line) for line in dict.fromkeys(lines)]  # a kill may have left one twice
+        return next((str(entry["reason"]) for entry in self._entries.values()), "")
 
     def add(self, op: Op, reason: str) -> None:
         """Set aside an op that the store does not take, so that the others can go on."""
         self.replaced_by(op)
         entry = {"op": "rejected", "reason": hide(reason), "rejected": without_secrets(op)}
         line = encode(entry)
-        if line in self._lines:
+        if line in self._entries:
             return
         try:
             with os.fdopen(open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
                 file.write(line)
-            self._entries.append(entry)
-            self._lines.add(line)
+            self._entries[line] = entry
         except OSError:
-            self.num_rows_lost += op["op"] == "m"
-            self.num_others_lost += op["op"] != "m"
+            self.lost[op["op"] != "m"] += 1
 
     def replaced_by(self, op: Op) -> None:
         """Drop what an op, which has arrived now, replaces."""
         keys = _keys(op)
         if self._entries and keys:  # a row replaces nothing, and there may be thousands of them
-            self._keep([entry for entry in self._entries if not _keys(entry["rejected"]) & keys])
+            self._keep([entry for entry in self._entries.values() if not _keys(entry["rejected"]) & keys])
 
     def replace(self, kept: list[tuple[Op, str]]) -> None:
         """Keep these ops and reasons alone."""
         self._keep([{"op": "rejected", "reason": reason, "rejected": op} for op, reason in kept])
 
     def _keep(self, entries: list[Op]) -> None:
-        if entries == self._entries:
+        kept = {encode(entry): entry for entry in entries}
+        if kept.keys() == self._entries.keys():
             return
-        self._entries = entries
-        self._lines = set(map(encode, entries))
+        self._entries = kept
         with contextlib.suppress(OSError):
-            if entries:
-                replace_file(self.path, b"".join(map(encode, entries)))
+            if kept:
+                replace_synced(self.path, b"".join(kept), mode=0o600)
             else:
                 self.path.unlink()
 
 
-def _entry(line: bytes) -> Op:
-    entry = decode(line + b"\n")
-    inner = entry.get("rejected")
-    if isinstance(inner, dict) and isinstance(inner.get("op"), str):
-        return entry
-    return {"op": "rejected", "reason": "unreadable", "rejected": {"op": "unreadable", "line": repr(line)[:500]}}
+def read_rejected(path: Path) -> list[Op]:
+    """Read the entries that were set aside: each an op `rejected`, with that of the entry and the reason."""
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            entries = [decode(line) for line in file.read().splitlines()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        entries = [{"op": "unreadable", "line": f"{REJECTED} cannot be read: {error}"}]
+    for at, entry in enumerate(entries):
+        inner = entry.get("rejected")
+        if not isinstance(inner, dict) or not isinstance(inner.get("op"), str):
+            entries[at] = {"op": "rejected", "reason": "unreadable", "rejected": {**entry, "op": "unreadable"}}
+    return entries
 
 
 def _keys(op: Op) -> set[tuple[str, str]]:
@@ -503,7 +398,7 @@ def name_of(op: Op) -> str:
 
 def last_time(fd: int, end: int, header: Op) -> int:
     """Return the latest time among the last lines, about half a megabyte of them, in milliseconds since 1970."""
-    lines = read_lines(fd, whole_lines(fd, max(0, end - READ_BYTES // 2)), end) if fd >= 0 else ()
+    lines = read_lines(fd, whole_lines(fd, max(0, end - READ_BYTES // 2)), end)
     times = [op["t"] for op in (decode(line) for line, _ in lines) if type(op.get("t")) is int]
     return max(times, default=int(header["t"]))
 
@@ -511,46 +406,45 @@ def last_time(fd: int, end: int, header: Op) -> int:
 class SendingJournal:
     """A journal as the process that sends it has it: it reads lines, and notes what has arrived."""
 
-    def __init__(self, folder: Path, ack_file: AckFile, header: Op | None = None) -> None:
-        self.folder = self.place = folder
-        self.header = read_header(folder) if header is None else header
-        self._ack_file = ack_file
-        self.lines: deque[tuple[int, bytes]] = deque()
-        self._fd = self._folder_fd = -1
-        self.reopen(folder, ack_file)
+    def __init__(self, folder: Path, lock: FileLock) -> None:
+        """Open the files of a journal whose lock on sending, that on `ack.json`, is held."""
+        self.folder = folder
+        self.header = read_header(folder)
+        self._lock = lock
+        self._guard = threading.Lock()
+        self.ack, self._number = parse_ack(os.pread(lock.fd, 2 * _SLOT, 0))
+        self.lines: deque[tuple[int, bytes]] = deque()  # that no disk took
+        self._fds = [open_regular(folder / JOURNAL), os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
+        self._fd = self._fds[0]
+        place = Path(f"/proc/self/fd/{self._fds[1]}")
+        self.place = place if place.is_dir() else folder  # wherever the folder is moved
         self.rejected = Rejected(self.place)
-        self.acknowledge(rejected=len(self.rejected), outage="", tried=False)
+        generation = self.header.get("generation", 0)
+        offset = self.ack.offset if self.ack.generation == generation else 0
+        # Another generation: killed between the two steps of compacting. An offset without a line: a power cut, or an
+        # edited file. Sending all again adds nothing.
+        if offset > self.end or whole_lines(self._fd, offset) != offset:
+            offset = 0
+        rejected = len(self.rejected)
+        self.acknowledge(offset, generation=generation, rejected=rejected, outage="", tried=False)
 
-    def reopen(self, folder: Path, ack_file: AckFile) -> None:
-        """Open the files, which a disk that was full may take now."""
-        if ack_file is not self._ack_file:
-            ack_file.write(**{**asdict(self._ack_file.ack), "offset": 0, "lost": self._ack_file.ack.lost})
-            self._ack_file.close()
-            self._ack_file = ack_file
-        with contextlib.suppress(OSError):
-            self._fd = open_regular(folder / JOURNAL)
-            self._folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            place = Path(f"/proc/self/fd/{self._folder_fd}")
-            self.folder, self.place = folder, place if place.is_dir() else folder
-            with os.fdopen(os.dup(self._fd), "rb", buffering=0) as file:
-                self.header = {**self.header, **decode(os.pread(file.fileno(), READ_BYTES, 0).split(b"\n")[0])}
-            generation = self.header.get("generation", 0)
-            offset = self.ack.offset if self.ack.generation == generation else 0
-            # Another generation: killed between the two steps of compacting. An offset without a line: a power cut, or
-            # an edited file. Sending all again adds nothing.
-            if offset > self.end or whole_lines(self._fd, offset) != offset:
-                offset = 0
-            self.acknowledge(offset=offset, generation=generation)
-
-    @property
-    def ack(self) -> Ack:
-        """What has arrived."""
-        return self._ack_file.ack
+    @classmethod
+    def open(cls, folder: Path, timeout_s: float = 0.0) -> SendingJournal | None:
+        """Open a journal; None where another process sends it, or the disk refuses."""
+        lock = FileLock(folder / ACK, signs=False)
+        try:
+            return cls(folder, lock) if lock.acquire(timeout_s) else None
+        except OSError:
+            lock.release()
+            return None
+        except TrackingError:
+            lock.release()
+            raise
 
     @property
     def end(self) -> int:
         """The length of the file up to the end of its last whole line."""
-        return 0 if self._fd < 0 else whole_lines(self._fd, os.fstat(self._fd).st_size)
+        return whole_lines(self._fd, os.fstat(self._fd).st_size)
 
     @property
     def pending(self) -> bool:
@@ -561,7 +455,7 @@ class SendingJournal:
         """Read about a megabyte of ops that have not arrived: each with the offset after it, or its number."""
         ops: list[tuple[Op, int | None, int]] = []
         start, size = self.ack.offset, 0
-        for line, offset in read_lines(self._fd, start, self.end) if self._fd >= 0 else ():
+        for line, offset in read_lines(self._fd, start, self.end):
             ops.append((decode(line), offset, 0))
             size += len(line)
             if size >= READ_BYTES:
@@ -573,14 +467,25 @@ class SendingJournal:
         return last_time(self._fd, self.end, self.header)
 
     def acknowledge(self, offset: int | None = None, number: int = 0, **changes: Any) -> None:
-        """Note how far the store has the journal: to `offset`, or the line of a number that no disk took."""
-        if offset is not None:
-            changes["offset"] = offset
-        if number:
-            changes["memory"] = number
-            while self.lines and self.lines[0][0] <= number:
-                self.lines.popleft()
-        self._ack_file.write(**changes)
+        """Note how far the store has the journal, to `offset` or the line of a number that no disk took, or what else.
+
+        It is written in the older slot. What the disk refuses is sent twice, which adds nothing. Any thread may call.
+        """
+        with self._guard:
+            if offset is not None:
+                changes["offset"] = offset
+            if number:
+                changes["memory"] = number
+                while self.lines and self.lines[0][0] <= number:
+                    self.lines.popleft()
+            self.ack = replace(self.ack, **{**changes, "boot": boot_id()})
+            self._number += 1
+            shortest = json.dumps(asdict(self.ack), ensure_ascii=False, separators=(",", ":"))
+            text = b"%d %s" % (self._number, shortest.encode("utf-8", "backslashreplace"))
+            slot = b"%08x %s" % (zlib.crc32(text), text)
+            if self._lock.is_held and len(slot) <= _SLOT:
+                with contextlib.suppress(OSError):
+                    os.pwrite(self._lock.fd, slot.ljust(_SLOT, b"\0"), (self._number % 2) * _SLOT)
 
     def set_aside(self, op: Op, reason: str) -> None:
         """Write down an entry that the store does not take."""
@@ -589,20 +494,14 @@ class SendingJournal:
 
     def note_rejected(self) -> None:
         """Tell how many entries are set aside."""
-        rejected = self.rejected
-        self.acknowledge(rejected=len(rejected), lost=[rejected.num_rows_lost, rejected.num_others_lost])
-
-    def beat(self) -> None:
-        """Tell that this process is well; any thread may."""
-        self._ack_file.write(beat=self.ack.beat + 1)
+        self.acknowledge(rejected=len(self.rejected), lost=list(self.rejected.lost))
 
     def close(self) -> None:
         """Close the files, and give the lock on sending back."""
-        for fd in (self._fd, self._folder_fd):
-            if fd >= 0:
-                os.close(fd)
-        self._fd = self._folder_fd = -1
-        self._ack_file.close()
+        while self._fds:
+            os.close(self._fds.pop())
+        with self._guard:
+            self._lock.release()
 
 
 # The end of a journal, by whoever has the lock on appending.
@@ -640,8 +539,8 @@ def conclude(folder: Path) -> None:
 
 def _compact(folder: Path, header: Op) -> None:
     """Write a journal anew with a header and its rows; killed in between, all of them are sent again, in vain."""
-    ack_file = AckFile.open(folder / ACK, 5.0)
-    if ack_file is None:
+    journal = SendingJournal.open(folder, 5.0)
+    if journal is None:
         return
     try:
         beside = folder / f"{JOURNAL}.new"
@@ -657,10 +556,10 @@ def _compact(folder: Path, header: Op) -> None:
             size = file.tell()
         os.replace(beside, folder / JOURNAL)
         sync_folder(folder)
-        ack_file.write(offset=size, generation=header["generation"])
+        journal.acknowledge(size, generation=header["generation"])
         shutil.rmtree(folder / FILES, ignore_errors=True)
     finally:
-        ack_file.close()
+        journal.close()
 
 
 def _has_checkpoints(folder: Path, checkpoints: object) -> bool:
@@ -680,11 +579,3 @@ def remove(folder: Path) -> None:
         folder.rename(gone)
         folder = gone
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file beside its place, which only its owner can read, and rename it into that; else raise `OSError`."""
-    beside = path.with_name(path.name + ".new")
-    with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(data)
-    os.replace(beside, path)

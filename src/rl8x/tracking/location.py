@@ -1,7 +1,7 @@
 """Where runs are kept: the user's tracking URI, or `mlruns/` in the working directory, or what a run's folder names.
 
-A folder of runs may have been moved or copied since, and may be somebody else's. So the database that lies beside it
-counts more than an address, and an address only where the user has named it too: requests carry the user's token.
+Such a folder may be somebody else's. So the database that lies beside it counts more than an address, and an address
+only where the user has named it too: requests carry the user's token.
 """
 
 from __future__ import annotations

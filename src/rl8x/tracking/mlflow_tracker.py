@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.artifacts import model_about
-from rl8x.tracking.journal import Op, boot_id, params_op, tags_op
-from rl8x.tracking.location import Location, locate, mlruns_dir
-from rl8x.tracking.pages import Series, Thinning, interval, is_asked_for
-from rl8x.tracking.protocol import NameTable, Status, artifact_name, check_status, metric_step, metric_value
-from rl8x.tracking.repeats import JournalRepeats
-from rl8x.tracking.runs import (
-    HANDLE_PREFIX,
-    Opened,
-    Whereabouts,
-    check_folders,
-    check_installed,
-    new_header,
-    open_new,
-    open_resumed,
+from rl8x.tracking.journal import JOURNAL, Op
+from rl8x.tracking.location import (
+    Location,
+    beside,
+    check_writable,
+    is_users_own,
+    locate,
+    mlruns_dir,
+    recorded_location,
+    user_tracking_uri,
 )
+from rl8x.tracking.pages import Series, Thinning, interval, is_asked_for
+from rl8x.tracking.protocol import (
+    NameTable,
+    Status,
+    TrackingError,
+    artifact_name,
+    check_status,
+    metric_step,
+    metric_value,
+)
+from rl8x.tracking.repeats import JournalRepeats
+from rl8x.tracking.runs import HANDLE_PREFIX, Whereabouts, find_journal, has_run, user_run_id
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.shipping import OpenRun
+from rl8x.tracking.store import DEFAULT_EXPERIMENT
 
 _log = logger(__name__)
+_BUSY_WAIT_S = 30.0  # how long a run that is gone on with waits for `rl8x sync` to be through with its spool
 
 
 @dataclass(eq=False, repr=False)
@@ -155,8 +167,16 @@ class MLflowTracker:
         Raises:
             TrackingError: If MLflow is not installed, or the store's folder cannot be written.
         """
-        check_installed()
-        check_folders(locate(self.tracking_uri), self.spool_root)
+        _check_installed()
+        location = locate(self.tracking_uri)
+        for folder in () if location.database is None else (location.database.parent, self.spool_root):
+            try:
+                check_writable(folder)
+            except OSError as error:
+                raise TrackingError(
+                    f"runs cannot be kept in {folder} ({error.strerror}): change to a folder that can be written, or "
+                    "choose another store by tracking_uri or MLFLOW_TRACKING_URI"
+                ) from None
 
     def start(
         self,
@@ -175,7 +195,7 @@ class MLflowTracker:
         """
         if self._run is not None:
             raise RuntimeError("this tracker has a run already; call finish() before the next start()")
-        check_installed()
+        _check_installed()
         self._pid = os.getpid()
         self._outage = ""
         begins = resume is None
@@ -185,8 +205,8 @@ class MLflowTracker:
             self._names = _name_tables({} if begins else self.names_before)
             self.names_before = {}
         first = [
-            params_op({**(self.params or {}), **params}, self._names["param"]),
-            tags_op({**(self.tags or {}), **tags}, self._names["tag"]),
+            self._texts("params", {**(self.params or {}), **params}),
+            self._texts("tags", {**(self.tags or {}), **tags}),
         ]
         going_on = resume is not None and not repeats and resume == self.resume_handle
         before = self._repeats if going_on else None  # what had not come again yet
@@ -200,7 +220,7 @@ class MLflowTracker:
             if repeats and not by_server:
                 self._repeats = journal.repeats(now)
             resumes = {"op": "resume", "t": now, "repeats": by_server, "keeps_status": keeps_status}
-            first.insert(0, {**resumes, "boot": boot_id()})
+            first.insert(0, resumes)
         for op in first:
             journal.append(op)
         self._run = OpenRun(
@@ -210,7 +230,7 @@ class MLflowTracker:
             keeps_status=keeps_status,
             finish_timeout_s=self.finish_timeout_s,
             outage_timeout_s=self.outage_timeout_s,
-            request_timeout_s=self.request_timeout_s,
+            timeout_s=self.request_timeout_s,
             interval_s=self.interval_s,
             fresh=resume is None,
             adds_source=begins,
@@ -219,21 +239,81 @@ class MLflowTracker:
         if self.thinning is not None:
             self.thinning.begin(repeats=resume is not None and repeats)
 
-    def _open(self, resume: str | None, *, going_on: bool) -> Opened:
+    def _open(self, resume: str | None, *, going_on: bool) -> tuple[Journal, Location]:
         """Make the journal of a new run, or open or make that of a run to resume, which may be this tracker's last."""
-        header = new_header(self._now(), self.experiment_name, self.run_name, self.tracking_uri)
+        header = self._new_header()
+        active = user_run_id(self.tracking_uri) if resume is None else None
+        if active is not None:
+            run_id, uri = active
+            return self._create({**header, "run_id": run_id, "owns": False}, locate(uri))
         if resume is None:
-            return open_new(self.spool_root, header, self.tracking_uri)
-        before = (self._journal, self._location) if going_on and self._journal and self._location else None
-        return open_resumed(
-            self.spool_root,
-            header,
-            self.tracking_uri,
-            resume,
-            resumed_spool=self.resumed_spool,
-            before=before,
-            run_key=self.run_key,
-        )
+            return self._create(header, locate(self.tracking_uri))
+        journal = self._reopened(resume)
+        if journal is not None:
+            return journal, self._location_of(journal)
+        # It was sent and removed.
+        location = self._location if going_on and self._location is not None else locate(self.tracking_uri)
+        if going_on and self._journal is not None:
+            header["owns"] = self._journal.header["owns"]
+        if resume.startswith(HANDLE_PREFIX):
+            return self._create({**header, "spool_id": resume.removeprefix(HANDLE_PREFIX)}, location)
+        if location.database is not None and not has_run(location, resume):  # the shipper checks other stores
+            raise TrackingError(
+                f"there is no run {resume!r} in {location.shown} (any more): name the store that has it by "
+                "tracking_uri or MLFLOW_TRACKING_URI, or go on untracked, by Trainer.resume(..., tracker=NullTracker())"
+            )
+        if self.run_key is not None and not (self.spool_root / self.run_key).exists():
+            header["spool_id"] = self.run_key  # what a killed process leaves is then found by the key too
+        return self._create({**header, "run_id": resume}, location)
+
+    def _new_header(self) -> Op:
+        """Return the header of a journal that is made now, with the experiment that MLflow's variables name."""
+        name = self.experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        chosen_store = self.tracking_uri or user_tracking_uri()
+        experiment_id = os.environ.get("MLFLOW_EXPERIMENT_ID") if name is None and chosen_store else None
+        return {
+            "op": "open",
+            "version": 1,
+            "spool_id": uuid.uuid4().hex,
+            "writer": uuid.uuid4().hex,
+            "t": self._now(),
+            "experiment": name or DEFAULT_EXPERIMENT,
+            "experiment_id": experiment_id or None,
+            "run_name": self.run_name,
+            "owns": True,
+        }
+
+    def _create(self, header: Op, location: Location) -> tuple[Journal, Location]:
+        database = beside(self.spool_root / str(header["spool_id"]), location.database)
+        return Journal.create(self.spool_root, {**header, "uri": location.shown, "database": database}), location
+
+    def _reopened(self, handle: str) -> Journal | None:
+        """Open the journal of a run to resume, if there is one; wait where `rl8x sync` sends it just now."""
+        roots = [self.spool_root] if self.resumed_spool is None else [self.resumed_spool.parent, self.spool_root]
+        folder = next((found for root in roots if (found := find_journal(root, handle)) is not None), None)
+        if folder is None:
+            return None
+        try:
+            return Journal.open(folder, _BUSY_WAIT_S)
+        except TrackingError:
+            if (folder / JOURNAL).exists():
+                raise
+            return None  # it was sent and removed meanwhile
+
+    def _location_of(self, journal: Journal) -> Location:
+        """Find the store for a journal that is there: the one that the user chose, else the one it was made for."""
+        chosen = self.tracking_uri or user_tracking_uri()
+        try:
+            if chosen is not None:
+                return locate(chosen)
+            location = recorded_location(journal.folder, str(journal.header["uri"]), journal.header)
+            if not is_users_own(location, journal.folder):
+                shown = location.shown
+                raise TrackingError(f"the run was kept in {shown}: to go on with it there, name it by tracking_uri")
+        except TrackingError:
+            journal.close()
+            raise
+        return location
 
     @property
     def spool_root(self) -> Path:
@@ -252,7 +332,7 @@ class MLflowTracker:
         try:
             run.finish()
         finally:
-            self._outage = run.reason
+            self._outage = run.outage
 
     def _send_thinned(self) -> None:
         """Send what was held back, as far as the limits allow, and the file of all rows."""
@@ -315,17 +395,21 @@ class MLflowTracker:
             self._append({"op": "left", "s": repeats.left.step, "t": repeats.left.before})
         for at, when, points in rows:
             self._append({"op": "m", "t": when, "s": at, "m": points})
-        repeats.confirm()
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Add hyperparameters. One that has another value already keeps it, and a tag has the new value."""
         if params:
-            self._append(params_op(params, self._names["param"]))
+            self._append(self._texts("params", params))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags; a tag set before is replaced."""
         if tags:
-            self._append(tags_op(tags, self._names["tag"]))
+            self._append(self._texts("tags", tags))
+
+    def _texts(self, kind: str, values: Mapping[str, object]) -> Op:
+        """Make the op of params or tags."""
+        named = self._names[kind.rstrip("s")].legal(values)
+        return {"op": kind, kind: {name: _text(value) for name, value in named.items()}}
 
     def describe(self, text: str, folder: str | None = None) -> None:
         """Describe the run on its page, in Markdown; a description that the user gave or changed stays.
@@ -440,6 +524,19 @@ class MLflowTracker:
         """
         self._last_time = max(self._last_time + 1, time.time_ns() // 1_000_000)
         return self._last_time
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("mlflow") is None:
+        raise TrackingError("MLflowTracker needs mlflow, which is not installed: pip install 'mlflow>=3.13,<4'")
+
+
+def _text(value: object) -> str:
+    """Write a param; one that cannot be written, such as an int of 5,000 digits, is no reason to end a run."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"{type(value).__name__} that cannot be written ({type(error).__name__})"
 
 
 def _name_tables(before: Mapping[str, Mapping[str, str]]) -> dict[str, NameTable]:

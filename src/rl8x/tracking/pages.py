@@ -1,13 +1,8 @@
 """What of a run a store's pages show: thinned rows, a picture of learning curves, samples of the machine.
 
-A metric's first 128 points are sent as they come, then 64 for each doubling of their number: whoever looks at a run
-that goes on sees it all, if coarsely, and a run of any length stays far below the limit. When the run ends, points are
-added so that every k-th is there, with the smallest power of two for k that keeps the limit, and the last one. A
-point's place in its metric decides alone, so that a resumed run, whose rows come again, sends the same.
-
-Curves are drawn by the process that talks to MLflow: a run's end waits for it, Matplotlib is imported there in half a
-second, and never by the training's process. MLflow's own sampler of the machine would log past the journal, so that an
-outage would lose what it measured; names are those of MLflow where it has the same.
+Thinned, a metric's first 128 points are sent as they come, then 64 for each doubling of their number. When the run
+ends, points are added so that every k-th is there, with the smallest power of two for k that keeps the limit, and the
+last one. A point's place in its metric decides alone, so that a resumed run, whose rows come again, sends the same.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
-"""What rl8x knows of MLflow's inside: private names, and the tables of its sqlite databases.
+"""What rl8x knows of MLflow's inside, none of it promised: private names, and the tables of its sqlite databases.
 
-None of it is promised by MLflow. A private name is looked up when it is needed, and one that is missing, or is not what
-it was, costs time or a convenience and no row; so do tables that are not those known here, but for readers, which say
-what is wrong. MLflow's migrations make a database in some hundred transactions, each of which waits for the disk: they
-are run in memory, and what they made is written at once, whole or not at all. MLflow keeps the absolute path of each
-run's artifacts in the database, and makes that path anew where it is gone, also after both were moved or copied.
-Runs are read here without MLflow, whose import takes longer than a comparison of twenty.
+A private name is looked up when it is needed, and one that is missing, or is not what it was, costs time or a
+convenience and no row; so do tables that are not those known here, but for readers, which say what is wrong.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import os
 import re
@@ -25,7 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
-from rl8x.tracking.repeats import LEFT, LEFT_TAG, NOT_OF_A_COURSE, LeftBehind, Point, left_behind
+from rl8x.tracking.repeats import LEFT, NOT_OF_A_COURSE, LeftBehind, Point
 from rl8x.tracking.secrets import hide
 
 # The tag of an experiment in which MLflow's page keeps a saved view. Without it the view is not listed: the page opens
@@ -225,6 +222,8 @@ def empty_tables() -> bytes | None:
         return _migrated()
 
 
+# MLflow's migrations make a database in some hundred transactions, each of which waits for the disk: they are run in
+# memory, and what they made is written at once, whole or not at all.
 @functools.cache
 def _migrated() -> bytes | None:
     with contextlib.suppress(Exception):  # another version's internals: MLflow then makes the tables on the disk
@@ -268,7 +267,10 @@ def _make(database: Path, artifact_root: Path) -> None:
 
 
 class ArtifactFolders:
-    """The folders of artifacts of the runs in one database; `guarded` allows only those in the database's folder."""
+    """The folders of artifacts of the runs in one database; `guarded` allows only those in the database's folder.
+
+    MLflow keeps their absolute paths, and makes such a path anew where it is gone, also after all was moved or copied.
+    """
 
     def __init__(self, database: Path, *, guarded: bool = False) -> None:
         self._database = database
@@ -342,10 +344,13 @@ def rename_left(database: Path, run_id: str, left: LeftBehind) -> None:
 
 
 _VALUE = "CASE WHEN is_nan THEN NULL ELSE value END"
-_IDS = 500  # in one query: sqlite limits the values of a statement
-
-Points = tuple[list[int], list[float]]
-"""Steps and values of a metric, in the order in which they were logged."""
+_THESE = "run_uuid IN (SELECT value FROM json_each(?))"  # in one value, of which sqlite limits the number
+_FOUND_BY: Final = {
+    "id": "run_uuid = ?",
+    "name": "name = ?",
+    "tag": "run_uuid IN (SELECT run_uuid FROM tags WHERE key = ? AND value = ?)",
+    "experiment": "experiment_id = CAST(? AS INTEGER)",
+}
 
 
 class RunRecord(NamedTuple):
@@ -361,74 +366,52 @@ class RunRecord(NamedTuple):
 
 
 class DatabaseRuns:
-    """The runs of a database that are not deleted. Every call raises `sqlite3.Error` where it cannot be read."""
+    """The runs of a database that are not deleted, read without MLflow, whose import would take longer.
+
+    Every call raises `sqlite3.Error` where the database cannot be read.
+    """
 
     def __init__(self, database: Path) -> None:
         self._uri = f"{database.as_uri()}?mode=ro"
 
-    def by_id(self, run_id: str) -> list[RunRecord]:
-        """Find a run by its ID."""
-        return self._runs("run_uuid = ?", run_id)
+    def _query(self, query: str, *values: str) -> list[Any]:
+        with closing(sqlite3.connect(self._uri, uri=True, timeout=5)) as connection:
+            return connection.execute(query, values).fetchall()
 
-    def by_name(self, name: str) -> list[RunRecord]:
-        """List the runs of a name."""
-        return self._runs("name = ?", name)
-
-    def by_tag(self, tag: str, value: str) -> list[RunRecord]:
-        """List the runs that have a value of a tag."""
-        return self._runs("run_uuid IN (SELECT run_uuid FROM tags WHERE key = ? AND value = ?)", tag, value)
-
-    def of_experiment(self, experiment_id: str) -> list[RunRecord]:
-        """List the runs of an experiment."""
-        return self._runs("experiment_id = ?", int(experiment_id))
+    def has(self, run_id: str, tag: str, value: str) -> bool:
+        """Whether there is a run, which may be deleted, by its ID or a tag of its own."""
+        query = "SELECT 1 FROM runs WHERE run_uuid = ? UNION SELECT 1 FROM tags WHERE key = ? AND value = ?"
+        return bool(self._query(query, run_id, tag, value))
 
     def names(self) -> set[str]:
         """List the names of all runs."""
-        with self._open() as connection:
-            return {
-                name for (name,) in connection.execute("SELECT name FROM runs WHERE lifecycle_stage = 'active'") if name
-            }
+        return {name for (name,) in self._query("SELECT name FROM runs WHERE lifecycle_stage = 'active'") if name}
 
     def experiments(self) -> dict[str, str]:
         """Return the names of the experiments by their IDs."""
         query = "SELECT experiment_id, name FROM experiments WHERE lifecycle_stage = 'active'"
-        with self._open() as connection:
-            return {str(experiment_id): name for experiment_id, name in connection.execute(query)}
+        return {str(experiment_id): name for experiment_id, name in self._query(query)}
 
-    def histories(self, run_ids: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Points]]:
-        """Read metrics of several runs at once, by metric and run; what a run does not have is left out."""
-        by_name: dict[str, dict[str, Points]] = {name: {} for name in names}
-        with self._open() as connection:
-            for ids in _parts(run_ids):
-                left = _left_behind(connection, ids)
-                query = (
-                    f"SELECT key, run_uuid, step, timestamp, {_VALUE} FROM metrics "
-                    f"WHERE run_uuid IN ({_marks(ids)}) AND key IN ({_marks(names)}) ORDER BY timestamp, step"
-                )
-                for name, run_id, step, timestamp, value in connection.execute(query, (*ids, *names)):
-                    if any(each.has(name, step, timestamp) for each in left.get(run_id, ())):
-                        continue
-                    steps, values = by_name[name].setdefault(run_id, ([], []))
-                    steps.append(step)
-                    values.append(_number(value))
-        return by_name
+    def tags(self, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Read the tags of runs."""
+        return self._pairs("key, value FROM tags", run_ids)
 
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        with contextlib.closing(sqlite3.connect(self._uri, uri=True, timeout=5)) as connection:
-            yield connection
+    def points(self, run_ids: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, Point]]:
+        """Yield the points of runs' metrics, in the order of their times, with the run of each."""
+        columns = f"run_uuid, key, {_VALUE}, timestamp, step"
+        where = f"{_THESE} AND key IN (SELECT value FROM json_each(?)) ORDER BY timestamp, step"
+        for run_id, name, value, timestamp, step in self._query(
+            f"SELECT {columns} FROM metrics WHERE {where}", json.dumps(list(run_ids)), json.dumps(list(names))
+        ):
+            yield run_id, Point(name, _number(value), timestamp, step)
 
-    def _runs(self, condition: str, *values: str | int) -> list[RunRecord]:
-        """Read the runs that meet a condition, the oldest first, in a query for each of their tables."""
-        query = f"SELECT run_uuid, name, status, start_time FROM runs WHERE lifecycle_stage = 'active' AND {condition}"
-        with self._open() as connection:
-            rows = connection.execute(f"{query} ORDER BY start_time, run_uuid", values).fetchall()
-            ids = [row[0] for row in rows]
-            params = _pairs(connection, "SELECT run_uuid, key, value FROM params", ids)
-            tags = _pairs(connection, "SELECT run_uuid, key, value FROM tags", ids)
-            metrics = _pairs(connection, f"SELECT run_uuid, key, {_VALUE} FROM latest_metrics", ids)
-            for run_id in (run_id for run_id in ids if LEFT_TAG in tags[run_id]):
-                metrics[run_id] = _latest(connection, run_id, left_behind(tags[run_id]))
+    def find(self, by: str, *values: str) -> list[RunRecord]:
+        """Read the runs of an ID, a name, a value of a tag or an experiment, in a query for each of their tables."""
+        columns, where = "run_uuid, name, status, start_time", f"lifecycle_stage = 'active' AND {_FOUND_BY[by]}"
+        rows = self._query(f"SELECT {columns} FROM runs WHERE {where}", *values)
+        ids = [row[0] for row in rows]
+        params, tags = self._pairs("key, value FROM params", ids), self.tags(ids)
+        metrics = self._pairs(f"key, {_VALUE} FROM latest_metrics", ids)
         return [
             RunRecord(
                 run_id,
@@ -442,36 +425,13 @@ class DatabaseRuns:
             for run_id, name, status, start_time in rows
         ]
 
-
-def _left_behind(connection: sqlite3.Connection, run_ids: Sequence[str]) -> dict[str, list[LeftBehind]]:
-    """Read what runs have left behind, of those that have."""
-    query = f"SELECT run_uuid, value FROM tags WHERE key = ? AND run_uuid IN ({_marks(run_ids)})"
-    return {run_id: left_behind({LEFT_TAG: value}) for run_id, value in connection.execute(query, (LEFT_TAG, *run_ids))}
-
-
-def _latest(connection: sqlite3.Connection, run_id: str, left: Sequence[LeftBehind]) -> dict[str, str]:
-    """Read the last value of each metric, without what a run has left behind."""
-    query = f"SELECT key, step, timestamp, {_VALUE} FROM metrics WHERE run_uuid = ? ORDER BY step, timestamp, value"
-    points = connection.execute(query, (run_id,))
-    return {key: value for key, step, time, value in points if not any(each.has(key, step, time) for each in left)}
-
-
-def _pairs(connection: sqlite3.Connection, query: str, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Read names and values by run."""
-    by_run: dict[str, dict[str, str]] = {run_id: {} for run_id in run_ids}
-    for ids in _parts(run_ids):
-        for run_id, key, value in connection.execute(f"{query} WHERE run_uuid IN ({_marks(ids)}) ORDER BY rowid", ids):
+    def _pairs(self, what: str, run_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Read names and values by run."""
+        by_run: dict[str, dict[str, Any]] = {run_id: {} for run_id in run_ids}
+        query = f"SELECT run_uuid, {what} WHERE {_THESE} ORDER BY rowid"
+        for run_id, key, value in self._query(query, json.dumps(list(run_ids))):
             by_run[run_id][key] = value
-    return by_run
-
-
-def _parts(items: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(items), _IDS):
-        yield items[start : start + _IDS]
-
-
-def _marks(items: Sequence[str]) -> str:
-    return ", ".join("?" * len(items))
+        return by_run
 
 
 def _number(value: str | float | None) -> float:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib.util
 import os
 import shlex
-import socket
 import sqlite3
 import sys
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,26 +16,21 @@ from typing import Any
 
 from rl8x.output import counted
 from rl8x.tracking.appending import Journal
-from rl8x.tracking.journal import JOURNAL, REJECTED, REMOVED, Op, Unsent, boot_id, read_ack, read_header
+from rl8x.tracking.journal import JOURNAL, REJECTED, REMOVED, Unsent, read_ack, read_header
 from rl8x.tracking.location import (
     Location,
     beside,
-    check_writable,
     is_default,
-    is_users_own,
     locate,
     mlruns_dir,
-    recorded_location,
     shell_tracking_uri,
-    user_tracking_uri,
 )
-from rl8x.tracking.private import DatabaseRuns, Points, RunRecord
+from rl8x.tracking.private import DatabaseRuns, RunRecord
 from rl8x.tracking.protocol import PARENT_TAG, StoreDownError, StoreRefusedError, TrackingError, readable, typed_name
-from rl8x.tracking.repeats import LEFT_TAG, LeftBehind, Point, left_behind
-from rl8x.tracking.store import DEFAULT_EXPERIMENT, SPOOL_TAG, MLflowStore
+from rl8x.tracking.repeats import Point, left_behind
+from rl8x.tracking.store import SPOOL_TAG, MLflowStore
 
 HANDLE_PREFIX = "spool-"
-_BUSY_WAIT_S = 30.0  # how long a run that is gone on with waits for `rl8x sync` to be through with its spool
 
 
 def user_run_id(tracking_uri: str | None) -> tuple[str, str] | None:
@@ -68,19 +60,6 @@ def find_journal(root: Path, handle: str) -> Path | None:
     return None
 
 
-def reopened(roots: Sequence[Path], handle: str) -> Journal | None:
-    """Open the spool of a run to resume, if there is one; wait where `rl8x sync` sends it just now."""
-    folder = next((found for root in roots if (found := find_journal(root, handle)) is not None), None)
-    if folder is None:
-        return None
-    try:
-        return Journal.open(folder, _BUSY_WAIT_S)
-    except TrackingError:
-        if (folder / JOURNAL).exists():
-            raise
-        return None  # it was sent and removed meanwhile
-
-
 def journal_folders(root: Path) -> list[Path]:
     """List the spools in a folder, the oldest first; the folder may be a spool itself."""
     if os.path.lexists(root / JOURNAL):
@@ -89,7 +68,11 @@ def journal_folders(root: Path) -> list[Path]:
     with contextlib.suppress(OSError):
         there = [path for path in root.iterdir() if not (path.name.startswith(".") and path.name.endswith(REMOVED))]
         folders = [path for path in there if os.path.lexists(path / JOURNAL) or unreadable(path)]
-    return sorted(folders, key=lambda folder: (last_change(folder), folder.name))
+    times = dict.fromkeys(folders, 0.0)
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            times[folder] = (folder / JOURNAL).lstat().st_mtime
+    return sorted(folders, key=lambda folder: (times[folder], folder.name))
 
 
 def unreadable(folder: Path) -> bool:
@@ -97,31 +80,11 @@ def unreadable(folder: Path) -> bool:
     return folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK)
 
 
-def last_change(folder: Path) -> float:
-    """Return when a spool was last written, in seconds since 1970; 0 where that is not known."""
-    with contextlib.suppress(OSError):
-        return (folder / JOURNAL).lstat().st_mtime
-    return 0.0
-
-
-def check_run_exists(location: Location, run_id: str) -> None:
-    """Raise `TrackingError` if an sqlite store does not have the run; quick, as mlflow is not imported."""
-    if location.database is not None and not has_run(location, run_id):  # the writer checks stores of other kinds
-        raise TrackingError(
-            f"there is no run {run_id!r} in {location.shown} (any more): name the store that has it by tracking_uri or "
-            "MLFLOW_TRACKING_URI, or go on untracked, by Trainer.resume(..., tracker=NullTracker())"
-        )
-
-
 def has_run(location: Location, handle: str) -> bool:
     """Return whether an sqlite store has a run, by its ID or its spool's; makes none, and does not import mlflow."""
-    if location.database is None:
-        return False
-    query = "SELECT 1 FROM runs WHERE run_uuid = ? UNION SELECT 1 FROM tags WHERE key = ? AND value = ?"
-    values = (handle, SPOOL_TAG, handle.removeprefix(HANDLE_PREFIX))
-    uri = f"{location.database.as_uri()}?mode=ro"
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as database:
-        return database.execute(query, values).fetchone() is not None
+    if location.database is not None:
+        with contextlib.suppress(sqlite3.Error):
+            return DatabaseRuns(location.database).has(handle, SPOOL_TAG, handle.removeprefix(HANDLE_PREFIX))
     return False
 
 
@@ -210,115 +173,14 @@ def shown_path(path: Path) -> str:
     return str(path)
 
 
-def check_installed() -> None:
-    """Raise `TrackingError` where MLflow is not installed."""
-    if importlib.util.find_spec("mlflow") is None:
-        raise TrackingError("MLflowTracker needs mlflow, which is not installed: pip install 'mlflow>=3.13,<4'")
-
-
-# Beginning and resuming.
-
-# The journal of the run that a tracker had before, and its store.
-Opened = tuple[Journal, Location]
-
-
-def check_folders(location: Location, spool_root: Path) -> None:
-    """Refuse a local store, or spools beside it, in a folder that cannot be written; touches nothing."""
-    for folder in () if location.database is None else (location.database.parent, spool_root):
-        try:
-            check_writable(folder)
-        except OSError as error:
-            raise TrackingError(
-                f"runs cannot be kept in {folder} ({error.strerror}): change to a folder that can be written, or "
-                "choose another store by tracking_uri or MLFLOW_TRACKING_URI"
-            ) from None
-
-
-def new_header(time_ms: int, experiment_name: str | None, run_name: str | None, tracking_uri: str | None) -> Op:
-    """Return the header of a spool that is made now, with the experiment that MLflow's variables name by default."""
-    name = experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME")
-    chosen_store = tracking_uri or user_tracking_uri()
-    experiment_id = os.environ.get("MLFLOW_EXPERIMENT_ID") if name is None and chosen_store else None
-    return {
-        "op": "open",
-        "version": 1,
-        "spool_id": uuid.uuid4().hex,
-        "writer": uuid.uuid4().hex,
-        "t": time_ms,
-        "experiment": name or DEFAULT_EXPERIMENT,
-        "experiment_id": experiment_id or None,
-        "run_name": run_name,
-        "owns": True,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "boot": boot_id(),
-    }
-
-
-def open_new(root: Path, header: Op, tracking_uri: str | None) -> Opened:
-    """Make the spool of a run that begins: the user's active run if there is one, else a new one."""
-    active = user_run_id(tracking_uri)
-    if active is None:
-        return _create(root, header, locate(tracking_uri))
-    run_id, uri = active
-    return _create(root, {**header, "run_id": run_id, "owns": False}, locate(uri))
-
-
-def open_resumed(
-    root: Path,
-    header: Op,
-    tracking_uri: str | None,
-    handle: str,
-    *,
-    resumed_spool: Path | None,
-    before: Opened | None,
-    run_key: str | None,
-) -> Opened:
-    """Open the spool of a run to resume, or make another for it where it was sent and removed."""
-    roots = [root] if resumed_spool is None else [resumed_spool.parent, root]
-    old = reopened(roots, handle)
-    if old is not None:
-        return old, _location_of(old, tracking_uri)
-    header = dict(header)
-    if before is None:
-        location = locate(tracking_uri)
-    else:
-        header["owns"], location = before[0].header["owns"], before[1]
-    if handle.startswith(HANDLE_PREFIX):
-        header["spool_id"] = handle.removeprefix(HANDLE_PREFIX)
-    else:
-        check_run_exists(location, handle)
-        header["run_id"] = handle
-        if run_key is not None and not (root / run_key).exists():
-            header["spool_id"] = run_key  # what a killed process leaves is then found by the key too
-    return _create(root, header, location)
-
-
-def _create(root: Path, header: Op, location: Location) -> Opened:
-    database = beside(root / str(header["spool_id"]), location.database)
-    return Journal.create(root, {**header, "uri": location.shown, "database": database}), location
-
-
-def _location_of(opened: Journal, tracking_uri: str | None) -> Location:
-    """Find the store for a spool that is there: the one that the user chose, else the one that it was made for."""
-    chosen = tracking_uri or user_tracking_uri()
-    if chosen is not None:
-        return locate(chosen)
-    try:
-        location = recorded_location(opened.folder, str(opened.header["uri"]), opened.header)
-        if not is_users_own(location, opened.folder):
-            shown = location.shown
-            raise TrackingError(f"the run was kept in {shown}: to go on with it there, name it by tracking_uri")
-    except TrackingError:
-        opened.close()
-        raise
-    return location
-
-
 _BARS = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
 _REQUESTS = 4  # at once, to a server
 _TIMEOUT_S = 30  # of a request: nothing waits for it but the reader
 _WAITS_S = (0.5, 2.0)  # a busy server drops connections
+
+
+Points = tuple[list[int], list[float]]
+"""Steps and values of a metric, in the order in which they were logged."""
 
 
 class RunReader:
@@ -334,12 +196,23 @@ class RunReader:
                 _StoreRuns(self._location) if database is None else DatabaseRuns(database)
             )
 
+    def _find(self, by: str, *values: str) -> list[RunRecord]:
+        """Read runs, the oldest first; their metrics are without what they have left behind."""
+        runs = sorted(self._runs.find(by, *values), key=lambda run: (run.start_time, run.id))
+        for place, run in enumerate(runs):
+            if left := left_behind(run.tags):
+                points = (point for _, point in self._runs.points([run.id], list(run.metrics)))
+                kept = [point for point in points if not any(each.has(point.name, *_at(point)) for each in left)]
+                kept.sort(key=lambda point: (*_at(point), point.value))
+                runs[place] = run._replace(metrics={point.name: point.value for point in kept})
+        return runs
+
     def run(self, run: str) -> RunRecord:
         """Find a run by its ID or name."""
         run = readable(run)
         with self._told():
-            runs = self._runs.by_id(run) if run.isalnum() else []
-            runs = runs or self._runs.by_name(run)
+            runs = self._find("id", run) if run.isalnum() else []
+            runs = runs or self._find("name", run)
             if not runs:
                 near = difflib.get_close_matches(run, sorted(self._runs.names()), n=3)
                 hint = f"; did you mean {' or '.join(near)}" if near else "; `rl8x ui` shows what is there"
@@ -349,22 +222,15 @@ class RunReader:
             raise TrackingError(f"{len(runs)} runs are called {run!r}; name one by its ID: {ids}")
         return runs[0]
 
-    def entity(self, run: str) -> Any:
-        """Find a run by its ID or name, as MLflow has it, an `mlflow.entities.Run`. Imports mlflow."""
-        run_id = self.run(run).id
-        with self._told():
-            return MLflowStore(self._location, request_timeout_s=_TIMEOUT_S).run(run_id)
-
     def run_of_spool(self, spool_id: str) -> RunRecord | None:
         """Find the run that was made for a spool; None if there is none."""
         with self._told():
-            runs = self._runs.by_tag(SPOOL_TAG, spool_id) if spool_id.isalnum() else []
-        return runs[0] if runs else None
+            return next(iter(self._find("tag", SPOOL_TAG, spool_id) if spool_id.isalnum() else []), None)
 
     def children(self, run_id: str) -> list[RunRecord]:
         """List the runs whose parent is a run, the oldest first."""
         with self._told():
-            return self._runs.by_tag(PARENT_TAG, run_id)
+            return self._find("tag", PARENT_TAG, run_id)
 
     def experiment(self, name: str) -> list[RunRecord]:
         """List the runs of an experiment, by its name or ID, the oldest first."""
@@ -376,29 +242,46 @@ class RunReader:
             if not ids:
                 known = ", ".join(sorted(experiments.values()))
                 raise TrackingError(f"there is no experiment {name!r} in {self._location.shown}; there are {known}")
-            return self._runs.of_experiment(ids[0])
+            return self._find("experiment", ids[0])
 
     def histories(self, run_ids: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Points]]:
-        """Read metrics of several runs, by metric and run: one query of a local database, else a request for each."""
+        """Read metrics of several runs at once, by metric and run, without what the runs have left behind."""
+        by_name: dict[str, dict[str, Points]] = {name: {} for name in names}
         with self._told():
-            return self._runs.histories(run_ids, names)
+            left = {run_id: left_behind(tags) for run_id, tags in self._runs.tags(run_ids).items()}
+            for run_id, point in self._runs.points(run_ids, names):
+                if not any(each.has(point.name, *_at(point)) for each in left[run_id]):
+                    steps, values = by_name[point.name].setdefault(run_id, ([], []))
+                    steps.append(point.step)
+                    values.append(point.value)
+        return by_name
+
+    @property
+    def _store(self) -> MLflowStore:
+        return MLflowStore(self._location, request_timeout_s=_TIMEOUT_S)
+
+    def entity(self, run: str) -> Any:
+        """Find a run by its ID or name, as MLflow has it, an `mlflow.entities.Run`. Imports mlflow."""
+        run_id = self.run(run).id
+        with self._told():
+            return self._store.run(run_id)
 
     def artifact(self, run_id: str, name: str, folder: Path) -> Path | None:
         """Copy an artifact of a run into a folder; None where the run does not have it. Imports mlflow."""
         with self._told(), _without_bars():
-            return MLflowStore(self._location, request_timeout_s=_TIMEOUT_S).download(run_id, name, folder)
+            return self._store.download(run_id, name, folder)
 
     def log_files(self, run_id: str, files: Sequence[Path], to: str) -> None:
         """Copy files to a folder of a run's artifacts. Imports mlflow."""
         with self._told():
-            store = MLflowStore(self._location, request_timeout_s=_TIMEOUT_S)
+            store = self._store
             for file in files:
                 store.log_artifact(run_id, file, to)
 
     def log_model(self, run_id: str, path: Path, about: Mapping[str, Any]) -> str:
         """Log a policy's file as a model of a run by `artifacts.log_model`; return its ID. Imports mlflow."""
         with self._told(), _without_bars():
-            return MLflowStore(self._location, request_timeout_s=_TIMEOUT_S).log_model(run_id, path, about)
+            return self._store.log_model(run_id, path, about)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -406,6 +289,10 @@ class RunReader:
             yield
         except (StoreDownError, StoreRefusedError, sqlite3.Error) as error:
             raise TrackingError(f"cannot read runs of {self._location.shown}: {error}") from error
+
+
+def _at(point: Point) -> tuple[int, int]:
+    return point.step, point.timestamp
 
 
 @contextlib.contextmanager
@@ -427,42 +314,20 @@ class _StoreRuns:
     def __init__(self, location: Location) -> None:
         self._store = MLflowStore(location, request_timeout_s=_TIMEOUT_S)
 
-    def by_id(self, run_id: str) -> list[RunRecord]:
-        return self._search(f"attributes.run_id = '{run_id}'")
-
-    def by_name(self, name: str) -> list[RunRecord]:
-        return self._oldest_first(self._store.search_by_name(name))
-
-    def by_tag(self, tag: str, value: str) -> list[RunRecord]:
-        return self._search(f"tags.`{tag}` = '{value}'")
-
-    def of_experiment(self, experiment_id: str) -> list[RunRecord]:
-        return self._oldest_first(self._store.search_all([experiment_id], ""))
-
     def names(self) -> set[str]:
-        return {run.name for run in self._search("")}
+        return {str(run.info.run_name) for run in self._store.search(None, "")}
 
     def experiments(self) -> dict[str, str]:
         return {str(experiment.experiment_id): str(experiment.name) for experiment in self._store.experiments()}
 
-    def histories(self, run_ids: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Points]]:
-        left = {run_id: left_behind(self._store.tags(run_id)) for run_id in run_ids}
-        by_name: dict[str, dict[str, Points]] = {name: {} for name in names}
-        for point, run_id in self._points([(run_id, name) for name in names for run_id in run_ids], left):
-            steps, values = by_name[point.name].setdefault(run_id, ([], []))
-            steps.append(point.step)
-            values.append(point.value)
-        return by_name
+    def tags(self, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
+        return {run_id: self._store.tags(run_id) for run_id in run_ids}
 
-    def _points(
-        self, pairs: Sequence[tuple[str, str]], left: Mapping[str, Sequence[LeftBehind]]
-    ) -> Iterator[tuple[Point, str]]:
-        """Yield the points of runs' metrics, with the run of each, but for what the runs have left behind."""
+    def points(self, run_ids: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, Point]]:
+        pairs = [(run_id, name) for name in names for run_id in run_ids]
         with ThreadPoolExecutor(_REQUESTS) as pool:
-            for (run_id, name), points in zip(pairs, pool.map(lambda pair: self._patiently(*pair), pairs), strict=True):
-                for point in points:
-                    if not any(each.has(name, point.step, point.timestamp) for each in left[run_id]):
-                        yield point, run_id
+            for (run_id, _), points in zip(pairs, pool.map(lambda pair: self._patiently(*pair), pairs), strict=True):
+                yield from ((run_id, point) for point in points)
 
     def _patiently(self, run_id: str, name: str) -> list[Point]:
         for wait_s in _WAITS_S:
@@ -472,20 +337,28 @@ class _StoreRuns:
                 time.sleep(wait_s)
         return self._store.points(run_id, name)
 
-    def _search(self, query: str) -> list[RunRecord]:
-        return self._oldest_first(self._store.search_all(list(self.experiments()), query))
-
-    def _oldest_first(self, runs: Sequence[Any]) -> list[RunRecord]:
-        return sorted(map(self._record, runs), key=lambda run: (run.start_time, run.id))
-
-    def _record(self, run: Any) -> RunRecord:
-        info, params, metrics, tags = run.info, dict(run.data.params), dict(run.data.metrics), dict(run.data.tags)
-        run_id, name, start = str(info.run_id), str(info.run_name or info.run_id), int(info.start_time or 0)
-        if LEFT_TAG in tags:
-            points = self._points([(run_id, name) for name in metrics], {run_id: left_behind(tags)})
-            newest = sorted((point.step, point.timestamp, point.value, point.name) for point, _ in points)
-            metrics = {name: value for *_, value, name in newest}
-        return RunRecord(run_id, name, str(info.status), start, params, metrics, tags)
+    def find(self, by: str, *values: str) -> list[RunRecord]:
+        match by, values:
+            case "id", (run_id,):
+                runs = self._store.search(None, f"attributes.run_id = '{run_id}'")
+            case "name", (name,):
+                runs = self._store.search_by_name(name)
+            case "tag", (tag, value):
+                runs = self._store.search(None, f"tags.`{tag}` = '{value}'")
+            case _:
+                runs = self._store.search(list(values), "")
+        return [
+            RunRecord(
+                str(run.info.run_id),
+                str(run.info.run_name or run.info.run_id),
+                str(run.info.status),
+                int(run.info.start_time or 0),
+                dict(run.data.params),
+                dict(run.data.metrics),
+                dict(run.data.tags),
+            )
+            for run in runs
+        ]
 
 
 def find_record(run: str, tracking_uri: str | None = None) -> RunRecord:

@@ -38,16 +38,17 @@ NOTE_DIGEST_TAG = "rl8x.description"
 _WITH_FILE = ("artifact", "model")
 _MOST_TOLD = 5  # times that a run went back, in its description
 _MAX_SAMPLES: Final = 10_000  # of the machine, while the store is away
+TRIES = 3
+STATUS_TAG = "rl8x.status"
+RESUMED_TAG = "rl8x.resumed_from"
+WRITER_TAG = "rl8x.journal"  # the journal that the run was gone on with last
+# An entry that is not as it should be raises these in our own code, today and tomorrow.
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _ItemT = TypeVar("_ItemT")
 
 
-class Sender:
-    """Sends one journal.
-
-    Replaying is safe: a store keeps one row for the same name, step, timestamp and value, so that what was sent but not
-    acknowledged may be sent again. An entry that the store does not take, whatever its kind, is set aside after some
-    tries, and all others go on. `name_word` returns the run's name as commands take it, if they do.
-    """
+class StoredRun:
+    """The run of a journal in its store: it is found or made, and ended."""
 
     def __init__(
         self,
@@ -58,58 +59,180 @@ class Sender:
         fresh: bool = False,
         late: bool = False,
     ) -> None:
-        self.journal = journal
-        self.store = store
-        self.run = StoredRun(journal, store, new_tags=new_tags, fresh=fresh, late=late)
+        self.journal, self.store = journal, store
+        self.is_over = self.is_resumed = False  # by another process
+        self.owned = bool(journal.header.get("owns", True))  # rl8x began it, and not the user
+        self._new_tags, self._fresh, self._late = new_tags, fresh, late
+        self._name_tries = 0
+        self._aside: list[tuple[Op, str]] = []
+
+    @property
+    def run_id(self) -> str:
+        """The ID of the run, once there is one."""
+        assert self.journal.ack.run_id is not None
+        return self.journal.ack.run_id
+
+    def ensure(self) -> None:
+        """Find or make the run, and look up once what became of it since the journal was written."""
+        if self.journal.ack.run_id is None:
+            run_id = self.journal.header.get("run_id")
+            if run_id is None:
+                run_id = self._find_or_create()
+            else:
+                self.store.check_run(run_id)
+            self.journal.acknowledge(run_id=run_id, attempted=False)
+        if self._late:
+            writer = self.store.tags(self.run_id).get(WRITER_TAG)
+            self.is_resumed = writer not in (None, self.journal.header.get("writer"))
+            if self.owned:
+                status, end_time = self.store.status(self.run_id)
+                self.is_over = status in STATUSES and (end_time is None or end_time >= self.journal.last_time())
+            self._late = False
+        if self.journal.ack.run_name is None and self._name_tries < TRIES:
+            self._name_tries += 1
+            with contextlib.suppress(StoreDownError, StoreRefusedError):  # only the last lines name it: no row waits
+                name, is_free = self.store.run_name(self.run_id)
+                self.journal.acknowledge(run_name=name, name_is_free=is_free)
+
+    def _find_or_create(self) -> str:
+        """Find or make the run. `create_run` is not idempotent: once one was asked for, look before asking again."""
+        header = self.journal.header
+        fields = (header.get("experiment"), header.get("experiment_id"), header.get("run_name"))
+        spec = NewRun(header["spool_id"], *fields, start_time=header["t"])
+        may_exist = self.journal.ack.attempted or not self._fresh
+        run_ids = self.store.find_runs(spec) if may_exist else []
+        if run_ids:
+            run_id = run_ids[0]
+        else:
+            self.journal.acknowledge(attempted=True)
+            run_id = self._create(spec)
+        if may_exist:  # a create that seemed lost may have made an empty run
+            for other in self.store.find_runs(spec):
+                if other != run_id and not self.store.last_steps(other):
+                    self.store.delete_run(other)
+        return run_id
+
+    def _create(self, spec: NewRun) -> str:
+        """Make the run; where the store refuses its name or its experiment, without them, so that its rows arrive."""
+        unnamed = spec._replace(run_name=None)
+        plain = unnamed._replace(experiment=DEFAULT_EXPERIMENT, experiment_id=None)
+        refused: StoreRefusedError | None = None
+        for candidate in (spec, unnamed, plain):
+            for _ in range(TRIES):
+                try:
+                    run_id = self.store.create_run(candidate, self._new_tags())
+                except StoreRefusedError as error:
+                    refused = refused or error
+                    continue
+                if refused is not None:
+                    experiment = spec.experiment if candidate == plain else None
+                    self._set_aside({"op": "open", "run_name": spec.run_name, "experiment": experiment}, refused)
+                return run_id
+        raise StoreDownError(str(refused))
+
+    def begin_anew_where_gone(self) -> None:
+        """Send all rows again to a store that does not have the run, such as a database in place of a deleted one."""
+        ack = self.journal.ack
+        if ack.run_id is None:
+            return
+        try:
+            self.store.check_run(ack.run_id)
+        except StoreRefusedError as error:
+            raise StoreDownError(str(error)) from error
+        except RunMissingError:
+            if ack.generation or self.journal.header.get("run_id"):
+                raise
+            flags = dict.fromkeys(("name_is_free", "attempted", "resumed", "finished"), False)
+            self.journal.acknowledge(0, 0, run_id=None, run_name=None, **flags)
+
+    def _set_aside(self, op: Op, error: Exception) -> None:
+        words = str(error) if isinstance(error, ValueError | TypeError) else in_words(error)
+        self._aside.append((op, f"it has no {error}" if isinstance(error, KeyError) else words))
+
+    # Whether the store works, whatever is sent.
+
+    def _check(self) -> None:
+        """Raise unless the run is there and active."""
+        self.store.check_run(self.run_id)
+
+    def _check_writes(self) -> None:
+        """Write what is there already, by the same kind of request as metrics, params and tags."""
+        self._check()
+        spool_id = self.store.tags(self.run_id).get(SPOOL_TAG, str(self.journal.header["spool_id"]))
+        self.store.set_tags(self.run_id, {SPOOL_TAG: spool_id})
+
+    # Its end.
+
+    def _finish(self, status: str, end_time: int) -> None:
+        """Set the final status; of a run that the user started, only a tag."""
+        if self.owned:
+            self.store.set_status(self.run_id, status, end_time)
+        else:
+            self.store.set_tags(self.run_id, {STATUS_TAG: status})
+
+    def _finish_killed(self) -> None:
+        """Set the status of a run whose process was killed, unless it has ended in another one."""
+        ended = self.store.status(self.run_id)[0] != "RUNNING" if self.owned else STATUS_TAG in self._tags()
+        if not ended:
+            self._finish("KILLED", self.journal.last_time())
+
+    def _tags(self) -> Mapping[str, str]:
+        return self.store.tags(self.run_id)
+
+
+class Sender(StoredRun):
+    """Sends one journal.
+
+    Replaying is safe: a store keeps one row for the same name, step, timestamp and value, so that what was sent but not
+    acknowledged may be sent again. An entry that the store does not take, whatever its kind, is set aside after some
+    tries, and all others go on. `name_word` returns the run's name as commands take it, if they do.
+    """
+
+    def __init__(self, journal: SendingJournal, store: MLflowStore, **options: Any) -> None:
+        super().__init__(journal, store, **options)
         self.name_word: Callable[[], str | None] = lambda: None
         self.samples: deque[tuple[int, dict[str, float]]] = deque(maxlen=_MAX_SAMPLES)
         self.num_rows = 0
+        self._start_time: int | None = None
         self._repeats: ServerRepeats | None = None
-        self._points: list[Point] = []
-        self._upto: tuple[int | None, int] | None = None
-        self._rows = 0
+        self._known: tuple[int | None, Mapping[str, int] | None] = (None, None)  # that it was made with
+        self._repeated: list[LoggedRow] = []  # that it had before the store was away
         self._attempts = Attempts()
-        self._aside: list[tuple[Op, str]] = []
-        self._handlers: dict[str, Callable[[Op], dict[str, Any] | None]] = {
-            "open": lambda op: None,  # the run that the header describes has been made
-            "params": self._apply_params,
-            "tags": self._apply_tags,
-            "describe": self._apply_describe,
-            "text": self._apply_text,
-            "curves": self._apply_curves,
-            "artifact": self._apply_artifact,
-            "model": self._apply_model,
-            "resume": self._apply_resume,
-            "left": self._apply_left,
-            "finish": self._apply_finish,
-        }
 
     def send_some(self) -> None:
         """Make sure that there is a run, then send and acknowledge about a megabyte of the journal."""
         try:
             self._aside = []
-            self.run.ensure(self._set_aside)
-            self._points, self._upto, self._rows = [], None, 0
+            self.ensure()
             self._repeats = self._repeats_now()
-            if self._repeats is not None:
-                self._repeats.put_back()
+            rows: list[tuple[list[Point], int | None, int]] = []
+            num_points = 0
             for op, offset, number in self.journal.read():
                 if op["op"] == "m":
-                    self._gather(op, offset, number)
-                else:
-                    self._send_points()
-                    changes = self._apply(op)
-                    sent = self._sent_copies([op])
-                    self.journal.rejected.replaced_by(op)
-                    self._done(offset, number, **changes)
-                    self._discard_copies(sent)
-            self._send_points()
+                    points = self._not_repeated(op)
+                    if num_points + len(points) > self.store.most_points:
+                        self._send_rows(rows)
+                        num_points = 0
+                    num_points += len(points)
+                    rows.append((points, offset, number))
+                    continue
+                self._send_rows(rows)
+                num_points = 0
+                changes = self._apply(op)
+                sent = self._sent_copies([op])
+                self.journal.rejected.replaced_by(op)
+                self._done(offset, number, **changes)
+                self._discard_copies(sent)
+            self._send_rows(rows)
             self._send_samples()
-        except NotNowError as error:
-            self._attempts.failures += error.of_entry
+        except Exception as error:
+            if self._repeats is not None:  # rows that were compared come once more
+                self._repeated, self._repeats = self._repeats.repeated, None
+            if isinstance(error, NotNowError):
+                self._attempts.failures += error.of_entry
+            if isinstance(error, StoreRefusedError):
+                raise StoreDownError(str(error)) from error
             raise
-        except StoreRefusedError as error:
-            raise StoreDownError(str(error)) from error
 
     def send_all(self) -> None:
         """Send the whole journal, and try again what was set aside; raises as `send_some`."""
@@ -128,12 +251,16 @@ class Sender:
         """End the run of a process that was killed, of which all has been sent."""
         ending = self.journal.ack.ending
         if ending is not None:  # which the disk did not take
-            if ending.get("lost_rows"):
-                self.store.set_tags(self.run.id, {LOST_ROWS_TAG: str(ending["lost_rows"])})
+            self._note_lost_rows()
             self._apply_finish(ending)
         elif not self.journal.ack.finished:
-            self.run.finish_killed()
+            self._finish_killed()
         self.journal.acknowledge(finished=True, ending=None)
+
+    def _note_lost_rows(self) -> None:
+        ending = self.journal.ack.ending
+        if ending is not None and ending.get("lost_rows"):
+            self.store.set_tags(self.run_id, {LOST_ROWS_TAG: str(ending["lost_rows"])})
 
     def _retry(self) -> None:
         """Try once more what was set aside, and keep what is refused again."""
@@ -165,20 +292,19 @@ class Sender:
         for op in ops:
             shutil.rmtree(kept_path(self.journal.place, op["file"]).parent, ignore_errors=True)
 
-    def _done(self, offset: int | None, number: int, **changes: Any) -> None:
+    def _write_aside(self) -> None:
         for op, reason in self._aside:
             self.journal.set_aside(op, reason)
         self._aside = []
+
+    def _done(self, offset: int | None, number: int, **changes: Any) -> None:
+        self._write_aside()
         self._attempts.failures = 0
         self.journal.acknowledge(offset, number, outage="", tried=True, **changes)
 
-    def _set_aside(self, op: Op, error: Exception) -> None:
-        words = str(error) if isinstance(error, ValueError | TypeError) else in_words(error)
-        self._aside.append((op, f"it has no {error}" if isinstance(error, KeyError) else words))
-
     def _attempt(self, op: Op, call: Callable[[], None], check: Callable[[], None] | None = None) -> None:
         """Make the calls of an op, which is set aside where they alone fail."""
-        self._attempts.send([op], lambda _: call(), self._set_aside, check or self.run.check_writes)
+        self._attempts.send([op], lambda _: call(), self._set_aside, check or self._check_writes)
 
     def _send_parts(
         self,
@@ -189,18 +315,18 @@ class Sender:
     ) -> None:
         """Send items, at most `size` in a call; those that are not taken are set aside, each as an op of its own."""
         for begin in range(0, len(items), size):
-            batch, check = items[begin : begin + size], self.run.check_writes
+            batch, check = items[begin : begin + size], self._check_writes
             self._attempts.send(batch, call, lambda item, error: self._set_aside(op_of(item), error), check)
 
     # Metrics.
 
-    def _gather(self, op: Op, offset: int | None, number: int) -> None:
-        points = self._not_repeated(op)
-        if self._points and len(self._points) + len(points) > self.store.most_points:
-            self._send_points()
-        self._points += points
-        self._upto = (offset, number)
-        self._rows += 1
+    def _send_rows(self, rows: list[tuple[list[Point], int | None, int]]) -> None:
+        """Send the points of rows, and note that they have arrived."""
+        if rows:
+            self._log_points([point for points, _, _ in rows for point in points])
+            self._done(*rows[-1][1:])
+            self.num_rows += len(rows)
+            rows.clear()
 
     def _not_repeated(self, op: Op) -> list[Point]:
         """Return those points of a row that the server did not have when the run was resumed."""
@@ -222,33 +348,32 @@ class Sender:
 
     def _is_there(self, point: Point) -> bool:
         """Whether another process, which has gone on with the run, has logged a point that was set aside here."""
-        if not (self.run.is_over or self.run.is_resumed):
+        if not (self.is_over or self.is_resumed):
             return False
-        return any(Point(*other).step == point.step for other in self.store.points(self.run.id, point.name))
+        return any(Point(*other).step == point.step for other in self.store.points(self.run_id, point.name))
 
     def _repeats_now(self) -> ServerRepeats | None:
         """Return what knows the points that may come again, where the server alone knows them."""
-        if self._repeats is not None or not (self.journal.ack.resumed or self.run.is_over or self.run.is_resumed):
+        if self._repeats is not None or not (self.journal.ack.resumed or self.is_over or self.is_resumed):
             return self._repeats
-        since, last = None, None
-        if self.journal.ack.resumed:
+        since, last = self._known
+        if self.journal.ack.resumed and last is None:
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 known = json.loads((self.journal.place / KNOWN).read_bytes())
                 since, last = int(known["since"]), {str(name): int(step) for name, step in known["last"].items()}
-        return self._new_repeats(since, last)
+        return self._new_repeats(since, self.store.last_steps(self.run_id) if last is None else last)
 
-    def _new_repeats(self, since: int | None, last: Mapping[str, int] | None) -> ServerRepeats:
-        run_id = self.run.id
-        steps = self.store.last_steps(run_id) if last is None else last
+    def _new_repeats(self, since: int | None, last: Mapping[str, int]) -> ServerRepeats:
+        run_id, self._known = self.run_id, (since, last)
 
         def history(name: str) -> list[Point]:
             return [Point(*values) for values in self.store.points(run_id, name)]
 
-        return ServerRepeats(since, steps, history, self.store.tags(run_id))
+        return ServerRepeats(since, last, history, self._tags(), self._repeated)
 
     def _leave_behind(self, step: int, before: int) -> None:
         """Have the run leave behind its points from a step on that are older than a time, and say so on its page."""
-        sentence = self.store.leave_behind(self.run.id, step, before)
+        sentence = self.store.leave_behind(self.run_id, step, before)
         self._describe(lambda present: f"{present}\n\n{sentence}" if present else sentence)
 
     def _parsed(self, op: Op) -> list[Point]:
@@ -266,32 +391,22 @@ class Sender:
                 self._set_aside({**op, "m": {name: value}}, error)
         return points
 
-    def _send_points(self) -> None:
-        if self._upto is None:
-            return
-        self._log_points(self._points)
-        self._done(*self._upto)
-        if self._repeats is not None:
-            self._repeats.confirm()
-        self.num_rows += self._rows
-        self._points, self._upto, self._rows = [], None, 0
-
     def _send_samples(self) -> None:
         """Log samples of the machine at the seconds since the run began: MLflow's page draws them over time."""
         while self.samples:
+            if self._start_time is None:
+                self._start_time = self.store.start_time(self.run_id)
             time, row = self.samples[0]
-            step = max(0, time - self.run.start_time) // 1000
+            step = max(0, time - self._start_time) // 1000
             self._log_points([Point(name, value, time, step) for name, value in row.items()])
-            for op, reason in self._aside:
-                self.journal.set_aside(op, reason)
-            self._aside = []
+            self._write_aside()
             self.samples.popleft()
 
     def _log_points(self, points: Sequence[Point]) -> None:
         self._send_parts(
             points,
             self.store.most_points,
-            lambda batch: self.store.log_points(self.run.id, batch),
+            lambda batch: self.store.log_points(self.run_id, batch),
             lambda point: {"op": "m", "t": point.timestamp, "s": point.step, "m": {point.name: point.value}},
         )
 
@@ -299,13 +414,13 @@ class Sender:
 
     def _apply(self, op: Op) -> dict[str, Any]:
         """Make the calls of an op other than a row; returns what it changes in the acknowledgement."""
-        handler = self._handlers.get(op["op"])
+        handler = getattr(self, f"_apply_{op['op']}", None)
         if handler is None:
             unreadable = op["op"] == "unreadable"
             self._set_aside(op, TrackingError("not readable" if unreadable else "unknown to this version of rl8x"))
             return {}
         changes: dict[str, Any] = {}
-        check = self.run.check if op["op"] in ("text", "curves", *_WITH_FILE) else None
+        check = self._check if op["op"] in ("text", "curves", *_WITH_FILE) else None
         self._attempt(op, lambda: changes.update(handler(op) or {}), check)
         return changes
 
@@ -313,11 +428,14 @@ class Sender:
         """Give the run the name that was refused when it was made."""
         if op.get("experiment") is not None:
             raise StoreRefusedError(f"the run cannot be moved to the experiment {op['experiment']!r} any more")
-        self.store.set_tags(self.run.id, {NAME_TAG: op["run_name"]})
+        self.store.set_tags(self.run_id, {NAME_TAG: op["run_name"]})
+
+    def _apply_open(self, op: Op) -> None:
+        """Do nothing: the run that the header describes has been made."""
 
     def _apply_params(self, op: Op) -> None:
-        present = self.store.params(self.run.id)
-        tags = self.store.tags(self.run.id) if present.keys() & op["params"].keys() else {}
+        present = self.store.params(self.run_id)
+        tags = self._tags() if present.keys() & op["params"].keys() else {}
         new, changed, texts = {}, {}, []
         for name, param in op["params"].items():
             value, file = fitted(name, str(param))
@@ -331,7 +449,7 @@ class Sender:
         self._send_parts(
             list(new),
             MAX_PARAMS,
-            lambda names: self.store.log_params(self.run.id, {name: new[name] for name in names}),
+            lambda names: self.store.log_params(self.run_id, {name: new[name] for name in names}),
             lambda name: {"op": "params", "params": {name: op["params"][name]}},
         )
         self._apply_tags({"op": "tags", "tags": changed})
@@ -339,66 +457,64 @@ class Sender:
             self._apply(text)
 
     def _apply_tags(self, op: Op) -> None:
-        present = self.store.tags(self.run.id) if self.run.is_over else {}
+        present = self._tags() if self.is_over else {}
         tags = {name: str(text)[:MAX_TAG_LENGTH] for name, text in op["tags"].items() if name not in present}
         self._send_parts(
             list(tags),
             MAX_PARAMS,
-            lambda names: self.store.set_tags(self.run.id, {name: tags[name] for name in names}),
+            lambda names: self.store.set_tags(self.run_id, {name: tags[name] for name in names}),
             lambda name: {"op": "tags", "tags": {name: op["tags"][name]}},
         )
 
     def _apply_describe(self, op: Op) -> None:
         """Renew the description, unless what is there is not what was last written here."""
-        if not self.run.is_over:
-            left = "".join(f"\n\n{each}" for each in left_behind(self.store.tags(self.run.id))[-_MOST_TOLD:])
+        if not self.is_over:
+            left = "".join(f"\n\n{each}" for each in left_behind(self._tags())[-_MOST_TOLD:])
             text, name, folder = op["text"], self.name_word(), op.get("folder")
             text = text.replace(f" {folder}", f" {name}") if name and folder else text
             self._describe(lambda _: text[: MAX_TAG_LENGTH - len(left)] + left)
 
     def _describe(self, text_after: Callable[[str], str]) -> None:
         """Renew the description by what makes it of the present one, unless that is not what was last written here."""
-        present = self.store.tags(self.run.id)
+        present = self._tags()
         if present.get(NOTE_TAG) and digest(present[NOTE_TAG]) != present.get(NOTE_DIGEST_TAG):
             return
         text = text_after(present.get(NOTE_TAG, ""))[:MAX_TAG_LENGTH]
-        self.store.set_tags(self.run.id, {NOTE_TAG: text, NOTE_DIGEST_TAG: digest(text)})
+        self.store.set_tags(self.run_id, {NOTE_TAG: text, NOTE_DIGEST_TAG: digest(text)})
 
     def _apply_text(self, op: Op) -> None:
         if not isinstance(op["text"], str) or not isinstance(op["to"], str):
             raise TypeError("a text and its name must be str")
-        self.store.log_text(self.run.id, op["text"], artifact_name(op["to"]))
+        self.store.log_text(self.run_id, op["text"], artifact_name(op["to"]))
 
     def _apply_curves(self, op: Op) -> None:
-        if not self.run.is_over:  # what is there may have more of them
-            self.store.log_curves(self.run.id, dict(op["series"]), str(op["title"]), str(op["clock"]))
+        if not self.is_over:  # what is there may have more of them
+            self.store.log_curves(self.run_id, dict(op["series"]), str(op["title"]), str(op["clock"]))
 
     def _apply_artifact(self, op: Op) -> None:
         to = None if op["to"] is None else artifact_name(op["to"])
         path = kept_path(self.journal.place, op["file"])
         check_kept(path, self.journal.place)
-        self.store.log_artifact(self.run.id, path, to)
+        self.store.log_artifact(self.run_id, path, to)
 
     def _apply_model(self, op: Op) -> None:
         path = kept_path(self.journal.place, op["file"])
         check_kept(path, self.journal.place)
-        self.store.log_model(self.run.id, path, op["about"])
+        self.store.log_model(self.run_id, path, op["about"])
 
     def _apply_resume(self, op: Op) -> dict[str, Any]:
         repeats, keeps_status = bool(op["repeats"]), bool(op["keeps_status"])
-        ending = self.journal.ack.ending
-        if ending is not None and ending.get("lost_rows"):  # of the process before, which the disk did not take
-            self.store.set_tags(self.run.id, {LOST_ROWS_TAG: str(ending["lost_rows"])})
+        self._note_lost_rows()  # of the process before, which the disk did not take
         if repeats:
             # Noted before the first row is compared, as what is sent from here on is on the server too.
-            since, last = metric_step(op["t"], "time"), self.store.last_steps(self.run.id)
+            since, last = metric_step(op["t"], "time"), self.store.last_steps(self.run_id)
             with contextlib.suppress(OSError):
                 replace_synced(self.journal.place / KNOWN, json.dumps({"since": since, "last": last}).encode())
             self._repeats = self._new_repeats(since, last)
-        if "writer" in self.journal.header and not self.run.is_over:
-            self.store.set_tags(self.run.id, {WRITER_TAG: str(self.journal.header["writer"])})
-        if self.run.owned and not keeps_status and not self.run.is_over:
-            self._attempt(op, lambda: self.store.set_status(self.run.id, "RUNNING", None))
+        if "writer" in self.journal.header and not self.is_over:
+            self.store.set_tags(self.run_id, {WRITER_TAG: str(self.journal.header["writer"])})
+        if self.owned and not keeps_status and not self.is_over:
+            self._attempt(op, lambda: self.store.set_status(self.run_id, "RUNNING", None))
         return {"resumed": repeats or self.journal.ack.resumed, "finished": keeps_status, "ending": None}
 
     def _apply_left(self, op: Op) -> None:
@@ -409,166 +525,9 @@ class Sender:
         if status is not None:
             end_time = metric_step(op["t"], "time")
             check_status(status)
-            if not self.run.is_over:  # where only this fails, the journal counts as finished
-                self._attempt(op, lambda: self.run.finish(status, end_time))
+            if not self.is_over:  # where only this fails, the journal counts as finished
+                self._attempt(op, lambda: self._finish(status, end_time))
         return {"finished": True, "ending": None}
-
-
-TRIES = 3
-STATUS_TAG = "rl8x.status"
-RESUMED_TAG = "rl8x.resumed_from"
-WRITER_TAG = "rl8x.journal"  # the journal that the run was gone on with last
-_NAME_TRIES = 3
-# An entry that is not as it should be raises these in our own code, today and tomorrow.
-_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
-
-
-class StoredRun:
-    """The run."""
-
-    def __init__(
-        self,
-        journal: SendingJournal,
-        store: MLflowStore,
-        *,
-        new_tags: Callable[[], Mapping[str, str]],
-        fresh: bool,
-        late: bool,
-    ) -> None:
-        self.is_over = False
-        self.is_resumed = False
-        self.store = store
-        self._journal = journal
-        self._new_tags = new_tags
-        self._fresh = fresh
-        self._late = late
-        self._name_tries = 0
-        self._start_time: int | None = None
-
-    @property
-    def start_time(self) -> int:
-        """When the run began, in milliseconds since 1970; asks the store once."""
-        if self._start_time is None:
-            self._start_time = self.store.start_time(self.id)
-        return self._start_time
-
-    @property
-    def id(self) -> str:
-        """The ID of the run, once there is one."""
-        assert self._journal.ack.run_id is not None
-        return self._journal.ack.run_id
-
-    @property
-    def owned(self) -> bool:
-        """Whether rl8x began the run, and not the user."""
-        return bool(self._journal.header.get("owns", True))
-
-    def ensure(self, set_aside: Callable[[Op, Exception], None]) -> None:
-        """Find or make the run, and look up once what became of it since the journal was written."""
-        if self._journal.ack.run_id is None:
-            run_id = self._journal.header.get("run_id")
-            if run_id is None:
-                run_id = self._find_or_create(set_aside)
-            else:
-                self.store.check_run(run_id)
-            self._journal.acknowledge(run_id=run_id, attempted=False)
-        if self._late:
-            self._look_for_others()
-            self._late = False
-        if self._journal.ack.run_name is None and self._name_tries < _NAME_TRIES:
-            self._name_tries += 1
-            with contextlib.suppress(StoreDownError, StoreRefusedError):  # only the last lines name it: no row waits
-                name, is_free = self.store.run_name(self.id)
-                self._journal.acknowledge(run_name=name, name_is_free=is_free)
-
-    def _find_or_create(self, set_aside: Callable[[Op, Exception], None]) -> str:
-        """Find or make the run. `create_run` is not idempotent: once one was asked for, look before asking again."""
-        header = self._journal.header
-        fields = (header.get("experiment"), header.get("experiment_id"), header.get("run_name"))
-        spec = NewRun(header["spool_id"], *fields, start_time=header["t"])
-        may_exist = self._journal.ack.attempted or not self._fresh
-        run_ids = self.store.find_runs(spec) if may_exist else []
-        if run_ids:
-            run_id = run_ids[0]
-        else:
-            self._journal.acknowledge(attempted=True)
-            run_id = self._create(spec, set_aside)
-        if may_exist:  # a create that seemed lost may have made an empty run
-            for other in self.store.find_runs(spec):
-                if other != run_id and not self.store.last_steps(other):
-                    self.store.delete_run(other)
-        return run_id
-
-    def _create(self, spec: NewRun, set_aside: Callable[[Op, Exception], None]) -> str:
-        """Make the run; where the store refuses its name or its experiment, without them, so that its rows arrive."""
-        unnamed = spec._replace(run_name=None)
-        plain = unnamed._replace(experiment=DEFAULT_EXPERIMENT, experiment_id=None)
-        refused: StoreRefusedError | None = None
-        for candidate in (spec, unnamed, plain):
-            for _ in range(TRIES):
-                try:
-                    run_id = self.store.create_run(candidate, self._new_tags())
-                except StoreRefusedError as error:
-                    refused = refused or error
-                    continue
-                if refused is not None:
-                    experiment = spec.experiment if candidate == plain else None
-                    set_aside({"op": "open", "run_name": spec.run_name, "experiment": experiment}, refused)
-                return run_id
-        raise StoreDownError(str(refused))
-
-    def _look_for_others(self) -> None:
-        writer = self.store.tags(self.id).get(WRITER_TAG)
-        self.is_resumed = writer not in (None, self._journal.header.get("writer"))
-        if self.owned:
-            status, end_time = self.store.status(self.id)
-            self.is_over = status in STATUSES and (end_time is None or end_time >= self._journal.last_time())
-
-    def begin_anew_where_gone(self) -> None:
-        """Send all rows again to a store that does not have the run, such as a database in place of a deleted one."""
-        ack = self._journal.ack
-        if ack.run_id is None:
-            return
-        try:
-            self.store.check_run(ack.run_id)
-        except StoreRefusedError as error:
-            raise StoreDownError(str(error)) from error
-        except RunMissingError:
-            if ack.generation or self._journal.header.get("run_id"):
-                raise
-            self._journal.acknowledge(
-                0, run_id=None, run_name=None, name_is_free=False, attempted=False, resumed=False, finished=False
-            )
-
-    # Whether the store works, whatever is sent.
-
-    def check(self) -> None:
-        """Raise unless the run is there and active."""
-        self.store.check_run(self.id)
-
-    def check_writes(self) -> None:
-        """Write what is there already, by the same kind of request as metrics, params and tags."""
-        self.check()
-        spool_id = self.store.tags(self.id).get(SPOOL_TAG, str(self._journal.header["spool_id"]))
-        self.store.set_tags(self.id, {SPOOL_TAG: spool_id})
-
-    # Its end.
-
-    def finish(self, status: str, end_time: int) -> None:
-        """Set the final status; of a run that the user started, only a tag."""
-        if self.owned:
-            self.store.set_status(self.id, status, end_time)
-        else:
-            self.store.set_tags(self.id, {STATUS_TAG: status})
-
-    def finish_killed(self) -> None:
-        """Set the status of a run whose process was killed, unless it has ended in another one."""
-        runs_still = self.store.status(self.id)[0] == "RUNNING" if self.owned else not self._has_tag(STATUS_TAG)
-        if runs_still:
-            self.finish("KILLED", self._journal.last_time())
-
-    def _has_tag(self, name: str) -> bool:
-        return name in self.store.tags(self.id)
 
 
 class NotNowError(StoreDownError):

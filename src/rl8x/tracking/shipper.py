@@ -1,9 +1,7 @@
 """The side that sends: the shipper, which tails the journals of one training process, and `rl8x sync`.
 
-The shipper is told of journals through its standard input, a line of JSON each (`rl8x.tracking.shipping` writes them).
-Each has a thread, so that a slow server holds up no other run, and notes in `ack.json` what has arrived, and that this
-process is well. It ends when its input has ended and all is sent; where the training process is gone, as soon as the
-rest is sent or the store is down. `sync` sends what killed or cut-off runs left then, in the foreground.
+The shipper is told of journals through its standard input, a line of JSON each; each has a thread. It ends when its
+input has ended and all is sent; where the training process is gone, as soon as the rest is sent or the store is down.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import json
 import os
 import random
 import shutil
-import stat
 import sys
 import threading
 import time
@@ -27,13 +24,11 @@ from rl8x.importing import importing_much
 from rl8x.output import counted
 from rl8x.processes import OWN
 from rl8x.tracking.journal import (
-    ACK,
     FILES,
     JOURNAL,
     REJECTED,
     REMOVED,
     ROW,
-    AckFile,
     JournalInUseError,
     SendingJournal,
     check_is_no_copy,
@@ -52,7 +47,7 @@ from rl8x.tracking.protocol import StoreDownError, TrackingError, in_words, type
 from rl8x.tracking.runs import journal_folders, unreadable
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
-from rl8x.tracking.store import MLflowStore, quiet_thread, source_tags
+from rl8x.tracking.store import MLflowStore, quiet, source_tags
 
 FIRST_WAIT_S: Final = 0.5
 LONGEST_WAIT_S: Final = 30.0
@@ -132,37 +127,28 @@ class Tail(threading.Thread):
     def __init__(self, told: Mapping[str, Any]) -> None:
         super().__init__(daemon=True)
         self.wake = threading.Event()
-        self.closed = self.orphaned = False
-        self._told = told
-        self._news: Mapping[str, Any] | None = None
+        self.orphaned = False
         self._guard = threading.Lock()
         self._is_over = False
+        self._folder = Path(told["folder"])
         self._lines: deque[tuple[int, bytes]] = deque()
         self._last_number = 0
         self._journal: SendingJournal | None = None
         self._sender: Sender | None = None
         self._store: MLflowStore | None = None
         self._failures = 0
-        self._sampler: SystemSampler | None = None
-        self._set_sampler()
-
-    def _set_sampler(self) -> None:
-        wanted = self._told["sample"]
-        with contextlib.suppress(Exception):  # the process may be gone
-            self._sampler = SystemSampler(self._told["pid"], wanted) if wanted is not None else None
-
-    @property
-    def _folder(self) -> Path:
-        return Path(self._told["folder"])
+        self.tell(told)
 
     def tell(self, told: Mapping[str, Any]) -> bool:
-        """Take what is told anew of the journal; returns False where this has come to its end."""
+        """Take what is told, maybe anew, of the journal; returns False where this has come to its end."""
         with self._guard:
-            if self._is_over:
-                return False
-            self._news, self.closed = told, False
+            if not self._is_over:
+                self._told, self.closed = told, False
+                self._sampler: SystemSampler | None = None
+                with contextlib.suppress(Exception):  # the process may be gone
+                    self._sampler = None if told["sample"] is None else SystemSampler(told["pid"], told["sample"])
         self.wake.set()
-        return True
+        return not self._is_over
 
     def add_lines(self, lines: list[tuple[int, str]]) -> None:
         """Take lines that no disk took, and note how the run ended if they say it: memory alone has it."""
@@ -187,11 +173,11 @@ class Tail(threading.Thread):
         with self._guard:
             if self._journal is None:
                 return
-            self._journal.beat()
-            sender = self._sender
-        if self._sampler is not None and sender is not None and not self.closed:
+            self._journal.acknowledge(beat=self._journal.ack.beat + 1)
+            sampler, sender = self._sampler, self._sender
+        if sampler is not None and sender is not None and not self.closed:
             try:
-                measured = self._sampler.sample()
+                measured = sampler.sample()
             except Exception:  # a system that does not say all, or the process is gone
                 self._sampler = None
                 return
@@ -200,35 +186,19 @@ class Tail(threading.Thread):
 
     def run(self) -> None:
         """Send until the run has ended and all is sent, or nobody waits for it any more."""
-        with quiet_thread():
-            wait_s = 0.0
-            while True:
-                self.wake.wait(wait_s)
-                self.wake.clear()
-                self._take_news()
-                wait_s = self._try()
-                with self._guard:
-                    if wait_s < 0 and self._news is None:
-                        self._is_over = True
-                        break
-                    wait_s = max(0.0, wait_s)
-            self._let_go()
-            database = self._told["location"][1]
-            if database is not None and self._store is not None:
-                merge_log(Path(database))  # which the end of this process, being sudden, would not do
-
-    def _take_news(self) -> None:
-        with self._guard:
-            news, self._news = self._news, None
-        if news is None:
-            return
-        moved = news["ack"] != self._told["ack"]
-        self._told = {**news, "fresh": False}
-        self._set_sampler()
-        if self._journal is not None and moved:
-            ack_file = AckFile.open(Path(news["ack"]))
-            if ack_file is not None:
-                self._journal.reopen(self._folder, ack_file)
+        wait_s = 0.0
+        while not self._is_over:
+            self.wake.wait(wait_s)
+            self.wake.clear()
+            told = self._told
+            wait_s = self._try()
+            with self._guard:
+                self._is_over = wait_s < 0 and self._told is told
+            wait_s = max(0.0, wait_s)
+        self._let_go()
+        database = self._told["location"][1]
+        if database is not None and self._store is not None:
+            merge_log(Path(database))  # which the end of this process, being sudden, would not do
 
     def _try(self) -> float:
         """Send what there is; returns the seconds to wait before the next try, less than 0 where there is none."""
@@ -269,29 +239,17 @@ class Tail(threading.Thread):
             tags = _source_tags if self._told["adds_source"] else dict
             fresh = bool(self._told["fresh"]) and journal.ack.run_id is None and not journal.ack.attempted
             sender = Sender(journal, self._store, new_tags=tags, fresh=fresh)
-            sender.name_word = lambda: typed_name(journal.ack.run_name, journal.ack.name_is_free and self._is_default)
+            is_default = bool(self._told["is_default"])
+            sender.name_word = lambda: typed_name(journal.ack.run_name, journal.ack.name_is_free and is_default)
             self._sender = sender
-        while True:
-            self._sender.send_some()
-            if not journal.pending or self._news is not None:
-                return
-
-    @property
-    def _is_default(self) -> bool:
-        return bool(self._told["is_default"])
+        self._sender.send_some()
 
     def _opened(self) -> SendingJournal | None:
         if self._journal is None:
-            try:
-                ack_file = AckFile.open(Path(self._told["ack"])) if self._told["ack"] is not None else None
-                if ack_file is None:
-                    return None
-                journal = SendingJournal(self._folder, ack_file, self._told["header"])
-            except Exception:  # an odd header of a journal that somebody has edited meanwhile
-                return None
-            with self._guard:
-                journal.lines = self._lines
-                self._journal = journal
+            with self._guard, contextlib.suppress(Exception):  # somebody has edited it meanwhile
+                self._journal = SendingJournal.open(self._folder)
+                if self._journal is not None:
+                    self._journal.lines = self._lines
         return self._journal
 
     def _let_go(self) -> None:
@@ -337,7 +295,7 @@ def _source_tags() -> Mapping[str, str]:
 
 def _prepare(database: Path | None) -> None:
     """Import MLflow, and make a new database's tables in memory, before the first journal needs them."""
-    with _importing, quiet_thread(), contextlib.suppress(Exception), importing_much():  # raised again where needed
+    with _importing, contextlib.suppress(Exception), importing_much():  # raised again where needed
         import mlflow.entities
         import mlflow.tracking.context.registry  # noqa: F401
 
@@ -461,7 +419,7 @@ def sync(
     named = None if to is None else locate(to)
     for folder in root.glob(f".*{REMOVED}"):
         shutil.rmtree(folder, ignore_errors=True)  # all of it had arrived
-    with quiet_thread():
+    with quiet():
         reports = [_sync_one(folder, named, allow, connect) for folder in journal_folders(root.absolute())]
         return SyncReport([report for report in reports if report is not None])
 
@@ -486,23 +444,43 @@ def _sync_one(
     folder: Path, named: Location | None, allow: Callable[[Location], bool], connect: Callable[[Location], MLflowStore]
 ) -> SpoolReport | None:
     """Send a journal; None where all of it had arrived."""
-    journal, lock = None, FolderLock(folder)
+    lock = FolderLock(folder)
     try:
-        if _removed_empty(folder):
+        check_plain(folder)
+        if not lock.acquire():
+            raise JournalInUseError(f"the journal {folder} is in use by {lock.owner()}; try again when that has ended")
+        if not (folder / JOURNAL).lstat().st_size and not os.path.lexists(folder / FILES):
+            remove(folder)  # its process was killed before it wrote anything
             return SpoolReport(folder, "sent", message="nothing was logged")
-        journal = _opened(folder, lock)
-        if journal is None:
+        check_is_no_copy(folder, read_header(folder))
+        journal = None if is_sent(folder) else SendingJournal.open(folder, _SHIPPER_WAIT_S)
+        if is_sent(folder):
+            if journal is not None:
+                journal.close()
+            conclude(folder)  # its checkpoints may have gone since
             return None
+        if journal is None:
+            rest = "is being sent by another process; try again when that has ended"
+            raise JournalInUseError(f"the journal {folder} {rest}")
+        return _sent(journal, named, allow, connect)
     except JournalInUseError as error:
-        lock.release()
         return SpoolReport(folder, "busy", message=str(error))
     except Exception as error:  # whatever a folder has in it, the others are sent
-        lock.release()
         if not os.path.lexists(folder / JOURNAL) and not unreadable(folder):
             return SpoolReport(folder, "busy", message="another process has just sent it")
         return SpoolReport(folder, "failed", message=in_words(error))
-    sender = None
-    message = ""
+    finally:
+        lock.release()
+
+
+def _sent(
+    journal: SendingJournal,
+    named: Location | None,
+    allow: Callable[[Location], bool],
+    connect: Callable[[Location], MLflowStore],
+) -> SpoolReport:
+    """Send a journal of which no process is alive, and with it what was set aside."""
+    sender, message = None, ""
     try:
         location = named or _own_location(journal, allow)
         if location.database is not None and not has_tables(location.database):
@@ -511,59 +489,20 @@ def _sync_one(
                 "makes a new one in its folder"
             )
         sender = Sender(journal, connect(location), late=True)
-        sender.run.begin_anew_where_gone()
+        sender.begin_anew_where_gone()
         sender.send_all()
         sender.end_killed()
     except Exception as error:
         message = in_words(error)
     finally:
         journal.close()
-        rejected, ack = journal.rejected, journal.ack
-        if not message and not rejected:
-            conclude(folder)
-        lock.release()
+    folder, rejected = journal.folder, journal.rejected
     outcome: Outcome = "failed" if message or rejected else "sent"
-    if not message and rejected:
+    if outcome == "sent":
+        conclude(folder)
+        message = "it cannot be removed" if folder.exists() and not is_sent(folder) else ""
+    elif not message:
         entries = counted(len(rejected), "entry", "entries")
         message = f"{entries} could not be logged, see {folder / REJECTED}: {rejected.reason}"
-    elif not message and folder.exists() and not is_sent(folder):
-        message = "it cannot be removed"
-    return SpoolReport(folder, outcome, ack.run_id, sender.num_rows if sender else 0, message, len(rejected))
-
-
-def _opened(folder: Path, lock: FolderLock) -> SendingJournal | None:
-    """Open a journal of which no process is alive, with both locks; None where all of it has arrived."""
-    check_plain(folder)
-    if not lock.acquire():
-        raise JournalInUseError(f"the journal {folder} is in use by {lock.owner()}; try again when that has ended")
-    header = read_header(folder)
-    check_is_no_copy(folder, header)
-    if is_sent(folder):
-        conclude(folder)  # its checkpoints may have gone since
-        lock.release()
-        return None
-    ack_file = AckFile.open(folder / ACK, _SHIPPER_WAIT_S)
-    if ack_file is None:
-        raise JournalInUseError(f"the journal {folder} is being sent by another process; try again when that has ended")
-    if is_sent(folder):
-        ack_file.close()
-        conclude(folder)
-        lock.release()
-        return None
-    return SendingJournal(folder, ack_file, header)
-
-
-def _removed_empty(folder: Path) -> bool:
-    """Remove a spool to which nothing was written before its process was killed; returns whether it was one."""
-    ops, lock = folder / JOURNAL, FolderLock(folder)
-    if not stat.S_ISREG(ops.lstat().st_mode) or ops.lstat().st_size or os.path.lexists(folder / FILES):
-        return False
-    check_plain(folder)
-    if not lock.acquire():
-        return False
-    try:
-        if not ops.lstat().st_size:
-            remove(folder)
-        return not folder.exists()
-    finally:
-        lock.release()
+    num_rows = sender.num_rows if sender else 0
+    return SpoolReport(folder, outcome, journal.ack.run_id, num_rows, message, len(rejected))

@@ -1,9 +1,7 @@
 """The training's side of the shipper: it starts that process, tells it of journals, and learns from `ack.json`.
 
-Importing MLflow takes seconds, and a request milliseconds, during which Python runs nothing else in the same process:
-they would be taken from the training. So a row is only appended to the journal here. One thread looks once a second at
-all runs that are open: it tells of outages and of what was set aside, brings to the disk what waits in memory, replaces
-a shipper that is gone or shows no beat, and ends runs whose tracker was collected.
+One thread looks once a second at all runs that are open: it tells of outages and of what was set aside, brings to the
+disk what waits in memory, replaces a shipper that is gone or shows no beat, and ends runs whose tracker was collected.
 """
 
 from __future__ import annotations
@@ -19,14 +17,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import IO, Final, NamedTuple, cast
 
 from rl8x.processes import python_process
-from rl8x.tracking.appending import Journal, rejected_ops
-from rl8x.tracking.journal import name_of
+from rl8x.tracking.appending import Journal
+from rl8x.tracking.journal import REJECTED, name_of, read_rejected
 from rl8x.tracking.location import Location, is_default
 from rl8x.tracking.protocol import Status, status_of
 from rl8x.tracking.runs import Whereabouts
@@ -39,59 +36,48 @@ SILENT_S: Final = 5  # without a beat: a store that is down
 KILL_S: Final = 60  # without a beat: killed, and replaced
 _END_S: Final = 1.0
 _LOOK_S: Final = 1.0
+# What the shipper is told of a run: seconds until an HTTP request counts as failed, between two looks at the journal
+# and between two samples of the machine; whether the store cannot have the run yet, and whether it gets source tags.
+TOLD: Final = {"timeout_s": 10, "interval_s": 1.0, "sample": None, "fresh": True, "adds_source": False}
 _CODE: Final = "from rl8x.tracking.shipper import main; main"
 
 
-@dataclass(eq=False)
 class OpenRun:
     """A run that is being logged: its journal, and what the shipper says of it.
 
     One warning is logged for each outage, and one line when it is over; rows wait in the journal meanwhile. Where the
-    tracker is collected, or the interpreter ends, before the run has been ended, it is ended here.
-
-    Args:
-        journal: The run's journal.
-        location: The store.
-        owner: The tracker, which is not kept alive; None where someone else ends the run for sure.
-        keeps_status: Whether the run is over, and its status stays as it is.
-        finish_timeout_s: Seconds that `finish` waits at most; a minute more where the store has not been tried yet.
-        outage_timeout_s: Seconds that `finish` waits for a store that is down.
-        request_timeout_s: Seconds after which an HTTP request counts as failed.
-        interval_s: Seconds between two looks at the journal: rows are gathered into few requests.
-        fresh: Whether the run has just begun, so that the store cannot have it.
-        adds_source: Whether a run that is made gets tags that say where it came from.
-        sample: Seconds from one sample of the machine to the next; None takes none.
+    tracker, `owner`, is collected, or the interpreter ends, before the run has been ended, it is ended here.
+    `keeps_status` says that the run is over, and its status stays as it is; the shipper is `told` the rest.
     """
 
-    journal: Journal
-    location: Location
-    owner: InitVar[object] = None
-    _: KW_ONLY
-    keeps_status: bool = False
-    finish_timeout_s: float = 30.0
-    outage_timeout_s: float = 5.0
-    request_timeout_s: int = 10
-    interval_s: float = 1.0
-    fresh: bool = True
-    adds_source: bool = False
-    sample: float | None = None
-
-    def __post_init__(self, owner: object) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        location: Location,
+        owner: object = None,
+        *,
+        keeps_status: bool = False,
+        finish_timeout_s: float = 30.0,
+        outage_timeout_s: float = 5.0,
+        **told: object,
+    ) -> None:
         """Tell the shipper of it."""
+        self.journal, self.location = journal, location
+        self.keeps_status = keeps_status
+        self.finish_timeout_s, self.outage_timeout_s = finish_timeout_s, outage_timeout_s
+        self._told = {**TOLD, **told}
         self._owner = None if owner is None else weakref.ref(owner)
         self._appending = threading.Lock()
         self.last_call = LastCall()
-        self._ended = False
-        self._is_left = False
-        self._outage = ""
+        self.outage = ""  # why the store takes nothing now
+        self._ended = self._is_left = False
         self._beat, self._silent_s = -1, 0
         self._answered_at = time.monotonic()
         self._progress = (0, 0)
         self._shipper: _Shipper | None = None
-        self._told_ack: Path | None = None
         self._sent_number = 0
         self._named: set[str] = set()
-        self._num_rejected = self.journal.ack.rejected
+        self._num_rejected = journal.ack.rejected
         for other in list(_open):
             other.last_call.look()  # before another error takes the place of the one that ended that run
         _open.add(self)
@@ -130,25 +116,17 @@ class OpenRun:
             self._note(f"the process that talks to MLflow cannot be started: {error}")
             return
         self._beat, self._silent_s, self._sent_number = -1, 0, 0
-        journal, path = self.journal, self.journal.ack_path
-        self._told_ack = path
         # The address of the store, with any password in it, goes through the pipe. MLflow takes the run's source from
         # the arguments, and credentials from the environment, as they are now.
         self._say(
             "send",
-            folder=str(journal.folder),
-            ack=None if path is None else str(path),
-            header=journal.header,
+            folder=str(self.journal.folder),
             location=dataclasses.astuple(self.location),
-            fresh=self.fresh,
-            adds_source=self.adds_source,
             is_default=is_default(self.location),
-            timeout_s=self.request_timeout_s,
-            interval_s=self.interval_s,
-            sample=self.sample,
             pid=os.getpid(),
             argv=sys.argv,
             env=dict(os.environ),
+            **self._told,
         )
 
     def _say(self, do: str, **about: object) -> None:
@@ -165,45 +143,45 @@ class OpenRun:
     def look(self) -> None:
         """Do what is due once a second."""
         self.last_call.look()
-        if self._owner is not None and self._owner() is None:
+        is_collected = self._owner is not None and self._owner() is None
+        if is_collected:
             self.end(self.last_call.status(at_exit=False), time.time_ns() // 1_000_000)
         self.journal.look()
-        if self.journal.num_waiting and (self._ended or self.journal.is_half_full):
+        if self.journal.num_waiting > 0 if self._ended else self.journal.is_half_full:
             self._send_lines()
         self._check_shipper()
         self._hear()
+        if is_collected and (self.has_arrived or self._is_away(self.outage_timeout_s)):
+            self._leave()
+            self._warn_of_rest()
 
     def _check_shipper(self) -> None:
         """Tell where the shipper shows no beat, and replace it where it is gone or has shown none for long."""
         with self._appending:
-            if not self._is_left:  # or a journal that is closed would be sent once more
-                self._check_open_shipper()
+            shipper = self._shipper
+            if self._is_left:  # or a journal that is closed would be sent once more
+                return
+            if shipper is None or shipper.is_gone():
+                if shipper is not None and not self.has_arrived:
+                    self._note(f"the process that talks to MLflow is gone (exit status {shipper.popen.returncode})")
+                self._tell()
+                return
+            shipper.pump()
+            beat = self.journal.ack.beat
+            if beat != self._beat:
+                self._beat, self._silent_s = beat, 0
+            # Counted in looks without a beat, not by the clock, which also runs while this process is stopped.
+            elif self._silent_s < SILENT_S - 1 or not shipper.is_busy():
+                self._silent_s += 1
+                if self._silent_s >= KILL_S:
+                    shipper.popen.kill()
 
-    def _check_open_shipper(self) -> None:
-        shipper = self._shipper
-        if shipper is None or shipper.is_gone():
-            if shipper is not None and not self.has_arrived:
-                self._note(f"the process that talks to MLflow is gone (exit status {shipper.popen.returncode})")
-            self._tell()
-            return
-        if self.journal.ack_path != self._told_ack:
-            self._tell()  # the disk takes files now
-        shipper.pump()
-        beat = self.journal.ack.beat
-        if beat != self._beat:
-            self._beat, self._silent_s = beat, 0
-        # Counted in looks without a beat, not by the clock, which also runs while this process is stopped.
-        elif self._silent_s < SILENT_S - 1 or not shipper.is_busy():
-            self._silent_s += 1
-            if self._silent_s >= KILL_S:
-                shipper.popen.kill()
-
-    def _hear(self) -> str:
-        """Read what has arrived; tell of an outage, its end, and what was set aside. Returns why the store is down."""
+    def _hear(self) -> None:
+        """Read what has arrived; tell of an outage, its end, and what was set aside."""
         ack = self.journal.ack
         reason = ack.outage
         if self._shipper is None:  # it cannot be started, as `_tell` has noted
-            reason = self._outage
+            reason = self.outage
         elif self._silent_s >= SILENT_S:
             pid = self._shipper.popen.pid
             reason = f"the process that talks to MLflow (process ID {pid}) does not answer: is it stopped?"
@@ -214,21 +192,19 @@ class OpenRun:
         if ack.rejected > self._num_rejected:
             self._tell_rejected()
         self._num_rejected = ack.rejected
-        return self._outage
 
     def _note(self, reason: str) -> None:
-        if reason and not self._outage:
+        if reason and not self.outage:
             rest = f"training goes on and rows wait in {self.journal.folder}"
             _log.warning("tracking: %s does not take rows (%s); %s", self.location.shown, reason, rest)
-        elif self._outage and not reason:
+        elif self.outage and not reason:
             _log.info("tracking: %s takes rows again; what waited is being sent", self.location.shown)
-        self._outage = reason
+        self.outage = reason
 
     def _tell_rejected(self) -> None:
-        path = self.journal.rejected_path
-        for entry in rejected_ops(path):
-            op = entry.get("rejected")
-            name = name_of(op) if isinstance(op, dict) and "op" in op else "an entry"
+        path = self.journal.folder / REJECTED
+        for entry in read_rejected(path):
+            name = name_of(entry["rejected"])
             if name not in self._named:
                 self._named.add(name)
                 where = f"it is in {path}, and `rl8x sync` tries it again"
@@ -236,11 +212,6 @@ class OpenRun:
                 _log.warning("tracking: %s could not be logged (%s) and is set aside: %s", name, reason, where)
 
     # Waiting.
-
-    @property
-    def reason(self) -> str:
-        """Why the store takes nothing now; empty where it does."""
-        return self._outage
 
     @property
     def has_arrived(self) -> bool:
@@ -259,16 +230,16 @@ class OpenRun:
         """Wait until `done`; False where that does not come in time.
 
         A store that is down is waited for from its last answer on, for `outage_timeout_s` and as long as a request is
-        under way; one that has not been tried yet for `first_contact_s` more. `begin` is of `time.monotonic()`.
+        under way; one that has not been tried when this begins for `first_contact_s` more. `begin` is of
+        `time.monotonic()`.
         """
         begin = time.monotonic() if begin is None else begin
+        bound = timeout_s if self.journal.ack.tried else timeout_s + first_contact_s
         pause_s, hurried = 0.002, 0.0
         while not done():
             now = time.monotonic()
-            outage = self._hear()
-            bound = timeout_s if self.journal.ack.tried else timeout_s + first_contact_s
-            away = outage != "" and now - max(begin, self._answered_at) >= outage_timeout_s
-            if now - begin >= bound or away:
+            self._hear()
+            if now - begin >= bound or self._is_away(outage_timeout_s, begin):
                 return done()
             if now - hurried > 0.2:  # what waits for its next try does not
                 hurried = now
@@ -279,8 +250,9 @@ class OpenRun:
             pause_s = min(0.05, 1.5 * pause_s)
         return True
 
-    def _is_away(self) -> bool:
-        return self._outage != "" and time.monotonic() - self._answered_at >= self.outage_timeout_s
+    def _is_away(self, timeout_s: float, begin: float = 0.0) -> bool:
+        """Return whether the store has been down for so long, counted from `begin` at the earliest."""
+        return self.outage != "" and time.monotonic() - max(begin, self._answered_at) >= timeout_s
 
     def finish(self, begin: float | None = None) -> None:
         """Wait until the shipper has sent the rest of a run that has ended, but not long for a store that is down."""
@@ -307,19 +279,12 @@ class OpenRun:
         _end_if_unused()
 
     def _warn_of_rest(self) -> None:
-        where, store = Whereabouts(self.location, self.journal, self.reason), self.location.shown
+        where, store = Whereabouts(self.location, self.journal, self.outage), self.location.shown
         if where.unsent.lost:
             _log.warning("tracking: the run has lost %s: neither the disk nor %s took them", where.unsent.lost, store)
         elif where.unsent.num_rows or where.unsent.num_others:
             rest = f"it is in {self.journal.folder}, and `{where.sync_command}` sends it"
             _log.warning("tracking: not all of the run has reached %s%s; %s", store, where.why, rest)
-
-    def leave_if_over(self) -> None:
-        """Leave a run whose tracker was collected, once it has arrived or the store is away."""
-        collected = self._owner is not None and self._owner() is None
-        if collected and self._ended and (self.has_arrived or self._is_away()):
-            self._leave()
-            self._warn_of_rest()
 
 
 class _Shipper:
@@ -341,7 +306,6 @@ class _Shipper:
         self._stdin = cast("IO[bytes]", self.popen.stdin)
         os.set_blocking(self._stdin.fileno(), False)
         self._left = bytearray()
-        self._is_ending = False
         self._guard = threading.RLock()
 
     def tell(self, message: Mapping[str, object]) -> None:
@@ -356,8 +320,6 @@ class _Shipper:
         with self._guard, contextlib.suppress(OSError, ValueError):  # full, or gone, as `is_gone` finds out
             while self._left:
                 del self._left[: os.write(self._stdin.fileno(), self._left)]
-            if self._is_ending:
-                self._stdin.close()
 
     def is_gone(self) -> bool:
         """Whether the process has ended."""
@@ -374,8 +336,8 @@ class _Shipper:
 
     def end(self) -> None:
         """Let the process end once it has sent all that it was told of."""
-        self._is_ending = True
         self.pump()
+        self._stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(0.0)
 
@@ -389,7 +351,6 @@ class _Shipper:
 _open: set[OpenRun] = set()  # runs that have not been ended, or whose tracker was collected and that have not arrived
 _guard = threading.RLock()
 _shared: _Shipper | None = None
-_ending: list[_Shipper] = []  # which may have something to send
 _keeps = False
 _watcher: threading.Thread | None = None
 
@@ -433,7 +394,6 @@ def _end_if_unused() -> None:
         if _open or _keeps or _shared is None:
             return
         shipper, _shared = _shared, None
-        _ending[:] = [other for other in _ending if not other.is_gone()] + [shipper]
     shipper.end()
 
 
@@ -453,7 +413,6 @@ def _look_after_all() -> None:
         for run in list(_open):
             try:
                 run.look()
-                run.leave_if_over()
             except Exception:  # a mistake of rl8x: training goes on all the same
                 _log.debug("tracking: unexpected error", exc_info=True)
         with _guard:
@@ -476,13 +435,11 @@ def _leave_to_parent() -> None:
     """Close what a forked child has of the shipper and of journals: with its pipe held open, it would outlive both."""
     global _guard, _shared, _watcher
     _guard, _watcher = threading.RLock(), None
-    for shipper in (_shared, *_ending):
-        if shipper is not None:
-            shipper.leave_to_parent()
+    if _shared is not None:
+        _shared.leave_to_parent()
     for run in _open:
         run.journal.release_in_child()
     _open.clear()
-    _ending.clear()
     _shared = None
 
 

@@ -37,7 +37,6 @@ _DAMAGED = "file is not a database|database disk image is malformed"
 _ReturnT = TypeVar("_ReturnT")
 
 _NOISY = ("mlflow.store.db.utils", "mlflow.utils.rest_utils", "urllib3.connectionpool", "mlflow.utils.git_utils")
-_quiet_threads: set[int] = set()
 _guard = threading.Lock()
 _users = 0
 _set_here: set[str] = set()
@@ -152,7 +151,7 @@ class MLflowStore:
 
     def find_runs(self, spec: NewRun) -> list[str]:
         """List the runs that were made for a spool, the oldest first, in whichever experiment they are."""
-        runs = self.search_everywhere(f"tags.`{SPOOL_TAG}` = '{spec.spool_id}'")
+        runs = self.search(None, f"tags.`{SPOOL_TAG}` = '{spec.spool_id}'")
         return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
 
     def create_run(self, spec: NewRun, tags: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -338,23 +337,18 @@ class MLflowStore:
         """List the active experiments."""
         return list(self._call(self._client.search_experiments, max_results=1000))
 
-    def search(self, experiment_ids: list[str], query: str, *, max_results: int = 1000) -> list[Any]:
-        """Search for runs, the newest first."""
-        return list(self._call(self._client.search_runs, experiment_ids, query, max_results=max_results))
-
-    def search_all(self, experiment_ids: list[str], query: str) -> list[Any]:
-        """Search for runs, page by page until there is no other."""
+    def search(self, experiment_ids: list[str] | None, query: str, *, most: int | None = None) -> list[Any]:
+        """Search for runs, in all experiments by None, the newest first, page by page."""
+        if experiment_ids is None:
+            experiment_ids = [experiment.experiment_id for experiment in self.experiments()]
         runs, token = [], None
         while True:
-            page = self._call(self._client.search_runs, experiment_ids, query, max_results=1000, page_token=token)
+            options: dict[str, Any] = {"max_results": min(most or 1000, 1000), "page_token": token}
+            page = self._call(self._client.search_runs, experiment_ids, query, **options)
             runs += page
             token = page.token
-            if not token:
+            if not token or (most is not None and len(runs) >= most):
                 return runs
-
-    def search_everywhere(self, query: str) -> list[Any]:
-        """Search for runs in all experiments."""
-        return self.search([experiment.experiment_id for experiment in self.experiments()], query)
 
     def search_by_name(self, name: str) -> list[Any]:
         """Search for the runs of a name in all experiments.
@@ -363,9 +357,8 @@ class MLflowStore:
         """
         quote = '"' if "'" in name else "'"
         if quote in name or name.endswith("\\"):
-            everywhere = [experiment.experiment_id for experiment in self.experiments()]
-            return [run for run in self.search_all(everywhere, "") if run.info.run_name == name]
-        return self.search_everywhere(f"attributes.run_name = {quote}{name}{quote}")
+            return [run for run in self.search(None, "") if run.info.run_name == name]
+        return self.search(None, f"attributes.run_name = {quote}{name}{quote}")
 
     def set_experiment_tag(self, experiment_id: str, name: str, value: str) -> None:
         """Set a tag of an experiment."""
@@ -413,17 +406,13 @@ def short_requests(timeout_s: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet_thread() -> Iterator[None]:
-    """Keep MLflow from logging a traceback for each failure in this thread: rl8x logs one line for each outage."""
-    thread = threading.get_ident()
-    for name in _NOISY:
-        logging.getLogger(name).addFilter(_is_loud)
-    _quiet_threads.add(thread)
+def quiet() -> Iterator[None]:
+    """Keep MLflow from logging a traceback for each failure: rl8x logs one line for each outage."""
+    noisy = [log for name in _NOISY if not (log := logging.getLogger(name)).disabled]
+    for log in noisy:
+        log.disabled = True
     try:
         yield
     finally:
-        _quiet_threads.discard(thread)
-
-
-def _is_loud(record: logging.LogRecord) -> bool:
-    return record.thread not in _quiet_threads
+        for log in noisy:
+            log.disabled = False

@@ -212,7 +212,7 @@ def _open_when_served(process: subprocess.Popen[bytes], link: str) -> None:
 def runs_page(store: MLflowStore, base: str) -> str:
     """Return the link, at a server's address, to the charts of our newest run's experiment; keep their order there."""
     experiments = {str(experiment.experiment_id): experiment for experiment in store.experiments()}
-    runs = store.search(list(experiments), "tags.`rl8x.version` != ''", max_results=10) if experiments else []
+    runs = store.search(list(experiments), "tags.`rl8x.version` != ''", most=10) if experiments else []
     if not runs:
         return f"{base}/#/experiments?{urlencode({'workflowType': 'machine_learning'})}"
     experiment_id = runs[0].info.experiment_id
