@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.fault_process import Child, obey_permissions, side_by_side
 from benchmarks.fault_tools import database_template, scratch
 from benchmarks.fault_tries import ROWS, Timing, Try, command, totals
+from rl8x.tracking.locks import FileLock
 
 TITLE = "file system: full, read-only, gone, moved, copied, replaced"
 PLACES = ("spool", "runs", "checkpoints", "database", "work")
@@ -360,6 +361,16 @@ def _copied(seed: int, root: Path, template: Path) -> dict[str, Any]:
     return _finish(attempt, title, timing, ended)
 
 
+def _is_being_sent(work: Path) -> bool:
+    """Return whether a process has the lock on sending of a run."""
+    for path in work.glob("mlruns/spool/*/ack.json"):
+        lock = FileLock(path, signs=False)
+        if not lock.acquire():
+            return True
+        lock.release()
+    return False
+
+
 def _copied_after(seed: int, root: Path, template: Path) -> dict[str, Any]:
     """Copy a killed run's folder, and go on in the copy: the original has to stay as it is."""
     attempt = _begin(root, template, seed)
@@ -368,7 +379,7 @@ def _copied_after(seed: int, root: Path, template: Path) -> dict[str, Any]:
     attempt.run(timing, lambda: None, lambda: None)
     rows = attempt.rows()
     kept = None
-    while kept != (kept := attempt.kept()):  # its own process for MLflow may still be at its last request
+    while _is_being_sent(attempt.work) or kept != (kept := attempt.kept()):  # by its own process for MLflow
         time.sleep(2)
     shutil.copytree(attempt.work, root / "copy")
     original = {path: path.read_bytes() for path in attempt.work.rglob("*") if path.is_file()}

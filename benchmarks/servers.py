@@ -21,7 +21,7 @@ def free_port() -> int:
 
 
 def start_server(store: str, log: Path, port: int, artifacts: Path | None = None) -> subprocess.Popen[bytes]:
-    """Start a server on a store, such as `sqlite:///mlflow.db`, and wait until it answers, a minute at most.
+    """Start a server on a store, such as `sqlite:///mlflow.db`, and wait until it answers, ten minutes at most.
 
     Args:
         store: The tracking URI of what it serves.
@@ -36,11 +36,12 @@ def start_server(store: str, log: Path, port: int, artifacts: Path | None = None
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with open(log, "ab") as file:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
-    for _ in range(600):
+    for _ in range(6000):
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
-            break
+            return process
         time.sleep(0.1)
-    return process
+    kill_server(process)
+    raise RuntimeError(f"the server on port {port} does not answer: see {log}")
 
 
 def kill_server(process: subprocess.Popen[bytes]) -> None:

@@ -23,6 +23,7 @@ from rl8x.tracking.journal import (
     Unsent,
     conclude,
     empty_ack,
+    encode,
     is_sent,
     parse_ack,
     read_ack,
@@ -472,7 +473,8 @@ def test_a_journal_whose_run_has_checkpoints_keeps_its_rows_as_long_as_they_are_
     path, ack = folder / ACK, read_ack(folder)
     path.write_bytes(empty_ack())
     killed = SendingJournal.open(folder)
-    killed.acknowledge(**{**ack.__dict__, "generation": 0, "offset": 10_000})  # of the longer file
+    offset = killed.end + len(encode(row(1)))  # of the longer file, and a line's end in this one too, before long
+    killed.acknowledge(**{**ack.__dict__, "generation": 0, "offset": offset})
     killed.close()
     resumed = Journal.open(folder)
     resumed.append(row(1))

@@ -231,6 +231,23 @@ def test_resuming_survives_another_kill(journal, store):
     assert values(store.run, "a") == [(step, float(step)) for step in range(6)]
 
 
+def test_what_the_store_had_at_a_resume_is_known_after_an_outage_on_a_full_disk_too(journal, store, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rl8x.tracking.sender.replace_synced", full)
+    for op in (row(4), RESUME, {**row(5), "t": 2005}):
+        journal.append(op)
+    sender = send(journal, store)
+    journal.append({**row(5), "t": 2006})  # one more at that step, which the run has not had before
+    store.down = True
+    with pytest.raises(StoreDownError):
+        sender.send_some()
+    store.down = False
+    sender.send_some()
+    assert values(store.run, "a") == [(4, 4.0), (5, 5.0), (5, 5.0)]
+
+
 def test_a_name_that_cannot_be_read_holds_nothing_up(tmp_path, store, monkeypatch):
     def refuses(run_id):
         store.calls.append("run_name")
@@ -585,6 +602,7 @@ def test_what_came_again_at_the_step_that_is_left_stays(lost, journal, store):
         if time == 1000:
             journal.append({"op": "resume", "t": 1500, "repeats": True, "keeps_status": False})
     if lost:
+        store.most_points = 2  # what came again is acknowledged before
 
         def fails(call, content):
             again = call == "log_points" and any(point.timestamp > 2000 for point in content)

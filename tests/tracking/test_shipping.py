@@ -143,9 +143,13 @@ def test_a_hanging_store_holds_nobody_up(make, store):
 
 
 def test_a_store_that_answers_late_for_the_first_time_gets_the_rest_too(make, store, monkeypatch):
-    log_points = store.log_points
+    begun, has_arrived = threading.Event(), OpenRun.has_arrived
+    create_run, log_points = store.create_run, store.log_points
+    monkeypatch.setattr(OpenRun, "has_arrived", property(lambda run: (begun.set(), has_arrived.fget(run))[1]))
+    # The run is made once its end is waited for, and its row takes longer than that is waited for.
+    monkeypatch.setattr(store, "create_run", lambda *about: (begun.wait(60), create_run(*about))[1])
     monkeypatch.setattr(store, "log_points", lambda *about: (time.sleep(0.5), log_points(*about)))
-    run = make(finish_timeout_s=0.1)  # the run is made at once, and its row takes longer
+    run = make(finish_timeout_s=0.1)
     run.append(row(0))
     run.end("FINISHED", 2)
     run.finish()

@@ -219,10 +219,10 @@ class Sender(StoredRun):
                 self._send_rows(rows)
                 num_points = 0
                 changes = self._apply(op)
-                sent = self._sent_copies([op])
+                aside = [other for other, _ in self._aside]
                 self.journal.rejected.replaced_by(op)
                 self._done(offset, number, **changes)
-                self._discard_copies(sent)
+                self._discard_copies([op], aside)
             self._send_rows(rows)
             self._send_samples()
         except Exception as error:
@@ -279,18 +279,16 @@ class Sender(StoredRun):
                 self._apply(op)
         self._log_points(points)
         self._attempts.failures = 0
-        self._discard_copies(self._sent_copies(ops))
+        self._discard_copies(ops, [other for other, _ in self._aside])
         self.journal.rejected.replace(self._aside)
         self.journal.note_rejected()
         self._aside = []
 
-    def _sent_copies(self, ops: Sequence[Op]) -> list[Op]:
-        """List those artifacts among ops that have not been set aside just now."""
-        return [op for op in ops if op["op"] in _WITH_FILE and not any(other is op for other, _ in self._aside)]
-
-    def _discard_copies(self, ops: Sequence[Op]) -> None:
+    def _discard_copies(self, ops: Sequence[Op], aside: Sequence[Op]) -> None:
+        """Remove the copies of those artifacts among ops that have not been set aside."""
         for op in ops:
-            shutil.rmtree(kept_path(self.journal.place, op["file"]).parent, ignore_errors=True)
+            if op["op"] in _WITH_FILE and not any(other is op for other in aside):
+                shutil.rmtree(kept_path(self.journal.place, op["file"]).parent, ignore_errors=True)
 
     def _write_aside(self) -> None:
         for op, reason in self._aside:

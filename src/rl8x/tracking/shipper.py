@@ -141,12 +141,13 @@ class Tail(threading.Thread):
 
     def tell(self, told: Mapping[str, Any]) -> bool:
         """Take what is told, maybe anew, of the journal; returns False where this has come to its end."""
+        sampler: SystemSampler | None = None
+        if told["sample"] is not None:
+            with contextlib.suppress(Exception):  # the process may be gone
+                sampler = SystemSampler(told["pid"], told["sample"])
         with self._guard:
             if not self._is_over:
-                self._told, self.closed = told, False
-                self._sampler: SystemSampler | None = None
-                with contextlib.suppress(Exception):  # the process may be gone
-                    self._sampler = None if told["sample"] is None else SystemSampler(told["pid"], told["sample"])
+                self._told, self._sampler, self.closed = told, sampler, False
         self.wake.set()
         return not self._is_over
 

@@ -276,7 +276,9 @@ class OpenRun:
             self._say("close")
         self.journal.close()
         _open.discard(self)
-        _end_if_unused()
+        shipper = None if _keeps else _unused()
+        if shipper is not None:
+            shipper.end()
 
     def _warn_of_rest(self) -> None:
         where, store = Whereabouts(self.location, self.journal, self.outage), self.location.shown
@@ -377,24 +379,20 @@ def keep_shipper() -> None:
 
 def end_unused() -> None:
     """End the shipper where it was started early and nothing needs it."""
-    global _shared
-    with _guard:
-        shipper = _shared
-        if shipper is None or _open:
-            return
-        _shared = None
-    shipper.popen.kill()  # at once: it has nothing open, and would first end an import
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        shipper.popen.wait(_END_S)
+    shipper = _unused()
+    if shipper is not None:
+        shipper.popen.kill()  # at once: it has nothing open, and would first end an import
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            shipper.popen.wait(_END_S)
 
 
-def _end_if_unused() -> None:
+def _unused() -> _Shipper | None:
+    """Give the shipper away where no run needs it."""
     global _shared
     with _guard:
-        if _open or _keeps or _shared is None:
-            return
-        shipper, _shared = _shared, None
-    shipper.end()
+        shipper = None if _open else _shared
+        _shared = _shared if _open else None
+        return shipper
 
 
 def _watch() -> None:
