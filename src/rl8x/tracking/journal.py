@@ -510,10 +510,11 @@ class SendingJournal:
 def is_sent(folder: Path) -> bool:
     """Return whether all of a journal has arrived, its run has ended, and it stays for a resume alone."""
     ack = read_ack(folder)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, TrackingError):
         size = (folder / JOURNAL).lstat().st_size
         # An offset beyond it is of a longer file, before it was compact or a power cut: what came since is not sent.
-        return ack.finished and not ack.rejected and ack.offset == size > 0 and ack.ending is None
+        is_whole = ack.finished and not ack.rejected and ack.offset == size > 0 and ack.ending is None
+        return is_whole and read_header(folder).get("generation", 0) == ack.generation
     return False
 
 

@@ -85,7 +85,20 @@ class Repeats:
         self.since = since
         self.left: LeftBehind | None = None
         # Points of the last step that came again: where the run turns out to leave that step behind, they are new.
-        self.repeated: list[LoggedRow] = []
+        self._repeated: list[LoggedRow] = []
+        self._taken: list[tuple[list[float], float]] = []
+        self._confirmed: tuple[LeftBehind | None, list[LoggedRow]] = (None, [])
+
+    def confirm(self) -> None:
+        """Note that the rows which were compared will not be compared again."""
+        self._taken, self._confirmed = [], (self.left, self._repeated)
+
+    def put_back(self) -> None:
+        """Forget the rows that were compared since `confirm`, which come once more."""
+        for olds, value in self._taken:
+            olds.append(value)
+        self._taken = []
+        self.left, self._repeated = self._confirmed
 
     def new_rows(self, row: LoggedRow) -> list[LoggedRow]:
         """Return what of a row is to be logged; sets `left` where the run turns out to have left something behind."""
@@ -98,15 +111,16 @@ class Repeats:
         }
         if self.since is not None and any(olds and not same[name] for name, olds in known.items()):
             self.left = LeftBehind(step, self.since)
-            owed = [other for other in self.repeated if other[0] >= step]
+            owed = [other for other in self._repeated if other[0] >= step]
             return [*owed, row]
         again = {name for name, olds in known.items() if olds}
         for name in again:
-            known[name].remove((same[name] or known[name])[0])
+            known[name].remove(taken := (same[name] or known[name])[0])
+            self._taken.append((known[name], taken))
         if not again:
             return [row]
         repeated = {name: value for name, value in values.items() if name in again}
-        self.repeated = [*(other for other in self.repeated if other[0] == step), (step, time_ms, repeated)]
+        self._repeated = [*(other for other in self._repeated if other[0] == step), (step, time_ms, repeated)]
         new = {name: value for name, value in values.items() if name not in again}
         return [(step, time_ms, new)] if new else []
 
@@ -145,14 +159,13 @@ class ServerRepeats(Repeats):
         last: Mapping[str, int],
         history: Callable[[str], Iterable[Point]],
         tags: Mapping[str, str],
-        repeated: Sequence[LoggedRow] = (),
     ) -> None:
         super().__init__(since)
-        self.repeated = list(repeated)
         self._last = last
         self._history = history
         self._before = left_behind(tags)
         self.left = next((left for left in self._before if left.before == since), None)
+        self.confirm()
         self._histories: dict[str, dict[int, list[float]]] = {}
 
     def _known_at(self, step: int, values: Mapping[str, float]) -> Mapping[str, list[float]]:

@@ -195,8 +195,6 @@ class Sender(StoredRun):
         self.num_rows = 0
         self._start_time: int | None = None
         self._repeats: ServerRepeats | None = None
-        self._known: tuple[int | None, Mapping[str, int] | None] = (None, None)  # that it was made with
-        self._repeated: list[LoggedRow] = []  # that it had before the store was away
         self._attempts = Attempts()
 
     def send_some(self) -> None:
@@ -205,14 +203,17 @@ class Sender(StoredRun):
             self._aside = []
             self.ensure()
             self._repeats = self._repeats_now()
+            if self._repeats is not None:
+                self._repeats.put_back()
             rows: list[tuple[list[Point], int | None, int]] = []
             num_points = 0
             for op, offset, number in self.journal.read():
                 if op["op"] == "m":
-                    points = self._not_repeated(op)
-                    if num_points + len(points) > self.store.most_points:
+                    size = len(op["m"]) if isinstance(op.get("m"), dict) else 0
+                    if num_points + size > self.store.most_points:  # before it is compared: `confirm` is of those sent
                         self._send_rows(rows)
                         num_points = 0
+                    points = self._not_repeated(op)
                     num_points += len(points)
                     rows.append((points, offset, number))
                     continue
@@ -225,14 +226,11 @@ class Sender(StoredRun):
                 self._discard_copies([op], aside)
             self._send_rows(rows)
             self._send_samples()
-        except Exception as error:
-            if self._repeats is not None:  # rows that were compared come once more
-                self._repeated, self._repeats = self._repeats.repeated, None
-            if isinstance(error, NotNowError):
-                self._attempts.failures += error.of_entry
-            if isinstance(error, StoreRefusedError):
-                raise StoreDownError(str(error)) from error
+        except NotNowError as error:
+            self._attempts.failures += error.of_entry
             raise
+        except StoreRefusedError as error:
+            raise StoreDownError(str(error)) from error
 
     def send_all(self) -> None:
         """Send the whole journal, and try again what was set aside; raises as `send_some`."""
@@ -323,6 +321,8 @@ class Sender(StoredRun):
         if rows:
             self._log_points([point for points, _, _ in rows for point in points])
             self._done(*rows[-1][1:])
+            if self._repeats is not None:
+                self._repeats.confirm()
             self.num_rows += len(rows)
             rows.clear()
 
@@ -354,20 +354,20 @@ class Sender(StoredRun):
         """Return what knows the points that may come again, where the server alone knows them."""
         if self._repeats is not None or not (self.journal.ack.resumed or self.is_over or self.is_resumed):
             return self._repeats
-        since, last = self._known
-        if self.journal.ack.resumed and last is None:
+        since, last = None, None
+        if self.journal.ack.resumed:
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 known = json.loads((self.journal.place / KNOWN).read_bytes())
                 since, last = int(known["since"]), {str(name): int(step) for name, step in known["last"].items()}
         return self._new_repeats(since, self.store.last_steps(self.run_id) if last is None else last)
 
     def _new_repeats(self, since: int | None, last: Mapping[str, int]) -> ServerRepeats:
-        run_id, self._known = self.run_id, (since, last)
+        run_id = self.run_id
 
         def history(name: str) -> list[Point]:
             return [Point(*values) for values in self.store.points(run_id, name)]
 
-        return ServerRepeats(since, last, history, self._tags(), self._repeated)
+        return ServerRepeats(since, last, history, self._tags())
 
     def _leave_behind(self, step: int, before: int) -> None:
         """Have the run leave behind its points from a step on that are older than a time, and say so on its page."""
