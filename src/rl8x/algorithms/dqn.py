@@ -142,8 +142,8 @@ class DQNConfig(
     def taus(self, updates: Tensor) -> Tensor:
         """Return tau of the target network for updates, which count from 1: those in which an interval ends."""
         ratio = Fraction(1) if self.dataset is not None else self.update_ratio
-        interval = self.target_interval * ratio  # in updates
-        return (updates * interval.denominator % interval.numerator < interval.denominator) * float(self.tau)
+        interval = self.target_interval * ratio.numerator  # in updates, times the denominator
+        return (updates * ratio.denominator % interval < ratio.denominator) * float(self.tau)
 
     @property
     def fixed(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rl8x import keys
 from rl8x.algorithms.horizons import Horizons
 from rl8x.algorithms.memory_check import available_bytes, check_memory, check_replay_on_disk, check_training
-from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig, collecting_options
+from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig, collecting_options, updates_for
 from rl8x.algorithms.off_policy.updates import SCALE, WEIGHTS
 from rl8x.distributed import ranks
 from rl8x.envs import Env
@@ -187,7 +187,7 @@ class ReplaySource(Source):
             return
         rollout, horizon = self.horizons.rollout.tensors, self.config.horizon
         self.rows.append(self.nstep.rows(rollout, horizon), checked=True)
-        self.updates_owed += self.config.update_ratio * Fraction(samples, ranks().size)
+        self.updates_owed += updates_for(samples, self.config.updates_per_sample, ranks().size)
         self.horizons.observe(self.policy)
         if self.return_scale is not None:
             part = {name: each[:horizon] for name, each in rollout.items()}
