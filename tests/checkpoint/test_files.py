@@ -21,9 +21,10 @@ from tests.checkpoint import legal
 from tests.checkpoint.legal import described, metadata
 
 from rl8x.algorithms import PPOConfig
-from rl8x.checkpoint import CheckpointError, CheckpointManager, Checkpoints, describe, files, find, listed, read
+from rl8x.checkpoint import CheckpointError, Checkpoints, describe, files, find, listed, read
 from rl8x.checkpoint.build import build_algorithm, changes, problems_of
 from rl8x.checkpoint.find import find_of_job, find_unfinished
+from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.tree import AS_FIRST, clone, copied, mapped, num_ranks, of_rank, packed, tensors_in, unpacked
 from rl8x.conditions import Condition, Plateau, StopsIncreasing, WallTime, parts
 from rl8x.config import RunSpec

@@ -388,6 +388,11 @@ def in_turn(conditions: Iterable[Condition]) -> list[Condition]:
     return sorted(conditions, key=lambda condition: not any(part.evaluates for part in parts(condition)))
 
 
+def named(condition: Condition) -> str:
+    """Return the repr of a condition without addresses in memory, which differ between processes."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(condition))
+
+
 def remembers(value: object) -> bool:
     """Whether a value is a condition with a state of its own."""
     try:

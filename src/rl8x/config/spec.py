@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -19,6 +20,7 @@ from rl8x.algorithms.hyperparameters import check_names as check_hyperparameters
 from rl8x.algorithms.hyperparameters import check_names_in, check_options, given_for_nothing, kind_of, option
 from rl8x.algorithms.presets import with_preset
 from rl8x.conditions import Condition, as_conditions, from_spec, parts
+from rl8x.conditions.base import named
 from rl8x.config.algorithms import algorithm_config_class, restored, restored_options
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
 from rl8x.envs import Env, env_maker
@@ -453,6 +455,13 @@ class RunSpec:
         asked = [part.evaluates for condition in self.run.conditions(self.trusted) for part in parts(condition)]
         return any(asked) or self.run.steps_per_eval is not None
 
+    @property
+    def params(self) -> dict[str, Any]:
+        """The options of its `run()` as params in MLflow; hyperparameters are resolved, and params of their own."""
+        shown = [_shown_condition(each, self.trusted) for each in self.run.stop_conditions]
+        numbers = {f"run.{name}": getattr(self.run, name) for name in ("steps_per_eval", "evals_per_film", "max_steps")}
+        return {**numbers, "run.stop_conditions": shown}
+
     def checked(self) -> RunSpec:
         """Return it if all of it is legal, as far as that can be known without making the environment.
 
@@ -536,6 +545,15 @@ class RunSpec:
         finally:
             env.close()
         return Dataset.load(path, **spaces)
+
+
+def _shown_condition(spec: Any, trust: Trust) -> str:
+    """Return the repr of a stop condition; the plain data where its class is not found, as in a script's namespace."""
+    if is_unwritable(spec):
+        return str(spec[UNWRITABLE])
+    with contextlib.suppress(ValueError, TypeError):
+        return named(from_spec(thawed(spec), find=functools.partial(import_named, trust=trust)))
+    return str(thawed(spec))
 
 
 def _flat(spec: RunSpec) -> dict[str, Any]:

@@ -65,20 +65,7 @@ _BYTES_PER_BYTE: Final = 64
 
 
 class CellEvaluator:
-    """Plays episodes of an algorithm's present policy in every cell, without any effect on the training.
-
-    Args:
-        algorithm: Whose policy acts, deterministically.
-        cells: The cells.
-        episodes: Episodes in each.
-        seed: Of the random numbers of all cells.
-        copies: Copies that are stepped together at most; None goes by memory and kind of environment.
-        env_factory: Makes environments, as the training's was made; None for the algorithm's own.
-        called: What the user calls the cells, for messages.
-
-    Attributes:
-        parameters: The parameters that the cells may set.
-    """
+    """Plays episodes of an algorithm's present policy in every cell, without any effect on the training."""
 
     def __init__(
         self,
@@ -87,9 +74,9 @@ class CellEvaluator:
         *,
         episodes: int,
         seed: int = 0,
-        copies: int | None = None,
-        env_factory: Any = None,
-        called: str = "test",
+        copies: int | None = None,  # at most, that are stepped together
+        env_factory: Any = None,  # as the training's, where it is not that
+        called: str = "test",  # for messages
     ) -> None:
         factory = env_factory or algorithm.env_factory
         if factory is None:
@@ -110,12 +97,7 @@ class CellEvaluator:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, NDArray[Any]]:
-        """Play all episodes.
-
-        Returns:
-            Of each cell by name, `[cells]` each: the number of `episodes`, mean, spread and minimum of their returns
-            (`returns`, `returns_std`, `returns_min`), and the mean of their `lengths`.
-        """
+        """Play all episodes; return statistics of each cell by the names of the columns, `[cells]` each."""
         count, at_once = num_cells(self._cells), self._cells_at_once
         returns, lengths = np.zeros((2, count, self._episodes))
         env, cut = self._make(at_once * self._episodes), 0

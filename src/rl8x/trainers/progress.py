@@ -29,11 +29,7 @@ _EPISODE_RETURN, _HORIZON_RETURN = keys.TRAINED_RETURNS
 
 
 class ProgressReporter:
-    """Shows the progress of a run beside the counter `clock`; errors in writing it are ignored.
-
-    `"auto"` is a bar if standard error is a terminal or in a notebook, otherwise lines. `total_steps` is the largest
-    number of steps that the run can have; None if unbounded.
-    """
+    """Shows the progress of a run beside the counter `clock`; errors in writing it are ignored."""
 
     def __init__(self, mode: Progress, total_steps: int | None = None, clock: str = keys.ENV_STEPS) -> None:
         if mode not in PROGRESS_CHOICES:
@@ -126,10 +122,7 @@ def _form(total_steps: int | None) -> str:
 def metric_texts(
     stats: Mapping[str, float], episode_return: float | None = None, clock: str = keys.ENV_STEPS
 ) -> list[str]:
-    """Write the most important metrics of a run, the most important first.
-
-    From the first mean return of episodes on, the latest of these is shown rather than the return of the horizon.
-    """
+    """Write the most important metrics of a run, the most important first; from the first episode on its return."""
     parts = []
     if "profiling/env_steps_per_s" in stats:
         parts.append(f"{short(stats['profiling/env_steps_per_s'])}/s")

@@ -26,32 +26,17 @@ _SECONDS_PER_MEMORY: Final = 0.5
 
 
 class TrainStep:
-    """Makes a trainer's steps, and keeps the latest row and the latest evaluation.
-
-    Args:
-        algorithm: The algorithm that is trained.
-        record: Tracks the rows.
-        on_non_finite: What to do if numbers are not finite, see `Trainer`.
-
-    Attributes:
-        row: The latest row, with the metrics that joined it later; empty before the first step.
-        eval_row: The latest of the run's own evaluations, under `eval/`; empty before the first.
-        evaluated_at: Steps of the trainer before that evaluation.
-        open_row: The row that the last single `step()` returned: an evaluation before the next step joins it.
-        unseen: Metrics of an evaluation that are in no row yet.
-        in_run: Whether a `run()` is in progress.
-        calls_back: Whether a callback is being called.
-        asked_to_stop: Why somebody wants the run to end after this step; None if nobody does.
-    """
+    """Makes a trainer's steps, and keeps the latest row and the latest evaluation."""
 
     def __init__(self, algorithm: GenericAlgorithmBase[Any], record: Record, on_non_finite: OnNonFinite) -> None:
-        self.row: dict[str, float] = {}
-        self.eval_row: dict[str, float] = {}
-        self.evaluated_at = 0
+        self.row: dict[str, float] = {}  # the latest, with the metrics that joined it later
+        self.eval_row: dict[str, float] = {}  # the latest of the run's own evaluations, under `eval/`
+        self.evaluated_at = 0  # the trainer's steps before that
+        # The row that the last single `step()` returned: an evaluation before the next step joins it.
         self.open_row: TrainStats | None = None
-        self.unseen: frozenset[str] = frozenset()
+        self.unseen: frozenset[str] = frozenset()  # metrics of an evaluation that are in no row yet
         self.in_run = self.calls_back = False
-        self.asked_to_stop: str | None = None
+        self.asked_to_stop: str | None = None  # why somebody wants the run to end after this step
         self._algorithm = algorithm
         self._record = record
         self._guard = Guard(on_non_finite)
@@ -74,18 +59,16 @@ class TrainStep:
         """What an `env_config` may depend on: metrics of the latest row and evaluation, and the counters."""
         return {**self.row, **self.eval_row, **self._algorithm.counters}
 
-    def begin(self) -> None:
-        """Prepare compiled programs, or switch to them, if the step that follows is the one for it."""
-        algorithm = self._algorithm
-        if algorithm.execution.begin_step(algorithm.counters[keys.STEPS], prepared=algorithm.prepared):
+    def begin(self) -> bool:
+        """Prepare compiled programs, or switch to them, in the step for it; whether that was not planned before."""
+        algorithm, execution = self._algorithm, self._algorithm.execution
+        planned = execution.waits
+        if execution.begin_step(algorithm.counters[keys.STEPS], prepared=algorithm.prepared):
             self._record.update_params()
+        return execution.waits and not planned
 
     def make_row(self, env_config: AnyEnvConfig | None) -> dict[str, float]:
-        """Collect, learn, and track the row; then handle non-finite numbers.
-
-        Raises:
-            NonFiniteError: If numbers are not finite, and `on_non_finite` is "stop".
-        """
+        """Collect, learn, and track the row; then handle non-finite numbers."""
         algorithm, counters, (collecting, learning) = self._algorithm, self._algorithm.counters, self._timers
         transitions, begin, self.open_row = counters[keys.ENV_STEPS], time.perf_counter(), None
         self._guard.before_step(algorithm)
@@ -107,9 +90,7 @@ class TrainStep:
         row.update(counters)
         row.update(measured)
         self._record.log(row)
-        decision = self._guard.judge(algorithm, not_finite)
-        if decision is not None:
-            self._guard.act_on(decision, algorithm, self._record.tracker, self._record.checkpoints)
+        self._guard.judge(algorithm, not_finite, self._record.tracker, self._record.checkpoints)
         execute_alike(algorithm, fallen)
         algorithm.watch(row)
         return row
@@ -130,11 +111,7 @@ class TrainStep:
         return measured
 
     def take_evaluation(self, own: dict[str, float], tracked: dict[str, float], *, is_of_run: bool) -> None:
-        """Track an evaluation; the run's own joins the rows from now on.
-
-        Its `own` metrics are as `eval()` returns them; the `tracked` ones are under other names, with its duration. The
-        run's own evaluation has no other name or `env_config`.
-        """
+        """Track an evaluation under its `tracked` names; a run's own joins the rows from now on by its `own` names."""
         if is_of_run:
             self.eval_row, self.evaluated_at = own, self._algorithm.counters[keys.STEPS]
             if self.open_row is None:
@@ -145,11 +122,7 @@ class TrainStep:
         self._evaluated |= tracked
 
     def finish(self, row: dict[str, float], trainer: Any) -> TrainStats:
-        """Call all callbacks with a row, and track what they return.
-
-        `row` is what `make_row` returned, with what was measured since; what returns also has the latest evaluation and
-        the callbacks' metrics.
-        """
+        """Call all callbacks with what `make_row` returned; the row gets what they return and the latest evaluation."""
         stats = TrainStats({**self.eval_row, **row}, frozenset(row), earlier=self.unseen)
         self.unseen = frozenset()
         for callback in trainer.callbacks:

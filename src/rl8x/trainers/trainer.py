@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import os
 import signal
 import traceback
 import warnings
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase, refuse_inference_mode
 from rl8x.algorithms.hyperparameters import check_names_in
-from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointManager, CheckpointsLike, read
+from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike, read
+from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.metadata import checked_state
 from rl8x.checkpoint.tree import RANKS, num_ranks, of_rank
 from rl8x.conditions import Condition
@@ -55,7 +57,6 @@ from rl8x.trainers.record import Record
 from rl8x.trainers.resume import (
     TRAINER_OPTIONS,
     Origin,
-    is_restart,
     newest,
     prepare,
     set_torch_generators,
@@ -311,7 +312,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         if self.train_step.is_in_progress:
             raise RuntimeError("this trainer is in a run() already: one at a time, and not from its callbacks.")
         self._check_place()
-        options = {
+        given = {
             "env_config": env_config,
             "eval_env_config": eval_env_config,
             "steps_per_eval": steps_per_eval,
@@ -319,53 +320,56 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             "stop_conditions": stop_conditions,
             "max_steps": max_steps,
         }
-        options = {name: value for name, value in options.items() if value is not ...}
+        given = {name: value for name, value in given.items() if value is not ...}
         self._go_on_after_restart()
-        run = self._checked_run(options)
-        check_alike("the start of the run", {**run.params, **run.plain_configs})
+        run, counters, train_step = self._checked_run(given), self.algorithm.counters, self.train_step
+        check_alike("the start of the run", run.options.to_plain())
         self.checkpoints.take()  # before the tracker hears of a run that another process may have
         try:
-            self.train_step.take_stop()  # of a run that failed
-            self.train_step.in_run = True
+            train_step.take_stop()  # of a run that failed
+            train_step.in_run = True
             if ranks().first("whether the run is elsewhere", self.checkpoints.outrun):
                 self._go_on_from_newest()
-                run = self._checked_run(options)
+                run = self._checked_run(given)
             reporter = self._prepare(run, progress)
-            with SignalGuard(quiet=reporter.mode == "none") as signals:
-                with self._tracked(run, reporter, signals):
-                    stats, stop = self._begin(run), None
-                    # Only now: what could not begin can be tried again.
-                    self.origin = Origin()
-                    while stats is None or stats.stop_reason is None:
-                        if stop is not None or (signals.stop is not None and ranks().size == 1):
-                            self.record.save(self.state_dict(), run, "KILLED")
-                            raise signals.exception()
-                        if self.algorithm.execution.awaits(self.algorithm.counters[keys.STEPS]):
-                            stats, stop = self._await_programs(run, signals, reporter)
-                            if stop is not None or stats.stop_reason is not None:
-                                continue
-                        self._begin_step(run)
-                        row = self.train_step.make_row(run.env_config)
-                        run.steps += 1
-                        self._evaluate_where_due(run, row)
-                        stats = self.train_step.finish(row, self)
-                        self._judge(run, stats)
-                        reporter.update(stats, run.total_steps(self.state))
-                        stop = self._save_where_due(run, stats, signals, reporter)
-                    self.stop_reason = stats.stop_reason
-                if signals.stop is not None:
-                    raise signals.exception()
+            with SignalGuard(quiet=reporter.mode == "none") as signals, self._tracked(run, reporter, signals):
+                stats, stop = self._begin(run), None
+                # Only now: what could not begin can be tried again.
+                self.origin = Origin()
+                while stats is None or stats.stop_reason is None:
+                    if stop is not None or (signals.stop is not None and ranks().size == 1):
+                        self.record.save(self.state_dict(), run, "KILLED")
+                        raise signals.exception()
+                    if self.algorithm.execution.awaits(counters[keys.STEPS]):
+                        stats, stop = self._await_programs(run, signals, reporter)
+                        if stop is not None or stats.stop_reason is not None:
+                            continue
+                    if train_step.begin():
+                        self._save_at_once(run)
+                    row = train_step.make_row(run.env_config)
+                    run.steps += 1
+                    if run.evaluation_is_due:
+                        row |= self.eval() | self.state
+                    if run.film_is_due:
+                        log_film(self.tracker, self.play(), self.state)
+                    stats = train_step.open_row = train_step.finish(row, self)
+                    # What a condition measures, as `Confirmed` does, joins the row and counts for the best.
+                    run.judge(stats, train_step.eval_row, train_step.take_stop())
+                    train_step.open_row = None
+                    reporter.update(stats, run.total_steps(self.state))
+                    is_best = self.checkpoints.improved(stats, stats.fresh - stats.earlier, counters[keys.STEPS])
+                    saves = is_best or run.asked_to_save or self.checkpoints.due(counters[keys.STEPS])
+                    run.asked_to_save = False
+                    stop = self._save(run, stats, signals, reporter, saves=saves, is_best=is_best)
+                self.stop_reason = stats.stop_reason
             return stats
         finally:
-            self.train_step.in_run = False
+            train_step.in_run = False
             self.checkpoints.end()  # only now: a lock that was left marks a run that was killed before its end
 
     def _prepare(self, run: RunState, progress: Progress | EllipsisType) -> ProgressReporter:
         """Configure the trainer's parts for a run, before it begins; return its progress reporter."""
         algorithm = self.algorithm
-        config = algorithm.config
-        collected = 0 if algorithm.env is None else config.num_envs * config.horizon * ranks().size
-        run.begin(algorithm.counters, {algorithm.clock: 0, keys.ENV_STEPS: collected})
         algorithm.plan_execution(run.most_steps)
         self.evaluations.env_config = run.eval_env_config
         self.record.prepare(run)
@@ -386,24 +390,18 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             self.record.tag_checkpoints()
         if run.steps == 0:
             # A checkpoint before the first tracked row: the run can be resumed whenever it is killed.
-            self.record.save(self.state_dict(), run)
-            self.checkpoints.wait()
+            self._save_at_once(run)
         return None
 
     def _await_programs(
         self, run: RunState, signals: SignalGuard, reporter: ProgressReporter
     ) -> tuple[TrainStats, signal.Signals | None]:
-        """Wait until the programs that the next step needs are compiled, after a checkpoint.
-
-        Returns:
-            The latest row, with a stop reason if the run ends meanwhile, and the signal that asks it to end.
-        """
+        """Wait for the compiler, after a checkpoint; return the latest row and what signal asks the run to end."""
         execution, stats, stop = self.algorithm.execution, TrainStats(self.train_step.row), None
         self.algorithm.prepare()
         missing = max(ranks().share("programs that are missing", execution.missing()))
         if missing:
-            self.record.save(self.state_dict(), run)
-            self.checkpoints.wait()
+            self._save_at_once(run)
             reporter.say(
                 f"step {execution.starts_at + 1} waits for {counted(missing, 'program', 'programs')} of the compiler; "
                 "later runs like this one find them in the cache"
@@ -413,28 +411,6 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             run.end_by(stats, [*run.overdue(stats), *filter(None, [self.train_step.take_stop()])])
             stop = self._save(run, stats, signals, reporter)
         return stats, stop
-
-    def _begin_step(self, run: RunState) -> None:
-        """Switch to compiled programs if this is the step for it; a checkpoint has one that was not planned."""
-        execution = self.algorithm.execution
-        planned = execution.waits
-        self.train_step.begin()
-        if execution.waits and not planned:
-            self.record.save(self.state_dict(), run)
-            self.checkpoints.wait()
-
-    def _evaluate_where_due(self, run: RunState, row: dict[str, float]) -> None:
-        """Evaluate and film if due after this step, and add what was measured to the row."""
-        if run.evaluation_is_due:
-            row |= self.eval() | self.state
-        if run.film_is_due:
-            log_film(self.tracker, self.play(), self.state)
-
-    def _judge(self, run: RunState, stats: TrainStats) -> None:
-        """Ask the conditions. What a condition measures, as `Confirmed` does, joins the row and counts for the best."""
-        self.train_step.open_row = stats
-        run.judge(stats, self.train_step.eval_row, self.train_step.take_stop())
-        self.train_step.open_row = None
 
     @contextlib.contextmanager
     def _tracked(self, run: RunState, reporter: ProgressReporter, signals: SignalGuard) -> Iterator[None]:
@@ -456,6 +432,8 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             reporter.close()
             if not self.record.is_elsewhere:
                 self._end(run, status, reporter)
+        if signals.stop is not None:
+            raise signals.exception()
 
     def _end(self, run: RunState, status: Status, reporter: ProgressReporter) -> None:
         """End the tracked run, and report how to continue it."""
@@ -470,14 +448,10 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             if status != "FAILED" or run.has_stepped:
                 self.ending = self.record.report(status, self.stop_reason, reporter.say)
 
-    def _save_where_due(
-        self, run: RunState, stats: TrainStats, signals: SignalGuard, reporter: ProgressReporter
-    ) -> signal.Signals | None:
-        """Save if due; return the signal that asks the run to end, the same on all ranks."""
-        steps = self.algorithm.counters[keys.STEPS]
-        is_best = self.checkpoints.improved(stats, stats.fresh - stats.earlier, steps)
-        asked, run.asked_to_save = run.asked_to_save, False
-        return self._save(run, stats, signals, reporter, is_best or asked or self.checkpoints.due(steps), is_best)
+    def _save_at_once(self, run: RunState) -> None:
+        """Write a checkpoint, and wait until it is on the disk."""
+        self.record.save(self.state_dict(), run)
+        self.checkpoints.wait()
 
     def _save(
         self,
@@ -574,8 +548,10 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         configs = self.evaluations.checked_configs(run.env_config, run.eval_env_config, self.known)
         if run.options.evals_per_film is not None:
             self.make_film_env(1).close()  # raises before the first step if it cannot be filmed
-        run.start(self, configs, known=self.metric_names, measured=declared_by(self.callbacks))
-        env = self.algorithm.env
+        env, config = self.algorithm.env, self.algorithm.config
+        collected = 0 if env is None else config.num_envs * config.horizon * ranks().size
+        bounded = {self.algorithm.clock: 0, keys.ENV_STEPS: collected}
+        run.start(self, configs, known=self.metric_names, measured=declared_by(self.callbacks), bounded=bounded)
         trained = configs["env_config"] or ({} if env is None else env.parameter_state.following.given)
         followed = {} if callable(trained) else followed_in(trained)
         run.check_followed(followed, self.metric_names, self.train_step.eval_row)
@@ -901,11 +877,11 @@ class GenericTrainerBase(Generic[AlgorithmT]):
 
     def _go_on_after_restart(self) -> None:
         """Restore the last checkpoint of the same job after torchrun has restarted it, if there is one."""
-        if not is_restart() or self.origin.steps is not None or self.algorithm.counters[keys.STEPS] > 0:
+        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+        if not restarted or self.origin.steps is not None or self.algorithm.counters[keys.STEPS] > 0:
             return
-        # The seed that was drawn then is meant.
-        any_seed, resolved, root = self.algorithm.config.seed is None, self.record.resolved, self.checkpoints.root
-        own = unfinished(resolved, root, any_seed=any_seed) if ranks().is_first else None
+        resolved, root = self.record.resolved, self.checkpoints.root
+        own = unfinished(self.algorithm, resolved, root) if ranks().is_first else None
         folder = ranks().first("the run to go on with", None if own is None else str(own))
         if folder is not None:
             self.go_on_from(*newest(Path(folder), self.algorithm, Origin(auto=True)))
