@@ -79,37 +79,6 @@ def test_the_step_follows_from_the_work_and_the_length_of_a_run_alone():
     assert planned(0.125, math.inf) == ("compile", 96)  # nothing is known to come
 
 
-def test_a_short_run_after_an_interrupted_long_one_prepares_nothing():
-    execution = Execution("auto", "fp32", CPU)
-    execution.plan(0.125, 1000)
-    execution.begin_step(0)
-    assert execution.prepares
-    execution.plan(0.125, 10)
-    execution.begin_step(1)
-    assert (execution.target, execution.prepares) == ("eager", False)
-
-
-def test_what_has_fallen_back_stays_eager_in_later_runs():
-    execution = Execution("auto", "fp32", CPU)
-    execution.plan(0.125, 1000)
-    execution.fall_back()
-    execution.plan(0.125, 2000)
-    assert (execution.target, execution.mode, execution.due) == ("eager", "eager", math.inf)
-
-
-@pytest.mark.parametrize("mode", ["eager", "compile"])
-def test_a_mode_that_was_asked_for_is_in_force_from_the_start(mode):
-    execution = Execution(mode, "fp32", CPU)
-    execution.plan(0.5, 1000)
-    assert (execution.mode, execution.target, execution.starts_at) == (mode, mode, 0)
-
-
-def test_more_work_changes_sooner():
-    seconds = [build(num_envs=n, num_sgd_iters=k).seconds_per_step for n, k in ((8, 2), (8, 20), (4096, 20))]
-    assert seconds == sorted(seconds)
-    assert seconds[0] < seconds[1] < seconds[2]
-
-
 @pytest.mark.parametrize(
     "options",
     [{"max_steps": 40}, {"stop_conditions": HitsUpperBound(keys.ENV_STEPS, 40 * 64)}],
@@ -182,9 +151,7 @@ def whole_run(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("changes_at_3")
-@pytest.mark.parametrize(
-    ("model", "cut"), [*[("mlp", cut) for cut in (1, 2, 3, 4, 8)], *[("lstm", cut) for cut in (2, 3, 4)]]
-)
+@pytest.mark.parametrize(("model", "cut"), [*[("mlp", cut) for cut in (2, 3, 4)], ("lstm", 3)])
 def test_a_resumed_run_changes_at_the_same_step(model, cut, whole_run):
     expected, folder = whole_run(model)
     (path,) = [path for path in listed(folder) if path.name.endswith(f"-step-{cut}")]
@@ -194,15 +161,6 @@ def test_a_resumed_run_changes_at_the_same_step(model, cut, whole_run):
     assert rest.state[keys.STEPS] == 9
     assert rest.algorithm.execution.mode == "compile"
     assert torch.equal(weights(rest.algorithm), expected)
-
-
-@pytest.mark.usefixtures("changes_at_3")
-def test_the_step_is_a_param_and_the_mode_at_the_end_a_tag():
-    tracker = MemoryTracker()
-    trained(build(), 9, tracker)
-    assert tracker.params["execution"] == "auto"
-    assert tracker.params["execution.compiled_from"] == 3
-    assert tracker.tags["rl8x.execution"] == "compile"
 
 
 @pytest.mark.usefixtures("changes_at_3")
@@ -370,17 +328,6 @@ def test_a_run_ends_while_it_waits_and_goes_on_to_the_same_bits(how, monkeypatch
     rest = Trainer.resume(tmp_path, tracker=MemoryTracker(), checkpoints=False, algorithm=build())
     rest.run(max_steps=10, stop_conditions=None, progress="none")
     assert torch.equal(weights(rest.algorithm), trained(build(), 10))
-
-
-@pytest.mark.usefixtures("changes_at_3")
-def test_a_run_that_goes_on_compiled_requests_its_programs_before_it_waits(monkeypatch, whole_run):
-    (path,) = [path for path in listed(whole_run("mlp")[1]) if path.name.endswith("-step-4")]
-    requested, at_wait = [], []
-    monkeypatch.setattr(CompiledProgram, "prepare", lambda self, *_: requested.append(self.check.name))
-    SlowCompiler(monkeypatch, 3, lambda: at_wait.extend(requested))
-    rest = Trainer.resume(path, tracker=NullTracker(), checkpoints=False, algorithm=build(**MODELS["mlp"]))
-    rest.run(max_steps=5, progress="none")
-    assert [name for name in at_wait if name in ("horizon", "update")] == ["horizon", "update"]
 
 
 @pytest.mark.usefixtures("changes_at_3")

@@ -33,8 +33,6 @@ from rl8x.conditions.kinds import HitsLowerBound, HitsUpperBound, NonFinite
 from rl8x.names import did_you_mean
 from rl8x.plain import MAX_DEPTH
 
-_NAMES: Final = {cls: name for name, cls in KINDS.items()}
-_BY_CLASS_NAME: Final = {cls.__name__: cls for cls in KINDS.values()}
 _WORDS: Final = r"(?:and|or|not)(?![^\s()'\"<>=!])"
 _DIGITS: Final = r"[0-9]+(?:_[0-9]+)*"
 _TOKEN: Final = re.compile(
@@ -115,11 +113,12 @@ def _split(spec: object) -> tuple[str, Any]:
 
 
 def _find_class(kind: str, find: Find | None) -> type[Condition]:
-    known = KINDS.get(kind) or _BY_CLASS_NAME.get(kind)
+    classes = KINDS | {cls.__name__: cls for cls in KINDS.values()}
+    known = classes.get(kind)
     if known is not None:
         return known
     if find is None or "." not in kind:
-        raise _unknown(kind, did_you_mean(kind, [*KINDS, *_BY_CLASS_NAME]))
+        raise _unknown(kind, did_you_mean(kind, classes))
     cls = find(kind)
     if not isinstance(cls, type) or not issubclass(cls, Condition):
         raise ValueError(f"{kind!r} is not a subclass of rl8x.conditions.Condition.")
@@ -154,7 +153,7 @@ def to_spec(condition: Condition) -> Any:
     cls = type(condition)
     if "<locals>" in cls.__qualname__:
         raise ValueError(f"{cls.__qualname__} has no form in a run file: define it outside of functions.")
-    kind = _NAMES.get(cls) or f"{cls.__module__}.{cls.__qualname__}"
+    kind = next((name for name, known in KINDS.items() if known is cls), f"{cls.__module__}.{cls.__qualname__}")
     if isinstance(condition, And | Or):
         return {kind: [to_spec(part) for part in condition.children]}
     if isinstance(condition, Not):

@@ -19,12 +19,9 @@ from rl8x.conditions import (
     Not,
     Or,
     WallTime,
-    as_conditions,
-    check_names,
-    parts,
     to_spec,
 )
-from rl8x.conditions.base import FromCallable, in_turn, named
+from rl8x.conditions.base import FromCallable, as_conditions, check_names, in_turn, named, parts
 from rl8x.config.describe import unwritable, unwritable_in
 from rl8x.config.spec import RunOptions
 from rl8x.envs.env_config import function_form, function_name, plain

@@ -47,7 +47,6 @@ from rl8x.trainers.artifacts import (
     plot_run,
     policy_at,
 )
-from rl8x.trainers.callbacks import Callback, callback_name, check_callbacks, declared_by
 from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, check_evaluation_name, in_group, make_evaluator
 from rl8x.trainers.grid import grid_metrics, log_grid, measure_grid
 from rl8x.trainers.non_finite import OnNonFinite
@@ -66,7 +65,7 @@ from rl8x.trainers.resume import (
 from rl8x.trainers.run_state import RUN_OPTIONS, RunState, StopConditions
 from rl8x.trainers.signals import SignalGuard, interruption
 from rl8x.trainers.statistics import EvalStats, Timer, TrainStats
-from rl8x.trainers.train_step import TrainStep
+from rl8x.trainers.train_step import Callback, TrainStep, callback_name, check_callbacks, declared_by
 from rl8x.video import Film
 
 if TYPE_CHECKING:
@@ -538,6 +537,9 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         check_names_in(options, RUN_OPTIONS, "`run()`")
         self._checked_run({name: value for name, value in options.items() if value is not ...})
 
+    def _film_env(self, copies: int) -> Env:
+        return make_film_env(self.algorithm, None if self.evaluator is None else self.evaluator.env, copies)
+
     def _checked_run(self, options: Mapping[str, Any]) -> RunState:
         """Check all options that are given, and return the run that they describe with those that are planned."""
         planned, saved = self.origin.planned, self.origin.saved
@@ -547,7 +549,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self.evaluations.check_run(run.options.steps_per_eval, run.eval_env_config, steps=steps)
         configs = self.evaluations.checked_configs(run.env_config, run.eval_env_config, self.known)
         if run.options.evals_per_film is not None:
-            self.make_film_env(1).close()  # raises before the first step if it cannot be filmed
+            self._film_env(1).close()  # raises before the first step if it cannot be filmed
         env, config = self.algorithm.env, self.algorithm.config
         collected = 0 if env is None else config.num_envs * config.horizon * ranks().size
         bounded = {self.algorithm.clock: 0, keys.ENV_STEPS: collected}
@@ -730,18 +732,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         lists = [len(value) for value in (env_config or {}).values() if isinstance(value, list | tuple)]
         copies = max(lists, default=1) if copies is None else copies
         under = self.evaluations.runs_config() if env_config is None else parsed(env_config)
-        return play(self.algorithm, self.make_film_env(copies), path, under, copies, **options)
-
-    def make_film_env(self, copies: int) -> Env:
-        """Make a separate environment to film in.
-
-        Args:
-            copies: Its number of copies.
-
-        Raises:
-            ValueError: If the environment cannot be rendered or made again.
-        """
-        return make_film_env(self.algorithm, None if self.evaluator is None else self.evaluator.env, copies)
+        return play(self.algorithm, self._film_env(copies), path, under, copies, **options)
 
     def evaluate_grid(
         self, grid: Mapping[str, Any], *, episodes: int = 10, name: str | None = None, seed: int = 0
