@@ -6,7 +6,6 @@ import os
 import pickle
 import subprocess
 import threading
-import warnings
 from collections import OrderedDict
 
 import numpy as np
@@ -409,12 +408,6 @@ def test_no_segment_is_unpickled(tmp_path, monkeypatch):
 # -- finding
 
 
-def test_the_newest_of_a_folder_is_meant(tmp_path):
-    first, second = put(tmp_path, 1, 1.0), put(tmp_path, 2, 2.0)
-    assert find(tmp_path).path == second
-    assert find(str(first)).path == first
-
-
 def test_a_damaged_one_names_the_newest_good_one_and_auto_takes_it(tmp_path):
     paths = [put(tmp_path, steps, float(steps)) for steps in (1, 2, 3, 4)]
     for path in paths[2:]:
@@ -641,16 +634,6 @@ def test_an_algorithm_is_built_again_from_json():
     assert changes(run[1], again) == {"gamma": (0.99, 0.5)}
     with pytest.raises(ValueError, match="gamma"):
         build_algorithm(*run, {"gama": 0.5})
-
-
-@pytest.mark.parametrize("only_acts", [False, True])
-def test_what_has_no_effect_on_learning_is_told_to_those_who_learn(only_acts):
-    with pytest.warns(RuntimeWarning, match="`lr=0.5` has no effect"):
-        run = described(config(lr=0.5, lr_schedule=[[0, 1e-3]]).build(CartPole))
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        build_algorithm(*run, {}, only_acts=only_acts)
-    assert len(told) == (not only_acts)
 
 
 def test_an_adapter_is_built_again_with_its_arguments():

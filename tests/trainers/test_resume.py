@@ -157,21 +157,6 @@ def test_evaluations_of_a_resumed_run_that_would_come_between_resets_are_refused
     assert run(second, max_steps=4)[keys.COLLECTS] == 10
 
 
-def test_a_resumed_run_that_could_not_begin_can_be_tried_again(tmp_path, monkeypatch):
-    tracker = MemoryTracker()
-    options = {"checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [killed_at(4)], "tracker": tracker}
-    with pytest.raises(Killed):
-        run(make(trainer=options), max_steps=6)
-    second = Trainer.resume(tmp_path, tracker=tracker)
-    with monkeypatch.context() as patch:
-        patch.setattr(tracker, "start", lambda **options: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            run(second)
-    assert run(second)[keys.STEPS] == 6
-    rows(tracker)
-    assert [step for step, _ in tracker.history("returns/mean")] == [32 * n for n in range(1, 7)]
-
-
 def test_an_evaluation_of_a_resumed_run_is_no_row_that_comes_again(tmp_path):
     tracker = MemoryTracker()
     options = {"checkpoints": Checkpoints(tmp_path, every_steps=2), "callbacks": [killed_at(4)], "tracker": tracker}

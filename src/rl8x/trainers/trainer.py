@@ -111,27 +111,23 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         Args:
             algorithm: The algorithm that is trained.
             tracker: Stores params and metrics; None is MLflow, or nothing if MLflow is not installed.
-            eval_env: The environment of `eval()`. True, an instance or a factory: a separate environment, in which
-                whole episodes are played. False or None: the training environment, for the horizons from one reset to
-                the next (`horizons_per_env_reset`). `"auto"`: a separate one for episodic tasks, made as the training's
-                or copied from it, and the training environment for tasks that never end. Returns of whole episodes are
-                `eval/returns/*`; if an episodic task is evaluated in the training environment, sums over its horizons
-                are `eval/horizon_returns/*`. An algorithm that learns from a data set is evaluated only if one is
-                given.
+            eval_env: The environment of `eval()`. True, an instance or a factory: a separate one, where whole episodes
+                are played. False or None: the training's, for the horizons from one reset to the next. `"auto"`: a
+                separate one for episodic tasks, made as the training's or copied from it, else the training's. Returns
+                of whole episodes are `eval/returns/*`, sums over horizons of an episodic task in the training
+                environment `eval/horizon_returns/*`. An algorithm that learns from a data set needs one to be given.
             num_eval_envs: Copies, and so episodes, of a separate evaluation environment that the trainer makes; None is
                 the training's number, but at most 128. An instance that can only be copied keeps its number.
             checkpoints: When and where the run is saved: a `Checkpoints`, a path, or True for the defaults; False never
                 saves. None saves by the defaults if the tracker keeps the run on a disk, in a folder beside it.
             on_non_finite: What to do if observations, actions, rewards, losses, gradients or weights are not finite.
-                `"stop"` ends the run as FAILED with a diagnosis. `"skip"` restores the weights before the step, and
-                `"rollback"` those of the last checkpoint; both then continue, in new episodes if collected numbers were
-                not finite, and stop after ten such steps in a row.
+                `"stop"` ends the run as FAILED with a diagnosis. `"skip"` restores the weights before the step,
+                `"rollback"` those of the last checkpoint; both go on, and stop after ten such steps in a row.
             log_models: Whether a `run()` ends by logging the policy as a model: the `last`, and the `best` if
                 `checkpoints` have a `best_metric`, each with the metrics of its step. See `log_model`.
-            callbacks: Called with the trainer and each row of statistics, after it was tracked and before the
-                conditions judge it. A callback with an attribute `metric_names`, a list of names, may return values for
-                them by name, which are tracked and join the row. What `trainer.eval()` measures in a callback joins the
-                row too. It ends the run by `trainer.stop("why")`.
+            callbacks: Called with the trainer and each row, once it is tracked and before the conditions judge it. One
+                with a list of names in its attribute `metric_names` may return values for these, which are tracked and
+                join the row, as what `trainer.eval()` measures in it does. It ends the run by `trainer.stop("why")`.
 
         Raises:
             TypeError: If an argument has a wrong type.
@@ -266,10 +262,9 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     ) -> TrainStats:
         """Step until a stop condition is met, with evaluations at regular intervals.
 
-        After `resume()`, the first `run()` continues the interrupted one, and after `from_spec()` it is the one that is
-        described: options that are not given, or are `...`, keep their values. Otherwise they are None.
-
-        After torchrun has restarted a job (`--max-restarts`), the run continues from the job's last checkpoint.
+        After `resume()` the first `run()` continues the interrupted one, and after `from_spec()` it is the one that is
+        described: options that are not given, or are `...`, keep their values; else they are None. After torchrun has
+        restarted a job (`--max-restarts`), the run continues from the job's last checkpoint.
 
         A condition ends it, `max_steps`, or `stop()`. SIGINT, SIGTERM and SIGHUP end it after the current step: the run
         is saved, its status becomes KILLED, and KeyboardInterrupt or SystemExit(128 + n) is raised. A second SIGINT
@@ -277,16 +272,14 @@ class GenericTrainerBase(Generic[AlgorithmT]):
 
         Args:
             env_config: Values for the environment's parameters, applied at each reset; None changes nothing. Or a
-                function that returns such values: it is called before each collect with the trainer's `known`, counters
-                and latest metrics by name, and each copy's next episode is played under the values. A function is not
-                saved, and must be given again after a resume.
+                function that returns such values, called before each collect with the trainer's `known`, counters and
+                latest metrics by name; no file holds it, and a resume is given it again.
             eval_env_config: The same for evaluations; a list has one value for each evaluation copy. None evaluates
-                under the training's values; from a list of them, evaluations with another number of copies take evenly
-                spaced ones.
+                under the training's values, of a list of them under evenly spaced ones.
             steps_per_eval: Steps between evaluations; None never evaluates. If evaluations use the training
                 environment, it must be a multiple of `horizons_per_env_reset`.
-            evals_per_film: Evaluations between films. A film shows an episode under the evaluation's `env_config`, and
-                is kept as the artifact `films/step-....gif`; None makes no films.
+            evals_per_film: Evaluations between films of an episode, which are artifacts `films/step-....gif`; None
+                makes none.
             stop_conditions: The run stops when any of these is met. Without one it runs until interrupted.
             max_steps: The run stops after this many steps of this `run()`, including those before a resume of it; None
                 sets no limit.
