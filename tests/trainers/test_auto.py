@@ -8,15 +8,11 @@ import signal
 import warnings
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
-from tests import probes
 from tests.probes import traced_only
 
 from rl8x import HitsUpperBound, MemoryTracker, NullTracker, PPOConfig, Trainer, WallTime, keys
-from rl8x.algorithms import DQNConfig
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.envs import CartPole
 from rl8x.execution import Execution
@@ -79,40 +75,7 @@ def test_the_step_follows_from_the_work_and_the_length_of_a_run_alone():
     assert planned(0.125, math.inf) == ("compile", 96)  # nothing is known to come
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"max_steps": 40}, {"stop_conditions": HitsUpperBound(keys.ENV_STEPS, 40 * 64)}],
-    ids=["max_steps", "a bound on env/steps"],
-)
-def test_a_run_too_short_to_earn_it_stays_eager(options, monkeypatch):
-    prepared = []
-    monkeypatch.setattr(CompiledProgram, "prepare", lambda *_: prepared.append(1))
-    algorithm = build()
-    trainer = Trainer(algorithm, tracker=NullTracker(), checkpoints=False, eval_env=False)
-    trainer.run(progress="none", **options)
-    assert algorithm.execution.mode == "eager"
-    assert not prepared
-    assert (trainer.params["execution"], "execution.compiled_from" in trainer.params) == ("eager", False)
-
-
 # -- the change
-
-
-@pytest.mark.usefixtures("changes_at_3")
-def test_a_long_run_after_a_short_one_is_compiled_whole(monkeypatch):
-    monkeypatch.setattr("rl8x.algorithms.dqn.DQN.seconds_per_step", 1.0)
-    options = {"num_envs": 4, "horizon": 4, "warmup_steps": 8, "batch_size": 8, "seed": 3, "device": "cpu"}
-    algorithm = DQNConfig(**options, model_config={"hidden_sizes": [8]}).build(CartPole)
-    trainer = Trainer(algorithm, tracker=NullTracker(), checkpoints=False, eval_env=False)
-    trainer.run(max_steps=4, progress="none")
-    assert (algorithm.execution.target, algorithm.execution.mode) == ("eager", "eager")
-    compiled, interpret = [], CompiledProgram._compile
-    monkeypatch.setattr(
-        CompiledProgram, "_compile", lambda *given: compiled.append(given[0].check.name) or interpret(*given)
-    )
-    trainer.run(max_steps=12, progress="none")
-    assert algorithm.execution.mode == "compile"
-    assert "update" in compiled, compiled
 
 
 @pytest.mark.usefixtures("changes_at_3")
@@ -355,23 +318,3 @@ def test_without_a_seed_it_changes_once_the_programs_are_there_and_never_waits(m
     first = Trainer.resume(listed(tmp_path)[0], tracker=MemoryTracker(), checkpoints=False, callbacks=[note])
     first.run(progress="none")
     assert slow.waited == [0.0] * 8
-
-
-class Pictures(probes.OneStep):
-    single_observation_space = Box(0.0, 1.0, (84, 84, 1), np.float32)
-
-    def observe(self, state, parameters):
-        return state["x"].view(-1, 1, 1, 1).expand(-1, *self.single_observation_space.shape)
-
-
-class SmallPictures(Pictures):
-    single_observation_space = Box(0.0, 1.0, (10, 10, 1), np.float32)
-
-
-@pytest.mark.parametrize(("env", "target"), [(Pictures, "eager"), (SmallPictures, "compile")])
-def test_convolutions_over_images_stay_eager(env, target):
-    sizes = {"convolutions": [[4, 4, 2]], "hidden_sizes": [8]}
-    config = PPOConfig(num_envs=2, horizon=2, device="cpu", seed=1, model="cnn", model_config=sizes)
-    algorithm = config.build(env)
-    algorithm.plan_execution(math.inf)
-    assert (algorithm.execution.target, algorithm.execution.starts_at > 0) == (target, target == "compile")

@@ -102,26 +102,6 @@ def test_mlflow_has_the_table_and_the_figure(mlruns, mlflow_client):
     }
 
 
-def test_a_callback_may_measure_a_grid_and_the_training_notices_nothing():
-    def train(callbacks):
-        trainer = make(CartPole, callbacks=callbacks)
-        trainer.run(steps_per_eval=1, max_steps=3, progress="none")
-        weights = torch.cat([value.reshape(-1) for value in trainer.algorithm.policy.state_dict().values()])
-        return weights, {**trainer.train_step.eval_row}, trainer.tracker.artifacts
-
-    weights, evaluated, _ = train([])
-    frames = []
-
-    def measure(trainer, stats):
-        frames.append(trainer.evaluate_grid({"length": [0.3, 0.6]}, episodes=2))
-
-    others, evaluated_too, artifacts = train([measure])
-    assert len(frames) == 3
-    assert torch.equal(weights, others)
-    assert {**evaluated, "profiling/eval_ms": 0} == {**evaluated_too, "profiling/eval_ms": 0}
-    assert artifacts == [f"grids/length/step-{step:08d}" for step in (1, 2, 3)]
-
-
 class Other(Product):
     """The return is 3 * (a + c)."""
 

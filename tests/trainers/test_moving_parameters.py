@@ -1,7 +1,6 @@
 import re
 
 import pytest
-from tests.probes import traced_only
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
@@ -227,22 +226,6 @@ def test_the_state_at_the_end_is_a_tag_also_after_an_evaluation_in_the_training_
     run(trainer, config, steps_per_eval=1, max_steps=3, eval_env_config={"length": 2.0})
     of_configs = {name: value for name, value in tracker.tags.items() if name.startswith("rl8x.env_config")}
     assert of_configs == {"rl8x.env_config.length": "1.0"}
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_programs_are_recorded_once_and_give_the_same_bits(name, monkeypatch):
-    traced_only(monkeypatch)
-    eager, recorded = (make(execution=mode, horizons_per_env_reset=2) for mode in ("eager", "compile"))
-    every = 2 if name == "scheduled" else None  # it goes by evaluations
-    last = [run(trainer, CONFIGS[name], max_steps=4, steps_per_eval=every) for trainer in (eager, recorded)]
-    shown = [n for n in last[0] if n.startswith(("env_config/", "episodes/"))]
-    assert {n: last[0][n] for n in shown} == {n: last[1][n] for n in shown}
-    stepper = recorded.algorithm.horizons.collector.stepper
-    assert stepper.compiles_env
-    assert len(stepper._horizons) == 1
-    if name == "adaptive":  # what was written under another configuration does not hold up the next
-        run(recorded, {}, max_steps=1, steps_per_eval=None)
-        run(recorded, CONFIGS[name], max_steps=1, steps_per_eval=None)
 
 
 @pytest.mark.parametrize("name", ["scheduled", "adaptive", "learnable"])
