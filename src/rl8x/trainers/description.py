@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rl8x import keys, models
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import listed
 from rl8x.checkpoint.build import names_in, problems_of
+from rl8x.checkpoint.metadata import Resolved
 from rl8x.conditions.spec import kinds_in
 from rl8x.config.describe import default_of, unwritable_in
+from rl8x.config.spec import RunSpec
 from rl8x.envs.env_config import function_name, shown_value
 from rl8x.importing import import_named, is_dotted, needs_word
 from rl8x.output import counted, is_interactive
-from rl8x.tracking import MLflowTracker
+from rl8x.tracking import MLflowTracker, Tracker
 from rl8x.tracking.protocol import Status
-from rl8x.tracking.runs import shown_path
+from rl8x.tracking.runs import Whereabouts, shown_path
 from rl8x.tracking.secrets import hide, hide_in_words
 from rl8x.trainers.progress import counter_name
 from rl8x.trainers.resume import REMADE, kind_of
 from rl8x.trainers.run_state import RunState
 from rl8x.trainers.statistics import Results
-
-if TYPE_CHECKING:
-    from rl8x.trainers.record import Record
 
 RUN_FILE: Final = "run.yaml"
 _MAX_LENGTH: Final = 600  # of one text in a description: MLflow cuts the whole at 8000
@@ -161,19 +161,33 @@ def _code(value: object) -> str:
 # -- how to continue
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GoingOn:
-    """Says how to continue the run of a record: by which command, or by which call where no command can."""
+    """Says how to continue a run: by which command, or by which call where no command can."""
 
-    def __init__(self, record: Record) -> None:
-        self.spec, self.resolved, self.run, self.tracker = record.spec, record.resolved, record.run, record.tracker
-        self.directory = record.checkpoints.directory
-        self.steps = record.algorithm.counters[keys.STEPS]
-        self.steered = record.steered_by is not None
-        self.plays = record.algorithm.env is not None or record.eval_env is not None
-        self.where = self.tracker.whereabouts() if isinstance(self.tracker, MLflowTracker) else None
-        self.store = "" if self.where is None or self.directory is None else self.where.resume_option(self.directory)
-        # Whether it has a condition that no file can hold.
-        self.asks = bool([*unwritable_in(self.spec.run.stop_conditions)])
+    spec: RunSpec
+    resolved: Resolved
+    run: RunState | None
+    tracker: Tracker
+    directory: Path | None  # of its checkpoints
+    steps: int  # of the trainer
+    steered: bool  # whether its `env_config` was a function, which cannot be saved
+    plays: bool  # whether it has an environment to be filmed in
+
+    @functools.cached_property
+    def where(self) -> Whereabouts | None:
+        """Where the tracked run is."""
+        return self.tracker.whereabouts() if isinstance(self.tracker, MLflowTracker) else None
+
+    @functools.cached_property
+    def store(self) -> str:
+        """The option with which a command with the folder uses the store; mostly empty."""
+        return "" if self.where is None or self.directory is None else self.where.resume_option(self.directory)
+
+    @functools.cached_property
+    def asks(self) -> bool:
+        """Whether it has a condition that no file can hold."""
+        return bool([*unwritable_in(self.spec.run.stop_conditions)])
 
     def lines(self, status: Status) -> list[str]:
         """Return lines that say where the run and its tracked run are, and how to continue it."""

@@ -67,8 +67,8 @@ class Record:
         self.run: RunState | None = None  # in progress, or the last one
         self.is_open = False  # whether the tracked run has begun, or gone on, and not ended since
         self.log_ms = 0.0  # that the last row took
-        self.eval_env, self._num_eval_envs = eval_env, num_eval_envs
-        self.steered_by: str | None = None  # the function that its `env_config` is, which cannot be saved
+        self._eval_env, self._num_eval_envs = eval_env, num_eval_envs
+        self._steered_by: str | None = None  # the function that its `env_config` is, which cannot be saved
         self._handle: str | None = None
         self._process: int | None = None  # that began what is kept of the run
         self._results = Results()
@@ -107,13 +107,13 @@ class Record:
             self.tracker.names_before = tracked["names"] or {}
         self._results.load_state_dict(results)
         trained = {} if self.algorithm.env is None else self.algorithm.env.parameter_state.in_force.given
-        self._shown = {*_config_params(self.algorithm.env, self.eval_env, trained, eval_config, None)}
+        self._shown = {*_config_params(self.algorithm.env, self._eval_env, trained, eval_config, None)}
         self._handle, self._repeats, self._resume_tags = handle_for(tracked, self.tracker), True, dict(origin.tags)
 
     def prepare(self, run: RunState) -> None:
         """Note the options of a `run()` before it begins; callbacks cannot be written to a run file."""
         self.run = run
-        self.steered_by = function_name(run.options.env_config)
+        self._steered_by = function_name(run.options.env_config)
         self.spec = replace(self.spec, run=run.options, trust=self.spec.trusted)
         plain = self.spec.to_plain()
         is_whole = self.is_written or not (run.callbacks or any(text.startswith("__main__.") for text in texts(plain)))
@@ -208,7 +208,7 @@ class Record:
         self.tracker.finish(status)
 
     def _describe(self, *, finished: bool, ended: str | None = None) -> None:
-        text = description.describe(self.algorithm, self.run, GoingOn(self).calls(finished=finished), ended)
+        text = description.describe(self.algorithm, self.run, self._going_on.calls(finished=finished), ended)
         directory = self.checkpoints.directory
         self.tracker.describe(text, None if directory is None else shlex.quote(str(directory.absolute())))
 
@@ -241,7 +241,7 @@ class Record:
         together = {"ranks": ranks().size} if ranks().size > 1 else {}
         if together and env is not None:
             together["num_envs.total"] = env.num_envs * ranks().size
-        configs = _config_params(env, self.eval_env, config, eval_config, self.steered_by, self._shown)
+        configs = _config_params(env, self._eval_env, config, eval_config, self._steered_by, self._shown)
         if "num_eval_envs" in configs:
             configs["num_eval_envs"] = self._num_eval_envs
         return {
@@ -258,11 +258,11 @@ class Record:
         """Log the `env_config` of a collect if it is new; of a function its name, as the rows have the values."""
         env = self.algorithm.env
         if callable(env_config):
-            self.steered_by = function_name(function_form(env_config))
+            self._steered_by = function_name(function_form(env_config))
         elif env is not None:
             in_force = env.parameter_state.in_force
-            goes_on_without = self.steered_by is not None and not in_force.steered
-            self.steered_by = None if goes_on_without else self.steered_by
+            goes_on_without = self._steered_by is not None and not in_force.steered
+            self._steered_by = None if goes_on_without else self._steered_by
             if goes_on_without or in_force.given != self._config:
                 self._config = in_force.given
                 self.update_params()
@@ -344,11 +344,24 @@ class Record:
     def report(self, status: Status, stop_reason: str | None, say: Callable[[str], None]) -> list[str]:
         """Print how the run ended and how to continue it; return the lines on the latter."""
         verb, reason = "failed" if status == "FAILED" else "stopped", " ".join(str(stop_reason).split())
-        lines = GoingOn(self).lines(status)
+        lines = self._going_on.lines(status)
         made = description.steps_made(self.algorithm, self.run)
         for line in (f"{verb} after {made}: {reason:.300}", *lines):
             say(line)
         return lines
+
+    @property
+    def _going_on(self) -> GoingOn:
+        return GoingOn(
+            spec=self.spec,
+            resolved=self.resolved,
+            run=self.run,
+            tracker=self.tracker,
+            directory=self.checkpoints.directory,
+            steps=self.algorithm.counters[keys.STEPS],
+            steered=self._steered_by is not None,
+            plays=self.algorithm.env is not None or self._eval_env is not None,
+        )
 
 
 # -- the configurations of a run's environments as params
