@@ -21,6 +21,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.memory_check import available_bytes, slot_bytes
 from rl8x.drawing import (
     LIGHT,
+    Curve,
     Drawing,
     Theme,
     along,
@@ -41,7 +42,6 @@ from rl8x.execution import Execution
 from rl8x.rollouts.episodes import STEPS_PER_LOOK, EpisodeRunner, warn_of_cut
 from rl8x.tracking import Tracker
 from rl8x.tracking.names import legal_name
-from rl8x.trainers.artifacts import finite_curve
 from rl8x.trainers.evaluation import NOWHERE, EpisodeEvaluator
 
 if TYPE_CHECKING:
@@ -253,6 +253,14 @@ def grid_png(frame: pandas.DataFrame) -> bytes | None:
     """Return the figure of a grid as a PNG; None if no parameter has several values."""
     drawing = _grid_drawing(frame)
     return None if drawing is None else png(drawing, LIGHT, titled=True)
+
+
+def finite_curve(steps: Any, values: Any) -> Curve:
+    """Return the finite points of a line, without a band."""
+    steps, values = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    finite = np.isfinite(values)
+    nothing = np.full(int(finite.sum()), np.nan)
+    return Curve(steps[finite], values[finite], nothing, nothing)
 
 
 def grid_parameters(frame: pandas.DataFrame) -> list[str]:

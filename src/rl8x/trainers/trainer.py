@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase, refuse_inference_mode
 from rl8x.algorithms.hyperparameters import check_names_in
-from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike, read
+from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.metadata import checked_state
 from rl8x.checkpoint.tree import RANKS, num_ranks, of_rank
@@ -33,22 +33,9 @@ from rl8x.output import counted, described
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.protocol import Status, status_of
 from rl8x.tracking.runs import shown_path
-from rl8x.tracking.secrets import hide, logger
-from rl8x.trainers.artifacts import (
-    BEST,
-    LAST,
-    about_policy,
-    check_models,
-    log_film,
-    log_policy,
-    make_film_env,
-    model_metrics,
-    play,
-    plot_run,
-    policy_at,
-)
+from rl8x.tracking.secrets import hide
+from rl8x.trainers.artifacts import Shows, check_models, log_film
 from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, check_evaluation_name, in_group, make_evaluator
-from rl8x.trainers.grid import grid_metrics, log_grid, measure_grid
 from rl8x.trainers.non_finite import OnNonFinite
 from rl8x.trainers.progress import Progress, ProgressReporter
 from rl8x.trainers.ranks import agree, begin, check_alike, check_same, warn_of_other_number
@@ -66,13 +53,7 @@ from rl8x.trainers.run_state import RUN_OPTIONS, RunState, StopConditions
 from rl8x.trainers.signals import SignalGuard, interruption
 from rl8x.trainers.statistics import EvalStats, Timer, TrainStats
 from rl8x.trainers.train_step import Callback, TrainStep, callback_name, check_callbacks, declared_by
-from rl8x.video import Film
 
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
-
-_log = logger(__name__)
 AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
 EvalEnv = str | bool | Env | Callable[..., Env] | None
@@ -83,7 +64,7 @@ _COLLECTED = {*keys.COLLECT_METRICS, "profiling/env_steps_per_s"}
 _SECONDS_PER_LOOK: Final = 0.2
 
 
-class GenericTrainerBase(Generic[AlgorithmT]):
+class GenericTrainerBase(Shows, Generic[AlgorithmT]):
     """Trains an algorithm: `run()` until a condition stops it, or one `step()` and `eval()` at a time.
 
     Attributes:
@@ -141,7 +122,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         # A look at the protocol's properties, as `isinstance` takes it, would look for the store.
         if tracker is not None and not callable(getattr(type(tracker), "log_metrics", None)):
             raise TypeError(f"`tracker` must keep runs, as MLflowTracker(...) does; got {tracker!r:.200}.")
-        self.algorithm = algorithm
+        self.algorithm: AlgorithmT = algorithm
         begin(algorithm)
         algorithm.plan_execution(math.inf)
         self.evaluator: EpisodeEvaluator | None = make_evaluator(algorithm, eval_env, num_eval_envs)
@@ -469,17 +450,6 @@ class GenericTrainerBase(Generic[AlgorithmT]):
                 )
         return stop
 
-    def _log_models(self) -> None:
-        """Log the last policy, and the best if there is a `best_metric`; warn if one cannot be logged."""
-        path = self.checkpoints.best_path
-        try:
-            self.log_model(LAST)
-            if path is not None:
-                best = read(path)
-                log_policy(self.tracker, policy_at(best, self.algorithm.policy), name=BEST, **about_policy(best))
-        except (CheckpointError, OSError) as error:
-            _log.warning("rl8x: not all policies are logged as models: %s", error)
-
     def stop(self, why: str) -> None:
         """End the `run()` in progress after its current step: it is saved, and FINISHED for this reason.
 
@@ -529,9 +499,6 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         """
         check_names_in(options, RUN_OPTIONS, "`run()`")
         self._checked_run({name: value for name, value in options.items() if value is not ...})
-
-    def _film_env(self, copies: int) -> Env:
-        return make_film_env(self.algorithm, None if self.evaluator is None else self.evaluator.env, copies)
 
     def _checked_run(self, options: Mapping[str, Any]) -> RunState:
         """Check all options that are given, and return the run that they describe with those that are planned."""
@@ -699,100 +666,6 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     def close(self) -> None:
         """End the tracked run after a loop over `step()`; `run()` ends its own."""
         self.record.close("FINISHED", self.stop_reason, self.train_step.eval_row)
-
-    # -- what it has learned
-
-    def play(
-        self,
-        path: str | Path | None = None,
-        *,
-        copies: int | None = None,
-        env_config: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> Film:
-        """Film the current policy in a separate environment; notebooks display the returned film.
-
-        Args:
-            path: A file to write the film to, in the format of its suffix; None makes a GIF in memory.
-            copies: Copies shown side by side; None takes the length of a list in `env_config`, else one.
-            env_config: Values for the environment's parameters; None takes those that the run evaluates under.
-            **options: `episodes`, `deterministic`, `seed`, `max_steps`, `fps`, `columns` and `captions` of
-                `rl8x.video.film`.
-
-        Raises:
-            ValueError: If the environment cannot be rendered or made again, or an option is not legal.
-        """
-        lists = [len(value) for value in (env_config or {}).values() if isinstance(value, list | tuple)]
-        copies = max(lists, default=1) if copies is None else copies
-        under = self.evaluations.runs_config() if env_config is None else parsed(env_config)
-        return play(self.algorithm, self._film_env(copies), path, under, copies, **options)
-
-    def evaluate_grid(
-        self, grid: Mapping[str, Any], *, episodes: int = 10, name: str | None = None, seed: int = 0
-    ) -> pandas.DataFrame:
-        """Evaluate the current policy in every cell of a grid of physics, all cells in one batch.
-
-        The run gets three metrics, the mean over the cells, the worst and the best (`grid/<name>/mean`, `worst_cell`,
-        `best_cell`), and one artifact, `grids/<name>/step-...`, with the table and its figure.
-
-        Args:
-            grid: Values of the environment's parameters, whose combinations are the cells: numbers, lists or arrays of
-                numbers, `{"linspace": [low, high, count]}` or `{"geomspace": ...}`. Others have their defaults.
-            episodes: Episodes in each cell. The policy takes its most likely actions.
-            name: What the grid is called in the run; None takes its parameters' names.
-            seed: Of the random numbers of the episodes: with the same seed every policy meets the same ones.
-
-        Returns:
-            A row for each cell: its parameters, `episodes`, `returns` (mean), `returns_std`, `returns_min` and
-            `lengths` (mean). `rl8x.trainers.plot_grid` draws it.
-
-        Raises:
-            RuntimeError: If there is no environment to evaluate in.
-            ValueError: If the environment has no such parameter or value, its episodes never end, or it cannot be made
-                again; or an option is not legal.
-        """
-        if name is not None:
-            check_evaluation_name(name)
-        frame = measure_grid(self.algorithm, self.evaluator, grid, episodes, seed)
-        metrics = grid_metrics(frame, name)
-        self.train_step.take_evaluation(metrics, metrics, is_of_run=False)
-        if ranks().is_first:
-            log_grid(self.tracker, frame, name, self.state[keys.STEPS])
-        return frame
-
-    def plot(self, *metrics: str) -> Figure:
-        """Plot what the run has logged so far; notebooks display the figure.
-
-        Args:
-            metrics: One panel each; by default the returns of training and of evaluations.
-
-        Returns:
-            The figure.
-
-        Raises:
-            ValueError: If the tracker keeps no metrics, or none of these was logged so far.
-        """
-        return plot_run(self.tracker, metrics, sorted(self.metric_names), self.algorithm.clock)
-
-    def log_model(self, name: str = LAST, *, register: str | None = None, alias: str | None = None) -> None:
-        """Log the current policy as a model, with the latest metrics; with several ranks, rank 0 does.
-
-        Args:
-            name: The model's name.
-            register: A name in MLflow's model registry; the model becomes its next version.
-            alias: The version's alias: with `register="cartpole"` and `alias="champion"` the model is then
-                `models:/cartpole@champion`.
-
-        Raises:
-            TypeError: If the policy cannot be written to a file, or the tracker keeps no models.
-        """
-        if not ranks().is_first:
-            return
-        algorithm = self.algorithm
-        check_models(algorithm.policy, self.tracker)
-        self.record.open(trains=False)
-        about = {"step": self.state[algorithm.clock], "metrics": model_metrics(self.known)}
-        log_policy(self.tracker, algorithm.policy, name=name, register=register, alias=alias, **about)
 
     # -- its state, and going on from a checkpoint
 
