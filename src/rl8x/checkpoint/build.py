@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,27 +39,22 @@ def resolve(algorithm: GenericAlgorithmBase[Any]) -> Resolved:
     return {
         "config": values | {"seed": algorithm.seed},
         "env_class": None if algorithm.env is None else type(algorithm.env.unwrapped).__name__,
-        "spaces": [_described_space(space) for space in (policy.observation_space, policy.action_space)],
-        "policy": _describe_policy(policy),
+        "spaces": [
+            _form(lambda: space_to_plain(policy.observation_space)),
+            _form(lambda: space_to_plain(policy.action_space)),
+        ],
+        "policy": _form(policy.describe),
         "algorithm": type(algorithm).__name__,
         "state_reset_every": algorithm.state_reset_every,
         "clock": algorithm.clock,
     }
 
 
-def _described_space(space: gymnasium.Space[Any]) -> Any:
-    """Return a space as plain data; None for a kind that rl8x does not know."""
+def _form(describe: Callable[[], Any]) -> Any:
+    """Return what describes a space or a policy as plain data; None where no file can say it."""
     try:
-        return space_to_plain(space)
-    except ValueError:
-        return None
-
-
-def _describe_policy(policy: Policy) -> dict[str, Any] | None:
-    """Describe by what the policy is made beside its spaces; None if no file can say it."""
-    try:
-        return policy.describe()
-    except TypeError:
+        return describe()
+    except (TypeError, ValueError):
         return None
 
 

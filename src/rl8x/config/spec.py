@@ -457,7 +457,9 @@ class RunSpec:
         for hidden in filter(None, (find_hidden(values, name) for name, values in hideable.items())):
             raise ValueError(f"`{hidden}` has `***` where its password was: write that in again.")
         cls = algorithm_config_class(self.algorithm.algorithm, self.trusted)
-        if not self.env.env and _needs_env(cls):
+        # Algorithms that learn from data alone can do without.
+        needed = inspect.signature(cls.build).parameters.get("env")
+        if not self.env.env and (needed is None or needed.default is not None):
             raise ValueError("no environment is named: give `env`, such as CartPole (`rl8x envs` lists them).")
         self.trainer.make_checkpoints()
         given = self.algorithm.algorithm_config
@@ -556,12 +558,6 @@ def _unknown(name: str, hyperparameters: Collection[str]) -> str:
     if here is not None and name_here(name, names) is None:
         return f"unknown key {name!r}: it is {here!r} here. Put it under `algorithm_config`."
     return f"unknown key {shortened(name)}.{did_you_mean(name, names)} Legal are {', '.join(names)}."
-
-
-def _needs_env(cls: type[AlgorithmConfig]) -> bool:
-    """Whether `build` must be given an environment; algorithms that learn from data alone can do without."""
-    parameter = inspect.signature(cls.build).parameters.get("env")
-    return parameter is None or parameter.default is not None
 
 
 def _names(cls: Any) -> list[str]:

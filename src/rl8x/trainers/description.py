@@ -243,7 +243,9 @@ class GoingOn:
             return call + " --max-steps N" * (limit is not None) + " --stop CONDITION" * met
         _, given, uri = store.partition("--tracking-uri ")
         named = [f"tracker=MLflowTracker(tracking_uri={' '.join(shlex.split(uri))!r})"] * bool(given)
-        called = [name for name in names_in(self.spec, self.resolved) if _is_called(name)]
+        # A function is only called where its file is trusted.
+        dotted = [name for name in names_in(self.spec, self.resolved) if is_dotted(name)]
+        called = [name for name in dotted if not isinstance(import_named(name, trust=True), type)]
         trust = store == "--trust" or any(map(needs_word, called))
         arguments = [repr(folder), *missing, *named, *["trust=True"] * trust]
         options = ["max_steps=N"] * (limit is not None) + ["stop_conditions=[...]"] * (met or self.asks)
@@ -273,8 +275,3 @@ def _trusted(run: str, names: Iterable[str]) -> str:
 def _of_script(names: Iterable[str]) -> bool:
     """Whether one of some names is of this process's script, which no other process finds."""
     return any(name.startswith("__main__.") for name in names)
-
-
-def _is_called(name: str) -> bool:
-    """Whether a name is that of a function, which is only called where its file is trusted."""
-    return is_dotted(name) and not isinstance(import_named(name, trust=True), type)

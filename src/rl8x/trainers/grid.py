@@ -220,9 +220,9 @@ def log_grid(tracker: Tracker, frame: pandas.DataFrame, name: str | None, step: 
         made = Path(folder) / f"step-{step:08d}"
         made.mkdir()
         frame.to_csv(made / "cells.csv", index=False)
-        picture = grid_png(frame)
-        if picture is not None:
-            (made / "returns.png").write_bytes(picture)
+        drawing = _grid_drawing(frame)
+        if drawing is not None:
+            (made / "returns.png").write_bytes(png(drawing, LIGHT, titled=True))
         tracker.log_artifact(made, f"{FOLDER}/{grid_name(frame, name)}")
 
 
@@ -247,12 +247,6 @@ def plot_grid(frame: pandas.DataFrame) -> Figure:
     if drawing is None:
         raise ValueError("there is nothing to draw: give one parameter of the grid several values.")
     return drawn(drawing, LIGHT, titled=True)
-
-
-def grid_png(frame: pandas.DataFrame) -> bytes | None:
-    """Return the figure of a grid as a PNG; None if no parameter has several values."""
-    drawing = _grid_drawing(frame)
-    return None if drawing is None else png(drawing, LIGHT, titled=True)
 
 
 def finite_curve(steps: Any, values: Any) -> Curve:

@@ -51,18 +51,15 @@ class ProgressReporter:
         """Show one row, and the progress towards `total_steps` as estimated now; None if unbounded."""
         self._episode_return = stats.get(_EPISODE_RETURN, self._episode_return)
         if self._bar is not None:
-            self._set_total(total_steps)
+            if self._bar.total != total_steps and hasattr(self._bar, "container"):  # a notebook's widget
+                self._bar.container.children[1].max = total_steps or 1
+            self._bar.total = total_steps
             self._fit(metric_texts(stats, self._episode_return, self._clock))
             self._bar.update()
         elif self.mode == "lines" and time.monotonic() - self._last_line >= _SECONDS_PER_LINE:
             self._last_line = time.monotonic()
             metrics = ", ".join(metric_texts(stats, self._episode_return, self._clock))
             self.say(f"step {stats[keys.STEPS]:,.0f}, {metrics}")
-
-    def _set_total(self, total_steps: int | None) -> None:
-        if self._bar.total != total_steps and hasattr(self._bar, "container"):  # a notebook's widget
-            self._bar.container.children[1].max = total_steps or 1
-        self._bar.total = total_steps
 
     def _fit(self, texts: list[str]) -> None:
         """Show as many metrics as the terminal has columns for, and a bar where it fits beside the first."""

@@ -39,16 +39,9 @@ def begin(algorithm: GenericAlgorithmBase[Any]) -> None:
     if ranks().size == 1:
         return
     params = {name: value for name, value in algorithm.params.items() if name != "device"}
-    check_alike(
-        "the start",
-        {
-            **params,
-            "rl8x": __version__,
-            "the code of rl8x": _digest_of_code(),
-            "torch": torch.__version__,
-            "the rule of seeds": RULE,
-        },
-    )
+    code = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.parent.rglob("*.py")))
+    versions = {"rl8x": __version__, "the code of rl8x": hashlib.sha256(code).hexdigest()[:12]}
+    check_alike("the start", {**params, **versions, "torch": torch.__version__, "the rule of seeds": RULE})
     state = from_first(algorithm.learned_state())
     if not ranks().is_first:
         take_over(algorithm, state)
@@ -60,11 +53,6 @@ def from_first(state: Any) -> Any:
         return state
     content = packed(state) if ranks().is_first else b""
     return unpacked(ranks().spread("a state", content))
-
-
-def _digest_of_code() -> str:
-    files = sorted(Path(__file__).parent.parent.rglob("*.py"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
 def take_over(algorithm: GenericAlgorithmBase[Any], state: Mapping[str, Any]) -> None:

@@ -189,7 +189,9 @@ class RunState:
     @property
     def evaluates(self) -> bool:
         """Whether the run evaluates by itself, every `steps_per_eval` or because a condition asks for it."""
-        return self.options.steps_per_eval is not None or _evaluates(self.conditions)
+        confirmed = [part for each in self.conditions for part in parts(each) if isinstance(part, Confirmed)]
+        asked = any(not _of_evaluations(part.awaited_names) for part in confirmed)  # without waiting for one
+        return asked or self.options.steps_per_eval is not None
 
     # -- while it runs
 
@@ -221,8 +223,10 @@ class RunState:
         # Every condition sees every row: one that counts must not miss any because another was met.
         met = {id(condition) for condition in in_turn(self.conditions) if condition(stats)}
         self.met = [condition for condition in self.conditions if id(condition) in met]
-        if self.options.steps_per_eval is None:
-            self._check_callables(evaluated)
+        if not self.evaluates:  # only a call shows what a plain callable reads
+            for part in (part for condition in self.conditions for part in parts(condition)):
+                if isinstance(part, FromCallable) and part.missed is not None:
+                    _check_evaluated(part, {part.missed} - self._measured - set(evaluated))
         reasons = [condition.reason(stats) for condition in self.met] + ([] if why is None else [why])
         if self.limit_reached is not None:
             reasons.append(f"max_steps={self.limit_reached}")
@@ -241,14 +245,6 @@ class RunState:
             if any(isinstance(clock, WallTime) and clock.judge(stats) for clock in _alternatives([condition]))
         ]
         return [condition.reason(stats) for condition in self.met]
-
-    def _check_callables(self, evaluated: Collection[str]) -> None:
-        """Refuse plain callables that read evaluations in a run without any: only a call shows what they read."""
-        if _evaluates(self.conditions):
-            return
-        for part in (part for condition in self.conditions for part in parts(condition)):
-            if isinstance(part, FromCallable) and part.missed is not None:
-                _check_evaluated(part, {part.missed} - self._measured - set(evaluated))
 
     @property
     def most_steps(self) -> float:
@@ -270,12 +266,6 @@ class RunState:
                 left = math.ceil((bound - counters[name]) / per_step)
                 totals.append(steps + max(left, 0 if steps else 1))
         return min(totals, default=None)
-
-
-def _evaluates(conditions: Iterable[Condition]) -> bool:
-    """Whether a condition makes evaluations without waiting for one."""
-    confirmed = [part for condition in conditions for part in parts(condition) if isinstance(part, Confirmed)]
-    return any(not _of_evaluations(part.awaited_names) for part in confirmed)
 
 
 def _check_evaluated(condition: Condition, names: Iterable[str]) -> None:
