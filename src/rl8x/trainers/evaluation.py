@@ -23,8 +23,6 @@ from rl8x.envs.base import MAX_EVAL_ENVS
 from rl8x.envs.env_config import AnyEnvConfig, Given, inherited_config, moving_in, parsed, part_of_config, plain
 from rl8x.envs.parameters import wrong_number
 from rl8x.envs.vectorised import own_statistics
-from rl8x.execution import Execution
-from rl8x.policy import Policy
 from rl8x.rollouts.episodes import EpisodeRunner, warn_of_cut
 from rl8x.rollouts.statistics import Stats, info_means, masked_summary, named, summary
 from rl8x.spaces import are_alike
@@ -280,28 +278,18 @@ def check_evaluation_name(name: str) -> None:
 class EpisodeEvaluator:
     """Plays one episode in each copy of an environment of its own, made by `factory` if any, and measures them."""
 
-    def __init__(
-        self,
-        env: Env,
-        policy: Policy,
-        generator: torch.Generator,
-        execution: Execution,
-        *,
-        state_reset_every: int = 0,
-        factory: Callable[..., Env] | None = None,
-    ) -> None:
-        self.env, self.generator, self.factory = env, generator, factory
-        self._runner = EpisodeRunner(policy, env, execution, generator, state_reset_every=state_reset_every)
+    def __init__(self, env: Env, algorithm: GenericAlgorithmBase[Any], factory: Callable[..., Env] | None) -> None:
+        self.env, self.factory = env, factory
+        self.generator = torch.Generator(algorithm.device).manual_seed(part_seed(algorithm.seed, "eval_sampling"))
+        every, execution = algorithm.state_reset_every, algorithm.execution
+        self._runner = EpisodeRunner(algorithm.policy, env, execution, self.generator, state_reset_every=every)
         self._warned = False
 
     @torch.no_grad()
-    def evaluate(
-        self, env_config: Mapping[str, Any] | None, *, deterministic: bool, training: Env | None = None
-    ) -> Stats:
+    def evaluate(self, env_config: Mapping[str, Any], *, deterministic: bool, training: Env | None = None) -> Stats:
         """Play an episode in every copy; moving parameters are drawn from their ranges in `training` at present."""
-        if env_config is not None:
-            state = None if training is None else training.parameter_state
-            self.env.parameter_state.configure_for_evaluation(env_config, state)
+        state = None if training is None else training.parameter_state
+        self.env.parameter_state.configure_for_evaluation(env_config, state)
         episodes, rewards, masks = self._runner, list[Tensor](), list[Tensor]()
         metrics: dict[str, Tensor] = {}
         episodes.begin()
@@ -342,7 +330,7 @@ def make_evaluator(
     """Make the evaluator of `eval()`; None if evaluations use the training environment, or there is none."""
     if num_eval_envs is not None and (type(num_eval_envs) is not int or num_eval_envs < 1):
         raise ValueError(f"`num_eval_envs` must be a whole number, at least 1, or None; got {num_eval_envs!r}.")
-    trained, policy, device = algorithm.env, algorithm.policy, algorithm.device
+    trained, policy = algorithm.env, algorithm.policy
     given, of_training = isinstance(eval_env, Env), eval_env is True or eval_env == "auto"
     if given and eval_env is trained:
         raise ValueError(
@@ -366,9 +354,7 @@ def make_evaluator(
     _warn_of_statistics(env, algorithm.config)
     if not of_training:
         validate(env)
-    generator = torch.Generator(device).manual_seed(part_seed(algorithm.seed, "eval_sampling"))
-    reset_every = algorithm.state_reset_every
-    return EpisodeEvaluator(env, policy, generator, algorithm.execution, state_reset_every=reset_every, factory=factory)
+    return EpisodeEvaluator(env, algorithm, factory)
 
 
 def _make_env(
