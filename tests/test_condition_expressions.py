@@ -53,13 +53,16 @@ def test_a_text_is_the_condition_that_classes_write(text, condition):
     assert is_expression(text)
 
 
+UNBALANCED = "A metric, a number or a parenthesis is missing, or there is one too many."
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         ("env/steps", ""),
-        ("env/steps >= 5 and", "A metric or a number is missing at the end."),
-        ("> 5", "A metric or a number is missing before '>'."),
-        ("and >= 5", "A metric or a number is missing before 'and'."),
+        ("env/steps >= 5 and", UNBALANCED),
+        ("> 5", UNBALANCED),
+        ("and >= 5", UNBALANCED),
         ("env/steps = 5", "'= 5' cannot be read."),
         ("env/steps => 5", "'=> 5' cannot be read."),
         ("env/steps ** 2 >= 5", "'** 2 >= 5' cannot be read."),
@@ -69,12 +72,14 @@ def test_a_text_is_the_condition_that_classes_write(text, condition):
         ("env/steps >= nan", "one must be a metric and the other a number."),
         ("5 >= 3", "one must be a metric and the other a number."),
         ("env/steps >= 1e999", "must be a finite number; got inf."),
-        ("(env/steps >= 5", "A `)` is missing."),
-        ("env/steps >= 5)", "')' is not expected there."),
-        ("env/steps >= 5 not", "'not' is not expected there."),
+        ("(env/steps >= 5", UNBALANCED),
+        ("env/steps >= 5)", UNBALANCED),
+        ("env/steps >= 5 not", UNBALANCED),
         ("a >= 1 and b", "'b' is compared with nothing."),
         ("wall_time and a >= 1", "'wall_time' is compared with nothing."),
-        ("__import__('os').getcwd() >= 1", "'__import__' is compared with nothing."),
+        ("__import__('os') >= 1", "'__import__' is compared with nothing."),
+        ("__import__('os').getcwd() >= 1", UNBALANCED),
+        ("() >= 1 or a", "`()` has nothing in it."),
         ("(" * 1000 + "a > 1" + ")" * 1000, "It is nested too deeply."),
     ],
 )

@@ -26,13 +26,11 @@ from rl8x.conditions import (
     StopsIncreasing,
     WallTime,
     as_condition,
-    as_conditions,
-    check_names,
     from_spec,
     kinds,
     to_spec,
 )
-from rl8x.conditions.base import KINDS
+from rl8x.conditions.base import KINDS, as_conditions, check_names
 
 X, EVAL = "losses/total", "eval/returns/mean"
 

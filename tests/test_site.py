@@ -133,7 +133,7 @@ def test_the_trainers_page_shows_its_arguments_and_none_of_its_internals(built: 
         assert f"<code>{argument}</code>" in about
     shown = {member.split('"')[0] for member in members}
     assert {"run", "stop", "step", "eval", "play", "plot", "save", "close", "resume", "log_model", "state"} <= shown
-    assert not shown & {"known", "evaluation_name", "evaluate_now", "check_run", "make_film_env", "go_on_from"}
+    assert not shown & {"known", "evaluation_name", "evaluate_now", "check_run", "go_on_from"}
 
 
 # What a reader types, and the page that is to come first.

@@ -70,6 +70,22 @@ def test_what_is_replaced_is_checked(fields, message):
         SPEC.replace(**fields)
 
 
+def test_params_show_conditions_as_python_does_and_what_no_file_can_hold_by_its_name():
+    written = ["env/steps >= 9", {"wall_time": "1m"}, {"nowhere.Mine": {"rows": 3}}, {"$unwritable": "<lambda>"}]
+    spec = RunSpec.read({**PLAIN, "stop_conditions": written})
+    assert spec.params == {
+        "run.steps_per_eval": 2,
+        "run.evals_per_film": None,
+        "run.max_steps": 3,
+        "run.stop_conditions": [
+            "HitsUpperBound('env/steps', 9)",
+            "WallTime('1m')",
+            "{'nowhere.Mine': {'rows': 3}}",
+            "<lambda>",
+        ],
+    }
+
+
 def test_a_run_takes_the_options_that_are_not_given_from_its_spec_once(tmp_path):
     trainer = Trainer.from_spec(SPEC.replace(checkpoints={"directory": str(tmp_path)}), tracker=MemoryTracker())
     assert trainer.run(max_steps=2)["algorithm/steps"] == 2

@@ -16,7 +16,7 @@ from tests.conftest import InProcess
 from tests.studies.killing import killed_at
 from tests.studies.synthetic import evaluations
 
-from rl8x.checkpoint import CheckpointManager
+from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.cli.study import _rows
 from rl8x.config import RunSpec
 from rl8x.distributed import Ranks

@@ -112,25 +112,6 @@ def test_what_is_ignored_stays_ignored(number):
         signal.signal(number, before)
 
 
-def test_the_user_is_told_once(capfd):
-    with SignalGuard() as guard:
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert guard.stop == signal.SIGTERM
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert capfd.readouterr().err == "rl8x: SIGTERM: ending after this step; Ctrl-C ends at once\n"
-
-
-def test_handlers_are_put_back_when_a_run_fails():
-    def fail(trainer, stats):
-        raise RuntimeError("out of luck")
-
-    trainer = make(trainer={"tracker": MemoryTracker(), "callbacks": [fail]})
-    with pytest.raises(RuntimeError, match="out of luck"):
-        run(trainer)
-
-
 @pytest.mark.parametrize("how", ["run", "step", "a loop over the trainer"])
 @pytest.mark.parametrize(
     ("codes", "status"),

@@ -90,10 +90,16 @@ class HitsUpperBound(_Bound):
 
 
 class _Patient(_OnMetric):
-    """A condition that is met when something held for `patience` fresh values in a row; meanwhile the verdict stays.
+    """A condition that is met when something held for `patience` fresh values in a row, after the first `after`.
 
     A value that is not finite may complete the count, but does not tell that something goes on: it is no verdict then.
-    The first `after` values give none either.
+
+    Args:
+        name: The metric.
+        patience: How often in a row, at least 1.
+        rtol: The difference from what a value is compared with that does not count, relative to that, at least 0.
+        atol: The same in the metric's unit, at least 0.
+        after: How many of the metric's first values are left out, at least 0.
     """
 
     def __init__(self, name: str, patience: int = 5, rtol: float = 0.0, atol: float = 0.0, after: int = 0) -> None:
@@ -222,15 +228,7 @@ class StopsDecreasing(_StopsImproving):
 
         value < lowest - max(atol, rtol * |lowest|)
 
-    makes a value the new lowest; the first finite value is the lowest so far, and one that is not finite never counts
-    as lower.
-
-    Args:
-        name: The metric.
-        patience: How often in a row, at least 1.
-        rtol: By how much of the lowest value another must be lower to count, at least 0.
-        atol: The same in the metric's unit (elsewhere `min_delta`), at least 0.
-        after: How many of the metric's first values are left out, at least 0.
+    makes a value the new lowest. The arguments are those of `StopsIncreasing`, with lower in the place of higher.
     """
 
     sign = -1
