@@ -31,18 +31,9 @@ def clip_and_apply(
     max_grad_norm: float | None,
     active: Tensor | None = None,
 ) -> Tensor:
-    """Clip a gradient to an L2 norm and update the weights by a rule, in place and without host syncs.
+    """Clip a gradient to an L2 norm and make a step of a rule, in place; return the norm before clipping, 0-d.
 
-    Args:
-        rule: The update rule.
-        state: The weights, `[size]`, and the rule's moments.
-        gradient: `[size]`.
-        lr: Learning rate, 0-d.
-        max_grad_norm: L2 norm over all weights to clip the gradient to; None does not clip.
-        active: 0-d bool on the device; False leaves the state unchanged.
-
-    Returns:
-        The norm before clipping, 0-d.
+    The `state` is the weights, `[size]`, and the rule's moments; where `active`, 0-d bool, is False, it stays as it is.
     """
     weights, *moments = state
     before = [] if active is None else [tensor.clone() for tensor in state]
@@ -112,11 +103,6 @@ class FlatWeights:
 class FlatOptimizer(FlatWeights):
     """Clips and applies the gradients of a set of weights as one vector.
 
-    Args:
-        weights: What to optimise, by name; weights and gradients become views of two vectors.
-        rule: The update rule.
-        lr: Initial learning rate.
-
     Attributes:
         gradient: The gradient, `[size]`, which backward passes add to.
         moments: The rule's state, by name.
@@ -148,11 +134,7 @@ class FlatOptimizer(FlatWeights):
         return clip_and_apply(self.rule, self.state, self.gradient, self.lr, max_grad_norm=max_grad_norm, active=active)
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """Return the moments of each weight by name, in the layout of `torch.optim`, whose optimizers load it.
-
-        Args:
-            copies: Whether to return copies, rather than views that change with training.
-        """
+        """Return the moments of each weight by name, in the layout of `torch.optim`, whose optimizers load it."""
         state: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
         for kind, moment in self.moments.items():
             vector = moment.clone() if copies else moment
@@ -163,15 +145,7 @@ class FlatOptimizer(FlatWeights):
         return {"state": state, "param_groups": [group]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore moments and learning rate in place, so that captured pointers stay valid.
-
-        Args:
-            state: A `state_dict` of this class, or of a `torch.optim` optimizer over the same weights: matched by name
-                if it has names, else by order. The rule's options stay unchanged.
-
-        Raises:
-            ValueError: If the state belongs to another kind of optimizer, or to other weights.
-        """
+        """Restore moments and learning rate in place, so that captured pointers stay valid."""
         saved = self._matched(state)
         for kind, moment in self.moments.items():
             moment.zero_()

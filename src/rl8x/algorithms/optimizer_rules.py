@@ -42,14 +42,7 @@ class Rule(ABC):
 
     @abstractmethod
     def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
-        """Update weights and moments in place.
-
-        Args:
-            weights: `[size]`.
-            gradient: `[size]`.
-            moments: In the order of `moments()`.
-            lr: Learning rate, 0-d; with 0 only the moments change.
-        """
+        """Update weights and moments in place."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -183,14 +176,6 @@ class AdaptiveRate:
 
         lr <- max(low, lr / 1.5)     where KL > 2 kl
               min(high, 1.5 lr)      where 0 < KL < kl / 2
-
-    Args:
-        kl: The wanted KL divergence between the policy that acted and the present one, in nats.
-        low: The smallest rate.
-        high: The largest.
-
-    Raises:
-        ValueError: If one is not a positive number, or `low` is above `high`.
 
     Source: rsl_rl's schedule "adaptive" (Schwarke et al. 2025, arXiv:2509.10771), whose largest rate is 1e-2.
     """

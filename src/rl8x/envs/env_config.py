@@ -35,11 +35,7 @@ _SHOWN_LENGTH: Final = 100
 
 
 def parsed(config: EnvConfig, owner: str = "env_config") -> dict[str, Any]:
-    """Return values by name: numbers, tuples of numbers, and distributions, also of those in plain form.
-
-    Raises:
-        ValueError: If a mapping is not a distribution's plain form; `owner` is the configuration's name in the message.
-    """
+    """Return values by name: numbers, tuples of numbers, and distributions, also of those in plain form."""
     values = {}
     for name, value in config.items():
         try:

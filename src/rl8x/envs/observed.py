@@ -51,10 +51,6 @@ class ScaledParameters:
 
     and with opposite sign likewise below d. Where the default is a bound, that side is empty. The declaration alone
     decides what is observed, not the `env_config` in force, so that it means the same under all of them.
-
-    Args:
-        parameters: The declared parameters; the vector has them in this order.
-        device: Where the values are.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], device: torch.device) -> None:

@@ -100,11 +100,7 @@ class ResolvedConfig:
         return any(each.metric is not None for each in self.curricula)
 
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Draw parameters, float32 `[num_envs]` each, from noise `[num_envs, noise_width]` in [0, 1).
-
-        Returns:
-            Their values by name, and of curricula that episodes decide the sources, int64 `[num_envs]`, by label.
-        """
+        """Draw parameters, float32 `[num_envs]` each, from noise `[num_envs, noise_width]` in [0, 1)."""
         values = {name: drawn.draw(noise[:, i]) for i, (name, drawn) in enumerate(self.drawn.items())}
         sources: dict[str, Tensor] = {}
         first = len(self.drawn)
@@ -127,21 +123,7 @@ def resolve_config(
     metrics: Sequence[str] = (),
     steered: bool = False,
 ) -> ResolvedConfig:
-    """Check an `env_config` against the parameters of an environment and turn it into tensors.
-
-    Args:
-        config: As `parsed` returns it.
-        parameters: The legal names with their bounds.
-        owner: The configuration's name in error messages, such as `CartPole: env_config`.
-        num_envs: Number of copies, which the argument `copies` sets, as error messages say.
-        device: Where the tensors go.
-        copies: See `num_envs`.
-        metrics: The environment's own metrics of episodes.
-        steered: Whether its numbers are going to change, so that no program may have them built in.
-
-    Raises:
-        ValueError: If a name is unknown or a value is out of bounds or of the wrong shape.
-    """
+    """Check an `env_config` against the parameters of an environment and turn it into tensors."""
     for name in config:
         if name not in parameters:
             raise ValueError(_unknown_name(name, parameters, owner))

@@ -168,11 +168,7 @@ def read_hdf5(path: Path) -> dict[str, Tensor]:
 
 
 def read_minari(source: Any) -> tuple[Any, list[dict[str, Tensor]]]:
-    """Return a `MinariDataset` and the transitions of each of its episodes; raises as `Dataset.from_minari`.
-
-    Args:
-        source: Its id, or the data set itself: what has `iterate_episodes()`.
-    """
+    """Return a `MinariDataset` and the transitions of each of its episodes; raises as `Dataset.from_minari`."""
     folder, load = getattr(getattr(source, "storage", None), "data_path", None), None
     if isinstance(source, str):
         folder, load = _minaris_folder(source)

@@ -25,14 +25,7 @@ _WIDER: Final = {"uint16": np.int32, "uint32": np.int64}
 
 @contextlib.contextmanager
 def refused_if_damaged(what: str) -> Iterator[None]:
-    """Say in one line that a file cannot be read, whatever goes wrong within the context.
-
-    Args:
-        what: The beginning of the message, which says what the file is not.
-
-    Raises:
-        ValueError: If so.
-    """
+    """Say in one line that a file cannot be read, whatever goes wrong within the context."""
     try:
         yield
     except ImportError:
@@ -43,16 +36,7 @@ def refused_if_damaged(what: str) -> Iterator[None]:
 
 
 def read_arrays(path: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Read arrays at the top of a file; those that are not there are left out.
-
-    Args:
-        path: The file.
-        names: Their names there, each with the one under which it is returned.
-
-    Raises:
-        ValueError: If one is not numbers of the file itself, or they do not fit into memory. A damaged file has h5py
-            raise others.
-    """
+    """Read arrays at the top of a file; those that are not there are left out."""
     import h5py
 
     with h5py.File(path, "r") as file:
@@ -62,11 +46,7 @@ def read_arrays(path: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
 
 
 def check_groups(path: Path) -> dict[str, dict[str, int]]:
-    """Check all arrays in the groups of a file as `read_arrays` does; return the rows of those at the top of each.
-
-    Raises:
-        ValueError: As `read_arrays` does.
-    """
+    """Check all arrays in the groups of a file as `read_arrays` does; return the rows of those at the top of each."""
     import h5py
 
     with h5py.File(path, "r") as file:

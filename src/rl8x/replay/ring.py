@@ -43,19 +43,9 @@ def all_finite(rows: Mapping[str, Tensor]) -> Tensor:
 class Replay:
     """The most recently appended rows; allocated at the first `append`, from its shapes and dtypes.
 
-    Args:
-        capacity: Rows that are kept, at least 1.
-        device: Where they live, and where batches are made.
-        path: A folder to keep them in, on a disk, by memory-mapped tensors; batches are then gathered by the CPU. None
-            keeps them in the device's memory.
-        available: Returns how many bytes a device has left, None where that is not known; what does not fit is refused.
-
     Attributes:
         size: Rows that are there.
         total: Rows that were ever appended.
-
-    Raises:
-        ValueError: If the capacity is less than 1.
     """
 
     def __init__(
@@ -86,17 +76,7 @@ class Replay:
 
     @torch.no_grad()
     def append(self, rows: Mapping[str, Tensor], *, checked: bool = False) -> None:
-        """Append rows, replacing the oldest.
-
-        Args:
-            rows: By name, each `[rows, ...]`; names, shapes and dtypes as at the first time.
-            checked: Whether the caller has made sure that they are finite; see `all_finite`. Else they are looked at
-                here, for which the host waits.
-
-        Raises:
-            ValueError: If they are not what a row holds, or not finite, or there is no room for a replay of this
-                capacity. Nothing is appended then.
-        """
+        """Append rows, replacing the oldest."""
         if not rows:
             return
         spec, counts = spec_of(rows), {tensor.size(0) for tensor in rows.values()}
@@ -126,15 +106,7 @@ class Replay:
         return self._columns
 
     def slots(self, first: int, last: int) -> Iterator[tuple[int, slice]]:
-        """Yield the slots of rows, in at most two pieces.
-
-        Args:
-            first: Number of the first, counted from the first row ever appended.
-            last: Number of the one after the last; no more than `capacity` after `first`.
-
-        Yields:
-            The number of a piece's first row, and the piece's slots.
-        """
+        """Yield the slots of rows, in at most two pieces."""
         while first < last:
             start = (first - self._base) % self.capacity
             stop = min(start + last - first, self.capacity)
@@ -142,19 +114,7 @@ class Replay:
             first += stop - start
 
     def sample(self, count: int, batch: int, generator: torch.Generator) -> Tensor:
-        """Draw rows uniformly, with replacement.
-
-        Args:
-            count: Batches.
-            batch: Rows of each.
-            generator: Source of the draws, on the replay's device.
-
-        Returns:
-            Where the rows are, `[count, batch]`, int64.
-
-        Raises:
-            RuntimeError: If the replay is empty.
-        """
+        """Draw rows uniformly, with replacement."""
         self._check_rows()
         return torch.randint(self.size, (count, batch), generator=generator, device=self.device)
 
@@ -210,10 +170,6 @@ class Replay:
         """Restore the rows of a state; if there are more than the capacity, the newest.
 
         With the same capacity each row comes to where it was, so that the same draws give the same rows.
-
-        Raises:
-            ValueError: If the state's rows hold something else than those here, or a segment is not what it should be;
-                in this case the replay is empty.
         """
         spec = spec_from_plain(state["columns"])
         if self._columns is not None and spec and list(spec.items()) != list(self._columns.spec.items()):
@@ -259,11 +215,7 @@ class Replay:
 
     @property
     def columns(self) -> Columns:
-        """Where the rows are.
-
-        Raises:
-            RuntimeError: If there are none yet.
-        """
+        """Where the rows are."""
         if self._columns is None:
             raise RuntimeError("a replay without rows has nothing to gather; append some before.")
         return self._columns

@@ -17,16 +17,7 @@ Content: TypeAlias = dict[str, Tensor]
 
 
 class Segment:
-    """A piece of a state that never changes under its name.
-
-    Args:
-        name: Its name, which nothing else ever has, in any run: small letters, digits and "-".
-        content: Returns its tensors on the CPU, as copies; called only where they are wanted, which is while the state
-            that the segment is part of is still the present one.
-
-    Raises:
-        ValueError: If the name is of another kind.
-    """
+    """A piece of a state that never changes under its name."""
 
     def __init__(self, name: str, content: Callable[[], Content]) -> None:
         if not is_segment_name(name):
@@ -63,10 +54,6 @@ class Segmentation:
 
     A full piece ends at a multiple of 32,768 rows, or fewer where these are more than 8 MB. A checkpoint therefore
     costs the rows that are new since the one before, and at most one piece besides.
-
-    Args:
-        pieces: Those of a state that was loaded, in the order of their rows. They keep their names; later ones get the
-            names of this object, which no other has: after a resume the same rows may come out otherwise.
     """
 
     def __init__(self, pieces: Iterable[Piece] = ()) -> None:

@@ -40,13 +40,6 @@ class Guided(nn.Module):
 
     Its state is the student's and the teacher's, each as if it acted alone.
 
-    Args:
-        student: The trained policy.
-        teacher: The policy that labels observations.
-        view: Selects what the teacher observes.
-        with_params: Whether labels are the parameters of the teacher's distribution rather than its actions.
-        samples: Whether the student's actions are sampled.
-
     Attributes:
         beta: Probability that the teacher acts, 0-d. Programs read it, so it is changed in place.
     """

@@ -29,17 +29,7 @@ _NOT_ACTING: Final = "value_moments."
 
 
 def find_teacher(given: Any, device: torch.device | str) -> tuple[Policy, str | None]:
-    """Return the policy that an argument specifies, and the name by which it can be found again, if it has one.
-
-    Args:
-        given: A policy or its file, an algorithm or its trainer, or a run's name, ID, folder or checkpoint.
-        device: Where a policy that is read is to be.
-
-    Raises:
-        TypeError: If it is none of these.
-        ValueError: If the file is not a policy file.
-        rl8x.checkpoint.CheckpointError: If no run is found, or it cannot be built.
-    """
+    """Return the policy that an argument specifies, and the name by which it can be found again, if it has one."""
     if isinstance(given, str | Path):
         if Path(given).suffix == SUFFIX and Path(given).is_file():
             return Policy.load(given, device=device), str(given)

@@ -68,17 +68,6 @@ class OnPolicyUpdater:
                 for minibatches in updater.minibatches():
                     updater.step(minibatches)
 
-    Args:
-        policy: What is trained.
-        config: Hyperparameters.
-        objective: What is minimised.
-        optimizer: Holds weights and gradients as flat vectors.
-        pack: The rollout's sequences.
-        execution: How the programs run.
-        generator: Draws the order of the data.
-        renews: Whether the pack may change between two epochs.
-        in_order: Whether the policy's calls depend on those before, as with dropout: then one thread makes them.
-
     Attributes:
         adapts: Whether the learning rate goes by the objective's; False where one was set in its place.
         prepared: Whether `prepare` has been called.
