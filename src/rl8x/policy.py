@@ -17,11 +17,11 @@ from rl8x.distributions import Distribution, make_distribution
 from rl8x.distributions.base import from_numbered, numbered
 from rl8x.distributions.registry import check_distribution
 from rl8x.functional import RunningMoments
+from rl8x.functional.statistics import make_obs_moments, normalize_obs, update_obs_moments
 from rl8x.keys import ACTION_MASK
 from rl8x.models import BUILTIN, Model, State, make_model
 from rl8x.models.registry import TrainingEffects, check_model, config_with_critic_obs, run_model
 from rl8x.names import resolved_arguments
-from rl8x.obs_moments import make_obs_moments, normalize_obs, update_obs_moments
 from rl8x.plain import thawed
 from rl8x.portable import Portable, to_rows
 from rl8x.spaces import check_mask, critic_only, without_parts

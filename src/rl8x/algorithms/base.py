@@ -31,7 +31,7 @@ from rl8x.algorithms.presets import with_preset
 from rl8x.algorithms.seeds import draw_seed, part_seed, seeded
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.env_config import AnyEnvConfig
+from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
 from rl8x.models.registry import TrainingEffects
 from rl8x.policy import Policy

@@ -15,7 +15,7 @@ from rl8x import keys
 from rl8x.algorithms.hyperparameters import flatten_params
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.env_config import AnyEnvConfig, shown_value
+from rl8x.envs.parameters import AnyEnvConfig, shown_value
 from rl8x.policy import Policy
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector

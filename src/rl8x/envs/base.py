@@ -30,9 +30,8 @@ from rl8x.envs.checks import (
     taken_actions,
     whole_number,
 )
-from rl8x.envs.env_config import EnvConfig, plain
 from rl8x.envs.parameter_state import ParameterState
-from rl8x.envs.parameters import Parameter, ResolvedConfig
+from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, plain
 from rl8x.envs.steps import Actions, Carry, Dynamics, Observation, Outcome, Parameters, State, Step, advanced
 from rl8x.spaces import tree_of
 from rl8x.trees import tree_map

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from rl8x import randomization
 from rl8x.envs.base import Env
-from rl8x.envs.env_config import EnvConfig, parsed
-from rl8x.envs.parameters import Parameter, resolve_config
+from rl8x.envs.parameters import EnvConfig, Parameter, parsed, resolve_config
 from rl8x.names import did_you_mean
 from rl8x.randomization import Choice, ParameterDistribution
 

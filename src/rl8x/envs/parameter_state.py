@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from rl8x.distributed import ranks
-from rl8x.envs.env_config import EnvConfig, parsed, plain
-from rl8x.envs.parameters import Parameter, ResolvedConfig, resolve_config
+from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, parsed, plain, resolve_config
 from rl8x.randomization.curriculum import NO_SOURCE, RETURNS, Curriculum, Episodes
 from rl8x.randomization.scheduled import PerCopy
 

@@ -16,7 +16,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import Checkpoint, CheckpointError
 from rl8x.drawing import LIGHT, Curve, draw_panels
 from rl8x.envs import Env, GymnasiumEnv
-from rl8x.envs.env_config import inherited_config
+from rl8x.envs.parameters import inherited_config
 from rl8x.names import did_you_mean
 from rl8x.policy import Policy
 from rl8x.tracking import MemoryTracker, MLflowTracker, Tracker

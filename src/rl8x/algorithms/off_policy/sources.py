@@ -25,7 +25,7 @@ from rl8x.algorithms.off_policy.updates import SCALE, WEIGHTS
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.base import Step
-from rl8x.envs.env_config import AnyEnvConfig
+from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.functional import RunningMoments, running_returns
 from rl8x.policy import Act, Policy
 from rl8x.replay.dataset import Dataset

@@ -14,8 +14,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import Rows, SequenceBatch, SequencePack, epoch, shuffled
-from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
-from rl8x.algorithms.optimizer_rules import AdaptiveRate
+from rl8x.algorithms.optimizer import AdaptiveRate, FlatOptimizer, clip_and_apply
 from rl8x.distributed import ranks, sum_over_ranks
 from rl8x.execution import Execution, Program
 from rl8x.execution.private import Substitution
