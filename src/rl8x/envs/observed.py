@@ -20,9 +20,9 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.envs.base import Env
+from rl8x.envs.base import Env, advanced, apart
 from rl8x.envs.parameters import Parameter
-from rl8x.envs.steps import Actions, Carry, Observation, Step, advanced, apart
+from rl8x.envs.steps import Actions, Carry, Observation, Step
 from rl8x.names import did_you_mean
 from rl8x.spaces import AsymmetricDict, critic_only
 

@@ -143,12 +143,12 @@ def plain_layers(modules: Iterable[nn.Module], x: Tensor, num_activations: int |
     plain linear layer, ReLU or tanh without hooks. With `num_activations`, those of a row in all layers, also where it
     would save no time.
     """
-    if private.is_traced():  # before rows are counted: an export would keep their number
+    if torch.compiler.is_compiling():  # before rows are counted: an export would keep their number
         return None
     if num_activations is not None and x.numel() // x.shape[-1] * num_activations < _MANY_ACTIVATIONS:
         return None
     direct = x.device.type == "cpu" and x.dtype == torch.float32
-    if not direct or torch.is_autocast_enabled("cpu"):
+    if not direct or torch.is_autocast_enabled("cpu") or private.is_traced():
         return None
     layers: list[Layer] = []
     for module in modules:

@@ -41,14 +41,13 @@ from rl8x.algorithms.hyperparameters import resolve_device
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import GRAD_NORM
 from rl8x.distributions import Distribution
-from rl8x.distributions.base import from_numbered
 from rl8x.distributions.composite import Composite
 from rl8x.envs import Env
 from rl8x.envs.observed import PARAMETERS
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.models.registry import BUILTIN
 from rl8x.names import unknown_name
-from rl8x.policy import Policy
+from rl8x.policy import Policy, from_numbered
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Bootstrap, Slot
 from rl8x.spaces import critic_only, describe_space, leaves, without_parts

@@ -21,12 +21,11 @@ from torch import Tensor, nn
 import rl8x
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.distributions.base import numbered
 from rl8x.envs.base import Step
 from rl8x.execution.threads import kept_generators
 from rl8x.models import State
 from rl8x.output import described
-from rl8x.policy import Act, Policy
+from rl8x.policy import Act, Policy, numbered
 from rl8x.portable import SUFFIX
 from rl8x.rollouts.step import Cursor, experience
 from rl8x.spaces import describe_space, space_from_plain, space_to_plain, where_rows
