@@ -261,7 +261,7 @@ def test_a_run_goes_on_to_the_bit(case, tmp_path):
         assert (kept == wanted).all()
 
 
-@pytest.mark.parametrize("case", [*EACH, "ppo, gru"])
+@pytest.mark.parametrize("case", [*EACH, "ppo, gru", "ppo, random start"])
 def test_the_seed_decides_all_bits_and_other_generators_are_left_alone(case):
     found = []
     for seed, other in ((2, 0), (2, 9), (3, 0)):

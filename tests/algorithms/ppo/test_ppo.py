@@ -14,7 +14,7 @@ from rl8x.algorithms import PPOConfig
 from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.on_policy.update import OnPolicyUpdater
 from rl8x.algorithms.ppo import PPO, PPO_LOSS_METRICS
-from rl8x.checkpoint.tree import clone, packed, unpacked
+from rl8x.checkpoint.tree import clone
 from rl8x.envs import CartPole, CartPoleInfinite, DiscreteDummy, GymnasiumEnv, Pendulum
 from rl8x.policy import Evaluation
 
@@ -327,17 +327,6 @@ def test_one_epoch_of_one_minibatch_is_measured_before_it_moves():
     assert (stats["monitors/kl_div"], stats["monitors/clip_frac"]) == (pytest.approx(0.0, abs=1e-6), 0.0)
 
 
-def test_a_saved_state_holds_moments_by_weight():
-    algorithm = tiny().build(CartPole)
-    train(algorithm, 1)
-    saved = unpacked(packed(algorithm.state_dict()))["optimizer"]  # as it comes out of a checkpoint
-    shapes = {name: [list(part.shape) for part in parts.values()] for name, parts in saved["moments"].items()}
-    assert shapes == {name: [list(weight.shape)] * 2 for name, weight in algorithm.policy.named_parameters()}
-    other = tiny(model_config={"hidden_sizes": [8]}).build(CartPole)
-    with pytest.raises(ValueError, match=r"exp_avg \[16, 4\], .* this one exp_avg \[8, 4\]"):
-        other.optimizer.load_state_dict(saved)
-
-
 # -- counters, schedules, rules
 
 
@@ -410,16 +399,6 @@ def test_the_buffer_is_a_tensordict_over_the_same_memory():
     algorithm.collect()
     assert pointers == {name: value.data_ptr() for name, value in algorithm.rollout.tensors.items()}
     assert torch.equal(algorithm.rollout[keys.OBS][0], algorithm.rollout[keys.OBS][0])
-
-
-def test_a_horizon_goes_on_where_the_last_one_ended():
-    algorithm = tiny().build(CartPole)
-    algorithm.collect()
-    last = algorithm.rollout[keys.OBS][16].clone(), algorithm.rollout[keys.STARTS][16].clone()
-    algorithm.step()
-    algorithm.collect()
-    assert torch.equal(algorithm.rollout[keys.OBS][0], last[0])
-    assert torch.equal(algorithm.rollout[keys.STARTS][0], last[1])
 
 
 # -- building
