@@ -107,7 +107,7 @@ def with_target(algorithm):
     disturb(algorithm, 0.5)
     algorithm.nets.targets["target"][1].copy_(algorithm.nets.trained["q"].optimizer.weights)
     target = [plain_outputs(algorithm, obs) for obs in batch_of(algorithm)[keys.NEXT_OBS]]
-    disturb(algorithm, 0.5)
+    disturb(algorithm, -1.0)
     return target
 
 
