@@ -42,10 +42,9 @@ LAYERS: list[dict[str, set[str]]] = [
     },
     {
         "portable": set(),
-        "obs_moments": set(),
-        "policy": {"obs_moments", "portable"},
+        "policy": {"portable"},
         "q_values": {"policy", "portable"},
-        "export": {"obs_moments", "policy", "portable"},
+        "export": {"policy", "portable"},
         "replay": set(),
         "rollouts": {"policy"},
         "film_files": set(),

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import Env
-from rl8x.obs_moments import make_obs_moments, moments_of_part, normalize_obs, update_obs_moments
+from rl8x.functional.statistics import make_obs_moments, moments_of_part, normalize_obs, update_obs_moments
 from rl8x.spaces import leaves, named_parts, torch_dtype
 from rl8x.trees import first_tensor, flatten_tree, unflatten_tree
 

@@ -198,16 +198,7 @@ def record_video(policy: Policy, env: Env, path: str | Path, **options: Any) -> 
 
 
 def make_filmed(maker: Callable[..., Env], num_envs: int, **options: Any) -> Env:
-    """Make an environment that has pictures: a simulator of Gymnasium's renders arrays.
-
-    Args:
-        maker: What makes it, as algorithms have it.
-        num_envs: Number of copies.
-        **options: `device` and `seed`.
-
-    Raises:
-        ValueError: If it has no pictures.
-    """
+    """Make an environment that has pictures: a simulator of Gymnasium's renders arrays."""
     kind = maker.func if isinstance(maker, functools.partial) else maker
     if isinstance(kind, type) and issubclass(kind, GymnasiumEnv):
         options["render_mode"] = "rgb_array"
@@ -232,14 +223,7 @@ def check_pictures(env: Env) -> None:
 
 
 class Camera:
-    """Takes pictures of all copies of an environment, side by side; those whose episode has ended fade.
-
-    Args:
-        env: The environment.
-        shown: How many copies are seen, the first ones; None is all.
-        columns: Copies in a row; None finds a number.
-        captions: Whether parameters, steps and returns are written above and below.
-    """
+    """Takes pictures of all copies of an environment, side by side; those whose episode has ended fade."""
 
     def __init__(self, env: Env, *, shown: int | None, columns: int | None, captions: bool) -> None:
         self._env, self._captions = env, captions

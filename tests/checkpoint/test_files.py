@@ -29,7 +29,7 @@ from rl8x.conditions.base import parts
 from rl8x.config import RunSpec
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
 from rl8x.models import MLPModel
-from rl8x.replay.segments import Segment
+from rl8x.replay.ring import Segment
 from rl8x.tracking import NullTracker
 from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.spool import Spool

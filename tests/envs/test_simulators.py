@@ -34,20 +34,6 @@ def train(env, **options):
     return stats
 
 
-def test_mujoco_through_gymnasium():
-    needs("mujoco")
-    env = GymnasiumEnv("InvertedPendulum-v5", 3, seed=0, time_limit=20, metrics={"reward_survive": "sum"})
-    reference = gymnasium.make("InvertedPendulum-v5")
-    obs, _ = env.reset()
-    np.testing.assert_allclose(obs[0], reference.reset(seed=0)[0], rtol=1e-6)
-    action = np.array([0.1], np.float32)
-    obs, *_ = env.step(torch.full((3, 1), 0.1))
-    np.testing.assert_allclose(obs[0], reference.step(action)[0], rtol=1e-5)
-    stats = train(env, horizon=48)
-    assert stats["episodes/info/reward_survive/mean"] == pytest.approx(stats["episodes/returns/mean"])
-    env.close()
-
-
 def changed_hopper(tmp_path, density, friction):
     """Make Gymnasium's Hopper of an XML file whose torso and friction are others: MuJoCo compiles it by itself."""
     import mujoco

@@ -15,7 +15,7 @@ from rl8x import keys
 from rl8x.algorithms.hyperparameters import flatten_params
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.env_config import AnyEnvConfig, shown_value
+from rl8x.envs.parameters import AnyEnvConfig, shown_value
 from rl8x.policy import Policy
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
@@ -53,19 +53,7 @@ class ResetSchedule:
 
 
 class Horizons:
-    """The horizons that an algorithm's policy plays in the training environment.
-
-    Args:
-        collector: Steps the policy in the environment.
-        rollout: Receives each horizon.
-        counters: The algorithm's, of which collects and steps of the environment are counted here.
-        resets: When the environment is reset.
-        start_seed: Seeds the times of the limit that first episodes begin at (`random_start`); None: they begin at 0.
-        summarise: Returns the statistics of a rollout's tensors, `[horizon + 1, num_envs, ...]`, given the horizon.
-
-    Raises:
-        ValueError: If first episodes cannot begin at such times in this environment.
-    """
+    """The horizons that an algorithm's policy plays in the training environment."""
 
     def __init__(
         self,
@@ -99,19 +87,7 @@ class Horizons:
         return self.resets.is_due(self.counters[keys.COLLECTS])
 
     def reset_if_due(self, env_config: AnyEnvConfig | None) -> bool:
-        """Update the environment's parameter distributions by counters and metrics, and reset it if due.
-
-        Args:
-            env_config: Values for the environment's parameters, or a function that returns them; see
-                `GenericAlgorithmBase.collect`.
-
-        Returns:
-            Whether it was reset.
-
-        Raises:
-            ValueError: If a name is unknown or a value out of its bounds, or `env_config` is another than the one in
-                force and no reset will ever apply it.
-        """
+        """Update the environment's parameter distributions by counters and metrics, and reset it if due."""
         known = {**self._row, **self.counters}
         is_due = self.reset_is_due()
         if callable(env_config):
@@ -130,15 +106,7 @@ class Horizons:
         return False
 
     def check_applies(self, env_config: Mapping[str, Any] | None) -> None:
-        """Raise if no reset will apply an `env_config`, or if its moving distributions can never move.
-
-        Args:
-            env_config: Values for the environment's parameters; None changes nothing.
-
-        Raises:
-            ValueError: If it is another than the one in force, and the environment was reset for the only time; or it
-                moves with the returns of episodes, and none ever ends.
-        """
+        """Raise if no reset will apply an `env_config`, or if its moving distributions can never move."""
         if self.reset_is_due():
             self._check_moves(env_config)
             return

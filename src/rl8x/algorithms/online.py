@@ -210,11 +210,7 @@ def _check_instance(config: OnlineConfig, env: Env, device: torch.device, env_kw
 
 
 def _check_call(env: EnvLike, factory: functools.partial[Env]) -> None:
-    """Raise if a function cannot be called like a factory of environments.
-
-    Raises:
-        TypeError: If it cannot; a class reports missing arguments itself.
-    """
+    """Raise if a function cannot be called like a factory of environments."""
     if isinstance(env, str) or inspect.isclass(env):
         return
     try:

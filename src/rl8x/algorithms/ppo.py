@@ -144,12 +144,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         return self._made(advantages, targets), explained
 
     def _estimated(self, data: Mapping[str, Tensor], values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return advantages, normalised if so configured, and returns, `[horizon, num_envs]` each.
-
-        Args:
-            data: The rollout without its last slot, as in `targets`.
-            values: Values of its observations and of the one after them, `[horizon + 1, num_envs]`.
-        """
+        """Return advantages, normalised if so configured, and returns, `[horizon, num_envs]` each."""
         config, rewards, valid = self.config, data[keys.REWARDS], data.get(keys.VALID)
         if config.normalize_rewards:
             rewards = self.return_moments.normalize(rewards, center=False)
@@ -334,10 +329,6 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         """Compute the values of a rollout's observations again, without host syncs unless they are free.
 
         A recurrent policy begins each sequence with the state that was stored when it was collected, as updates do.
-
-        Returns:
-            Values `[horizon + 1, num_envs]`, and those of the observations before resets, read only where an episode
-            was truncated, `[horizon, num_envs]`, both in units of rewards.
         """
         rollout, num_envs, horizon = self.rollout, self.config.num_envs, self.config.horizon
         workers, chunk = self.updater.workers, self.updater.chunk_rows(self.updater.workers)

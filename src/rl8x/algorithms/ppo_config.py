@@ -9,7 +9,7 @@ from typing import Any, Self
 from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
 from rl8x.algorithms.memory_check import Space, slot_bytes
 from rl8x.algorithms.on_policy import OnPolicyConfig
-from rl8x.algorithms.optimizer_rules import AdaptiveRate
+from rl8x.algorithms.optimizer import AdaptiveRate
 from rl8x.distributions import Distribution
 from rl8x.schedules import Schedule
 

@@ -34,7 +34,7 @@ from rl8x.checkpoint.metadata import DESCRIPTION, FORMAT, STATE, VERSION, Metada
 from rl8x.checkpoint.tree import CheckpointError, with_segments
 from rl8x.config.spec import RunSpec
 from rl8x.disk import SUMS, link_or_copy, sums_of, sync_folder, write_synced, wrong_sums
-from rl8x.replay.segments import Content, Segment, is_segment_name
+from rl8x.replay.ring import Content, Segment, is_segment_name
 from rl8x.tracking.secrets import hide_in_data
 
 _SEGMENT: Final = ".segment.pt"

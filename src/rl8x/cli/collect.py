@@ -17,7 +17,7 @@ from rl8x import keys
 from rl8x.cli.acting import acting_at_random, acting_options, asked_config, check_spaces, in_words, load_acting
 from rl8x.cli.errors import FiniteRange, UserError, users_mistakes
 from rl8x.envs import Env, validate
-from rl8x.envs.steps import advanced
+from rl8x.envs.base import advanced
 from rl8x.output import say
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset

@@ -11,9 +11,9 @@ compiled program cannot take a generator, and because equal noise is what makes 
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import EllipsisType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import gymnasium
 import torch
@@ -25,19 +25,21 @@ from rl8x.envs.canvas import DrawsItself
 from rl8x.envs.checks import (
     check_declared,
     check_restored,
+    check_rows,
     check_time_limit,
     refuse_observing,
     taken_actions,
     whole_number,
 )
-from rl8x.envs.env_config import EnvConfig, plain
 from rl8x.envs.parameter_state import ParameterState
-from rl8x.envs.parameters import Parameter, ResolvedConfig
-from rl8x.envs.steps import Actions, Carry, Dynamics, Observation, Outcome, Parameters, State, Step, advanced
+from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, plain
+from rl8x.envs.steps import Actions, Carry, Dynamics, Observation, Outcome, Parameters, State, Step
 from rl8x.spaces import tree_of
 from rl8x.trees import tree_map
 
 __all__ = ["Actions", "Carry", "Env", "Observation", "Outcome", "Parameter", "Parameters", "State", "Step"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 MAX_EVAL_ENVS: Final = 128
 """Copies, and so episodes, of an environment that is made for evaluations, unless more are asked for."""
@@ -488,3 +490,27 @@ def _apart(obs: Observation, state: State) -> Any:
     """Copy tensors that an observation shares with the state, so that changing them does not change the physics."""
     shared = {value.untyped_storage().data_ptr() for value in state.values()}
     return tree_map(lambda part: part.clone() if part.untyped_storage().data_ptr() in shared else part, obs)
+
+
+def advanced(env: Env, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
+    """Step an environment; arguments and results are those of `Env.advance`.
+
+    One with a state of its own may be anybody's code, which writes into the actions that it gets and into the tensors
+    that it gave: it gets copies, and copies of its results go on, unless its `advance` is known to be `apart`.
+    """
+    is_apart = env.capturable or getattr(env.advance, "is_apart", False)  # `validate` has looked at a pure one
+    carry, step = env.advance(carry, actions if is_apart else tree_map(Tensor.clone, actions), noise)
+    shapes = step.rewards.shape, step.terminated.shape, step.truncated.shape
+    if not env.capturable and shapes != ((env.num_envs,),) * 3:
+        flags = {"terminated": step.terminated, "truncated": step.truncated}
+        check_rows(f"{type(env).__name__}.advance", env.num_envs, rewards=step.rewards, **flags)
+    if is_apart:
+        return carry, step
+    parts: Any = (part if part is None else tree_map(Tensor.clone, part) for part in step)
+    return carry, Step(*parts)
+
+
+def apart(advance: Function) -> Function:
+    """Mark an `advance` whose simulator gets copies of the actions, and gives none of the tensors that are returned."""
+    advance.is_apart = True  # type: ignore[attr-defined]
+    return advance

@@ -35,10 +35,6 @@ class Canvas:
     """A picture in the making.
 
     Points are in the units of `view`, y upwards; widths and radii too, in those of y.
-
-    Args:
-        width: Of the picture, in pixels.
-        height: Of the picture, in pixels.
     """
 
     def __init__(self, width: int = SIZE[0], height: int = SIZE[1]) -> None:
@@ -88,15 +84,7 @@ class Canvas:
             self._disc(end, thick / 2, fill)
 
     def text(self, at: Point, text: str, size: float, colour: str = INK, *, anchor: str = "mm") -> None:
-        """Write a text.
-
-        Args:
-            at: Where its anchor is.
-            text: The text.
-            size: Of the letters, in the units of y.
-            colour: Of the letters.
-            anchor: Pillow's: left, middle or right (`l`, `m`, `r`), and top, middle or baseline (`t`, `m`, `s`).
-        """
+        """Write a text."""
         letters = font(max(1, round(size * self._scales[1])))
         self._draw.text(self._at(at), text, fill=colour, font=letters, anchor=anchor)
 

@@ -23,7 +23,7 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
-from rl8x.envs.base import MAX_EVAL_ENVS, Actions, Carry, Env, Observation, Step
+from rl8x.envs.base import MAX_EVAL_ENVS, Actions, Carry, Env, Observation, Step, apart
 from rl8x.envs.bindings import Attribute, Function, Scale, bindings_of
 from rl8x.envs.bound_parameters import BoundBatch, BoundCopies
 from rl8x.envs.checks import check_reset, check_step, check_time_limit, refuse_observing
@@ -31,7 +31,6 @@ from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.mujoco_model import ModelField
 from rl8x.envs.parameters import ResolvedConfig
 from rl8x.envs.simulator import SimulatorEnv
-from rl8x.envs.steps import apart
 from rl8x.envs.vectorised import (
     Source,
     ask_for_final_obs,

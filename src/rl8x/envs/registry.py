@@ -176,11 +176,7 @@ def _check_concrete(env_class: type) -> None:
 
 
 def _with_arguments(maker: Callable[..., Any], arguments: Mapping[str, Any]) -> EnvMaker:
-    """Return what makes environments with keyword arguments, those before `num_envs` by position as the number is.
-
-    Raises:
-        TypeError: If one of these is missing.
-    """
+    """Return what makes environments with keyword arguments, those before `num_envs` by position as the number is."""
     given: list[Any] = []
     keywords = dict(arguments)
     while isinstance(maker, functools.partial):

@@ -89,14 +89,7 @@ def masked_mean(x: Tensor, mask: Tensor, dim: int) -> Tensor:
 
 
 class LinearStack(nn.Module):
-    """Linear layers side by side, of which each has its own rows: `[size, rows, inputs]` to `[size, rows, outputs]`.
-
-    Args:
-        size: How many.
-        num_inputs: Width of the input of each.
-        num_outputs: Width of the output of each.
-        gain: Gain of their orthogonal weights; biases are 0, as in `nn.mlp.linear`.
-    """
+    """Linear layers side by side, of which each has its own rows: `[size, rows, inputs]` to `[size, rows, outputs]`."""
 
     def __init__(self, size: int, num_inputs: int, num_outputs: int, gain: float) -> None:
         super().__init__()

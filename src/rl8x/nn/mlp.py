@@ -143,12 +143,12 @@ def plain_layers(modules: Iterable[nn.Module], x: Tensor, num_activations: int |
     plain linear layer, ReLU or tanh without hooks. With `num_activations`, those of a row in all layers, also where it
     would save no time.
     """
-    if private.is_traced():  # before rows are counted: an export would keep their number
+    if torch.compiler.is_compiling():  # before rows are counted: an export would keep their number
         return None
     if num_activations is not None and x.numel() // x.shape[-1] * num_activations < _MANY_ACTIVATIONS:
         return None
     direct = x.device.type == "cpu" and x.dtype == torch.float32
-    if not direct or torch.is_autocast_enabled("cpu"):
+    if not direct or torch.is_autocast_enabled("cpu") or private.is_traced():
         return None
     layers: list[Layer] = []
     for module in modules:
@@ -252,22 +252,14 @@ def _differentiable_gradients(
 
 
 def check_widths(**widths: int) -> None:
-    """Refuse numbers, by the names of arguments, that are not whole or less than 1.
-
-    Raises:
-        ValueError: At the first such number.
-    """
+    """Refuse numbers, by the names of arguments, that are not whole or less than 1."""
     for name, width in widths.items():
         if not isinstance(width, numbers.Integral) or isinstance(width, bool) or width < 1:
             raise ValueError(f"`{name}` must be a whole number of at least 1; got {width!r}.")
 
 
 def check_sizes(name: str, sizes: Sequence[int]) -> None:
-    """Refuse widths that are not whole numbers of at least 1.
-
-    Raises:
-        ValueError: At the first such width.
-    """
+    """Refuse widths that are not whole numbers of at least 1."""
     whole = isinstance(sizes, Sequence) and all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
     if isinstance(sizes, str) or not whole or any(size < 1 for size in sizes):
         raise ValueError(f"`{name}` must be a list of whole numbers of at least 1, such as [256, 256]; got {sizes!r}.")

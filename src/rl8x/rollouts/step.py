@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.envs.base import Carry, Env, Step
-from rl8x.envs.steps import advanced
+from rl8x.envs.base import Carry, Env, Step, advanced
 from rl8x.execution import Execution
 from rl8x.models import State
 from rl8x.policy import Act, Policy

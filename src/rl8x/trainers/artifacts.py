@@ -19,7 +19,7 @@ from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.distributed import ranks
 from rl8x.drawing import LIGHT, draw_panels
 from rl8x.envs import Env, GymnasiumEnv
-from rl8x.envs.env_config import inherited_config
+from rl8x.envs.parameters import inherited_config
 from rl8x.names import did_you_mean
 from rl8x.policy import Policy
 from rl8x.tracking import MemoryTracker, MLflowTracker, Tracker

@@ -20,7 +20,7 @@ from rl8x.checkpoint.metadata import Resolved
 from rl8x.conditions.spec import kinds_in
 from rl8x.config.describe import default_of, unwritable_in
 from rl8x.config.spec import RunSpec
-from rl8x.envs.env_config import function_name, shown_value
+from rl8x.envs.parameters import function_name, shown_value
 from rl8x.importing import import_named, is_dotted, needs_word
 from rl8x.output import counted, is_interactive
 from rl8x.tracking import MLflowTracker, Tracker

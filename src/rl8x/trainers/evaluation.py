@@ -20,8 +20,16 @@ from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import ranks
 from rl8x.envs import Env, GymnasiumEnv, env_maker, validate
 from rl8x.envs.base import MAX_EVAL_ENVS
-from rl8x.envs.env_config import AnyEnvConfig, Given, inherited_config, moving_in, parsed, part_of_config, plain
-from rl8x.envs.parameters import wrong_number
+from rl8x.envs.parameters import (
+    AnyEnvConfig,
+    Given,
+    inherited_config,
+    moving_in,
+    parsed,
+    part_of_config,
+    plain,
+    wrong_number,
+)
 from rl8x.envs.vectorised import own_statistics
 from rl8x.rollouts.episodes import EpisodeRunner, warn_of_cut
 from rl8x.rollouts.statistics import Stats, info_means, masked_summary, named, summary

@@ -28,7 +28,7 @@ from rl8x.config.describe import unwritable_in
 from rl8x.config.spec import RunSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.env_config import AnyEnvConfig, Given, function_form, function_name, inherited_config, shown_value
+from rl8x.envs.parameters import AnyEnvConfig, Given, function_form, function_name, inherited_config, shown_value
 from rl8x.importing import texts
 from rl8x.plain import dump_run
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker

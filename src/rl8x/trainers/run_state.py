@@ -24,7 +24,7 @@ from rl8x.conditions import (
 from rl8x.conditions.base import FromCallable, as_conditions, check_names, in_turn, named, parts
 from rl8x.config.describe import unwritable, unwritable_in
 from rl8x.config.spec import RunOptions
-from rl8x.envs.env_config import function_form, function_name, plain
+from rl8x.envs.parameters import function_form, function_name, plain
 from rl8x.importing import Trust
 from rl8x.names import did_you_mean
 from rl8x.plain import thawed

@@ -16,7 +16,7 @@ import torch
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.distributed import ranks
-from rl8x.envs.env_config import AnyEnvConfig
+from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.rollouts.statistics import Stats
 from rl8x.tracking.names import legal_name, metric_value
 from rl8x.trainers.non_finite import Guard, OnNonFinite, take_counts

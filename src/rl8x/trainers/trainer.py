@@ -27,7 +27,7 @@ from rl8x.config.describe import checkpoints_plain, run_spec, unwritable
 from rl8x.config.spec import RunOptions, RunSpec, TrainerSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.env_config import AnyEnvConfig, followed_in, parsed
+from rl8x.envs.parameters import AnyEnvConfig, followed_in, parsed
 from rl8x.names import did_you_mean
 from rl8x.output import counted, described
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker

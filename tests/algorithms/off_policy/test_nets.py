@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from rl8x.algorithms.off_policy.nets import Nets
-from rl8x.algorithms.optimizer_rules import make_rule
+from rl8x.algorithms.optimizer import make_rule
 
 
 def perceptron(seed=0):

@@ -17,7 +17,7 @@ from rl8x.algorithms.horizons import ResetSchedule
 from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
 from rl8x.algorithms.memory_check import Space, row_bytes, slot_bytes
 from rl8x.algorithms.online import OnlineConfig
-from rl8x.algorithms.optimizer_rules import OPTIMIZERS, make_rule
+from rl8x.algorithms.optimizer import OPTIMIZERS, make_rule
 from rl8x.envs import Env
 from rl8x.models import Model
 from rl8x.replay.dataset import Dataset

@@ -49,10 +49,10 @@ from rl8x.algorithms.off_policy.updates import (
     block_size,
     update_stats,
 )
-from rl8x.algorithms.optimizer_rules import make_rule
+from rl8x.algorithms.optimizer import make_rule
 from rl8x.algorithms.seeds import part_seed, seeded
 from rl8x.envs import Env, validate
-from rl8x.envs.env_config import AnyEnvConfig
+from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution.threads import flushed_denormals
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset

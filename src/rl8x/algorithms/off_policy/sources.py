@@ -25,7 +25,7 @@ from rl8x.algorithms.off_policy.updates import SCALE, WEIGHTS
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.base import Step
-from rl8x.envs.env_config import AnyEnvConfig
+from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.functional import RunningMoments, running_returns
 from rl8x.policy import Act, Policy
 from rl8x.replay.dataset import Dataset
@@ -130,10 +130,6 @@ class Source:
 
 class ReplaySource(Source):
     """A replay of what the policy does in an environment.
-
-    Args:
-        config: The hyperparameters.
-        horizons: Plays the policy; its rollout has the tensors of `transition`.
 
     Attributes:
         return_scale: What rewards are multiplied by in updates; None leaves them as they are.
@@ -369,11 +365,6 @@ class ReturnScale(nn.Module):
         1 / max(std of G, max |G| / bound),    G_t = r_t + gamma (1 - cut_{t-1}) G_{t-1}
 
     over all transitions ever seen. A replay keeps rewards as they were; updates scale them by the present number.
-
-    Args:
-        num_envs: Copies of the environment.
-        gamma: Discount of one step.
-        bound: The largest return.
 
     Source: Engstrom et al. 2020, arXiv:2005.12729, section 3 (running returns).
     """

@@ -23,12 +23,11 @@ from rl8x.algorithms.memory_check import CountedNets, check_networks, check_trai
 from rl8x.algorithms.on_policy.config import SEQ_LEN, OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import SequencePack, rounded_parts
 from rl8x.algorithms.on_policy.update import Objective, OnPolicyUpdater
-from rl8x.algorithms.optimizer import FlatOptimizer, updates_not_finite
-from rl8x.algorithms.optimizer_rules import make_rule
+from rl8x.algorithms.optimizer import FlatOptimizer, make_rule, updates_not_finite
 from rl8x.algorithms.seeds import part_seed, seeded
 from rl8x.distributed import ranks
 from rl8x.envs import Env, validate
-from rl8x.envs.env_config import AnyEnvConfig
+from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import Program
 from rl8x.execution.threads import flushed_denormals
 from rl8x.policy import Policy
@@ -350,7 +349,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         """Return the state that updates change: weights, optimizer, and the order of minibatches."""
         return {
             "policy": self.policy.state_dict(),
-            "optimizer": self.optimizer.state_dict(copies=False),
+            "optimizer": self.optimizer.state_dict(),
             "order_generator": self.updater.generator.get_state(),
         }
 

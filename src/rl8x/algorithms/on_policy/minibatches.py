@@ -55,12 +55,6 @@ def rounded_parts(name: str, space: Space) -> frozenset[str]:
 class SequencePack:
     """Sequences of `seq_len` consecutive steps of one copy, packed for gathering.
 
-    Args:
-        horizon: Steps of the rollout.
-        num_envs: Copies in it.
-        seq_len: Steps of a sequence; 1 is single transitions.
-        exact: Names of what float32 would round.
-
     Attributes:
         num_sequences: Sequences in it.
         sources: The packed numbers, `[num_sequences, seq_len, columns]`, and the states, each `[num_sequences, *]`.
@@ -84,13 +78,9 @@ class SequencePack:
         self._states: dict[str, Tensor] = {}
 
     def fill(self, tensors: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
-        """Copy a rollout in.
+        """Copy a rollout's tensors, `[horizon, num_envs, ...]`, in, and states, `[horizon / seq_len, num_envs, *]`.
 
-        Args:
-            tensors: Time-major, each `[horizon, num_envs, ...]`; whole numbers and flags become float32, exact up to
-                2^24. Those in float64, `exact`, and of more than 256 numbers a transition are not copied and must stay
-                as they are until the next `fill`.
-            states: The policy's state before each sequence, each `[horizon / seq_len, num_envs, *]`.
+        What is wide is not copied, and must stay as it is until the next `fill`.
         """
         packed = self.sources[0] if self.sources else self._allocate(tensors)
         sequences, length = self.horizon // self.seq_len, self.seq_len

@@ -14,8 +14,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import Rows, SequenceBatch, SequencePack, epoch, shuffled
-from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
-from rl8x.algorithms.optimizer_rules import AdaptiveRate
+from rl8x.algorithms.optimizer import AdaptiveRate, FlatOptimizer, clip_and_apply
 from rl8x.distributed import ranks, sum_over_ranks
 from rl8x.execution import Execution, Program
 from rl8x.execution.private import Substitution
@@ -67,17 +66,6 @@ class OnPolicyUpdater:
             for epoch in updater.epochs():
                 for minibatches in updater.minibatches():
                     updater.step(minibatches)
-
-    Args:
-        policy: What is trained.
-        config: Hyperparameters.
-        objective: What is minimised.
-        optimizer: Holds weights and gradients as flat vectors.
-        pack: The rollout's sequences.
-        execution: How the programs run.
-        generator: Draws the order of the data.
-        renews: Whether the pack may change between two epochs.
-        in_order: Whether the policy's calls depend on those before, as with dropout: then one thread makes them.
 
     Attributes:
         adapts: Whether the learning rate goes by the objective's; False where one was set in its place.
