@@ -81,7 +81,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
             self.policy.show_params()
         self.entropy_schedule = config.schedule("entropy_coeff")
         self.return_moments = RunningMoments(()).to(self.device)
-        self.running_return = torch.zeros(config.num_envs, device=self.device)
+        self.running_return = torch.zeros(env.num_envs, device=self.device)
         values = self.policy.value_moments
         learned = [*self.return_moments.buffers(), *([] if values is None else values.buffers())]
         self.learned_by_targets = [self.running_return, *learned]
@@ -299,7 +299,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         means = torch.where(counted, rows, 0.0).sum(0) / counted.sum(0).clamp(min=1)
         stats: dict[str, Number] = dict(zip((*names, GRAD_NORM), means, strict=True))
         if self.config.target_kl_div is not None:
-            stats[_REFUSED] = self.config.updates_per_step - applied.sum()
+            stats[_REFUSED] = self.updates_per_step - applied.sum()
         return stats
 
     def watch(self, row: Mapping[str, float]) -> None:
@@ -339,7 +339,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
             Values `[horizon + 1, num_envs]`, and those of the observations before resets, read only where an episode
             was truncated, `[horizon, num_envs]`, both in units of rewards.
         """
-        rollout, num_envs, horizon = self.rollout, self.config.num_envs, self.config.horizon
+        rollout, num_envs, horizon = self.rollout, self.rollout.num_envs, self.config.horizon
         workers, chunk = self.updater.workers, self.updater.chunk_rows(self.updater.workers)
         values = torch.zeros_like(rollout[keys.VALUES])
         finals = torch.zeros_like(values[:horizon])

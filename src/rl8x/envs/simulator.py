@@ -25,6 +25,8 @@ class SimulatorEnv(Env):
     capturable: ClassVar[bool] = False
     resumable: ClassVar[bool] = False
 
+    takes_render_mode: ClassVar[bool] = False
+    """Whether it renders frames where it is made with `render_mode="rgb_array"`."""
     episode_metrics: EpisodeMetrics = EpisodeMetrics(())
     next_seed: int | None = None
     """The seed of the simulator's next reset, after `set_seed`, narrowed; None lets its random numbers go on."""
@@ -57,14 +59,17 @@ class SimulatorEnv(Env):
         final_obs: Observation,
         parameters: Mapping[str, Tensor],
         info: Mapping[str, Any],
+        valid: Tensor | None = None,
+        ended: Tensor | None = None,
     ) -> tuple[Carry, Step]:
         """Return the carry after a step and its result, given what comes before, the next parameters and the report."""
-        done = terminated | truncated
+        done = terminated | truncated if ended is None else ended
         returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
-        metrics = self.episode_metrics.update(carry.get("metrics", {}), info, None, torch.ones_like(done))
+        counted = torch.ones_like(done) if valid is None else valid
+        metrics = self.episode_metrics.update(carry.get("metrics", {}), info, None, counted)
         self.episode_metrics.check_reported(metrics, info, done)
         values = self.episode_metrics.values(metrics)
-        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, values)
+        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, valid, values, ended=ended)
         following = self.next_carry(done, elapsed, returns, parameters)
         return following | {"metrics": self.episode_metrics.restarted(metrics, done)}, step
 

@@ -70,6 +70,8 @@ def outcome(step: Step) -> dict[str, Tensor]:
     }
     if step.valid is not None:
         named[keys.VALID] = step.valid
+    if step.ended is not None:
+        named[keys.ENDED] = step.ended
     named |= {f"{keys.SOURCES}/{label}": value for label, value in step.sources.items()}
     return named | {f"{keys.METRICS}/{name}": value for name, value in step.metrics.items()}
 

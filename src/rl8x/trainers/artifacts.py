@@ -15,7 +15,7 @@ from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import Checkpoint, CheckpointError
 from rl8x.drawing import LIGHT, Curve, draw_panels
-from rl8x.envs import Env, GymnasiumEnv
+from rl8x.envs import Env
 from rl8x.envs.env_config import inherited_config
 from rl8x.names import did_you_mean
 from rl8x.policy import Policy
@@ -59,7 +59,7 @@ def make_film_env(algorithm: GenericAlgorithmBase[Any], evaluated: Env | None, c
     if known is None:
         raise ValueError("there is nothing to film: the algorithm trains without an environment. Give an `eval_env`.")
     twin = None
-    if isinstance(known.unwrapped, GymnasiumEnv) and known.render_mode is None:
+    if getattr(known.unwrapped, "takes_render_mode", False) and known.render_mode is None:
         again: Any = known
         twin = again.another(copies, seed=algorithm.seed, render_mode="rgb_array")
     if twin is None:
@@ -84,8 +84,8 @@ def play(
     """Film the current policy in what `make_film_env` made; moving parameters are drawn from the training's ranges."""
     try:
         config = inherited_config(env_config, copies)
-        if env.num_envs != copies:  # one that was copied may have more than are seen
-            rows = [i % copies for i in range(env.num_envs)]
+        if env.num_copies != copies:  # one that was copied may have more than are seen
+            rows = [i % copies for i in range(env.num_copies)]
             config = {name: tuple(v[i] for i in rows) if isinstance(v, tuple) else v for name, v in config.items()}
         training = None if algorithm.env is None else algorithm.env.parameter_state
         env.parameter_state.configure_for_evaluation(config, training)

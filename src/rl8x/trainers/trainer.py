@@ -364,7 +364,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         """Configure the trainer's parts for a run, before it begins; return its progress reporter."""
         algorithm = self.algorithm
         config = algorithm.config
-        collected = 0 if algorithm.env is None else config.num_envs * config.horizon * ranks().size
+        collected = 0 if algorithm.env is None else algorithm.env.num_envs * config.horizon * ranks().size
         run.begin(algorithm.counters, {algorithm.clock: 0, keys.ENV_STEPS: collected})
         algorithm.plan_execution(run.most_steps)
         self.evaluations.env_config = run.eval_env_config
@@ -689,6 +689,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             names -= _COLLECTED
         else:
             names |= {*keys.info_metrics(env.metric_names), *keys.parameter_metrics(env.parameters)}
+            names |= set() if env.team is None else {keys.COPY_STEPS, *keys.agent_metrics(env.team.names)}
         evaluated = {keys.EVAL_PREFIX + name for name in self.evaluations.measured}
         return frozenset(names | {*self.algorithm.metrics} | evaluated | declared_by(self.callbacks))
 
