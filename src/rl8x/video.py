@@ -267,7 +267,7 @@ class Camera:
             self._went_on = self._moment.running
         self._moment = moment
         if self._env.draws:
-            states = on_host(moment.state)
+            states = on_host(moment.state, self._env.team)
             # Where physics are not pure, the state after an episode's end is the next one's.
             seen = self._went_on if self._env.capturable else moment.running
             for copy in (copy for copy in self._copies if seen[copy]):

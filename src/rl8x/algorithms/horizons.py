@@ -279,9 +279,14 @@ class Horizons:
             "env": type(env.unwrapped).__name__,
             "env.time_limit": env.time_limit,
             **({"env.observe_parameters": env.observe_parameters} if env.parameters else {}),
-            **({} if env.team is None else flatten_params("env", {"copies": env.num_copies, **env.team.params})),
+            **({} if env.team is None else flatten_params("env", self._team_params(env.team))),
             **flatten_params("env", env.params or {"kwargs": _factory_arguments(factory)}),
         }
+
+    def _team_params(self, team: Team) -> dict[str, Any]:
+        """Return what is recorded of the agents, and of the weights that they act by."""
+        separate = self.collector.policy.num_separate > 1
+        return {"copies": self.env.num_copies, "policies": "one each" if separate else "shared", **team.params}
 
     @property
     def tags(self) -> dict[str, str]:

@@ -22,6 +22,7 @@ from rl8x.config.algorithms import algorithm_config_class, restored_options
 from rl8x.config.describe import default_of, plain_value, unwritable_in
 from rl8x.config.spec import RunSpec
 from rl8x.envs.simulator import StandIn
+from rl8x.envs.team import Team
 from rl8x.importing import CLASS, UntrustedError, is_dotted, texts
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
@@ -143,12 +144,16 @@ def spaces_of(resolved: Resolved) -> list[gymnasium.Space[Any]]:
 def _stand_in(spec: RunSpec, resolved: Resolved, config: Any) -> StandIn:
     """Make what has the spaces of the environment that a spec does not describe."""
     problem = next(unwritable_in(spec.env.env), "no password is kept in a checkpoint, and its arguments had one")
+    arguments = (resolved["policy"] or {}).get("arguments", {})
+    separate = (arguments.get("model_config") or {}).get("separate", 0)
+    agents = [str(i) for i in range(separate)]  # that have weights of their own
     return StandIn(
         config.num_envs,
         *spaces_of(resolved),
         episodic=not resolved["state_reset_every"],
         problem=problem,
         device=resolve_device(config.device),
+        team=Team(agents, "the environment") if agents else None,
     )
 
 

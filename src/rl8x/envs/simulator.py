@@ -13,6 +13,7 @@ from rl8x.envs.base import Carry, Env, Observation, Step
 from rl8x.envs.checks import narrow_seed
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.parameters import ResolvedConfig
+from rl8x.envs.team import Team
 
 
 class SimulatorEnv(Env):
@@ -111,6 +112,7 @@ class StandIn(Env):
         episodic: Whether episodes of the environment can end.
         problem: Why the environment itself is not here, for the error message.
         device: Where it is said to be.
+        team: The agents of a copy.
     """
 
     capturable = False
@@ -124,8 +126,9 @@ class StandIn(Env):
         episodic: bool,
         problem: str,
         device: torch.device | str = "cpu",
+        team: Team | None = None,
     ) -> None:
-        self.single_observation_space, self.single_action_space = observation_space, action_space
+        self.single_observation_space, self.single_action_space, self.team = observation_space, action_space, team
         self.terminates, self.problem = episodic, problem  # type: ignore[misc] # other classes always do, or never
         super().__init__(num_envs, device=device)
 

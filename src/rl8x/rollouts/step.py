@@ -112,6 +112,8 @@ class Stepper:
 
     def __post_init__(self) -> None:
         self.truncates = self.env.time_limit is not None or not self.env.capturable
+        # Whether values are computed of some rows alone: where agents have weights of their own, their places count.
+        self.picks_rows = self.execution.host_looks and getattr(self.policy, "num_separate", 1) == 1
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
         """Act and step the environment: a pure function of tensors, with noises `[num_envs, *]`; None acts greedily."""
@@ -174,7 +176,7 @@ class Stepper:
         if self.execution.host_looks and not self.truncates:
             return values
         cut = step.truncated & ~step.terminated
-        if not self.execution.host_looks:
+        if not self.picks_rows:
             return torch.where(cut, self.final_obs_values(step.final_obs, act.state), 0.0)
         if cut.any():  # not every model accepts an empty batch
             rows = cut.nonzero().squeeze(1)

@@ -231,7 +231,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         """Optimizer steps of one `step()`, unless a KL limit ends them early."""
         config = self.config
         whole = config.sgd_minibatch_size is None or config.accumulate_grads
-        return config.updates_per_step * (1 if whole else self.env.num_agents)
+        return config.updates_per_step * (1 if whole else self.env.num_agents // self.policy.num_separate)
 
     @property
     def seconds_per_step(self) -> float:
