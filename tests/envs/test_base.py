@@ -495,15 +495,15 @@ def test_is_a_gymnasium_vector_environment(env_class):
     env = env_class(3, seed=0)
     assert isinstance(env, gymnasium.vector.VectorEnv)
     assert env.metadata["autoreset_mode"] == gymnasium.vector.AutoresetMode.SAME_STEP
-    assert env.observation_space == gymnasium.vector.utils.batch_space(env.single_observation_space, 3)
-    assert env.action_space == gymnasium.vector.utils.batch_space(env.single_action_space, 3)
+    assert env.observation_space == gymnasium.vector.utils.batch_space(env.single_observation_space, env.num_envs)
+    assert env.action_space == gymnasium.vector.utils.batch_space(env.single_action_space, env.num_envs)
     obs, info = env.reset(seed=1, options={})
     assert info == {}
     assert env.observation_space.contains(tree_map(torch.Tensor.numpy, obs))
     for _ in range(5):
         obs, rewards, terminated, truncated, info = env.step(env.action_space.sample())
         assert env.observation_space.contains(tree_map(torch.Tensor.numpy, info["final_obs"]))
-        assert rewards.shape == terminated.shape == truncated.shape == (3,)
+        assert rewards.shape == terminated.shape == truncated.shape == (env.num_envs,)
     assert env.unwrapped is env
     env.close()
     assert env.closed

@@ -24,7 +24,7 @@ from rl8x.importing import import_named
 def test_names_are_the_classes_names():
     assert all(name == cls.__name__ for name, cls in BUILTIN.items())
     assert resolve("CartPole") is CartPole
-    assert len(BUILTIN) == 9
+    assert len(BUILTIN) == 10
 
 
 def test_make_passes_arguments_on():
