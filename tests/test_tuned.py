@@ -44,7 +44,7 @@ def test_a_file_says_first_what_it_is(path):
 
 def test_what_there_is():
     tasks = tuned_files()
-    assert {*BUILTIN} - {*tasks} == {"DiscreteDummy", "ContinuousDummy"}
+    assert {*BUILTIN} - {*tasks} == {"DiscreteDummy", "ContinuousDummy", "Spread"}
     assert all("ppo" in algorithms for algorithms in tasks.values())
     for task in ("CartPole", "CartPole-v1", "Acrobot", "Acrobot-v1", "MountainCar", "MountainCar-v0", "LunarLander-v3"):
         assert [*tasks[task]] == ["ppo", "dqn", "pqn"]

@@ -189,6 +189,11 @@ class Policy(Portable):
         return self.model.recurrent
 
     @property
+    def num_separate(self) -> int:
+        """Agents that have weights of their own, by the place of their row; 1 where all rows share them."""
+        return getattr(self.model, "separate", 0) or 1
+
+    @property
     def device(self) -> torch.device:
         """The device of the weights."""
         return next(self.parameters()).device

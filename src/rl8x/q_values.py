@@ -124,7 +124,8 @@ class QPolicy(Policy):
         if kept := critic_only(observation_space):
             raise ValueError(
                 f"a Q-network acts by its values, so that nothing can be for the critic alone; the environment keeps "
-                f"{', '.join(map(repr, kept))} for it. Use observe_parameters='all' or 'none', or PPO, SAC or TD3."
+                f"{', '.join(map(repr, kept))} for it. Let all see it or nobody (observe_parameters='all' or 'none', "
+                "state=None), or use PPO, SAC or TD3."
             )
         several = {"num_outputs": num_outputs, "support": support, "dueling": dueling} if num_outputs > 1 else None
         built_in = model is None or (isinstance(model, str) and model in BUILTIN)

@@ -1,6 +1,7 @@
 """What holds for every algorithm: known values, masks, programs, going on, seeds, rows, explanations."""
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -24,7 +25,7 @@ from rl8x.algorithms import (
     TD3Config,
 )
 from rl8x.algorithms.off_policy.updates import WEIGHTS
-from rl8x.envs import CartPole, Pendulum
+from rl8x.envs import CartPole, Pendulum, Spread
 
 SMALL = {"seed": 2, "device": "cpu", "execution": "eager", "model_config": {"hidden_sizes": [16]}}
 ROLLOUTS = {**SMALL, "num_envs": 8, "horizon": 8, "sgd_minibatch_size": 32, "num_sgd_iters": 2}
@@ -80,6 +81,9 @@ CASES = {
     "ppo, advantages again, kl limit": ppo(**AGAIN, target_kl_div=0.02),
     "ppo, advantages again, gru": ppo(Pendulum, **AGAIN, **GRU, seq_len=4),
     "ppo, random start": ppo(random_start=True),
+    "ppo, agents": ppo(functools.partial(Spread, state="shared", agent_id=True), normalize_observations=True),
+    "ppo, agents apart": ppo(Spread, model_config={"hidden_sizes": [16], "separate": True}),
+    "ppo, agents, gru": ppo(functools.partial(Spread, state="shared"), **GRU, seq_len=4),
     "pqn": of(PQNConfig),
     "pqn, dueling": of(PQNConfig, dueling=True, model_config={"hidden_sizes": [16], "policy_gain": 1.0}),
     "pqn, one batch, adam": of(PQNConfig, sgd_minibatch_size=None, optimizer="adam"),
@@ -97,7 +101,9 @@ CASES = {
     "dqn, warm-up": of(DQNConfig, warmup_steps=100),
     "dqn, resets": of(DQNConfig, horizons_per_env_reset=3, n_step=2),
     "dqn, on a disk": of(DQNConfig, buffer_path="replay", prioritized=True, n_step=3),
+    "dqn, agents": of(DQNConfig, functools.partial(Spread, agent_id=True), n_step=2),
     "sac": of(SACConfig, Pendulum),
+    "sac, agents": of(SACConfig, functools.partial(Spread, state="shared")),
     "sac, discrete": of(SACConfig, prioritized=True),
     "sac, delayed": of(SACConfig, Pendulum, policy_delay=2, n_step=3, critic_layer_norm=True, num_critics=3),
     "sac, atoms": of(SACConfig, Pendulum, num_atoms=11, return_bound=5.0),

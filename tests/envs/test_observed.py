@@ -102,7 +102,7 @@ def test_every_built_in_environment_shows_its_parameters(name, mode):
     env = ObservedParameters(BUILTIN[name](3, seed=0), mode)
     validate(env)
     obs, _ = env.reset()
-    np.testing.assert_array_equal(obs["parameters"], np.zeros((3, len(env.parameters))))
+    np.testing.assert_array_equal(obs["parameters"], np.zeros((env.num_envs, len(env.parameters))))
     assert env.single_observation_space["parameters"].shape == (len(env.parameters),)
     assert env.observation_space.contains(NumpyEnv(env).reset()[0])
     assert critic_only(env.single_observation_space) == (("parameters",) if mode == "critic" else ())

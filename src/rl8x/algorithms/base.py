@@ -118,9 +118,19 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         check_names(options, cls)
         return super().__new__(cls)
 
+    separates: ClassVar[bool] = False
+    """Whether agents of an environment may have weights of their own."""
+
     def __post_init__(self) -> None:
         """Check every field against its declaration."""
         check_options(self)
+        separate = (getattr(self, "model_config", None) or {}).get("separate", False)
+        if separate and not self.separates:
+            raise ValueError(
+                f"`model_config.separate` is for PPO; {type(self).__name__} has one policy for all agents."
+            )
+        if not isinstance(separate, bool):
+            raise ValueError(f"`model_config.separate` must be true or false; got {separate!r}.")
 
     @classmethod
     def preset(cls, name: str, /, **given: Any) -> Self:

@@ -22,6 +22,7 @@ from rl8x.config.algorithms import algorithm_config_class, restored_options
 from rl8x.config.describe import default_of, plain_value, unwritable_in
 from rl8x.config.spec import RunSpec
 from rl8x.envs.simulator import StandIn
+from rl8x.envs.team import Team
 from rl8x.importing import CLASS, UntrustedError, is_dotted, texts
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
@@ -117,8 +118,10 @@ def build_algorithm(
     if maker is None and resolved["env_class"] is not None:
         episodic, device = not resolved["state_reset_every"], resolve_device(config.device)
         problem = next(unwritable_in(spec.env.env), "no password is kept in a checkpoint, and its arguments had one")
-        spaces = spaces_of(resolved)
-        maker = StandIn(config.num_envs, *spaces, episodic=episodic, problem=problem, device=device)
+        spaces, arguments = spaces_of(resolved), (resolved["policy"] or {}).get("arguments", {})
+        agents = [str(i) for i in range((arguments.get("model_config") or {}).get("separate", 0))]  # with own weights
+        team = Team(agents, "the environment") if agents else None
+        maker = StandIn(config.num_envs, *spaces, episodic=episodic, problem=problem, device=device, team=team)
     with no_memory_checks(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* has no effect: ", RuntimeWarning)  # on learning
         built: GenericAlgorithmBase[Any] = config.build(maker)

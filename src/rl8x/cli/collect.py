@@ -116,7 +116,7 @@ def collect(
             if acting is not None:
                 check_spaces(environment, acting.policy)
                 how["state_reset_every"] = acting.state_reset_every
-            asked = asked_config(trained, overrides, environment.num_envs)
+            asked = asked_config(trained, overrides, environment.num_copies)
             config = environment.plain_config(asked, copies="--num-envs")
             if isinstance(target, Path):
                 _make_parent(target)

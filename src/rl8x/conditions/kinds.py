@@ -480,7 +480,8 @@ class Confirmed(Condition):
 
 def _prefixed(name: str) -> str:
     """Return the name that an evaluation may have for a metric, as long as there is no trainer to ask."""
-    return keys.EVAL_PREFIX + name if name in keys.COLLECT_METRICS or name.startswith(keys.INFO_PREFIX) else name
+    is_collected = name in keys.COLLECT_METRICS or name.startswith((keys.INFO_PREFIX, keys.AGENTS_PREFIX))
+    return keys.EVAL_PREFIX + name if is_collected else name
 
 
 def _joined(measured: Mapping[str, float], stats: Stats) -> Stats:

@@ -14,6 +14,7 @@ from rl8x.envs.mujoco_model import ModelField
 from rl8x.envs.numpy_env import NumpyEnv
 from rl8x.envs.observed import ObservedParameters
 from rl8x.envs.parameters import EnvConfig
+from rl8x.envs.pettingzoo_env import PettingZooEnv
 from rl8x.envs.registry import BUILTIN, env_maker, make, resolve
 from rl8x.envs.validation import validate
 
@@ -41,6 +42,7 @@ __all__ = [
     "Observation",
     "ObservedParameters",
     "Parameter",
+    "PettingZooEnv",
     "Scale",
     "State",
     "Step",

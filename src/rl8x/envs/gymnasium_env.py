@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from types import EllipsisType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -66,6 +66,8 @@ class GymnasiumEnv(SimulatorEnv):
         TypeError: If nothing that makes environments was given.
         ValueError: If no such id is registered, an argument does not fit what was given, or a space has no tensor form.
     """
+
+    takes_render_mode: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ class GymnasiumEnv(SimulatorEnv):
             check_supported(self.vector_env.single_observation_space, f"{self._source}.single_observation_space")
             check_supported(self._source_action_space, f"{self._source}.single_action_space")
             self.single_observation_space = map_spaces(self.vector_env.single_observation_space, in_float32)
-            self.single_action_space = map_spaces(self._source_action_space, _policy_space)
+            self.single_action_space = map_spaces(self._source_action_space, policy_space)
             self._bound = self._bind(copies)
             self.parameters = {} if self._bound is None else self._bound.parameters
             limit = time_limit_of(self.vector_env) if isinstance(time_limit, EllipsisType) else time_limit
@@ -390,7 +392,7 @@ class _PartialReset(dict[str, Any]):
         return super().pop(key, self._mask) if key == "reset_mask" else super().pop(key, *default)
 
 
-def _policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
+def policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Return an action space in float32.
 
     Its bounds are no wider than the simulator's, which may refuse what lies beyond: 0.1 in float32 is more than 0.1.

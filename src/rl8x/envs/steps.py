@@ -48,6 +48,13 @@ class Step(NamedTuple):
     """Further metrics of the episode up to this step, before the reset, float32; NaN if there is none."""
     sources: dict[str, Tensor] = {}  # noqa: RUF012 - as above
     """The source of the episode's parameters, int64, by the label of each group that moves with returns."""
+    ended: Tensor | None = None
+    """bool: the episode of the row's copy ended, where its agents end and come by themselves; None: as its rows do."""
+
+    @property
+    def is_over(self) -> Tensor:
+        """Where the episode of the row's copy ended, `[num_envs]`, bool."""
+        return self.terminated | self.truncated if self.ended is None else self.ended
 
 
 class Dynamics:

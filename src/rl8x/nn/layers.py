@@ -103,6 +103,15 @@ class LinearStack(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
 
+class HeadStack(LinearStack):
+    """Such layers that compute in float32 where autocast has others compute in bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply all rows in one batched product."""
+        with torch.autocast(x.device.type, enabled=False):
+            return super().forward(x.to(self.weight.dtype))
+
+
 class LayerNormStack(nn.Module):
     """Layer normalisations side by side, of `[size, rows, width]`, each with its own scales and shifts."""
 

@@ -69,6 +69,8 @@ def outcome(step: Step) -> dict[str, Tensor]:
     }
     if step.valid is not None:
         named[keys.VALID] = step.valid
+    if step.ended is not None:
+        named[keys.ENDED] = step.ended
     named |= {f"{keys.SOURCES}/{label}": value for label, value in step.sources.items()}
     return named | {f"{keys.METRICS}/{name}": value for name, value in step.metrics.items()}
 
@@ -109,6 +111,8 @@ class Stepper:
 
     def __post_init__(self) -> None:
         self.truncates = self.env.time_limit is not None or not self.env.capturable
+        # Whether values are computed of some rows alone: where agents have weights of their own, their places count.
+        self.picks_rows = self.execution.host_looks and getattr(self.policy, "num_separate", 1) == 1
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
         """Act and step the environment: a pure function of tensors, with noises `[num_envs, *]`; None acts greedily."""
@@ -171,7 +175,7 @@ class Stepper:
         if self.execution.host_looks and not self.truncates:
             return values
         cut = step.truncated & ~step.terminated
-        if not self.execution.host_looks:
+        if not self.picks_rows:
             return torch.where(cut, self.final_obs_values(step.final_obs, act.state), 0.0)
         if cut.any():  # not every model accepts an empty batch
             rows = cut.nonzero().squeeze(1)

@@ -196,7 +196,7 @@ class _TrainingJob:
             )
         env = algorithm.env
         config = self.study.train[self.training.training] if env is None else env.present_config()
-        trained = config, (self._evaluator if env is None else env).parameters, 1 if env is None else env.num_envs
+        trained = config, (self._evaluator if env is None else env).parameters, 1 if env is None else env.num_copies
         frame = self._table(trainer.state, inside(self.cells, *trained), self._evaluator.evaluate())
         measured = {"policy": policy, "support": support(*trained), **table.as_plain(frame)}
         path.parent.mkdir(exist_ok=True)

@@ -18,7 +18,7 @@ from rl8x.checkpoint import Checkpoint, CheckpointError, read
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.distributed import ranks
 from rl8x.drawing import LIGHT, draw_panels
-from rl8x.envs import Env, GymnasiumEnv
+from rl8x.envs import Env
 from rl8x.envs.parameters import inherited_config
 from rl8x.names import did_you_mean
 from rl8x.policy import Policy
@@ -69,7 +69,7 @@ def make_film_env(algorithm: GenericAlgorithmBase[Any], evaluated: Env | None, c
     if known is None:
         raise ValueError("there is nothing to film: the algorithm trains without an environment. Give an `eval_env`.")
     twin = None
-    if isinstance(known.unwrapped, GymnasiumEnv) and known.render_mode is None:
+    if getattr(known.unwrapped, "takes_render_mode", False) and known.render_mode is None:
         again: Any = known
         twin = again.another(copies, seed=algorithm.seed, render_mode="rgb_array")
     if twin is None:
@@ -199,8 +199,8 @@ class Shows:
         algorithm, env = self.algorithm, self._film_env(copies)
         try:
             config = inherited_config(self.evaluations.runs_config() if env_config is None else env_config, copies)
-            if env.num_envs != copies:  # one that was copied may have more than are seen
-                rows = [i % copies for i in range(env.num_envs)]
+            if env.num_copies != copies:  # one that was copied may have more than are seen
+                rows = [i % copies for i in range(env.num_copies)]
                 config = {name: tuple(v[i] for i in rows) if isinstance(v, tuple) else v for name, v in config.items()}
             # Moving parameters are drawn from the training's ranges.
             training = None if algorithm.env is None else algorithm.env.parameter_state

@@ -32,7 +32,7 @@ from rl8x.envs.parameters import (
 )
 from rl8x.envs.vectorised import own_statistics
 from rl8x.rollouts.episodes import EpisodeRunner, warn_of_cut
-from rl8x.rollouts.statistics import Stats, info_means, masked_summary, named, summary
+from rl8x.rollouts.statistics import Stats, agent_means, info_means, masked_summary, named, summary
 from rl8x.spaces import are_alike
 from rl8x.tracking.names import MAX_NAME_LENGTH, digest, legal_name
 from rl8x.trainers.ranks import pooled_row
@@ -68,7 +68,7 @@ class Evaluations:
         self._warns = warns and self._resets is not None and self._env is not None and self._env.episodic
         self._renamed, self.measured = _metric_names(self._env, whole_episodes=evaluator is not None)
         # Each rank plays some of the copies.
-        counts = ranks().share("copies to evaluate in", 0 if self._env is None else self._env.num_envs)
+        counts = ranks().share("copies to evaluate in", 0 if self._env is None else self._env.num_copies)
         self.num_envs, before = sum(counts), sum(counts[: ranks().rank])
         self._own = range(before, before + counts[ranks().rank])
         self.env_config: Mapping[str, Any] | None = None  # under which the run evaluates; None is as in training
@@ -229,7 +229,8 @@ def _metric_names(env: Env | None, *, whole_episodes: bool) -> tuple[dict[str, s
     returns, rewards = keys.summary("returns"), keys.summary("rewards")
     if not env.episodic:
         return renamed, frozenset((*returns, *rewards))
-    lasting = (*rewards, *keys.summary("episodes/lengths"), keys.EPISODES_ENDED, *keys.info_metrics(env.metric_names))
+    own = (*keys.info_metrics(env.metric_names), *([] if env.team is None else keys.agent_metrics(env.team.names)))
+    lasting = (*rewards, *keys.summary("episodes/lengths"), keys.EPISODES_ENDED, *own)
     if whole_episodes:
         renamed |= dict.fromkeys(returns)
         renamed |= dict(zip(keys.summary("episodes/returns"), returns, strict=True))
@@ -240,7 +241,7 @@ def _metric_names(env: Env | None, *, whole_episodes: bool) -> tuple[dict[str, s
 
 
 def _is_collected(name: str) -> bool:
-    return name in keys.COLLECT_METRICS or name.startswith(keys.INFO_PREFIX)
+    return name in keys.COLLECT_METRICS or name.startswith((keys.INFO_PREFIX, keys.AGENTS_PREFIX))
 
 
 def in_group(stats: Mapping[str, float], group: str | None) -> dict[str, float]:
@@ -306,19 +307,21 @@ class EpisodeEvaluator:
             masks.append(counted)
             for name, value in transition.step.metrics.items():
                 metrics[name] = torch.where(counted, value, metrics.get(name, math.nan))
-        ended, mask = ~episodes.running, torch.stack(masks)
-        self._warned = self._warned or warn_of_cut(int(episodes.running.sum()), self.env.num_envs, "evaluation")
-        means, counts = info_means(metrics, ended)
+        (running, returns, lengths), mask, team = episodes.by_copy, torch.stack(masks), self.env.team
+        self._warned = self._warned or warn_of_cut(int(running.sum()), self.env.num_copies, "evaluation")
+        means, counts = info_means(metrics, ~episodes.running)
+        if team is not None:
+            means |= agent_means(team, episodes.returns, ~running)
         values: dict[str, Any] = {
-            **named("returns", summary(episodes.returns)),
+            **named("returns", summary(returns)),
             **named("rewards", masked_summary(torch.stack(rewards), mask)),
-            **named("episodes/lengths", masked_summary(episodes.lengths.to(torch.float32), ended)),
-            keys.EPISODES_ENDED: ended.sum(),
-            "_count/returns": self.env.num_envs,
+            **named("episodes/lengths", masked_summary(lengths.to(torch.float32), ~running)),
+            keys.EPISODES_ENDED: (~running).sum(),
+            "_count/returns": self.env.num_copies,
             "_count/rewards": mask.sum(),
         }
-        gates = {keys.EPISODES_ENDED: "episodes/lengths/", "_count/returns": "returns/", "_count/rewards": "rewards/"}
-        return Stats(values | means, {name: (prefix,) for name, prefix in gates.items()} | counts)
+        gates = {keys.EPISODES_ENDED: ("episodes/lengths/", keys.AGENTS_PREFIX), "_count/returns": ("returns/",)}
+        return Stats(values | means, gates | {"_count/rewards": ("rewards/",)} | counts)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next evaluation depends on, except the weights."""
@@ -373,7 +376,7 @@ def _make_env(
     # Each rank plays its share of the copies that are asked for, or else of the training copies of all ranks.
     share = None if num_eval_envs is None else max(1, ranks().share_of(num_eval_envs))
     if factory is not None:
-        trains = MAX_EVAL_ENVS if trained is None else trained.num_envs * ranks().size
+        trains = MAX_EVAL_ENVS if trained is None else trained.num_copies * ranks().size
         num_envs = share or max(1, ranks().share_of(min(trains, MAX_EVAL_ENVS)))
         check_evaluation(num_envs, algorithm.device, policy, policy.observation_space)
         made: Env = factory(num_envs, device=algorithm.device, seed=seed)
@@ -385,9 +388,9 @@ def _make_env(
         )
     another = trained.another(share, seed=seed)
     instance = f"but the algorithm was built from an instance of {type(trained).__name__}"
-    if another is None and num_eval_envs not in (None, trained.num_envs):
+    if another is None and num_eval_envs not in (None, trained.num_copies):
         raise ValueError(
-            f"`num_eval_envs` is {num_eval_envs}, {instance} with {trained.num_envs} copies, which cannot be made "
+            f"`num_eval_envs` is {num_eval_envs}, {instance} with {trained.num_copies} copies, which cannot be made "
             "again with another number. Build it from a class or factory, pass an `eval_env`, or leave `num_eval_envs` "
             "out."
         )

@@ -107,8 +107,9 @@ class CellEvaluator:
                 env.close()
                 env = self._make(len(some) * self._episodes)
             played = self._play(env, some)
-            cut += int(played.running.sum())
-            for each, numbers in ((returns, played.returns), (lengths, played.lengths)):
+            running, *measured = played.by_copy
+            cut += int(running.sum())
+            for each, numbers in zip((returns, lengths), measured, strict=True):
                 each[some] = numbers.double().cpu().numpy().reshape(len(some), -1)
         env.close()
         self._warned = self._warned or warn_of_cut(cut, returns.size, "test")
@@ -139,7 +140,7 @@ def _most_copies(env: Env) -> int:
     free = available_bytes(env.device)
     if free is not None:
         limit = min(limit, free // 4 // (_BYTES_PER_BYTE * slot_bytes(env.single_observation_space, None)))
-    return min(limit, env.max_num_envs or limit)
+    return min(max(1, limit // env.num_agents), env.max_num_envs or limit)
 
 
 def seed_of(seed: int, cell: int) -> int:
@@ -148,13 +149,13 @@ def seed_of(seed: int, cell: int) -> int:
 
 
 def _noises(env: Env, seeds: list[int], episodes: int) -> Iterator[tuple[Tensor, None]]:
-    """Yield the noise of one step after the other, `[cells * episodes, width]`, each cell's of its own generator."""
+    """Yield the noise of one step after the other, `[num_envs, width]`, each cell's of its own generator."""
     generators = [torch.Generator(env.device).manual_seed(seed) for seed in seeds]
     width, steps = env.noise_width, 1
     while True:
-        shape = (steps, episodes, width)
+        shape = (steps, env.num_agents, episodes, width)
         parts = [torch.rand(shape, generator=generator, device=env.device) for generator in generators]
-        yield from ((noise, None) for noise in torch.cat(parts, dim=1).unbind(0))
+        yield from ((noise, None) for noise in torch.cat(parts, dim=2).flatten(1, 2).unbind(0))
         steps = STEPS_PER_LOOK
 
 

@@ -106,7 +106,7 @@ def warn_of_other_number(before: int, algorithm: GenericAlgorithmBase[Any]) -> N
         return
     lines = [f"the run was saved by {counted(before, 'rank', 'ranks')} and goes on with {now}"]
     if algorithm.env is not None:
-        copies = algorithm.env.num_envs
+        copies = algorithm.env.num_copies
         lines.append(f"{copies * now} copies of the environment instead of {copies * before}")
     if before < now:
         lines.append("new ranks begin new episodes, with random numbers and a replay of their own")

@@ -240,7 +240,7 @@ class Record:
         algorithm = self.algorithm
         together = {"ranks": ranks().size} if ranks().size > 1 else {}
         if together and env is not None:
-            together["num_envs.total"] = env.num_envs * ranks().size
+            together["num_envs.total"] = env.num_copies * ranks().size
         configs = _config_params(env, self._eval_env, config, eval_config, self._steered_by, self._shown)
         if "num_eval_envs" in configs:
             configs["num_eval_envs"] = self._num_eval_envs
@@ -387,13 +387,13 @@ def _config_params(
     played = env if eval_env is None else eval_env
     if played is None:
         return params
-    inherited = inherited_config(config, played.num_envs) if eval_config is None else eval_config
+    inherited = inherited_config(config, played.num_copies) if eval_config is None else eval_config
     played_under = {} if steered_by and eval_config is None else _in_force(played, inherited)
     for name, value in played_under.items():
         param = f"eval_env_config.{name}"
         if name in (eval_config or {}) or value != trained.get(name) or param in shown:
             params[param] = shown_value(value)
-    params["num_eval_envs"] = played.num_envs
+    params["num_eval_envs"] = played.num_copies
     params["eval_env"] = "training environment" if eval_env is None else type(eval_env.unwrapped).__name__
     return params
 

@@ -511,7 +511,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         if run.options.evals_per_film is not None:
             self._film_env(1).close()  # raises before the first step if it cannot be filmed
         env, config = self.algorithm.env, self.algorithm.config
-        collected = 0 if env is None else config.num_envs * config.horizon * ranks().size
+        collected = 0 if env is None else env.num_envs * config.horizon * ranks().size
         bounded = {self.algorithm.clock: 0, keys.ENV_STEPS: collected}
         run.start(self, configs, known=self.metric_names, measured=declared_by(self.callbacks), bounded=bounded)
         trained = configs["env_config"] or ({} if env is None else env.parameter_state.following.given)
@@ -627,6 +627,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             names -= _COLLECTED
         else:
             names |= {*keys.info_metrics(env.metric_names), *keys.parameter_metrics(env.parameters)}
+            names |= set() if env.team is None else {keys.COPY_STEPS, *keys.agent_metrics(env.team.names)}
         evaluated = {keys.EVAL_PREFIX + name for name in self.evaluations.measured}
         return frozenset(names | {*self.algorithm.metrics} | evaluated | declared_by(self.callbacks))
 

@@ -26,6 +26,7 @@ from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.base import Step
 from rl8x.envs.parameters import AnyEnvConfig
+from rl8x.envs.team import Team
 from rl8x.functional import RunningMoments, running_returns
 from rl8x.policy import Act, Policy
 from rl8x.replay.dataset import Dataset
@@ -54,9 +55,9 @@ def transition(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     return experience(cursor, act, step) | flatten_tree(keys.NEXT_OBS, without_ends(step.final_obs, step.terminated))
 
 
-def collected_stats(rollout: Mapping[str, Array], horizon: int) -> Stats:
+def collected_stats(rollout: Mapping[str, Array], horizon: int, team: Team | None = None) -> Stats:
     """Summarise a rollout's numbers, each `[horizon + 1, num_envs, ...]`, by key, and flag non-finite ones."""
-    return Stats.merge(rollout_stats(rollout, horizon), Stats(gathered_not_finite(rollout)))
+    return Stats.merge(rollout_stats(rollout, horizon, team), Stats(gathered_not_finite(rollout)))
 
 
 class Source:
@@ -150,12 +151,14 @@ class ReplaySource(Source):
         else:
             self.rows = Replay(config.buffer_size, device, **options)
         self.batch_size = config.batch_size
-        self.updates_per_step = config.updates_per_collect
+        self.updates_per_step = config.updates_per_collect * horizons.env.num_agents
         most = _PRIORITIZED_BLOCK if config.prioritized else None
         self.block_limits = {"masks": not horizons.env.capturable, "most": most}
         self.seconds_per_collect = config.horizon * _SECONDS_PER_ENV_STEP
         self.nstep = NStep(config.n_step, config.gamma)
-        self.return_scale = None if bound is None else ReturnScale(config.num_envs, config.gamma, bound).to(device)
+        self.return_scale = (
+            None if bound is None else ReturnScale(horizons.env.num_envs, config.gamma, bound).to(device)
+        )
         self.beta_schedule: Schedule = config.schedule("priority_beta")
         self.updates_owed = Fraction(0)
         self._has_rows = False
@@ -351,7 +354,8 @@ def read_dataset(name: str, config: LearnerConfig) -> Dataset:
 def check_fits(config: OffPolicyConfig, env: Env, policy: Policy) -> None:
     """Raise a `ValueError` if the rollout and the replay of a training do not fit into memory, or on the disk."""
     spaces = (env.single_observation_space, env.single_action_space)
-    check_training(config.num_envs, config.horizon, env.device, config.rollout_bytes(*spaces), policy=policy)
+    need = config.rollout_bytes(*spaces) * env.num_agents
+    check_training(env.num_envs, config.horizon, env.device, need, policy=policy)
     if config.buffer_path is None:
         what, lower = f"buffer_size={config.buffer_size:,} needs", "`buffer_size`, or set `buffer_path`"
         check_memory(config.replay_bytes(*spaces), env.device, what, lower, warn=True)

@@ -157,6 +157,18 @@ class SequencePack:
             part[last] = leaf
         return batch, dict(zip(self._states, taken[1 : 1 + num_states], strict=True))
 
+    def of_agents(self, rows: Rows, agents: int) -> Tensor:
+        """Return the numbers of the sequences of all agents, given those of copies, `[..., rows]`; agent by agent.
+
+        Of copies there are as many as of an agent. So agents that have weights of their own find their rows by place.
+        """
+        if isinstance(rows, slice):
+            rows = torch.arange(rows.start, rows.stop, device=self.sources[0].device)
+        copies = self.num_envs // agents
+        first = rows.div(copies, rounding_mode="floor") * self.num_envs + rows.remainder(copies)
+        others = copies * torch.arange(agents, device=rows.device).unsqueeze(-1)
+        return (first.unsqueeze(-2) + others).flatten(-2)
+
     def gather(self, rows: Rows) -> tuple[SequenceBatch, SequenceBatch]:
         """Gather sequences by index, `[batch]`; return their tensors by name, as `unpack` does."""
         return self.unpack(self.take(rows))
