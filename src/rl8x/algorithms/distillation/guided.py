@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import gymnasium
 import gymnasium.spaces as spaces
@@ -52,6 +52,7 @@ class Guided(nn.Module):
     """
 
     beta: Tensor
+    num_separate: ClassVar[int] = 1
 
     def __init__(self, student: Policy, teacher: Policy, view: View, *, with_params: bool, samples: bool) -> None:
         super().__init__()
