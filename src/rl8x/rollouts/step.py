@@ -111,8 +111,6 @@ class Stepper:
 
     def __post_init__(self) -> None:
         self.truncates = self.env.time_limit is not None or not self.env.capturable
-        # Whether values are computed of some rows alone: where agents have weights of their own, their places count.
-        self.picks_rows = self.execution.host_looks and getattr(self.policy, "num_separate", 1) == 1
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
         """Act and step the environment: a pure function of tensors, with noises `[num_envs, *]`; None acts greedily."""
@@ -154,6 +152,11 @@ class Stepper:
     def prepare(self, rollout: Rollout, *where: Any) -> Any:
         """Request the compilation of a horizon's program; None if there is none to be had."""
         return None
+
+    @property
+    def picks_rows(self) -> bool:
+        """Whether values may be computed of some rows alone: of agents with weights of their own the places count."""
+        return self.execution.host_looks and self.policy.num_separate == 1
 
     def resets_state(self, t: int) -> bool:
         """Return whether the policy's state is reset before slot t."""

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import gymnasium
 import gymnasium.spaces as spaces
@@ -148,6 +148,7 @@ class Guided(nn.Module):
     """
 
     beta: Tensor
+    num_separate: ClassVar[int] = 1
 
     def __init__(self, student: Policy, teacher: Policy, view: View, *, with_params: bool, samples: bool) -> None:
         super().__init__()
