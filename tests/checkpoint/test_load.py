@@ -55,6 +55,7 @@ RUNS = {
     "a memory": lambda: PPOConfig(**ROLLOUT, model="gru", seq_len=2).build(task("dict", "unbounded")),
     "a mask": lambda: PPOConfig(**ROLLOUT, **MLP).build(task("nested", "multi-discrete", masked=True)),
     "an image": lambda: PPOConfig(**ROLLOUT).build(task("dict with an image", "nested")),
+    "a critic that sees more": lambda: PPOConfig(**ROLLOUT, **MLP).build(task(observe_parameters="critic")),
     "a simulator": lambda: PPOConfig(**ROLLOUT, **MLP).build(
         functools.partial(GymnasiumEnv, lambda: Simulator("discrete", "dict", limit=99), vectorization="sync")
     ),

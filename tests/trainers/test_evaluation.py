@@ -211,15 +211,6 @@ def test_a_horizons_sum_is_not_confirmed_by_whole_episodes():
     assert "eval/returns/mean = " in stats.stop_reason
 
 
-def test_sums_over_horizons_confirm_each_other_in_the_training_environment():
-    for options, name in (({"eval_env": False}, "eval/horizon_returns/mean"), ({}, "eval/returns/mean")):
-        trainer = make(CartPole if options else DiscreteDummy, trainer=options)
-        confirmed = Confirmed(HitsUpperBound("returns/mean", -1e9))
-        stats = run(trainer, stop_conditions=[confirmed])
-        ((_, measured),) = trainer.tracker.history(name)
-        assert f"{name} = {measured:g}" in stats.stop_reason
-
-
 class Uneven(Probe):
     """Episodes of 1 step in the first copy and of 3 in the second, with a reward of 1 in each."""
 

@@ -244,13 +244,3 @@ def test_a_new_rank_goes_on_under_the_configuration_that_is_never_applied_again(
     low, high = first.env.parameter_support()["length"]
     assert second.env.carry["parameters"]["length"].min() >= low - 0.11
     assert second.env.carry["parameters"]["length"].max() <= high + 0.11
-
-
-def test_a_new_rank_does_not_train_under_the_configuration_of_an_evaluation():
-    first, second = (
-        make(env=CartPoleInfinite, horizons_per_env_reset=1, trainer={"eval_env": False}) for _ in range(2)
-    )
-    run(first, {"length": 0.7}, steps_per_eval=1, max_steps=1, eval_env_config={"length": 2.0})
-    assert first.algorithm.env.config == {"length": 2.0}
-    second.algorithm.join(first.algorithm.state_dict())
-    assert second.algorithm.env.parameter_state.following.given == {"length": 0.7}

@@ -19,7 +19,7 @@ from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import NonFiniteError, Trainer
-from rl8x.trainers.non_finite import MAX_IN_A_ROW, message, take_counts
+from rl8x.trainers.non_finite import MAX_IN_A_ROW, take_counts
 
 QUANTITIES = ["observations", "actions", "rewards", "losses", "gradients", "parameters"]
 
@@ -242,18 +242,3 @@ def test_counts_are_taken_out_of_the_row():
     row = {"finite/losses": 0.0, "finite/rewards": 1.0, "finite/actions": float("nan"), "losses/total": 2.0}
     assert set(take_counts(row)) == {"rewards", "actions"}
     assert row == {"losses/total": 2.0}
-
-
-def test_many_environments_are_counted():
-    found = {
-        "quantity": "rewards",
-        "also": ["losses"],
-        "environments": [1, 2],
-        "num_environments": 9,
-        "slot": 0,
-        "final": False,
-        "step": 4,
-    }
-    assert message(found) == (
-        "rewards not finite at step 4, in environments 1, 2 and 7 more, slot 0 of the horizon; then losses"
-    )

@@ -162,14 +162,6 @@ def test_a_bound_on_env_steps_gives_the_bar_a_total(options, total):
             assert re.search(rf" 0/{total} \[00:00<\?", bars[0])
 
 
-def test_a_second_run_counts_from_its_beginning():
-    with terminal() as lines:
-        trainer = make()
-        trainer.run(progress="none", max_steps=2)
-        trainer.run(progress="bar", stop_conditions=HitsUpperBound(keys.ENV_STEPS, 160))
-        assert " 3/3 [" in [line for line in lines() if "[" in line][-1]
-
-
 @pytest.fixture
 def notebook(monkeypatch):
     """What a kernel of Jupyter's looks like from the inside."""

@@ -2,7 +2,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import math
 import os
 
 import pytest
@@ -10,12 +9,11 @@ import torch
 
 from rl8x import keys
 from rl8x.algorithms import DQNConfig, PPOConfig
-from rl8x.checkpoint import CheckpointError, Checkpoints, files, find, listed, read
+from rl8x.checkpoint import CheckpointError, Checkpoints, find, listed, read
 from rl8x.checkpoint.tree import tensors_in
 from rl8x.cli.main import main
 from rl8x.conditions import Condition, HitsUpperBound, Plateau, as_condition
-from rl8x.envs import CartPole, CartPoleInfinite, DiscreteDummy, GymnasiumEnv
-from rl8x.randomization import Uniform
+from rl8x.envs import CartPole, DiscreteDummy, GymnasiumEnv
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
 from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.reading import RunReader
@@ -70,18 +68,6 @@ def rows(tracker):
 
 # What random combinations (tests/combinations), which kill and resume runs of every algorithm, might not draw.
 CASES = {
-    "minibatches, schedules": (
-        CartPole,
-        {
-            "sgd_minibatch_size": 8,
-            "lr_schedule": [[0, 1e-2], [150, 1e-3]],
-            "normalize_observations": True,
-            "normalize_values": True,
-            "target_kl_div": 0.01,
-        },
-        {"num_eval_envs": 2},
-        {"steps_per_eval": 3, "env_config": {"length": Uniform(0.3, 1.0)}},
-    ),
     "compiled, chunks of two workers": (
         CartPole,
         {"execution": "compile", "num_threads": 2, "num_envs": 6},
@@ -144,18 +130,6 @@ def test_fewer_steps_than_there_were_are_refused(tmp_path):
     assert run(second, max_steps=4)[keys.STEPS] == 4
 
 
-def test_evaluations_of_a_resumed_run_that_would_come_between_resets_are_refused_before_it(tmp_path):
-    first = make(CartPoleInfinite, horizons_per_env_reset=2, trainer={"checkpoints": tmp_path})
-    run(first, steps_per_eval=2, max_steps=3)
-    second = Trainer.resume(tmp_path, tracker=NullTracker())
-    second.step()
-    for call in (second.check_run, functools.partial(run, second)):
-        with pytest.raises(RuntimeError, match=r"after the run's 3 steps `algorithm/collects` is 6, .* 1 more time"):
-            call(max_steps=6)
-    second.step()
-    assert run(second, max_steps=4)[keys.COLLECTS] == 10
-
-
 def test_an_evaluation_of_a_resumed_run_is_no_row_that_comes_again(tmp_path):
     tracker = MemoryTracker()
     options = {"checkpoints": Checkpoints(tmp_path, every_steps=2), "callbacks": [killed_at(4)], "tracker": tracker}
@@ -191,24 +165,6 @@ def measures(values):
 
     callback.metric_names = ["mine"]
     return callback
-
-
-def test_of_what_the_disk_refused_nothing_is_the_best(tmp_path, monkeypatch):
-    write = files.write
-
-    def refuses(directory, steps, *arguments):
-        if steps in (2, 3):
-            raise OSError(28, "No space left on device")
-        return write(directory, steps, *arguments)
-
-    monkeypatch.setattr(files, "write", refuses)
-    options = Checkpoints(tmp_path, keep=1, best="mine")
-    trainer = make(trainer={"checkpoints": options, "callbacks": [measures([1, 5, 6, 4, 3, 2])]})
-    trainer.callbacks += (lambda trainer, stats: trainer.checkpoints.wait() and None,)  # as a slow step would
-    run(trainer, max_steps=6)
-    assert [path.name.split("-", 1)[1] for path in listed(tmp_path)] == ["step-4", "step-6"]
-    assert trainer.checkpoints.best == {"metric": "mine", "mode": "max", "value": 4.0, "steps": 4}
-    assert trainer.checkpoints.best_path == listed(tmp_path)[0]
 
 
 def test_who_goes_back_to_an_older_checkpoint_has_the_best_of_then(tmp_path):
@@ -309,18 +265,6 @@ def test_an_evaluation_environment_that_was_given_must_be_given_again(tmp_path):
     assert Trainer.resume(tmp_path, tracker=NullTracker(), eval_env=CartPole(3)).evaluator.env.num_envs == 3
 
 
-def test_damage_names_the_good_one_and_auto_takes_it(tmp_path):
-    first = make(trainer={"checkpoints": Checkpoints(tmp_path, every_steps=1)})
-    run(first, max_steps=3)
-    newest = listed(tmp_path)[-1]
-    (newest / files.STATE).write_bytes((newest / files.STATE).read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"state.pt does not have the digest .* good one is .*-step-2$"):
-        Trainer.resume(tmp_path, tracker=NullTracker())
-    trainer = Trainer.resume(tmp_path, auto=True, tracker=NullTracker())
-    assert run(trainer)[keys.STEPS] == 3
-    assert torch.equal(weights(trainer), weights(first))
-
-
 @pytest.mark.parametrize("give", [lambda: Checkpoints("ckpt", every_steps=1), lambda: "ckpt"], ids=["options", "path"])
 def test_a_relative_folder_stays_where_it_was_when_it_was_given(give, tmp_path, monkeypatch):
     elsewhere, third = tmp_path / "elsewhere", tmp_path / "third"
@@ -344,37 +288,6 @@ def test_a_relative_folder_stays_where_it_was_when_it_was_given(give, tmp_path, 
     assert run(again, max_steps=3)[keys.STEPS] == 3
     assert read(listed(folder)[-1]).metadata["counters"][keys.STEPS] == 3
     assert list(elsewhere.iterdir()) == []
-
-
-class Counts(Condition):
-    """Met after so many rows, as a user writes it who does not think of checkpoints."""
-
-    def __init__(self, rows):
-        self.rows = rows
-        self.seen = {"rows": 0, "worst": -math.inf}
-
-    def judge(self, stats):
-        self.seen["rows"] += 1
-        self.seen["worst"] = max(self.seen["worst"], stats["losses/total"])
-        self.history = [*getattr(self, "history", []), stats["losses/total"]]
-        return self.seen["rows"] >= self.rows
-
-    def arguments(self):
-        return {"rows": self.rows}
-
-
-@pytest.mark.parametrize("compose", [lambda each: each, lambda each: each & ~HitsUpperBound("losses/total", 1e9)])
-@pytest.mark.parametrize("killed", [1, 3])
-def test_a_condition_goes_on_counting_without_saying_what_it_remembers(compose, killed, tmp_path):
-    straight = make()
-    assert run(straight, stop_conditions=[compose(Counts(5))], max_steps=9)[keys.STEPS] == 5
-    options = {"checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [killed_at(killed + 1)]}
-    with pytest.raises(Killed):
-        run(make(trainer=options), stop_conditions=[compose(Counts(5))], max_steps=9)
-    second = Trainer.resume(tmp_path, tracker=NullTracker())
-    assert second.state[keys.STEPS] == killed
-    assert run(second)[keys.STEPS] == 5
-    assert second.stop_reason == straight.stop_reason
 
 
 class Above(Condition):
@@ -545,15 +458,6 @@ def test_who_waited_goes_on_from_the_newest_checkpoint(tmp_path):
     assert rows(tracker) == rows(straight.tracker)
     with pytest.raises(CheckpointError, match="another process"):
         run(first, max_steps=9)
-
-
-def test_who_waited_refuses_what_was_changed_meanwhile(tmp_path):
-    with contextlib.suppress(Killed):
-        run(make(trainer={"checkpoints": tmp_path, "callbacks": [killed_at(2)]}), max_steps=4)
-    waiter = Trainer.resume(tmp_path, tracker=MemoryTracker())
-    run(Trainer.resume(tmp_path, tracker=MemoryTracker(), overrides={"lr": 0.5}), max_steps=3)
-    with pytest.raises(CheckpointError, match=r"`lr` was 0\.5"):
-        run(waiter, max_steps=4)
 
 
 def test_a_job_that_is_started_again_goes_on_with_the_seed_that_was_drawn(tmp_path, monkeypatch):

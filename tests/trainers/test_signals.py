@@ -1,7 +1,6 @@
 import os
 import signal
 import sys
-import threading
 
 import pytest
 import torch
@@ -89,16 +88,6 @@ def test_a_signal_in_the_last_step_lets_the_run_finish_first(tmp_path):
         run(trainer, max_steps=2)
     assert trainer.tracker.status == "FINISHED"
     assert trainer.stop_reason == "max_steps=2"
-
-
-def test_a_run_in_another_thread_leaves_signals_alone():
-    before, inside = signal.getsignal(signal.SIGTERM), []
-    trainer = make(trainer={"callbacks": [lambda *_: inside.append(signal.getsignal(signal.SIGTERM))]})
-    thread = threading.Thread(target=lambda: run(trainer, max_steps=1))
-    thread.start()
-    thread.join()
-    assert inside == [before]
-    assert trainer.tracker.status == "FINISHED"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])

@@ -178,11 +178,7 @@ class Plateau(_Patient):
         return super().is_met or (len(last) > self.patience and len(set(last)) == 1)
 
     def holds(self, value: float) -> bool:
-        """Compare the means of the last two windows, once there are two; a value that is not finite empties them.
-
-        Args:
-            value: A fresh value of the metric.
-        """
+        """Compare the means of the last two windows, once there are two; a value that is not finite empties them."""
         size = self.patience
         self.values = [*self.values[1 - 2 * size :], value] if math.isfinite(value) else []
         if len(self.values) < 2 * size:
@@ -211,11 +207,7 @@ class _StopsImproving(_Patient):
         self.reference: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Compare with the best value so far, which only one that is better by the margin replaces.
-
-        Args:
-            value: A fresh value of the metric.
-        """
+        """Compare with the best value so far, which only one that is better by the margin replaces."""
         best = self.reference
         if not math.isfinite(value) or (best is not None and self.sign * (value - best) <= self._margin(best)):
             return True
