@@ -295,7 +295,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         }
         given = {name: value for name, value in given.items() if value is not ...}
         self._go_on_after_restart()
-        run, counters, train_step = self._checked_run(given), self.algorithm.counters, self.train_step
+        run, train_step = self._checked_run(given), self.train_step
         check_alike("the start of the run", run.options.to_plain())
         self.checkpoints.take()  # before the tracker hears of a run that another process may have
         try:
@@ -313,7 +313,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                     if stop is not None or (signals.stop is not None and ranks().size == 1):
                         self.record.save(self.state_dict(), run, "KILLED")
                         raise signals.exception()
-                    if self.algorithm.execution.awaits(counters[keys.STEPS]):
+                    if self.algorithm.execution.awaits(self.state[keys.STEPS]):
                         stats, stop = self._await_programs(run, signals, reporter)
                         if stop is not None or stats.stop_reason is not None:
                             continue
@@ -330,8 +330,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                     run.judge(stats, train_step.eval_row, train_step.take_stop())
                     train_step.open_row = None
                     reporter.update(stats, run.total_steps(self.state))
-                    is_best = self.checkpoints.improved(stats, stats.fresh - stats.earlier, counters[keys.STEPS])
-                    saves = is_best or run.asked_to_save or self.checkpoints.due(counters[keys.STEPS])
+                    is_best = self.checkpoints.improved(stats, stats.fresh - stats.earlier, self.state[keys.STEPS])
+                    saves = is_best or run.asked_to_save or self.checkpoints.due(self.state[keys.STEPS])
                     run.asked_to_save = False
                     stop = self._save(run, stats, signals, reporter, saves=saves, is_best=is_best)
                 self.stop_reason = stats.stop_reason
