@@ -195,16 +195,6 @@ def test_the_conservative_term_by_hand(coeff):
         torch.testing.assert_close(other.detach() - one.detach(), torch.zeros_like(one) + moved, atol=1e-6, rtol=1e-4)
 
 
-def test_the_quantile_loss_by_hand():
-    # tau = 1/4, 3/4; u = [[1, 3], [-1, 1]]; |tau - [u < 0]| = [[1/4, 1/4], [1/4, 3/4]]
-    quantiles, goals = torch.tensor([[0.0, 2.0]]), torch.tensor([[1.0, 3.0]])
-    # (1/4 + 3/4) / 2 + (1/4 + 3/4) / 2 = 1
-    assert quantile_loss(quantiles, goals, None).tolist() == [1.0]
-    # huber with delta 2, over 2: 1/4, (2 (3 - 1)) / 2 = 2, 1/4, 1/4: (1/16 + 1/2) / 2 + (1/16 + 3/16) / 2 = 13/32
-    assert quantile_loss(quantiles, goals, 2.0).tolist() == [13 / 32]
-    assert quantile_loss(quantiles, goals, 1e-4).item() == pytest.approx(1.0, abs=1e-3)
-
-
 @given(st.lists(st.integers(-20, 20).map(float), min_size=1, max_size=9))
 @settings(max_examples=30, deadline=None)
 def test_the_quantile_loss_is_least_at_the_quantiles(draws):

@@ -23,12 +23,6 @@ def build(data, **options):
     return IQLConfig(**{**SMALL, "model_config": {"hidden_sizes": [8]}, **options}).build(dataset=data)
 
 
-def test_expectile_losses_by_hand():
-    errors = torch.tensor([2.0, -2.0, 0.0, 1.0, -3.0])
-    assert expectile_loss(errors, 0.7).tolist() == pytest.approx([0.7 * 4, 0.3 * 4, 0, 0.7, 0.3 * 9])
-    assert expectile_loss(errors, 0.5).tolist() == pytest.approx([2, 2, 0, 0.5, 4.5])
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=8), st.floats(0.05, 0.95))
 def test_the_loss_is_least_at_the_expectile(values, expectile):

@@ -350,30 +350,6 @@ def test_illegal_actions_are_not_in_the_sum():
     assert found.item() == pytest.approx(table[:, 1:].logsumexp(-1).sum().item(), rel=1e-5)
 
 
-def test_conservative_learning_keeps_to_the_actions_of_the_data():
-    """Rewards are those of the data; the further the weight goes, the nearer the policy is to their actions."""
-    generator = torch.Generator().manual_seed(2)
-    obs = torch.randint(2, (400, 1), generator=generator) * 2.0 - 1.0
-    actions = (obs / 2 + 0.1 * torch.randn(400, 1, generator=generator)).clamp(-0.99, 0.99)
-    ends = torch.ones(400, dtype=torch.bool)
-    data = Dataset.from_tensors(
-        {"obs": obs, "actions": actions, "rewards": actions[:, 0], "terminated": ends, "truncated": ~ends}
-        | {"next_obs": obs},
-        observation_space=Box(-1.0, 1.0, (1,), dtype=np.float32),
-        action_space=Box(-1.0, 1.0, (1,), dtype=np.float32),
-    )
-    found = []
-    for coeff in (0.0, 5.0):
-        kept = {name: SMALL[name] for name in ("seed", "device", "model_config", "critic_hidden_sizes")}
-        options = {"batch_size": 64, "lr": 0.01, "alpha": 0.01, "updates_per_step": 300, "execution": "eager"}
-        algorithm = SACConfig(dataset=data, cql_coeff=coeff, **kept, **options).build()
-        algorithm.step()
-        act = algorithm.policy.act(torch.tensor([[1.0], [-1.0]]), {}, torch.zeros(2, dtype=torch.bool))
-        found.append(act.actions.squeeze(1))
-    assert found[0].min() > 0.7  # rewards rise with the action, and nothing holds it
-    assert found[1].tolist() == pytest.approx([0.55, -0.45], abs=0.3)
-
-
 # -- exploring
 
 

@@ -3,13 +3,12 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 from tests.algorithms.by_hand import batch_of, disturb, updated
-from tests.probes import Probe, Target
+from tests.probes import Probe
 
 from rl8x import keys
 from rl8x.algorithms import FastTD3Config, TD3Config
 from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.algorithms.td3 import NOISE
-from rl8x.checkpoint.tree import clone
 from rl8x.envs import Pendulum
 from rl8x.replay.dataset import Dataset
 
@@ -210,22 +209,6 @@ def test_an_update_is_that_of_the_papers_row_by_row(variant):
             torch.testing.assert_close(part, plain.weights[net][name], rtol=1e-4, atol=1e-5)
 
 
-def test_td3_bc_is_the_papers_but_for_a_factor_of_the_whole_loss():
-    """lambda = alpha / mean |Q|, L = -lambda Q + mean over dimensions of (mu - a)^2, in actions of [-1, 1]."""
-    alpha, dimensions = 2.5, 2
-    algorithm = build_offline(actor_bc_coeff=1 / (alpha * dimensions), lr=1e-9)
-    disturb(algorithm)
-    batch = noisy(algorithm)
-    with torch.no_grad():
-        starts = torch.zeros(1, 6, dtype=torch.bool)
-        actions = algorithm.policy(batch[keys.OBS][None], {}, starts).mean
-        q = algorithm.critics(batch[keys.OBS], actions)[0]
-        scaled = (actions - batch[keys.ACTIONS]) / torch.tensor([2.0, 5.0])
-        expected = -alpha / q.abs().mean() * q.mean() + scaled.square().mean()
-    found = updated(algorithm, batch).metrics["losses/policy"]
-    assert found.item() * alpha == pytest.approx(expected.item(), rel=1e-4)
-
-
 # -- what is drawn
 
 
@@ -274,36 +257,6 @@ def test_the_policys_numbers_are_means_over_the_updates_that_trained_it(monkeypa
     assert "losses/policy" in second
 
 
-def test_between_their_turns_policy_and_targets_stay_to_the_bit():
-    algorithm = build(policy_delay=3, target_interval=3, updates_per_sample=1 / 16)
-    moved = []
-    for _ in range(8):
-        before = clone(algorithm.nets.state_dict())
-        algorithm.collect()
-        algorithm.step()
-        after = algorithm.nets.state_dict()
-        moved.append(
-            (same_bits(before["optimizers"], after["optimizers"]), same_bits(before["targets"], after["targets"]))
-        )
-    nothing, all_but_q = ({"q": True, "policy": True}, {"target_q": True, "target_policy": True}), None
-    all_but_q = ({"q": False, "policy": True}, nothing[1])
-    everything = ({"q": False, "policy": False}, {"target_q": False, "target_policy": False})
-    assert moved == [nothing, all_but_q, all_but_q, everything, all_but_q, all_but_q, everything, all_but_q]
-    assert algorithm.counters["algorithm/updates"] == 7
-
-
-def same_bits(before, after):
-    def tensors(tree):
-        if isinstance(tree, torch.Tensor):
-            return [tree]
-        return [each for part in tree.values() for each in tensors(part)] if isinstance(tree, dict) else []
-
-    return {
-        name: all(torch.equal(x, y) for x, y in zip(tensors(before[name]), tensors(after[name]), strict=True))
-        for name in before
-    }
-
-
 def test_actions_are_uniform_in_the_warm_up_and_then_near_the_policys():
     algorithm = build(
         warmup_steps=4000, num_envs=1000, buffer_size=20_000, exploration_noise=0.05, updates_per_sample=1e-3
@@ -321,16 +274,6 @@ def test_actions_are_uniform_in_the_warm_up_and_then_near_the_policys():
 
 
 # -- probes
-
-
-def test_cloning_holds_the_policy_at_the_actions_of_the_data():
-    """The data are uniform actions: their mean is 0, where the reward asks for 1/2."""
-    for coeff, expected in ((100.0, 0.0), (None, 0.5)):
-        algorithm = build_offline(Target, actor_bc_coeff=coeff, lr=0.01, batch_size=32, updates_per_step=300)
-        algorithm.step()
-        assert algorithm.policy.act(
-            torch.ones(1, 1), {}, torch.zeros(1, dtype=torch.bool)
-        ).actions.item() == pytest.approx(expected, abs=0.25)
 
 
 def test_distances_of_actions_without_axes_are_those_of_one_dimension():

@@ -125,24 +125,6 @@ def test_advance_equals_a_loop_over_copies(limit):
     assert step.valid is None
 
 
-@pytest.mark.parametrize("env_class", BUILTIN.values())
-def test_advance_is_pure(env_class):
-    env = env_class(8, seed=0)
-    env.reset(config={next(iter(env.parameters)): Uniform(*[next(iter(env.parameters.values())).default] * 2)})
-    noise = env.noise(2)
-    actions = torch.as_tensor(env.action_space.sample())
-    before = {name: value.clone() for name, value in env.carry["state"].items()}
-    attributes = dict(vars(env))
-    generator = env.generator.get_state()
-    first = env.advance(env.carry, actions, noise[0])
-    second = env.advance(env.carry, actions, noise[0])
-    assert all(torch.equal(value, before[name]) for name, value in env.carry["state"].items())
-    assert vars(env) == attributes
-    assert torch.equal(env.generator.get_state(), generator)
-    for a, b in zip(first[1][:7], second[1][:7], strict=True):
-        assert all(map(torch.equal, leaves_of(a), leaves_of(b)))
-
-
 @pytest.mark.parametrize("env_class", [CartPole, CartPoleInfinite, Pendulum, Countdown])
 def test_advance_compiles_without_a_graph_break(env_class):
     torch._dynamo.reset()

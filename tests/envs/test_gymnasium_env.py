@@ -247,12 +247,22 @@ def test_a_mode_of_no_such_name_is_refused():
         GymnasiumEnv(vector_env)
 
 
-@pytest.mark.parametrize(("limit", "ends"), [(..., [2, 4, 6]), (None, []), (5, [5]), (3, [3, 6])])
-def test_a_time_limit_takes_the_place_of_one_that_a_function_gives(limit, ends):
-    def make_one():
-        return TransformReward(gymnasium.make("Pendulum-v1", max_episode_steps=2), float)
+def two_steps():
+    return TransformReward(gymnasium.make("Pendulum-v1", max_episode_steps=2), float)
 
-    env = GymnasiumEnv(make_one, 2, time_limit=limit, seed=0)
+
+@pytest.mark.parametrize(
+    ("made", "limit", "ends"),
+    [
+        (two_steps, ..., [2, 4, 6]),
+        (two_steps, None, []),
+        (two_steps, 5, [5]),
+        (two_steps, 3, [3, 6]),
+        ("Pendulum-v1", 3, [3, 6]),
+    ],
+)
+def test_a_time_limit_takes_the_place_of_the_simulators_own(made, limit, ends):
+    env = GymnasiumEnv(made, 2, time_limit=limit, seed=0)
     env.reset()
     truncated = torch.stack([env.step(np.zeros((2, 1), dtype=np.float32))[3] for _ in range(7)])
     assert [t + 1 for t in range(7) if truncated[t].all()] == ends
