@@ -255,6 +255,13 @@ def test_what_is_refused(make, options, error, message):
     assert "\n" not in str(raised.value)
 
 
+def test_a_step_of_another_form_is_told():
+    env = PettingZooEnv(team_stubs.Old, 1, seed=0)
+    env.reset()
+    with pytest.raises(ValueError, match=r"step\(\) of shift_v0 must return \(observations, rewards, terminations"):
+        env.step(torch.zeros(3, dtype=torch.int64))
+
+
 def test_a_missing_package_is_told(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pettingzoo", None)
     with pytest.raises(RuntimeError, match=r"pip install 'rl8x\[pettingzoo\]'"):
