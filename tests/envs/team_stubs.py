@@ -85,6 +85,14 @@ class Unlike(Shift):
         return spaces.Box(0, 1, (2 if agent == "whole" else 3,), np.float32)
 
 
+class Old(Shift):
+    """Steps as PettingZoo's API had it once."""
+
+    def step(self, actions):
+        obs, rewards, terminated, _, infos = super().step(actions)
+        return obs, rewards, terminated, infos
+
+
 class Turns(AECEnv):
     """Agents that act in turn."""
 

@@ -115,17 +115,17 @@ def test_rows_are_those_of_a_loop_over_the_environment(name):
     env.close()
 
 
-def test_each_agent_that_is_truncated_bootstraps_from_its_own_last_observation():
-    make = functools.partial(PettingZooEnv, Shift)
-    algorithm = PPOConfig(num_envs=2, **SMALL | {"horizon": LAST}).build(make)
+@pytest.mark.parametrize("separate", [False, True])
+def test_each_agent_that_is_truncated_bootstraps_from_its_own_last_observation(separate):
+    make, model = functools.partial(PettingZooEnv, Shift), {"hidden_sizes": [8], "separate": separate}
+    algorithm = PPOConfig(num_envs=2, **SMALL | {"horizon": LAST, "model_config": model}).build(make)
     algorithm.collect()
     rollout, policy = algorithm.rollout, algorithm.policy
     last = rollout.horizon - 1
     drawn = rollout["obs"][0, 2:4, 2]
-    truth = torch.tensor([[LAST, place, draw] for place in (1, 2) for draw in drawn])
-    empty = policy.initial_state(4)
-    expected = policy.values(truth, empty, torch.zeros(4, dtype=torch.bool))
-    torch.testing.assert_close(rollout[keys.FINAL_VALUES][last, 2:], expected)
+    truth = torch.tensor([[LAST, place, draw] for place in (0, 1, 2) for draw in drawn])
+    expected = policy.values(truth, {}, torch.zeros(6, dtype=torch.bool))
+    torch.testing.assert_close(rollout[keys.FINAL_VALUES][last, 2:], expected[2:])
     died = rollout[keys.TERMINATED][1, :2]
     assert died.all()
     assert not rollout[keys.FINAL_VALUES][1, :2].any()
@@ -253,6 +253,13 @@ def test_what_is_refused(make, options, error, message):
     with pytest.raises(error, match=message) as raised:
         PettingZooEnv(make, **{"num_envs": 2, **options})
     assert "\n" not in str(raised.value)
+
+
+def test_a_step_of_another_form_is_told():
+    env = PettingZooEnv(team_stubs.Old, 1, seed=0)
+    env.reset()
+    with pytest.raises(ValueError, match=r"step\(\) of shift_v0 must return \(observations, rewards, terminations"):
+        env.step(torch.zeros(3, dtype=torch.int64))
 
 
 def test_a_missing_package_is_told(monkeypatch):

@@ -148,7 +148,8 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     def program_key(self) -> Hashable:
         """The constants of a compiled or captured `advance`: where they differ, another program is needed."""
         built_in = (self.num_envs, str(self.device), self.time_limit, self.parameter_state.in_force.key)
-        return type(self), *built_in, *(() if self.team is None else self.team.key)
+        team = () if self.team is None else (self.team.names, self.team.agent_id, self.team.state)
+        return type(self), *built_in, *team
 
     def noise(self, horizon: int) -> Tensor:
         """Draw the noise of some steps from the environment's generator.

@@ -139,7 +139,11 @@ class PettingZooEnv(SimulatorEnv):
         rewards, flags = np.zeros(self.num_envs, np.float32), np.zeros((2, self.num_envs), np.bool_)
         for copy, env in enumerate(self.copies):
             acting = [(agent, row) for agent, row in self._rows(copy) if valid[row]]
-            seen, *outcome = env.step({agent: chosen[row] for agent, row in acting})
+            result = env.step({agent: chosen[row] for agent, row in acting})
+            if not isinstance(result, tuple) or len(result) != 5:
+                need = "(observations, rewards, terminations, truncations, infos)"
+                raise ValueError(f"PettingZooEnv: step() of {env} must return {need}.")
+            seen, *outcome = result
             for agent, row in acting:
                 rewards[row], *flags[:, row], reports[row] = _of(agent, *outcome)
             for agent, row in self._rows(copy):

@@ -82,11 +82,6 @@ class Team:
             )
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """The constants of a program that makes observations."""
-        return self.names, self.agent_id, self.state
-
-    @property
     def params(self) -> dict[str, Any]:
         """What the params of a run say of its team."""
         return {

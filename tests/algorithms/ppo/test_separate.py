@@ -119,6 +119,13 @@ def test_a_run_goes_on_and_its_policy_acts(tmp_path):
         expected = trainer.algorithm.policy.decide(obs).actions
         assert (load_policy(folder, trust=True).decide(obs).actions == expected).all()
         assert (load_algorithm(folder, trust=True).policy.decide(obs).actions == expected).all()
+    whole = Trainer(config.build(Roles), tracker=MemoryTracker(), checkpoints=False)
+    whole.run(max_steps=3, progress="none")
+    again = Trainer.resume(tmp_path / "Roles", tracker=MemoryTracker(), trust=True)
+    again.run(max_steps=3, progress="none")
+    assert again.state == whole.state
+    assert again.state["env/copy_steps"] == 3 * 64
+    assert torch.equal(again.algorithm.optimizer.weights, whole.algorithm.optimizer.weights)
 
 
 @pytest.mark.parametrize(
