@@ -147,7 +147,7 @@ def test_a_comparison_ends_a_run_and_a_resumed_one(mlruns, capsys):
     assert out.startswith("stopped by HitsUpperBound('algorithm/steps', 4): algorithm/steps = 4\n")
     assert main(["resume", "one", "--stop", "algorithm/steps >> 4"]) == 2
     assert capsys.readouterr().err.startswith(
-        "rl8x: error: unknown stop condition 'algorithm/steps >> 4'. A metric or a"
+        "rl8x: error: unknown stop condition 'algorithm/steps >> 4'. A metric, a"
     )
 
 
