@@ -166,14 +166,13 @@ class TrainStep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
         self.eval_row, self.evaluated_at = dict(state["eval_row"]), state["evaluated_at"]
-        self.row = dict(state.get("row", {}))
-        self.unseen = frozenset(state.get("unseen", ()))
-        self._algorithm.execution.compiled_since = state.get("compiled_since")
-        self._algorithm.execution.verdicts.update(state.get("verdicts", {}))
-        self._algorithm.execution.waits = state.get("waits", True)
+        self.row, self.unseen = dict(state["row"]), frozenset(state["unseen"])
+        execution = self._algorithm.execution
+        execution.compiled_since, execution.waits = state["compiled_since"], state["waits"]
+        execution.verdicts.update(state["verdicts"])
         if not self.in_run:  # else it goes back within a run, whose end is planned for
             self._algorithm.plan_execution(math.inf)
-        self._guard.in_a_row = state.get("non_finite_in_a_row", 0)
+        self._guard.in_a_row = state["non_finite_in_a_row"]
 
 
 # -- metrics that callbacks measure: declared by name, so that conditions can ask for them, and tracked
