@@ -16,7 +16,7 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.algorithms.test_set_lr import ALGORITHMS
+from tests.algorithms.test_conformance import EACH, build
 from tests.checkpoint import legal
 from tests.checkpoint.legal import described, metadata
 
@@ -121,9 +121,9 @@ def test_the_state_of_one_of_torchs_optimizers_survives_a_file():
     assert torch.allclose(fresh.state[weight]["exp_avg"], 0.1 * torch.tensor([2.0, -4.0]))  # 1 - beta_1 of the gradient
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", EACH)
 def test_the_state_of_each_algorithm_is_read_back(name, tmp_path):
-    algorithm, fresh, manager = ALGORITHMS[name](), ALGORITHMS[name](), opened(tmp_path)
+    algorithm, fresh, manager = build(name), build(name), opened(tmp_path)
     algorithm.collect()
     algorithm.step()
     state = algorithm.state_dict()
