@@ -14,7 +14,7 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.algorithms.test_set_lr import ALGORITHMS
+from tests.algorithms.test_conformance import EACH, build
 from tests.checkpoint import legal
 from tests.checkpoint.legal import described, metadata
 
@@ -110,9 +110,9 @@ def test_tensors_keep_their_bits_whatever_they_are():
     assert (found["scalar"].item(), found["no"].shape) == (3, (0,))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", EACH)
 def test_the_state_of_each_algorithm_is_read_back(name, tmp_path):
-    algorithm, fresh, manager = ALGORITHMS[name](), ALGORITHMS[name](), opened(tmp_path)
+    algorithm, fresh, manager = build(name), build(name), opened(tmp_path)
     algorithm.collect()
     algorithm.step()
     state = algorithm.state_dict()
