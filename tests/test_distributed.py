@@ -136,13 +136,6 @@ def test_ranks_share_out_the_processors_of_a_machine(allowed, local_size, kept, 
     )
 
 
-@pytest.mark.parametrize(("number", "size"), [(5, 2), (7, 3), (2, 4), (128, 8)])
-def test_shares_add_up_and_differ_by_one_at_most(number, size):
-    shares = [Ranks(rank, size).share_of(number) for rank in range(size)]
-    assert sum(shares) == number
-    assert max(shares) - min(shares) <= 1
-
-
 def test_each_rank_has_seeds_of_its_own_but_for_weights():
     parts = ("env", "sampling", "minibatches", "eval_env", "eval_sampling", "mine")
     found = [part_seed(3, part, rank) for part in parts for rank in range(3)]
@@ -209,11 +202,6 @@ def test_uneven_episodes_are_pooled_as_if_one_had_counted_them(parts):
     for name in (*keys.summary("episodes/returns"), keys.EPISODES_ENDED):
         assert pooled[name] == pytest.approx(whole[name]), name
     assert pooled["losses/total"] == pytest.approx(np.mean([len(part) for part in parts]))
-
-
-def test_where_no_rank_has_an_episode_its_metrics_are_left_out():
-    pooled = pool([row([]), row([])], {keys.EPISODES_ENDED: ("episodes/returns/",)})
-    assert pooled == {keys.EPISODES_ENDED: 0, "losses/total": 0.0, "finite/losses": 0.0}
 
 
 def test_a_number_that_is_not_one_is_not_hidden_by_the_others():

@@ -98,23 +98,3 @@ def test_an_interrupted_cell_ends_the_run_says_what_to_do_and_goes_on(shell, mlf
     assert steps == [1, 2, 3, 4, 5]
     (again,) = mlflow_client.search_runs(["0", "1"])
     assert (again.info.run_id, again.info.status) == (found.info.run_id, "FINISHED")
-
-
-def test_an_interrupted_loop_over_steps_ends_the_run_too(shell, mlflow_client, monkeypatch):
-    run(shell, "from rl8x import PPOConfig, Trainer\nfrom rl8x.algorithms import PPO")
-    small = "num_envs=4, horizon=4, device='cpu', seed=0, model_config={'hidden_sizes': [4]}"
-    run(shell, f"trainer = Trainer(PPOConfig({small}).build('CartPole'))")
-    algorithm, calls = shell.user_ns["trainer"].algorithm, []
-    step = algorithm.step
-
-    def interrupted():
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return step()
-
-    monkeypatch.setattr(algorithm, "step", interrupted)
-    done = shell.run_cell("for stats in trainer:\n    pass")
-    assert isinstance(done.error_in_exec, KeyboardInterrupt)
-    (found,) = mlflow_client.search_runs(["0", "1"])
-    assert (found.info.status, found.data.metrics["algorithm/steps"]) == ("KILLED", 2)

@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 from rl8x import processes
-from rl8x.cli.main import main
-from rl8x.processes import OWN, lending_variables, python_process, restore_variables, tolerate_warnings
+from rl8x.processes import python_process, tolerate_warnings
 
 PACKAGE = Path(processes.__file__).parent
 STANDARD = [name for name in sorted(sys.stdlib_module_names) if importlib.util.find_spec(name)]
@@ -70,27 +69,6 @@ def test_a_process_of_ours_finds_nothing_in_the_working_directory(hostile, monke
     assert all(map(os.path.isabs, found))
     assert str(hostile / "beside") in found
     assert Path(package).parent == PACKAGE
-
-
-def test_it_finds_rl8x_where_this_process_did(tmp_path, monkeypatch):
-    for folder in (PACKAGE.parent, tmp_path):  # in the working directory itself too
-        monkeypatch.chdir(folder)
-        monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(PACKAGE.parent)])
-        done = subprocess.run(**python_process("-c", CODE), capture_output=True, text=True, check=True)
-        assert Path(json.loads(done.stdout)[1]).parent == PACKAGE
-
-
-def test_what_a_library_starts_meanwhile_is_as_safe_and_the_users_code_has_its_own_variables(hostile, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", ":/x")
-    monkeypatch.setenv("PYTHONWARNINGS", "error")
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    before = dict(os.environ)
-    with lending_variables():
-        subprocess.run([sys.executable, "-c", "import queue"], check=True)
-        restore_variables()  # as a worker does
-        assert {name: os.environ.get(name) for name in OWN} == {name: before.get(name) for name in OWN}
-    assert dict(os.environ) == before
-    assert executed(hostile) == ""
 
 
 def test_so_is_what_shared_memory_starts(hostile, tmp_path):
@@ -165,10 +143,7 @@ COMMANDS = {
     "study": ["study", "-f", "study.yaml", "--jobs", "2", "--trust"],
     "bench": ["bench", "CartPole", *SMALL, "--modes", "eager", "--passes", "1", "--seconds", "0.1"],
     "doctor": ["doctor"],
-    "export": ["export", "one"],
     "play": ["play", "one", "--episodes", "1"],
-    "collect": ["collect", "one", "--transitions", "8"],
-    "compare": ["compare", "one"],
 }
 
 
@@ -182,16 +157,6 @@ def test_a_command_runs_nothing_of_the_folder_that_it_works_in(run_folder, words
 def test_warnings_are_no_errors_where_python_was_told_so_by_an_option(run_folder):
     done = command(run_folder, "compare", "one", python=["-W", "error"])
     assert done.returncode == 0, done.stderr
-
-
-def test_what_waits_is_sent_where_warnings_are_errors(run_folder, monkeypatch):
-    monkeypatch.chdir(run_folder)
-    words = ["--max-steps", "1", "--progress", "none", "--tracking-uri", "http://127.0.0.1:1"]
-    assert main(["train", "CartPole", *SMALL, *words]) == 0
-    done = command(run_folder, "sync", "--to", f"sqlite:///{run_folder}/mlruns/mlflow.db")
-    assert done.returncode == 0, done.stderr
-    assert "sent" in done.stdout
-    assert executed(run_folder) == ""
 
 
 def test_an_empty_entry_of_pythonpath_is_not_the_working_directory(tmp_path):

@@ -5,7 +5,7 @@ import yaml
 
 import rl8x
 from rl8x.config import RunSpec, load_run_file
-from rl8x.config.tuned import measured, tuned_file, tuned_files
+from rl8x.config.tuned import tuned_file, tuned_files
 from rl8x.envs import BUILTIN
 
 NAMES = [(task, algorithm) for task, algorithms in tuned_files().items() for algorithm in algorithms]
@@ -83,13 +83,6 @@ def test_without_a_setting_those_that_there_are_are_listed(task, algorithm, said
     assert "CartPole (ppo, dqn, pqn)" in message
     assert "HalfCheetah-v5 (ppo, sac, td3)" in message
     assert "\n" not in message
-
-
-def test_what_was_measured_is_of_settings_that_there_are():
-    stems = {path.stem for algorithms in tuned_files().values() for path in algorithms.values()}
-    assert measured().keys() <= stems
-    for result in measured().values():
-        assert result.keys() == {"transitions", "returns", "seconds"}
 
 
 def test_a_setting_is_trained_in_python():
