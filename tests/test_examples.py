@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.loading import load_script
 
 from rl8x import MemoryTracker, NullTracker
 from rl8x.envs import CartPole, NumpyEnv
@@ -16,7 +17,14 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def load(name: str) -> Any:
-    return load_script(EXAMPLES / f"{name}.py")
+    """Run a script's top level and return it as a module; what stands under `__main__` does not run."""
+    spec = importlib.util.spec_from_file_location(name.replace("/", "_"), EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there for what their annotations name
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.stem)

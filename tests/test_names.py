@@ -9,7 +9,7 @@ import pytest
 
 import rl8x
 from rl8x import PPOConfig
-from rl8x.algorithms import DQNConfig, PQNConfig, SACConfig, TD3Config
+from rl8x.algorithms import DQNConfig, SACConfig, TD3Config
 from rl8x.cli.main import COMMANDS
 from rl8x.config import algorithm_configs
 from rl8x.config.spec import FIELDS as RUN_KEYS
@@ -36,12 +36,8 @@ def test_what_the_table_answers_exists():
         (PPOConfig, "learning_rate", "PPOConfig has no option 'learning_rate'. It is 'lr' here."),
         (PPOConfig, "n_steps", "It is 'horizon' here."),
         (DQNConfig, "n_steps", "It is 'n_step' here."),
-        (PPOConfig, "batch_size", "It is 'sgd_minibatch_size' here."),
         (PPOConfig, "ent_coef", "It is 'entropy_coeff' here."),
         (SACConfig, "ent_coef", "It is 'alpha' here."),
-        (PPOConfig, "num_steps", "It is 'horizon' here."),
-        (PPOConfig, "eps_clip", "It is 'clip_param' here."),
-        (PQNConfig, "start_e", "It is 'epsilon' here."),
         (PPOConfig, "net_arch", 'Here that is `model_config={"hidden_sizes": [64, 64]}`.'),
         (PPOConfig, "total_timesteps", 'Here that is `HitsUpperBound("env/steps", N)` in `run('),
         (PPOConfig, "num_env", "Nearest: num_envs, num_threads"),

@@ -117,14 +117,14 @@ def test_warnings_of_libraries_are_no_errors_and_those_of_rl8x_are_as_before():
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    """A folder with a run of compiled programs, a study's file, and modules that nobody asked for."""
+    """A folder with a run, a study's file, and modules that nobody asked for."""
     base = tmp_path_factory.mktemp("commands")
     (base / "bin").mkdir()
     (base / "bin" / "rl8x").write_text("from rl8x.cli.main import main\nraise SystemExit(main())\n")
     folder = fill(base / "sent")
     (folder / "mine.py").write_text("from rl8x.envs import CartPole\nclass Mine(CartPole): pass\n")
     (folder / "study.yaml").write_text(STUDY)
-    done = command(folder, "train", "CartPole", *SMALL, "execution=compile", "--max-steps", "1", "--run-name", "one")
+    done = command(folder, "train", "CartPole", *SMALL, "--max-steps", "1", "checkpoints.directory=one")
     assert done.returncode == 0, done.stderr
     assert executed(folder) == ""
     return folder
@@ -139,7 +139,7 @@ def command(folder, *words, python=(), **variables):
 
 
 COMMANDS = {
-    "resume": ["resume", "one", "execution=compile", "--max-steps", "2"],
+    "resume": ["resume", "one", "--max-steps", "2"],
     "study": ["study", "-f", "study.yaml", "--jobs", "2", "--trust"],
     "bench": ["bench", "CartPole", *SMALL, "--modes", "eager", "--passes", "1", "--seconds", "0.1"],
     "doctor": ["doctor"],
@@ -155,7 +155,7 @@ def test_a_command_runs_nothing_of_the_folder_that_it_works_in(run_folder, words
 
 
 def test_warnings_are_no_errors_where_python_was_told_so_by_an_option(run_folder):
-    done = command(run_folder, "compare", "one", python=["-W", "error"])
+    done = command(run_folder, "play", "one", "--episodes", "1", python=["-W", "error"])
     assert done.returncode == 0, done.stderr
 
 

@@ -172,6 +172,14 @@ def test_equal_arguments_give_equal_intervals_however_they_are_batched(monkeypat
             assert first == bootstrap(mean, SCORES, over=over, resamples=50, seed=1)
 
 
+@pytest.mark.parametrize("level", [0.5, 0.95])
+def test_intervals_have_their_level(level):
+    rows = np.random.default_rng((0, 0)).integers(0, 5, (2000, 5))
+    expected = np.quantile(SCORES[rows].mean(axis=(1, 2)), [0.5 - level / 2, 0.5 + level / 2])
+    estimate = bootstrap(mean, SCORES, level=level)
+    assert [estimate.low, estimate.high] == pytest.approx([*expected])
+
+
 def test_one_seed_has_no_interval():
     estimate = bootstrap(mean, SCORES[:1])
     assert estimate.value == pytest.approx(SCORES[0].mean())
