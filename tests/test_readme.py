@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -20,9 +21,10 @@ from tests.test_site import exported, packages
 import rl8x
 import rl8x.trainers.trainer
 from rl8x import NullTracker, PPOConfig, Trainer, drawing
+from rl8x.algorithms import OnlineConfig
 from rl8x.cli.main import main
 from rl8x.conditions import from_spec
-from rl8x.config import RunSpec
+from rl8x.config import RunSpec, algorithm_configs
 from rl8x.envs import CartPole
 from rl8x.plain import Loader
 from rl8x.studies import Study, StudyConfig
@@ -198,3 +200,14 @@ def test_the_architecture_names_the_layers_that_are_tested() -> None:
     rows = re.findall(r"^\| L\d \| (.*?) \|", (ROOT / "docs" / "architecture.md").read_text(), flags=re.MULTILINE)
     named = [set(re.findall(r"`(\w+)`", row)) for row in rows]
     assert [named[0] | {"_version"}, *named[1:]] == [set(parts) for parts in LAYERS]
+
+
+@pytest.mark.parametrize("section", ["PPO", "PQN", "DQN", "SAC", "TD3", "BC", "IQL"])
+def test_every_option_of_an_algorithm_is_in_its_section_and_no_other(section: str) -> None:
+    text = (ROOT / "docs" / "algorithms.md").read_text()
+    intro, own = text.split("\n## ")[0], text.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    shared = set(re.findall(r"`(\w+)`", intro.split("Options of all algorithms:")[1]))
+    cells = [line.split("|")[1] for line in own.splitlines() if "|" in line]
+    fields = {field.name for field in dataclasses.fields(algorithm_configs()[section])}
+    assert shared == {field.name for field in dataclasses.fields(OnlineConfig)}
+    assert {name for cell in cells for name in re.findall(r"`(\w+)`", cell)} == fields - shared

@@ -65,26 +65,6 @@ def test_ppo_is_taken_and_names_are_those_of_the_command_line():
     assert rl8x.tuned("CartPole", "Dqn").algorithm.algorithm == "DQN"
 
 
-@pytest.mark.parametrize(
-    ("task", "algorithm", "said"),
-    [
-        ("HalfCheetah-v5", "dqn", "no tuned setting of HalfCheetah-v5 by dqn. There are "),
-        ("HalfCheetah", "sac", "no tuned setting of HalfCheetah by sac. Did you mean 'HalfCheetah-v5'? There are "),
-        ("cartpole", "PPO", "no tuned setting of cartpole by PPO. Did you mean 'CartPole'? There are "),
-        ("my_module.MyEnv", "my_module.MyConfig", "no tuned setting of my_module.MyEnv by my_module.MyConfig. There "),
-        ("../CartPole", "ppo", "no tuned setting of ../CartPole by ppo."),
-    ],
-)
-def test_without_a_setting_those_that_there_are_are_listed(task, algorithm, said):
-    with pytest.raises(ValueError, match="no tuned setting") as error:
-        rl8x.tuned(task, algorithm)
-    message = str(error.value)
-    assert message.startswith(said)
-    assert "CartPole (ppo, dqn, pqn)" in message
-    assert "HalfCheetah-v5 (ppo, sac, td3)" in message
-    assert "\n" not in message
-
-
 def test_a_setting_is_trained_in_python():
     run = rl8x.tuned("CartPole").replace(seed=3, max_steps=2, steps_per_eval=1, progress="none")
     trainer = rl8x.Trainer.from_spec(run, tracker=rl8x.NullTracker())
