@@ -1,6 +1,5 @@
 """One description of a run: what it is compared by, what a script's run says of itself, what `run()` takes from it."""
 
-import dataclasses
 import functools
 import json
 
@@ -47,27 +46,6 @@ def test_two_runs_differ_in_what_makes_a_run(fields, different):
     assert SPEC.diff(other) == different
     assert other.diff(SPEC) == {name: (now, before) for name, (before, now) in different.items()}
     assert not other.diff(RunSpec.read(json.loads(json.dumps(other.to_plain()))))
-
-
-def test_no_two_sections_have_a_key_of_one_name_and_each_is_in_one():
-    sections = [getattr(SPEC, field.name) for field in dataclasses.fields(SPEC)]
-    names = [field.name for section in sections for field in dataclasses.fields(section)]
-    assert len(names) == len(set(names))
-    assert {**PLAIN, "progress": "none"}.keys() <= set(names)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"lr": 0.1}, r"unknown key 'lr': it is a hyperparameter. Put it under `algorithm_config`"),
-        ({"max_step": 4}, r"unknown key 'max_step'. Did you mean 'max_steps'\?"),
-        ({"max_steps": 0}, "`max_steps` must be at least 1; got 0"),
-        ({"env": ""}, "no environment is named"),
-    ],
-)
-def test_what_is_replaced_is_checked(fields, message):
-    with pytest.raises(ValueError, match=message):
-        SPEC.replace(**fields)
 
 
 def test_params_show_conditions_as_python_does_and_what_no_file_can_hold_by_its_name():

@@ -89,6 +89,11 @@ class Record:
         """What stands beside the spec: all hyperparameters, the drawn seed, the spaces, the policy."""
         return resolve(self.algorithm)
 
+    @property
+    def results(self) -> Results:
+        """The courses of its mean returns so far."""
+        return self._results
+
     # -- the tracked run
 
     def resume(
