@@ -507,7 +507,7 @@ def test_is_a_gymnasium_vector_environment(env_class):
     assert env.unwrapped is env
     env.close()
     assert env.closed
-    assert repr(env) == f"{env_class.__name__}(num_envs=3)"
+    assert repr(env) == f"{env_class.__name__}(num_envs={env.num_envs})"
 
 
 def test_gymnasiums_wrapper_of_vector_environments_works():

@@ -91,7 +91,11 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         self._told_silenced = False
 
     def make_policy(self) -> Policy:
-        """Build the policy, with torch's global generator seeded."""
+        """Build the policy, with torch's global generator seeded.
+
+        Raises:
+            ValueError: If agents are to have weights of their own, and there is one.
+        """
         config, observation_space = self.config, self.env.single_observation_space
         name = default_model(observation_space) if config.model is None else config.model
         model_config = config.model_config if name != "mlp" else SMALL | config.model_config

@@ -129,7 +129,12 @@ class PettingZooEnv(SimulatorEnv):
 
     @apart
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the copies by actions `[num_envs, *action]`, which changes them: not pure, unlike the base class's."""
+        """Step the copies by actions `[num_envs, *action]`, which changes them: not pure, unlike the base class's.
+
+        Raises:
+            RuntimeError: If `restart` was not called before, or not since `load_state_dict`.
+            ValueError: If a copy's step returns something of another form.
+        """
         if self._must_reset:
             raise RuntimeError("PettingZooEnv: call reset() first, also after load_state_dict().")
         chosen, valid = self._elements(actions), carry["alive"].cpu().numpy()

@@ -159,26 +159,39 @@ class Team:
         return lambda part: part.chunk(len(self.names))[agent]
 
     def for_agents(self, values: Tensor) -> Tensor:
-        """Return values of copies, `[copies, ...]`, for the rows of all their agents, `[num_envs, ...]`."""
+        """Return values of copies for the rows of all their agents, `[num_envs, ...]`.
+
+        Args:
+            values: `[copies, ...]`.
+        """
         return values.repeat(len(self.names), *(1,) * (values.ndim - 1))
 
     # -- what they achieve
 
     def of_agents(self, values: Any) -> Tensor:
-        """Return values of rows, `[..., num_envs]`, by agent, `[..., agents, copies]`."""
+        """Return values of rows by agent, `[..., agents, copies]`.
+
+        Args:
+            values: `[..., num_envs]`.
+        """
         tensor = torch.as_tensor(values)
         return tensor.reshape(*tensor.shape[:-1], len(self.names), -1)
 
     def returns(self, returns: Any) -> Tensor:
-        """Return the team's, `[..., copies]`, of the returns of its agents, `[..., num_envs]`."""
+        """Return the team's returns, `[..., copies]`.
+
+        Args:
+            returns: Those of its agents, `[..., num_envs]`.
+        """
         by_agent = self.of_agents(returns).transpose(-1, -2)
         team: Tensor = self._reduce(by_agent.reshape(-1, len(self.names)))
         return team.reshape(by_agent.shape[:-1])
 
     def episodes(self, rollout: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tensors of a rollout that tell of episodes, `[..., num_envs]`, by copy, `[..., copies]`.
+        """Return what a rollout tells of episodes by copy, `[..., copies]`, with the means of metrics over agents.
 
-        Of the environment's own metrics they have the means over agents; the length is the copy's.
+        Args:
+            rollout: Its tensors by name, `[..., num_envs]`.
         """
         ended = rollout.get(keys.ENDED)
         if ended is None:
