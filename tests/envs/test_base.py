@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -15,12 +16,13 @@ from rl8x.envs import (
     CartPoleInfinite,
     DiscreteDummy,
     GymnasiumEnv,
+    MountainCar,
     NumpyEnv,
     Pendulum,
 )
 from rl8x.envs.base import Env, Parameter
 from rl8x.randomization import Choice, Grid, LogUniform, Normal, Uniform
-from rl8x.trees import flatten_tree
+from rl8x.trees import flatten_tree, tree_map
 
 
 class Countdown(Env):
@@ -374,6 +376,32 @@ def test_the_program_key_tells_what_is_built_in():
     assert env.program_key == key  # so are values for each copy
     env.reset(config={"length": Uniform(0.2, 0.8)})
     assert env.program_key != key
+
+
+@pytest.mark.parametrize("env_class", BUILTIN.values())
+def test_is_a_gymnasium_vector_environment(env_class):
+    env = env_class(3, seed=0)
+    assert isinstance(env, gymnasium.vector.VectorEnv)
+    assert env.metadata["autoreset_mode"] == gymnasium.vector.AutoresetMode.SAME_STEP
+    assert env.observation_space == gymnasium.vector.utils.batch_space(env.single_observation_space, env.num_envs)
+    assert env.action_space == gymnasium.vector.utils.batch_space(env.single_action_space, env.num_envs)
+    obs, info = env.reset(seed=1, options={})
+    assert info == {}
+    assert env.observation_space.contains(tree_map(torch.Tensor.numpy, obs))
+    for _ in range(5):
+        obs, rewards, terminated, truncated, info = env.step(env.action_space.sample())
+        assert env.observation_space.contains(tree_map(torch.Tensor.numpy, info["final_obs"]))
+        assert rewards.shape == terminated.shape == truncated.shape == (env.num_envs,)
+    assert env.unwrapped is env
+    env.close()
+    assert env.closed
+    assert repr(env) == f"{env_class.__name__}(num_envs={env.num_envs})"
+
+
+def test_gymnasiums_wrapper_of_vector_environments_works():
+    env = gymnasium.wrappers.vector.TransformReward(MountainCar(3, seed=0), lambda rewards: rewards * 2)
+    env.reset(seed=0)
+    assert env.step(env.action_space.sample())[1].tolist() == [-2.0, -2.0, -2.0]
 
 
 FEW = type("Few", (CartPole,), {"max_num_envs": 4})
