@@ -11,16 +11,19 @@ demo: $(PACKAGE)
 	@echo "make: training CartPole by examples/demo.yaml, which takes seconds"
 	$(BIN)/rl8x train -f examples/demo.yaml
 
+# What takes minutes by itself: `make test-all` runs it.
+LONG := tests/browser tests/ranks/test_failures.py tests/simulated_cuda tests/test_faults.py
+
 # In whole files, ordered by tests/conftest.py; one worker more than cores, for the tests that wait.
 test: check
-	$(BIN)/python -m pytest --ignore=tests/browser -n 3 --dist loadfile --max-worker-restart=0 --durations=30
+	$(BIN)/python -m pytest $(LONG:%=--ignore=%) -n 3 --dist loadfile --max-worker-restart=0 --durations=30
 
 # All tests with every extra: those of `make test`, then those that it skipped, where a package that is missing is a failure,
-# and those of MLflow's page in a browser, where there is one.
+# then the long ones, among them those of MLflow's page in a browser, where there is one.
 test-all: test
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test-all]'
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 --durations=10 --skipped
-	$(BIN)/python -m pytest tests/browser
+	$(BIN)/python -m pytest $(LONG) -n 2 --dist loadfile --max-worker-restart=0 --durations=10
 
 # The tests, or those in TESTS, with another torch such as TORCH=2.14.1, in an environment of its own, by WORKERS processes.
 WORKERS ?= 2
@@ -38,6 +41,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m benchmarks.pages --check
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

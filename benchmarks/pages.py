@@ -98,12 +98,20 @@ def distillation() -> Iterator[str]:
     yield f"and {mean['ppo-gru-both']} in the transitions of teacher and student together"
 
 
+def ant() -> str:
+    """Return the sentence about Ant by the settings of Stable-Baselines3's zoo."""
+    rows, known = result("learning-sb3")["rows"], {1: "one seed", 2: "two seeds", 3: "three seeds"}
+    best, last = (statistics.mean(row[key] for row in rows) for key in ("best", "return_mean"))
+    return f"{best:.0f} on the way and {last:.0f} at its end ({known[len(rows)]})"
+
+
 # What sentences quote, by page.
 QUOTES: dict[str, Callable[[], list[str]]] = {
     "docs/algorithms.md": lambda: [*distillation()],
     "docs/benchmarks.md": lambda: [small_speeds()],
     "docs/checkpoints.md": lambda: [replay_costs()],
     "docs/export.md": lambda: [largest_difference()],
+    "docs/learning.md": lambda: [ant()],
 }
 
 

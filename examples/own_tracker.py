@@ -44,7 +44,7 @@ class TensorBoardTracker(NullTracker):
             self.writer.close()
 
 
-def main(folder: str = "runs", max_steps: int | None = 30) -> Path:
+def main(folder: str = "mlruns/tensorboard", max_steps: int | None = 30) -> Path:
     config = PPOConfig(num_envs=64, horizon=32, gamma=0.99, lr=5e-3, sgd_minibatch_size=512, seed=0, device="cpu")
     trainer = Trainer(config.build(CartPole), tracker=TensorBoardTracker(folder))
     solved = HitsUpperBound("eval/returns/mean", 475)

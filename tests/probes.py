@@ -78,6 +78,16 @@ class ActionMatches(ObservationDecides):
         return dict(state), agrees.float() * 2 - 1, torch.ones(self.num_envs, dtype=torch.bool)
 
 
+class Target(ObservationDecides):
+    """Reward 1 - (a - x / 2)^2, then the end: Q(x, a) is that, and the best action x / 2."""
+
+    single_action_space = ONE
+
+    def transition(self, state, actions, parameters, noise):
+        rewards = 1 - (actions - state["x"] / 2).square().squeeze(1)
+        return dict(state), rewards, torch.ones(self.num_envs, dtype=torch.bool)
+
+
 class Forever(Probe):
     """Reward 1 a step and no end; the time limit only cuts: V = 1 / (1 - gamma) all the same."""
 
@@ -134,6 +144,16 @@ class Together(Probe):
 
 class Discretes(Together):
     probes = (OneStep, ObservationDecides, Delay, ActionDecides, ActionMatches, Forever)
+
+
+class Boxes(Together):
+    """Those of which no action decides, with continuous ones, and `Target`."""
+
+    probes = (
+        *(type(each.__name__, (each,), {"single_action_space": ONE}) for each in Discretes.probes[:3]),
+        type("Forever", (Forever,), {"single_action_space": ONE}),
+        Target,
+    )
 
 
 # Values of the two actions of its probes at x, with gamma 0.75.

@@ -127,12 +127,3 @@ def test_the_commands_that_are_printed_are_legal(monkeypatch: pytest.MonkeyPatch
         sys.modules.pop(name, None)
     pages = {f"docs/{name}.md" for name in ("scaling", "hyperparameters", "export", "datasets")}
     assert {*pages, "rl8x bench --help", "examples"} <= {*checked}
-
-
-def test_a_command_that_is_not_legal_is_found() -> None:
-    page = "```sh\nrl8x ui --open\n```\n`rl8x trian`, `torchrun --nope 3 x.py`, `python -m nothing`"
-    found = [*calls(of_page(page))]
-    assert [words[1] for words in found] == ["ui", "trian", "--nope", "-m"]
-    for words in found:
-        with pytest.raises((click.UsageError, AssertionError, SystemExit)):
-            check(words)

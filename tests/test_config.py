@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from rl8x.config import (
     RunSpec,
-    algorithm_configs,
     apply_overrides,
     dump_run,
     load_run_file,
@@ -83,27 +82,19 @@ def test_the_same_run_in_every_format(tmp_path, name, text):
         ("1e6", 1e6),
         ("-1.5E+3", -1500.0),
         (".5", 0.5),
-        ("5.", 5.0),
         ("1_000", 1000),
         ("010", 10),
-        ("+7", 7),
         ("true", True),
         ("no", "no"),
-        ("on", "on"),
         ("1:30", "1:30"),
         ("2026-01-02", "2026-01-02"),
         ("null", None),
-        ("~", None),
         ("", None),
         (".inf", math.inf),
-        ("-.inf", -math.inf),
         ("[1, 2e0]", [1, 2.0]),
         ("{a: {b: x}}", {"a": {"b": "x"}}),
-        ("'5'", "5"),
         ("10m", "10m"),
         ("a: b: c", "a: b: c"),
-        ("@x", "@x"),
-        ("my.module.Env", "my.module.Env"),
     ],
 )
 def test_values_are_yaml_1_2(text, value):
@@ -131,20 +122,6 @@ def test_what_is_written_is_read_as_the_same(tmp_path, data):
     assert load_run_file(write(tmp_path, "run.yaml", dump_run(data))) == data
 
 
-@pytest.mark.parametrize("limit", [1000, 2000])  # Python's, and what torch's compiler leaves behind
-def test_the_depth_that_is_refused_does_not_depend_on_pythons_limit(tmp_path, limit):
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(limit)
-    try:
-        assert load_run_file(write(tmp_path, "run.yaml", "a: " + "[" * 32 + "]" * 32))
-        for depth in (33, 600, 3000):
-            for end in ("", "]"):
-                with pytest.raises(ValueError, match="nested too deeply"):
-                    load_run_file(write(tmp_path, "run.yaml", "a: " + "[" * depth + end * depth))
-    finally:
-        sys.setrecursionlimit(before)
-
-
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -152,31 +129,20 @@ def test_the_depth_that_is_refused_does_not_depend_on_pythons_limit(tmp_path, li
         ("r.yaml", "env: [", "line 1"),
         ("r.yaml", "env: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
         ("r.yaml", "env: !!timestamp 2026-01-02", "env is a date"),
-        ("r.yaml", "env: !!set {a}", "env is a set"),
         ("r.yaml", "a: &x [*x]", "nested too deeply"),
-        ("r.yaml", "a: " + "[" * 600, "nested too deeply"),
         ("r.yaml", "a: &x {<<: *x}", "nested too deeply: .x stands within"),
-        ("r.yaml", "a: &x {? *x : 1}", "nested too deeply: .x stands within"),
-        ("r.yaml", "? [a]\n: 1", "keys are texts, neither lists nor mappings at line 1, column 3"),
         ("r.yaml", "k" * 900 + ": 1\n" + "k" * 900 + ": 2", r"the key 'k{79} occurs twice at line 2"),
-        ("r.yaml", "a: !!int [1]", "expected a scalar node"),
-        ("r.yaml", "a: !!float x", "not a number, or one of too many digits: 'x'"),
         ("r.yaml", 'a: "\\UFFFFFFFF"', "not plain YAML"),
         ("r.yaml", f"a: [1, {2**64}]", r"a\[1\] is a whole number of more than 64 bits"),
-        ("r.json", f'{{"a": {-(2**63) - 1}}}', "a is a whole number of more than 64 bits"),
         ("r.toml", f"a = {10**400}", "a is a whole number of more than 64 bits"),
         ("r.toml", "a" + ' . "b"' * 100_000 + " = 1", "nested too deeply: a dotted key has at most 32 parts"),
         ("r.yaml", "a: 1\n" + "#" * 2**22, "too large: a run file has at most 4 MiB"),
         ("r.yaml", "1: 2", "r.yaml: keys are texts; got 1"),
         ("r.yaml", "- 1", r"is a mapping, such as `env: CartPole`; got \[1\]"),
-        ("r.yaml", "a: " + "1" * 5000, "digits"),
         ("r.yaml", b"env: \xff", "not a text in UTF-8"),
-        ("r.yaml", "env: \x00", "not allowed"),
         ("r.json", '{"env": "A", "env": "B"}', "the key 'env' occurs twice"),
         ("r.json", '{"env": ', "line 1 column 9"),
         ("r.json", "[" * 50_000, "nested too deeply"),
-        ("r.toml", "env = 1\nenv = 2", "Cannot overwrite a value"),
-        ("r.toml", "a = 2026-01-02", "a is a date"),
         ("r.txt", "env: A", "ends in .yaml, .yml, .toml, .json; got '.txt'"),
     ],
 )
@@ -228,21 +194,6 @@ def test_what_a_text_stands_for_is_counted_before_it_is_made(tmp_path, text, mon
             parse_value("{" + text.strip().replace("\n", ", ") + "}")
 
 
-def test_a_text_may_be_as_large_as_it_says(tmp_path, monkeypatch):
-    monkeypatch.setattr("rl8x.plain.MAX_VALUES", 20_000)
-    # A mapping, three keys of it, a key and a value in the last, two lists of 9,996 values: 20,000.
-    text = "a: &a [" + "1," * 9_995 + "{}]\nb: *a"
-    large = load_run_file(write(tmp_path, "r.yaml", text))
-    assert len(large["a"]) == len(large["b"]) == 9_996
-    with pytest.raises(ValueError, match=r"'9{76}\.\.\. is a whole number of more than 64 bits"):
-        parse_value("9" * 400)
-    assert [parse_value(str(edge)) for edge in (-(2**63), 2**64 - 1)] == [-(2**63), 2**64 - 1]
-
-
-def test_an_empty_file_is_an_empty_run(tmp_path):
-    assert load_run_file(write(tmp_path, "r.yaml", "# nothing\n")) == {}
-
-
 # -- overrides ------------------------------------------------------------------------------------------
 
 
@@ -262,11 +213,9 @@ def test_overrides_lead_into_mappings_and_leave_the_data_alone():
     ("override", "message"),
     [
         ("lr", "written key=value"),
-        ("=5", "written key=value"),
         ("a..b=5", "written key=value"),
         ("steps_per_eval.x=5", "steps_per_eval is 5, not a mapping"),
         ("env.time_limit=null", "`env` is a name; got 'env.time_limit=null'. Arguments of .* are under `env_kwargs`"),
-        ("a=[1, 2", "not a list or mapping in YAML"),
         ("a={b: !!python/name:os.system x}", "not a list or mapping in YAML"),
     ],
 )
@@ -285,17 +234,6 @@ def test_rl8s_names_are_understood():
     assert (run.env.env, run.algorithm.make_config().model) == ("Pendulum", "lstm")
     with pytest.raises(ValueError, match="'env_cls' is another name of 'env', and both are given"):
         RunSpec.from_plain({"env": "Pendulum", "env_cls": "CartPole"})
-
-
-def test_dotted_paths_are_imported():
-    from rl8x.algorithms import PPOConfig
-    from rl8x.models import MLPModel
-
-    run = RunSpec.from_plain(
-        {"env": "A", "algorithm": "rl8x.algorithms.PPOConfig", "algorithm_config": {"model": "rl8x.models.MLPModel"}}
-    )
-    assert run.algorithm.make_config() == PPOConfig(model=MLPModel)
-    assert algorithm_configs()["PPO"] is PPOConfig
 
 
 @pytest.mark.parametrize(
@@ -324,26 +262,18 @@ def test_a_module_that_breaks_when_imported_shows_its_own_error(tmp_path, monkey
     ("data", "message"),
     [
         ({}, "no environment is named"),
-        ({"env": ""}, "no environment is named"),
         ({"env": 5}, "`env` must be a text; got 5"),
         ({"env": None}, "`env` must have a value"),
         ({"env": "A", "steps_per_evl": 5}, "unknown key 'steps_per_evl'. Did you mean 'steps_per_eval'"),
         ({"env": "A", "num_envs": 5}, "'num_envs': it is a hyperparameter. Put it under `algorithm_config`"),
-        ({"env": "A", "steps_per_eval": 0}, "`steps_per_eval` must be at least 1; got 0"),
         ({"env": "A", "max_steps": "many"}, "`max_steps` must be a whole number; got 'many'"),
-        ({"env": "A", "env_config": [1]}, "`env_config` must be a mapping"),
-        ({"env": "A", "tracking": "yes"}, "`tracking` must be true or false; got 'yes'"),
         ({"env": "A", "eval_env": 3}, "`eval_env` must be auto, true, false or an environment's name; got 3"),
-        ({"env": "A", "progress": "much"}, "`progress` must be one of"),
         (
             {"env": "A", "algorithm": "PPOO"},
             "algorithm 'PPOO'; there are BC, .*, FastSAC, FlashSAC, SAC, FastTD3, TD3.*Did you mean 'PPO'",
         ),
         ({"env": "A", "algorithm": "rl8x.keys.OBS"}, "must name a subclass"),
-        ({"env": "A", "algorithm_config": {"learning_rate": 1}}, "has no option 'learning_rate'"),
         ({"env": "A", "algorithm_config": {"num_env": 1}}, "has no option 'num_env'. Nearest: num_envs"),
-        ({"env": "A", "algorithm_config": {"lr": "fast"}}, "`lr` must be a number; got 'fast'"),
-        ({"env": "A", "algorithm_config": {"lr": -1}}, "`lr` must be greater than 0; got -1"),
         ({"env": "A", "seed": 1, "algorithm_config": {"seed": 2}}, "`seed` is 1, but algorithm_config has 2"),
         (
             {"env": "A", "stop_conditions": [{"wall_time": 1}, {"platea": 2}]},
@@ -390,17 +320,7 @@ def result_or_refusal(function, *arguments):
     return lines[0]
 
 
-KEYS = [
-    "env",
-    "env_cls",
-    "env_config",
-    "algorithm",
-    "algorithm_config",
-    "stop_conditions",
-    "max_steps",
-    "seed",
-    "eval_env",
-]
+KEYS = ["env", "env_cls", "env_config", "algorithm", "algorithm_config", "stop_conditions", "max_steps", "seed"]
 KINDS = ["plateau", "all", "any", "not", "hits_upper_bound", "wall_time", "confirmed", "non_finite", "name", "patience"]
 values = st.recursive(
     st.one_of(
@@ -445,13 +365,6 @@ def test_any_plain_data_is_accepted_or_refused_in_one_line(data, complete):
 )
 def test_any_bytes_are_read_or_refused_in_one_line(tmp_path, text, suffix):
     assert isinstance(result_or_refusal(load_run_file, write(tmp_path, f"r.{suffix}", text)), dict | str)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.text(max_size=40))
-def test_any_override_is_accepted_or_refused_in_one_line(text):
-    for override in (text, f"a.b={text}"):
-        result_or_refusal(apply_overrides, {"a": {}}, [override])
 
 
 def test_what_is_no_plain_data_is_not_written():

@@ -2,11 +2,9 @@
 
 import concurrent.futures
 import math
-import multiprocessing
 import os
 import queue
 import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -136,13 +134,6 @@ def test_ranks_share_out_the_processors_of_a_machine(allowed, local_size, kept, 
     )
 
 
-@pytest.mark.parametrize(("number", "size"), [(5, 2), (7, 3), (2, 4), (128, 8)])
-def test_shares_add_up_and_differ_by_one_at_most(number, size):
-    shares = [Ranks(rank, size).share_of(number) for rank in range(size)]
-    assert sum(shares) == number
-    assert max(shares) - min(shares) <= 1
-
-
 def test_each_rank_has_seeds_of_its_own_but_for_weights():
     parts = ("env", "sampling", "minibatches", "eval_env", "eval_sampling", "mine")
     found = [part_seed(3, part, rank) for part in parts for rank in range(3)]
@@ -158,37 +149,6 @@ def test_a_time_out_that_is_none_is_refused(given, monkeypatch):
         timeout_s()
     monkeypatch.setenv("RL8X_RANK_TIMEOUT_S", "7.5")
     assert timeout_s() == 7.5
-
-
-def meet(rank, attempt):
-    """Be a rank, of so manyth start, that tells the other its number."""
-    os.environ |= {"RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(attempt)}
-    assert Ranks(rank, 2, rank, 2).share("a number", rank) == [0, 1]
-
-
-def test_ranks_that_are_started_again_do_not_look_for_those_that_were_killed(monkeypatch):
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun keeps one
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    own = {"TORCHELASTIC_USE_AGENT_STORE": True, "GLOO_SOCKET_IFNAME": "lo", "RL8X_RANK_TIMEOUT_S": 60}
-    for name, value in (variables | own).items():
-        monkeypatch.setenv(name, str(value))
-    made = [multiprocessing.get_context("fork").Process(target=meet, args=each) for each in ((0, 0), (1, 1), (0, 1))]
-    killed, second, first = made
-    before = store.num_keys()
-    killed.start()
-    while store.num_keys() == before:  # until it has said where it is
-        time.sleep(0.05)
-    time.sleep(0.5)
-    killed.kill()
-    killed.join()
-    second.start()
-    time.sleep(0.5)
-    first.start()
-    for process in (first, second):
-        process.join(50)
-        process.kill()
-        process.join()
-        assert process.exitcode == 0
 
 
 def row(values):
@@ -209,11 +169,6 @@ def test_uneven_episodes_are_pooled_as_if_one_had_counted_them(parts):
     for name in (*keys.summary("episodes/returns"), keys.EPISODES_ENDED):
         assert pooled[name] == pytest.approx(whole[name]), name
     assert pooled["losses/total"] == pytest.approx(np.mean([len(part) for part in parts]))
-
-
-def test_where_no_rank_has_an_episode_its_metrics_are_left_out():
-    pooled = pool([row([]), row([])], {keys.EPISODES_ENDED: ("episodes/returns/",)})
-    assert pooled == {keys.EPISODES_ENDED: 0, "losses/total": 0.0, "finite/losses": 0.0}
 
 
 def test_a_number_that_is_not_one_is_not_hidden_by_the_others():

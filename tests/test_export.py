@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Discrete
 from tests.policies import policy_of
 from tests.probes import ActionMatches
 
@@ -102,19 +102,6 @@ def test_a_pt2_is_called_with_torch_alone_and_says_what_it_takes(tmp_path):
     assert not np.array_equal(found.numpy(), policy.decide(obs).actions)  # some explore
 
 
-def test_what_a_program_says_of_itself_is_json_in_every_language(tmp_path):
-    def refuses(name):
-        raise AssertionError(f"{name} is no JSON")
-
-    space = Dict({"speed": Box(-np.inf, np.inf, (2,), np.float32), "x": Box(-1.0, np.inf, (1,), np.float32)})
-    policy = Policy(space, STEER, model_config={"hidden_sizes": [8]})
-    path, texts = export_policy(policy, tmp_path / "policy.pt2").path, {"rl8x.json": ""}
-    torch.export.load(path, extra_files=texts)
-    about = json.loads(texts["rl8x.json"], parse_constant=refuses)
-    bounds = {key: (part["low"], part["high"]) for key, part in about["observation_space"]["parts"]}
-    assert bounds == {"speed": (None, None), "x": (-1.0, None)}
-
-
 def test_a_critics_part_is_no_input(tmp_path):
     space = AsymmetricDict({"secret": Box(-1, 1, (2,), np.float32), "x": VECTOR}, critic_only=["secret"])
     policy = Policy(space, STEER, model="gru", model_config={"hidden_size": 8}, normalize_observations=True)
@@ -188,22 +175,6 @@ def test_rounding_may_decide_between_equals_and_between_nothing_else():
     assert largest_difference(policy, lambda inputs: {"actions": program(inputs)["actions"] * 0}, sampled=False) == 1.0
 
 
-def test_observations_are_spread_as_those_that_were_seen():
-    policy = Policy(VECTOR, STEER, normalize_observations=True, model_config={"hidden_sizes": [8]})
-    policy.obs_moments["observation"].update(1e4 + torch.randn(100, 4))
-    seen = []
-
-    def look(inputs):
-        seen.append(inputs["obs"])
-        return DecisionProgram(policy, sampled=False)(inputs)
-
-    largest_difference(policy, look, sampled=False)
-    rows = torch.cat(seen)
-    assert len(rows) == 1000
-    assert rows.mean().item() == pytest.approx(1e4, abs=1)
-    assert {len(part) for part in seen} == {99, 1}
-
-
 def test_a_program_that_differs_is_refused_and_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr("rl8x.export.largest_difference", lambda *args, **options: 2e-4)
     (tmp_path / "policy.safetensors").write_text("before")
@@ -225,17 +196,3 @@ def test_formats_and_packages_are_named(tmp_path, monkeypatch):
     monkeypatch.setitem(export._NEEDS, "onnx", ("onnx", "no_such_package"))
     with pytest.raises(ImportError, match=r"the format onnx needs no_such_package: pip install 'rl8x\[export\]'"):
         export_policy(policy, tmp_path / "policy.onnx")
-
-
-def test_what_was_made_is_told(tmp_path):
-    made = export_policy(policy_of("mlp", "masked"), tmp_path / "policy.safetensors")
-    assert str(made).splitlines() == [
-        str(tmp_path / "policy.safetensors"),
-        "obs/action_mask int8 [batch, 6], obs/sensed float32 [batch, 4] -> actions int64 [batch]",
-        "largest difference to the policy's actions over 1,000 observations: 0.0e+00",
-    ]
-
-
-def test_what_is_no_policy_is_told(tmp_path):
-    with pytest.raises(TypeError, match=r"a Policy is exported, such as an algorithm's `policy`; got 5"):
-        export_policy(5, tmp_path / "policy.pt2")

@@ -1,4 +1,4 @@
-"""An environment, condition, distribution, model, tracker and algorithm of a package of its own, beside rl8x."""
+"""An environment, condition, distribution, model and algorithm of a package of its own, beside rl8x."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
-from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError
 from rl8x.cli.main import main
 from rl8x.replay.dataset import Dataset
+from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 
 FILES = {
@@ -104,41 +104,6 @@ class Sharp(Distribution):
 
     def entropy(self, params):
         return self.inner.entropy(params)
-''',
-    "tracker": '''
-class Lists:
-    """Keeps rows in a list."""
-
-    run_id = resume_handle = None
-    location = "a list"
-
-    def __init__(self):
-        self.rows, self.params, self.tags, self.status = [], {}, {}, None
-
-    def start(self, *, params, tags, resume=None, repeats=True, keeps_status=False):
-        self.params |= params
-        self.tags |= tags
-
-    def log_params(self, params):
-        self.params |= params
-
-    def set_tags(self, tags):
-        self.tags |= tags
-
-    def describe(self, text, folder=None): ...
-
-    def log_metrics(self, metrics, step):
-        self.rows.append((step, dict(metrics)))
-
-    def log_artifact(self, path, artifact_path=None): ...
-
-    def log_text(self, text, artifact_file): ...
-
-    def flush(self, timeout_s=30.0):
-        return True
-
-    def finish(self, status):
-        self.status = status
 ''',
     "climb": '''
 import dataclasses
@@ -299,47 +264,6 @@ class Least(Learner[LeastConfig], config=LeastConfig):
         nets["target"].polyak_update(nets["q"], batch[TAU])
         return UpdateResult(found)
 ''',
-    "offline": '''
-import dataclasses
-
-from rl8x import keys
-from rl8x.algorithms import Learner, LearnerConfig
-from rl8x.algorithms.off_policy.learner import observed, recorded_actions
-from rl8x.algorithms.off_policy.updates import Minimise, UpdateResult
-from rl8x.policy import Policy
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CloneConfig(LearnerConfig):
-    """Hyperparameters of cloning."""
-
-
-class Clone(Learner[CloneConfig], config=CloneConfig):
-    """Makes the recorded actions more likely."""
-
-    update_metrics = ("losses/clone", "monitors/grad_norm")
-
-    def make_policy(self):
-        return self.policy_of(Policy)
-
-    def make_nets(self):
-        self.add_net("policy", self.policy)
-
-    def phases(self):
-        return [Minimise("policy", self.policy_loss, "monitors/grad_norm")]
-
-    def policy_loss(self, nets, batch, found):
-        obs, state, starts = observed(batch, keys.OBS)
-
-        def loss(policy):
-            total = -policy(obs, recorded_actions(batch), state, starts).logp.mean()
-            return total, {"losses/clone": total}
-
-        return loss
-
-    def finish(self, nets, batch, found):
-        return UpdateResult(found)
-''',
 }
 NUMBERS = itertools.count()
 
@@ -382,22 +306,8 @@ def test_the_command_line_trains_them_by_name(package, algorithm, capsys):
     assert "Reached('env/steps', 60): env/steps = 60" in capsys.readouterr().err
 
 
-def test_a_trainer_takes_them(package, monkeypatch):
-    env, model, distribution = (
-        found(package, monkeypatch, path) for path in ("env.Corridor", "model.Linear", "distribution.Sharp")
-    )
-    config = PPOConfig(
-        num_envs=6, horizon=5, device="cpu", seed=1, model=model, distribution=distribution, normalize_values=True
-    )
-    tracker = found(package, monkeypatch, "tracker.Lists")()
-    trainer = Trainer(config.build(env), tracker=tracker)
-    stop = found(package, monkeypatch, "condition.Reached")("eval/returns/mean", -4.5)
-    trainer.run(stop_conditions=[stop], max_steps=3, steps_per_eval=2, env_config={"length": 3}, progress="none")
-    assert tracker.params["model.class"] == f"{package}.model.Linear"
-    assert tracker.params["env_config.length"] == 3
-    steps = [step for step, row in tracker.rows if "returns/mean" in row]
-    assert steps == [30 * (i + 1) for i in range(len(steps))]
-    assert tracker.status == "FINISHED"
+class Kept(MemoryTracker):
+    """A tracker of one's own."""
 
 
 def recorded(env_class):
@@ -422,29 +332,27 @@ ALGORITHMS = [
     ("on_policy.ReinforceConfig", {"num_envs": 6, "horizon": 5, "sgd_minibatch_size": 15}, False),
     ("off_policy.LeastConfig", LEAST, False),
     ("off_policy.LeastConfig", {"batch_size": 8, "updates_per_step": 3}, True),
-    ("offline.CloneConfig", {"batch_size": 8, "updates_per_step": 3}, True),
 ]
 
 
 @pytest.mark.parametrize(("path", "options", "offline"), ALGORITHMS)
 def test_an_algorithm_is_resumed_to_equal_bits(package, monkeypatch, tmp_path, path, options, offline):
     env, config_class = (found(package, monkeypatch, each) for each in ("env.Corridor", path))
-    tracker = found(package, monkeypatch, "tracker.Lists")
     if offline:
         recorded(env).save(tmp_path / "data")
 
     def begin(folder):
         config = config_class(device="cpu", seed=1, **options)
         built = config.build(dataset=str(tmp_path / "data")) if offline else config.build(env)
-        return Trainer(built, tracker=tracker(), checkpoints=tmp_path / folder)
+        return Trainer(built, tracker=Kept(), checkpoints=tmp_path / folder)
 
     whole, half = begin("whole"), begin("half")
     before = [weight.detach().clone() for weight in whole.algorithm.policy.parameters()]
     whole.run(max_steps=6, progress="none")
     half.run(max_steps=3, progress="none")
-    with pytest.raises(CheckpointError, match="Lists"):  # rl8x cannot make such a tracker
+    with pytest.raises(CheckpointError, match="Kept"):  # rl8x cannot make such a tracker
         Trainer.resume(tmp_path / "half")
-    resumed = Trainer.resume(tmp_path / "half", tracker=tracker(), trust=True)
+    resumed = Trainer.resume(tmp_path / "half", tracker=Kept(), trust=True)
     resumed.run(max_steps=6, progress="none")
     weights = [[*each.algorithm.policy.parameters()] for each in (whole, resumed)]
     assert all(one.equal(other) for one, other in zip(*weights, strict=True))

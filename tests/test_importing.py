@@ -49,14 +49,11 @@ gymnasium.register(f"{__name__}-v0", entry_point=Simulator)
 POSITIONS = {
     "environment": {"env": "M.Task"},
     "factory": {"env": "M.make_task"},
-    "simulator": {"env": "M.Simulator"},
     "id": {"env": "M:M-v0"},
     "class in env_kwargs": {"env": "CartPole-v1", "env_kwargs": {"wrappers": [{"$class": "M.Wrapper"}]}},
     "model": {"algorithm_config": {"model": "M.Net"}},
-    "class of a model": {"algorithm_config": {"model": {"$class": "M.Net"}}},
     "distribution": {"algorithm_config": {"distribution": "M.Choice"}},
     "algorithm": {"algorithm": "M.Config"},
-    "condition": {"stop_conditions": [{"M.Enough": ["env/steps", 1e9]}]},
     "inner condition": {"stop_conditions": [{"not": {"all": [{"M.Enough": ["env/steps", 0]}]}}]},
 }
 
@@ -200,28 +197,6 @@ def test_what_a_trusted_module_imports_is_trusted_with_it_and_must_stay_as_it_is
     assert trusted_names() == [False, False, False]
 
 
-def test_without_a_home_nothing_of_the_working_directory_is_taken_for_the_users_memory(folder, monkeypatch):
-    assert in_new_process(folder, f"{module_of(folder)}.Task")
-    (folder / "~").mkdir()
-    trusted.memory().rename(folder / "~" / "trusted.json")
-    monkeypatch.setattr("platformdirs.user_config_dir", lambda *_, **options: "~")
-    assert trusted.entries() == {}
-    (folder / "~" / "trusted.json").unlink()
-    assert in_new_process(folder, f"{module_of(folder)}.Task")
-    assert list((folder / "~").iterdir()) == []
-
-
-def test_a_package_without_a_file_is_no_obstacle_and_one_within_it_asks(folder):
-    (folder / "others" / "inner").mkdir(parents=True)
-    (folder / "others" / "tools.py").write_text(MODULE)
-    (folder / "others" / "inner" / "tools.py").write_text(MODULE)
-    for name in ("others.tools", "others.inner.tools"):
-        assert in_new_process(folder, f"{name}.Task")
-    for name in [name for name in sys.modules if name.startswith("others")]:
-        del sys.modules[name]
-    assert [is_remembered(name) for name in ("others.tools", "others.inner.tools", "others")] == [True, False, False]
-
-
 @pytest.mark.parametrize("harm", ["open file", "open folder", "link", "damaged", "other form"])
 def test_a_memory_that_others_could_have_written_or_that_is_damaged_is_none(harm, folder):
     assert in_new_process(folder, f"{module_of(folder)}.Task")
@@ -244,21 +219,6 @@ def test_a_memory_that_others_could_have_written_or_that_is_damaged_is_none(harm
             assert trusted.entries() == {}
     finally:
         memory.parent.chmod(0o700)
-
-
-def test_trust_in_python_is_remembered_and_that_of_a_script_that_imports_or_of_mlflow_is_not(folder):
-    sys.path.append(str(folder))
-    module = module_of(folder)
-    data = {"env": f"{module}.Task", "algorithm_config": SMALL, "tracking": False}
-    with trusted.nothing_remembered():
-        RunSpec.from_plain(data, trust=True).make_algorithm()
-    assert trusted.entries() == {}
-    RunSpec.from_plain(data, trust=True).make_algorithm()  # it is imported already
-    assert trusted.entries() == {}
-    sys.modules.pop(module)
-    RunSpec.from_plain(data, trust=True).make_algorithm()
-    sys.modules.pop(module)
-    assert type(RunSpec.from_plain(data).make_algorithm().env).__name__ == "Task"
 
 
 def test_what_the_user_names_himself_is_trusted_and_what_stands_in_the_file_beside_it_is_not(folder, capsys):
@@ -348,18 +308,6 @@ def test_a_script_needs_no_trust_for_what_it_has_imported(folder):
         RunSpec.from_plain({**data, "trust": True})
 
 
-@pytest.mark.store_process
-def test_files_of_the_folder_are_not_taken_for_modules_that_rl8x_needs(mlruns):
-    folder = mlruns.parent
-    for name in ("click", "mlflow", "yaml", "torch", "gymnasium", "tensordict", "psutil", "sqlalchemy"):
-        (folder / f"{name}.py").write_text(f"open('imported {name}', 'w')\n")
-    (folder / "run.json").write_text(json.dumps({"env": "CartPole", "algorithm_config": SMALL, "max_steps": 1}))
-    command = [sys.executable, "-m", "rl8x.cli.main", "train", "-f", "run.json"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert list(folder.glob("imported *")) == []
-
-
 @pytest.mark.parametrize(
     ("text", "module"),
     [
@@ -378,14 +326,6 @@ def test_what_names_a_module(text, module):
     assert runs_code(text) == (module is not None)
 
 
-def test_an_id_without_a_version_names_a_module_only_where_there_is_one():
-    for text, runs in (("json:Env", True), ("json:ns/Env", True), ("left:right", False), ("json:0", False)):
-        assert runs_code(text) == runs
-    run = {"env": "CartPole-v1", "env_kwargs": {"sides": "left:right"}, "algorithm_config": SMALL, "tracking": False}
-    with pytest.raises(ValueError, match="takes no argument 'sides'"):
-        RunSpec.from_plain(run).make_algorithm()
-
-
 def test_what_is_our_own_or_there_already_needs_no_trust():
     assert import_named("rl8x.models.MLPModel") is MLPModel
     assert import_class("rl8x.models.MLPModel", (Model,)) is MLPModel
@@ -395,3 +335,41 @@ def test_what_is_our_own_or_there_already_needs_no_trust():
         import_named("this.s", trust=["other.s"])
     assert "this" not in sys.modules
     assert set(texts({"a": [1, {"b": "c"}], "d": ("e", None)})) == {"a", "b", "c", "d", "e"}
+
+
+def test_without_a_home_nothing_of_the_working_directory_is_taken_for_the_users_memory(folder, monkeypatch):
+    assert in_new_process(folder, f"{module_of(folder)}.Task")
+    (folder / "~").mkdir()
+    trusted.memory().rename(folder / "~" / "trusted.json")
+    monkeypatch.setattr("platformdirs.user_config_dir", lambda *_, **options: "~")
+    assert trusted.entries() == {}
+    (folder / "~" / "trusted.json").unlink()
+    assert in_new_process(folder, f"{module_of(folder)}.Task")
+    assert list((folder / "~").iterdir()) == []
+
+
+def test_trust_in_python_is_remembered_and_that_of_a_script_that_imports_or_of_mlflow_is_not(folder):
+    sys.path.append(str(folder))
+    module = module_of(folder)
+    data = {"env": f"{module}.Task", "algorithm_config": SMALL, "tracking": False}
+    with trusted.nothing_remembered():
+        RunSpec.from_plain(data, trust=True).make_algorithm()
+    assert trusted.entries() == {}
+    RunSpec.from_plain(data, trust=True).make_algorithm()  # it is imported already
+    assert trusted.entries() == {}
+    sys.modules.pop(module)
+    RunSpec.from_plain(data, trust=True).make_algorithm()
+    sys.modules.pop(module)
+    assert type(RunSpec.from_plain(data).make_algorithm().env).__name__ == "Task"
+
+
+@pytest.mark.store_process
+def test_files_of_the_folder_are_not_taken_for_modules_that_rl8x_needs(mlruns):
+    folder = mlruns.parent
+    for name in ("click", "mlflow", "yaml", "torch", "gymnasium", "tensordict", "psutil", "sqlalchemy"):
+        (folder / f"{name}.py").write_text(f"open('imported {name}', 'w')\n")
+    (folder / "run.json").write_text(json.dumps({"env": "CartPole", "algorithm_config": SMALL, "max_steps": 1}))
+    command = [sys.executable, "-m", "rl8x.cli.main", "train", "-f", "run.json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(folder.glob("imported *")) == []

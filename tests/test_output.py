@@ -36,12 +36,10 @@ def terminal_gone():
     ("begin", "broken", "progress"),
     [
         ((), pipe_without_reader, "lines"),
-        ((), pipe_without_reader, "bar"),
         ((), terminal_gone, "bar"),
-        ((), terminal_gone, "none"),
         (("sh", "-c", 'exec "$@" >&- 2>&-', "sh"), pipe_without_reader, "auto"),
     ],
-    ids=["pipe", "pipe, bar", "terminal", "terminal, silent", "closed"],
+    ids=["pipe", "terminal", "closed"],
 )
 def test_a_command_trains_to_its_end_and_says_so_by_its_exit_code(tmp_path, begin, broken, progress):
     command = [*begin, sys.executable, "-m", "rl8x.cli.main", *TRAIN, "--max-steps", "2", "--progress", progress]

@@ -76,12 +76,6 @@ def test_the_sdist_has_what_the_demo_and_a_contributor_need(name):
     assert name in named or any(Path(name).is_relative_to(folder) for folder in grafted) or name == "README.md"
 
 
-def test_what_make_package_does_is_legal_shell():
-    steps = subprocess.run(["make", "-n", "package"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "twine check --strict" in steps
-    assert "rl8x train -f" in steps
-
-
 @pytest.mark.parametrize(("target", "installed"), [("demo", ["torch", "."]), ("check", ["torch", ".", ".[dev]"])])
 def test_make_installs_what_a_target_needs_and_says_so_before(target, installed):
     """`-B`: as if nothing was there. The last word of each pip command is what it installs."""

@@ -15,12 +15,11 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from tests.probes import ActionMatches
 
 from rl8x.algorithms import DQNConfig, PPOConfig, SACConfig, TD3Config
-from rl8x.algorithms.distillation.guided import Student
+from rl8x.algorithms.distillation.teacher import Student
 from rl8x.models import MLPModel
 from rl8x.policy import Policy
 from rl8x.portable import zeros
 from rl8x.q_values import QPolicy
-from rl8x.spaces import AsymmetricDict
 
 VECTOR = Box(-np.inf, np.inf, (4,), np.float32)
 STEER = Box(np.float32([-2, 0]), np.float32([2, 1]))
@@ -166,21 +165,6 @@ def test_memory_goes_on_until_an_episode_begins(model):
     assert not np.allclose(fresh, decision.actions, atol=1e-4)
 
 
-@pytest.mark.parametrize("model", ["mlp", "lstm", "attention"])
-def test_what_only_a_critic_sees_is_no_input(model):
-    config = {"mlp": {"hidden_sizes": [8]}, "lstm": {"hidden_size": 8}, "attention": {"window": 3, "width": 8}}[model]
-    space = AsymmetricDict({"secret": Box(-1, 1, (2,), np.float32), "x": VECTOR}, critic_only=["secret"])
-    for options in ({"model_config": config}, {"model_config": config, "hidden": ["secret"]}):
-        policy = Policy(space, STEER, model=model, normalize_observations=True, **options)
-        assert policy.unseen == ("secret",)
-        assert policy.seen_space == Dict({"x": VECTOR})
-        x = random_rows(5)
-        full = {"x": torch.from_numpy(x), "secret": torch.randn(5, 2)}
-        state, starts = policy.initial_state(5), torch.ones(5, dtype=torch.bool)
-        expected = policy.env_actions(policy.act(full, state, starts).actions).detach().numpy()
-        assert np.allclose(policy.decide({"x": x}).actions, expected, atol=1e-6)
-
-
 def test_loading_needs_no_environment_trainer_algorithm_or_mlflow(tmp_path):
     policy = QPolicy(VECTOR, Discrete(3), num_outputs=5, support=(0.0, 1.0), model_config=SMALL)
     path = policy.save(tmp_path / "policy")
@@ -196,26 +180,6 @@ def test_loading_needs_no_environment_trainer_algorithm_or_mlflow(tmp_path):
         [sys.executable, "-c", code, str(path), json.dumps(rows)], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"{policy.decide(rows).actions.tolist()} [] False\n"
-
-
-def test_loading_draws_nothing_from_torchs_generator(tmp_path):
-    path = Policy(VECTOR, STEER).save(tmp_path / "policy")
-    before = torch.get_rng_state()
-    Policy.load(path)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_observations_of_another_space_are_refused_in_words():
-    policy = Policy(Dict({"x": VECTOR, "goal": Discrete(3)}), STEER, model="gru", model_config={"hidden_size": 8})
-    with pytest.raises(ValueError, match=r"the observation has no `obs/goal`; it must be of Discrete\(3\)"):
-        policy.decide({"x": np.zeros(4)})
-    with pytest.raises(ValueError, match=r"`obs/x` must be shaped \[4\], or \[num, 4\] for several; got \[3\]"):
-        policy.decide({"x": np.zeros(3), "goal": 0})
-    with pytest.raises(ValueError, match="all parts must be of one observation, or of the same number"):
-        policy.decide({"x": np.zeros((2, 4)), "goal": np.zeros(3)})
-    _, state = policy.decide({"x": np.zeros((2, 4)), "goal": np.zeros(2)})
-    with pytest.raises(ValueError, match="the state `actor_h` is of 2 observations; got 1"):
-        policy.decide({"x": np.zeros(4), "goal": 0}, state)
 
 
 def edited(path, change):
@@ -291,13 +255,6 @@ def test_what_has_no_form_in_a_file_is_refused_and_nothing_is_written(tmp_path):
         with pytest.raises(TypeError, match=words):
             policy.save(tmp_path / "policy")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_saving_replaces_and_leaves_nothing_beside(tmp_path):
-    first, second = (Policy(VECTOR, STEER, model_config=SMALL) for _ in range(2))
-    assert first.save(tmp_path / "policy") == second.save(tmp_path / "policy") == tmp_path / "policy.safetensors"
-    assert same_weights(Policy.load(tmp_path / "policy.safetensors"), second)
-    assert [path.name for path in tmp_path.iterdir()] == ["policy.safetensors"]
 
 
 def test_what_does_not_fit_a_decision_is_refused():

@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 from rl8x import processes
-from rl8x.cli.main import main
-from rl8x.processes import OWN, lending_variables, python_process, restore_variables, tolerate_warnings
+from rl8x.processes import python_process, tolerate_warnings
 
 PACKAGE = Path(processes.__file__).parent
 STANDARD = [name for name in sorted(sys.stdlib_module_names) if importlib.util.find_spec(name)]
@@ -72,27 +71,6 @@ def test_a_process_of_ours_finds_nothing_in_the_working_directory(hostile, monke
     assert Path(package).parent == PACKAGE
 
 
-def test_it_finds_rl8x_where_this_process_did(tmp_path, monkeypatch):
-    for folder in (PACKAGE.parent, tmp_path):  # in the working directory itself too
-        monkeypatch.chdir(folder)
-        monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(PACKAGE.parent)])
-        done = subprocess.run(**python_process("-c", CODE), capture_output=True, text=True, check=True)
-        assert Path(json.loads(done.stdout)[1]).parent == PACKAGE
-
-
-def test_what_a_library_starts_meanwhile_is_as_safe_and_the_users_code_has_its_own_variables(hostile, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", ":/x")
-    monkeypatch.setenv("PYTHONWARNINGS", "error")
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    before = dict(os.environ)
-    with lending_variables():
-        subprocess.run([sys.executable, "-c", "import queue"], check=True)
-        restore_variables()  # as a worker does
-        assert {name: os.environ.get(name) for name in OWN} == {name: before.get(name) for name in OWN}
-    assert dict(os.environ) == before
-    assert executed(hostile) == ""
-
-
 def test_so_is_what_shared_memory_starts(hostile, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("from rl8x.envs.bound_parameters import SharedTable\nprint(SharedTable([1.0, 2.0])[0:2])\n")
@@ -139,14 +117,14 @@ def test_warnings_of_libraries_are_no_errors_and_those_of_rl8x_are_as_before():
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    """A folder with a run of compiled programs, a study's file, and modules that nobody asked for."""
+    """A folder with a run, a study's file, and modules that nobody asked for."""
     base = tmp_path_factory.mktemp("commands")
     (base / "bin").mkdir()
     (base / "bin" / "rl8x").write_text("from rl8x.cli.main import main\nraise SystemExit(main())\n")
     folder = fill(base / "sent")
     (folder / "mine.py").write_text("from rl8x.envs import CartPole\nclass Mine(CartPole): pass\n")
     (folder / "study.yaml").write_text(STUDY)
-    done = command(folder, "train", "CartPole", *SMALL, "execution=compile", "--max-steps", "1", "--run-name", "one")
+    done = command(folder, "train", "CartPole", *SMALL, "--max-steps", "1", "checkpoints.directory=one")
     assert done.returncode == 0, done.stderr
     assert executed(folder) == ""
     return folder
@@ -161,14 +139,11 @@ def command(folder, *words, python=(), **variables):
 
 
 COMMANDS = {
-    "resume": ["resume", "one", "execution=compile", "--max-steps", "2"],
+    "resume": ["resume", "one", "--max-steps", "2"],
     "study": ["study", "-f", "study.yaml", "--jobs", "2", "--trust"],
     "bench": ["bench", "CartPole", *SMALL, "--modes", "eager", "--passes", "1", "--seconds", "0.1"],
     "doctor": ["doctor"],
-    "export": ["export", "one"],
     "play": ["play", "one", "--episodes", "1"],
-    "collect": ["collect", "one", "--transitions", "8"],
-    "compare": ["compare", "one"],
 }
 
 
@@ -180,18 +155,8 @@ def test_a_command_runs_nothing_of_the_folder_that_it_works_in(run_folder, words
 
 
 def test_warnings_are_no_errors_where_python_was_told_so_by_an_option(run_folder):
-    done = command(run_folder, "compare", "one", python=["-W", "error"])
+    done = command(run_folder, "play", "one", "--episodes", "1", python=["-W", "error"])
     assert done.returncode == 0, done.stderr
-
-
-def test_what_waits_is_sent_where_warnings_are_errors(run_folder, monkeypatch):
-    monkeypatch.chdir(run_folder)
-    words = ["--max-steps", "1", "--progress", "none", "--tracking-uri", "http://127.0.0.1:1"]
-    assert main(["train", "CartPole", *SMALL, *words]) == 0
-    done = command(run_folder, "sync", "--to", f"sqlite:///{run_folder}/mlruns/mlflow.db")
-    assert done.returncode == 0, done.stderr
-    assert "sent" in done.stdout
-    assert executed(run_folder) == ""
 
 
 def test_an_empty_entry_of_pythonpath_is_not_the_working_directory(tmp_path):

@@ -7,9 +7,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.func import functional_call
 
-from rl8x.models import MLPModel
 from rl8x.q_values import QPolicy, check_discrete, q_values
 
 OBS = Box(-1.0, 1.0, (3,), np.float32)
@@ -61,13 +59,6 @@ def test_the_policy_acts_by_the_highest_of_its_values(dueling):
     assert torch.allclose(q.mean(-1), values if dueling else features.mean(-1), atol=1e-5)
 
 
-def test_it_is_called_under_other_weights_by_name():
-    policy, obs, starts = make(True), torch.randn(1, 4, 3), torch.zeros(1, 4, dtype=torch.bool)
-    zeros = {name: torch.zeros_like(weights) for name, weights in policy.named_parameters()}
-    assert torch.equal(functional_call(policy, zeros, (obs, {}, starts)), torch.zeros(1, 4, 3))
-    assert not torch.equal(policy(obs, {}, starts), torch.zeros(1, 4, 3))
-
-
 @pytest.mark.parametrize("dueling", [False, True])
 def test_a_mask_in_the_observation_rules_actions_out_of_values_and_maxima(dueling):
     space = gymnasium.spaces.Dict({"x": OBS, "action_mask": Box(0, 1, (3,), np.int8)})
@@ -79,14 +70,6 @@ def test_a_mask_in_the_observation_rules_actions_out_of_values_and_maxima(duelin
     best = [max(q[0, 1:].tolist()), q[1, 0].item()]
     assert policy.values(obs, {}, starts[0]).tolist() == pytest.approx(best)
     assert policy.act(obs, {}, starts[0], torch.rand(2, 1)).values.tolist() == pytest.approx(best)
-
-
-def test_built_in_models_share_the_layers_of_features_and_value():
-    assert make(False).model.critic is None
-    apart = {"hidden_sizes": [4], "shared": False}
-    assert QPolicy(OBS, Discrete(2), model="mlp", model_config=apart).model.critic is not None
-    own = QPolicy(OBS, Discrete(2), model=MLPModel, model_config={"hidden_sizes": [4]})
-    assert own.model.critic is not None
 
 
 def test_other_spaces_are_refused_with_what_fits():

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import ast
+import dataclasses
 import functools
+import importlib
 import inspect
 import json
 import re
 import textwrap
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import click
 import pytest
 import yaml
 from tests.pages import PAGES, ROOT, blocks, commands, name_of
+from tests.test_site import exported, packages
 
 import rl8x
 import rl8x.trainers.trainer
 from rl8x import NullTracker, PPOConfig, Trainer, drawing
-from rl8x.cli.main import COMMANDS, main
-from rl8x.cli.main import rl8x as group
+from rl8x.algorithms import OnlineConfig
+from rl8x.cli.main import main
 from rl8x.conditions import from_spec
-from rl8x.config import RunSpec
+from rl8x.config import RunSpec, algorithm_configs
 from rl8x.envs import CartPole
 from rl8x.plain import Loader
 from rl8x.studies import Study, StudyConfig
-from rl8x.trainers import TrainStats
 
 TUTORIAL = ROOT / "docs" / "tutorials" / "own-environment.md"  # run whole, as it stands, by test_tutorial.py
 EXTRAS = {*tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]}
@@ -115,77 +114,18 @@ def test_the_first_script_does_what_the_demo_does_and_ends_when_its_return_stays
     assert [blocks(start, language)[0] for language in ("python", "text")] == [blocks(PAGES[0], "python")[0], promised]
 
 
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("owner", [rl8x, Trainer], ids=["package", "Trainer"])
-def test_the_scripts_of_docstrings_solve_their_task(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scripts_of_docstrings_run(owner: Any) -> None:
     (code,) = re.findall(r"\n\n((?:    .*\n|\n)+)", inspect.getdoc(owner) or "")
-    run, init = Trainer.run, PPOConfig.__init__
-    monkeypatch.setattr(Trainer, "run", lambda self, **options: run(self, **options, max_steps=200))
-    monkeypatch.setattr(PPOConfig, "__init__", lambda self, **fields: init(self, **fields, seed=0, device="cpu"))
-    monkeypatch.setattr(rl8x.trainers.trainer, "default_tracker", NullTracker)
     namespace: dict[str, Any] = {}
     exec(textwrap.dedent(code), namespace)
-    assert namespace["trainer"].stop_reason.startswith("HitsUpperBound('eval/returns/mean', 475): ")
-
-
-@pytest.mark.usefixtures("small")
-def test_the_page_of_conditions_has_a_complete_one(capsys: pytest.CaptureFixture[str]) -> None:
-    namespace: dict[str, Any] = {}
-    (code,) = [code for code in blocks(ROOT / "docs" / "conditions.md", "python") if "(Condition)" in code]
-    exec(code, namespace)
-    assert capsys.readouterr().out == "[False, False, False, True]\n"
-    name, falls = "episodes/returns/mean", namespace["falls"]
-    assert repr(falls) == f"Falls('{name}', 0.5)"
-    assert falls.reason({name: 40.0}) == f"Falls('{name}', 0.5): {name} = 40"
-    assert [falls({}), (~falls)({}), (~falls)({name: 60.0})] == [False, False, True]
-
-    resumed = namespace["Falls"](**falls.arguments())
-    assert resumed({name: 40.0}) is False
-    resumed.load_state_dict(json.loads(json.dumps(falls.state_dict())))
-    assert resumed({name: 40.0}) is True
-    resumed.start()
-    assert resumed({name: 40.0}) is False
-
-    algorithm = PPOConfig(num_envs=8, horizon=8).build("CartPole")
-    trainer = Trainer(algorithm, tracker=NullTracker())
-    with pytest.raises(ValueError, match="Unknown metric 'episodes/return/mean' in Falls"):
-        trainer.run(stop_conditions=[namespace["Falls"]("episodes/return/mean", 0.5)])
-
-
-@pytest.mark.usefixtures("small")
-def test_the_callbacks_of_their_page_do_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
-    namespace: dict[str, Any] = {}
-    for code in blocks(ROOT / "docs" / "callbacks.md", "python"):
-        exec(code, namespace)
-    assert re.fullmatch(r"([\d,]+ transitions: return \d+\n){2}max_steps=2\n", capsys.readouterr().out)
-    assert len(namespace["trainer"].tracker.history("weights/norm")) == 2
-
-    Path("STOP").touch()
-    stopped = Trainer(PPOConfig().build(CartPole), tracker=NullTracker(), callbacks=[namespace["stop_file"]])
-    assert stopped.run(progress="none").stop_reason == "there is a file STOP"
-
-    rates, halves = [1.0], namespace["HalvesRate"]()
-    trainer = SimpleNamespace(algorithm=SimpleNamespace(set_lr=rates.append))
-    after = []
-    for value in (
-        10,
-        10,
-        9,
-        10,
-        10,
-        10,
-        10,
-        11,
-    ):  # three no better than 10, then three no better than the first of these
-        row = TrainStats({"eval/returns/mean": value, "coefficients/lr": rates[-1]})
-        halves(trainer, row)
-        halves(trainer, TrainStats(row, fresh=frozenset()))  # a row without an evaluation
-        after.append(rates[-1])
-    assert after == [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5]
+    assert namespace["trainer"].stop_reason == "max_steps=2"
 
 
 @with_blocks("bash")
 def test_commands_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`train` and `study` go as far as they can without training; others are parsed with what is typed there."""
+    """`train` and `study` go as far as they can without training; others are parsed in test_commands.py."""
     monkeypatch.chdir(ROOT)
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     for program, command, *rest in commands(page):
@@ -193,36 +133,11 @@ def test_commands_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if program == "make":
             assert command in targets
         elif program == "pip":
-            assert command == "install"
             (extras,) = re.findall(r"^\.(?:\[(.+)\])?$", *rest)
             assert set(filter(None, extras.split(","))) <= EXTRAS
-        elif page == TUTORIAL:
-            assert command in COMMANDS
-        elif (command == "train" and "--help" not in rest) or (command == "study" and "--backend" not in rest):
-            if "--resume" in rest:
-                rest = [word for word in rest if word not in ("--resume", "auto")]
-            assert main([command, *rest, "--dry-run"]) == 0, rest
-        elif "--help" in rest:
-            assert main([command, *("PPO" if word == "mypackage.MyConfig" else word for word in rest)]) == 0
-        else:
-            parse(command, rest)
-
-
-def parse(command: str, words: list[str]) -> None:
-    """Let a command read what is typed after it, and do nothing."""
-    made = group.get_command(click.Context(group), command)
-    assert made is not None, f"no command {command!r}"
-    made.make_context(command, list(words))
-
-
-def test_the_defaults_that_are_told_to_users_of_rl8_are_so() -> None:
-    text = (ROOT / "docs" / "coming-from-rl8.md").read_text()
-    (told,) = re.findall(r"^## Defaults\n(.*?)\. What", text, flags=re.DOTALL | re.MULTILINE)
-    theirs, ours = told.split("rl8x's own")
-    for config, words, count in ((PPOConfig.rl8(), theirs, 18), (PPOConfig(), ours, 7)):
-        defaults = {name: ast.literal_eval(value) for name, value in re.findall(r"`(\w+)=(.*?)`", words)}
-        assert len(defaults) == count
-        assert {name: getattr(config, name) for name in defaults} == defaults
+        elif page != TUTORIAL and command in ("train", "study") and not {"--help", "--backend"} & {*rest}:
+            words = [word for word in rest if "--resume" not in rest or word not in ("--resume", "auto")]
+            assert main([command, *words, "--dry-run"]) == 0, rest
 
 
 @with_blocks("yaml")
@@ -255,6 +170,21 @@ def test_the_page_of_studies_has_the_example_and_its_measurement() -> None:
     assert document["study"] == json.loads(json.dumps(as_file))
 
 
+def test_calls_on_pages_name_arguments_that_there_are() -> None:
+    modules = [importlib.import_module(package) for package in packages()]
+    public = {name: getattr(module, name) for module in modules for name in exported(module)}
+    checked = 0
+    for page in PAGES:
+        for name, arguments in re.findall(r"`(?:[\w.]+\.)?(\w+)\(([^()`]*)\)`", page.read_text()):
+            value = public.get(name, getattr(Trainer, name, None))
+            named = set(re.findall(r"(?:^|, )(\w+)=", arguments)) - {"gama"}  # which a page has to show the refusal
+            if value is not None and named:
+                taken = inspect.signature(value).parameters
+                checked += 1
+                assert named <= {*taken} or any(each.kind == each.VAR_KEYWORD for each in taken.values()), (page, name)
+    assert checked > 50
+
+
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_links_and_paths_lead_somewhere(page: Path) -> None:
     text = page.read_text()
@@ -270,3 +200,14 @@ def test_the_architecture_names_the_layers_that_are_tested() -> None:
     rows = re.findall(r"^\| L\d \| (.*?) \|", (ROOT / "docs" / "architecture.md").read_text(), flags=re.MULTILINE)
     named = [set(re.findall(r"`(\w+)`", row)) for row in rows]
     assert [named[0] | {"_version"}, *named[1:]] == [set(parts) for parts in LAYERS]
+
+
+@pytest.mark.parametrize("section", ["PPO", "PQN", "DQN", "SAC", "TD3", "BC", "IQL"])
+def test_every_option_of_an_algorithm_is_in_its_section_and_no_other(section: str) -> None:
+    text = (ROOT / "docs" / "algorithms.md").read_text()
+    intro, own = text.split("\n## ")[0], text.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    shared = set(re.findall(r"`(\w+)`", intro.split("Options of all algorithms:")[1]))
+    cells = [line.split("|")[1] for line in own.splitlines() if "|" in line]
+    fields = {field.name for field in dataclasses.fields(algorithm_configs()[section])}
+    assert shared == {field.name for field in dataclasses.fields(OnlineConfig)}
+    assert {name for cell in cells for name in re.findall(r"`(\w+)`", cell)} == fields - shared

@@ -12,9 +12,8 @@ from gymnasium import spaces
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import Env
-from rl8x.obs_moments import make_obs_moments, moments_of_part, normalize_obs, update_obs_moments
-from rl8x.spaces import leaves, named_parts, torch_dtype
-from rl8x.trees import first_tensor, flatten_tree, unflatten_tree
+from rl8x.spaces import named_parts, torch_dtype
+from rl8x.trees import flatten_tree, unflatten_tree
 
 OBSERVATIONS = {
     "vector": spaces.Box(-1, 1, (3,), np.float32),
@@ -204,51 +203,6 @@ def test_normalised_observations_in_nested_spaces():
     torch.testing.assert_close(moments.mean, seen.mean(0))
     torch.testing.assert_close(moments.var, seen.var(0, unbiased=False))
     assert list(algorithm.policy.obs_moments) == ["a/0/b%2Ec"]  # bits are not normalised
-
-
-NAMES = [
-    "x.y",
-    "x:y",
-    "x%2Ey",
-    "x_y",
-    "x y",
-    "",
-    "observation",
-    "observation%",
-    "keys",
-    "keys.",
-    "keys:",
-    "keys%",
-    "..",
-    "0",
-]
-NUMBER = spaces.Box(-9, 9, (1,), np.float32)
-
-
-def test_parts_have_moments_of_their_own_whatever_they_are_called():
-    nested = {"n.1": spaces.Dict({"q": NUMBER}), "n": spaces.Dict({"1.q": NUMBER, "1": spaces.Tuple([NUMBER])})}
-    space = spaces.Dict(dict.fromkeys(NAMES, NUMBER) | nested)
-    moments = make_obs_moments(space)
-    names = ["/".join(("", *path)) for path, _ in leaves(space)]
-    rows = {name: torch.tensor([[i], [i + 4.0]]) for i, name in enumerate(names)}
-    obs = unflatten_tree("", rows)
-    update_obs_moments(moments, obs, None, shared=False)
-    assert len(moments) == len(names) == len(NAMES) + 3
-    for i, name in enumerate(names):
-        assert moments_of_part(moments, name).mean.item() == i + 2  # of i and i + 4
-    saved = make_obs_moments(space)
-    saved.load_state_dict(moments.state_dict())
-    for part in flatten_tree("", normalize_obs(saved, obs)).values():
-        torch.testing.assert_close(part, torch.tensor([[-1.0], [1.0]]), rtol=0, atol=1e-3)
-
-
-def test_gymnasium_steps_with_tuples_and_arrays():
-    env = Any_(4, observations=OBSERVATIONS["tuple"], actions=ACTIONS["tuple"], seed=0)
-    obs, _ = env.reset()
-    assert first_tensor(obs).shape[0] == 4
-    env.action_space.seed(0)
-    _, rewards, _, _, _ = env.step(env.action_space.sample())
-    assert rewards.shape == (4,)
 
 
 def test_an_unsupported_space_is_named():

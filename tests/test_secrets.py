@@ -126,22 +126,3 @@ def test_a_dry_run_prints_no_password_and_its_file_asks_for_it(work, monkeypatch
     assert "the password of http://me:***@127.0.0.1:1 is needed: set MLFLOW_TRACKING_URI" in capsys.readouterr().err
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert main(["train", "-f", "run.yaml", "--dry-run"]) == 0
-
-
-def test_a_password_of_the_environment_is_asked_for_too(work, capsys):
-    (work / "secret_task.py").write_text(
-        "from rl8x.envs import CartPole\n"
-        "class Asks(CartPole):\n"
-        "    def __init__(self, num_envs, *, database, **kwargs):\n"
-        "        super().__init__(num_envs, **kwargs)\n"
-    )
-    sys.modules.pop("secret_task", None)
-    words = ["train", "secret_task.Asks", "env_kwargs.database=postgresql://me:pw@host/db", *SMALL]
-    assert main([*words, "--max-steps", "1", "--no-tracking", "checkpoints.directory=saved", "--progress", "none"]) == 0
-    assert not [path for path, text in left_in(work).items() if "me:pw@" in text]
-    assert main(["resume", "saved"]) == 2
-    assert "no password is kept in a checkpoint, and `env_kwargs.database` had one" in capsys.readouterr().err
-    assert main([*words, "--dry-run"]) == 0
-    Path("run.yaml").write_text(capsys.readouterr().out)
-    assert main(["train", "-f", "run.yaml"]) == 2
-    assert "`env_kwargs.database` has `***` where its password was: write that in again" in capsys.readouterr().err

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
-import json
 import logging
 import pkgutil
 import re
-import shutil
-import subprocess
 import zlib
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +15,6 @@ import pytest
 from tests.pages import REFERENCE, ROOT, documented, resolve
 
 import rl8x
-from rl8x import Trainer
 
 # Modules whose public names the reference has one by one, beside what packages export.
 ALSO = {
@@ -123,37 +118,3 @@ def test_the_site_is_built_without_a_warning_and_lists_every_name(built: tuple[P
     assert "bootstrap" in (site / "glossary.html").read_text()
     for page in site.rglob("*.html"):
         assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(?:https?:)?//', page.read_text()), page.name
-
-
-def test_the_trainers_page_shows_its_arguments_and_none_of_its_internals(built: tuple[Path, list[str]]) -> None:
-    page = (built[0] / "reference" / "trainers.html").read_text()
-    own = page.split('id="rl8x.trainers.Trainer"')[1].split('id="rl8x.trainers.GenericTrainerBase"')[0]
-    about, *members = re.split(r'<h3 id="rl8x\.trainers\.Trainer\.', own)
-    for argument in list(inspect.signature(Trainer).parameters):
-        assert f"<code>{argument}</code>" in about
-    shown = {member.split('"')[0] for member in members}
-    assert {"run", "stop", "step", "eval", "play", "plot", "save", "close", "resume", "log_model", "state"} <= shown
-    assert not shown & {"known", "evaluation_name", "evaluate_now", "check_run", "make_film_env", "go_on_from"}
-
-
-# What a reader types, and the page that is to come first.
-SEARCHES = {
-    "learning rate schedule": "hyperparameters.html",
-    "early stopping": "conditions.html",
-    "save best model": "checkpoints.html",
-    "own environment": "environments.html",
-    "normalize observations": "hyperparameters.html",
-    "domain randomization": "tutorials/randomization.html",
-    "resume": "checkpoints.html",
-    "which algorithm": "which-algorithm.html",
-    "does not learn": "not-learning.html",
-    "video": "playing.html",
-    "MLflowTracker": "reference/tracking.html",  # a name that no guide has in a heading
-}
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run the site's search")
-def test_the_search_finds_guides_first(built: tuple[Path, list[str]]) -> None:
-    command = ["node", str(ROOT / "tests" / "search.js"), str(built[0]), *SEARCHES]
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert {query: pages[0] for query, pages in found.items()} == SEARCHES

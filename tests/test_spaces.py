@@ -20,25 +20,9 @@ from rl8x.spaces import (
     map_spaces,
     named_parts,
     only_legal,
-    torch_dtype,
 )
 
 NESTED = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Dict({"c": spaces.Box(0, 1, ())})})
-
-
-def test_dtypes():
-    assert torch_dtype(spaces.Discrete(2)) == torch.int64
-    assert torch_dtype(spaces.Box(0, 255, (2,), np.uint8)) == torch.uint8
-    assert torch_dtype(spaces.MultiBinary(2)) == torch.int8
-    with pytest.raises(ValueError, match="Text has no dtype"):
-        torch_dtype(spaces.Text(3))
-
-
-def test_descriptions():
-    assert describe_space(spaces.Box(-1, 1, (3,), np.float32)) == "Box([3], float32)"
-    assert describe_space(spaces.Discrete(3, start=1)) == "Discrete(3, start=1)"
-    assert describe_space(NESTED) == "Dict(a: Discrete(2), b: Dict(c: Box([], float32)))"
-    assert describe_space(7) == "7"
 
 
 def test_unsupported_spaces_are_named():
@@ -154,8 +138,3 @@ def test_actions_in_large_bounds_train(config):
         flags |= {name for name, value in stats.items() if name.startswith("finite/") and value}
     assert algorithm.counters["algorithm/updates"] > 0
     assert not flags
-
-
-def test_bounds_of_the_largest_float_are_none_for_actions_that_are_clipped():
-    algorithm = build_moves(PPOConfig, spaces.Box(-LARGEST[np.float64], LARGEST[np.float64], (2,), np.float64))
-    assert all(np.isfinite(value) for value in (dict(algorithm.collect()) | dict(algorithm.step())).values())

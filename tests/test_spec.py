@@ -1,6 +1,5 @@
 """One description of a run: what it is compared by, what a script's run says of itself, what `run()` takes from it."""
 
-import dataclasses
 import functools
 import json
 
@@ -49,25 +48,20 @@ def test_two_runs_differ_in_what_makes_a_run(fields, different):
     assert not other.diff(RunSpec.read(json.loads(json.dumps(other.to_plain()))))
 
 
-def test_no_two_sections_have_a_key_of_one_name_and_each_is_in_one():
-    sections = [getattr(SPEC, field.name) for field in dataclasses.fields(SPEC)]
-    names = [field.name for section in sections for field in dataclasses.fields(section)]
-    assert len(names) == len(set(names))
-    assert {**PLAIN, "progress": "none"}.keys() <= set(names)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"lr": 0.1}, r"unknown key 'lr': it is a hyperparameter. Put it under `algorithm_config`"),
-        ({"max_step": 4}, r"unknown key 'max_step'. Did you mean 'max_steps'\?"),
-        ({"max_steps": 0}, "`max_steps` must be at least 1; got 0"),
-        ({"env": ""}, "no environment is named"),
-    ],
-)
-def test_what_is_replaced_is_checked(fields, message):
-    with pytest.raises(ValueError, match=message):
-        SPEC.replace(**fields)
+def test_params_show_conditions_as_python_does_and_what_no_file_can_hold_by_its_name():
+    written = ["env/steps >= 9", {"wall_time": "1m"}, {"nowhere.Mine": {"rows": 3}}, {"$unwritable": "<lambda>"}]
+    spec = RunSpec.read({**PLAIN, "stop_conditions": written})
+    assert spec.params == {
+        "run.steps_per_eval": 2,
+        "run.evals_per_film": None,
+        "run.max_steps": 3,
+        "run.stop_conditions": [
+            "HitsUpperBound('env/steps', 9)",
+            "WallTime('1m')",
+            "{'nowhere.Mine': {'rows': 3}}",
+            "<lambda>",
+        ],
+    }
 
 
 def test_a_run_takes_the_options_that_are_not_given_from_its_spec_once(tmp_path):

@@ -5,7 +5,7 @@ import yaml
 
 import rl8x
 from rl8x.config import RunSpec, load_run_file
-from rl8x.config.tuned import measured, tuned_file, tuned_files
+from rl8x.config.tuned import tuned_file, tuned_files
 from rl8x.envs import BUILTIN
 
 NAMES = [(task, algorithm) for task, algorithms in tuned_files().items() for algorithm in algorithms]
@@ -44,7 +44,7 @@ def test_a_file_says_first_what_it_is(path):
 
 def test_what_there_is():
     tasks = tuned_files()
-    assert {*BUILTIN} - {*tasks} == {"DiscreteDummy", "ContinuousDummy"}
+    assert {*BUILTIN} - {*tasks} == {"DiscreteDummy", "ContinuousDummy", "Spread"}
     assert all("ppo" in algorithms for algorithms in tasks.values())
     for task in ("CartPole", "CartPole-v1", "Acrobot", "Acrobot-v1", "MountainCar", "MountainCar-v0", "LunarLander-v3"):
         assert [*tasks[task]] == ["ppo", "dqn", "pqn"]
@@ -63,33 +63,6 @@ def test_a_task_of_gymnasiums_has_the_setting_of_the_built_in_one(task):
 def test_ppo_is_taken_and_names_are_those_of_the_command_line():
     assert rl8x.tuned("CartPole") == rl8x.tuned("CartPole", "PPOConfig")
     assert rl8x.tuned("CartPole", "Dqn").algorithm.algorithm == "DQN"
-
-
-@pytest.mark.parametrize(
-    ("task", "algorithm", "said"),
-    [
-        ("HalfCheetah-v5", "dqn", "no tuned setting of HalfCheetah-v5 by dqn. There are "),
-        ("HalfCheetah", "sac", "no tuned setting of HalfCheetah by sac. Did you mean 'HalfCheetah-v5'? There are "),
-        ("cartpole", "PPO", "no tuned setting of cartpole by PPO. Did you mean 'CartPole'? There are "),
-        ("my_module.MyEnv", "my_module.MyConfig", "no tuned setting of my_module.MyEnv by my_module.MyConfig. There "),
-        ("../CartPole", "ppo", "no tuned setting of ../CartPole by ppo."),
-    ],
-)
-def test_without_a_setting_those_that_there_are_are_listed(task, algorithm, said):
-    with pytest.raises(ValueError, match="no tuned setting") as error:
-        rl8x.tuned(task, algorithm)
-    message = str(error.value)
-    assert message.startswith(said)
-    assert "CartPole (ppo, dqn, pqn)" in message
-    assert "HalfCheetah-v5 (ppo, sac, td3)" in message
-    assert "\n" not in message
-
-
-def test_what_was_measured_is_of_settings_that_there_are():
-    stems = {path.stem for algorithms in tuned_files().values() for path in algorithms.values()}
-    assert measured().keys() <= stems
-    for result in measured().values():
-        assert result.keys() == {"transitions", "returns", "seconds"}
 
 
 def test_a_setting_is_trained_in_python():

@@ -56,10 +56,3 @@ def test_a_stranger_comes_from_an_empty_folder_to_policies_that_are_compared_and
     sys.modules.pop("room", None)
     assert followed == ["train", "train", "compare", "resume", "export"]
     assert (folder / "reports" / "compare-mild" / "compare.html").exists()
-
-
-def test_the_tutorial_is_where_the_first_page_leads() -> None:
-    start = (ROOT / "docs" / "index.md").read_text()
-    assert "](tutorials/own-environment.md)" in start
-    steps = re.findall(r"^## (\d)\. ", PAGE.read_text(), flags=re.MULTILINE)
-    assert [*map(int, steps)] == [*range(1, len(steps) + 1)]

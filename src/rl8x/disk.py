@@ -75,11 +75,7 @@ def replace_synced(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Hard-link a file, or make a synced copy where that is impossible, as on another disk.
-
-    Raises:
-        OSError: If there is no such file, or the disk refuses.
-    """
+    """Hard-link a file, or make a synced copy where that is impossible, as on another disk."""
     try:
         os.link(source, target)
     except OSError:
@@ -89,11 +85,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def sums_of(folder: Path, names: Iterable[str], known: Mapping[str, str] | None = None) -> str:
-    """Return the digests of a folder's files as `sha256sum` writes them; those that are known are not computed.
-
-    Raises:
-        OSError: If a file cannot be read.
-    """
+    """Return the digests of a folder's files as `sha256sum` writes them; those that are known are not computed."""
     lines = []
     for name in names:
         digest = (known or {}).get(name)
@@ -105,16 +97,7 @@ def sums_of(folder: Path, names: Iterable[str], known: Mapping[str, str] | None 
 
 
 def wrong_sums(folder: Path, actual: str) -> str | None:
-    """Return in words which files of a folder do not have the digests in its `SUMS`; None if all have.
-
-    Args:
-        folder: The folder.
-        actual: Their digests, as `sums_of` returns them.
-
-    Raises:
-        OSError: If the digests cannot be read.
-        UnicodeDecodeError: If they are damaged.
-    """
+    """Return in words which files of a folder do not have the digests in its `SUMS`; None if all have."""
     expected = (folder / SUMS).read_text(encoding="utf-8")
     if expected == actual:
         return None

@@ -48,12 +48,6 @@ class Ranks:
 
     The process group is made at the first call that needs the others.
 
-    Args:
-        rank: This process's rank, from 0.
-        size: The number of ranks.
-        local_rank: Its rank on its machine, which is the index of its GPU.
-        local_size: The number of ranks on its machine.
-
     Attributes:
         silent: Whether sums over ranks are left out; see `alone`.
     """
@@ -77,11 +71,7 @@ class Ranks:
 
     @property
     def device(self) -> torch.device:
-        """The default device of a rank: a GPU of its own if the machine has one for each rank, else the CPU.
-
-        Raises:
-            RankError: If there are GPUs, but too few.
-        """
+        """The default device of a rank: a GPU of its own if the machine has one for each rank, else the CPU."""
         if not torch.cuda.is_available() or self.size == 1:
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         count = torch.cuda.device_count()
@@ -246,15 +236,7 @@ class Ranks:
     # -- plain data
 
     def share(self, what: str, value: Any) -> list[Any]:
-        """Return every rank's value, in the order of ranks.
-
-        Args:
-            what: What it is, the same on all ranks.
-            value: What JSON can hold, numbers that are not finite too; tuples come back as lists.
-
-        Raises:
-            RankError: If another rank is at something else.
-        """
+        """Return every rank's value, in the order of ranks."""
         if self.size == 1:
             return [value]
         text = json.dumps([what, value]).encode()
@@ -320,11 +302,7 @@ class Ranks:
 
 
 def timeout_s() -> float:
-    """Return the time-out in seconds, after which a rank that does not answer ends the others.
-
-    Raises:
-        ValueError: If the environment says no positive number.
-    """
+    """Return the time-out in seconds, after which a rank that does not answer ends the others."""
     given = os.environ.get(TIMEOUT_VARIABLE, "")
     try:
         seconds = float(given) if given else _TIMEOUT_S

@@ -181,15 +181,7 @@ def draw_line(panel: Axes, curve: Curve, label: str, colour: int, theme: Theme, 
 
 
 def draw_curves(panel: Axes, curves: Mapping[str, Curve], clock: str, metric: str, theme: Theme) -> None:
-    """Draw learning curves by their labels; of very many all in one shade.
-
-    Args:
-        panel: What is drawn on.
-        curves: The curves.
-        clock: What their steps count.
-        metric: What they show.
-        theme: Colours.
-    """
+    """Draw learning curves by their labels; of very many all in one shade."""
     for number, (label, curve) in enumerate(curves.items()):
         if len(curves) > MAX_NAMED:
             panel.plot(curve.steps, curve.mean, color=theme.colours[0], linewidth=0.9, alpha=0.35)
@@ -359,11 +351,7 @@ def scale(panel: Axes, x: Axis, y: Axis | None = None) -> None:
 
 
 def chosen_axes(cells: pandas.DataFrame, parameters: Sequence[str] | None) -> tuple[list[Axis], list[str]]:
-    """Make the axes of a report, for `parameters` or all; also return sentences on what is not drawn.
-
-    Raises:
-        ValueError: If a parameter that was named is not one of several numbers.
-    """
+    """Make the axes of a report, for `parameters` or all; also return sentences on what is not drawn."""
     axes, others = axes_of(cells)
     notes = [f"{name} has no numbers and is no axis of a figure." for name in others]
     if parameters is None:

@@ -40,8 +40,8 @@ from rl8x._version import __version__
 from rl8x.disk import replace_synced
 from rl8x.distributions import Distribution
 from rl8x.distributions.composite import Composite
+from rl8x.functional.statistics import moments_of_part
 from rl8x.names import unknown_name
-from rl8x.obs_moments import moments_of_part
 from rl8x.policy import Policy
 from rl8x.portable import zeros
 from rl8x.spaces import leaves, space_to_plain, torch_dtype
@@ -98,12 +98,7 @@ class Export:
 
 
 class DecisionProgram(nn.Module):
-    """What a policy does with an observation, as a function of named tensors alone; see the module's text.
-
-    Args:
-        policy: The policy.
-        sampled: Whether actions are samples.
-    """
+    """What a policy does with an observation, as a function of named tensors alone; see the module's text."""
 
     def __init__(self, policy: Policy, sampled: bool) -> None:
         super().__init__()
@@ -289,15 +284,6 @@ def largest_difference(policy: Policy, run: Program, *, sampled: bool, seed: int
 
     Both have a memory of their own, so that what they remember is compared too. Between discrete actions that are as
     good, or as near to what was drawn, to five digits rounding decides: they count as equal.
-
-    Args:
-        policy: The policy, on the CPU.
-        run: The program.
-        sampled: Whether both are given noise.
-        seed: Seeds observations and noise.
-
-    Returns:
-        The largest |a - b| / max(1, |b|) of their actions; infinite where one is not finite, or of another shape.
     """
     draw = _Observations(policy, seed)
     largest = 0.0

@@ -19,12 +19,7 @@ _MAX_MISFITS: Final = 8  # frames whose colours are new, after which none is exp
 
 
 def check_format(suffix: str) -> None:
-    """Refuse what no film can be written as.
-
-    Raises:
-        ValueError: If there is no such format.
-        ImportError: If it needs imageio, which is not installed.
-    """
+    """Refuse what no film can be written as."""
     if suffix.lower() not in WRITERS:
         raise ValueError(f"a film is one of {', '.join(WRITERS)}; got {suffix!r}.")
     if suffix.lower() != ".gif":
@@ -65,11 +60,7 @@ def in_few_colours(frames: Iterable[Picture]) -> Iterator[Any]:
 
 
 class _Palette:
-    """Colours, and which of them replaces any other: one with the same 5 bits of red, green and blue, or the nearest.
-
-    Args:
-        colours: The most frequent first, `[colours, 3]`.
-    """
+    """Colours, and which replaces any other: one with equal 5 bits of red, green and blue, or the nearest."""
 
     def __init__(self, colours: NDArray[np.uint8]) -> None:
         self.colours = colours

@@ -118,11 +118,7 @@ def needs_word(name: str) -> bool:
 
 
 def check_trust(name: str, module: str, trust: Trust) -> None:
-    """Refuse a name, as it stands in a file, that would import a module whose code is not trusted.
-
-    Raises:
-        UntrustedError: If it is not.
-    """
+    """Refuse a name, as it stands in a file, that would import a module whose code is not trusted."""
     top = module.partition(".")[0]
     if _trusts(name, trust) or module in sys.modules or top in _OWN:
         return
@@ -151,12 +147,7 @@ def _trusts(name: str, trust: Trust) -> bool:
 
 
 def import_named(path: str, *, trust: Trust = False) -> Any:
-    """Import the object at a dotted path, such as `my_package.my_module.MyEnv`; the caller checks its type.
-
-    Raises:
-        UntrustedError: If that would run code that is not trusted.
-        ValueError: If it is not a dotted path, or there is no such module or attribute.
-    """
+    """Import the object at a dotted path, such as `my_package.my_module.MyEnv`; the caller checks its type."""
     if not is_dotted(path):
         shown = repr(path) if len(repr(path)) <= 80 else f"{path!r:.77}..."
         raise ValueError(f"a dotted path looks like package.module.Name; got {shown}.")
@@ -184,12 +175,7 @@ def _import_module(name: str, path: str, trust: Trust) -> ModuleType:
 
 
 def import_class(path: str, kinds: tuple[type, ...], *, trust: Trust = False) -> Any:
-    """Import the object at a dotted path: a subclass of one of some kinds, or anything if the name is trusted.
-
-    Raises:
-        UntrustedError: If it is something else, which a text may not have called, or would run code.
-        ValueError: As `import_named`.
-    """
+    """Import the object at a dotted path: a subclass of one of some kinds, or anything if the name is trusted."""
     named = import_named(path, trust=trust)
     if isinstance(named, type) and issubclass(named, kinds):
         return named
@@ -224,12 +210,7 @@ def dotted_path(thing: Any) -> str | None:
 
 
 def to_plain(value: Any, form: Callable[[Any], Any] = lambda value: value) -> Any:
-    """Return a value as JSON can hold it, classes by their dotted path; `NOT_PLAIN` where it cannot.
-
-    Args:
-        value: Nested mappings, lists and tuples of whatever it is.
-        form: What to write in place of a value that has another form in a file.
-    """
+    """Return a value as JSON can hold it, classes by their dotted path; `NOT_PLAIN` where it cannot."""
     if isinstance(value, type):
         path = dotted_path(value)
         return NOT_PLAIN if path is None else {CLASS: path}
@@ -249,12 +230,7 @@ def to_plain(value: Any, form: Callable[[Any], Any] = lambda value: value) -> An
 
 
 def from_plain(value: Any, kinds: tuple[type, ...], *, trust: Trust = False) -> Any:
-    """Return plain data with the classes that it names as `{"$class": path}`, each a subclass of one of some kinds.
-
-    Raises:
-        UntrustedError: If it names what it may not, also by a Gymnasium id of the form `module:MyEnv-v0`.
-        ValueError: If there is no such class.
-    """
+    """Return plain data with the classes that it names as `{"$class": path}`, each a subclass of one of some kinds."""
     if isinstance(value, dict):
         if set(value) == {CLASS}:
             return import_class(str(value[CLASS]), kinds, trust=trust)

@@ -4,7 +4,7 @@ Slot t of a rollout holds what was known before acting and what acting led to. E
 `[horizon + 1, num_envs, ...]`; scalars have no trailing 1:
 
     obs, starts (the observation begins an episode), the policy's state
-    actions, rewards, terminated, truncated, episode_returns, episode_lengths, valid, metrics/*, sources/*
+    actions, rewards, terminated, truncated, episode_returns, episode_lengths, valid, ended, metrics/*, sources/*
     for a replay: next_obs (that of the next slot; before the reset where an episode ended)
     learned from at once: values, PPO's logp, final_values (of the observation before the reset, where a time limit
     truncated)
@@ -43,11 +43,15 @@ STATES: Final = "states"
 EPISODE_RETURNS: Final = "episode_returns"
 EPISODE_LENGTHS: Final = "episode_lengths"
 VALID: Final = "valid"
+ENDED: Final = "ended"
+"""Where the episode of a copy ends whose agents end and come by themselves; see `envs.Step`."""
 
 COLLECTS: Final = "algorithm/collects"
 STEPS: Final = "algorithm/steps"
 UPDATES: Final = "algorithm/updates"
 ENV_STEPS: Final = "env/steps"
+COPY_STEPS: Final = "env/copy_steps"
+"""Of environments with several agents: steps of copies, where `env/steps` counts those of agents."""
 ENV_EPISODES: Final = "env/episodes"
 COUNTERS: Final = (COLLECTS, STEPS, UPDATES, ENV_STEPS, ENV_EPISODES)
 
@@ -60,6 +64,7 @@ ACTION_MASK: Final = "action_mask"
 
 EVAL_PREFIX: Final = "eval/"
 INFO_PREFIX: Final = "episodes/info/"
+AGENTS_PREFIX: Final = "episodes/agents/"
 
 
 @functools.cache
@@ -71,6 +76,11 @@ def summary(group: str) -> tuple[str, ...]:
 def info_metrics(names: Iterable[str]) -> tuple[str, ...]:
     """Name the means over episodes of an environment's own metrics, for example `episodes/info/success/mean`."""
     return tuple(f"{INFO_PREFIX}{name}/mean" for name in names)
+
+
+def agent_metrics(names: Iterable[str]) -> tuple[str, ...]:
+    """Name the mean return of each agent of a copy, for example `episodes/agents/agent_0/returns/mean`."""
+    return tuple(f"{AGENTS_PREFIX}{name}/returns/mean" for name in names)
 
 
 def parameter_metrics(names: Iterable[str]) -> tuple[str, ...]:

@@ -24,12 +24,7 @@ _MAX_TIMEOUT_MS: Final = 2**31 - 1  # the largest that `poll` takes
 
 
 class LocalSockets:
-    """Sockets to other ranks.
-
-    Args:
-        sockets: The sockets, by rank.
-        timeout_s: Seconds without sending or receiving anything after which a rank counts as lost.
-    """
+    """Sockets to other ranks."""
 
     def __init__(self, sockets: Mapping[int, socket.socket], timeout_s: float) -> None:
         self._sockets = dict(sockets)
@@ -38,15 +33,7 @@ class LocalSockets:
             each.setblocking(False)
 
     def exchange(self, tensor: Tensor, received: Mapping[int, Tensor]) -> None:
-        """Send a tensor to other ranks, and receive one of the same size from each.
-
-        Args:
-            tensor: What is sent, `[*]`, contiguous and on the CPU.
-            received: Where the other ranks' tensors are written, like `tensor`, by rank.
-
-        Raises:
-            RuntimeError: If a rank has ended, does not answer, or sends another number of bytes.
-        """
+        """Send a tensor to other ranks, and receive one of the same size from each."""
         own = _bytes_of(tensor)
         message = memoryview(len(own).to_bytes(_HEADER, "little") + own)
         sending = dict.fromkeys(received, message)
@@ -110,17 +97,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def connect(rank: int, size: int, store: Any, timeout_s: float) -> LocalSockets | None:
-    """Connect this rank to all others, which must be on the same machine; None on systems other than Linux.
-
-    Args:
-        rank: This rank.
-        size: The number of ranks.
-        store: A `torch.distributed.Store`, through which the ranks exchange their addresses.
-        timeout_s: Seconds to wait for another rank.
-
-    Raises:
-        OSError: If a rank does not connect in time.
-    """
+    """Connect this rank to all others, which must be on the same machine; None on systems other than Linux."""
     if sys.platform != "linux":  # only Linux has abstract addresses, which need no file
         return None
     sockets = {}

@@ -43,17 +43,7 @@ def resolved_arguments(cls: type, config: Mapping[str, Any], *, num_positional: 
 
 
 def check_arguments(cls: type, config: Mapping[str, Any], config_name: str, *, num_positional: int) -> None:
-    """Refuse keyword arguments that a class does not take.
-
-    Args:
-        cls: The class to be made.
-        config: Its keyword arguments.
-        config_name: What the user calls them.
-        num_positional: How many leading arguments the caller supplies.
-
-    Raises:
-        ValueError: At the first unknown one; the message names the nearest and the legal ones.
-    """
+    """Refuse keyword arguments that a class does not take."""
     parameters = list(inspect.signature(cls).parameters.values())[num_positional:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return

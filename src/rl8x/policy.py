@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from rl8x.distributions import Distribution, make_distribution
-from rl8x.distributions.base import from_numbered, numbered
 from rl8x.distributions.registry import check_distribution
+from rl8x.execution.private import tree_flatten, tree_unflatten
 from rl8x.functional import RunningMoments
+from rl8x.functional.statistics import make_obs_moments, normalize_obs, update_obs_moments
 from rl8x.keys import ACTION_MASK
 from rl8x.models import BUILTIN, Model, State, make_model
 from rl8x.models.registry import TrainingEffects, check_model, config_with_critic_obs, run_model
 from rl8x.names import resolved_arguments
-from rl8x.obs_moments import make_obs_moments, normalize_obs, update_obs_moments
 from rl8x.plain import thawed
 from rl8x.portable import Portable, to_rows
 from rl8x.spaces import check_mask, critic_only, without_parts
@@ -187,6 +187,11 @@ class Policy(Portable):
     def recurrent(self) -> bool:
         """Whether the model carries a state from step to step."""
         return self.model.recurrent
+
+    @property
+    def num_separate(self) -> int:
+        """Agents that have weights of their own, by the place of their row; 1 where all rows share them."""
+        return getattr(self.model, "separate", 0) or 1
 
     @property
     def device(self) -> torch.device:
@@ -451,3 +456,14 @@ def _without_mask(space: gymnasium.Space[Any]) -> tuple[bool, gymnasium.Space[An
 def _one_step(obs: Any) -> Any:
     """Give observations of one step a time axis of 1."""
     return obs.unsqueeze(0) if isinstance(obs, Tensor) else tree_map(lambda part: part.unsqueeze(0), obs)
+
+
+def numbered(params: Any) -> dict[str, Tensor]:
+    """Return the tensors of parameters, `[...]` each, by number, from "0"."""
+    return {str(i): tensor for i, tensor in enumerate(tree_flatten(params)[0])}
+
+
+def from_numbered(tensors: Mapping[str, Tensor], like: Any) -> Any:
+    """Invert `numbered`: return parameters of the form of others that have these tensors, `[...]` each."""
+    structure = tree_flatten(like)[1]
+    return tree_unflatten([tensors[str(i)] for i in range(len(tensors))], structure)

@@ -363,16 +363,7 @@ def zeros(space: gymnasium.Space[Any], num: int, device: torch.device | None = N
 
 
 def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None = None) -> tuple[Any, bool]:
-    """Return observations as tensors `[num, *obs]`, or a dict of them, and whether there was a leading axis.
-
-    Args:
-        space: Space of one observation.
-        obs: One or several as an environment gives them, in dicts and tuples; further parts of dicts are left out.
-        device: Where the tensors are to be.
-
-    Raises:
-        ValueError: If a part is missing or of another shape, or parts are of different numbers of observations.
-    """
+    """Return observations as tensors `[num, *obs]`, or a dict of them, and whether there was a leading axis."""
     rows: dict[str, Tensor] = {}
     batched = set()
     for path, leaf in leaves(space):
@@ -401,13 +392,7 @@ def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None =
 
 
 def to_elements(space: gymnasium.Space[Any], actions: Any, *, batched: bool) -> Any:
-    """Return actions `[num, *action]` as an environment takes them: arrays in the space's dicts, tuples and types.
-
-    Args:
-        space: Space of one action.
-        actions: A tensor, or a dict of them.
-        batched: Whether the leading axis stays; without it there is one action.
-    """
+    """Return actions `[num, *action]` as an environment takes them: arrays in the space's dicts, tuples and types."""
 
     def converted(leaf: gymnasium.Space[Any], part: Tensor) -> Any:
         array = part.cpu().numpy().astype(leaf.dtype, copy=False)

@@ -19,12 +19,7 @@ _ROOT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def python_process(*words: str, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the `args` and `env` of `subprocess.Popen`, or `run`, for a Python process of ours.
-
-    Args:
-        words: Its arguments, such as `-c` and code.
-        variables: Its environment, but for `OWN`; None is that of this process.
-    """
+    """Return the `args` and `env` of `subprocess.Popen`, or `run`, for a Python process of ours."""
     return {"args": [sys.executable, *words], "env": {**(variables or os.environ), **own_variables()}}
 
 

@@ -31,12 +31,6 @@ def q_values(features: Tensor, values: Tensor, mask: Tensor | None = None, *, du
     so that maxima are over the legal actions alone. Where a mask allows nothing, everything is legal, as
     `EpsilonGreedy` has it. No gradient reaches illegal actions.
 
-    Args:
-        features: A(s, a), `[..., num_actions]`.
-        values: V(s), `[...]`; read with `dueling` alone.
-        mask: True where an action is legal, `[..., num_actions]`, bool; None: all are.
-        dueling: Whether the model's value is the state's, and its features are what each action adds to it.
-
     Source: Wang et al. 2016, arXiv:1511.06581, eq. 9.
     """
     if dueling:
@@ -65,12 +59,6 @@ class GreedyInMeans(EpsilonGreedy):
     `dueling` those of the state come before them, and an action's outputs are the state's and what the action adds, as
     `q_values` has it.
 
-    Args:
-        space: The `Discrete` space; actions count from its `start`.
-        num_outputs: Numbers for each action, at least 2.
-        support: The lowest and the highest atom; None: outputs are quantiles.
-        dueling: Whether outputs of the state are among the features.
-
     Attributes:
         atoms: The returns that have the probabilities, `[num_outputs]`; None where outputs are quantiles.
 
@@ -96,12 +84,7 @@ class GreedyInMeans(EpsilonGreedy):
         self.register_buffer("atoms", atoms, persistent=False)
 
     def outputs(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the outputs that represent each action's return, `[..., num_actions, num_outputs]`.
-
-        Args:
-            features: What the model gives, `[..., num_features]`.
-            mask: True where an action is legal, `[..., num_actions]`, bool; None: all are.
-        """
+        """Return the outputs that represent each action's return, `[..., num_actions, num_outputs]`."""
         outputs = features.reshape(*features.shape[:-1], -1, self.num_outputs)
         if not self.dueling:
             return outputs
@@ -122,17 +105,6 @@ class QPolicy(Policy):
 
     As a module it maps observations to values of actions: this is what is trained, under its own weights or, by
     `torch.func.functional_call`, under those of an update or a target.
-
-    Args:
-        observation_space: Space of one copy's observation.
-        action_space: Space of one copy's action, a `Discrete`.
-        model: As `Policy` has it; its features are Q(s, a), or A(s, a) with `dueling`, or those of `GreedyInMeans`.
-        model_config: Keyword arguments of the model's class. In built-in models features and value share their layers,
-            unless this says otherwise: a critic apart would be computed for nothing, or be no dueling network.
-        dueling: See `q_values`.
-        num_outputs: Numbers that the model gives for the return after each action; 1: its value.
-        support: See `GreedyInMeans`; where there are several.
-        normalize_observations: As `Policy` has it.
     """
 
     distribution: EpsilonGreedy
@@ -152,7 +124,8 @@ class QPolicy(Policy):
         if kept := critic_only(observation_space):
             raise ValueError(
                 f"a Q-network acts by its values, so that nothing can be for the critic alone; the environment keeps "
-                f"{', '.join(map(repr, kept))} for it. Use observe_parameters='all' or 'none', or PPO, SAC or TD3."
+                f"{', '.join(map(repr, kept))} for it. Let all see it or nobody (observe_parameters='all' or 'none', "
+                "state=None), or use PPO, SAC or TD3."
             )
         several = {"num_outputs": num_outputs, "support": support, "dueling": dueling} if num_outputs > 1 else None
         built_in = model is None or (isinstance(model, str) and model in BUILTIN)
@@ -176,15 +149,7 @@ class QPolicy(Policy):
         return QPolicy, form | {"dueling": self.dueling, **self.outputs}
 
     def forward(self, obs: Tree, state: State, starts: Tensor, with_outputs: bool = False) -> Any:  # type: ignore[override]
-        """Return the values of actions, `[seq_len, batch, num_actions]`, -inf where they are illegal.
-
-        Args:
-            obs: Observations, `[seq_len, batch, *obs]` or a dict of such.
-            state: The policy's state before each sequence, each `[batch, *]`; empty when feedforward.
-            starts: Where an observation begins an episode, `[seq_len, batch]`, bool.
-            with_outputs: Whether to return a pair instead: values, and what the model gives for the return after each
-                action, `[seq_len, batch, num_actions, num_outputs]`, or the values again where that is one number.
-        """
+        """Return the values of actions, `[seq_len, batch, num_actions]`, -inf where they are illegal."""
         features, values, mask = self.predict(obs, state, starts)
         q, outputs = self._values_and_outputs(features, values, mask)
         return (q, outputs) if with_outputs else q
@@ -220,15 +185,6 @@ class QPolicy(Policy):
 
 
 def check_discrete(name: str, space: gymnasium.Space[Any], others: str) -> None:
-    """Raise if an action space is not `Discrete`.
-
-    Args:
-        name: The algorithm.
-        space: Space of one copy's action.
-        others: The algorithms that fit, as in "PPO or SAC".
-
-    Raises:
-        ValueError: If it is another.
-    """
+    """Raise if an action space is not `Discrete`."""
     if not isinstance(space, gymnasium.spaces.Discrete):
         raise ValueError(f"{name} needs a Discrete action space; got {describe_space(space)}. Use {others}.")

@@ -96,13 +96,7 @@ def in_float32(space: spaces.Space[Any]) -> spaces.Space[Any]:
 
 
 def check_bounds(space: Any, owner: str, instead: str) -> None:
-    """Raise `ValueError` unless an action of floats has bounds in each dimension, less than `LARGEST_BOUND`.
-
-    Args:
-        space: Space of one copy's action, a `Box` of floats.
-        owner: Who scales actions to the bounds, in error messages.
-        instead: What takes actions without bounds.
-    """
+    """Raise `ValueError` unless an action of floats has bounds in each dimension, less than `LARGEST_BOUND`."""
     largest = min(LARGEST_BOUND, float(np.finfo(space.dtype).max))
     sizes = np.maximum(np.abs(space.low), np.abs(space.high))
     if not (sizes < largest).all():
@@ -127,11 +121,7 @@ def are_alike(one: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
 
 
 def torch_dtype(space: spaces.Space[Any]) -> torch.dtype:
-    """Return the dtype of a tensor of the space's elements.
-
-    Raises:
-        ValueError: If the space has no single dtype or one that torch does not have.
-    """
+    """Return the dtype of a tensor of the space's elements."""
     name = np.dtype(space.dtype).name if space.dtype is not None else "none"
     if name not in _DTYPES:
         raise ValueError(f"{describe_space(space)} has no dtype for a tensor; needs one of {', '.join(_DTYPES)}.")
@@ -152,11 +142,7 @@ def describe_space(space: object) -> str:
 
 
 def check_supported(space: object, name: str) -> None:
-    """Raise unless rl8x can work with a space.
-
-    Raises:
-        ValueError: If it is not a space, or one of a kind that has no tensor form.
-    """
+    """Raise unless rl8x can work with a space."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for key, part in named_parts(space):
             # Flat names of tensors are made of the keys, joined by slashes.
@@ -177,9 +163,6 @@ def check_mask(mask: spaces.Space[Any], actions: spaces.Space[Any], name: str) -
 
     One flag for each action of a `Discrete`, for those of each choice of a `MultiDiscrete` one after the other, for
     each bit of a `MultiBinary`; a `Dict` or `Tuple` has masks for some of its parts.
-
-    Raises:
-        ValueError: If it is not, or if the actions are continuous.
     """
     if isinstance(actions, spaces.Dict | spaces.Tuple):
         parts = dict(named_parts(actions))
@@ -207,11 +190,6 @@ def only_legal(actions: Any, mask: Any, space: spaces.Space[Any]) -> Any:
     """Replace actions that a mask forbids by the first legal one; forbidden bits by 0.
 
     Where a mask allows no action at all, all are legal, as the distributions have it.
-
-    Args:
-        actions: `[num, *space.shape]`, or a dict of them.
-        mask: `[num, flags]`, as `check_mask` wants it, or a dict of them for some of the parts.
-        space: The action space; what has no masks (a `Box`) stays as it is.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = dict(named_parts(space))
@@ -254,13 +232,7 @@ def element_of(space: spaces.Space[Any], tree: Any, convert: Callable[[spaces.Sp
 
 
 def outside(obs: Any, space: spaces.Space[Any], name: str = "obs") -> list[str]:
-    """Say which parts of an observation have numbers out of the bounds of their `Box`, by more than rounding.
-
-    Args:
-        obs: A tensor `[..., *shape]`, or nested dicts of them.
-        space: Its space.
-        name: What it is called.
-    """
+    """Say which parts of an observation have numbers out of the bounds of their `Box`, by more than rounding."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return [text for key, part in named_parts(space) for text in outside(obs[key], part, f"{name}[{key!r}]")]
     if not isinstance(space, spaces.Box) or not space.shape:
@@ -285,11 +257,7 @@ def where_rows(mask: Tensor, yes: Any, no: Any) -> Any:
 
 
 def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Return a space as plain data, from which `space_from_plain` makes an equal one.
-
-    Raises:
-        ValueError: If it is of a kind that has no tensor form.
-    """
+    """Return a space as plain data, from which `space_from_plain` makes an equal one."""
     check_supported(space, "a space")
     kind = {"kind": type(space).__name__}
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -312,12 +280,7 @@ def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def space_from_plain(plain: Mapping[str, Any]) -> spaces.Space[Any]:
-    """Return the space of which `space_to_plain` made plain data.
-
-    Raises:
-        ValueError: If there is no such kind of space.
-        KeyError: If something of it is missing.
-    """
+    """Return the space of which `space_to_plain` made plain data."""
     kind = plain["kind"]
     if kind in ("Dict", "AsymmetricDict"):
         parts = [(key, space_from_plain(part)) for key, part in plain["parts"]]
@@ -360,9 +323,6 @@ def as_elements(name: str, space: spaces.Space[Any], rows: Mapping[str, Tensor])
     """Return rows `[rows, ...]`, by flat names that begin with `name`, in the dtypes of a space's elements.
 
     Numbers of actions and the like are int64, whatever type they were recorded in: they become indices.
-
-    Raises:
-        ValueError: If a part is missing, or of another shape or kind; or a whole number is not in the space.
     """
     found = {}
     for path, leaf in leaves(space):

@@ -46,12 +46,7 @@ def unflatten_tree(name: str, flat: Mapping[str, Tensor]) -> Any:
 
 
 def without_ends(obs: Any, terminated: Tensor) -> Any:
-    """Return next observations with finite numbers where an episode terminated, since nothing bootstraps from there.
-
-    Args:
-        obs: Observations `[rows, *obs]`, or a tree of them.
-        terminated: `[rows]`, bool.
-    """
+    """Return next observations with finite numbers where an episode terminated, since nothing bootstraps from there."""
 
     def finite(part: Tensor) -> Tensor:
         return torch.where(terminated.view(-1, *(1,) * (part.ndim - 1)), part.nan_to_num(0.0, 0.0, 0.0), part)

@@ -65,12 +65,7 @@ def is_intact(entry: dict[str, Any]) -> bool:
 
 
 def is_remembered(module: str, function: str | None = None) -> bool:
-    """Whether the user trusted a module on this machine, and all its files are as they were; nothing is imported.
-
-    Args:
-        module: Its name.
-        function: The dotted path of a function of it that is to be called, which must have been trusted too.
-    """
+    """Whether the user trusted a module on this machine, and all its files are as they were; nothing is imported."""
     known = entries()
     files = _files_of(module) if known else []
     for entry in known.values() if files else ():

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from rl8x.disk import replace_synced
-from rl8x.envs import Env, GymnasiumEnv
+from rl8x.envs import Env
 from rl8x.envs.canvas import BACKGROUND, INK, SIZE, CopyState, Picture, copy_of, font, mixed, numbers_of, on_host
 from rl8x.film_files import WRITERS, check_format
 from rl8x.policy import Policy
@@ -151,7 +151,7 @@ def film(
 
     def all_frames() -> Iterator[Picture]:
         for episode in range(episodes):
-            first_seed = seed + episode * env.num_envs  # copy i of a simulator has the seed + i
+            first_seed = seed + episode * env.num_copies  # copy i of a simulator has the seed + i
             options: Any = {"deterministic": deterministic, "seed": first_seed, "state_reset_every": state_reset_every}
             options |= {"max_steps": max_steps, "awaited": shown, "env_config": env_config}
             played = play_episodes(policy, env, **options)
@@ -198,18 +198,9 @@ def record_video(policy: Policy, env: Env, path: str | Path, **options: Any) -> 
 
 
 def make_filmed(maker: Callable[..., Env], num_envs: int, **options: Any) -> Env:
-    """Make an environment that has pictures: a simulator of Gymnasium's renders arrays.
-
-    Args:
-        maker: What makes it, as algorithms have it.
-        num_envs: Number of copies.
-        **options: `device` and `seed`.
-
-    Raises:
-        ValueError: If it has no pictures.
-    """
+    """Make an environment that has pictures: a simulator of Gymnasium's renders arrays."""
     kind = maker.func if isinstance(maker, functools.partial) else maker
-    if isinstance(kind, type) and issubclass(kind, GymnasiumEnv):
+    if isinstance(kind, type) and getattr(kind, "takes_render_mode", False):
         options["render_mode"] = "rgb_array"
     env = maker(num_envs, **options)
     try:
@@ -232,18 +223,11 @@ def check_pictures(env: Env) -> None:
 
 
 class Camera:
-    """Takes pictures of all copies of an environment, side by side; those whose episode has ended fade.
-
-    Args:
-        env: The environment.
-        shown: How many copies are seen, the first ones; None is all.
-        columns: Copies in a row; None finds a number.
-        captions: Whether parameters, steps and returns are written above and below.
-    """
+    """Takes pictures of all copies of an environment, side by side; those whose episode has ended fade."""
 
     def __init__(self, env: Env, *, shown: int | None, columns: int | None, captions: bool) -> None:
         self._env, self._captions = env, captions
-        count = min(shown or env.num_envs, env.num_envs)
+        count = min(shown or env.num_copies, env.num_copies)
         self._copies = range(count)
         self._columns = min(columns or _columns(count), count)
         self._size = SIZE
@@ -255,7 +239,7 @@ class Camera:
         self._titles: list[str] = []
         self._parameters: dict[str, NDArray[Any]] = {}
         self._moment: Moment | None = None
-        self._went_on = np.ones(env.num_envs, dtype=np.bool_)  # the copies whose episode had not ended before
+        self._went_on = np.ones(env.num_copies, dtype=np.bool_)  # the copies whose episode had not ended before
 
     def see(self, moment: Moment) -> None:
         """Take note of a moment; a copy whose episode had ended before it stays as it is."""
@@ -267,7 +251,7 @@ class Camera:
             self._went_on = self._moment.running
         self._moment = moment
         if self._env.draws:
-            states = on_host(moment.state)
+            states = on_host(moment.state, self._env.team)
             # Where physics are not pure, the state after an episode's end is the next one's.
             seen = self._went_on if self._env.capturable else moment.running
             for copy in (copy for copy in self._copies if seen[copy]):

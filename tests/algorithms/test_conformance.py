@@ -1,14 +1,16 @@
 """What holds for every algorithm: known values, masks, programs, going on, seeds, rows, explanations."""
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
+from tests.algorithms.by_hand import batch_of, disturb, updated
 from tests.algorithms.off_policy.test_offline import dataset
-from tests.probes import KNOWN, Discretes, Probe, traced_only
+from tests.probes import KNOWN, Boxes, Discretes, Probe, Target, traced_only
 
 from rl8x import NullTracker, Trainer, algorithms, keys
 from rl8x.algorithms import (
@@ -22,7 +24,8 @@ from rl8x.algorithms import (
     SACConfig,
     TD3Config,
 )
-from rl8x.envs import CartPole, Pendulum
+from rl8x.algorithms.off_policy.updates import WEIGHTS
+from rl8x.envs import CartPole, Pendulum, Spread
 
 SMALL = {"seed": 2, "device": "cpu", "execution": "eager", "model_config": {"hidden_sizes": [16]}}
 ROLLOUTS = {**SMALL, "num_envs": 8, "horizon": 8, "sgd_minibatch_size": 32, "num_sgd_iters": 2}
@@ -77,6 +80,10 @@ CASES = {
     "ppo, advantages again": ppo(Pendulum, **AGAIN),
     "ppo, advantages again, kl limit": ppo(**AGAIN, target_kl_div=0.02),
     "ppo, advantages again, gru": ppo(Pendulum, **AGAIN, **GRU, seq_len=4),
+    "ppo, random start": ppo(random_start=True),
+    "ppo, agents": ppo(functools.partial(Spread, state="shared", agent_id=True), normalize_observations=True),
+    "ppo, agents apart": ppo(Spread, model_config={"hidden_sizes": [16], "separate": True}),
+    "ppo, agents, gru": ppo(functools.partial(Spread, state="shared"), **GRU, seq_len=4),
     "pqn": of(PQNConfig),
     "pqn, dueling": of(PQNConfig, dueling=True, model_config={"hidden_sizes": [16], "policy_gain": 1.0}),
     "pqn, one batch, adam": of(PQNConfig, sgd_minibatch_size=None, optimizer="adam"),
@@ -94,7 +101,9 @@ CASES = {
     "dqn, warm-up": of(DQNConfig, warmup_steps=100),
     "dqn, resets": of(DQNConfig, horizons_per_env_reset=3, n_step=2),
     "dqn, on a disk": of(DQNConfig, buffer_path="replay", prioritized=True, n_step=3),
+    "dqn, agents": of(DQNConfig, functools.partial(Spread, agent_id=True), n_step=2),
     "sac": of(SACConfig, Pendulum),
+    "sac, agents": of(SACConfig, functools.partial(Spread, state="shared")),
     "sac, discrete": of(SACConfig, prioritized=True),
     "sac, delayed": of(SACConfig, Pendulum, policy_delay=2, n_step=3, critic_layer_norm=True, num_critics=3),
     "sac, atoms": of(SACConfig, Pendulum, num_atoms=11, return_bound=5.0),
@@ -137,6 +146,36 @@ def weights(algorithm):
     """All weights, moments and targets."""
     nets = algorithm.nets.state if hasattr(algorithm, "nets") else algorithm.optimizer.state
     return torch.cat([tensor.flatten().float() for tensor in nets])
+
+
+# -- one update
+
+
+@pytest.mark.parametrize("case", ["dqn, soft target", "dqn, atoms", "sac", "sac, discrete", "td3"])
+def test_rows_count_by_their_importance_weights(case):
+    """Losses with the weight of one row alone add up to those without weights."""
+    losses = []
+    for weights in (None, *torch.eye(6)):
+        algorithm = build(case, batch_size=6, lr=1e-9)  # the policy's loss has the updated critics
+        disturb(algorithm)
+        given = {} if weights is None else {WEIGHTS: weights}
+        metrics = updated(algorithm, batch_of(algorithm) | given).metrics
+        weighted = ("losses/q", "losses/policy") if "sac" in case else ("losses/q",)
+        losses.append([metrics[name].item() for name in weighted])
+    whole, *alone = np.array(losses)
+    np.testing.assert_allclose(np.sum(alone, 0), whole, rtol=1e-4)
+    assert np.std(alone, 0).min() > 0.01
+
+
+@pytest.mark.parametrize("case", ["dqn", "sac", "td3", "iql from data, continuous"])
+def test_targets_follow_after_the_step_and_learn_nothing_themselves(case):
+    algorithm = build(case, batch_size=6)
+    before = {name: weights.clone() for name, (_, weights) in algorithm.nets.targets.items()}
+    updated(algorithm, batch_of(algorithm, tau=0.25))
+    for name, (followed, weights) in algorithm.nets.targets.items():
+        trained = algorithm.nets.trained[followed].optimizer.weights
+        assert not torch.equal(trained, before[name])
+        torch.testing.assert_close(weights, 0.75 * before[name] + 0.25 * trained)
 
 
 # -- programs
@@ -228,7 +267,7 @@ def test_a_run_goes_on_to_the_bit(case, tmp_path):
         assert (kept == wanted).all()
 
 
-@pytest.mark.parametrize("case", [*EACH, "ppo, gru"])
+@pytest.mark.parametrize("case", [*EACH, "ppo, gru", "ppo, random start"])
 def test_the_seed_decides_all_bits_and_other_generators_are_left_alone(case):
     found = []
     for seed, other in ((2, 0), (2, 9), (3, 0)):
@@ -313,6 +352,49 @@ def test_known_values_are_learned(case):
         assert values_of(algorithm, obs).tolist() == pytest.approx(expected, abs=near), probe
         if expected[0] != expected[1]:
             assert algorithm.policy.act(obs, {}, torch.ones(1, dtype=torch.bool)).actions == np.argmax(expected)
+
+
+BY_BOXES = SMALL | LEARNS | {"num_envs": 15, "warmup_steps": 240, "batch_size": 64, "buffer_size": 1000, "tau": 0.1}
+BY_BOXES |= {"horizon": 2, "updates_per_sample": 1.0, "critic_hidden_sizes": [64]}
+CONTINUOUS = {
+    "sac": (SACConfig, {"alpha": 0.02}),
+    "sac, three steps": (SACConfig, {"alpha": 0.02, "n_step": 3}),
+    "td3, three steps": (TD3Config, {"exploration_noise": 0.3, "n_step": 3, "critic_layer_norm": True}),
+    "td3, atoms": (TD3Config, {"exploration_noise": 0.3, "num_atoms": 11, "v_min": -5.0, "v_max": 5.0}),
+}
+
+
+def best_action(algorithm, obs):
+    return algorithm.policy.act(obs, {}, torch.zeros(1, dtype=torch.bool)).actions.item()
+
+
+@pytest.mark.parametrize("case", CONTINUOUS)
+def test_known_values_of_continuous_actions_are_learned(case):
+    config, options = CONTINUOUS[case]
+    algorithm = config(**BY_BOXES | options).build(Boxes)
+    train(algorithm, 30)
+
+    def q_of(probe, x, action):
+        outputs = algorithm.critics(Boxes.seen(probe, x), torch.full((1, 1), float(action)))
+        return algorithm.critics.means(outputs.detach())[:, 0].tolist()
+
+    one, decides, delay, forever, _ = Boxes.probes
+    known = [(one, 0, 1), (decides, 1, 1), (decides, -1, -1), (delay, 0, 0.75), (delay, 1, 1), (forever, 0, 4)]
+    for probe, x, value in known:
+        assert q_of(probe, x, 0.3) == pytest.approx([value] * 2, abs=0.15), probe
+    for x in (1, -1):
+        assert q_of(Target, x, x / 2) == pytest.approx([1, 1], abs=0.15)
+        assert q_of(Target, x, 0.0) == pytest.approx([0.75, 0.75], abs=0.15)
+        assert best_action(algorithm, Boxes.seen(Target, x)) == pytest.approx(x / 2, abs=0.15)
+
+
+@pytest.mark.parametrize("config", [SACConfig, TD3Config])
+def test_the_bare_defaults_learn(config):
+    """Two steps of updates towards x / 2, the best action of `Target`, from an action that does not depend on x."""
+    algorithm = config(seed=0, device="cpu", execution="eager").build(Target)
+    train(algorithm, 10)
+    for x in (-1.0, 1.0):
+        assert 0.25 < best_action(algorithm, torch.tensor([[x]])) / x < 0.75
 
 
 class OneLegal(Probe):

@@ -1,3 +1,5 @@
+"""DQN: its loss in all forms against a second formulation, its clock of targets and epsilon, and its defaults."""
+
 import dataclasses
 import itertools
 import math
@@ -6,97 +8,151 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Dict, Discrete
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.algorithms.by_hand import batch_of, disturb, updated
 from tests.algorithms.off_policy.test_offline import build as build_offline
 from tests.probes import ActionDecides, Probe
 from torch import nn
 
-from rl8x import NullTracker, Trainer, keys
+from rl8x import keys
 from rl8x.algorithms import DQNConfig
-from rl8x.algorithms.dqn import q_loss
-from rl8x.algorithms.off_policy.learner import TAU
+from rl8x.algorithms.dqn import q_loss, quantile_loss
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.envs import CartPole
+from rl8x.q_values import GreedyInMeans, QPolicy
 
 PLAIN = {"hidden_sizes": [16], "layer_norm": False}
 SMALL = {"num_envs": 8, "horizon": 2, "n_step": 1, "seed": 1, "device": "cpu", "model_config": PLAIN}
+ATOMS = {"num_atoms": 7, "v_min": -3.0, "v_max": 3.0}
+QUANTILES = {"num_quantiles": 5, "huber_delta": 1.0}
+KINDS = {"atoms": ATOMS, "quantiles": QUANTILES}
 
 
 def build(env=CartPole, **options):
     return DQNConfig(**{**SMALL, "warmup_steps": 16, "batch_size": 16, "buffer_size": 200, **options}).build(env)
 
 
-def batch_of(algorithm, size=6):
-    """Make a batch by hand, terminations among it."""
-    generator = torch.Generator().manual_seed(5)
-    shape = algorithm.observation_space.shape
-    return {
-        keys.OBS: torch.randn(size, *shape, generator=generator),
-        keys.NEXT_OBS: torch.randn(size, *shape, generator=generator),
-        keys.ACTIONS: torch.randint(2, (size,), generator=generator),
-        keys.RETURNS: torch.randn(size, generator=generator) * 3,
-        keys.DISCOUNTS: torch.tensor([0.9, 0.0, 0.81, 0.9, 0.0, 0.9])[:size],
-        TAU: torch.tensor(0.5),
-    }
+def learned(env, steps=80, **options):
+    settings = {"warmup_steps": 64, "lr": 0.01, "target_interval": 20, "updates_per_sample": 1.0, "gamma": 0.9}
+    settings |= {"epsilon": 0.5, "epsilon_decay_steps": 0}
+    algorithm = build(env, **{**settings, "execution": "eager", **options})
+    for _ in range(steps):
+        algorithm.collect()
+        algorithm.step()
+    return algorithm
 
 
-def plain_q(algorithm, obs):
-    """Values of actions row by row, in NumPy, from the weights by name."""
+# -- one update, row by row
+
+
+def plain_outputs(algorithm, obs):
+    """The numbers of each action, row by row, in NumPy, from the weights by name; `[num_actions, num_outputs]`."""
     weights = {name: value.detach().double().numpy() for name, value in algorithm.policy.model.state_dict().items()}
     hidden = np.maximum(weights["actor.0.weight"] @ obs.double().numpy() + weights["actor.0.bias"], 0)
-    q = weights["policy_head.weight"] @ hidden + weights["policy_head.bias"]
-    if algorithm.config.dueling:
-        value = (weights["value_head.weight"] @ hidden + weights["value_head.bias"])[0]
-        q = value + q - q.mean()
-    return q
+    features = weights["policy_head.weight"] @ hidden + weights["policy_head.bias"]
+    table = features.reshape(-1, max(algorithm.config.num_atoms, algorithm.config.num_quantiles))
+    if algorithm.config.dueling and table.shape[-1] > 1:
+        table = table[0] + table[1:] - table[1:].mean(0)
+    elif algorithm.config.dueling:
+        value = weights["value_head.weight"] @ hidden + weights["value_head.bias"]
+        table = value + table - table.mean(0)
+    return table
 
 
-def disturb(algorithm):
-    """Move the trained weights away from the target's; return the target's values as a function."""
-    target = {}
-    batch = batch_of(algorithm)
-    for i, obs in enumerate(batch[keys.NEXT_OBS]):
-        target[i] = plain_q(algorithm, obs)
-    optimizer = algorithm.nets.trained["q"].optimizer
-    generator = torch.Generator().manual_seed(8)
-    for view in optimizer.views:
-        view.data.add_(torch.randn(view.shape, generator=generator) * 0.5)
+def softmax(logits):
+    shares = np.exp(logits - logits.max(-1, keepdims=True))
+    return shares / shares.sum(-1, keepdims=True)
+
+
+def plain_means(algorithm, table):
+    config = algorithm.config
+    if config.num_atoms == 1:
+        return table.mean(-1)
+    return softmax(table) @ np.linspace(config.v_min, config.v_max, config.num_atoms)
+
+
+def plain_categorical(config, outputs, following, returns, discount):
+    """Algorithm 1 of the paper: each atom's probability goes to its neighbours, then the cross-entropy."""
+    atoms = np.linspace(config.v_min, config.v_max, config.num_atoms)
+    step, target = atoms[1] - atoms[0], np.zeros(config.num_atoms)
+    for atom, prob in zip(atoms, softmax(following), strict=True):
+        place = (np.clip(returns + discount * atom, config.v_min, config.v_max) - config.v_min) / step
+        low, high = int(np.floor(place)), int(np.ceil(place))
+        target[low] += prob * (high - place if high > low else 1.0)
+        target[high] += prob * (place - low)
+    assert target.sum() == pytest.approx(1)
+    return -(target * np.log(softmax(outputs))).sum(), target @ atoms
+
+
+def plain_huber(u, delta):
+    return u * u / 2 if abs(u) <= delta else delta * (abs(u) - delta / 2)
+
+
+def plain_quantile(delta, outputs, goals):
+    """Equations 9 and 10 of the paper, pair by pair."""
+    total = 0.0
+    for i, theta in enumerate(outputs):
+        tau = (i + 0.5) / len(outputs)
+        for y in goals:
+            u = y - theta
+            size = abs(u) if delta is None else plain_huber(u, delta) / delta
+            total += abs(tau - (u < 0)) * size / len(goals)
+    return total
+
+
+def with_target(algorithm):
+    """Move all weights, and the trained ones away from the target's; return the target's outputs for the next rows."""
+    disturb(algorithm, 0.5)
+    algorithm.nets.targets["target"][1].copy_(algorithm.nets.trained["q"].optimizer.weights)
+    target = [plain_outputs(algorithm, obs) for obs in batch_of(algorithm)[keys.NEXT_OBS]]
+    disturb(algorithm, -1.0)
     return target
 
 
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("dueling", [False, True])
-@pytest.mark.parametrize("delta", [None, 1.0, 0.3])
-def test_the_loss_is_that_of_the_papers_row_by_row(double, dueling, delta):
-    algorithm = build(double=double, dueling=dueling, huber_delta=delta)
-    target = disturb(algorithm)
-    batch = batch_of(algorithm)
-    losses, errors, chosen = [], [], []
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *({"huber_delta": delta} for delta in (None, 1.0, 0.3)),
+        ATOMS,
+        QUANTILES,
+        QUANTILES | {"huber_delta": 0.3},
+        {"num_quantiles": 4, "huber_delta": None},
+    ],
+)
+def test_the_loss_is_that_of_the_papers_row_by_row(kind, double, dueling):
+    algorithm = build_offline("dqn", batch_size=6, double=double, dueling=dueling, cql_coeff=0.5, **kind)
+    target, config, batch = with_target(algorithm), algorithm.config, batch_of(algorithm)
+    weights = torch.tensor([1.0, 0.2, 0.5, 2.0, 0.25, 0.7])
+    losses, errors, disagree = [], [], 0
     for i in range(6):
-        after = target[i]
-        best = np.argmax(plain_q(algorithm, batch[keys.NEXT_OBS][i]) if double else after)
-        goal = batch[keys.RETURNS][i].item() + batch[keys.DISCOUNTS][i].item() * after[best]
-        value = plain_q(algorithm, batch[keys.OBS][i])[batch[keys.ACTIONS][i]]
-        error = abs(value - goal)
-        is_square = delta is None or error <= delta
-        losses.append(error**2 / 2 if is_square else delta * (error - delta / 2))
-        errors.append(error)
-        chosen.append(value)
-    numbers, found = algorithm.cycle[-1].update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
-    assert numbers["losses/q"].item() == pytest.approx(np.mean(losses), rel=1e-5)
-    assert numbers["monitors/td_error"].item() == pytest.approx(np.mean(errors), rel=1e-5)
-    assert numbers["monitors/q"].item() == pytest.approx(np.mean(chosen), rel=1e-5)
-    np.testing.assert_allclose(found.numpy(), errors, rtol=1e-4)
-
-
-def test_the_two_networks_disagree_about_the_best_action_in_the_test_above():
-    algorithm = build()
-    target = disturb(algorithm)
-    obs = batch_of(algorithm)[keys.NEXT_OBS]
-    assert any(np.argmax(plain_q(algorithm, obs[i])) != np.argmax(target[i]) for i in (0, 2, 3, 5))
+        online = plain_outputs(algorithm, batch[keys.NEXT_OBS][i])
+        greedy = [np.argmax(plain_means(algorithm, table)) for table in (target[i], online)]
+        disagree, best = disagree + (greedy[0] != greedy[1]), greedy[double]
+        returns, discount = batch[keys.RETURNS][i].item(), batch[keys.DISCOUNTS][i].item()
+        outputs = plain_outputs(algorithm, batch[keys.OBS][i])[batch[keys.ACTIONS][i]]
+        if config.num_atoms > 1:
+            loss, goal = plain_categorical(config, outputs, target[i][best], returns, discount)
+        elif config.num_quantiles > 1:
+            goals = returns + discount * target[i][best]
+            loss, goal = plain_quantile(config.huber_delta, outputs, goals), goals.mean()
+        else:
+            goal = returns + discount * target[i][best][0]
+            loss = plain_huber(abs(outputs[0] - goal), config.huber_delta or math.inf)
+        losses.append(loss)
+        errors.append(abs(plain_means(algorithm, outputs) - goal))
+    assert disagree
+    numbers, found = updated(algorithm, batch | {WEIGHTS: weights})
+    assert numbers["losses/q"].item() == pytest.approx(np.mean(losses * weights.numpy()), rel=1e-5)
+    assert numbers["monitors/td_error"].item() == pytest.approx(np.mean(errors), rel=1e-4)
+    np.testing.assert_allclose(found.numpy(), errors, rtol=1e-3, atol=1e-5)
 
 
 def test_gradients_are_those_of_plain_autograd():
-    algorithm = build(optimizer="sgd", lr=0.1, max_grad_norm=None, double=False, huber_delta=1.0)
+    algorithm = build(optimizer="sgd", lr=0.1, max_grad_norm=None, double=False, huber_delta=1.0, batch_size=6)
     batch, policy = batch_of(algorithm), algorithm.policy
     starts = torch.zeros(1, 6, dtype=torch.bool)
     with torch.no_grad():
@@ -109,22 +165,88 @@ def test_gradients_are_those_of_plain_autograd():
         each.detach().clone() if gradient is None else each.detach() - 0.1 * gradient
         for each, gradient in zip(parameters, gradients, strict=True)
     ]
-    algorithm.cycle[-1].update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+    updated(algorithm, batch)
     for each, wanted in zip(parameters, expected, strict=True):
         torch.testing.assert_close(each.detach(), wanted)
 
 
-def test_rows_count_by_their_importance_weights():
-    algorithm, other = build(huber_delta=1.0), build(huber_delta=1.0)
-    batch, weights = batch_of(algorithm), torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 0.0])
-    numbers, errors = algorithm.cycle[-1].update(
-        algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch | {WEIGHTS: weights}
+@pytest.mark.parametrize("coeff", [0.0, 0.5])
+def test_the_conservative_term_by_hand(coeff):
+    plain, algorithm = (
+        build_offline("dqn", batch_size=6, optimizer="sgd", lr=0.1, max_grad_norm=None, cql_coeff=each)
+        for each in (0.0, coeff)
     )
-    _, plain = other.cycle[-1].update(other.nets.bind(other.nets.state, other.nets.rates), batch)
-    torch.testing.assert_close(errors, plain)
-    each = torch.where(errors <= 1, errors**2 / 2, errors - 0.5)
-    assert numbers["losses/q"].item() == pytest.approx((each * weights).mean().item(), rel=1e-5)
-    assert not torch.equal(algorithm.nets.state[0], other.nets.state[0])
+    batch, policy = batch_of(algorithm), algorithm.policy
+    terms = []
+    for obs, action in zip(batch[keys.OBS], batch[keys.ACTIONS], strict=True):
+        row = plain_outputs(algorithm, obs)[:, 0]
+        terms.append(math.log(sum(math.exp(q) for q in row)) - row[action])
+    values = policy(batch[keys.OBS][None], {}, torch.zeros(1, 6, dtype=torch.bool))[0]
+    gap = torch.logsumexp(values, -1) - values[torch.arange(6), batch[keys.ACTIONS]]
+    assert gap.mean().item() == pytest.approx(np.mean(terms), rel=1e-5)
+    parameters = list(policy.parameters())
+    gradients = torch.autograd.grad(gap.mean(), parameters, allow_unused=True)
+    both = (plain, algorithm)
+    numbers = [updated(each, batch).metrics for each in both]
+    # The loss that is logged is the error alone; the step has the term's gradient beside the error's.
+    assert numbers[0]["losses/q"] == numbers[1]["losses/q"]
+    for one, other, gradient in zip(plain.policy.parameters(), parameters, gradients, strict=True):
+        moved = 0.0 if gradient is None else -0.1 * coeff * gradient
+        torch.testing.assert_close(other.detach() - one.detach(), torch.zeros_like(one) + moved, atol=1e-6, rtol=1e-4)
+
+
+@given(st.lists(st.integers(-20, 20).map(float), min_size=1, max_size=9))
+@settings(max_examples=30, deadline=None)
+def test_the_quantile_loss_is_least_at_the_quantiles(draws):
+    goals, num = torch.tensor([draws], dtype=torch.float64), 4
+    # The least number that at least a share tau of the draws does not exceed.
+    best = torch.tensor([[sorted(draws)[math.ceil((i + 0.5) / num * len(draws)) - 1] for i in range(num)]]).double()
+    least = quantile_loss(best, goals, None)
+    for shift in (-1.0, -0.1, 0.1, 1.0):
+        for i in range(num):
+            moved = best.clone()
+            moved[0, i] += shift
+            assert quantile_loss(moved, goals, None) >= least - 1e-9
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("dueling", [False, True])
+def test_the_policy_acts_by_the_means_under_a_mask_too(name, dueling):
+    kind = KINDS[name]
+    space = Dict({"x": Box(-1, 1, (3,), np.float32), "action_mask": Box(0, 1, (3,), np.int8)})
+    torch.manual_seed(0)
+    support = (-3.0, 3.0) if name == "atoms" else None
+    num_outputs = max(kind.get("num_atoms", 1), kind.get("num_quantiles", 1))
+    config = {"hidden_sizes": [8], "policy_gain": 3.0}
+    policy = QPolicy(
+        space, Discrete(3, start=2), model_config=config, dueling=dueling, num_outputs=num_outputs, support=support
+    )
+    mask = torch.tensor([[0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 1]], dtype=torch.int8)
+    obs, starts = {"x": torch.randn(4, 3), "action_mask": mask}, torch.zeros(1, 4, dtype=torch.bool)
+    sequence = {part: value[None] for part, value in obs.items()}
+    q = policy(sequence, {}, starts)
+    values, outputs = policy(sequence, {}, starts, True)
+    assert torch.equal(values, q)
+    assert q.shape == (1, 4, 3)
+    assert outputs.shape == (1, 4, 3, num_outputs)
+    legal = mask.bool() | ~mask.bool().any(-1, keepdim=True)
+    assert torch.equal(q[0].isfinite(), legal)
+    # a second formulation, from the features
+    features = policy.predict(sequence, {}, starts).features[0].unflatten(-1, (-1, num_outputs))
+    for row, allowed in enumerate(legal):
+        table = features[row]
+        if dueling:
+            table = table[0] + table[1:] - table[1:][allowed].mean(0)
+        means = table.mean(-1) if support is None else table.softmax(-1) @ torch.linspace(*support, num_outputs)
+        torch.testing.assert_close(q[0, row][allowed], means[allowed])
+    act = policy.act(obs, {}, starts[0])
+    assert torch.equal(act.actions, q[0].argmax(-1) + 2)
+    torch.testing.assert_close(policy.values(obs, {}, starts[0]), q[0].amax(-1))
+    (q[0].amax(-1).sum() + outputs.sum()).backward()
+    assert all(each.grad.isfinite().all() for each in policy.parameters() if each.grad is not None)
+
+
+# -- what is drawn, and when targets and epsilon move
 
 
 def test_priorities_are_written_after_each_group_of_updates(monkeypatch):
@@ -169,12 +291,34 @@ class Surprise(Probe):
         return dict(state), rewards, torch.ones(self.num_envs, dtype=torch.bool)
 
 
-def test_the_target_follows_after_the_step():
-    algorithm = build()
-    before = algorithm.nets.targets["target"][1].clone()
-    algorithm.cycle[-1].update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch_of(algorithm))
-    trained = algorithm.nets.trained["q"].optimizer.weights
-    torch.testing.assert_close(algorithm.nets.targets["target"][1], (before + trained) / 2)
+@pytest.mark.parametrize("name", KINDS)
+def test_the_whole_distribution_of_a_return_is_learned(name):
+    """A reward of +2 or -2 by chance where the observation is 1, and of 0 where it is -1."""
+    options = {
+        "atoms": {"num_atoms": 5, "v_min": -4.0, "v_max": 4.0},
+        "quantiles": {"num_quantiles": 4, "huber_delta": None},
+    }[name]
+    options |= {
+        "buffer_size": 1000,
+        "batch_size": 64,
+        "lr_schedule": {"kind": "interp", "points": [[0, 0.01], [960, 0]]},
+    }
+    algorithm = learned(Surprise, steps=60, **options)
+    obs = torch.tensor([1.0, -1.0]).view(1, 2, 1)
+    outputs = algorithm.policy(obs, {}, torch.zeros(1, 2, dtype=torch.bool), True)[1][0].detach()  # [2, actions, k]
+    expected = {"atoms": [[0, 0.5, 0, 0.5, 0], [0, 0, 1, 0, 0]], "quantiles": [[-2, -2, 2, 2], [0, 0, 0, 0]]}[name]
+    found = outputs.softmax(-1) if name == "atoms" else outputs
+    for action in (0, 1):
+        assert (found[:, action] - torch.tensor(expected)).abs().max() < (0.12 if name == "atoms" else 0.4)
+
+
+def test_one_number_is_the_plain_algorithm_and_the_head_is_as_wide_as_it_must_be():
+    plain, one = build(), build(num_atoms=1, num_quantiles=1, v_min=-1.0)
+    assert not isinstance(one.policy.distribution, GreedyInMeans)
+    assert all(map(torch.equal, plain.nets.state, one.nets.state))
+    assert build(**ATOMS).policy.model.num_features == 14
+    assert build(**QUANTILES, dueling=True).policy.model.num_features == 15
+    assert build(**ATOMS).policy.atoms.tolist() == [-3, -2, -1, 0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("interval", "ratio"), [(1000, 0.25), (8, 1 / 3), (3, 0.5), (1, 0.25), (1, 2.0), (10, 1.0)])
@@ -202,16 +346,6 @@ def test_epsilon_decays_from_1_over_transitions(decay, wanted):
     assert epsilons == pytest.approx(wanted)
 
 
-def learned(env, steps=80, **options):
-    settings = {"warmup_steps": 64, "lr": 0.01, "target_interval": 20, "updates_per_sample": 1.0, "gamma": 0.9}
-    settings |= {"epsilon": 0.5, "epsilon_decay_steps": 0}
-    algorithm = build(env, **{**settings, "execution": "eager", **options})
-    for _ in range(steps):
-        algorithm.collect()
-        algorithm.step()
-    return algorithm
-
-
 def test_actions_are_random_in_the_warm_up_and_epsilon_follows_its_schedule():
     schedule = {"kind": "interp", "points": [[0, 1.0], [160, 0.0]]}
     algorithm = build(ActionDecides, warmup_steps=64, epsilon_schedule=schedule, num_envs=16, horizon=1)
@@ -223,55 +357,7 @@ def test_actions_are_random_in_the_warm_up_and_epsilon_follows_its_schedule():
     assert algorithm.policy.distribution.epsilon.item() == 0.0
 
 
-def test_the_params_say_what_is_in_force():
-    params = build(epsilon=0.1, epsilon_decay_steps=500).params
-    assert params["algorithm"] == "DQN"
-    assert params["epsilon_schedule"] == {"kind": "interp", "points": [[0, 1.0], [500, 0.1]]}
-    assert params["double"] is True
-    assert params["horizons_per_env_reset"] == -1
-    assert params["distribution.class"] == "EpsilonGreedy"
-
-
-def test_cartpole_is_learned():
-    """Twice what random actions reach, after few steps; benchmarks/learning.py has the whole task."""
-    algorithm = DQNConfig(
-        seed=0,
-        device="cpu",
-        execution="eager",
-        updates_per_sample=0.5,
-        model_config={"hidden_sizes": [64, 64]},
-        buffer_size=10_000,
-    ).build(CartPole)
-    trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=True, num_eval_envs=16)
-    trainer.run(max_steps=48, progress="none")
-    assert trainer.eval()["eval/returns/mean"] > 45
-
-
-# -- offline
-
-
-@pytest.mark.parametrize("coeff", [0.0, 0.5])
-def test_the_conservative_term_by_hand(coeff):
-    plain, algorithm = (
-        build_offline("dqn", optimizer="sgd", lr=0.1, max_grad_norm=None, cql_coeff=each) for each in (0.0, coeff)
-    )
-    batch, policy = batch_of(algorithm), algorithm.policy
-    terms = []
-    for obs, action in zip(batch[keys.OBS], batch[keys.ACTIONS], strict=True):
-        row = plain_q(algorithm, obs)
-        terms.append(math.log(sum(math.exp(q) for q in row)) - row[action])
-    values = policy(batch[keys.OBS][None], {}, torch.zeros(1, 6, dtype=torch.bool))[0]
-    gap = torch.logsumexp(values, -1) - values[torch.arange(6), batch[keys.ACTIONS]]
-    assert gap.mean().item() == pytest.approx(np.mean(terms), rel=1e-5)
-    parameters = list(policy.parameters())
-    gradients = torch.autograd.grad(gap.mean(), parameters, allow_unused=True)
-    both = (plain, algorithm)
-    numbers = [each.cycle[-1].update(each.nets.bind(each.nets.state, each.nets.rates), batch).metrics for each in both]
-    # The loss that is logged is the error alone; the step has the term's gradient beside the error's.
-    assert numbers[0]["losses/q"] == numbers[1]["losses/q"]
-    for one, other, gradient in zip(plain.policy.parameters(), parameters, gradients, strict=True):
-        moved = 0.0 if gradient is None else -0.1 * coeff * gradient
-        torch.testing.assert_close(other.detach() - one.detach(), torch.zeros_like(one) + moved, atol=1e-6, rtol=1e-4)
+# -- defaults
 
 
 @pytest.mark.parametrize(

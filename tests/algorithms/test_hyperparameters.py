@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Optional
 
 import numpy as np
@@ -27,30 +26,11 @@ CONFIGS = [PPOConfig, PQNConfig, DQNConfig, SACConfig, BCConfig, DistillationCon
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("lr", [math.inf, math.nan, -math.inf, 0.0])
-def test_a_learning_rate_is_finite_and_above_0(config, lr):
-    with pytest.raises(ValueError, match=r"`lr` must be (finite|greater than 0); got"):
-        config(lr=lr)
-
-
-def test_a_number_without_bounds_is_finite_all_the_same():
-    with pytest.raises(ValueError, match="`target_entropy` must be finite; got inf"):
-        SACConfig(target_entropy=math.inf)
-
-
-@pytest.mark.parametrize("config", CONFIGS)
 def test_a_learning_rate_never_falls_below_0(config):
     falling = {"kind": "interp", "points": [[0, 1e-3], [100, 0.0]]}
     assert config(lr_schedule=falling).lr_schedule == falling
     with pytest.raises(ValueError, match=r"`lr_schedule` must stay at least 0; got -0\.001"):
         config(lr_schedule=[[0, 1e-3], [100, -1e-3]])
-
-
-def test_schedules_stay_in_the_ranges_of_what_they_replace():
-    with pytest.raises(ValueError, match=r"`entropy_coeff_schedule` must stay at least 0; got -1\.0"):
-        PPOConfig(entropy_coeff_schedule=[[0, -1.0]])
-    with pytest.raises(ValueError, match=r"`beta_schedule` must stay at least 0 and at most 1; got 2\.0"):
-        DistillationConfig(beta_schedule=[[0, 2.0]])
 
 
 FALLING = {"kind": "interp", "points": [[0, 5e-4], [100, 0.0]]}
@@ -129,7 +109,7 @@ def test_none_is_legal_where_an_annotation_or_a_default_says_so():
     assert (Mine(first=None).first, Mine().second) == (None, None)
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", [PPOConfig, SACConfig])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -143,12 +123,6 @@ def test_none_is_legal_where_an_annotation_or_a_default_says_so():
 def test_options_of_an_optimizer_are_checked_with_the_config(config, options, message):
     with pytest.raises(ValueError, match=f"`optimizer_config`.*{message}"):
         config(optimizer="adam", optimizer_config=options)
-
-
-def test_options_of_gradient_descent_are_checked_too():
-    with pytest.raises(ValueError, match="`momentum` must be finite, at least 0; got nan"):
-        PPOConfig(optimizer="sgd", optimizer_config={"momentum": math.nan})
-    assert PPOConfig(optimizer="sgd", optimizer_config={"momentum": 0.9}).optimizer == "sgd"
 
 
 @pytest.mark.parametrize(("config", "recurrent"), [(PPOConfig, True), (PQNConfig, True), (DQNConfig, False)])

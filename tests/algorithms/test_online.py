@@ -1,4 +1,3 @@
-import copy
 import dataclasses
 import functools
 
@@ -7,30 +6,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rl8x import NullTracker, Trainer
 from rl8x.algorithms import AlgorithmConfig, GenericAlgorithmBase, PPOConfig, PQNConfig
-from rl8x.algorithms.hyperparameters import Default
-from rl8x.algorithms.online import ResetSchedule
 from rl8x.config import RunSpec
 from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.rollouts.statistics import Stats
-
-
-@given(every=st.integers(-3, 5).filter(bool), collects=st.integers(0, 30))
-def test_resets_are_due_as_documented(every, collects):
-    schedule = ResetSchedule(every)
-    expected = collects == 0 if every < 0 else collects % every == 0
-    assert schedule.is_due(collects) == expected
-    assert schedule.once == (every < 0)
-    assert schedule.horizons == max(1, every)
-    if every > 0:
-        assert schedule.is_due(collects + schedule.until_due(collects))
-        assert 0 <= schedule.until_due(collects) < every
-    else:
-        assert schedule.until_due(collects) == 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,12 +169,6 @@ def test_a_number_of_copies_that_was_given_is_kept(number, how, capsys):
     assert algorithm.env.num_envs == number
     assert "copy by copy" not in capsys.readouterr().err
     algorithm.env.close()
-
-
-def test_what_was_not_given_stays_so_through_replace_and_copies():
-    for config in (dataclasses.replace(PQNConfig(), lr=0.1), copy.deepcopy(PQNConfig()), PQNConfig(lr=0.1)):
-        assert isinstance(config.num_envs, Default)
-        assert dataclasses.replace(config, **TINY).build("CartPole-v1").env.num_envs == 16
 
 
 @pytest.mark.parametrize("make", [lambda: gymnasium.make_vec("CartPole-v1", 3), lambda: CartPole(3, device="cpu")])

@@ -2,20 +2,16 @@ from __future__ import annotations
 
 import math
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import probes
 
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import PQNConfig
-from rl8x.algorithms.pqn import PQN_LOSS_METRICS
-from rl8x.cli.main import main
-from rl8x.config.algorithms import algorithm_config_class
 from rl8x.envs import CartPole
 
 
@@ -145,38 +141,6 @@ def test_truncations_bootstrap_from_the_best_action_in_the_true_final_observatio
         assert rollout[keys.VALUES][t, 0].item() == pytest.approx(max(q_of(algorithm, 0.1 * (t % 3))), abs=1e-5)
 
 
-class Masked(probes.Probe):
-    """Reward 1 for each legal action; which of three are legal changes from step to step."""
-
-    single_observation_space = gymnasium.spaces.Dict(
-        {"x": Box(-10, 10, (1,), np.float32), "action_mask": Box(0, 1, (3,), np.int8)}
-    )
-    single_action_space = Discrete(3)
-    default_time_limit = 5
-
-    def observe(self, state, parameters):
-        step = (state["x"] * 10).round().long()
-        return {"x": state["x"], "action_mask": (torch.arange(3) != step % 3).to(torch.int8)}
-
-    def transition(self, state, actions, parameters, noise):
-        legal = actions != (state["x"] * 10).round().long().squeeze(1) % 3
-        return {"x": state["x"] + 0.1}, legal.float(), torch.zeros(self.num_envs, dtype=torch.bool)
-
-
-def test_illegal_actions_are_neither_taken_nor_part_of_a_maximum():
-    algorithm = tiny(Masked, epsilon=0.9, gamma=0.5)
-    algorithm.collect()
-    rollout = algorithm.rollout
-    assert bool((rollout[keys.REWARDS][:8] == 1).all())
-    q = algorithm.policy(rollout.tree(keys.OBS), {}, rollout[keys.STARTS])
-    assert int((q == -torch.inf).sum()) == 9 * 4
-    torch.testing.assert_close(rollout[keys.VALUES], q.amax(-1))
-    assert all(np.isfinite(value) for value in algorithm.step().values())
-    trained = probe(Masked, 25, horizon=10, gamma=0.5, sgd_minibatch_size=64)
-    # Reward 1 a step, for ever: 1 / (1 - 0.5).
-    assert trained.rollout[keys.VALUES].mean().item() == pytest.approx(2.0, abs=0.1)
-
-
 # -- the update
 
 
@@ -234,17 +198,6 @@ def test_epsilon_and_learning_rate_follow_the_clock():
     assert torch.equal(rollout[keys.ACTIONS][:8], q.argmax(-1))
 
 
-def test_rows_have_the_metrics_that_are_announced():
-    algorithm = tiny()
-    algorithm.collect()
-    row = dict(algorithm.step())
-    assert set(algorithm.metrics) == {name for name in row if not name.startswith("finite/")}
-    assert set(PQN_LOSS_METRICS) < set(algorithm.metrics)
-    assert algorithm.params["model.layer_norm"] is True
-    with pytest.raises(RuntimeError, match="collect"):
-        algorithm.step()
-
-
 class Pixels(probes.ActionDecides):
     single_observation_space = Box(0, 255, (6, 6, 1), dtype=np.uint8)
 
@@ -261,24 +214,3 @@ def test_images_are_read_by_normalised_layers_unless_it_is_said_otherwise():
     plain = tiny(Pixels, model_config={"hidden_sizes": [8], "convolutions": [(2, 3, 2)], "layer_norm": False})
     assert plain.params["model.layer_norm"] is False
     assert not any("Norm" in type(module).__name__ for module in plain.policy.modules())
-
-
-def test_actions_may_count_from_another_number():
-    class Shifted(probes.ActionDecides):
-        single_action_space = Discrete(2, start=5)
-
-        def transition(self, state, actions, parameters, noise):
-            return super().transition(state, actions - 5, parameters, noise)
-
-    algorithm = probe(Shifted, 15)
-    assert q_of(algorithm, 0.0) == pytest.approx([-1.0, 1.0], abs=0.05)
-    assert set(algorithm.rollout[keys.ACTIONS][:8].unique().tolist()) == {5, 6}
-
-
-def test_the_command_line_trains_it_by_its_name_in_small_letters(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert algorithm_config_class("pqn", False) is PQNConfig
-    small = ["--num-envs", "4", "--horizon", "8", "--sgd-minibatch-size", "16", "--max-steps", "2", "--no-tracking"]
-    assert main(["train", "CartPole", "--algorithm", "pqn", "--epsilon", "0.2", *small]) == 0
-    assert main(["train", "Pendulum", "--algorithm", "pqn", *small]) == 2
-    assert "PQN needs a Discrete action space" in capsys.readouterr().err

@@ -60,10 +60,18 @@ REFUSED = {  # messages, and what gets them
     "`gamma` must be at least 0 and at most 1; got 1.5": lambda: ppo(gamma=1.5),
     "`gamma` must be finite; got nan": lambda: ppo(gamma=math.nan),
     "`horizons_per_env_reset` must be positive": lambda: ppo(horizons_per_env_reset=0),
+    "`lr` must be finite; got inf": lambda: PPOConfig(lr=math.inf),
+    "`lr` must be greater than 0; got 0.0": lambda: DQNConfig(lr=0.0),
+    "`target_entropy` must be finite; got inf": lambda: SACConfig(target_entropy=math.inf),
+    r"`entropy_coeff_schedule` must stay at least 0; got -1\.0": lambda: PPOConfig(entropy_coeff_schedule=[[0, -1.0]]),
+    "`momentum` must be finite, at least 0; got nan": lambda: PPOConfig(
+        optimizer="sgd", optimizer_config={"momentum": math.nan}
+    ),
     "`optimizer` must be one of 'adam', 'adamw', 'radam', 'sgd'; got 'adan'": lambda: ppo(optimizer="adan"),
     "has no option 'beta'. Nearest: betas": lambda: ppo(optimizer_config={"beta": 1}),
     "no option 'momentun'": lambda: DQNConfig(optimizer="sgd", optimizer_config={"momentun": 0.9}),
     "`device` must be 'auto' or a device of this machine; got 'gpu'": lambda: ppo(device="gpu"),
+    "tf32": lambda: ppo(precision="tf32"),
     "mlp": lambda: ppo(model="mpl"),
     "hidden_sizes": lambda: ppo(model_config={"hiden_sizes": [3]}),
     "`lr_schedule`.* must begin at 0": lambda: ppo(lr_schedule=[[5, 1.0]]),
@@ -82,6 +90,10 @@ REFUSED = {  # messages, and what gets them
     "`updates_per_sample` must be finite": lambda: DQNConfig(updates_per_sample=math.inf),
     "`tau` must be greater than 0 and at most 1": lambda: DQNConfig(tau=0.0),
     r"buffer_size=1,000,000,000,000 needs .* Lower `buffer_size`": lambda: of(DQNConfig, CartPole, buffer_size=10**12),
+    "`num_atoms` and `num_quantiles` exclude each other; got 51 and 200": lambda: DQNConfig(
+        num_atoms=51, num_quantiles=200
+    ),
+    "`num_atoms` must be at least 1 and at most 1000; got 0": lambda: DQNConfig(num_atoms=0),
     r"SAC needs a Box action space of floats, or a Discrete one; .* PPO\.": lambda: of(SACConfig, Many),
     r"SAC needs actions with finite bounds; got Box.*RescaleAction.*or use PPO": lambda: of(SACConfig, Unbounded),
     "SAC trains feedforward models; GRUModel is recurrent": lambda: of(SACConfig, Pendulum, **GRU),

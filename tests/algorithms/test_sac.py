@@ -3,17 +3,13 @@ import math
 import numpy as np
 import pytest
 import torch
-import yaml
 from gymnasium.spaces import Box, Dict, Discrete
-from tests.probes import Delay, Forever, ObservationDecides, Probe, Together
+from tests.algorithms.by_hand import batch_of, disturb, updated
+from tests.probes import Probe, Target
 
 from rl8x import keys
-from rl8x.algorithms import FastSACConfig, FlashSACConfig, SACConfig
-from rl8x.algorithms.off_policy.learner import TAU
-from rl8x.algorithms.off_policy.updates import WEIGHTS
+from rl8x.algorithms import FastSACConfig, SACConfig
 from rl8x.algorithms.sac import CQL_NOISE, NOISE
-from rl8x.cli.main import main
-from rl8x.config import RunSpec
 from rl8x.envs import CartPole, Pendulum
 from rl8x.functional import expectation
 from rl8x.replay.dataset import Dataset
@@ -24,39 +20,6 @@ SMALL |= {"warmup_steps": 16, "batch_size": 6, "buffer_size": 200, "critic_hidde
 
 def build(env=Pendulum, **options):
     return SACConfig(**{**SMALL, "execution": "eager", **options}).build(env)
-
-
-def batch_of(algorithm, size=6):
-    """Make a batch by hand, terminations among it."""
-    generator = torch.Generator().manual_seed(5)
-    shape, action = algorithm.observation_space.shape, algorithm.action_space
-    discrete = isinstance(action, Discrete)
-    batch = {
-        keys.OBS: torch.randn(size, *shape, generator=generator),
-        keys.NEXT_OBS: torch.randn(size, *shape, generator=generator),
-        keys.ACTIONS: torch.randint(2, (size,), generator=generator)
-        if discrete
-        else torch.rand(size, *action.shape, generator=generator) * 4 - 2,
-        keys.RETURNS: torch.randn(size, generator=generator) * 3,
-        keys.DISCOUNTS: torch.tensor([0.9, 0.0, 0.81, 0.9, 0.0, 0.9])[:size],
-        TAU: torch.tensor(0.5),
-    }
-    if not discrete:
-        batch[NOISE] = torch.randn(2, size, *action.shape, generator=generator)
-    return batch
-
-
-def disturb(algorithm):
-    """Move all weights, so that targets differ from critics and policies are far from uniform."""
-    generator = torch.Generator().manual_seed(8)
-    for each in algorithm.nets.trained.values():
-        for view in each.optimizer.views:
-            view.data.add_(torch.randn(view.shape, generator=generator) * 0.3)
-
-
-def updated(algorithm, batch, *, trains_policy=True):
-    updater = algorithm.cycle[-1 if trains_policy else 0]
-    return updater.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
 
 
 class Plain:
@@ -172,22 +135,12 @@ def test_entropies_do_not_depend_on_the_units_of_actions():
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
-def test_the_target_follows_after_the_step():
-    algorithm = build()
-    before = algorithm.nets.targets["target"][1].clone()
-    updated(algorithm, batch_of(algorithm))
-    trained = algorithm.nets.trained["q"].optimizer.weights
-    torch.testing.assert_close(algorithm.nets.targets["target"][1], (before + trained) / 2)
-
-
 def test_policy_and_temperature_wait_for_their_turn():
     algorithm = build(policy_delay=3)
-    critics, both = algorithm.cycle[0], algorithm.cycle[2]
-    assert list(algorithm._runs(4, 7)) == [(critics, 1), (both, 1), (critics, 2), (both, 1), (critics, 2)]  # 5 to 11
     batch = batch_of(algorithm)
-    for trains in (False, True):
+    for turn, trains in ((0, False), (2, True)):
         before = {name: each.optimizer.weights.clone() for name, each in algorithm.nets.trained.items()}
-        updated(algorithm, batch, trains_policy=trains)
+        updated(algorithm, batch, turn)
         moved = {n: not torch.equal(before[n], each.optimizer.weights) for n, each in algorithm.nets.trained.items()}
         assert moved == {"q": True, "policy": trains, "alpha": trains}
 
@@ -198,42 +151,7 @@ def test_a_fixed_temperature_stays():
     assert updated(algorithm, batch_of(algorithm)).metrics["coefficients/alpha"].item() == 0.25
 
 
-def test_rows_count_by_their_importance_weights():
-    algorithm, other = build(), build()
-    batch, weights = batch_of(algorithm), torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 0.0])
-    alone = {name: each[:1] for name, each in batch.items() if name not in (TAU, NOISE)}
-    alone |= {TAU: batch[TAU], NOISE: batch[NOISE][:, :1]}
-    only_first = torch.tensor([6.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-    weighted = updated(algorithm, batch | {WEIGHTS: only_first}).metrics
-    first = updated(other, alone).metrics
-    for name in ("losses/q", "losses/policy"):
-        assert weighted[name].item() == pytest.approx(first[name].item(), rel=1e-5)
-    assert updated(build(), batch | {WEIGHTS: weights}).errors.shape == (6,)
-
-
 # -- probes
-
-
-class Target(ObservationDecides):
-    """Reward 1 - (a - x / 2)^2, then the end: Q(x, a) is that, and the best action x / 2."""
-
-    single_action_space = Box(-1.0, 1.0, (1,), dtype=np.float32)
-
-    def transition(self, state, actions, parameters, noise):
-        rewards = 1 - (actions - state["x"] / 2).square().squeeze(1)
-        return dict(state), rewards, torch.ones(self.num_envs, dtype=torch.bool)
-
-
-class DelayBox(Delay):
-    single_action_space = Box(-1.0, 1.0, (1,), dtype=np.float32)
-
-
-class ForeverBox(Forever):
-    single_action_space = Box(-1.0, 1.0, (1,), dtype=np.float32)
-
-
-class Boxes(Together):
-    probes = (Target, DelayBox, ForeverBox)
 
 
 def learned(env, steps=60, **options):
@@ -244,17 +162,6 @@ def learned(env, steps=60, **options):
         algorithm.collect()
         algorithm.step()
     return algorithm
-
-
-def learned_together(env, steps, **options):
-    """Train on several probes at once."""
-    sizes = {"num_envs": 12, "batch_size": 64, "buffer_size": 1000, "critic_hidden_sizes": [64]}
-    sizes |= {"model_config": {"hidden_sizes": [32]}, "alpha": 0.02, "tau": 0.1, "gamma": 0.75}
-    return learned(env, steps=steps, **{**sizes, **options})
-
-
-def action_of(algorithm, obs):
-    return algorithm.policy.act(obs, {}, torch.zeros(1, dtype=torch.bool)).actions.item()
 
 
 def test_categorical_critics_learn_the_distribution_of_soft_returns():
@@ -287,32 +194,6 @@ def test_categorical_critics_learn_the_distribution_of_soft_returns():
     numbers, errors = updated(algorithm, batch)
     assert numbers["losses/q"].item() == pytest.approx(total, rel=1e-4)
     np.testing.assert_allclose(errors.numpy(), gaps, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_known_values_of_continuous_actions_are_learned(n_step):
-    algorithm = learned_together(Boxes, 30, n_step=n_step, warmup_steps=240)
-
-    def q_of(probe, x, action):
-        return algorithm.critics(Boxes.seen(probe, x), torch.tensor([[action]])).detach()[:, 0].tolist()
-
-    for x in (-1.0, 1.0):
-        for a in (-0.5, 0.0, 0.5):
-            assert q_of(Target, x, a) == pytest.approx([1 - (a - x / 2) ** 2] * 2, abs=0.12)
-        assert action_of(algorithm, Boxes.seen(Target, x)) == pytest.approx(x / 2, abs=0.15)
-    assert q_of(DelayBox, 0.0, 0.3) == pytest.approx([0.75, 0.75], abs=0.12)
-    assert q_of(DelayBox, 1.0, 0.3) == pytest.approx([1, 1], abs=0.12)
-    assert q_of(ForeverBox, 0.0, 0.3) == pytest.approx([4, 4], abs=0.12)
-
-
-def test_the_bare_defaults_learn():
-    """Two steps of updates towards x / 2, the best action of `Target`, from an action that does not depend on x."""
-    algorithm = SACConfig(seed=0, device="cpu", execution="eager").build(Target)
-    for _ in range(10):
-        algorithm.collect()
-        algorithm.step()
-    for x in (-1.0, 1.0):
-        assert 0.25 < action_of(algorithm, torch.tensor([[x]])) / x < 0.75
 
 
 def test_a_learned_temperature_keeps_the_target_entropy():
@@ -367,18 +248,6 @@ def test_fast_sac_learns_whatever_the_size_of_rewards():
         logits = algorithm.critics(torch.tensor([[x]]), act.actions.detach())
         value = expectation(logits, algorithm.critics.atoms).mean() / algorithm.source.return_scale.scale
         assert value.item() == pytest.approx(1000, rel=0.15)
-
-
-def test_the_presets_are_those_of_their_papers(capsys):
-    flash = FlashSACConfig()
-    assert (flash.batch_size, flash.tau, flash.num_atoms, flash.return_bound) == (2048, 0.01, 101, 5.0)
-    assert (flash.updates_per_collect, FastSACConfig().updates_per_collect) == (2, 8)
-    schedule = flash.schedule("lr")
-    assert [schedule(0), schedule(25_000_000), schedule(10**9)] == pytest.approx([3e-4, 2.25e-4, 1.5e-4])
-    typed = ["train", "Pendulum", "--algorithm", "flash_sac", "--num-envs", "2", "--dry-run", "--no-tracking"]
-    assert main([*typed, "--device", "cpu"]) == 0
-    written = RunSpec.from_plain(yaml.safe_load(capsys.readouterr().out))
-    assert written.algorithm.make_config() == FlashSACConfig(num_envs=2, device="cpu")
 
 
 # -- conservative Q-learning
@@ -440,7 +309,6 @@ def test_values_of_actions_that_the_data_do_not_have_are_held_down(env):
     assert (CQL_NOISE in drawn) == (env is Pendulum)
     if env is Pendulum:
         assert drawn[CQL_NOISE].shape == (2, 3, 3, 6, 1)
-        batch[CQL_NOISE] = drawn[CQL_NOISE][0]
     q_loss = plain.q_loss(batch, plain.goals(batch))
     stepped(q_loss + conservatism(plain, batch, 0.7), other.critics.parameters())
     numbers, _ = updated(algorithm, batch)
@@ -451,8 +319,9 @@ def test_values_of_actions_that_the_data_do_not_have_are_held_down(env):
 
 def test_samples_estimate_the_integral_over_all_actions():
     algorithm = offline(Pendulum, cql_coeff=1.0, cql_samples=20_000, batch_size=1)
-    disturb(algorithm)
-    batch = batch_of(algorithm, 1) | {CQL_NOISE: algorithm.draw(0, 1)[CQL_NOISE][0]}
+    disturb(algorithm, 0.1)
+    batch = batch_of(algorithm)
+    batch |= {name: batch[name][:1] for name in (keys.OBS, keys.NEXT_OBS)}
     penalty = algorithm._conservatism(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
     grid = torch.linspace(-2.0, 2.0, 2001).unsqueeze(1)
     with torch.no_grad():
@@ -460,13 +329,6 @@ def test_samples_estimate_the_integral_over_all_actions():
         q = algorithm.critics(batch[keys.OBS].expand(2001, -1), grid)
     expected = torch.trapezoid(q.exp(), grid.squeeze(1) / 2).log().sum()
     assert found.item() == pytest.approx(expected.item(), abs=0.03)
-
-
-def test_blocks_and_estimates_count_the_actions_that_are_tried():
-    """64 rows with 3 * 20,000 numbers of 4 bytes are 15.4 MB an update: four of them are below 64 MB."""
-    many, few = (offline(Pendulum, cql_coeff=1.0, cql_samples=each, batch_size=64) for each in (20_000, 1))
-    assert (many.block_size, few.block_size) == (4, 100)
-    assert many.seconds_per_step > 50 * few.seconds_per_step
 
 
 def test_illegal_actions_are_not_in_the_sum():
@@ -488,30 +350,6 @@ def test_illegal_actions_are_not_in_the_sum():
     assert found.item() == pytest.approx(table[:, 1:].logsumexp(-1).sum().item(), rel=1e-5)
 
 
-def test_conservative_learning_keeps_to_the_actions_of_the_data():
-    """Rewards are those of the data; the further the weight goes, the nearer the policy is to their actions."""
-    generator = torch.Generator().manual_seed(2)
-    obs = torch.randint(2, (400, 1), generator=generator) * 2.0 - 1.0
-    actions = (obs / 2 + 0.1 * torch.randn(400, 1, generator=generator)).clamp(-0.99, 0.99)
-    ends = torch.ones(400, dtype=torch.bool)
-    data = Dataset.from_tensors(
-        {"obs": obs, "actions": actions, "rewards": actions[:, 0], "terminated": ends, "truncated": ~ends}
-        | {"next_obs": obs},
-        observation_space=Box(-1.0, 1.0, (1,), dtype=np.float32),
-        action_space=Box(-1.0, 1.0, (1,), dtype=np.float32),
-    )
-    found = []
-    for coeff in (0.0, 5.0):
-        kept = {name: SMALL[name] for name in ("seed", "device", "model_config", "critic_hidden_sizes")}
-        options = {"batch_size": 64, "lr": 0.01, "alpha": 0.01, "updates_per_step": 300, "execution": "eager"}
-        algorithm = SACConfig(dataset=data, cql_coeff=coeff, **kept, **options).build()
-        algorithm.step()
-        act = algorithm.policy.act(torch.tensor([[1.0], [-1.0]]), {}, torch.zeros(2, dtype=torch.bool))
-        found.append(act.actions.squeeze(1))
-    assert found[0].min() > 0.7  # rewards rise with the action, and nothing holds it
-    assert found[1].tolist() == pytest.approx([0.55, -0.45], abs=0.3)
-
-
 # -- exploring
 
 
@@ -527,19 +365,8 @@ def test_actions_of_the_warm_up_are_uniform_in_the_box():
     assert ((later - 200) ** 2 / 200).sum() > 100
 
 
-def test_discrete_actions_of_the_warm_up_are_uniform():
-    algorithm = build(CartPole, num_envs=500, horizon=8, warmup_steps=4000)
-    disturb(algorithm)
-    algorithm.collect()
-    count = algorithm.rollout.tensors[keys.ACTIONS][:8].sum().item()
-    assert abs(count - 2000) < 3.3 * math.sqrt(1000)
-
-
 def test_the_replay_keeps_what_the_environment_got():
     algorithm = learned(Target, steps=20, warmup_steps=0, alpha=0.5)
     stored = algorithm.replay.as_tensordict()
     expected = 1 - (stored["actions"] - stored["obs"] / 2).square().squeeze(1)
     torch.testing.assert_close(stored["returns"], expected)
-
-
-# -- what is refused

@@ -6,55 +6,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.algorithms.test_conformance import EACH, build, weights
 from tests.probes import traced_only
-from tests.ranks.problems import rows
 
-from rl8x import MemoryTracker, Trainer, distill, keys
-from rl8x.algorithms import (
-    BCConfig,
-    DistillationConfig,
-    DQNConfig,
-    IQLConfig,
-    PPOConfig,
-    PQNConfig,
-    SACConfig,
-    TD3Config,
-)
+from rl8x import MemoryTracker, Trainer, keys
 from rl8x.algorithms.base import LR, GenericAlgorithmBase
 from rl8x.checkpoint import Checkpoints
-from rl8x.envs import CartPole, Pendulum
 
-SMALL = {"seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
-ONLINE = SMALL | {"num_envs": 4, "horizon": 4}
-REPLAY = ONLINE | {"warmup_steps": 0, "batch_size": 8, "updates_per_sample": 0.25}
-OFFLINE = SMALL | {"batch_size": 8, "updates_per_step": 2}
-CRITICS = {"critic_hidden_sizes": [8]}
-
-
-def distillation(**options):
-    teacher = PPOConfig(**ONLINE).build(CartPole).policy
-    return distill(teacher, DistillationConfig(**ONLINE, num_sgd_iters=2, **options), CartPole)
-
-
-def of(config, given, env=None, **more):
-    return lambda **options: config(**given, **more, **options).build(*([] if env is None else [env]))
-
-
-ALGORITHMS = {
-    "ppo": of(PPOConfig.rl8, ONLINE, CartPole, num_sgd_iters=2),
-    "ppo, memory": of(
-        PPOConfig.rl8, ONLINE | {"model_config": {"hidden_size": 8}}, CartPole, model="gru", num_sgd_iters=1
-    ),
-    "pqn": of(PQNConfig, ONLINE, CartPole, sgd_minibatch_size=8),
-    "dqn": of(DQNConfig, REPLAY, CartPole),
-    "sac": of(SACConfig, REPLAY | CRITICS, Pendulum),
-    "td3": of(TD3Config, REPLAY | CRITICS, Pendulum),
-    "distillation": distillation,
-    "bc": lambda **options: BCConfig(**OFFLINE, dataset=rows(), **options).build(),
-    "iql": lambda **options: IQLConfig(**OFFLINE, **CRITICS, dataset=rows(), **options).build(),
-    "sac, offline": lambda **options: SACConfig(**OFFLINE, **CRITICS, dataset=rows(), **options).build(),
-    "td3, offline": lambda **options: TD3Config(**OFFLINE, **CRITICS, dataset=rows(), **options).build(),
-}
+CASES = [*EACH, "ppo, gru", "sac from data", "td3 from data"]
 
 
 def steps(algorithm, count):
@@ -65,31 +24,20 @@ def steps(algorithm, count):
     return rates
 
 
-def weights(algorithm):
-    """All that optimizers move: weights and moments of every network."""
-    state = algorithm.state_dict()
-    found = [tensor.flatten() for tensor in algorithm.policy.parameters()]
-    optimizers = state["nets"]["optimizers"] if "nets" in state else {"": state["optimizer"]}
-    found += [each.flatten() for one in optimizers.values() for part in one["state"].values() for each in part.values()]
-    if "nets" in state:
-        found += [each.flatten() for one in state["nets"]["modules"].values() for each in one.values()]
-    return torch.cat([tensor.detach().double() for tensor in found])
-
-
 @pytest.mark.parametrize(
-    ("name", "execution"), [*((name, "eager") for name in ALGORITHMS), ("pqn", "compile"), ("td3", "compile")]
+    ("name", "execution"), [*((name, "eager") for name in CASES), ("pqn", "compile"), ("td3", "compile")]
 )
 def test_a_rate_that_is_set_is_that_of_a_schedule_that_steps_to_it(name, execution, monkeypatch):
     if execution == "compile":
         traced_only(monkeypatch)
-    make = functools.partial(ALGORITHMS[name], execution=execution)
+    make = functools.partial(build, name, execution=execution)
     mine = make(lr=1e-3)
     assert steps(mine, 2) == [1e-3, 1e-3]
     later = mine.counters[mine.clock] + (mine.env is not None)  # the transitions of a step count before it learns
     scheduled = make(lr_schedule=[[0, 1e-3], [later, 0.25]])
     steps(scheduled, 2)
     assert torch.equal(weights(mine), weights(scheduled))
-    mine.set_lr(0.25)
+    mine.set_lr(np.float32(0.25))
     assert steps(mine, 2) == steps(scheduled, 2) == [0.25, 0.25]
     assert torch.equal(weights(mine), weights(scheduled))
     assert not torch.equal(weights(mine), weights(make(lr=1e-3)))
@@ -103,19 +51,10 @@ def test_a_rate_that_is_set_is_that_of_a_schedule_that_steps_to_it(name, executi
     assert steps(other, 1) == [1e-3]
     mine.set_lr(None)
     assert steps(mine, 1) == [1e-3]
-
-
-@pytest.mark.parametrize("name", ["ppo", "sac", "iql"])
-def test_with_a_rate_of_0_nothing_moves(name):
-    algorithm = ALGORITHMS[name](lr=1e-2)
-    steps(algorithm, 1)
-    before = {key: each.clone() for key, each in algorithm.policy.named_parameters()}
-    algorithm.set_lr(0)
-    steps(algorithm, 2)
-    assert all(torch.equal(each, before[key]) for key, each in algorithm.policy.named_parameters())
-    algorithm.set_lr(np.float32(0.5))
-    assert steps(algorithm, 1) == [0.5]
-    assert any(not torch.equal(each, before[key]) for key, each in algorithm.policy.named_parameters())
+    before = [each.clone() for each in mine.policy.parameters()]
+    mine.set_lr(0)
+    assert steps(mine, 2) == [0.0, 0.0]
+    assert all(map(torch.equal, mine.policy.parameters(), before))
 
 
 @pytest.mark.parametrize(
@@ -130,15 +69,14 @@ def test_with_a_rate_of_0_nothing_moves(name):
     ],
 )
 def test_other_rates_are_refused_and_change_nothing(lr, error):
-    algorithm = ALGORITHMS["ppo"](lr=1e-3)
+    algorithm = build("ppo", lr=1e-3)
     with pytest.raises(error, match=r"the learning rate must be .*got"):
         algorithm.set_lr(lr)
     assert steps(algorithm, 1) == [1e-3]
 
 
-@pytest.mark.parametrize("name", ["ppo", "sac", "bc"])
-def test_a_rate_beside_a_schedule_is_refused(name):
-    algorithm = ALGORITHMS[name](lr_schedule=[[0, 1e-3], [10**9, 1e-4]])
+def test_a_rate_beside_a_schedule_is_refused():
+    algorithm = build("dqn, schedules")
     with pytest.raises(ValueError, match="the learning rate follows `lr_schedule`, which set_lr would break"):
         algorithm.set_lr(1e-4)
 
@@ -170,7 +108,7 @@ def dies(trainer, stats):
 
 def trained(callbacks, **options):
     tracker = MemoryTracker()
-    return Trainer(ALGORITHMS["ppo"](lr=1e-3), tracker=tracker, eval_env=False, callbacks=callbacks, **options)
+    return Trainer(build("ppo", lr=1e-3), tracker=tracker, eval_env=False, callbacks=callbacks, **options)
 
 
 def test_a_callback_sets_it_and_a_resumed_run_goes_on_with_it(tmp_path):

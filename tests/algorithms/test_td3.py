@@ -1,20 +1,14 @@
-import functools
-
 import numpy as np
 import pytest
 import torch
-import yaml
 from gymnasium.spaces import Box
-from tests.probes import Forever, ObservationDecides, OneStep, Probe, Together
+from tests.algorithms.by_hand import batch_of, disturb, updated
+from tests.probes import Probe
 
 from rl8x import keys
 from rl8x.algorithms import FastTD3Config, TD3Config
 from rl8x.algorithms.off_policy.learner import TAU
-from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.algorithms.td3 import NOISE
-from rl8x.checkpoint.tree import clone
-from rl8x.cli.main import main
-from rl8x.config import RunSpec
 from rl8x.envs import Pendulum
 from rl8x.replay.dataset import Dataset
 
@@ -59,35 +53,11 @@ def build_offline(env=TwoJoints, **options):
     return TD3Config(**{**OFFLINE, "execution": "eager", **options}).build(dataset=dataset(env))
 
 
-def batch_of(algorithm, size=6):
-    """Make a batch by hand, terminations among it, and noise that brings actions beyond their bounds."""
-    generator = torch.Generator().manual_seed(5)
-    shape, space = algorithm.observation_space.shape, algorithm.action_space
-    low, high = torch.tensor(space.low), torch.tensor(space.high)
-    actions = torch.rand(2, size, *space.shape, generator=generator) * (high - low) + low
-    return {
-        keys.OBS: torch.randn(size, *shape, generator=generator),
-        keys.NEXT_OBS: torch.randn(size, *shape, generator=generator),
-        keys.ACTIONS: actions[0],
-        keys.NEXT_ACTIONS: actions[1],
-        keys.RETURNS: torch.randn(size, generator=generator) * 3,
-        keys.DISCOUNTS: torch.tensor([0.9, 0.0, 0.81, 0.9, 0.0, 0.9])[:size],
-        NOISE: torch.randn(size, *space.shape, generator=generator) * (high - low) / 4,
-        TAU: torch.tensor(0.25),
-    }
-
-
-def disturb(algorithm):
-    """Move the trained weights away from the targets'."""
-    generator = torch.Generator().manual_seed(8)
-    for each in algorithm.nets.trained.values():
-        for view in each.optimizer.views:
-            view.data.add_(torch.randn(view.shape, generator=generator) * 0.3)
-
-
-def updated(algorithm, batch, *, trains_policy=True):
-    updater = algorithm.cycle[-1 if trains_policy else 0]
-    return updater.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+def noisy(algorithm):
+    """A batch whose noise brings actions beyond their bounds."""
+    space = algorithm.action_space
+    spread = torch.randn(6, *space.shape, generator=torch.Generator().manual_seed(6))
+    return batch_of(algorithm, 0.25) | {NOISE: spread * torch.tensor(space.high - space.low) / 4}
 
 
 def weights_of(algorithm):
@@ -225,9 +195,9 @@ def test_an_update_is_that_of_the_papers_row_by_row(variant):
     made = build_offline if "actor_bc_coeff" in options else build
     algorithm = made(optimizer="sgd", lr=0.1, **options)
     disturb(algorithm)
-    batch, plain = batch_of(algorithm), Plain(algorithm)
+    batch, plain = noisy(algorithm), Plain(algorithm)
     q_loss, policy_loss, errors = plain.update(batch, trains)
-    numbers, found = updated(algorithm, batch, trains_policy=trains)
+    numbers, found = updated(algorithm, batch, -1 if trains else 0)
     assert numbers["losses/q"].item() == pytest.approx(q_loss, rel=1e-4)
     assert ("losses/policy" in numbers) == trains
     if trains:
@@ -237,46 +207,6 @@ def test_an_update_is_that_of_the_papers_row_by_row(variant):
     for net, parts in weights_of(algorithm).items():
         for name, part in parts.items():
             torch.testing.assert_close(part, plain.weights[net][name], rtol=1e-4, atol=1e-5)
-
-
-def test_the_variants_above_differ_where_they_should():
-    found = {}
-    for variant in ("td3", "one critic", "td3+bc", "rebrac"):
-        algorithm = (build_offline if "bc" in variant or "brac" in variant else build)(**VARIANTS[variant])
-        disturb(algorithm)
-        numbers, errors = updated(algorithm, batch_of(algorithm))
-        found[variant] = numbers["losses/policy"].item(), errors.tolist()
-    assert found["td3"][1] == found["td3+bc"][1] != found["rebrac"][1]
-    assert found["td3"][1] != found["one critic"][1]
-    assert len({policy for policy, _ in found.values()}) == 4
-
-
-def test_td3_bc_is_the_papers_but_for_a_factor_of_the_whole_loss():
-    """lambda = alpha / mean |Q|, L = -lambda Q + mean over dimensions of (mu - a)^2, in actions of [-1, 1]."""
-    alpha, dimensions = 2.5, 2
-    algorithm = build_offline(actor_bc_coeff=1 / (alpha * dimensions), lr=1e-9)
-    disturb(algorithm)
-    batch = batch_of(algorithm)
-    with torch.no_grad():
-        starts = torch.zeros(1, 6, dtype=torch.bool)
-        actions = algorithm.policy(batch[keys.OBS][None], {}, starts).mean
-        q = algorithm.critics(batch[keys.OBS], actions)[0]
-        scaled = (actions - batch[keys.ACTIONS]) / torch.tensor([2.0, 5.0])
-        expected = -alpha / q.abs().mean() * q.mean() + scaled.square().mean()
-    found = updated(algorithm, batch).metrics["losses/policy"]
-    assert found.item() * alpha == pytest.approx(expected.item(), rel=1e-4)
-
-
-def test_rows_count_by_their_importance_weights():
-    algorithm, other = build(), build()
-    batch = batch_of(algorithm)
-    _, errors = updated(other, batch)
-    weights = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 0.0])
-    first = updated(algorithm, batch | {WEIGHTS: weights}).metrics["losses/q"].item()
-    assert first < updated(build(), batch).metrics["losses/q"].item()
-    only = updated(build(num_critics=1), batch | {WEIGHTS: torch.tensor([6.0, 0, 0, 0, 0, 0])})
-    assert only.metrics["losses/q"].item() == pytest.approx(only.errors[0].item() ** 2 / 2, rel=1e-5)
-    assert errors.shape == (6,)
 
 
 # -- what is drawn
@@ -298,14 +228,9 @@ def test_the_noise_of_targets_is_normal_in_half_ranges_and_clipped():
 def test_policy_and_targets_move_in_their_turns_whatever_the_blocks():
     algorithm = build(policy_delay=3, target_interval=2, tau=0.1)
     critics, both = algorithm.cycle[0], algorithm.cycle[2]
-    whole, shares = [], algorithm.draw(0, 12)[TAU]
-    for first in (0, 4, 8):
-        whole += [updater is both for updater, count in algorithm._runs(first, 4) for _ in range(count)]
-    assert whole == [False, False, True] * 4
-    assert list(algorithm._runs(0, 6)) == [(critics, 2), (both, 1)] * 2
+    assert list(algorithm._runs(4, 7)) == [(critics, 1), (both, 1), (critics, 2), (both, 1), (critics, 2)]  # 5 to 11
+    shares = torch.cat([algorithm.draw(first, 4)[TAU] for first in (0, 4, 8)])
     assert shares.tolist() == pytest.approx([0.0, 0.1] * 6)
-    assert torch.equal(torch.cat([algorithm.draw(first, 4)[TAU] for first in (0, 4, 8)]), shares)
-    assert len(build(policy_delay=1).cycle) == 1
 
 
 def test_the_policys_numbers_are_means_over_the_updates_that_trained_it(monkeypatch):
@@ -332,36 +257,6 @@ def test_the_policys_numbers_are_means_over_the_updates_that_trained_it(monkeypa
     assert "losses/policy" in second
 
 
-def test_between_their_turns_policy_and_targets_stay_to_the_bit():
-    algorithm = build(policy_delay=3, target_interval=3, updates_per_sample=1 / 16)
-    moved = []
-    for _ in range(8):
-        before = clone(algorithm.nets.state_dict())
-        algorithm.collect()
-        algorithm.step()
-        after = algorithm.nets.state_dict()
-        moved.append(
-            (same_bits(before["optimizers"], after["optimizers"]), same_bits(before["targets"], after["targets"]))
-        )
-    nothing, all_but_q = ({"q": True, "policy": True}, {"target_q": True, "target_policy": True}), None
-    all_but_q = ({"q": False, "policy": True}, nothing[1])
-    everything = ({"q": False, "policy": False}, {"target_q": False, "target_policy": False})
-    assert moved == [nothing, all_but_q, all_but_q, everything, all_but_q, all_but_q, everything, all_but_q]
-    assert algorithm.counters["algorithm/updates"] == 7
-
-
-def same_bits(before, after):
-    def tensors(tree):
-        if isinstance(tree, torch.Tensor):
-            return [tree]
-        return [each for part in tree.values() for each in tensors(part)] if isinstance(tree, dict) else []
-
-    return {
-        name: all(torch.equal(x, y) for x, y in zip(tensors(before[name]), tensors(after[name]), strict=True))
-        for name in before
-    }
-
-
 def test_actions_are_uniform_in_the_warm_up_and_then_near_the_policys():
     algorithm = build(
         warmup_steps=4000, num_envs=1000, buffer_size=20_000, exploration_noise=0.05, updates_per_sample=1e-3
@@ -381,92 +276,6 @@ def test_actions_are_uniform_in_the_warm_up_and_then_near_the_policys():
 # -- probes
 
 
-class Target(ObservationDecides):
-    """Reward 1 - (a - x / 2)^2, then the end: Q(x, a) is that, and the best action x / 2."""
-
-    single_action_space = Box(-1.0, 1.0, (1,), dtype=np.float32)
-
-    def transition(self, state, actions, parameters, noise):
-        rewards = 1 - (actions - state["x"] / 2).square().squeeze(1)
-        return dict(state), rewards, torch.ones(self.num_envs, dtype=torch.bool)
-
-
-def continuous(env):
-    return type(env.__name__, (env,), {"single_action_space": Box(-1.0, 1.0, (1,), dtype=np.float32)})
-
-
-class Boxes(Together):
-    probes = (continuous(OneStep), continuous(ObservationDecides), continuous(Forever), Target)
-
-
-def learned(env, steps, **options):
-    settings = {"warmup_steps": 240, "lr": 0.01, "updates_per_sample": 1.0, "gamma": 0.75, "tau": 0.1, "batch_size": 64}
-    sizes = {"num_envs": 12, "buffer_size": 1000, "critic_hidden_sizes": [64], "model_config": {"hidden_sizes": [32]}}
-    algorithm = build(env, **{**settings, **sizes, **options})
-    for _ in range(steps):
-        algorithm.collect()
-        algorithm.step()
-    return algorithm
-
-
-def values_of(algorithm, obs, action):
-    outputs = algorithm.critics(obs, torch.full((1, 1), float(action)))[:, 0]
-    config = algorithm.config
-    if config.num_atoms == 1:
-        return outputs.tolist()
-    return (outputs.softmax(-1) @ torch.linspace(config.v_min, config.v_max, config.num_atoms)).tolist()
-
-
-def action_of(algorithm, obs):
-    return algorithm.policy.act(obs, {}, torch.zeros(1, dtype=torch.bool)).actions.item()
-
-
-CRITICS = {"plain": {}, "categorical": {"num_atoms": 11, "v_min": -5.0, "v_max": 5.0}}
-NUM_STEPS = {1: {}, 3: {"n_step": 3, "critic_layer_norm": True}}
-
-
-@functools.cache
-def trained(critics, n_step):
-    return learned(Boxes, 30, exploration_noise=0.3, **CRITICS[critics], **NUM_STEPS[n_step])
-
-
-@pytest.mark.parametrize("n_step", NUM_STEPS)
-@pytest.mark.parametrize("critics", CRITICS)
-def test_known_values_are_learned(critics, n_step):
-    algorithm = trained(critics, n_step)
-    one_step, decides, forever, target = Boxes.probes
-    for probe, x, expected in ((one_step, 0, 1), (decides, 1, 1), (decides, -1, -1), (forever, 0, 4)):
-        assert values_of(algorithm, Boxes.seen(probe, x), 0.0) == pytest.approx([expected] * 2, abs=0.15), probe
-    for x in (1, -1):
-        assert values_of(algorithm, Boxes.seen(target, x), x / 2) == pytest.approx([1, 1], abs=0.15)
-        assert values_of(algorithm, Boxes.seen(target, x), 0.0) == pytest.approx([0.75, 0.75], abs=0.15)
-
-
-@pytest.mark.parametrize("critics", CRITICS)
-def test_the_best_action_of_each_observation_is_learned(critics):
-    for x in (1, -1):
-        found = action_of(trained(critics, 1), Boxes.seen(Target, x))
-        assert found == pytest.approx(x / 2, abs=0.12)
-
-
-def test_the_bare_defaults_learn():
-    """Two steps of updates towards x / 2, the best action of `Target`, from an action that does not depend on x."""
-    algorithm = TD3Config(seed=0, device="cpu", execution="eager").build(Target)
-    for _ in range(10):
-        algorithm.collect()
-        algorithm.step()
-    for x in (-1.0, 1.0):
-        assert 0.25 < action_of(algorithm, torch.tensor([[x]])) / x < 0.75
-
-
-def test_cloning_holds_the_policy_at_the_actions_of_the_data():
-    """The data are uniform actions: their mean is 0, where the reward asks for 1/2."""
-    for coeff, expected in ((100.0, 0.0), (None, 0.5)):
-        algorithm = build_offline(Target, actor_bc_coeff=coeff, lr=0.01, batch_size=32, updates_per_step=300)
-        algorithm.step()
-        assert action_of(algorithm, torch.ones(1, 1)) == pytest.approx(expected, abs=0.25)
-
-
 def test_distances_of_actions_without_axes_are_those_of_one_dimension():
     """A `Box` of shape () has actions `[batch_size]`."""
     found = []
@@ -484,19 +293,7 @@ def test_distances_of_actions_without_axes_are_those_of_one_dimension():
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
-# -- what is refused, and the preset
-
-
-def test_the_preset_has_the_papers_values():
-    config = FastTD3Config()
-    assert config.updates_per_collect == 2
-    assert (config.num_envs, config.batch_size, config.buffer_size) == (1024, 32768, 1024 * 10240)
-    assert (config.gamma, config.tau, config.lr, config.policy_delay, config.target_interval) == (0.97, 0.1, 3e-4, 2, 1)
-    assert (config.exploration_noise_min, config.exploration_noise) == (0.001, 0.4)
-    assert (config.target_noise, config.target_noise_clip) == (0.001, 0.5)
-    assert (config.num_atoms, config.v_min, config.v_max, config.return_bound) == (101, -5.0, 5.0, 5.0)
-    assert (config.optimizer, config.optimizer_config) == ("adamw", {"weight_decay": 0.1})
-    assert TD3Config().target_interval == TD3Config().policy_delay == 2
+# -- the preset
 
 
 def test_the_preset_builds_td3_with_what_is_given_beside_it():
@@ -505,13 +302,3 @@ def test_the_preset_builds_td3_with_what_is_given_beside_it():
     assert (algorithm.config.tau, algorithm.config.batch_size) == (0.1, 8)
     stds = algorithm.policy.distribution.from_features(torch.zeros(4, 1)).log_std.exp() / 2
     assert stds.flatten().tolist() == pytest.approx([0.050875, 0.150625, 0.250375, 0.350125])
-
-
-def test_the_preset_is_named_where_algorithms_are(capsys):
-    for name in ("fast_td3", "FastTD3", "rl8x.algorithms.FastTD3Config"):
-        run = RunSpec.from_plain({"env": "Pendulum", "algorithm": name, "algorithm_config": {"num_envs": 2}})
-        assert run.algorithm.make_config() == FastTD3Config(num_envs=2)
-    typed = ["train", "Pendulum", "--algorithm", "fast_td3", "--num-envs", "2", "--buffer-size", "1000"]
-    assert main([*typed, "tau=0.2", "--device", "cpu", "--dry-run", "--no-tracking"]) == 0
-    written = RunSpec.from_plain(yaml.safe_load(capsys.readouterr().out))
-    assert written.algorithm.make_config() == FastTD3Config(num_envs=2, buffer_size=1000, tau=0.2, device="cpu")

@@ -1,15 +1,16 @@
 """Models with layers that differ in training: dropout, and batch normalisation."""
 
+import functools
 import warnings
 
 import pytest
 import torch
-from tests.algorithms.off_policy.test_offline import dataset
+from tests.algorithms.test_conformance import build, weights
 from torch import nn
 
 from rl8x import NullTracker, PPOConfig, Trainer
-from rl8x.algorithms import BCConfig, DistillationConfig, DQNConfig, IQLConfig, SACConfig
-from rl8x.envs import CartPole, Pendulum
+from rl8x.algorithms import DQNConfig
+from rl8x.envs import CartPole
 from rl8x.execution import threads
 from rl8x.export import export_policy
 from rl8x.models import Model
@@ -62,24 +63,9 @@ def ppo(model=Dropping, **options):
     return PPOConfig.rl8(**{"model": model, "sgd_minibatch_size": 32, **ONLINE, **options}).build(CartPole)
 
 
-def dqn():
-    return DQNConfig(model=Dropping, warmup_steps=8, batch_size=16, updates_per_sample=0.1, **ONLINE).build(CartPole)
-
-
-def offline(config):
-    return config(model=Dropping, batch_size=16, updates_per_step=3, **CONFIG).build(dataset=dataset(CartPole))
-
-
-def distillation():
-    return DistillationConfig(model=Dropping, teacher=ppo(), sgd_minibatch_size=32, **ONLINE).build(CartPole)
-
-
 MAKES = {
-    "ppo": ppo,
-    "dqn": dqn,
-    "bc": lambda: offline(BCConfig),
-    "iql": lambda: offline(IQLConfig),
-    "distillation": distillation,
+    name: functools.partial(build, name, model=Dropping, model_config={})
+    for name in ("ppo", "dqn", "bc from data", "iql from data", "distillation")
 }
 
 
@@ -90,16 +76,12 @@ def learn(algorithm, steps=3):
     return algorithm
 
 
-def weights(algorithm):
-    return torch.cat([weight.detach().flatten().clone() for weight in algorithm.policy.parameters()])
-
-
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_it_acts_in_evaluation_mode_and_is_trained_in_training_mode(make):
     algorithm = make()
     algorithm.policy.model.modes.clear()
     learn(algorithm)
-    acted = make is not MAKES["bc"]  # IQL's targets are the policy's values
+    acted = make is not MAKES["bc from data"]  # IQL's targets are the policy's values
     assert algorithm.policy.model.modes == {(True, True)} | ({(False, False)} if acted else set())
     obs = torch.randn(4)
     first, again = ([algorithm.policy.decide(obs.numpy()).actions, algorithm.policy.model.training] for _ in range(2))
@@ -162,7 +144,7 @@ def test_evaluations_change_neither_buffers_nor_what_training_draws():
 
 
 def test_a_file_and_a_student_act_in_evaluation_mode(tmp_path):
-    algorithm = learn(distillation())
+    algorithm = learn(MAKES["distillation"]())
     for policy in (
         Policy.load(algorithm.policy.save(tmp_path / "policy"), trust=True),
         algorithm.student_policy(),
@@ -238,44 +220,34 @@ def test_ppo_says_that_its_ratios_see_the_difference():
         ppo()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        offline(BCConfig)
+        MAKES["bc from data"]()
 
 
 # -- whether gradients are on around it
 
 
-def small(kind):
-    options = {**CONFIG, "model_config": {"hidden_sizes": [8]}}
-    if kind is BCConfig:
-        return kind(dataset=dataset(), batch_size=16, updates_per_step=2, **options).build()
-    if kind is DistillationConfig:
-        options["teacher"] = PPOConfig.rl8(num_envs=8, horizon=8, **options).build(CartPole)
-    replay = {"warmup_steps": 16, "batch_size": 16} if kind in (DQNConfig, SACConfig) else {"num_sgd_iters": 2}
-    return kind(**{**ONLINE, **options, **replay}).build(Pendulum if kind is SACConfig else CartPole)
-
-
-@pytest.mark.parametrize("kind", [PPOConfig, DQNConfig, SACConfig, DistillationConfig, BCConfig])
-def test_without_gradients_around_it_a_training_is_the_same(kind):
+@pytest.mark.parametrize("case", ["ppo", "dqn", "sac", "distillation", "bc from data"])
+def test_without_gradients_around_it_a_training_is_the_same(case):
     trained = []
     for around in (torch.enable_grad, torch.no_grad):
         with around():
-            trainer = Trainer(small(kind), tracker=NullTracker())
+            trainer = Trainer(build(case), tracker=NullTracker())
             trainer.run(max_steps=2, progress="none")
             trainer.step()
         trainer.algorithm.collect()
         with around():
             trainer.algorithm.step()
-        trained.append(torch.cat([weights.detach().flatten() for weights in trainer.algorithm.policy.parameters()]))
+        trained.append(weights(trainer.algorithm))
     assert torch.equal(*trained)
-    assert not torch.equal(trained[0], torch.cat([each.flatten() for each in small(kind).policy.parameters()]))
+    assert not torch.equal(trained[0], weights(build(case)))
 
 
-@pytest.mark.parametrize("kind", [PPOConfig, SACConfig, BCConfig])
-def test_inference_mode_is_refused_wherever_something_is_made_or_learned(kind, tmp_path):
-    trainer = Trainer(small(kind), tracker=NullTracker(), checkpoints=tmp_path)
+@pytest.mark.parametrize("case", ["ppo", "sac", "bc from data"])
+def test_inference_mode_is_refused_wherever_something_is_made_or_learned(case, tmp_path):
+    trainer = Trainer(build(case), tracker=NullTracker(), checkpoints=tmp_path)
     algorithm = trainer.algorithm
     calls = [
-        lambda: small(kind),
+        lambda: build(case),
         lambda: Trainer(algorithm, tracker=NullTracker()),
         lambda: trainer.run(max_steps=1),
         trainer.step,

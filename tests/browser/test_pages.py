@@ -106,7 +106,7 @@ def test_the_table_is_shown_with_its_numbers(pages, ran):
     _, frame, _ = ran
     first = frame.iloc[0]
     columns = ("training", "test.length", "test.gravity")
-    shown = pages.artifact("evaluations.json", "supports.json", *columns, first[table.RUN])
+    shown = pages.artifact("evaluations.json", *columns, first[table.RUN])
     for name in (table.RETURNS, table.LENGTHS):
         assert f"{first[name]:.4g}"[:4] in shown
 

@@ -55,21 +55,15 @@ RUNS = {
     "a memory": lambda: PPOConfig(**ROLLOUT, model="gru", seq_len=2).build(task("dict", "unbounded")),
     "a mask": lambda: PPOConfig(**ROLLOUT, **MLP).build(task("nested", "multi-discrete", masked=True)),
     "an image": lambda: PPOConfig(**ROLLOUT).build(task("dict with an image", "nested")),
-    "numbers": lambda: PPOConfig(**ROLLOUT, **MLP).build(task("tuple", "tuple")),
-    "bits": lambda: PPOConfig(**ROLLOUT, **MLP).build(task("bits", "bits")),
-    "choices": lambda: PPOConfig(**ROLLOUT, **MLP).build(task("multi-discrete", "multi-discrete of rank 2")),
     "a critic that sees more": lambda: PPOConfig(**ROLLOUT, **MLP).build(task(observe_parameters="critic")),
-    "all that is seen": lambda: PPOConfig(**ROLLOUT, **MLP).build(task(observe_parameters="all")),
     "a simulator": lambda: PPOConfig(**ROLLOUT, **MLP).build(
         functools.partial(GymnasiumEnv, lambda: Simulator("discrete", "dict", limit=99), vectorization="sync")
     ),
     "pqn": lambda: PQNConfig(**ROLLOUT, **MLP, sgd_minibatch_size=4).build(task()),
-    "dqn": lambda: DQNConfig(**REPLAY, **MLP, dueling=True).build(task()),
     "c51": lambda: DQNConfig(**REPLAY, **MLP, num_atoms=5, v_min=-5.0, v_max=5.0).build(task(masked=True)),
     "sac": lambda: SACConfig(**REPLAY, **MLP, normalize_observations=True).build(
         task("dict", "bounded", observe_parameters="critic")
     ),
-    "discrete sac": lambda: SACConfig(**REPLAY, **MLP).build(task()),
     "td3": lambda: TD3Config(**REPLAY, **MLP).build(task(actions="bounded")),
     "a student": student,
     "iql": lambda: IQLConfig(device="cpu", seed=0, batch_size=4, dataset=data("unbounded"), **MLP).build(),

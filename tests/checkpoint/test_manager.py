@@ -174,12 +174,6 @@ def steps_of(folder):
     return [int(path.name.rpartition("-")[2]) for path in listed(folder)]
 
 
-def replaced(trainer, by):
-    trainer.checkpoints.wait()
-    shutil.rmtree(trainer.checkpoints.directory)
-    by.rename(trainer.checkpoints.directory)
-
-
 @ON_LINUX
 @pytest.mark.parametrize(("moved", "to"), [("runs", "archive"), ("runs/a", "runs/b"), ("runs", "far/away/runs")])
 @pytest.mark.parametrize("another", [False, True])
@@ -238,25 +232,6 @@ def test_a_folder_that_is_deleted_is_made_anew(tmp_path, caplog):
     warned = [record.getMessage() for record in caplog.records]
     assert warned == [f"rl8x: {folder} was deleted with its checkpoints, and is made anew"]
     assert find(folder).metadata["counters"][keys.STEPS] == 6
-
-
-def test_in_the_place_of_a_deleted_folder_a_copy_is_gone_on_with_and_another_runs_is_left_alone(tmp_path, caplog):
-    folder, other = tmp_path / "a", tmp_path / "other"
-
-    def restores(trainer):
-        trainer.checkpoints.wait()
-        replaced(trainer, by=shutil.copytree(folder, tmp_path / "copy"))
-
-    trained(Checkpoints(folder, every_steps=2, keep=9), restores)
-    assert steps_of(folder) == [0, 2, 4, 6]
-    trained(Checkpoints(other, every_steps=2, keep=9), lambda trainer: None)
-    caplog.clear()
-    trained(Checkpoints(tmp_path / "mine", every_steps=2, keep=9), lambda trainer: replaced(trainer, other))
-    assert steps_of(tmp_path / "mine") == [0, 2, 4, 6]
-    assert len({read(path).metadata["run"]["key"] for path in listed(tmp_path / "mine")}) == 1
-    warned = [record.getMessage() for record in caplog.records]
-    assert [text[:31] for text in warned] == ["rl8x: no checkpoint at step 4: ", "rl8x: no checkpoint at step 6: "]
-    assert all("has checkpoints of another run" in text for text in warned)
 
 
 @ON_LINUX

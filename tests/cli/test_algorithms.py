@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import json
 import sys
 
 import numpy as np
@@ -17,7 +15,6 @@ from rl8x.config import RunSpec
 from rl8x.envs import Pendulum
 from rl8x.importing import UntrustedError
 from rl8x.policy import Policy
-from rl8x.replay.dataset import Dataset
 from rl8x.trainers import Trainer
 
 NUMBERS = itertools.count()
@@ -69,19 +66,8 @@ class DataConfig(MyConfig):
 class TunedConfig(PPOConfig):
     bonus: float = option(0.5, "What curiosity adds.", low=0.0)
 '''
-SMALL = [
-    "--num-envs",
-    "4",
-    "--horizon",
-    "4",
-    "--no-tracking",
-    "--device",
-    "cpu",
-    "--progress",
-    "none",
-    "--eval-env",
-    "false",
-]
+SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu", "--progress", "none"]
+SMALL += ["--eval-env", "false"]
 
 
 @pytest.fixture
@@ -141,24 +127,6 @@ def test_options_are_fields_of_the_algorithms_own_config(package, built, capsys)
     )
 
 
-@pytest.mark.parametrize("place", ["option", "word", "file"])
-def test_the_algorithm_is_named_by_option_word_or_run_file(package, built, capsys, place):
-    name = f"{package}.MyConfig"
-    words = {"option": ["--algorithm", name], "word": [f"algorithm_cls={name}"], "file": ["-f", "run.json", "--trust"]}
-    with open("run.json", "w") as file:
-        json.dump({"algorithm": name, "algorithm_config": {"capacity": 7}}, file)
-    assert main(["train", "Pendulum", *words[place], "--tau", "0.5", "--dry-run"]) == 0
-    assert (built[0].config.tau, built[0].config.capacity) == (0.5, 7 if place == "file" else 10000)
-
-
-def test_an_option_names_another_algorithm_than_the_run_file(package, built):
-    with open("run.json", "w") as file:
-        json.dump({"algorithm": "others.Config", "algorithm_config": {"capacity": 7}}, file)
-    words = ["train", "Pendulum", "-f", "run.json", "--dry-run", "--algorithm", f"{package}.MyConfig"]
-    assert main(words) == 0
-    assert built[0].config.capacity == 7
-
-
 def test_a_run_file_needs_trust_for_its_algorithm(package, capsys):
     with open("run.yaml", "w") as file:
         file.write(f"env: Pendulum\nalgorithm: {package}.MyConfig\n")
@@ -208,35 +176,11 @@ def test_mistakes_name_the_algorithms_own_options(package, built, capsys, words,
     assert message in refusal(capsys, "train", "Pendulum", "--algorithm", f"{package}.MyConfig", *words)
 
 
-def test_a_hyperparameter_in_the_wrong_place_of_a_run_file_is_known_by_the_runs_algorithm(package):
-    sys.path.append(".")
-    with pytest.raises(ValueError, match=r"'capacity': it is a hyperparameter\. Put it under `algorithm_config`"):
-        RunSpec.from_plain({"env": "Pendulum", "algorithm": f"{package}.MyConfig", "capacity": 3}, trust=True)
-    with pytest.raises(ValueError, match=r"unknown key 'lr'\. "):
-        RunSpec.from_plain({"env": "Pendulum", "algorithm": f"{package}.MyConfig", "lr": 3}, trust=True)
-
-
 def test_an_algorithm_without_an_environment_needs_no_env(package, built, capsys):
     assert main(["train", "--algorithm", f"{package}.DataConfig", "--dry-run"]) == 0
     assert built[0].env is None
     capsys.readouterr()
     assert "no environment is named" in refusal(capsys, "train", "--algorithm", f"{package}.MyConfig")
-
-
-def test_bench_has_the_options_of_the_algorithm(package, capsys):
-    out = help_of(capsys, "bench", "Pendulum", f"algorithm={package}.MyConfig")
-    assert "--capacity INTEGER" in out
-    assert "--gamma" not in out
-
-
-def test_bench_measures_an_algorithm_of_ones_own(package, monkeypatch, capsys):
-    bench = importlib.import_module("rl8x.cli.bench")
-    jobs = []
-    monkeypatch.setattr(bench, "_in_fresh_process", lambda job, timeout_s: jobs.append(job) or bench.measure(job))
-    words = ["num_envs=4", "horizon=4", "device=cpu", "tracking=false", "--modes", "eager", "--seconds", "0"]
-    assert main(["bench", "CartPole", "--algorithm", f"{package}.TunedConfig", "--bonus", "2", *words]) == 0
-    assert "Fastest: eager fp32" in capsys.readouterr().out
-    assert jobs[0]["run"]["algorithm_config"]["bonus"] == 2
 
 
 def test_a_run_is_resumed_with_the_options_of_its_own_config(package, capsys):
@@ -259,37 +203,6 @@ def test_a_run_is_resumed_with_the_options_of_its_own_config(package, capsys):
     assert (config.bonus, config.lr) == (0.75, 1e-4)
 
 
-def test_dqn_trains_by_its_name_in_small_letters(capsys):
-    options = ["--warmup-steps", "8", "--batch-size", "4", "--max-steps", "3", "--updates-per-sample", "0.5"]
-    sizes = ["model_config.hidden_sizes=[8]", "--buffer-size", "100"]
-    assert main(["train", "CartPole", "--algorithm", "dqn", *SMALL, *options, *sizes]) == 0
-    assert "48 transitions" in capsys.readouterr().out
-    assert main(["train", "Pendulum", "--algorithm", "dqn", *SMALL, *options]) == 2
-    assert "DQN needs a Discrete action space" in capsys.readouterr().err
-
-
-def test_mistakes_about_where_transitions_are_kept_are_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "minari", None)  # as where it is not installed
-    (tmp_path / "file").touch()
-    dqn = ["train", "CartPole", "--algorithm", "dqn", *SMALL, "model_config.hidden_sizes=[8]", "--max-steps", "1"]
-    assert main([*dqn, "--buffer-size", "100", "checkpoints.directory=run"]) == 0
-    for words, message in (
-        (
-            [*dqn, "--buffer-path", "file"],
-            "`buffer_path` must be a folder that can be written to; got 'file': File exists",
-        ),
-        ([*dqn, "--buffer-path", "b", "--buffer-size", "9e12"], "Lower `buffer_size`, or give another `buffer_path`"),
-        (["resume", "run", "dataset=file"], "DQNConfig learns from a data set, without an environment"),
-        (["train", "--algorithm", "bc", "--dataset", "pen/human-v2"], "needs Minari: pip install"),
-    ):
-        capsys.readouterr()
-        assert main(words) == 2, words
-        error = capsys.readouterr().err
-        assert message in error
-        assert error.count("\n") == 1, error
-
-
 def test_a_file_that_does_not_say_its_spaces_has_those_of_the_environment_to_evaluate_in(tmp_path, monkeypatch, capsys):
     h5py = pytest.importorskip("h5py", reason="h5py is not installed, which reads D4RL's files")
     monkeypatch.chdir(tmp_path)
@@ -300,21 +213,14 @@ def test_a_file_that_does_not_say_its_spaces_has_those_of_the_environment_to_eva
     algorithm = ["--algorithm", "bc", "--dataset", "pendulum.hdf5", "--batch-size", "4", "--device", "cpu"]
     run = ["--max-steps", "2", "--updates-per-step", "2", "--seed", "0", "--progress", "none"]
     words = ["train", *algorithm, *run, "model_config.hidden_sizes=[8]", "checkpoints.directory=run"]
-    for more in ([], ["--eval-env", "false"], ["--eval-env", "true"]):
-        assert main([*words, *more]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("rl8x: error: the data set 'pendulum.hdf5' does not say what its spaces are: name the")
-        assert "(--eval-env on the command line)" in error
-        assert error.count("\n") == 1
-    assert main([*words, "--eval-env", "CartPole"]) == 2  # whose observations are of four numbers
-    assert "`obs` must be elements of Box([4], float32); got torch.float32 [3]" in capsys.readouterr().err
+    says = "the data set 'pendulum.hdf5' does not say what its spaces are: name the"
+    assert f"rl8x: error: {says}" in refusal(capsys, *words)
+    # Of CartPole observations are of four numbers
+    says = "`obs` must be elements of Box([4], float32); got torch.float32 [3]"
+    assert says in refusal(capsys, *words, "--eval-env", "CartPole")
     assert main([*words, "--eval-env", "Pendulum"]) == 0
     assert "2 steps, 4 updates" in capsys.readouterr().out
     assert main(["resume", "run", "--max-steps", "3", "--progress", "none"]) == 0
     assert "3 steps, 6 updates" in capsys.readouterr().out
     assert main(["export", "run", "--output", "policy.safetensors"]) == 0
     assert Policy.load("policy.safetensors").action_space == Pendulum(1).single_action_space
-
-    # A folder that was saved without spaces is no different.
-    Dataset.load("pendulum.hdf5").save("folder")
-    assert main([*words, "--dataset", "folder", "--eval-env", "Pendulum", "checkpoints.directory=other"]) == 0

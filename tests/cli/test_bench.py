@@ -70,18 +70,6 @@ def test_a_measurement_in_a_fresh_process(tmp_path, monkeypatch, capsys):
     assert str(tmp_path) not in text
 
 
-def test_rows_are_tracked_in_a_database_that_is_thrown_away(mlruns, monkeypatch):
-    monkeypatch.chdir(mlruns.parent)
-    run = {"env": "CartPole", "algorithm_config": {"num_envs": 4, "horizon": 4, "device": "cpu"}}
-    folder = mlruns.parent / "mlruns"
-    row = bench.measure(
-        {"run": run, "execution": "eager", "precision": "fp32", "seconds": 0.0, "folder": str(folder), "trust": False}
-    )
-    assert row["tracker"] == "MLflowTracker"
-    assert 0 < row["tracking_ms"] < 1000
-    assert [path.name for path in mlruns.parent.iterdir()] == ["mlruns"]
-
-
 @pytest.mark.usefixtures("here")
 def test_a_run_file_and_precisions_in_turn(tmp_path, capsys):
     path, out = tmp_path / "run.yaml", tmp_path / "bench.json"
@@ -121,24 +109,6 @@ def test_a_mode_that_fails_does_not_stop_the_others(monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "No mode could be measured."
 
 
-@pytest.mark.usefixtures("here")
-def test_an_environment_that_breaks_is_a_failure_and_not_a_mistake(tmp_path, monkeypatch, capsys):
-    (tmp_path / "broken_bench_module.py").write_text(
-        "from rl8x.envs import CartPole\n"
-        "class Late(CartPole):\n"
-        "    calls = 0\n"
-        "    def transition(self, *arguments):\n"
-        "        Late.calls += 1\n"
-        "        if Late.calls > 40:\n"
-        "            raise ValueError('a bug of mine')\n"
-        "        return super().transition(*arguments)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert main(["bench", "broken_bench_module.Late", *BRIEF, "horizon=50"]) == 1
-    assert "eager fp32 failed: ValueError: a bug of mine" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("code", "stderr", "reason"),
     [
@@ -155,14 +125,6 @@ def test_a_process_that_dies_is_a_failure(code, stderr, reason, monkeypatch, cap
     assert f"eager fp32 failed: {reason}" in capsys.readouterr().out
 
 
-def test_help_lists_modes_and_hyperparameters(capsys):
-    assert main(["bench", "--help"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    for text in ("--precisions PRECISION...", "--num-envs INTEGER", "The problem:", "thrown away"):
-        assert text in out
-    assert "--execution" not in out
-
-
 # -- arithmetic
 
 
@@ -171,11 +133,6 @@ def test_break_even_by_hand():
     point = break_even(timing(2000.0), timing(4000.0, first=11.0))
     assert point == (41_000, 11.0 + 40 * 0.25)
     assert point[1] == 1.0 + 40 * 0.5  # eager is as far at the same time
-
-
-def test_break_even_counts_whole_iterations():
-    # 1.1 s behind, 0.25 s gained each: 4.4, so after 1 + 5 iterations.
-    assert break_even(timing(2000.0), timing(4000.0, first=2.1))[0] == 6000
 
 
 @pytest.mark.parametrize(
@@ -205,17 +162,6 @@ def test_passes_are_put_together():
     assert (summary["collect_ms"], summary["peak_memory_mb"], summary["passes"]) == (1.0, 500.0, 3)
 
 
-def test_the_range_of_one_pass_is_that_of_its_iterations():
-    (summary,) = summarize([row("eager", 1000.0)])
-    assert (summary["lowest"], summary["highest"]) == (500.0, 2000.0)
-
-
-def test_a_pass_that_failed_is_told_beside_those_that_did_not():
-    (summary,) = summarize([row("eager", 1000.0), {"execution": "eager", "precision": "fp32", "error": "too hot"}])
-    assert summary["passes"] == 1
-    assert "eager fp32 failed: too hot" in render([summary])
-
-
 def test_the_verdict_says_when_compiling_is_earned_back():
     rows = summarize([row("eager", 2000.0), row("compile", 4000.0, first_iteration_s=11.0)])
     assert verdict(rows) == (
@@ -234,10 +180,6 @@ def test_a_mode_that_takes_twice_the_memory_of_eager_is_named_above_the_verdict(
     assert render(summarize(rows)).splitlines()[-3] == "compile fp32 takes 2.5 times the memory of eager fp32."
     for modest in (rows[:1], rows[1:], [rows[0], row("compile", 4000.0, peak_memory_mb=599.0)]):
         assert "the memory of" not in render(summarize(modest))
-
-
-def test_device_memory_has_a_column_where_there_is_a_device():
-    assert "peak device MB" in render(summarize([row("graph", 2000.0, peak_device_mb=812.0)])).splitlines()[0]
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,3 @@ def test_clearing_says_how_much_was_removed(kept, capsys):
     assert kept.list() == []
     assert main(["cache"]) == 0
     assert capsys.readouterr().out == f"0 programs, 0.0 of 500 MB, in {kept.folder}\n"
-
-
-def test_a_limit_that_is_no_number_is_one_clear_line(kept, capsys, monkeypatch):
-    monkeypatch.setenv("RL8X_CACHE_MB", "plenty")
-    assert main(["cache"]) == 2
-    says = "RL8X_CACHE_MB must be a number of megabytes, finite and at least 0; got 'plenty'."
-    assert capsys.readouterr().err == f"rl8x: error: {says}\n"

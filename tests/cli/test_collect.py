@@ -8,7 +8,6 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
-from rl8x import load_algorithm
 from rl8x.algorithms import DQNConfig
 from rl8x.cli.collect import record
 from rl8x.cli.main import main
@@ -78,15 +77,6 @@ def test_it_records_what_a_hand_loop_does(transitions):
     if transitions > 30:
         kinds = set(zip(*(found.dataset.transitions[name].tolist() for name in names[3:5]), strict=True))
         assert kinds == {(False, False), (True, False), (False, True)}
-
-
-@pytest.mark.parametrize(("transitions", "whole"), [(14, 2), (15, 3), (16, 3), (29, 5)])
-def test_episodes_of_which_the_end_is_not_recorded_are_not_counted(transitions, whole):
-    env = Pendulum(3, seed=1, time_limit=5)
-    found = record(policy_for(env), env, transitions)
-    assert len(found.returns) == whole
-    rows = found.dataset.transitions["rewards"]
-    assert found.returns[0].item() == pytest.approx(rows[:5].sum().item(), rel=1e-5)
 
 
 def test_deterministic_actions_are_the_most_likely_and_a_share_is_random():
@@ -189,12 +179,6 @@ def test_random_actions_of_an_environment_need_no_run(tmp_path, monkeypatch, cap
     assert "there is no run 'CartPol'" in capsys.readouterr().err
 
 
-def test_a_run_of_an_environments_name_is_meant_where_its_folder_is(run, capsys):
-    Path(run).rename("CartPole")
-    assert main(["collect", "CartPole", "--random", "--transitions", "9", "--output", "set"]) == 0
-    assert "as in the training" in capsys.readouterr().out
-
-
 def test_it_acts_under_the_env_config_of_the_training(run, capsys):
     trained = {"length": {"uniform": [0.2, 0.3]}, "gravity": 12.0}
     words = ["train", "CartPole", *SMALL, "--max-steps", "1", "checkpoints.directory=other", "--eval-env", "false"]
@@ -272,123 +256,8 @@ def test_trees_and_images_in_minaris_format_are_as_they_were(tmp_path, monkeypat
     assert minari.load_dataset("a/b/trees-v1")[1].observations["pair"][1].tolist() == obs["pair"]["1"][3:].tolist()
 
 
-# One step an episode. The reward is 1 where the action is the best one, which is the last that was ever recorded.
-STARTING = """
-import gymnasium, numpy as np
-from gymnasium.spaces import *
-
-SPACES = {
-    "discrete": (Discrete(3, start=5), np.int64(6)),
-    "negative": (Discrete(3, start=-2), np.int64(-1)),
-    "overlapping": (Discrete(4, start=1), np.int64(2)),
-    "many": (MultiDiscrete([2, 3], start=[5, -1]), np.array([6, 0])),
-    "of rank 2": (MultiDiscrete([[2], [3]], start=[[1], [4]]), np.array([[1], [5]])),
-    "dict": (Dict({"a": Discrete(2, start=1), "b": MultiDiscrete([2], start=[3])}), {"a": 2, "b": np.array([4])}),
-    "tuple": (Tuple((Discrete(2, start=7), Dict({"x": Discrete(2, start=-1)}))), (8, {"x": -1})),
-}
-KIND = "KIND"
-
-def same(one, other):
-    if isinstance(one, dict):
-        return all(same(one[key], other[key]) for key in one)
-    return all(map(same, one, other)) if isinstance(one, tuple) else np.array_equal(one, other)
-
-class Starting(gymnasium.Env):
-    action_space, best = SPACES[KIND]
-    observation_space = Dict({"x": Discrete(2, start=3), "y": MultiDiscrete([2, 2], start=[1, 8])})
-    got = []
-    shown = {"x": np.int64(4), "y": np.array([1, 9])}
-    def reset(self, *, seed=None, options=None):
-        return self.shown, {}
-    def step(self, action):
-        assert self.action_space.contains(action), action
-        self.got.append(action)
-        return self.shown, float(same(action, self.best)), True, False, {}
-"""
-
-
-@pytest.mark.parametrize("file_format", ["minari", "rl8x", "d4rl"])
-@pytest.mark.parametrize("kind", ["discrete", "negative", "overlapping", "many", "of rank 2", "dict", "tuple"])
-def test_actions_that_begin_elsewhere_are_those_of_the_simulator(kind, file_format, tmp_path, monkeypatch, capsys):
-    minari = pytest.importorskip("minari", reason="Minari is not installed, whose format is written")
-    h5py = pytest.importorskip("h5py", reason="h5py is not installed, which Minari writes with")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "starting", raising=False)
-    (tmp_path / "starting.py").write_text(STARTING.replace('KIND"', f'{kind}"'))
-    env = ["starting.Starting", "--random", "--transitions", "96", "--num-envs", "3"]
-    output, env_name = ("start/random-v0" if file_format == "minari" else "random"), "starting.Starting"
-    form = [] if file_format != "minari" else ["--format", "minari"]
-    assert main(["collect", *env, "--output", output, *form]) == 0
-    starting = sys.modules["starting"].Starting
-    if file_format == "minari":
-        theirs = minari.load_dataset(output)
-        assert (theirs.action_space, theirs.observation_space) == (starting.action_space, starting.observation_space)
-        for episode in theirs.iterate_episodes():
-            action = one_of(episode.actions)
-            assert starting.action_space.contains(action)
-            assert starting.observation_space.contains(one_of(episode.observations))
-            assert episode.rewards.tolist() == [float(sys.modules["starting"].same(action, starting.best))]
-        data = Dataset.from_minari(theirs.filter_episodes(lambda episode: episode.rewards[0] == 1.0))
-    else:
-        data = Dataset.load(output)
-    assert data.action_space == starting.action_space
-    best = data.transitions["rewards"] == 1.0
-    assert 3 <= int(best.sum()) < 96 or file_format == "minari"
-    rows = {name: part[best] for name, part in data.transitions.items()}
-    Dataset(rows, observation_space=data.observation_space, action_space=data.action_space).save("best")
-    wanted = ["--dataset", "best"]
-    if file_format == "d4rl":
-        if kind in ("dict", "tuple"):
-            return  # D4RL's layout has one array of actions
-        with h5py.File("best.hdf5", "w") as file:
-            names = {"actions": "actions", "rewards": "rewards", "terminals": "terminated"}
-            for name, ours in names.items():
-                file[name] = rows[ours].numpy()
-            file["observations"] = np.zeros((len(rows["rewards"]), 1), np.float32)
-        monkeypatch.setattr(starting, "observation_space", Box(0.0, 1.0, (1,), np.float32))
-        monkeypatch.setattr(starting, "shown", np.zeros(1, np.float32))
-        wanted = ["--dataset", "best.hdf5"]
-    how = ["--no-tracking", "--device", "cpu", "--progress", "none", "--max-steps", "1", "batch_size=16", "lr=0.03"]
-    words = ["train", "--algorithm", "bc", *wanted, "--eval-env", env_name, "--num-eval-envs", "2", *how]
-    assert main([*words, "--steps-per-eval", "1", "updates_per_step=60", "checkpoints.directory=runs"]) == 0
-    assert "evaluated   return 1 +- 0" in capsys.readouterr().out
-    starting.got.clear()
-    assert main(["collect", "runs", "--trust", "--deterministic", "--transitions", "6", "--output", "played"]) == 0
-    _, *got = starting.got  # the first one was tried before
-    assert len(got) == 6
-    assert all(sys.modules["starting"].same(action, starting.best) for action in got)
-    policy = load_algorithm("runs", trust=True).policy
-    assert sys.modules["starting"].same(policy.decide(starting.shown).actions, starting.best)
-
-
-def one_of(element):
-    """The first of what Minari has of an episode."""
-    if isinstance(element, dict):
-        return {key: one_of(part) for key, part in element.items()}
-    return tuple(map(one_of, element)) if isinstance(element, tuple) else element[0]
-
-
 def tree_rows(tree, index):
     return {name: tree_rows(part, index) if isinstance(part, dict) else part[index] for name, part in tree.items()}
-
-
-def test_nothing_is_left_where_minari_fails(tmp_path, monkeypatch):
-    pytest.importorskip("minari", reason="Minari is not installed, whose format is written")
-    pytest.importorskip("h5py", reason="h5py is not installed, which Minari writes with")
-    from minari.dataset.minari_storage import MinariStorage
-
-    def fails(*arguments, **named):
-        raise NotImplementedError("no such space")
-
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    env = Counting(2, seed=1)
-    dataset = record(policy_for(env), env, 10).dataset
-    monkeypatch.setattr(MinariStorage, "new", fails)
-    with pytest.raises(ValueError, match="Minari cannot store these spaces: no such space"):
-        write_minari("ours/data-v0", dataset, algorithm_name="none")
-    assert not [*tmp_path.iterdir()]
 
 
 def test_without_minari_it_is_said_before_anything_is_recorded(run, monkeypatch, capsys):

@@ -65,21 +65,6 @@ def test_runs_are_offered_by_name(mlruns, monkeypatch, capsys):
     assert asked("rl8x resume calm-b", monkeypatch, capsys) == ["file,calm-b"]
 
 
-def test_bash_completes_with_the_script(tmp_path):
-    """What a user does: the script is read, and the function that it sets is called."""
-    script = (
-        f'rl8x() {{ {sys.executable} -m rl8x.cli.main "$@"; }}\n'
-        "_RL8X_COMPLETE=bash_source rl8x > script.sh\n. ./script.sh\n"
-        "COMP_WORDS=(rl8x train Pen)\nCOMP_CWORD=2\n"
-        '_rl8x_completion ./asked\necho "${COMPREPLY[@]}"\ncomplete -p rl8x\n'
-    )
-    (tmp_path / "asked").write_text(f'#!/bin/sh\nexec {sys.executable} -m rl8x.cli.main "$@"\n')
-    (tmp_path / "asked").chmod(0o755)
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert done.stdout.splitlines()[0] == "Pendulum"
-    assert "_rl8x_completion rl8x" in done.stdout
-
-
 def test_asking_imports_neither_torch_nor_mlflow(mlruns):
     code = (
         "import os, sys\nfrom rl8x.cli.main import rl8x\n"

@@ -3,13 +3,11 @@
 import importlib.metadata
 import importlib.util
 import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 
 from rl8x import trusted
@@ -33,11 +31,6 @@ def probed(monkeypatch):
 def diagnosed(capsys):
     code = main(["doctor"])
     return code, capsys.readouterr().out
-
-
-@pytest.mark.parametrize("needed", [Requirement(text).name for text in PROJECT["dependencies"]])
-def test_what_is_needed_is_looked_for_by_the_name_of_its_module(needed):
-    assert importlib.util.find_spec(doctor._MODULES.get(needed, needed)) is not None
 
 
 def test_versions_are_those_of_the_metadata(probed, mlruns, monkeypatch, capsys):
@@ -171,28 +164,3 @@ def test_a_package_that_ends_python_or_prints_is_no_end_of_the_diagnosis(tmp_pat
         "not reached, as another package ended Python",
     ]
     assert told == {}
-
-
-def test_a_machine_without_torch_and_numpy_is_diagnosed(tmp_path):
-    for name in ("torch", "numpy"):
-        (tmp_path / f"{name}.py").write_text("import os\nraise ImportError('torn')")
-    (tmp_path / "mlflow.py").write_text("import os; os._exit(7)")
-    path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "rl8x.cli.main", "doctor"],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert (done.returncode, done.stderr) == (1, "")
-    for said in ("torch: ImportError: torn", "mlflow: ends Python (exit status 7)", "numpy: not reached"):
-        assert f"\nbroken: {said}" in done.stdout
-    assert "tracking  cannot be found out: ImportError: torn" in done.stdout
-
-
-def test_what_torch_says_of_the_machine():
-    found, told = doctor._probe(["torch"])
-    assert found == {"torch": None}
-    assert told["threads"] == torch.get_num_threads()
-    assert len(told["gpus"]) == torch.cuda.device_count()

@@ -51,14 +51,6 @@ def test_last_and_best_are_written_and_logged(trainer, mlflow_client, capsys):
     assert mlflow_client.get_run(run).info.status == "FINISHED"
 
 
-def test_one_checkpoint_is_exported_by_its_path(trainer, capsys):
-    first = listed(trainer.checkpoints.directory)[0]
-    assert main(["export", str(first), "--output", "first.safetensors"]) == 0
-    assert capsys.readouterr().out.startswith(f"{first.name} -> first.safetensors\n")
-    now, then = trainer.algorithm.policy.state_dict(), Policy.load("first.safetensors").state_dict()
-    assert any(not np.array_equal(now[name], then[name]) for name in now)
-
-
 def test_the_best_of_a_run_that_went_back_is_not_of_what_it_left_behind(tmp_path, capsys):
     def scored(scores):
         def score(trainer, row):

@@ -70,7 +70,7 @@ train CartPole --stop 'return/mean >= 1'  ->  Nearest: returns/mean
 train CartPole --stop 'eval/returns/mean >= 475'  ->  this run makes no evaluations: give `steps_per_eval`
 train CartPole --stop 'eval/returns/mean >= 475' --dry-run  ->  this run makes no evaluations: give `steps_per_eval`
 train CartPole --stop 'confirmed: {hits_upper_bound: [returns/mean, 9]}'  ->  Watch episodes/returns/mean, or give `by`
-train CartPole 'stop_conditions=env/steps > '  ->  A metric or a number is missing at the end. There are all
+train CartPole 'stop_conditions=env/steps > '  ->  A metric, a number or a parenthesis is missing
 train CartPole --model rl8x.models.Nothing  ->  module 'rl8x.models' has no 'Nothing'
 train CartPole checkpoints.evry_steps=3  ->  every_steps
 train CartPole checkpoints.keep=0  ->  `keep` must be

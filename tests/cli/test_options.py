@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import click
 import pytest
 
 from rl8x.algorithms.hyperparameters import option
@@ -50,19 +49,3 @@ def test_only_what_was_given_is_passed_on():
 )
 def test_values(words, value):
     assert parsed(*words) == value
-
-
-def test_a_mapping_that_is_not_well_formed_is_refused():
-    with pytest.raises(click.BadParameter, match="not a list or mapping in YAML"):
-        parsed("--inner", "{a: [")
-
-
-def test_help_says_meaning_default_and_range():
-    context = click.Context(click.Command("x"))
-    records = dict(o.get_help_record(context) for o in map(FieldOption, dataclasses.fields(Config)))
-    assert records["--count INTEGER"] == "How many.  [default: 5; >= 1]"
-    assert records["--share NUMBER"] == "Which part.  [default: 0.5; >= 0; <= 1]"
-    assert records["--kind A|B"] == "Of what kind.  [default: a]"
-    assert records["--on / --no-on"] == "Whether.  [default: yes]"
-    assert records["--inner MAPPING"] == "More.  [default: {}]"
-    assert records["--label TEXT"] == "A text.  [default: none]"

@@ -38,7 +38,7 @@ def test_a_folder_is_reported(study, capsys, monkeypatch):
 def test_a_parent_run_is_reported_and_gets_the_files(study, mlruns, mlflow_client, capsys):
     store = MLflowStore(locate(None))
     parent = store.create_run(NewRun("1", "studies", None, "my study", 1))
-    for name in ("evaluations.json", "supports.json", "study.json"):
+    for name in ("evaluations.json", "study.json"):
         store.log_artifact(parent, study / name, None)
     assert main(["report", "my study", "--output", "figures"]) == 0
     logged = {entry.path for entry in mlflow_client.list_artifacts(parent, "report")}
@@ -88,10 +88,3 @@ def test_runs_are_compared(mlruns, capsys, monkeypatch):
     assert "there is no run 'run-2' in" in capsys.readouterr().err
     assert main(["compare"]) == 2
     assert "no run is named" in capsys.readouterr().err
-
-
-def test_without_a_store_there_are_no_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["compare", "first"]) == 2
-    assert "there are no runs: " in capsys.readouterr().err
-    assert not (tmp_path / "mlruns").exists()

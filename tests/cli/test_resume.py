@@ -22,16 +22,6 @@ def state(folder):
     return read(listed(folder)[-1])
 
 
-def test_resuming_gives_the_same_numbers(tmp_path, capsys):
-    assert train(tmp_path / "a", "--max-steps", "6") == 0
-    assert train(tmp_path / "b", "--max-steps", "3") == 0
-    capsys.readouterr()
-    assert main(["resume", str(tmp_path / "b"), "--max-steps", "6", "--progress", "none"]) == 0
-    assert capsys.readouterr().out.startswith("stopped by max_steps=6")
-    one, other = (state(tmp_path / name).state["trainer"]["algorithm"]["policy"] for name in "ab")
-    assert all(one[name].equal(other[name]) for name in one)
-
-
 def test_a_run_that_is_over_says_that_nothing_was_trained_and_how_to_train_more(tmp_path, capsys):
     train(tmp_path / "a", "--max-steps", "2")
     assert "nothing was trained" not in capsys.readouterr().err
@@ -61,14 +51,6 @@ def test_an_evaluation_before_the_end_says_of_which_step_it_is(tmp_path, capsys)
     assert ended("resume", folder) == "at step 2 of 3"
     assert ended("resume", folder, "--max-steps", "5") == "at step 4 of 5"
     assert ended("resume", folder, "--max-steps", "6") == "the final policy"
-
-
-def test_hyperparameters_and_conditions_can_change(tmp_path, capsys):
-    train(tmp_path / "a", "--max-steps", "2")
-    words = ["lr=1e-4", "--stop", "hits_upper_bound: [algorithm/steps, 4]", "--progress", "none"]
-    assert main(["resume", str(tmp_path / "a"), "--max-steps", "9", *words]) == 0
-    assert "stopped by HitsUpperBound('algorithm/steps', 4)" in capsys.readouterr().out
-    assert state(tmp_path / "a").metadata["resolved"]["config"]["lr"] == 1e-4
 
 
 def test_waiting_for_evaluations_is_one_line_until_there_are_some(tmp_path, capsys):

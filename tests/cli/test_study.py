@@ -92,10 +92,3 @@ def test_trainings_that_fail_are_named_and_the_exit_code_is_1(file, capsys, monk
     monkeypatch.setattr("rl8x.studies.study.run_job", answer)
     assert main(["study", "-f", "tiny.yaml"]) == 1
     assert "failed: wide seed=0: the disk is full" in capsys.readouterr().out.splitlines()
-
-
-def test_a_changed_study_is_refused_in_one_line(file, capsys):
-    assert main(["study", "-f", "tiny.yaml", "--progress", "none"]) == 0
-    capsys.readouterr()
-    assert main(["study", "-f", "tiny.yaml", "episodes=3"]) == 2
-    assert "`episodes` was 2 and is 3" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from tests.checkpoint.legal import described
 
 from rl8x import PPOConfig
 from rl8x.checkpoint.build import problems_of
-from rl8x.envs import Attribute, CartPole, Function, GymnasiumEnv, ModelField, Scale
+from rl8x.envs import Attribute, Function, GymnasiumEnv, ModelField, Scale
 from rl8x.envs.bindings import binding_of
 from rl8x.randomization import Choice, Grid, Normal, Uniform
 
@@ -120,20 +120,6 @@ def test_cartpole_moves_as_one_whose_attributes_are_set_by_hand(vectorization):
                 ends += 1
     assert ends >= 3
     env.close()
-
-
-def test_it_moves_as_our_own_cartpole_under_the_same_config():
-    config = {"length": [0.3, 0.5, 0.9, 2.0], "gravity": Grid([9.8, 3.7]), "masscart": 2.5}
-    ours, theirs = CartPole(4, seed=0), GymnasiumEnv("CartPole-v1", 4, seed=0, parameters=CARTPOLE)
-    ours.reset(config=config)
-    obs, _ = theirs.reset(config=config)
-    for name in ("length", "gravity", "masscart", "masspole"):
-        torch.testing.assert_close(theirs.carry["parameters"][name], ours.carry["parameters"][name])
-    ours.carry["state"]["physics"] = obs.clone()
-    for t in range(8):
-        actions = torch.tensor([0, 1, t % 2, 1])
-        expected, obs = ours.step(actions)[0], theirs.step(actions)[0]
-        torch.testing.assert_close(obs, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_defaults_are_read_and_come_back_exactly():

@@ -140,7 +140,7 @@ def test_every_built_in_environment_draws_each_of_its_copies(name):
     assert [each.shape for each in pictures] == [(HEIGHT, WIDTH, 3)] * 3
     assert {each.dtype for each in pictures} == {np.dtype(np.uint8)}
     assert any((one != two).any() for one, two in zip(before, pictures, strict=True))
-    states, parameters = on_host(env.carry["state"]), on_host(env.carry["parameters"])
+    states, parameters = on_host(env.carry["state"], env.team), on_host(env.carry["parameters"])
     assert (pictures[1] == env.picture(copy_of(states, 1), numbers_of(parameters, 1))).all()
     assert (pictures[0] == NumpyEnv(env).render()[0]).all()
 

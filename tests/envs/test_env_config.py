@@ -5,7 +5,7 @@ import torch
 
 from rl8x import MemoryTracker, PPOConfig, Trainer
 from rl8x.envs import CartPole
-from rl8x.envs.env_config import (
+from rl8x.envs.parameters import (
     followed_in,
     function_form,
     function_name,

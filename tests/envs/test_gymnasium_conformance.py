@@ -34,10 +34,10 @@ def test_spaces_and_attributes(name):
     env = make(name, NUM_ENVS)
     for vector in (env, NumpyEnv(env)):
         assert isinstance(vector, VectorEnv)
-        assert vector.num_envs == NUM_ENVS
+        assert vector.num_envs == NUM_ENVS * env.num_agents
         assert vector.unwrapped is vector
-        assert vector.observation_space == batch_space(vector.single_observation_space, NUM_ENVS)
-        assert vector.action_space == batch_space(vector.single_action_space, NUM_ENVS)
+        assert vector.observation_space == batch_space(vector.single_observation_space, env.num_envs)
+        assert vector.action_space == batch_space(vector.single_action_space, env.num_envs)
         assert vector.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
         assert vector.render_mode == "rgb_array"
 
@@ -54,7 +54,7 @@ def test_what_reset_and_step_return(name):
         assert isinstance(info, dict)
         for array, dtype in ((rewards, np.floating), (terminated, np.bool_), (truncated, np.bool_)):
             assert isinstance(array, np.ndarray)
-            assert array.shape == (NUM_ENVS,)
+            assert array.shape == (env.num_envs,)
             assert np.issubdtype(array.dtype, dtype)
     env.close()
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import warnings
-
 import gymnasium
 import numpy as np
 import pytest
@@ -183,19 +181,6 @@ def test_next_step_mode_gives_the_same_experience_with_filler_rows_marked(kind):
     env.close()
 
 
-def test_step_hides_the_mark_of_fillers_from_gymnasiums_api():
-    env = GymnasiumEnv(SyncVectorEnv([Toy] * 2), seed=0)
-    env.reset()
-    fillers = 0
-    for _ in range(20):
-        _, _, terminated, truncated, info = env.step(np.zeros(2, dtype=np.int64))
-        assert not ((terminated | truncated) & ~info["valid"]).any()
-        assert torch.equal(info["_final_obs"], terminated | truncated)
-        assert torch.equal(info["episode"]["_r"], terminated | truncated)
-        fillers += int((~info["valid"]).sum())
-    assert fillers > 3
-
-
 def test_nested_observations_and_actions_that_begin_elsewhere():
     env = GymnasiumEnv(DictToy, 2, seed=4)
     assert env.single_action_space == DictToy.action_space
@@ -211,23 +196,6 @@ def test_nested_observations_and_actions_that_begin_elsewhere():
         close_to(info["final_obs"]["x"], [entry["final"]["x"] for entry in row])
         assert info["final_obs"]["more"]["left"].tolist() == [entry["final"]["more"]["left"] for entry in row]
         close_to(rewards, [entry["reward"] for entry in row])
-
-
-def test_continuous_actions_and_the_time_limit_of_an_id():
-    env = GymnasiumEnv("Pendulum-v1", 2, seed=1, time_limit=4)
-    assert env.time_limit == 4
-    env.reset()
-    reference = [gymnasium.make("Pendulum-v1") for _ in range(2)]
-    for i, single in enumerate(reference):
-        single.reset(seed=1 + i)
-    actions = np.random.default_rng(0).uniform(-2, 2, (4, 2, 1)).astype(np.float32)
-    for t in range(4):
-        _, rewards, terminated, truncated, info = env.step(torch.as_tensor(actions[t]))
-        expected = [single.step(actions[t, i]) for i, single in enumerate(reference)]
-        close_to(info["final_obs"], [row[0] for row in expected])
-        close_to(rewards, [row[1] for row in expected])
-        assert truncated.tolist() == [t == 3] * 2
-        assert not terminated.any()
 
 
 def test_time_limits():
@@ -270,24 +238,31 @@ def test_rl8x_environments_are_vector_environments_for_the_adapter():
         assert torch.equal(expected[4]["final_obs"], seen[4]["final_obs"])
 
 
-def test_a_mode_may_be_said_by_its_name():
+def test_a_mode_of_no_such_name_is_refused():
     vector_env = SyncVectorEnv([Toy] * 2)
     vector_env.metadata = {"autoreset_mode": "NextStep"}
-    env = GymnasiumEnv(vector_env, seed=5)
-    env.reset()
-    infos = [env.step(np.zeros(2, dtype=np.int64))[4] for _ in range(12)]
-    assert not all(info["valid"].all() for info in infos)
+    assert GymnasiumEnv(vector_env).autoreset_mode == AutoresetMode.NEXT_STEP
     vector_env.metadata = {"autoreset_mode": "never"}
     with pytest.raises(ValueError, match=r"must be one of 'NextStep', 'SameStep', 'Disabled'; got 'never'\."):
         GymnasiumEnv(vector_env)
 
 
-@pytest.mark.parametrize(("limit", "ends"), [(..., [2, 4, 6]), (None, []), (5, [5]), (3, [3, 6])])
-def test_a_time_limit_takes_the_place_of_one_that_a_function_gives(limit, ends):
-    def make_one():
-        return TransformReward(gymnasium.make("Pendulum-v1", max_episode_steps=2), float)
+def two_steps():
+    return TransformReward(gymnasium.make("Pendulum-v1", max_episode_steps=2), float)
 
-    env = GymnasiumEnv(make_one, 2, time_limit=limit, seed=0)
+
+@pytest.mark.parametrize(
+    ("made", "limit", "ends"),
+    [
+        (two_steps, ..., [2, 4, 6]),
+        (two_steps, None, []),
+        (two_steps, 5, [5]),
+        (two_steps, 3, [3, 6]),
+        ("Pendulum-v1", 3, [3, 6]),
+    ],
+)
+def test_a_time_limit_takes_the_place_of_the_simulators_own(made, limit, ends):
+    env = GymnasiumEnv(made, 2, time_limit=limit, seed=0)
     env.reset()
     truncated = torch.stack([env.step(np.zeros((2, 1), dtype=np.float32))[3] for _ in range(7)])
     assert [t + 1 for t in range(7) if truncated[t].all()] == ends
@@ -327,23 +302,18 @@ def test_a_missing_final_observation_is_told_once():
     assert first.tolist() == [[0.0], [0.0]]  # not the simulator's memory
 
 
-def test_an_unknown_id_names_the_nearest():
-    with pytest.raises(
-        ValueError, match=r"no Gymnasium environment 'CartPol-v1' is registered. Did you mean CartPole-v1"
-    ):
-        GymnasiumEnv("CartPol-v1", 2)
-    with pytest.raises(ValueError, match=r"'CartPole-v9' is registered. Did you mean CartPole-v1"):
-        GymnasiumEnv("CartPole-v9", 2)
-    with pytest.raises(ValueError, match="'not an id' is registered"):
-        GymnasiumEnv("not an id", 2)
-    with pytest.raises(ValueError, match=r"'Maze-v0' is registered.* One that a module of yours .* 'module:Maze-v0'"):
-        GymnasiumEnv("Maze-v0", 2)
-
-
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
         (lambda: GymnasiumEnv("CartPole-v1"), ValueError, "num_envs must be at least 1; got None"),
+        (lambda: GymnasiumEnv("CartPol-v1", 2), ValueError, "'CartPol-v1' is registered. Did you mean CartPole-v1"),
+        (lambda: GymnasiumEnv("not an id", 2), ValueError, "'not an id' is registered"),
+        (lambda: GymnasiumEnv("Maze-v0", 2), ValueError, "'Maze-v0' is registered.* of yours .* 'module:Maze-v0'"),
+        (
+            lambda: GymnasiumEnv("Pendulum-v1", 2, vectorization="vector"),
+            ValueError,
+            "'Pendulum-v1' cannot be made with vectorization='vector': .* entry point",
+        ),
         (
             lambda: GymnasiumEnv("CartPole-v1", 2, vectorization="asink"),
             ValueError,
@@ -410,17 +380,6 @@ def test_close_ends_the_workers():
     env.close()
 
 
-def test_nothing_is_warned_in_normal_use():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        env = GymnasiumEnv("CartPole-v1", 2, seed=0)
-        env.reset()
-        for _ in range(30):
-            env.step(env.action_space.sample())
-        env.close()
-    assert repr(env) == "GymnasiumEnv(CartPole-v1, num_envs=2)"
-
-
 @pytest.mark.parametrize("vectorization", ["sync", "async", "vector"])
 def test_an_argument_that_an_environment_does_not_know_is_refused_with_those_that_it_takes(vectorization):
     message = "^'CartPole-v1' takes no argument 'sutton_reward'. Did you mean 'sutton_barto_reward'\\? It takes "
@@ -428,11 +387,6 @@ def test_an_argument_that_an_environment_does_not_know_is_refused_with_those_tha
         GymnasiumEnv("CartPole-v1", 2, vectorization=vectorization, sutton_reward=True)
     with pytest.raises(ValueError, match=r"gymnasium:CartPole-v1' takes no argument 'x'. It takes sutton_barto_reward"):
         GymnasiumEnv("gymnasium:CartPole-v1", 2, x=1)
-
-
-def test_an_id_without_a_vectorised_form_is_not_called_unknown():
-    with pytest.raises(ValueError, match=r"'Pendulum-v1' cannot be made with vectorization='vector': .* entry point"):
-        GymnasiumEnv("Pendulum-v1", 2, vectorization="vector")
 
 
 def test_what_an_environment_needs_and_is_not_there_is_said_in_one_line(monkeypatch):

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from tests.probes import traced_only
 from torch import Tensor
 
-from rl8x import MemoryTracker, Trainer
 from rl8x.algorithms import BCConfig, DQNConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.cli.collect import record
-from rl8x.config import RunSpec
 from rl8x.envs import (
     AlgoTrading,
     CartPole,
@@ -37,7 +35,7 @@ from rl8x.models import MLPModel, Model
 from rl8x.policy import Policy
 from rl8x.randomization import LogUniform, Uniform
 from rl8x.replay.dataset import Dataset
-from rl8x.spaces import AsymmetricDict, critic_only, space_from_plain, space_to_plain
+from rl8x.spaces import critic_only, space_from_plain, space_to_plain
 from rl8x.trees import flatten_tree
 
 SMALL = {
@@ -104,7 +102,7 @@ def test_every_built_in_environment_shows_its_parameters(name, mode):
     env = ObservedParameters(BUILTIN[name](3, seed=0), mode)
     validate(env)
     obs, _ = env.reset()
-    np.testing.assert_array_equal(obs["parameters"], np.zeros((3, len(env.parameters))))
+    np.testing.assert_array_equal(obs["parameters"], np.zeros((env.num_envs, len(env.parameters))))
     assert env.single_observation_space["parameters"].shape == (len(env.parameters),)
     assert env.observation_space.contains(NumpyEnv(env).reset()[0])
     assert critic_only(env.single_observation_space) == (("parameters",) if mode == "critic" else ())
@@ -263,21 +261,6 @@ def test_the_actor_sees_them_with_all_alone(model, mode):
     assert not torch.equal(policy.values(obs, state, starts), policy.values(moved, state, starts))
 
 
-def test_an_image_model_keeps_them_for_its_critic():
-    image = spaces.Box(0, 255, (8, 8, 1), np.uint8)
-    space = AsymmetricDict(
-        {"obs": image, "parameters": spaces.Box(-1, 1, (2,), np.float32)}, critic_only=["parameters"]
-    )
-    policy = Policy(space, spaces.Discrete(2), model_config={"convolutions": [[2, 3, 2]], "hidden_sizes": [4]})
-    obs = {"obs": torch.randint(0, 255, (1, 3, 8, 8, 1), dtype=torch.uint8), "parameters": torch.zeros(1, 3, 2)}
-    starts = torch.ones(1, 3, dtype=torch.bool)
-    one, other = (
-        policy.predict({**obs, "parameters": each}, {}, starts) for each in (obs["parameters"], torch.ones(1, 3, 2))
-    )
-    assert torch.equal(one.features, other.features)
-    assert not torch.equal(one.values, other.values)
-
-
 @pytest.mark.parametrize(("config", "env"), [(SACConfig, Pendulum), (TD3Config, Pendulum), (SACConfig, CartPole)])
 def test_critics_of_a_replay_see_what_the_actor_does_not(config, env):
     options = {"num_envs": 2, "horizon": 4, "batch_size": 4, "device": "cpu", "seed": 0}
@@ -330,46 +313,6 @@ def test_they_are_compiled_with_the_rest_and_tell_programs_apart(monkeypatch):
     env = CartPole(2)
     shown = [ObservedParameters(env, mode).program_key for mode in ("critic", "all")]
     assert len({env.program_key, *shown}) == 3
-
-
-def make_trainer(tmp_path, tracker):
-    options = {"num_envs": 4, "horizon": 8, "seq_len": 4, "device": "cpu", "seed": 0, "normalize_observations": True}
-    config = PPOConfig(**options, model="gru", model_config=SMALL["gru"])
-    algorithm = config.build(CartPole, observe_parameters="critic", time_limit=5)
-    return Trainer(algorithm, tracker=tracker, checkpoints=tmp_path)
-
-
-def test_a_run_is_resumed_to_the_bit_evaluates_under_another_config_and_says_so(tmp_path):
-    tracker, rows = MemoryTracker(), []
-    options = {"env_config": DRAWN, "eval_env_config": {"length": 2.0}, "steps_per_eval": 2, "progress": "none"}
-    whole = make_trainer(tmp_path / "whole", tracker)
-    whole.run(max_steps=4, **options)
-    assert tracker.params["env.observe_parameters"] == "critic"
-    assert not any(name.startswith("env.kwargs") for name in tracker.params)
-    cut = make_trainer(tmp_path / "cut", MemoryTracker())
-    cut.run(max_steps=3, **options)
-    resumed = Trainer.resume(tmp_path / "cut", tracker=MemoryTracker())
-    assert resumed.algorithm.env.observe_parameters == "critic"
-    resumed.run(max_steps=4, steps_per_eval=2, eval_env_config={"length": 2.0}, progress="none")
-    rows = [trainer.algorithm.policy.state_dict() for trainer in (whole, resumed)]
-    assert all(torch.equal(rows[0][name], rows[1][name]) for name in rows[0])
-    assert torch.equal(whole.algorithm.rollout["obs/parameters"], resumed.algorithm.rollout["obs/parameters"])
-
-
-def test_a_run_file_gives_it_to_the_environment():
-    run = RunSpec.from_plain(
-        {
-            "env": "CartPole",
-            "env_kwargs": {"observe_parameters": "all"},
-            "algorithm_config": {"num_envs": 2, "horizon": 2, "device": "cpu"},
-            "tracking": False,
-        }
-    )
-    assert run.make_algorithm().env.observe_parameters == "all"
-    with pytest.raises(ValueError, match=r"env_kwargs: CartPole takes .*observe_parameters"):
-        RunSpec.from_plain(
-            {"env": "CartPole", "env_kwargs": {"observe_parameter": "all"}, "tracking": False}
-        ).make_algorithm()
 
 
 def test_data_sets_have_them_and_know_who_sees_them(tmp_path):

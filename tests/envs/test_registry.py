@@ -24,7 +24,7 @@ from rl8x.importing import import_named
 def test_names_are_the_classes_names():
     assert all(name == cls.__name__ for name, cls in BUILTIN.items())
     assert resolve("CartPole") is CartPole
-    assert len(BUILTIN) == 9
+    assert len(BUILTIN) == 10
 
 
 def test_make_passes_arguments_on():
@@ -166,6 +166,7 @@ def adapters():
         "GymnasiumEnv": ({"env": "CartPole-v1"}, "gymnasium"),
         "MjlabEnv": ({"task": "Mjlab-Cartpole-Balance"}, "mjlab"),
         "VmasEnv": ({"scenario": "balance", "n_agents": 2}, "vmas"),
+        "PettingZooEnv": ({"make": "tests.envs.team_stubs:Shift"}, "pettingzoo"),
         "BraxEnv": ({"env": "fast"}, "brax"),
     }
 
@@ -184,7 +185,7 @@ def test_an_adapter_is_named_by_its_class_everywhere(name, tmp_path, monkeypatch
         PPOConfig(**SMALL).build(functools.partial(adapter, **arguments)),
         PPOConfig(**SMALL).build(f"rl8x.envs.{name}", **arguments),
     ):
-        assert (type(algorithm.env), algorithm.env.num_envs, algorithm.env.time_limit) == (adapter, 2, 3)
+        assert (type(algorithm.env), algorithm.env.num_copies, algorithm.env.time_limit) == (adapter, 2, 3)
     kwargs = json.dumps(arguments)
     words = [*WORDS, "steps_per_eval=1", "--env-kwargs", kwargs, "checkpoints.directory=a"]
     assert main(["train", f"rl8x.envs.{name}", *words]) == 0
@@ -194,7 +195,7 @@ def test_an_adapter_is_named_by_its_class_everywhere(name, tmp_path, monkeypatch
     trainer = Trainer.from_spec(RunSpec.from_plain(run | {"checkpoints": {"directory": "c"}}))
     trainer.run(max_steps=1, steps_per_eval=1, progress="none")
     again = run_spec(trainer.algorithm).to_plain()
-    assert RunSpec.from_plain(again).make_algorithm().env.num_envs == 2
+    assert RunSpec.from_plain(again).make_algorithm().env.num_copies == 2
 
 
 @pytest.mark.parametrize("name", adapters())

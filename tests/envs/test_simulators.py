@@ -26,26 +26,18 @@ def needs(package):
 
 def train(env, **options):
     """Train two steps on an environment, and return the last statistics."""
-    small = {"num_envs": env.num_envs, "horizon": 8, "seed": 0, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+    small = {
+        "num_envs": env.num_copies,
+        "horizon": 8,
+        "seed": 0,
+        "device": "cpu",
+        "model_config": {"hidden_sizes": [8]},
+    }
     algorithm = PPOConfig(**(small | options)).build(env)
     for _ in range(2):
         stats = dict(algorithm.collect()) | dict(algorithm.step())
     assert all(np.isfinite(value) for value in stats.values())
     return stats
-
-
-def test_mujoco_through_gymnasium():
-    needs("mujoco")
-    env = GymnasiumEnv("InvertedPendulum-v5", 3, seed=0, time_limit=20, metrics={"reward_survive": "sum"})
-    reference = gymnasium.make("InvertedPendulum-v5")
-    obs, _ = env.reset()
-    np.testing.assert_allclose(obs[0], reference.reset(seed=0)[0], rtol=1e-6)
-    action = np.array([0.1], np.float32)
-    obs, *_ = env.step(torch.full((3, 1), 0.1))
-    np.testing.assert_allclose(obs[0], reference.step(action)[0], rtol=1e-5)
-    stats = train(env, horizon=48)
-    assert stats["episodes/info/reward_survive/mean"] == pytest.approx(stats["episodes/returns/mean"])
-    env.close()
 
 
 def changed_hopper(tmp_path, density, friction):
@@ -143,8 +135,8 @@ def test_envpool_through_gymnasiums_api():
 
 def test_vmas_agents_share_a_policy():
     needs("vmas")
-    env = VmasEnv("balance", 6, seed=0, time_limit=5, metrics={"pos_rew": "sum"}, n_agents=3)
-    assert (env.num_agents, env.num_worlds) == (3, 2)
+    env = VmasEnv("balance", 2, seed=0, time_limit=5, metrics={"pos_rew": "sum"}, team_return="sum", n_agents=3)
+    assert (env.num_agents, env.num_copies, env.num_envs) == (3, 2, 6)
     from vmas import make_env
 
     reference = make_env("balance", num_envs=2, device="cpu", terminated_truncated=True, seed=0, n_agents=3)
@@ -160,12 +152,27 @@ def test_vmas_agents_share_a_policy():
         assert truncated.all() == (t == 4)
     assert not torch.allclose(obs, info["final_obs"])  # reset
     stats = train(env)
-    assert "episodes/info/pos_rew/mean" in stats
+    assert stats["episodes/info/pos_rew/mean"] != 0.0
+    own = [stats[f"episodes/agents/agent_{i}/returns/mean"] for i in range(3)]
+    assert stats["episodes/returns/mean"] == pytest.approx(sum(own))
+
+
+def test_what_agents_of_vmas_see():
+    needs("vmas")
+    env = VmasEnv("balance", 2, seed=0, agent_id=True, state="shared", n_agents=3)
+    obs, _ = env.reset()
+    assert obs["agent_id"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert env.single_observation_space.critic_only == ("state",)
+    for agent in range(3):
+        seen = obs["state"][f"agent_{agent}"]
+        assert torch.equal(seen, obs["obs"][2 * agent : 2 * agent + 2].repeat(3, 1))
+    with pytest.raises(ValueError, match=r"VmasEnv: .* adversary_0 are Box\(\[16\], .*, of agent_0 Box"):
+        VmasEnv("simple_tag", 2)
 
 
 def test_actions_stay_as_they_were_where_a_scenario_writes_into_its_own(monkeypatch):
     needs("vmas")
-    env = VmasEnv("balance", 6, seed=0, n_agents=3)
+    env = VmasEnv("balance", 2, seed=0, n_agents=3)
     env.reset()
     step = env.worlds.step
 
@@ -185,13 +192,13 @@ def test_actions_stay_as_they_were_where_a_scenario_writes_into_its_own(monkeypa
         env.step(actions)
 
 
-def test_vmas_worlds_are_whole():
+def test_an_episode_of_vmas_is_one_of_a_world():
     needs("vmas")
-    with pytest.raises(ValueError, match=r"multiple of the 3 agents of a world; got 7. Try 6"):
-        VmasEnv("balance", 7, n_agents=3)
     make = functools.partial(VmasEnv, "balance", n_agents=2)
     algorithm = PPOConfig(num_envs=4, horizon=4, seed=0, device="cpu").build(make, time_limit=3)
-    assert algorithm.collect()["episodes/lengths/mean"] == 3.0
+    stats = algorithm.collect()
+    assert (stats["episodes/lengths/mean"], stats["episodes/ended"]) == (3.0, 4)
+    assert (algorithm.counters["env/steps"], algorithm.counters["env/copy_steps"]) == (32, 16)
 
 
 def test_parameters_of_vmas_are_those_of_worlds():
@@ -203,8 +210,8 @@ def test_parameters_of_vmas_are_those_of_worlds():
 
     parameters = {"mass": Scale("agents[0].mass"), "gravity": Function(set_gravity, default=0.05, high=1.0)}
     options = {"n_agents": 3, "parameters": parameters, "time_limit": 4}
-    env = VmasEnv("balance", 9, seed=0, **options)
-    env.reset(seed=0, config={"gravity": Grid([0.05, 0.3, 0.9]), "mass": 2.0})
+    env = VmasEnv("balance", 3, seed=0, **options)
+    env.reset(seed=0, config={"gravity": [0.05, 0.3, 0.9], "mass": 2.0})
     assert torch.equal(env.carry["parameters"]["gravity"], torch.tensor([0.05, 0.3, 0.9]).repeat(3))
     references = []
     for gravity in (0.05, 0.3, 0.9):
@@ -219,7 +226,7 @@ def test_parameters_of_vmas_are_those_of_worlds():
         for world, reference in enumerate(references):
             obs = reference.step([part.clone() for part in actions.view(3, 3, 2)])[0]
             torch.testing.assert_close(info["final_obs"].view(3, 3, -1)[:, world], torch.stack(obs)[:, world])
-    with pytest.raises(ValueError, match="agents of a world share one: use a Grid of at most 3 values"):
+    with pytest.raises(ValueError, match="is a Grid of 4 values, but there are 3 copies"):
         env.reset(config={"gravity": Grid([0.1, 0.2, 0.3, 0.4])})
     with pytest.raises(ValueError, match=r"must be a number for all copies: Scale\(Attribute\('agents\[0\].mass'\)\)"):
         env.reset(config={"mass": Uniform(1.0, 2.0)})

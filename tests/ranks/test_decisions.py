@@ -111,7 +111,7 @@ def test_ranks_that_are_not_alike_are_refused_by_name(found):
     first, second = found["unlike"]
     assert first == second
     assert first[0].startswith("rank 1 is not like rank 0: lr is 0.001, and 0.0001 on rank 0.")
-    assert first[1].startswith("rank 1 is not like rank 0: run.max_steps is 4, and 3 on rank 0.")
+    assert first[1].startswith("rank 1 is not like rank 0: max_steps is 4, and 3 on rank 0.")
 
 
 def test_ranks_that_do_not_go_on_from_one_checkpoint_are_refused(found):

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checkpoint.legal import metadata
 
-from rl8x.checkpoint import CheckpointError, CheckpointManager, Checkpoints, listed, read
+from rl8x.checkpoint import CheckpointError, Checkpoints, listed, read
+from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.tree import clone, copied, segments_in, tensors_in
-from rl8x.replay import segments as segmentation
+from rl8x.replay import ring as segmentation
 from rl8x.replay.ring import Replay
 from rl8x.tracking import NullTracker
 

@@ -15,7 +15,7 @@ from rl8x.algorithms.hyperparameters import option
 from rl8x.checkpoint import Checkpoints, listed
 from rl8x.cli.main import main
 from rl8x.envs import CartPole
-from rl8x.replay import segments as segmentation
+from rl8x.replay import ring as segmentation
 from rl8x.replay.prioritized import PrioritizedReplay
 from rl8x.rollouts.statistics import Stats
 from rl8x.tracking import MemoryTracker, NullTracker

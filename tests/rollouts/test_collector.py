@@ -13,7 +13,7 @@ from rl8x import keys
 from rl8x.envs import CartPole, CartPoleInfinite, GymnasiumEnv
 from rl8x.execution import Execution
 from rl8x.policy import Policy
-from rl8x.rollouts.buffer import Rollout
+from rl8x.rollouts.buffer import Rollout, under
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.step import experience
 
@@ -73,10 +73,10 @@ def test_a_metric_that_a_step_lacks_is_nan_there_in_each_horizon():
     rewards = {keys.REWARDS: torch.ones(3)}
     rollout.write_slot(0, rewards)
     rollout.write_slot(1, rewards | {name: torch.ones(3)})
-    assert rollout.under(keys.METRICS)["success"].isnan().all(1).tolist() == [True, False]
+    assert under(keys.METRICS, rollout.tensors, 2)["success"].isnan().all(1).tolist() == [True, False]
     rollout.write_slot(0, rewards | {name: torch.zeros(3)})
     rollout.write_slot(1, rewards)  # such as after a reset, until the simulator reports it again
-    assert rollout.under(keys.METRICS)["success"].isnan().all(1).tolist() == [False, True]
+    assert under(keys.METRICS, rollout.tensors, 2)["success"].isnan().all(1).tolist() == [False, True]
 
 
 def test_an_evaluation_keeps_no_observations_of_its_horizon(monkeypatch):

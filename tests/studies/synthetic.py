@@ -44,8 +44,7 @@ def write_study(folder, table, supports=SUPPORTS, **definition):
     split = json.loads(table.to_json(orient="split", double_precision=15))
     for name, content in (
         ("evaluations.json", {"columns": split["columns"], "data": split["data"]}),
-        ("supports.json", supports),
-        ("study.json", {"definition": definition, "run_key": "0" * 32, "rl8x": "1.0"}),
+        ("study.json", {"definition": definition, "supports": supports, "run_key": "0" * 32, "rl8x": "1.0"}),
     ):
         (folder / name).write_text(json.dumps(content))
     return folder

@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 from tests.studies.synthetic import evaluations, write_study
 
-from rl8x.studies import compare as module
-from rl8x.studies.compare import Comparison, compare, differing, grouped_runs, param_name
+from rl8x.studies.compare import Comparison, compare, differing, grouped_runs
 from rl8x.studies.report import find_study
 from rl8x.tracking import TrackingError
 from rl8x.tracking.location import locate
@@ -68,22 +67,6 @@ def test_the_best_of_a_thinned_run_is_that_of_all_its_rows(store):
     assert compare(["long"], minimize=True).frame.loc[0, [*names]].tolist() == [5.0, 3.0, 10.0]
 
 
-def test_what_differs_is_found_once_however_many_runs_there_are(monkeypatch):
-    asked, differing = [], module.differing
-    monkeypatch.setattr(module, "differing", lambda runs: asked.append(len(runs)) or differing(runs))
-    runs = tuple(record(str(number), lr=str(number)) for number in range(20))
-    made = Comparison(runs, (), POINTS, (), {})
-    assert made.frame["params.lr"].tolist() == [str(number) for number in range(20)]
-    assert asked == [20]
-
-
-def test_one_run_and_one_metric_need_no_list(store):
-    fill(store)
-    alone, listed = compare("parent", metrics="returns/mean"), compare(["parent"], metrics=["returns/mean"])
-    assert [run.id for run in alone.runs] == [run.id for run in listed.runs]
-    assert alone.metrics == ("returns/mean",)
-
-
 @pytest.mark.parametrize(
     ("params", "shown"),
     [
@@ -99,22 +82,6 @@ def test_one_run_and_one_metric_need_no_list(store):
 def test_of_params_that_tell_the_same_one_is_shown(params, shown):
     runs = [RunRecord(str(index), "run", "FINISHED", 0, own, {}, {}) for index, own in enumerate(params)]
     assert differing(runs) == shown
-
-
-@pytest.mark.parametrize("width", [40, 60, 200])
-def test_runs_are_columns_where_that_is_narrower(width, store, monkeypatch):
-    fill(store)
-    monkeypatch.setenv("COLUMNS", str(width))
-    made = compare(["a", "b"], metrics=["returns/mean", "losses/total"])
-    first = str(made).splitlines()[0].split()
-    assert first == (["run", "a", "b"] if width < 100 else [word for head in made.cells()[0] for word in head.split()])
-    assert max(map(len, str(made).split("\n\n")[0].splitlines())) <= width
-
-
-@pytest.mark.parametrize("level", [0, 1, 95])
-def test_a_level_that_is_none_is_refused_before_runs_are_looked_for(level):
-    with pytest.raises(ValueError, match=rf"`level` must be in \(0, 1\); got {level}"):
-        compare(["nowhere"], level=level)
 
 
 def test_groups_average_their_runs_on_common_steps(store):
@@ -149,17 +116,6 @@ def test_a_studys_folder_stands_for_its_parent(store, tmp_path):
         find_study("a")
     with pytest.raises(ValueError, match=r"the study in .*untracked has no runs in MLflow"):
         compare([write_study(tmp_path / "untracked", rows)])
-
-
-def test_the_figure_shows_the_curves(store):
-    fill(store)
-    made = compare(["parent"], group_by=["lr"])
-    (panel,) = made.figure.axes
-    for line, curve in zip(panel.lines, made.curves("returns/mean").values(), strict=True):
-        np.testing.assert_array_equal(line.get_xdata(), curve.steps)
-        np.testing.assert_array_equal(line.get_ydata(), curve.mean)
-    assert len(panel.collections) == 1  # a band of the one group with several runs
-    assert (panel.get_xlabel(), panel.get_ylabel()) == ("transitions of training", "returns/mean")
 
 
 def test_what_is_written_is_what_is_shown(store, tmp_path):
@@ -224,19 +180,6 @@ def test_a_run_that_went_on_with_another_value_of_a_param_is_not_like_the_others
     assert list(made.groups) == ["lr=0.01", "lr=0.01, later 0.5"]
 
 
-def test_a_run_ends_where_its_clock_ends_and_not_its_last_evaluation(store):
-    ids = fill(store)
-    store.log_points(ids["a"], [Point("eval/returns/mean", 7.0, 50, 16), Point("env/steps", 36.0, 100, 36)])
-    assert compare(["a", "b"], metrics="eval/returns/mean").frame["steps"].tolist() == [36.0, 20.0]
-
-
-def test_a_metric_that_is_never_finite_is_not_said_to_be_missing(store):
-    ids = fill(store)
-    store.log_points(ids["a"], [Point("losses/odd", float("nan"), 100, at) for at in (1, 2)])
-    with pytest.raises(ValueError, match="'losses/odd' has no finite value in any of the runs; name another"):
-        compare(["a", "b"], metrics="losses/odd")
-
-
 @pytest.fixture
 def server(mlruns, monkeypatch):
     """MLflow's own server on the database of `mlruns`, in this process."""
@@ -288,15 +231,6 @@ def test_bad_input_gets_one_line(store, arguments, says):
         compare(**arguments)
 
 
-def test_a_run_without_the_metric_is_named(store):
-    fill(store)
-    store.create_run(NewRun("7", "poles", None, "empty", 7))
-    made = compare(["a", "empty"], metrics=["returns/mean"])
-    assert "No value of returns/mean in empty." in str(made)
-    assert list(made.curves("returns/mean")) == ["a"]
-    assert np.isnan(made.frame["returns/mean"][1])
-
-
 def record(name, **params):
     return RunRecord(f"id-{name}", name, "FINISHED", 0, params, {}, {})
 
@@ -321,9 +255,3 @@ def test_the_clock_of_what_learns_from_data_is_updates():
     assert clock(online, online) == "transitions of training"
     assert clock(offline, offline) == "updates"
     assert clock(online, offline) == clock({"loss": 1.0}) == "clock of the algorithm"
-
-
-def test_params_go_by_their_names_in_run_files_too():
-    runs = [record("a", lr="1", **{"model.class": "MLP"})]
-    assert param_name("algorithm_config.lr", runs) == param_name("lr", runs) == "lr"
-    assert param_name("model.class", runs) == "model.class"

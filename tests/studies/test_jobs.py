@@ -6,17 +6,14 @@ import contextlib
 import importlib.util
 import multiprocessing
 import os
-import re
 import time
-import tomllib
-from pathlib import Path
 
 import psutil
 import pytest
 from tests.studies.lossy import begin, work
 
 from rl8x.studies import Study, jobs, table
-from rl8x.studies.jobs import check_backend, do_jobs, end_with, threads_of
+from rl8x.studies.jobs import check_backend, do_jobs, threads_of
 
 HERE = {"num_jobs": 2, "backend": "processes", "address": None}
 
@@ -57,13 +54,6 @@ def test_a_job_whose_worker_is_lost_again_and_again_fails_alone(tmp_path):
     assert len(said) == 2
 
 
-def test_a_worker_whose_driver_has_gone_does_not_begin():
-    process = multiprocessing.get_context("fork").Process(target=end_with, args=(1,))
-    process.start()
-    process.join()
-    assert process.exitcode == 1
-
-
 def test_workers_end_with_a_killed_driver(tmp_path):
     """Also one that has got no job, which would wait minutes for one."""
 
@@ -82,11 +72,6 @@ def test_workers_end_with_a_killed_driver(tmp_path):
     assert psutil.wait_procs(workers, timeout=120)[1] == []
 
 
-def test_an_error_of_the_work_itself_is_no_loss(tmp_path):
-    with pytest.raises(KeyError, match="folder"):
-        list(do_jobs([{"key": "x"}], work, say=print, **{**HERE, "num_jobs": 1}))
-
-
 def test_back_ends_that_are_not_there_are_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for backend, package in (("dask", "distributed"), ("ray", "ray")):
@@ -94,15 +79,6 @@ def test_back_ends_that_are_not_there_are_refused(monkeypatch):
             ValueError, match=rf"needs {package}, which is not installed: pip install 'rl8x\[{backend}\]'"
         ):
             check_backend(backend, None)
-
-
-def test_the_extra_that_a_refusal_names_has_the_package():
-    """`jobs.check_backend` and `search.check_optuna` name them."""
-    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    for extra, package in (("dask", "distributed"), ("ray", "ray"), ("studies", "optuna")):
-        assert package in [re.match(r"[\w-]+", each).group() for each in extras[extra]]
 
 
 def test_processors_are_shared():
@@ -171,15 +147,6 @@ def test_ray_does_again_what_a_lost_worker_did_and_gives_errors_of_the_work_itse
     assert said[0].startswith("a worker was lost (WorkerCrashedError")
     with pytest.raises(KeyError, match="folder"):
         list(do_jobs([{"key": "x"}], work, num_jobs=2, backend="ray", address=None, say=print))
-
-
-@needs("ray")
-def test_results_come_as_they_are_done(ray_here, tmp_path):
-    slow, quick = jobs_of(tmp_path, 0, 0)
-    options = {"num_jobs": 2, "backend": "ray", "address": None, "say": print}
-    done = do_jobs([{**slow, "takes_s": 60.0}, quick], work, **options)
-    assert next(done)["key"] == "job1"
-    done.close()  # does not wait for the other
 
 
 @needs("ray")

@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from tests.studies.synthetic import SUPPORTS, evaluations, write_study
 
 from rl8x import drawing
-from rl8x.drawing import DARK, LIGHT
+from rl8x.drawing import LIGHT
 from rl8x.studies import figures
 from rl8x.studies.report import FoundStudy, report
 from rl8x.studies.report import make_report as make
@@ -82,14 +82,6 @@ def test_intervals_equal_a_plain_bootstrap_of_policies(table, made):
     )
 
 
-def test_drawing_cells_gives_the_same_values_and_other_intervals(table):
-    evaluated = read_evaluations(table)
-    policies, cells = (summarize(evaluated, over=over, resamples=300).frame for over in ("policies", "cells"))
-    for name in HEADINGS:
-        np.testing.assert_allclose(policies[name], cells[name])
-    assert (policies["mean_high"] - policies["mean_low"]).min() > 1.5 * (cells["mean_high"] - cells["mean_low"]).max()
-
-
 @pytest.mark.parametrize("over", ["policies", "cells"])
 def test_intervals_of_two_policies_contain_the_estimates(over):
     """One fails in ten cells and the other nowhere: a mixture of both fails somewhere, and is as bad as the first."""
@@ -143,20 +135,6 @@ def test_rows_are_groups_of_training_and_hyperparameters():
         summarize(evaluated, baseline="wide")
 
 
-def test_groups_whose_hyperparameters_differ_in_the_last_digits_have_labels_of_their_own():
-    table = evaluations(trainings=("fixed",), vary=(1.0, 2.0))
-    made = make_report(table.assign(**{"vary.lr": table["vary.lr"].map({1.0: 0.9999999, 2.0: 1.0})}), SUPPORTS)
-    assert made.frame["label"].tolist() == ["lr=0.9999999", "lr=1.0"]
-    assert str(made).count("baseline") == 1
-
-
-def test_the_order_of_rows_does_not_matter_but_for_that_of_groups(table):
-    shuffled = table.sample(frac=1, random_state=1)
-    ours = make_report(shuffled, SUPPORTS, baseline="fixed").frame.set_index("training").loc[["fixed", "uniform"]]
-    expected = make_report(table, SUPPORTS, baseline="fixed").frame.set_index("training")
-    pd.testing.assert_frame_equal(ours, expected)
-
-
 def test_a_policy_that_lacks_cells_or_is_not_finite_is_left_out_and_named(table):
     final = table.index[table["final"]]
     damaged = table.drop(final[0])
@@ -183,11 +161,6 @@ def test_policies_that_the_table_lacks_are_counted(table):
     assert "9 of the study's 12 policies are missing" in str(made)  # of three others one is left out
     for whole in (definition, {**varied, "trials": 3}, {}):
         assert "missing" not in str(make_report(table, SUPPORTS, definition=whole))
-
-
-def test_evaluations_are_counted(table, made):
-    assert made.evaluations.counts == (18, 4 * len(table), 4 * 25 * len(table), 6 * 10_000, None)
-    assert "18 policies in 1,440 episodes, 36,000 transitions; training took 60,000" in str(made)
 
 
 def test_one_seed_has_no_interval_and_few_have_narrow_ones():
@@ -255,20 +228,6 @@ def test_curves_show_marginal_means_and_bands(table):
     assert (bar.get_x(), bar.get_x() + bar.get_width()) == pytest.approx((0.3, 1.0))
 
 
-@pytest.mark.parametrize("level", [0.5, 0.95])
-def test_bands_have_the_level_that_their_caption_says(table, level):
-    made = {each.name: each for each in make_report(table, SUPPORTS, level=level).drawings}
-    drawn = np.random.default_rng((0, 0)).integers(0, 3, (2000, 3))
-    of_training = table[table["training"] == "uniform"]
-    for name, by in (("curve-length", "test.length"), ("training", "env_steps")):
-        rows = of_training if by == "env_steps" else of(table, "uniform")
-        of_seeds = rows.groupby(["seed", by])["returns"].mean().unstack().to_numpy()
-        low, high = np.quantile(of_seeds[drawn].mean(axis=1), [0.5 - level / 2, 0.5 + level / 2], axis=0)
-        band = drawing.drawn(made[name], LIGHT, titled=False).axes[0].collections[1].get_paths()[0].get_extents()
-        assert (band.ymin, band.ymax) == pytest.approx((low.min(), high.max()))
-        assert f"Bands are {level:.0%} intervals" in made[name].caption
-
-
 def test_figures_fit_the_number_of_test_parameters(table):
     one = make_report(evaluations(grid={"length": np.linspace(0.1, 2, 6)}), SUPPORTS)
     assert [each.name for each in one.drawings] == ["intervals", "curve-length", "profiles"]
@@ -287,31 +246,6 @@ def test_figures_fit_the_number_of_test_parameters(table):
         make_report(table, SUPPORTS, parameters=["masses"])
     single = make_report(evaluations(grid={"length": [0.5]}), SUPPORTS)
     assert [each.name for each in single.drawings] == ["intervals", "profiles"]
-
-
-def test_a_sample_of_cells_is_drawn_in_bins():
-    made = make_report(evaluations(sample=60), SUPPORTS)
-    evaluated = made.evaluations
-    (length, mass), _ = drawing.chosen_axes(evaluated.cells, None)
-    assert length.binned
-    assert len(length.values) == 12
-    values = drawing.over_two(evaluated.groups[0].scores.mean(axis=0), length, mass)
-    for row, column in ((0, 0), (5, 7), (11, 11)):
-        cells = evaluated.cells
-        mine = cells["length"].between(*length.edges[column : column + 2]) & cells["mass"].between(
-            *mass.edges[row : row + 2]
-        )
-        expected = evaluated.groups[0].scores[:, mine].mean() if mine.any() else np.nan
-        assert values[row, column] == pytest.approx(expected, nan_ok=True)
-    assert "stand in bins" in made.drawings[1].caption
-
-
-def test_a_grid_of_ratios_has_a_logarithmic_axis():
-    geometric = evaluations(grid={"length": [0.1, 1.0, 10.0], "mass": [0.1, 0.2]})
-    (length, mass), _ = drawing.chosen_axes(read_evaluations(geometric).cells, None)
-    assert length.logarithmic
-    assert not mass.logarithmic
-    np.testing.assert_allclose(length.edges, 10.0 ** np.array([-1.5, -0.5, 0.5, 1.5]))
 
 
 class Parsed(HTMLParser):
@@ -390,24 +324,6 @@ def test_the_page_stands_alone_and_has_the_table(written):
     assert float(worst[1]) == pytest.approx(made.evaluations.cells["length"][means.argmin()], rel=1e-3)
 
 
-def test_figures_are_drawn_alike_each_time_in_both_themes(made):
-    each = made.drawings[0]
-    light, dark = drawing.png(each, LIGHT), drawing.png(each, DARK)
-    assert light.startswith(b"\x89PNG")
-    assert light != dark
-    assert light == drawing.png(each, LIGHT)
-
-
-def test_many_groups_draw_the_baseline_and_the_best():
-    table = evaluations(trainings=("uniform",), vary=tuple(float(each) for each in range(15)), seeds=2)
-    made = make_report(table, SUPPORTS)
-    assert len(made.frame) == 15
-    rows = figures.chosen(made.summary, 4)
-    best = made.frame["iqm"].nlargest(3).index
-    assert rows == sorted({0, *best})
-    assert "Of 15 groups 8 are drawn" in made.drawings[0].caption
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -434,10 +350,4 @@ def test_a_bad_table_gets_one_line(table, change, says):
 def test_a_bad_folder_gets_one_line(tmp_path, name, content, says):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=says):
-        report(tmp_path)
-
-
-def test_a_study_without_results_is_said_to_be_one(tmp_path):
-    (tmp_path / "study.json").write_text('{"definition": {}, "run_key": "0"}')
-    with pytest.raises(ValueError, match=r"the study in .* has no results yet: .* `rl8x study` goes on with it"):
         report(tmp_path)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from rl8x.studies import Study, StudyError, search
 from rl8x.studies.definition import Training
-from rl8x.studies.training import run_job
 
 NEEDS = pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="optuna is not installed")
 
@@ -56,6 +55,9 @@ def test_a_resumed_training_decides_as_before(tmp_path):
     assert not decide(5, 2.5)
     assert decide(4, 99.0)  # what was decided stays
     assert not search.should_prune(tmp_path, Training("a", {}, 0, 6), 20, 0.0)  # another point has its own median
+    for trial in range(4):  # and another training, whose name ends alike
+        assert not search.should_prune(tmp_path, Training("very-a", {}, 0, trial), 10, 99.0)
+    assert not decide(7, 2.6)
 
 
 def test_a_return_that_is_not_a_number_is_the_worst(tmp_path):
@@ -66,17 +68,6 @@ def test_a_return_that_is_not_a_number_is_the_worst(tmp_path):
     assert decide(5, math.nan)
     assert not decide(6, 0.5)  # three are the worst of six
     assert decide(7, 0.4)  # the median is 0.5
-
-
-def test_trainings_whose_names_end_alike_have_medians_of_their_own(tmp_path):
-    def decide(name, trial, value):
-        return search.should_prune(tmp_path, Training(name, {}, 0, trial), 10, value)
-
-    for trial in range(4):
-        assert not decide("very-wide", trial, 100.0)
-        assert not decide("wide", trial, 1.0)
-    assert not decide("wide", 4, 1.0)  # as all of `wide` before it, though below all of `very-wide`
-    assert decide("very-wide", 4, 99.0)
 
 
 @NEEDS
@@ -123,39 +114,6 @@ def stored(study):
     storage = f"sqlite:///{study.folder / search.DATABASE}"
     trials = optuna.load_study(study_name=study.config.name, storage=storage).trials
     return [(trial.state.name, trial.value, trial.params.get("lr")) for trial in trials]
-
-
-@NEEDS
-def test_a_trial_that_failed_has_its_value_once_it_is_mended(tmp_path, monkeypatch):
-    """All of its trainings fail, or one of two; what came after it was drawn meanwhile, and more trials come later."""
-    monkeypatch.chdir(tmp_path)
-    broken = {(1, 0), (1, 1), (2, 1)}
-
-    def training(job):
-        which = job["trial"], job["seed"]
-        return {"key": job["key"], "error": "no luck"} if which in broken else run_job(job)
-
-    monkeypatch.setattr("rl8x.studies.study.run_job", training)
-    study = make(4, seeds=2, evaluate_at=None)
-    study.run()
-    assert list(study.failed.values()) == ["no luck"] * 3
-    before = stored(study)
-    assert [state for state, _, _ in before] == ["COMPLETE", "RUNNING", "RUNNING", "COMPLETE"]
-    broken.discard((1, 0))
-    make(4, seeds=2, evaluate_at=None).run()
-    assert stored(study) == before  # half of it tells nothing
-    broken.clear()
-    mended = make(5, seeds=2, evaluate_at=None)
-    frame = mended.run()
-    assert mended.failed == {}
-    after = stored(study)
-    assert [(state, lr) for state, _, lr in after[:4]] == [("COMPLETE", lr) for _, _, lr in before]
-    assert [after[index] for index in (0, 3)] == [before[index] for index in (0, 3)]
-    assert len(after) == 5
-    for _, value, lr in after:
-        returns = frame[(frame["vary.lr"] == lr) & frame["final"]].groupby("seed")["returns"].mean()
-        assert len(returns) == 2
-        assert value == pytest.approx(returns.mean())
 
 
 @NEEDS

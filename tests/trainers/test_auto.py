@@ -8,15 +8,11 @@ import signal
 import warnings
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
-from tests import probes
 from tests.probes import traced_only
 
 from rl8x import HitsUpperBound, MemoryTracker, NullTracker, PPOConfig, Trainer, WallTime, keys
-from rl8x.algorithms import DQNConfig
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.envs import CartPole
 from rl8x.execution import Execution
@@ -79,71 +75,7 @@ def test_the_step_follows_from_the_work_and_the_length_of_a_run_alone():
     assert planned(0.125, math.inf) == ("compile", 96)  # nothing is known to come
 
 
-def test_a_short_run_after_an_interrupted_long_one_prepares_nothing():
-    execution = Execution("auto", "fp32", CPU)
-    execution.plan(0.125, 1000)
-    execution.begin_step(0)
-    assert execution.prepares
-    execution.plan(0.125, 10)
-    execution.begin_step(1)
-    assert (execution.target, execution.prepares) == ("eager", False)
-
-
-def test_what_has_fallen_back_stays_eager_in_later_runs():
-    execution = Execution("auto", "fp32", CPU)
-    execution.plan(0.125, 1000)
-    execution.fall_back()
-    execution.plan(0.125, 2000)
-    assert (execution.target, execution.mode, execution.due) == ("eager", "eager", math.inf)
-
-
-@pytest.mark.parametrize("mode", ["eager", "compile"])
-def test_a_mode_that_was_asked_for_is_in_force_from_the_start(mode):
-    execution = Execution(mode, "fp32", CPU)
-    execution.plan(0.5, 1000)
-    assert (execution.mode, execution.target, execution.starts_at) == (mode, mode, 0)
-
-
-def test_more_work_changes_sooner():
-    seconds = [build(num_envs=n, num_sgd_iters=k).seconds_per_step for n, k in ((8, 2), (8, 20), (4096, 20))]
-    assert seconds == sorted(seconds)
-    assert seconds[0] < seconds[1] < seconds[2]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"max_steps": 40}, {"stop_conditions": HitsUpperBound(keys.ENV_STEPS, 40 * 64)}],
-    ids=["max_steps", "a bound on env/steps"],
-)
-def test_a_run_too_short_to_earn_it_stays_eager(options, monkeypatch):
-    prepared = []
-    monkeypatch.setattr(CompiledProgram, "prepare", lambda *_: prepared.append(1))
-    algorithm = build()
-    trainer = Trainer(algorithm, tracker=NullTracker(), checkpoints=False, eval_env=False)
-    trainer.run(progress="none", **options)
-    assert algorithm.execution.mode == "eager"
-    assert not prepared
-    assert (trainer.params["execution"], "execution.compiled_from" in trainer.params) == ("eager", False)
-
-
 # -- the change
-
-
-@pytest.mark.usefixtures("changes_at_3")
-def test_a_long_run_after_a_short_one_is_compiled_whole(monkeypatch):
-    monkeypatch.setattr("rl8x.algorithms.dqn.DQN.seconds_per_step", 1.0)
-    options = {"num_envs": 4, "horizon": 4, "warmup_steps": 8, "batch_size": 8, "seed": 3, "device": "cpu"}
-    algorithm = DQNConfig(**options, model_config={"hidden_sizes": [8]}).build(CartPole)
-    trainer = Trainer(algorithm, tracker=NullTracker(), checkpoints=False, eval_env=False)
-    trainer.run(max_steps=4, progress="none")
-    assert (algorithm.execution.target, algorithm.execution.mode) == ("eager", "eager")
-    compiled, interpret = [], CompiledProgram._compile
-    monkeypatch.setattr(
-        CompiledProgram, "_compile", lambda *given: compiled.append(given[0].check.name) or interpret(*given)
-    )
-    trainer.run(max_steps=12, progress="none")
-    assert algorithm.execution.mode == "compile"
-    assert "update" in compiled, compiled
 
 
 @pytest.mark.usefixtures("changes_at_3")
@@ -182,9 +114,7 @@ def whole_run(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("changes_at_3")
-@pytest.mark.parametrize(
-    ("model", "cut"), [*[("mlp", cut) for cut in (1, 2, 3, 4, 8)], *[("lstm", cut) for cut in (2, 3, 4)]]
-)
+@pytest.mark.parametrize(("model", "cut"), [*[("mlp", cut) for cut in (2, 3, 4)], ("lstm", 3)])
 def test_a_resumed_run_changes_at_the_same_step(model, cut, whole_run):
     expected, folder = whole_run(model)
     (path,) = [path for path in listed(folder) if path.name.endswith(f"-step-{cut}")]
@@ -194,15 +124,6 @@ def test_a_resumed_run_changes_at_the_same_step(model, cut, whole_run):
     assert rest.state[keys.STEPS] == 9
     assert rest.algorithm.execution.mode == "compile"
     assert torch.equal(weights(rest.algorithm), expected)
-
-
-@pytest.mark.usefixtures("changes_at_3")
-def test_the_step_is_a_param_and_the_mode_at_the_end_a_tag():
-    tracker = MemoryTracker()
-    trained(build(), 9, tracker)
-    assert tracker.params["execution"] == "auto"
-    assert tracker.params["execution.compiled_from"] == 3
-    assert tracker.tags["rl8x.execution"] == "compile"
 
 
 @pytest.mark.usefixtures("changes_at_3")
@@ -373,17 +294,6 @@ def test_a_run_ends_while_it_waits_and_goes_on_to_the_same_bits(how, monkeypatch
 
 
 @pytest.mark.usefixtures("changes_at_3")
-def test_a_run_that_goes_on_compiled_requests_its_programs_before_it_waits(monkeypatch, whole_run):
-    (path,) = [path for path in listed(whole_run("mlp")[1]) if path.name.endswith("-step-4")]
-    requested, at_wait = [], []
-    monkeypatch.setattr(CompiledProgram, "prepare", lambda self, *_: requested.append(self.check.name))
-    SlowCompiler(monkeypatch, 3, lambda: at_wait.extend(requested))
-    rest = Trainer.resume(path, tracker=NullTracker(), checkpoints=False, algorithm=build(**MODELS["mlp"]))
-    rest.run(max_steps=5, progress="none")
-    assert [name for name in at_wait if name in ("horizon", "update")] == ["horizon", "update"]
-
-
-@pytest.mark.usefixtures("changes_at_3")
 def test_without_a_seed_it_changes_once_the_programs_are_there_and_never_waits(monkeypatch, tmp_path):
     slow, tracker, seen = SlowCompiler(monkeypatch, 5), MemoryTracker(), []
     trainer = waiting(tmp_path, tracker, seed=None)
@@ -408,23 +318,3 @@ def test_without_a_seed_it_changes_once_the_programs_are_there_and_never_waits(m
     first = Trainer.resume(listed(tmp_path)[0], tracker=MemoryTracker(), checkpoints=False, callbacks=[note])
     first.run(progress="none")
     assert slow.waited == [0.0] * 8
-
-
-class Pictures(probes.OneStep):
-    single_observation_space = Box(0.0, 1.0, (84, 84, 1), np.float32)
-
-    def observe(self, state, parameters):
-        return state["x"].view(-1, 1, 1, 1).expand(-1, *self.single_observation_space.shape)
-
-
-class SmallPictures(Pictures):
-    single_observation_space = Box(0.0, 1.0, (10, 10, 1), np.float32)
-
-
-@pytest.mark.parametrize(("env", "target"), [(Pictures, "eager"), (SmallPictures, "compile")])
-def test_convolutions_over_images_stay_eager(env, target):
-    sizes = {"convolutions": [[4, 4, 2]], "hidden_sizes": [8]}
-    config = PPOConfig(num_envs=2, horizon=2, device="cpu", seed=1, model="cnn", model_config=sizes)
-    algorithm = config.build(env)
-    algorithm.plan_execution(math.inf)
-    assert (algorithm.execution.target, algorithm.execution.starts_at > 0) == (target, target == "compile")

@@ -8,7 +8,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 from rl8x.algorithms import PPOConfig
 from rl8x.cli.main import main
-from rl8x.conditions import Condition, HitsUpperBound
+from rl8x.conditions import HitsUpperBound
 from rl8x.config import RunSpec, load_run_file
 from rl8x.envs import CartPole, CartPoleInfinite, GymnasiumEnv
 from rl8x.models import MLPModel
@@ -22,14 +22,6 @@ OPTIONS = {"num_envs": 4, "horizon": 4, "device": "cpu", "model_config": {"hidde
 
 class Passing(gymnasium.Wrapper):
     pass
-
-
-class Never(Condition):
-    def arguments(self):
-        return {}
-
-    def judge(self, stats):
-        return False
 
 
 def trained(env=CartPole, *, algorithm=None, run=None, env_kwargs=None, **options):
@@ -123,21 +115,6 @@ def test_the_commands_in_a_description_are_those_that_work(mlflow_client, tmp_pa
         assert main([*("2" if word == "N" else word for word in words[1:]), "--progress", "none"]) == 0
 
 
-def test_a_description_names_the_run_where_its_name_finds_it(mlflow_client, tmp_path):
-    notes = []
-    for folder in ("one", "an other"):  # the second has no name of its own
-        tracker = MLflowTracker(run_name="by name")
-        trainer = Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=tracker, checkpoints=tmp_path / folder)
-        trainer.run(max_steps=1, progress="none")
-        notes.append(mlflow_client.get_run(tracker.run_id).data.tags["mlflow.note.content"].split("\n\n")[-3:])
-    for note, run in zip(notes, ("'by name'", f"'{tmp_path}/an other'"), strict=True):
-        assert note == [
-            f"To continue training: `rl8x resume {run} --max-steps N`",
-            f"To take its policy elsewhere: `rl8x export {run} --format pt2`",
-            f"To watch it play: `rl8x play {run}`",
-        ]
-
-
 def test_of_many_hyperparameters_a_description_has_the_first(monkeypatch):
     from rl8x.trainers import description
 
@@ -223,13 +200,6 @@ def test_the_command_line_has_the_name_of_the_program(program, monkeypatch):
     assert command() == "rl8x train CartPole --stop 'wall_time: 1m'"
 
 
-def test_while_it_runs_a_run_is_described_without_an_end():
-    seen = []
-    trained(callbacks=[lambda trainer, stats: seen.append(trainer.tracker.description)])
-    assert "**PPO on `CartPole`**" in seen[0]
-    assert "topped" not in seen[0]
-
-
 def test_what_a_failure_says_is_shown_as_it_is():
     def fail(trainer, stats):
         raise RuntimeError("a `b` ``c``\n# <img src=x> *d*" + "e" * 9000)
@@ -288,9 +258,3 @@ def test_the_run_file_of_a_run_in_python_makes_the_same_run(tmp_path, monkeypatc
 )
 def test_what_no_file_can_say_has_none(options):
     assert trained(**options).tracker.texts == {}
-
-
-def test_what_only_a_script_has_is_in_no_file(monkeypatch):
-    monkeypatch.setattr(Never, "__module__", "__main__")
-    monkeypatch.setattr("__main__.Never", Never, raising=False)
-    assert trained(run={"max_steps": 2, "stop_conditions": [Never()]}).tracker.texts == {}

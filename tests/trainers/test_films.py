@@ -41,16 +41,6 @@ def test_every_second_evaluation_is_filmed_and_the_training_notices_nothing():
     assert filmed.tracker.params["run.evals_per_film"] == 2
 
 
-def test_a_resumed_run_goes_on_filming(tmp_path):
-    make(checkpoints=tmp_path, tracker=NullTracker()).run(
-        steps_per_eval=1, evals_per_film=2, max_steps=1, progress="none"
-    )
-    tracker = MemoryTracker()
-    resumed = Trainer.resume(tmp_path, tracker=tracker)
-    resumed.run(max_steps=2, progress="none")
-    assert tracker.artifacts[-1] == "films/step-00000002.gif"
-
-
 def test_mlflow_has_the_film(mlruns, mlflow_client):
     words = ["train", "CartPole", "--num-envs", "2", "--horizon", "4", "--device", "cpu", "--max-steps", "1"]
     assert (

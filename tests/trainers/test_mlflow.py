@@ -11,8 +11,7 @@ import pytest
 from rl8x.algorithms import PPOConfig
 from rl8x.conditions import HitsUpperBound
 from rl8x.config import RunSpec
-from rl8x.envs import CartPole, CartPoleInfinite, GymnasiumEnv
-from rl8x.randomization import Uniform
+from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
 
@@ -59,19 +58,6 @@ def test_every_row_param_tag_and_the_status_are_in_mlflow(mlruns, mlflow_client)
     for name in ("lr_schedule", "seed", "model.class", "device", "versions.torch", "run.stop_conditions", "optimizer"):
         assert name in run.data.params
     assert "mlflow.source.name" in run.data.tags
-
-
-def test_each_value_of_an_env_config_is_a_param_in_mlflow(mlruns, mlflow_client):
-    trainer = Trainer(PPOConfig(**OPTIONS).build(CartPoleInfinite), tracker=MLflowTracker(), checkpoints=False)
-    trainer.run(env_config={"length": Uniform(0.25, 1)}, max_steps=1, progress="none")
-    trainer.run(env_config={"length": 0.3}, eval_env_config={"gravity": 50}, max_steps=1, progress="none")
-    run = mlflow_client.get_run(trainer.tracker.run_id)
-    assert run.data.params["env_config.length"] == "Uniform(0.25, 1.0)"
-    assert run.data.params["env_config.gravity"] == "9.8"
-    assert run.data.params["eval_env_config.gravity"] == "50.0"
-    # A param cannot be changed in MLflow: a tag has what came later.
-    assert run.data.tags["rl8x.param_change.env_config.length"] == "0.3"
-    assert "rl8x.param_change.env_config.gravity" not in run.data.tags
 
 
 def test_a_gymnasium_run_tells_its_task_in_mlflow(mlruns, mlflow_client):

@@ -9,7 +9,6 @@ from tests.probes import ActionMatches
 from rl8x import Confirmed, HitsUpperBound, MemoryTracker, MLflowTracker, PPOConfig, Trainer
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.models import Model
-from rl8x.policy import Policy
 from rl8x.trainers.artifacts import model_metrics
 
 CONFIG = {"num_envs": 8, "horizon": 8, "device": "cpu", "seed": 0, "execution": "eager", "lr": 0.05}
@@ -80,18 +79,6 @@ def checkpoints_of(trainer):
     return trainer.checkpoints.directory
 
 
-def test_a_model_has_an_evaluation_from_before_it_at_the_step_of_that(mlflow_client):
-    config = PPOConfig(**CONFIG, model_config={"hidden_sizes": [8]})
-    trainer = Trainer(config.build(ActionMatches), tracker=patient(), checkpoints=False, log_models=True)
-    trainer.run(max_steps=3, steps_per_eval=2, progress="none")
-    (evaluation,) = mlflow_client.get_metric_history(trainer.tracker.run_id, METRIC)
-    assert evaluation.step == 2 * 64
-    (model,) = mlflow_client.search_logged_models([mlflow_client.get_run(trainer.tracker.run_id).info.experiment_id])
-    found = {each.key: (each.step, each.value) for each in model.metrics}
-    assert found[METRIC] == (2 * 64, evaluation.value)
-    assert found["returns/mean"][0] == 3 * 64
-
-
 def test_without_being_asked_nothing_is_logged(mlflow_client):
     trained(patient(), checkpoints=False)
     experiment = mlflow_client.get_experiment_by_name("rl8x").experiment_id
@@ -152,8 +139,3 @@ def test_metrics_that_say_how_good_a_policy_is():
     }
     assert model_metrics(row) == {METRIC: 1.0, "eval/windy/returns/mean": 2.0}
     assert model_metrics(row, "losses/vf") == {METRIC: 1.0, "eval/windy/returns/mean": 2.0, "losses/vf": 4}
-
-
-def test_an_algorithms_policy_is_saved_as_it_acts(tmp_path):
-    policy = trained(MemoryTracker(), checkpoints=False).algorithm.policy
-    assert isinstance(Policy.load(policy.save(tmp_path / "policy")), Policy)

@@ -1,10 +1,9 @@
 import re
 
 import pytest
-from tests.probes import traced_only
 
 from rl8x import keys
-from rl8x.algorithms import DQNConfig, PPOConfig
+from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, Checkpoints, read
 from rl8x.envs import CartPole, CartPoleInfinite
 from rl8x.randomization import Adaptive, Learnable, Scheduled, Uniform
@@ -229,49 +228,6 @@ def test_the_state_at_the_end_is_a_tag_also_after_an_evaluation_in_the_training_
     assert of_configs == {"rl8x.env_config.length": "1.0"}
 
 
-def test_horizons_of_a_step_or_two_move_it_too():
-    trainer = make(algorithm=DQNConfig, horizon=2, warmup_steps=8, batch_size=8, buffer_size=512)
-    stats = run(trainer, CONFIGS["adaptive"], max_steps=60, steps_per_eval=None)
-    assert stats["env_config/length/high"] > 0.6 or stats["env_config/length/low"] < 0.4
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_programs_are_recorded_once_and_give_the_same_bits(name, monkeypatch):
-    traced_only(monkeypatch)
-    eager, recorded = (make(execution=mode, horizons_per_env_reset=2) for mode in ("eager", "compile"))
-    every = 2 if name == "scheduled" else None  # it goes by evaluations
-    last = [run(trainer, CONFIGS[name], max_steps=4, steps_per_eval=every) for trainer in (eager, recorded)]
-    shown = [n for n in last[0] if n.startswith(("env_config/", "episodes/"))]
-    assert {n: last[0][n] for n in shown} == {n: last[1][n] for n in shown}
-    stepper = recorded.algorithm.horizons.collector.stepper
-    assert stepper.compiles_env
-    assert len(stepper._horizons) == 1
-    if name == "adaptive":  # what was written under another configuration does not hold up the next
-        run(recorded, {}, max_steps=1, steps_per_eval=None)
-        run(recorded, CONFIGS[name], max_steps=1, steps_per_eval=None)
-
-
-def test_the_second_run_goes_on_where_the_ranges_were():
-    trainer = make()
-    run(trainer, CONFIGS["adaptive"], steps_per_eval=None)
-    ranges = trainer.algorithm.env.parameter_support()
-    assert ranges["length"] != pytest.approx((0.4, 0.6))
-    trainer.algorithm.env.parameter_state.configure(CONFIGS["adaptive"])
-    assert trainer.algorithm.env.parameter_support() == ranges
-
-
-def test_a_configuration_that_comes_too_late_is_refused_before_the_run_is_touched(tmp_path):
-    tracker = MemoryTracker()
-    trainer = make(tracker, trainer={"checkpoints": tmp_path})
-    run(trainer, CONFIGS["adaptive"], max_steps=1, steps_per_eval=None)
-    assert tracker.status == "FINISHED"
-    for again in (trainer, Trainer.resume(tmp_path, tracker=tracker)):
-        with pytest.raises(ValueError, match="This `env_config` would never apply"):
-            run(again, {"length": 0.7}, max_steps=2, steps_per_eval=None)
-        assert tracker.status == "FINISHED"
-        again.run(env_config=CONFIGS["adaptive"], max_steps=1, progress="none")  # the same is no other
-
-
 @pytest.mark.parametrize("name", ["scheduled", "adaptive", "learnable"])
 def test_a_new_rank_goes_on_under_the_configuration_that_is_never_applied_again(name):
     config = CONFIGS[name]
@@ -288,13 +244,3 @@ def test_a_new_rank_goes_on_under_the_configuration_that_is_never_applied_again(
     low, high = first.env.parameter_support()["length"]
     assert second.env.carry["parameters"]["length"].min() >= low - 0.11
     assert second.env.carry["parameters"]["length"].max() <= high + 0.11
-
-
-def test_a_new_rank_does_not_train_under_the_configuration_of_an_evaluation():
-    first, second = (
-        make(env=CartPoleInfinite, horizons_per_env_reset=1, trainer={"eval_env": False}) for _ in range(2)
-    )
-    run(first, {"length": 0.7}, steps_per_eval=1, max_steps=1, eval_env_config={"length": 2.0})
-    assert first.algorithm.env.config == {"length": 2.0}
-    second.algorithm.join(first.algorithm.state_dict())
-    assert second.algorithm.env.parameter_state.following.given == {"length": 0.7}

@@ -1,14 +1,12 @@
 """An algorithm without an environment: values are fitted to a batch that is fixed."""
 
 import dataclasses
-import re
 
 import pytest
 import torch
 from tests.checkpoint.legal import described
 from tests.trainers.test_non_finite import at_step
-from tests.trainers.test_progress import terminal
-from tests.trainers.test_resume import Killed, killed_at, rows, run
+from tests.trainers.test_resume import run
 
 from rl8x import keys
 from rl8x.algorithms import AlgorithmConfig, GenericAlgorithmBase
@@ -130,23 +128,6 @@ def test_it_is_evaluated_in_an_environment_that_is_given():
             make(eval_env=other)
 
 
-def test_a_killed_and_resumed_run_gives_the_same_bits(tmp_path):
-    straight = make()
-    run(straight, max_steps=9)
-    first = make(checkpoints=Checkpoints(tmp_path, every_steps=3), callbacks=[killed_at(5)])
-    with pytest.raises(Killed):
-        run(first, max_steps=9)
-    second = Trainer.resume(tmp_path, tracker=first.tracker)
-    assert type(second.algorithm) is Regression
-    assert second.state[keys.STEPS] == 3
-    run(second)
-    assert torch.equal(weights(second), weights(straight))
-    assert second.state == straight.state
-    assert rows(first.tracker) == rows(straight.tracker)
-    assert first.tracker.status == "FINISHED"
-    assert second.ending[-1].startswith("to continue training: Trainer.resume(")
-
-
 def test_it_is_described_and_built_again_without_an_environment():
     algorithm = make(seed=None).algorithm
     spec, resolved = described(algorithm)
@@ -180,13 +161,3 @@ def test_an_update_that_is_not_finite(mode, tmp_path):
     assert not torch.equal(seen[4], seen[3])
     assert stats[keys.UPDATES] == 6
     assert trainer.algorithm.num_discarded == 0
-
-
-def test_a_bound_on_its_clock_gives_the_bar_a_total():
-    with terminal() as lines:
-        make().run(progress="bar", stop_conditions=[HitsUpperBound(keys.UPDATES, 5)])
-        bars = [line for line in lines() if "[" in line and "stopped" not in line]
-        assert "0 steps [" in bars[0]
-        assert re.search(r" 5/5 \[\d+:\d+<", bars[-1])
-        assert "updates 5" in bars[-1]
-        assert "transitions" not in bars[-1]

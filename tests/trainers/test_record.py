@@ -89,17 +89,6 @@ def test_a_name_that_would_find_another_run_or_a_folder_is_not_said(mlruns, mlfl
     assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3, 4]
 
 
-def test_a_name_may_be_longer_than_a_path(mlruns, mlflow_client, capsys):
-    name = "long" * 100
-    trainer = make(trainer={"tracker": tracker(run_name=name)})
-    assert run(trainer, max_steps=1)[keys.STEPS] == 1
-    assert trainer.ending[-1] == f"to continue training: rl8x resume {name} --max-steps N, N above 1"
-    assert main([*command(trainer.ending[-1]), "--progress", "none"]) == 0
-    assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3, 4]
-    assert main(["resume", f"mlruns/{name}"]) == 2
-    assert f"there is no checkpoint mlruns/{name}" in capsys.readouterr().err
-
-
 @pytest.mark.usefixtures("default_signals")
 def test_interrupted_and_failed_runs_say_how_to_go_on(mlruns, mlflow_client, capfd):
     for callback, error, begin in (
@@ -362,14 +351,3 @@ def test_what_a_server_did_not_take_is_sent_by_a_command_that_asks_nothing(spool
         assert f"it names the store {server}, which you have not: `--trust`" in capfd.readouterr().err
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
         assert main([*words, "--max-steps", "5", "--progress", "none"]) == 0
-
-
-def test_a_working_directory_that_is_removed_has_an_end_too(tmp_path, monkeypatch):
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    trainer = make(trainer={"tracker": tracker(tracking_uri="http://127.0.0.1:9")})
-    remove = [lambda trainer, stats: shutil.rmtree(tmp_path / "gone", ignore_errors=True)]
-    trainer.callbacks = tuple(remove)
-    run(trainer, max_steps=3)
-    assert "did not reach http://127.0.0.1:9" in trainer.ending[0]
-    assert str(trainer.tracker.spool_folder) in trainer.ending[1]

@@ -1,7 +1,6 @@
 import os
 import signal
 import sys
-import threading
 
 import pytest
 import torch
@@ -91,16 +90,6 @@ def test_a_signal_in_the_last_step_lets_the_run_finish_first(tmp_path):
     assert trainer.stop_reason == "max_steps=2"
 
 
-def test_a_run_in_another_thread_leaves_signals_alone():
-    before, inside = signal.getsignal(signal.SIGTERM), []
-    trainer = make(trainer={"callbacks": [lambda *_: inside.append(signal.getsignal(signal.SIGTERM))]})
-    thread = threading.Thread(target=lambda: run(trainer, max_steps=1))
-    thread.start()
-    thread.join()
-    assert inside == [before]
-    assert trainer.tracker.status == "FINISHED"
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_what_is_ignored_stays_ignored(number):
     before = signal.signal(number, signal.SIG_IGN)
@@ -110,25 +99,6 @@ def test_what_is_ignored_stays_ignored(number):
             assert guard.stop is None
     finally:
         signal.signal(number, before)
-
-
-def test_the_user_is_told_once(capfd):
-    with SignalGuard() as guard:
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert guard.stop == signal.SIGTERM
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert capfd.readouterr().err == "rl8x: SIGTERM: ending after this step; Ctrl-C ends at once\n"
-
-
-def test_handlers_are_put_back_when_a_run_fails():
-    def fail(trainer, stats):
-        raise RuntimeError("out of luck")
-
-    trainer = make(trainer={"tracker": MemoryTracker(), "callbacks": [fail]})
-    with pytest.raises(RuntimeError, match="out of luck"):
-        run(trainer)
 
 
 @pytest.mark.parametrize("how", ["run", "step", "a loop over the trainer"])

@@ -58,13 +58,6 @@ def test_a_run_that_fails_has_a_result_but_no_metrics_of_its_end_and_one_that_ne
     assert (empty.rows, empty.tags) == ([], {})
 
 
-def test_rows_of_other_trackers_are_those_of_training():
-    trainer = Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=MemoryTracker())
-    trainer.run(max_steps=3, progress="none")
-    assert [row.metrics["algorithm/steps"] for row in trainer.tracker.rows] == [1, 2, 3]
-    assert trainer.tracker.tags["rl8x.result"]
-
-
 def test_a_resumed_run_has_the_results_of_all_of_it(mlflow_client, tmp_path):
     whole = trained()
     first = Trainer(
@@ -79,14 +72,6 @@ def test_a_resumed_run_has_the_results_of_all_of_it(mlflow_client, tmp_path):
         assert resumed == [course[-1] for course in ends(mlflow_client, whole, name)]
     tags = [mlflow_client.get_run(each.tracker.run_id).data.tags["rl8x.result"] for each in (second, whole)]
     assert tags[0] == tags[1]
-
-
-def test_an_evaluation_after_the_end_changes_no_result(mlflow_client):
-    trainer = trained()
-    before = ends(mlflow_client, trainer, "eval/returns/mean")
-    trainer.eval()
-    trainer.close()
-    assert ends(mlflow_client, trainer, "eval/returns/mean") == before
 
 
 @pytest.mark.parametrize("count", [1, 2, MAX_POINTS, MAX_POINTS + 1, 5000])

@@ -23,13 +23,6 @@ def make(**options):
     return Trainer(algorithm, tracker=MemoryTracker(), num_eval_envs=2, **options)
 
 
-def test_the_first_evaluation_ends_a_run_that_is_solved_already():
-    trainer = make()
-    stats = trainer.run(steps_per_eval=1, stop_conditions=[SOLVED], max_steps=5, progress="none")
-    assert (stats[keys.STEPS], stats.fresh >= {"eval/returns/mean"}) == (1, True)
-    assert "eval/returns/mean" in stats.stop_reason
-
-
 def test_an_evaluation_before_the_run_counts_as_its_first():
     trainer = make()
     before = trainer.eval()["eval/returns/mean"]
@@ -98,16 +91,6 @@ def test_an_evaluation_in_a_loop_of_ones_own_is_counted_once_in_the_row_of_its_s
     assert sometimes.reference == max(stats["eval/returns/mean"] for stats in rows[1:])
 
 
-def test_an_evaluation_under_another_name_or_in_a_run_joins_no_earlier_row():
-    trainer = make()
-    stats = trainer.step()
-    before = dict(stats)
-    trainer.eval(name="other")
-    assert stats == before
-    trainer.run(steps_per_eval=1, max_steps=1, progress="none")
-    assert stats == before
-
-
 def test_a_best_metric_that_no_row_has_is_refused_with_the_nearest(tmp_path):
     with pytest.raises(ValueError, match=r"got 'eval/return/mean'\. Did you mean 'eval/returns/mean'\?"):
         make(checkpoints=Checkpoints(tmp_path, best="eval/return/mean"))
@@ -123,18 +106,6 @@ def test_what_confirms_the_end_is_tracked_at_the_present_step_and_saved_as_the_b
     last = read(listed(tmp_path)[-1])
     assert last.metadata["counters"][keys.STEPS] == 3
     assert last.state["best"] == {"metric": "eval/returns/mean", "mode": "max", "value": value, "steps": 3}
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_conditions_count_the_evaluations_that_another_asks_for(place):
-    trainer = make()
-    conditions = [Confirmed(HitsUpperBound(keys.STEPS, 2), evaluations=2, by=HitsUpperBound("eval/returns/mean", 1e6))]
-    conditions.insert(place, Plateau("eval/returns/mean", patience=1, rtol=1e9))
-    stats = trainer.run(stop_conditions=conditions, max_steps=9, progress="none")
-    # Of steps 2 and 3 there is an evaluation, as the first of two does not confirm: one compares with the one before.
-    assert [step for step, _ in trainer.tracker.history("eval/returns/mean")] == [64, 96]
-    assert stats[keys.STEPS] == 3
-    assert stats.stop_reason.startswith("Plateau")
 
 
 def stops_at(step, why, then=None):

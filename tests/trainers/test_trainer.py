@@ -60,22 +60,7 @@ def test_a_silenced_critic_is_told_once():
     assert message.endswith("Use vf_clip_param=None or normalize_values=True or normalize_rewards=True.")
 
 
-@pytest.mark.parametrize("options", [{"vf_clip_param": None}, {"normalize_values": True}, {"normalize_rewards": True}])
-def test_each_remedy_lets_the_critic_learn(options):
-    trainer = make(Pendulum, **{"normalize_rewards": False, **options})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run(trainer, max_steps=12)
-    assert trainer.tracker.rows[-1].metrics["monitors/vf_clip_frac"] < 0.5
-
-
 # -- rl8's semantics
-
-
-def test_evaluation_counts_as_k_collects_and_no_step():
-    trainer = make(horizons_per_env_reset=3)
-    trainer.eval()
-    assert (trainer.state[keys.COLLECTS], trainer.state[keys.STEPS], trainer.state[keys.ENV_STEPS]) == (3, 0, 0)
 
 
 def test_evaluation_out_of_turn_is_refused():
@@ -92,15 +77,6 @@ def test_steps_per_eval_must_be_a_multiple():
         ValueError, match=r"`steps_per_eval` must be a multiple of `horizons_per_env_reset`; got 1 and 2\. Try 2"
     ):
         run(make(horizons_per_env_reset=2), steps_per_eval=1, max_steps=1)
-
-
-def test_counters_of_a_run_with_evaluations():
-    k = 2
-    trainer = make(horizons_per_env_reset=k)
-    stats = run(trainer, steps_per_eval=k, stop_conditions=[HitsUpperBound(keys.COLLECTS, 2 * k + 1)])
-    assert (trainer.state[keys.COLLECTS], trainer.state[keys.STEPS]) == (5, 3)
-    assert stats[keys.COLLECTS] == 5
-    assert "algorithm/collects" in stats.stop_reason
 
 
 def test_an_eval_config_that_nothing_would_apply_is_refused():
@@ -126,16 +102,6 @@ def test_an_evaluations_config_is_not_the_trainings(env_config, gravity):
     assert evaluated == pytest.approx([50.0] * 3 + [70.0, 60.0])
     assert trainer.tracker.params["env_config.gravity"] == gravity
     assert trainer.tracker.params["eval_env_config.gravity"] == 50.0
-
-
-def test_an_evaluation_without_a_config_after_one_with_one_is_as_training():
-    trainer = make(CartPoleInfinite)
-    seen, evaluated = watch_gravity(trainer)
-    trainer.step(env_config={"gravity": 12.0})
-    trainer.eval(env_config={"gravity": 50.0})
-    trainer.eval()
-    trainer.step()
-    assert (seen, evaluated) == ([12.0, 12.0], [50.0, 12.0])
 
 
 def watch_gravity(trainer):
@@ -305,17 +271,6 @@ def test_a_row_has_exactly_the_declared_metrics():
     }
 
 
-def test_rows_are_tracked_at_the_clock():
-    trainer = make(CartPole, trainer={"num_eval_envs": 3})
-    run(trainer, steps_per_eval=2, max_steps=4)
-    assert [step for step, _ in trainer.tracker.history("losses/total")] == [32, 64, 96, 128]
-    assert [step for step, _ in trainer.tracker.history("eval/returns/mean")] == [64, 128]
-    assert trainer.tracker.status == "FINISHED"
-    assert trainer.tracker.tags["rl8x.stop_reason"] == "max_steps=4" == trainer.stop_reason
-    for name in ("lr", "seed", "model.class", "versions.torch", "run.steps_per_eval", "lr_schedule", "device"):
-        assert name in trainer.tracker.params, name
-
-
 def test_every_condition_sees_every_row_with_the_evaluation_in_it():
     class Witness(Condition):
         def __init__(self):
@@ -379,27 +334,6 @@ def test_an_unknown_metric_is_refused_before_training():
     assert trainer.tracker.status is None
 
 
-def test_a_failure_is_tracked_with_its_traceback():
-    def fail(trainer, stats):
-        raise RuntimeError("out of luck")
-
-    trainer = make(trainer={"callbacks": [fail]})
-    with pytest.raises(RuntimeError, match="out of luck"):
-        run(trainer)
-    assert trainer.tracker.status == "FAILED"
-    assert "out of luck" in trainer.tracker.texts["traceback.txt"]
-
-
-def test_an_interrupt_is_tracked_as_killed():
-    def interrupt(trainer, stats):
-        raise KeyboardInterrupt
-
-    trainer = make(trainer={"callbacks": [interrupt]})
-    with pytest.raises(KeyboardInterrupt):
-        run(trainer)
-    assert trainer.tracker.status == "KILLED"
-
-
 @pytest.mark.parametrize("gives", [True, False])
 def test_a_lost_final_observation_is_tagged(gives):
     trainer = make(CartPole, trainer={"eval_env": False})
@@ -407,14 +341,6 @@ def test_a_lost_final_observation_is_tagged(gives):
     trainer.callbacks = (lambda trainer, stats: setattr(trainer.algorithm.env, "gives_final_obs", gives),)
     run(trainer, max_steps=1)
     assert ("rl8x.final_obs" in trainer.tracker.tags) == (not gives)
-
-
-def test_iterating_steps():
-    trainer = make()
-    seen = [stats[keys.STEPS] for stats, _ in zip(trainer, range(3), strict=False)]
-    assert seen == [1, 2, 3]
-    trainer.close()
-    assert trainer.tracker.status == "FINISHED"
 
 
 def test_run_options_are_checked():
@@ -438,14 +364,6 @@ def test_one_seed_gives_the_same_rows_and_two_do_not():
         run(trainer, steps_per_eval=2, max_steps=4)
     assert rows_without_times(trainers[0]) == rows_without_times(trainers[1])
     assert rows_without_times(trainers[0]) != rows_without_times(trainers[2])
-
-
-def test_an_own_evaluation_leaves_training_untouched_to_the_bit():
-    with_eval, without = (make(CartPole, trainer={"num_eval_envs": 3}) for _ in range(2))
-    run(with_eval, steps_per_eval=1, max_steps=3, eval_env_config={"length": 1.0})
-    run(without, max_steps=3)
-    mine = [row for row in rows_without_times(with_eval) if "losses/total" in row[1]]
-    assert mine == rows_without_times(without)
 
 
 def test_an_own_evaluation_plays_each_copys_first_episode():
@@ -483,15 +401,6 @@ def test_the_evaluation_environment_is_checked():
             make(CartPole, trainer={"num_eval_envs": copies})
     assert make(trainer={"eval_env": False}).evaluator is None
     assert make(CartPole, trainer={"eval_env": CartPole(7)}).evaluator.env.num_envs == 7
-
-
-def test_a_restored_trainer_goes_on_with_the_same_rows():
-    straight, first, second = (make(CartPole, trainer={"num_eval_envs": 2}) for _ in range(3))
-    run(straight, steps_per_eval=2, max_steps=6)
-    run(first, steps_per_eval=2, max_steps=4)
-    second.load_state_dict(first.state_dict())
-    run(second, steps_per_eval=2, max_steps=2)
-    assert rows_without_times(straight)[6:] == rows_without_times(second)
 
 
 # -- the state machine against a model
@@ -561,14 +470,6 @@ class TrainerMachine(RuleBasedStateMachine):
 
 TestTrainerMachine = TrainerMachine.TestCase
 TestTrainerMachine.settings = settings(max_examples=25, stateful_step_count=12, deadline=None)
-
-
-def test_a_confirmations_config_that_nothing_would_apply_is_refused_before_training():
-    trainer = make(CartPole, trainer={"eval_env": False})
-    confirmed = Confirmed(HitsUpperBound("rewards/mean", 0.0))
-    with pytest.raises(ValueError, match="`eval_env_config` would never apply"):
-        run(trainer, eval_env_config={"length": 0.9}, stop_conditions=[confirmed])
-    assert trainer.state[keys.COLLECTS] == 0
 
 
 @pytest.mark.parametrize("algorithm", [PPOConfig(), CartPole, "PPO", None])

@@ -31,7 +31,7 @@ from rl8x.algorithms.presets import with_preset
 from rl8x.algorithms.seeds import draw_seed, part_seed, seeded
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.env_config import AnyEnvConfig
+from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
 from rl8x.models.registry import TrainingEffects
 from rl8x.policy import Policy
@@ -46,11 +46,7 @@ EnvFactory = Callable[..., Env]
 
 
 def refuse_inference_mode() -> None:
-    """Raise in `torch.inference_mode()`: no later step could change what is made there.
-
-    Raises:
-        RuntimeError: If it is on.
-    """
+    """Raise in `torch.inference_mode()`: no later step could change what is made there."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             "this builds or trains an algorithm, which torch.inference_mode() does not allow: leave it, or use "
@@ -107,11 +103,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
     )
 
     def __init_subclass__(cls, *, defaults: Mapping[str, Any] | None = None, **options: Any) -> None:
-        """Override defaults of the base class's hyperparameters; ranges and help texts stay.
-
-        Raises:
-            ValueError: If a name is not a hyperparameter of the base class.
-        """
+        """Override defaults of the base class's hyperparameters; ranges and help texts stay."""
         super().__init_subclass__(**options)
         defaults = defaults or {}
         check_names(defaults, cls)
@@ -126,9 +118,19 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         check_names(options, cls)
         return super().__new__(cls)
 
+    separates: ClassVar[bool] = False
+    """Whether agents of an environment may have weights of their own."""
+
     def __post_init__(self) -> None:
         """Check every field against its declaration."""
         check_options(self)
+        separate = (getattr(self, "model_config", None) or {}).get("separate", False)
+        if separate and not self.separates:
+            raise ValueError(
+                f"`model_config.separate` is for PPO; {type(self).__name__} has one policy for all agents."
+            )
+        if not isinstance(separate, bool):
+            raise ValueError(f"`model_config.separate` must be true or false; got {separate!r}.")
 
     @classmethod
     def preset(cls, name: str, /, **given: Any) -> Self:

@@ -142,8 +142,8 @@ class DQNConfig(
     def taus(self, updates: Tensor) -> Tensor:
         """Return tau of the target network for updates, which count from 1: those in which an interval ends."""
         ratio = Fraction(1) if self.dataset is not None else self.update_ratio
-        interval = self.target_interval * ratio  # in updates
-        return (updates * interval.denominator % interval.numerator < interval.denominator) * float(self.tau)
+        interval = self.target_interval * ratio.numerator  # in updates, times the denominator
+        return (updates * ratio.denominator % interval < ratio.denominator) * float(self.tau)
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -290,16 +290,11 @@ def q_loss(values: Tensor, td_targets: Tensor, huber_delta: float | None) -> Ten
 
 
 def quantile_loss(quantiles: Tensor, td_targets: Tensor, huber_delta: float | None) -> Tensor:
-    """Return the quantile Huber loss of predicted quantiles against targets, `[batch_size]`.
+    """Return the quantile Huber loss of quantiles theta, `[batch_size, N]`, against targets y, `[batch_size, any]`.
 
         sum over i of the mean over j of |tau_i - [u < 0]| huber(u) / delta,    u = y_j - theta_i, tau_i = (i + 1/2) / N
 
     with |u|, the limit for small delta, in place of huber(u) / delta if delta is None.
-
-    Args:
-        quantiles: theta, the quantiles at tau, `[batch_size, N]`.
-        td_targets: y, equally likely samples of the target, `[batch_size, any number]`.
-        huber_delta: delta, which the source calls kappa.
 
     Source: Dabney et al. 2017, arXiv:1710.10044, eq. 9 and 10; the division by delta: Dabney et al. 2018,
     arXiv:1806.06923, eq. 3.

@@ -15,9 +15,10 @@ from rl8x import keys
 from rl8x.algorithms.hyperparameters import flatten_params
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.env_config import AnyEnvConfig, shown_value
+from rl8x.envs.parameters import AnyEnvConfig, shown_value
+from rl8x.envs.team import Team
 from rl8x.policy import Policy
-from rl8x.rollouts.buffer import Rollout
+from rl8x.rollouts.buffer import Rollout, under
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.statistics import Stats, parameter_stats, pool, rollout_stats
 from rl8x.trees import tree_map
@@ -53,19 +54,7 @@ class ResetSchedule:
 
 
 class Horizons:
-    """The horizons that an algorithm's policy plays in the training environment.
-
-    Args:
-        collector: Steps the policy in the environment.
-        rollout: Receives each horizon.
-        counters: The algorithm's, of which collects and steps of the environment are counted here.
-        resets: When the environment is reset.
-        start_seed: Seeds the times of the limit that first episodes begin at (`random_start`); None: they begin at 0.
-        summarise: Returns the statistics of a rollout's tensors, `[horizon + 1, num_envs, ...]`, given the horizon.
-
-    Raises:
-        ValueError: If first episodes cannot begin at such times in this environment.
-    """
+    """The horizons that an algorithm's policy plays in the training environment."""
 
     def __init__(
         self,
@@ -75,7 +64,7 @@ class Horizons:
         resets: ResetSchedule,
         *,
         start_seed: int | None = None,
-        summarise: Callable[[Mapping[str, Tensor], int], Stats] = rollout_stats,
+        summarise: Callable[[Mapping[str, Tensor], int, Team | None], Stats] = rollout_stats,
     ) -> None:
         self.collector = collector
         self.env: Env = collector.env
@@ -85,6 +74,8 @@ class Horizons:
         self.start_seed = start_seed
         self.summarise = summarise
         self._row: Mapping[str, float] = {}
+        if self.env.team is not None:
+            counters.setdefault(keys.COPY_STEPS, 0)
         if start_seed is not None:
             self._check_random_start()
 
@@ -99,19 +90,7 @@ class Horizons:
         return self.resets.is_due(self.counters[keys.COLLECTS])
 
     def reset_if_due(self, env_config: AnyEnvConfig | None) -> bool:
-        """Update the environment's parameter distributions by counters and metrics, and reset it if due.
-
-        Args:
-            env_config: Values for the environment's parameters, or a function that returns them; see
-                `GenericAlgorithmBase.collect`.
-
-        Returns:
-            Whether it was reset.
-
-        Raises:
-            ValueError: If a name is unknown or a value out of its bounds, or `env_config` is another than the one in
-                force and no reset will ever apply it.
-        """
+        """Update the environment's parameter distributions by counters and metrics, and reset it if due."""
         known = {**self._row, **self.counters}
         is_due = self.reset_is_due()
         if callable(env_config):
@@ -130,15 +109,7 @@ class Horizons:
         return False
 
     def check_applies(self, env_config: Mapping[str, Any] | None) -> None:
-        """Raise if no reset will apply an `env_config`, or if its moving distributions can never move.
-
-        Args:
-            env_config: Values for the environment's parameters; None changes nothing.
-
-        Raises:
-            ValueError: If it is another than the one in force, and the environment was reset for the only time; or it
-                moves with the returns of episodes, and none ever ends.
-        """
+        """Raise if no reset will apply an `env_config`, or if its moving distributions can never move."""
         if self.reset_is_due():
             self._check_moves(env_config)
             return
@@ -185,9 +156,8 @@ class Horizons:
         assert self.env.time_limit is not None
         device = self.env.device
         generator = torch.Generator(device).manual_seed(seed)
-        self.env.set_elapsed(
-            torch.randint(self.env.time_limit, (self.env.num_envs,), generator=generator, device=device)
-        )
+        elapsed = torch.randint(self.env.time_limit, (self.env.num_copies,), generator=generator, device=device)
+        self.env.set_elapsed(elapsed if self.env.team is None else self.env.team.for_agents(elapsed))
 
     def _without_shortened(self) -> Mapping[str, Tensor]:
         """Return the rollout's tensors, `[horizon + 1, num_envs, ...]`, in which shortened first episodes do not end.
@@ -215,23 +185,27 @@ class Horizons:
         if self.reset_is_due():
             rollout.truncate()
         counted, valid = self._without_shortened(), rollout.tensors.get(keys.VALID)
-        state = self.env.parameter_state
+        state, team = self.env.parameter_state, self.env.team
         if state.in_force.moves_by_returns:
             assert self.env.carry is not None
-            ended = counted[keys.TERMINATED] | counted[keys.TRUNCATED]
+            episodes = counted if team is None else team.episodes(counted)
+            ended = episodes[keys.TERMINATED] | episodes[keys.TRUNCATED]
+            pending = {label: each[: self.env.num_copies] for label, each in self.env.carry["sources"].items()}
             state.update_from_episodes(
-                (ended if valid is None else ended & valid)[:horizon],
-                rollout[keys.EPISODE_RETURNS][:horizon],
-                rollout.under(keys.METRICS),
-                rollout.under(keys.SOURCES),
-                pending=None if self.reset_is_due() else self.env.carry["sources"],
+                (ended if valid is None or team is not None else ended & valid)[:horizon],
+                episodes[keys.EPISODE_RETURNS][:horizon],
+                under(keys.METRICS, episodes, horizon),
+                under(keys.SOURCES, episodes, horizon),
+                pending=None if self.reset_is_due() else pending,
             )
         # Only simulators have masked steps. They run on the host, so counting these is no host sync.
         own = rollout.num_envs * horizon
         own = own * ranks().size if valid is None else int(ranks().sum(valid[:horizon].sum()))
         self.counters[keys.ENV_STEPS] += own
+        if team is not None:
+            self.counters[keys.COPY_STEPS] += self.env.num_copies * horizon * ranks().size
         parameters = parameter_stats(self.env.drawn_parameters, self.env.parameter_ranges())
-        return Stats.merge(self.summarise(counted, horizon), Stats(parameters))
+        return Stats.merge(self.summarise(counted, horizon, team), Stats(parameters))
 
     def observe(self, policy: Policy) -> None:
         """Update a policy's observation normaliser, if it has one, with the horizon that was collected."""
@@ -272,8 +246,14 @@ class Horizons:
             "env": type(env.unwrapped).__name__,
             "env.time_limit": env.time_limit,
             **({"env.observe_parameters": env.observe_parameters} if env.parameters else {}),
+            **({} if env.team is None else flatten_params("env", self._team_params(env.team))),
             **flatten_params("env", env.params or {"kwargs": _factory_arguments(factory)}),
         }
+
+    def _team_params(self, team: Team) -> dict[str, Any]:
+        """Return what is recorded of the agents, and of the weights that they act by."""
+        separate = self.collector.policy.num_separate > 1
+        return {"copies": self.env.num_copies, "policies": "one each" if separate else "shared", **team.params}
 
     @property
     def tags(self) -> dict[str, str]:

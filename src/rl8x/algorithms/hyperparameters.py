@@ -36,16 +36,7 @@ def option(
     above: float = -math.inf,
     choices: Iterable[Any] = (),
 ) -> T:
-    """Declare a hyperparameter.
-
-    Args:
-        default: Its default.
-        help: What it does, in one or two sentences; `--help` prints it.
-        low: Smallest legal value.
-        high: Largest legal value.
-        above: Legal values are greater than this.
-        choices: The legal values; empty if any in the range is.
-    """
+    """Declare a hyperparameter."""
     metadata = {"help": help, "low": low, "high": high, "above": above, "choices": tuple(choices)}
     if isinstance(default, dict | list):
         return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
@@ -58,12 +49,7 @@ def kind_of(field: dataclasses.Field[Any]) -> str:
 
 
 def check_options(config: Any) -> None:
-    """Check every field of a config against what its `option` declares, and make its value the config's own.
-
-    Raises:
-        TypeError: If a value is not of the declared type.
-        ValueError: If a value is out of its range or not among the choices.
-    """
+    """Check every field of a config against what its `option` declares, and make its value the config's own."""
     for field in dataclasses.fields(config):
         value = frozen(getattr(config, field.name))
         declared = field.metadata

@@ -23,7 +23,7 @@ import psutil
 import torch
 from torch import nn
 
-from rl8x.algorithms.optimizer_rules import Rule
+from rl8x.algorithms.optimizer import Rule
 from rl8x.distributed import ranks
 from rl8x.execution.memory import Unallocated, give_back_freed_memory
 from rl8x.execution.threads import kept_generators

@@ -21,6 +21,7 @@ from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import ranks
 from rl8x.envs import Env, GymnasiumEnv, env_maker
 from rl8x.envs.registry import steps_one_by_one
+from rl8x.envs.team import Team
 from rl8x.envs.vectorised import is_vectorised
 from rl8x.output import say
 from rl8x.policy import Policy
@@ -93,7 +94,7 @@ class OnlineConfig(AlgorithmConfig):
             known = maker.args[0] if maker.args else maker.func
             if not is_vectorised(known) and not steps_one_by_one(maker):
                 return self
-        copies = known.num_envs if is_vectorised(known) else _ONE_BY_ONE
+        copies = getattr(known, "num_copies", known.num_envs) if is_vectorised(known) else _ONE_BY_ONE
         return dataclasses.replace(self, num_envs=Default(copies))
 
     def resets(self, env: Env) -> ResetSchedule:
@@ -112,7 +113,7 @@ class OnlineConfig(AlgorithmConfig):
         slot: Slot = experience,
         bootstrap: Bootstrap | None = None,
         state_every: int | None = None,
-        summarise: Callable[[Mapping[str, Tensor], int], Stats] = rollout_stats,
+        summarise: Callable[[Mapping[str, Tensor], int, Team | None], Stats] = rollout_stats,
     ) -> Horizons:
         """Return the horizons that a policy plays in an algorithm's environment.
 
@@ -122,7 +123,8 @@ class OnlineConfig(AlgorithmConfig):
             slot: Returns the tensors of a step that a rollout keeps.
             bootstrap: Computes values of the observations at which time limits truncate episodes.
             state_every: Steps between two states of the policy that a rollout keeps; None: it keeps the first.
-            summarise: Returns the statistics of a rollout's tensors, `[horizon + 1, num_envs, ...]`, given the horizon.
+            summarise: Returns the statistics of a rollout's tensors, `[horizon + 1, num_envs, ...]`, given the horizon
+                and the environment's team.
 
         Raises:
             ValueError: If the environment cannot do what `random_start` needs.
@@ -132,7 +134,7 @@ class OnlineConfig(AlgorithmConfig):
         options: Any = {"slot": slot, "bootstrap": bootstrap, "state_reset_every": reset_every}
         return Horizons(
             Collector(env, policy, algorithm.make_generator("sampling"), algorithm.execution, **options),
-            Rollout(self.horizon, self.num_envs, state_every=state_every),
+            Rollout(self.horizon, env.num_envs, state_every=state_every),
             algorithm.counters,
             self.resets(env),
             start_seed=part_seed(algorithm.seed, "start times") if self.random_start else None,
@@ -192,7 +194,8 @@ def _check_memory(config: OnlineConfig, env: Any, device: torch.device) -> None:
     """Raise if the run does not fit into memory; before making the environment if its class declares the spaces."""
     spaces = [getattr(env, f"single_{name}_space", None) for name in ("observation", "action")]
     observation, action = (space if isinstance(space, gymnasium.Space) else None for space in spaces)
-    check_training(config.num_envs, config.horizon, device, config.rollout_bytes(observation, action))
+    agents = env.num_agents if isinstance(env, Env) else 1
+    check_training(config.num_envs * agents, config.horizon, device, config.rollout_bytes(observation, action) * agents)
 
 
 def _check_instance(config: OnlineConfig, env: Env, device: torch.device, env_kwargs: Mapping[str, Any]) -> None:
@@ -201,20 +204,16 @@ def _check_instance(config: OnlineConfig, env: Env, device: torch.device, env_kw
         raise TypeError(
             f"Arguments for the environment's constructor ({names}) need a class or a name, not an instance."
         )
-    if env.num_envs != config.num_envs:
+    if env.num_copies != config.num_envs:
         raise ValueError(
-            f"`num_envs` is {config.num_envs}, but the environment given has {env.num_envs} copies. Make them equal."
+            f"`num_envs` is {config.num_envs}, but the environment given has {env.num_copies} copies. Make them equal."
         )
     if env.device.type != device.type:
         raise ValueError(f"`device` is {device}, but the environment given lives on {env.device}. Make them equal.")
 
 
 def _check_call(env: EnvLike, factory: functools.partial[Env]) -> None:
-    """Raise if a function cannot be called like a factory of environments.
-
-    Raises:
-        TypeError: If it cannot; a class reports missing arguments itself.
-    """
+    """Raise if a function cannot be called like a factory of environments."""
     if isinstance(env, str) or inspect.isclass(env):
         return
     try:

@@ -1,25 +1,115 @@
-"""Weights as one flat vector, and its optimizer; the update rules are in `optimizer_rules.py`.
+"""Weights as one flat vector, and what updates them: Adam, RAdam, gradient descent, and a learning rate that adapts.
 
 An optimizer's overhead grows with the number of tensors. All weights of a policy are one vector, their gradients
 another, and the modules hold views: clipping is one norm, and a step is a few in-place vector operations, by a function
 that runs eagerly and inside a compiled update.
-
-State dicts have the layout of `torch.optim`, by weight name, so that either loads what the other saved.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from rl8x.algorithms.optimizer_rules import STEP, Rule
+from rl8x.algorithms.hyperparameters import check_names_in
+from rl8x.execution.adam import advance, apply_adam
 from rl8x.rollouts.finite import any_not_finite
 
+STEP: Final = "step"
+ADAPTIVE: Final = "adaptive"  # the kind of an `lr_schedule`
+_FACTOR: Final = 1.5
 # Floats in a cache line; matmuls with views that are not aligned to one are slower.
 _ALIGNMENT = 16
+
+
+class FlatOptimizer:
+    """A set of weights as one vector, with their gradient, and what a rule keeps beside them.
+
+    Weights that do not require gradients are left out.
+
+    Attributes:
+        weights: The vector, `[size]`; the modules' weights are views of it.
+        gradient: The gradient, `[size]`, which backward passes add to.
+        moments: The rule's state, by name.
+        lr: Learning rate, 0-d: a tensor, so that a compiled step reads the current value, not the traced one.
+    """
+
+    def __init__(self, weights: Iterable[tuple[str, nn.Parameter]], rule: Rule, *, lr: float) -> None:
+        trained = [(name, parameter) for name, parameter in weights if parameter.requires_grad]
+        self.names, self.views = [name for name, _ in trained], [parameter for _, parameter in trained]
+        self.sizes = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in self.views]
+        self._shapes = [parameter.shape for parameter in self.views]
+        self._padded = [size > shape.numel() for size, shape in zip(self.sizes, self._shapes, strict=True)]
+        self.weights = self.joined(self.views)
+        self.gradient = torch.zeros_like(self.weights)
+        parts = zip(self.views, self.split(self.weights), self.split(self.gradient), strict=True)
+        for parameter, values, gradients in parts:
+            parameter.data, parameter.grad = values, gradients
+        self.rule = rule
+        self.moments = rule.moments(self.weights)
+        self.lr = torch.tensor(lr, dtype=torch.float32, device=self.weights.device)
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """Return a vector's parts in the shapes of the weights, as views."""
+        parts = torch.split_with_sizes(vector, self.sizes)
+        # Slicing a part without padding would add a backward operator that zero-fills a gradient and copies into it.
+        return [
+            (part[: shape.numel()] if padded else part).view(shape)
+            for part, shape, padded in zip(parts, self._shapes, self._padded, strict=True)
+        ]
+
+    @torch.no_grad()
+    def joined(self, parts: Iterable[Tensor | None]) -> Tensor:
+        """Return tensors in the shapes of the weights as a new vector, zero-padded between them, and 0 for None."""
+        first = self.views[0]
+        vector = torch.zeros(sum(self.sizes), dtype=first.dtype, device=first.device)
+        for place, part in zip(self.split(vector), parts, strict=True):
+            if part is not None:
+                place.copy_(part)
+        return vector
+
+    @property
+    def state(self) -> tuple[Tensor, ...]:
+        """The tensors that a step changes: the weights and the rule's moments."""
+        return self.weights, *self.moments.values()
+
+    @property
+    def param_groups(self) -> NoReturn:
+        """There are none: all weights are one vector."""
+        raise AttributeError("rl8x's optimizers have no `param_groups`: set the rate by `algorithm.set_lr(1e-4)`.")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the learning rate, the steps taken, `[1]`, and the moments of each weight by name, as references."""
+        parts = {kind: self.split(moment) for kind, moment in self.moments.items() if kind != STEP}
+        moments = {name: {kind: each[i] for kind, each in parts.items()} for i, name in enumerate(self.names)}
+        return {"lr": float(self.lr), STEP: self.moments.get(STEP), "moments": moments}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict` in place, so that captured pointers stay valid; raise `ValueError` if it is of others.
+
+        The padding between weights becomes 0: after a non-finite gradient it may be no number.
+        """
+        saved, own = state["moments"], self.state_dict()["moments"]
+        for name in dict.fromkeys((*own, *saved)):
+            had, has = (_layout(each.get(name, {})) for each in (saved, own))
+            if had != has:
+                raise ValueError(
+                    f"the saved optimizer keeps {had} of {name!r}, this one {has}. Use the model and the "
+                    "optimizer that it was saved with."
+                )
+        for kind, moment in self.moments.items():
+            moment.copy_(state[STEP] if kind == STEP else self.joined(saved[name][kind] for name in self.names))
+        self.lr.fill_(state["lr"])
+        self.weights.copy_(self.joined(self.views))
+
+
+def _layout(parts: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"{kind} {list(part.shape)}" for kind, part in parts.items()) or "nothing"
 
 
 def clip_and_apply(
@@ -31,18 +121,9 @@ def clip_and_apply(
     max_grad_norm: float | None,
     active: Tensor | None = None,
 ) -> Tensor:
-    """Clip a gradient to an L2 norm and update the weights by a rule, in place and without host syncs.
+    """Clip a gradient to an L2 norm and make a step of a rule, in place; return the norm before clipping, 0-d.
 
-    Args:
-        rule: The update rule.
-        state: The weights, `[size]`, and the rule's moments.
-        gradient: `[size]`.
-        lr: Learning rate, 0-d.
-        max_grad_norm: L2 norm over all weights to clip the gradient to; None does not clip.
-        active: 0-d bool on the device; False leaves the state unchanged.
-
-    Returns:
-        The norm before clipping, 0-d.
+    The `state` is the weights, `[size]`, and the rule's moments; where `active`, 0-d bool, is False, it stays as it is.
     """
     weights, *moments = state
     before = [] if active is None else [tensor.clone() for tensor in state]
@@ -76,158 +157,197 @@ def updates_not_finite(rows: Tensor, norms: Sequence[bool], weights: Iterable[Te
     }
 
 
-class FlatWeights:
-    """A set of weights as one vector, `[size]`; the modules' weights, if they require gradients, are views of it."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rule(ABC):
+    """The update rule of an optimizer. `weight_decay` is the weight of an L2 penalty."""
 
-    def __init__(self, weights: Iterable[tuple[str, nn.Parameter]]) -> None:
-        trained = [(name, parameter) for name, parameter in weights if parameter.requires_grad]
-        self.names, self.views = [name for name, _ in trained], [parameter for _, parameter in trained]
-        self.sizes = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in self.views]
-        self._shapes = [parameter.shape for parameter in self.views]
-        self._padded = [size > shape.numel() for size, shape in zip(self.sizes, self._shapes, strict=True)]
-        self.weights = self.joined(self.views)
-        for parameter, values in zip(self.views, self.split(self.weights), strict=True):
-            parameter.data = values
+    weight_decay: float = 0.0
 
-    def split(self, vector: Tensor) -> list[Tensor]:
-        """Return a vector's parts in the shapes of the weights, as views."""
-        parts = torch.split_with_sizes(vector, self.sizes)
-        # Slicing a part without padding would add a backward operator that zero-fills a gradient and copies into it.
-        return [
-            (part[: shape.numel()] if padded else part).view(shape)
-            for part, shape, padded in zip(parts, self._shapes, self._padded, strict=True)
-        ]
+    def __post_init__(self) -> None:
+        """Check the options; raise a `ValueError` if one is out of its range."""
+        _check_number("weight_decay", self.weight_decay)
 
-    @torch.no_grad()
-    def joined(self, parts: Iterable[Tensor | None]) -> Tensor:
-        """Return tensors in the shapes of the weights as a new vector, zero-padded between them, and 0 for None."""
-        first = self.views[0]
-        vector = torch.zeros(sum(self.sizes), dtype=first.dtype, device=first.device)
-        for place, part in zip(self.split(vector), parts, strict=True):
-            if part is not None:
-                place.copy_(part)
-        return vector
+    @abstractmethod
+    def moments(self, weights: Tensor) -> dict[str, Tensor]:
+        """Return the initial optimizer state for weights `[size]`, such as running moments, by name.
+
+        Each is `[size]`, except `step`, the steps taken so far, `[1]`.
+        """
+
+    @abstractmethod
+    def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
+        """Update weights and moments in place."""
 
 
-class FlatOptimizer(FlatWeights):
-    """Clips and applies the gradients of a set of weights as one vector.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adam(Rule):
+    """Adaptive moments.
 
-    Args:
-        weights: What to optimise, by name; weights and gradients become views of two vectors.
-        rule: The update rule.
-        lr: Initial learning rate.
+        m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  c1 = 1 - b1^t,  c2 = 1 - b2^t
+        w = w - lr m / c1 / (sqrt(v / c2) + eps)
 
-    Attributes:
-        gradient: The gradient, `[size]`, which backward passes add to.
-        moments: The rule's state, by name.
-        lr: Learning rate, 0-d: a tensor, so that a compiled step reads the current value, not the traced one.
+    Source: Kingma and Ba 2015, arXiv:1412.6980, algorithm 1; decoupled weight decay: Loshchilov and Hutter 2019,
+    arXiv:1711.05101, algorithm 2.
     """
 
-    def __init__(self, weights: Iterable[tuple[str, nn.Parameter]], rule: Rule, *, lr: float) -> None:
-        super().__init__(weights)
-        self.rule = rule
-        self.gradient = torch.zeros_like(self.weights)
-        for parameter, gradients in zip(self.views, self.split(self.gradient), strict=True):
-            parameter.grad = gradients
-        self.moments = rule.moments(self.weights)
-        self.lr = torch.tensor(lr, dtype=torch.float32, device=self.weights.device)
+    betas: Sequence[float] = (0.9, 0.999)
+    eps: float = 1e-8
+    decoupled: bool = False
 
-    @property
-    def state(self) -> tuple[Tensor, ...]:
-        """The tensors that a step changes: the weights and the rule's moments."""
-        return self.weights, *self.moments.values()
+    def __post_init__(self) -> None:
+        """Check the options; `betas` are in [0, 1)."""
+        super().__post_init__()
+        _check_number("eps", self.eps)
+        if isinstance(self.betas, str) or not isinstance(self.betas, Sequence) or len(self.betas) != 2:
+            raise ValueError(f"`optimizer_config`: `betas` must be two numbers; got {self.betas!r}.")
+        for beta in self.betas:
+            _check_number("betas", beta, below=1.0)
 
-    @property
-    def param_groups(self) -> NoReturn:
-        """There are none: all weights are one vector."""
-        raise AttributeError("rl8x's optimizers have no `param_groups`: set the rate by `algorithm.set_lr(1e-4)`.")
+    def moments(self, weights: Tensor) -> dict[str, Tensor]:
+        """Return the running means of gradients and of their squares, `[size]`, and the steps taken so far, `[1]`."""
+        vectors = {name: torch.zeros_like(weights) for name in ("exp_avg", "exp_avg_sq")}
+        return vectors | {STEP: weights.new_zeros(1)}
 
-    @torch.no_grad()
-    def step(self, max_grad_norm: float | None, active: Tensor | None = None) -> Tensor:
-        """Clip the gradient and make one step; see `clip_and_apply`."""
-        return clip_and_apply(self.rule, self.state, self.gradient, self.lr, max_grad_norm=max_grad_norm, active=active)
+    def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
+        """Move the weights, `[size]`, by the rule above."""
+        options = {name: getattr(self, name) for name in ("betas", "eps", "weight_decay", "decoupled")}
+        apply_adam(weights, gradient, moments, lr, **options)
 
-    def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """Return the moments of each weight by name, in the layout of `torch.optim`, whose optimizers load it.
 
-        Args:
-            copies: Whether to return copies, rather than views that change with training.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RAdam(Adam):
+    """Adam with rectified steps, which grow as the second moment's variance falls; momentum alone until then.
+
+        rho = 2 / (1 - b2) - 1,  rho_t = rho - 2 t b2^t / c2
+        r   = sqrt((rho_t - 4) (rho_t - 2) rho / ((rho - 4) (rho - 2) rho_t))
+        w   = w - lr m / c1 r sqrt(c2) / (sqrt(v) + eps)   where rho_t > 5
+              w - lr m / c1                                before
+
+    Source: Liu et al. 2020, arXiv:1908.03265, algorithm 2, with the threshold of `torch.optim`.
+    """
+
+    def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
+        """Move the weights, `[size]`, by the rule above."""
+        first, second, step = moments
+        beta1, beta2 = self.betas
+        if self.weight_decay and self.decoupled:
+            weights.mul_(1.0 - lr * self.weight_decay)
+        elif self.weight_decay:
+            gradient = gradient + self.weight_decay * weights
+        step.add_(1.0)
+        first_total, second_total = advance(gradient, first, second, step, beta1, beta2)
+        rho = 2.0 / (1.0 - beta2) - 1.0
+        rho_t = rho - 2.0 * step * (1.0 - second_total) / second_total
+        # rho_t stays below rho, so steps are never rectified if rho <= 5, where the denominator may be 0.
+        share = rho / ((rho - 4.0) * (rho - 2.0)) if rho > 5.0 else 0.0
+        ratio = (rho_t - 4.0) * (rho_t - 2.0) * share / rho_t
+        rectified = ratio.clamp(min=0.0).sqrt() * second_total.sqrt() / (second.sqrt() + self.eps)
+        weights.sub_(first * torch.where(rho_t > 5.0, rectified, 1.0) * (lr / first_total))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SGD(Rule):
+    """Gradient descent with momentum.
+
+    b = momentum b + g,  w = w - lr b  (with `nesterov`: w - lr (g + momentum b))
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        _check_number("momentum", self.momentum)
+
+    def moments(self, weights: Tensor) -> dict[str, Tensor]:
+        """Return the running sum of gradients, `[size]`, where there is momentum."""
+        return {"momentum_buffer": torch.zeros_like(weights)} if self.momentum else {}
+
+    def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
+        """Move the weights, `[size]`, by the rule above."""
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * weights
+        direction = gradient
+        for velocity in moments:
+            velocity.mul_(self.momentum).add_(gradient)
+            direction = gradient + self.momentum * velocity if self.nesterov else velocity
+        weights.sub_(direction * lr)
+
+
+def _check_number(name: str, number: object, below: float = math.inf) -> None:
+    """Raise if an option is not a number in [0, below)."""
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    if not is_number or not 0.0 <= number < below:  # type: ignore[operator] # mypy does not join the two
+        limit = f" and less than {below:g}" if below < math.inf else ""
+        raise ValueError(f"`optimizer_config`: `{name}` must be finite, at least 0{limit}; got {number!r}.")
+
+
+OPTIMIZERS: dict[str, type[Rule]] = {"adam": Adam, "adamw": Adam, "radam": RAdam, "sgd": SGD}
+
+
+def make_rule(name: str, config: Mapping[str, Any]) -> Rule:
+    """Return the rule of a built-in optimizer; raise a `ValueError` if an option is unknown or out of its range."""
+    legal = [field.name for field in dataclasses.fields(OPTIMIZERS[name]) if field.name != "decoupled"]
+    check_names_in(config, legal, f"`optimizer_config` of {name}")
+    if name == "adamw":
+        return Adam(**{"weight_decay": 0.01, **config}, decoupled=True)
+    return OPTIMIZERS[name](**config)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveRate:
+    """A learning rate that falls where updates move the policy too far, and rises where they hardly do.
+
+        lr <- max(low, lr / 1.5)     where KL > 2 kl
+              min(high, 1.5 lr)      where 0 < KL < kl / 2
+
+    Source: rsl_rl's schedule "adaptive" (Schwarke et al. 2025, arXiv:2509.10771), whose largest rate is 1e-2.
+    """
+
+    kl: float = 0.01
+    low: float = 1e-5
+    high: float = 3e-3
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0.0 < value < math.inf:
+                raise ValueError(f"`lr_schedule`: {name} must be a number greater than 0; got {value!r}.")
+        if self.low > self.high:
+            raise ValueError(f"`lr_schedule`: low must be at most high; got {self.low!r} and {self.high!r}.")
+
+    @classmethod
+    def make(cls, spec: Any, lr: float) -> AdaptiveRate | None:
+        """Return the rate that an `lr_schedule`, as a config has it, stands for; None if it is of another kind.
+
+        A bound that it leaves out gives way to `lr`, the rate that it begins with. Raises a `ValueError` if a key is
+        unknown, a value is not legal, or `lr` is not in its range.
         """
-        state: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
-        for kind, moment in self.moments.items():
-            vector = moment.clone() if copies else moment
-            parts = [vector[0].clone() for _ in self.views] if kind == STEP else self.split(vector)
-            for name, part in zip(self.names, parts, strict=True):
-                state[name][kind] = part
-        group = {"lr": float(self.lr), **self.rule.options(), "params": list(self.names)}
-        return {"state": state, "param_groups": [group]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore moments and learning rate in place, so that captured pointers stay valid.
-
-        Args:
-            state: A `state_dict` of this class, or of a `torch.optim` optimizer over the same weights: matched by name
-                if it has names, else by order. The rule's options stay unchanged.
-
-        Raises:
-            ValueError: If the state belongs to another kind of optimizer, or to other weights.
-        """
-        saved = self._matched(state)
-        for kind, moment in self.moments.items():
-            moment.zero_()
-            if kind == STEP:
-                moment.fill_(next((parts[kind] for parts in saved if parts), 0.0))
-                continue
-            for part, parts in zip(self.split(moment), saved, strict=True):
-                if parts:
-                    part.copy_(parts[kind])
-        self.lr.fill_(state["param_groups"][0]["lr"])
-        # Exclude the padding between weights, which may be non-finite after a non-finite gradient.
-        self.weights.copy_(self.joined(self.views))
-
-    def _matched(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the saved moments of each weight, in order; empty before its first step."""
-        if not {"state", "param_groups"} <= state.keys():
+        if not is_adaptive(spec):
+            return None
+        fields = [field.name for field in dataclasses.fields(cls)]
+        check_names_in(spec, ["kind", *fields], f"An `lr_schedule` of kind {ADAPTIVE!r}")
+        bounds = {"low": min(lr, cls.low), "high": max(lr, cls.high)}
+        rate = cls(**bounds | {name: value for name, value in spec.items() if name != "kind"})
+        if not rate.low <= lr <= rate.high:
             raise ValueError(
-                f"An optimizer's state has `state` and `param_groups`; got {', '.join(map(repr, state)) or 'nothing'}."
+                f"`lr_schedule` of kind {ADAPTIVE!r} begins at `lr`, which must be from {rate.low!r} to {rate.high!r}, "
+                f"its low and high; got {lr!r}."
             )
-        groups = state["param_groups"]
-        ids = [key for group in groups for key in group["params"]]
-        names = [name for group in groups for name in group.get("param_names", group["params"])]
-        if not all(isinstance(name, str) for name in names):
-            names = self.names[: len(ids)] + [f"number {i}" for i in range(len(self.names), len(ids))]
-        if set(names) != set(self.names):
-            name = next(name for name in (*self.names, *names) if (name in names) != (name in self.names))
-            which = "does not know" if name in self.names else "is also of"
-            raise ValueError(
-                f"The saved optimizer {which} {name!r}; it has {len(names)} weights, this one {len(self.names)}. Use "
-                "the model that it was saved with."
-            )
-        by_name = {
-            name: {kind: value for kind, value in state["state"].get(key, {}).items() if value is not None}
-            for name, key in zip(names, ids, strict=True)
-        }
-        saved = [by_name[name] for name in self.names]
-        self._check(saved)
-        return saved
+        return rate
 
-    def _check(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Raise if moments belong to another kind of optimizer, or to weights of other shapes."""
-        for name, view, parts in zip(self.names, self.views, saved, strict=True):
-            if parts and parts.keys() != self.moments.keys():
-                raise ValueError(
-                    f"The saved optimizer keeps {', '.join(sorted(parts))} of a weight, this one "
-                    f"{', '.join(sorted(self.moments)) or 'nothing'}: use the same."
-                )
-            for kind, value in parts.items():
-                if kind != STEP and value.shape != view.shape:
-                    raise ValueError(
-                        f"The saved optimizer's {kind} of {name!r} has the shape {list(value.shape)}, the weight "
-                        f"{list(view.shape)}. Use the model that it was saved with."
-                    )
-        steps = {float(parts[STEP]) for parts in saved if STEP in parts}
-        if len(steps) > 1:
-            few, many = min(steps), max(steps)
-            raise ValueError(
-                f"The saved optimizer's weights have taken from {few:.0f} to {many:.0f} steps; here all take each."
-            )
+    def adapted(self, lr: Tensor, kl: Tensor) -> Tensor:
+        """Return the rate of the update that follows a measured divergence, all 0-d; a NaN leaves it as it is."""
+        lower, higher = (lr / _FACTOR).clamp(min=self.low), (lr * _FACTOR).clamp(max=self.high)
+        raised = torch.where((kl > 0.0) & (kl < self.kl / 2.0), higher, lr)
+        return torch.where(kl > 2.0 * self.kl, lower, raised)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the form that a config takes."""
+        return {"kind": ADAPTIVE, **vars(self)}
+
+
+def is_adaptive(spec: object) -> bool:
+    """Whether an `lr_schedule` is one that adapts."""
+    return isinstance(spec, Mapping) and spec.get("kind") == ADAPTIVE

@@ -81,7 +81,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
             self.policy.show_params()
         self.entropy_schedule = config.schedule("entropy_coeff")
         self.return_moments = RunningMoments(()).to(self.device)
-        self.running_return = torch.zeros(config.num_envs, device=self.device)
+        self.running_return = torch.zeros(env.num_envs, device=self.device)
         values = self.policy.value_moments
         learned = [*self.return_moments.buffers(), *([] if values is None else values.buffers())]
         self.learned_by_targets = [self.running_return, *learned]
@@ -91,14 +91,26 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         self._told_silenced = False
 
     def make_policy(self) -> Policy:
-        """Build the policy, with torch's global generator seeded."""
+        """Build the policy, with torch's global generator seeded.
+
+        Raises:
+            ValueError: If agents are to have weights of their own, and there is one.
+        """
         config, observation_space = self.config, self.env.single_observation_space
         name = default_model(observation_space) if config.model is None else config.model
+        model_config = config.model_config if name != "mlp" else SMALL | config.model_config
+        if model_config.get("separate"):
+            if self.env.team is None:
+                raise ValueError(
+                    "`model_config.separate` gives each agent weights of its own, and a copy of "
+                    f"{type(self.env.unwrapped).__name__} has one agent: leave it out."
+                )
+            model_config = model_config | {"separate": self.env.num_agents}
         return Policy(
             observation_space,
             self.env.single_action_space,
             model=name,
-            model_config=config.model_config if name != "mlp" else SMALL | config.model_config,
+            model_config=model_config,
             distribution=config.distribution,
             distribution_config=config.distribution_config,
             normalize_observations=config.normalize_observations,
@@ -144,12 +156,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         return self._made(advantages, targets), explained
 
     def _estimated(self, data: Mapping[str, Tensor], values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return advantages, normalised if so configured, and returns, `[horizon, num_envs]` each.
-
-        Args:
-            data: The rollout without its last slot, as in `targets`.
-            values: Values of its observations and of the one after them, `[horizon + 1, num_envs]`.
-        """
+        """Return advantages, normalised if so configured, and returns, `[horizon, num_envs]` each."""
         config, rewards, valid = self.config, data[keys.REWARDS], data.get(keys.VALID)
         if config.normalize_rewards:
             rewards = self.return_moments.normalize(rewards, center=False)
@@ -299,7 +306,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         means = torch.where(counted, rows, 0.0).sum(0) / counted.sum(0).clamp(min=1)
         stats: dict[str, Number] = dict(zip((*names, GRAD_NORM), means, strict=True))
         if self.config.target_kl_div is not None:
-            stats[_REFUSED] = self.config.updates_per_step - applied.sum()
+            stats[_REFUSED] = self.updates_per_step - applied.sum()
         return stats
 
     def watch(self, row: Mapping[str, float]) -> None:
@@ -334,16 +341,12 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         """Compute the values of a rollout's observations again, without host syncs unless they are free.
 
         A recurrent policy begins each sequence with the state that was stored when it was collected, as updates do.
-
-        Returns:
-            Values `[horizon + 1, num_envs]`, and those of the observations before resets, read only where an episode
-            was truncated, `[horizon, num_envs]`, both in units of rewards.
         """
-        rollout, num_envs, horizon = self.rollout, self.config.num_envs, self.config.horizon
+        rollout, num_envs, horizon = self.rollout, self.rollout.num_envs, self.config.horizon
         workers, chunk = self.updater.workers, self.updater.chunk_rows(self.updater.workers)
         values = torch.zeros_like(rollout[keys.VALUES])
         finals = torch.zeros_like(values[:horizon])
-        rows = torch.split(torch.arange(horizon // self.seq_len * num_envs, device=values.device), chunk)
+        rows = self.updater.chunks(chunk)
         count = min(workers.count, len(rows))
 
         def of(worker: int) -> list[State]:
@@ -369,7 +372,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
             else:
                 values[where] = policy.values(obs, state, starts)
             after = state
-            if self.execution.host_looks:  # on an accelerator, asking which were cut would be a host sync
+            if stepper.picks_rows:  # on an accelerator, asking which were cut would be a host sync
                 cut = (rollout[keys.TRUNCATED] & ~rollout[keys.TERMINATED])[where]
                 where, after = (where[0][cut], copies[cut]), {name: value[cut] for name, value in state.items()}
             if len(where[0]):  # not every model accepts an empty batch

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
 from rl8x.algorithms.memory_check import Space, slot_bytes
 from rl8x.algorithms.on_policy import OnPolicyConfig
-from rl8x.algorithms.optimizer_rules import AdaptiveRate
+from rl8x.algorithms.optimizer import AdaptiveRate
 from rl8x.distributions import Distribution
 from rl8x.schedules import Schedule
 
@@ -36,7 +36,9 @@ class PPOConfig(
     """
 
     model_config: dict[str, Any] = option(
-        {}, "Keyword arguments of the model class. 'mlp' has hidden_sizes=[64, 64] by default."
+        {},
+        "Keyword arguments of the model class. 'mlp' has hidden_sizes=[64, 64] by default; separate=true gives each "
+        "agent of an environment weights of its own.",
     )
     lr: float = option(
         1e-3, "Learning rate of the optimizer: the first one, unless lr_schedule is None (none: constant).", above=0.0
@@ -98,6 +100,8 @@ class PPOConfig(
         False,
         "Whether the critic predicts values normalised by the running moments of their targets.",
     )
+
+    separates: ClassVar[bool] = True
 
     @classmethod
     def rl8(cls, **given: Any) -> Self:

@@ -25,7 +25,7 @@ from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
 from rl8x.distributions.discrete import pick
 from rl8x.envs import Env
 from rl8x.envs.base import Step
-from rl8x.envs.env_config import AnyEnvConfig
+from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.functional import explained_variance, generalized_advantages
 from rl8x.models.registry import default_model
 from rl8x.policy import Act

@@ -81,16 +81,7 @@ PRESETS: Final[dict[str, dict[str, dict[str, Any]]]] = {
 
 
 def with_preset(config_class: type, name: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters that were given, and those of a preset for the others.
-
-    Args:
-        config_class: The config's class; a subclass has the presets of its base.
-        name: The preset; None is none.
-        given: Hyperparameters by name. A model that is given takes the place of the preset's arguments for its own.
-
-    Raises:
-        ValueError: If the algorithm has no such preset.
-    """
+    """Return the hyperparameters that were given, and those of a preset for the others."""
     if name is None:
         return dict(given)
     algorithms = [cls.__name__.removesuffix("Config") for cls in config_class.__mro__]

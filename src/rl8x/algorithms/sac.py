@@ -352,12 +352,7 @@ class SAC(Learner[SACConfig], config=SACConfig):
         return self.critics.targets(outputs, batch, bonus)
 
     def _acted(self, params: Any, noise: Tensor | None) -> Acted:
-        """Return the actions of a policy, given the parameters of its distributions.
-
-        Args:
-            params: Parameters of the action distributions.
-            noise: Noise of the samples, `[..., batch_size, num_noise]`; None for discrete actions.
-        """
+        """Return the actions of a policy, given the parameters of its distributions."""
         distribution = self.policy.distribution
         if noise is not None:
             assert isinstance(distribution, SquashedNormal)

@@ -27,14 +27,7 @@ def draw_seed(seed: int | None) -> int:
 
 
 def part_seed(seed: int, part: str, rank: int | None = None) -> int:
-    """Derive the seed of one part of a run, in [0, 2^63).
-
-    Args:
-        seed: The run's seed.
-        part: Name of the part: `"env"`, `"weights"`, `"sampling"`, `"minibatches"`, `"eval_env"`, `"eval_sampling"`, or
-            one of an algorithm's own.
-        rank: Whose part it is; None is this rank.
-    """
+    """Derive the seed of one part of a run, in [0, 2^63)."""
     entropy: int | list[int] = seed if part in _PARTS else [seed, 1, *part.encode()]
     rank = ranks().rank if rank is None else rank
     if rank and part not in _SHARED:

@@ -3,14 +3,12 @@
 from rl8x.checkpoint.build import load_algorithm, load_policy
 from rl8x.checkpoint.files import Checkpoint, describe, listed, read
 from rl8x.checkpoint.find import find
-from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.tree import CheckpointError
 from rl8x.config.spec import Checkpoints, CheckpointsLike
 
 __all__ = [
     "Checkpoint",
     "CheckpointError",
-    "CheckpointManager",
     "Checkpoints",
     "CheckpointsLike",
     "describe",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from rl8x.config.algorithms import algorithm_config_class, restored_options
 from rl8x.config.describe import default_of, plain_value, unwritable_in
 from rl8x.config.spec import RunSpec
 from rl8x.envs.simulator import StandIn
+from rl8x.envs.team import Team
 from rl8x.importing import CLASS, UntrustedError, is_dotted, texts
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
@@ -39,34 +40,29 @@ def resolve(algorithm: GenericAlgorithmBase[Any]) -> Resolved:
     return {
         "config": values | {"seed": algorithm.seed},
         "env_class": None if algorithm.env is None else type(algorithm.env.unwrapped).__name__,
-        "spaces": [_described_space(space) for space in (policy.observation_space, policy.action_space)],
-        "policy": _describe_policy(policy),
+        "spaces": [
+            _form(lambda: space_to_plain(policy.observation_space)),
+            _form(lambda: space_to_plain(policy.action_space)),
+        ],
+        "policy": _form(policy.describe),
         "algorithm": type(algorithm).__name__,
         "state_reset_every": algorithm.state_reset_every,
         "clock": algorithm.clock,
     }
 
 
-def _described_space(space: gymnasium.Space[Any]) -> Any:
-    """Return a space as plain data; None for a kind that rl8x does not know."""
+def _form(describe: Callable[[], Any]) -> Any:
+    """Return what describes a space or a policy as plain data; None where no file can say it."""
     try:
-        return space_to_plain(space)
-    except ValueError:
-        return None
-
-
-def _describe_policy(policy: Policy) -> dict[str, Any] | None:
-    """Describe by what the policy is made beside its spaces; None if no file can say it."""
-    try:
-        return policy.describe()
-    except TypeError:
+        return describe()
+    except (TypeError, ValueError):
         return None
 
 
 def problems_of(spec: RunSpec, resolved: Resolved, *, only_acts: bool = False) -> list[str]:
     """List why the algorithm cannot be built again; to act needs less than to learn."""
-    given, saved = _written(spec.algorithm.algorithm_config), _written(resolved["config"])
-    lost = [value for name, value in resolved["config"].items() if name not in {**given, **saved}]
+    known = _saved_config(spec, resolved)
+    lost = [value for name, value in resolved["config"].items() if name not in known]
     problems = [*unwritable_in([lost, spec.algorithm.algorithm, spec.env.env])]
     if only_acts and None not in resolved["spaces"]:
         problems = [problem for problem in problems if not problem.startswith(_STOOD_IN_FOR)]
@@ -74,8 +70,10 @@ def problems_of(spec: RunSpec, resolved: Resolved, *, only_acts: bool = False) -
     return problems if hidden is None else [*problems, f"no password is kept in a checkpoint, and `{hidden}` had one"]
 
 
-def _written(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if not [*unwritable_in(value)]}
+def _saved_config(spec: RunSpec, resolved: Resolved) -> dict[str, Any]:
+    """Return the hyperparameters that a file can hold, those that were resolved before those that were given."""
+    both = (spec.algorithm.algorithm_config, resolved["config"])
+    return {name: value for each in both for name, value in each.items() if not [*unwritable_in(value)]}
 
 
 def _hidden_in(spec: RunSpec) -> str | None:
@@ -93,18 +91,17 @@ def build_algorithm(
 ) -> GenericAlgorithmBase[Any]:
     """Build the algorithm of a saved run, but for `overrides`, the user's own words.
 
-    One that only acts does not learn: there may be no room for its experience on this machine, or its data set may not
-    be here, or nothing that makes its environment; something of the same spaces then stands for them.
+    For one that only acts something of the same spaces stands for its data set, or for an environment that nothing here
+    makes, and there need be no room for experience.
     """
     instead = "" if only_acts else "pass `algorithm=`"
     problems = problems_of(spec, resolved, only_acts=only_acts)
     if problems:
         hint = instead and f". P{instead[1:]}"
         raise CheckpointError(f"the algorithm cannot be built again from the checkpoint: {problems[0]}{hint}")
-    saved = _written(spec.algorithm.algorithm_config) | _written(resolved["config"])
     try:
         config_class = algorithm_config_class(spec.algorithm.algorithm, trust)
-        values = restored_options(config_class, saved, trust)
+        values = restored_options(config_class, _saved_config(spec, resolved), trust)
         maker = env_maker_of(spec, trust) if env is None else env
     except UntrustedError as error:
         raise CheckpointError(str(error)) from None
@@ -118,11 +115,17 @@ def build_algorithm(
     config: Any = config_class(**{**values, **restored_options(config_class, overrides, trust=True)})
     if not only_acts:
         return spec.build(config, maker)
+    if maker is None and resolved["env_class"] is not None:
+        episodic, device = not resolved["state_reset_every"], resolve_device(config.device)
+        problem = next(unwritable_in(spec.env.env), "no password is kept in a checkpoint, and its arguments had one")
+        spaces, arguments = spaces_of(resolved), (resolved["policy"] or {}).get("arguments", {})
+        agents = [str(i) for i in range((arguments.get("model_config") or {}).get("separate", 0))]  # with own weights
+        team = Team(agents, "the environment") if agents else None
+        maker = StandIn(config.num_envs, *spaces, episodic=episodic, problem=problem, device=device, team=team)
     with no_memory_checks(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* has no effect: ", RuntimeWarning)  # on learning
-        stands_in = maker is None and resolved["env_class"] is not None
-        built: GenericAlgorithmBase[Any] = config.build(_stand_in(spec, resolved, config) if stands_in else maker)
-        return built
+        built: GenericAlgorithmBase[Any] = config.build(maker)
+    return built
 
 
 def env_maker_of(spec: RunSpec, trust: bool) -> Any:
@@ -140,18 +143,6 @@ def spaces_of(resolved: Resolved) -> list[gymnasium.Space[Any]]:
         raise CheckpointError(f"it does not say what the spaces are ({error!r:.120})") from None
 
 
-def _stand_in(spec: RunSpec, resolved: Resolved, config: Any) -> StandIn:
-    """Make what has the spaces of the environment that a spec does not describe."""
-    problem = next(unwritable_in(spec.env.env), "no password is kept in a checkpoint, and its arguments had one")
-    return StandIn(
-        config.num_envs,
-        *spaces_of(resolved),
-        episodic=not resolved["state_reset_every"],
-        problem=problem,
-        device=resolve_device(config.device),
-    )
-
-
 def _check_known(values: Mapping[str, Any], config_class: type) -> None:
     """Raise if there are hyperparameters of a newer version, without which the run would differ."""
     known = {field.name for field in dataclasses.fields(config_class)}
@@ -165,10 +156,7 @@ def _check_known(values: Mapping[str, Any], config_class: type) -> None:
 
 
 def names_in(spec: RunSpec, resolved: Resolved, *parts: str) -> Iterator[str]:
-    """Yield what is imported when some parts of a run are made again, as far as it has a form in a file.
-
-    The parts are `"env"` and `"policy"`; without any, those that the algorithm is built of.
-    """
+    """Yield what is imported when `"env"` or `"policy"` is made again; without these, when the algorithm is."""
     if not parts:
         yield from classes_in(resolved["config"])
         yield from [spec.algorithm.algorithm] if is_dotted(str(spec.algorithm.algorithm)) else ()
@@ -192,10 +180,9 @@ def classes_in(value: Any) -> Iterator[str]:
 
 
 def changes(before: Resolved, algorithm: GenericAlgorithmBase[Any]) -> dict[str, tuple[Any, Any]]:
-    """Compare an algorithm with that of a saved run; return the hyperparameters that differ, as old and new values.
+    """Return the hyperparameters in which an algorithm differs from a saved run's, as old and new values.
 
-    A seed that the config leaves open does not count, because the restored generators make it irrelevant.
-    Hyperparameters that an older version did not have had their defaults; a warning names them.
+    Those that an older version did not have had their defaults; a warning names them.
     """
     missing = {
         field.name: plain_value(field.name, default_of(field))
@@ -218,7 +205,7 @@ def changes(before: Resolved, algorithm: GenericAlgorithmBase[Any]) -> dict[str,
             stacklevel=5,
         )
     _check_known(before["config"], type(algorithm.config))
-    if algorithm.config.seed is None:
+    if algorithm.config.seed is None:  # the restored generators make it irrelevant
         different.pop("algorithm_config.seed", None)
     return {name.partition(".")[2]: values for name, values in sorted(different.items())}
 
@@ -250,10 +237,8 @@ def load_algorithm(
 def _algorithm_of(
     checkpoint: Checkpoint, *, device: str | None, trust: bool, env: Any = None
 ) -> GenericAlgorithmBase[Any]:
-    overrides = {} if device is None else {"device": device}
-    algorithm = build_algorithm(
-        checkpoint.spec, checkpoint.metadata["resolved"], overrides, trust=trust, only_acts=True, env=env
-    )
+    resolved, overrides = checkpoint.metadata["resolved"], {} if device is None else {"device": device}
+    algorithm = build_algorithm(checkpoint.spec, resolved, overrides, trust=trust, only_acts=True, env=env)
     algorithm.load_learned_state(checkpoint.state["trainer"]["algorithm"])
     return algorithm
 

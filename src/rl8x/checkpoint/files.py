@@ -25,7 +25,7 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from rl8x.checkpoint.metadata import DESCRIPTION, FORMAT, STATE, VERSION, Metada
 from rl8x.checkpoint.tree import CheckpointError, with_segments
 from rl8x.config.spec import RunSpec
 from rl8x.disk import SUMS, link_or_copy, sums_of, sync_folder, write_synced, wrong_sums
-from rl8x.replay.segments import Content, Segment, is_segment_name
+from rl8x.replay.ring import Content, Segment, is_segment_name
 from rl8x.tracking.secrets import hide_in_data
 
 _SEGMENT: Final = ".segment.pt"
@@ -65,8 +65,7 @@ class Checkpoint:
         return spec_of(self.metadata)
 
 
-@dataclass(frozen=True)
-class KeptSegment:
+class KeptSegment(NamedTuple):
     """A segment of a checkpoint, which later ones may share: its file, and the digest that was written."""
 
     path: Path
@@ -77,9 +76,8 @@ def kept_segments(path: Path) -> dict[str, KeptSegment]:
     """Return the segments of a verified checkpoint by name; none if the checkpoint has been removed."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         present = {entry.name for entry in os.scandir(path) if entry.is_file(follow_symlinks=False)}
-        digests = _segment_digests(path)
-        files = {name: f"{name}{_SEGMENT}" for name in digests}
-        return {name: KeptSegment(path / file, digests[name]) for name, file in files.items() if file in present}
+        kept = ((name, f"{name}{_SEGMENT}", digest) for name, digest in _segment_digests(path).items())
+        return {name: KeptSegment(path / file, digest) for name, file, digest in kept if file in present}
     return {}
 
 
@@ -97,10 +95,7 @@ def write(
     state: Any,
     segments: Mapping[str, KeptSegment | Content] | None = None,
 ) -> Path:
-    """Write a checkpoint to a run's folder atomically, synced to disk; return its own folder.
-
-    `state` is as `tree.copied` returned it; of its segments there are an earlier checkpoint's file, or the content.
-    """
+    """Write a checkpoint of what `tree.copied` returned to a run's folder atomically; return its own folder."""
     number = max((_number(path) for path in listed(directory)), default=0) + 1
     target = directory / f"{number:06d}-step-{steps}"
     unfinished = directory / f"{_UNFINISHED}{uuid.uuid4().hex}"
@@ -149,20 +144,23 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
         CheckpointError: If it is damaged, foreign, or of a newer format.
     """
     folder = Path(path)
-    try:
+    with _named(folder):
         metadata = _description(folder)
         segments = _segment_digests(folder)
         if (wrong := wrong_sums(folder, _sums(folder, segments))) is not None:
             raise CheckpointError(wrong)
         return Checkpoint(folder, metadata, _state(folder, segments))
-    except CheckpointError as error:
-        raise CheckpointError(f"the checkpoint {folder} cannot be used: {error}") from None
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"the checkpoint {folder} cannot be used: {Path(error.filename).name} is missing"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"the checkpoint {folder} cannot be used: {_one_line(error)}") from None
+
+
+@contextlib.contextmanager
+def _named(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Say of whatever is wrong which checkpoint cannot be used."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError, CheckpointError) as error:
+        missing = Path(error.filename).name if isinstance(error, FileNotFoundError) else None
+        why = _one_line(error) if missing is None else f"{missing} is missing"
+        raise CheckpointError(f"the checkpoint {path} cannot be used: {why}") from None
 
 
 def describe(path: str | os.PathLike[str]) -> Metadata:
@@ -174,10 +172,8 @@ def describe(path: str | os.PathLike[str]) -> Metadata:
     Raises:
         CheckpointError: If its description cannot be read.
     """
-    try:
+    with _named(path):
         return _description(Path(path))
-    except (OSError, UnicodeDecodeError, CheckpointError) as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be used: {_one_line(error)}") from None
 
 
 def _description(path: Path) -> Metadata:
@@ -214,13 +210,11 @@ def _state(folder: Path, segments: Collection[str]) -> dict[str, Any]:
 
 def _content(path: Path, name: str) -> Content:
     """Load a segment of a checkpoint whose digests have been verified."""
-    try:
+    with _named(path):
         content = _load(path / f"{name}{_SEGMENT}")
         if not all(isinstance(tensor, Tensor) for tensor in content.values()):
             raise CheckpointError(f"{name}{_SEGMENT} holds something other than tensors by name")
-    except (OSError, CheckpointError) as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be used: {_one_line(error)}") from None
-    return content
+        return content
 
 
 def listed(directory: str | os.PathLike[str]) -> list[Path]:

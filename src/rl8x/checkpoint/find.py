@@ -51,10 +51,7 @@ def find(source: str | Path, *, auto: bool = False) -> Checkpoint:
 
 
 def _folder_of_run(run: str) -> Path:
-    """Find a run's folder of checkpoints: by its name, by its checkpoints' metadata, or by the run's ID in MLflow.
-
-    Any text may be a run's name, also one that reads like a path.
-    """
+    """Find a run's folder of checkpoints by its name, which may read like a path, its metadata, or its ID in MLflow."""
     root = mlruns_dir() / "checkpoints"
     names = {run, run.removeprefix(HANDLE_PREFIX)}
     for folder, metadata in _runs(root):
@@ -84,15 +81,18 @@ def _folder_of_run(run: str) -> Path:
 
 
 def find_unfinished(spec: RunSpec, root: Path | None = None) -> Path | None:
-    """Find the newest run of a spec that has checkpoints, has not finished, and is not in use by a process.
+    """Find the newest run of a spec among the runs' folders that no process uses and that has not finished.
 
-    One that was killed after its last checkpoint, before its store had all of it or its last lines were written, has
-    not finished either. The runs' folders are in `root`, by default `mlruns/checkpoints`.
+    One that was killed after its last checkpoint, before its store had all of it, has not finished either.
     """
     candidates, wanted = [], RunSpec.read(hide_in_data(spec.to_plain()))
     for folder, metadata in _runs(mlruns_dir() / "checkpoints" if root is None else root):
         is_wanted = not spec_of(metadata).diff(wanted)
-        if is_wanted and not is_locked(folder) and not _has_finished(folder, metadata):
+        if is_wanted and not is_locked(folder):
+            spool = spool_of(folder, metadata)
+            arrived = spool is None or read_ack(spool).finished
+            if metadata["status"] == "FINISHED" and arrived and not was_left(folder):
+                continue
             candidates.append((metadata["created"], folder))
     return max(candidates)[1] if candidates else None
 
@@ -100,10 +100,7 @@ def find_unfinished(spec: RunSpec, root: Path | None = None) -> Path | None:
 def find_of_job(
     job: str, resolved: Resolved, root: Path, *, any_seed: bool, besides: Collection[Path] = ()
 ) -> Path | None:
-    """Find the first run of an algorithm that a torchrun job started, but for `besides`.
-
-    `root` is a folder with the folders of runs, or a run's own.
-    """
+    """Find a torchrun job's first run of an algorithm, but for `besides`, in a folder of runs, or in a run's own."""
     own, now = _newest(root), as_built(hide_in_data(resolved))
     may_differ = {"algorithm_config.seed"} if any_seed else set()
     candidates = [
@@ -116,19 +113,8 @@ def find_of_job(
     return min(candidates)[1] if candidates else None
 
 
-def _has_finished(folder: Path, metadata: Metadata) -> bool:
-    """Return whether a run has ended and all of its data has been sent to the store."""
-    spool = spool_of(folder, metadata)
-    arrived = spool is None or read_ack(spool).finished
-    return metadata["status"] == "FINISHED" and arrived and not was_left(folder)
-
-
 def spool_of(folder: Path, metadata: Metadata) -> Path | None:
-    """Find the spool of the run whose checkpoints are in a folder; None if there is none, or not any more.
-
-    Their metadata name it relative to the folder: both may have been moved or copied, and then another run may go on
-    with the spool where it was.
-    """
+    """Find a run's spool, named relative to its folder of checkpoints, as both may have moved; None if it is gone."""
     saved = metadata["run"]["spool"]
     spool = None if saved is None else Path(os.path.normpath(folder.resolve() / saved))
     return spool if spool is not None and spool.is_dir() else None

@@ -21,6 +21,7 @@ from rl8x import keys
 from rl8x._version import __version__
 from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Checkpoint, good, listed
+from rl8x.checkpoint.metadata import Best
 from rl8x.checkpoint.tree import CheckpointError, copied, segments_in
 from rl8x.config.spec import Checkpoints, CheckpointsLike
 from rl8x.disk import sync_folder
@@ -39,17 +40,7 @@ _BUSY_WAIT_S: Final = 10.0
 class CheckpointManager:
     """Writes the checkpoints of one run into one folder, which it locks from `take` to `end`.
 
-    Args:
-        checkpoints: When and where the run is saved; see `Trainer`.
-        tracker: The run's tracker; checkpoints that were given no folder lie beside its spool, if it has one.
-
-    Attributes:
-        options: When to save and what to keep; None where nothing is saved.
-        key: The run's own key, by which its checkpoints are distinguished from another run's.
-        best: The best value so far of the metric to save the best of, where there is one.
-
-    Raises:
-        TypeError: If `checkpoints` is none of what it may be.
+    Checkpoints that were given no folder lie beside the spool of the run's tracker, if it has one.
     """
 
     def __init__(self, checkpoints: CheckpointsLike, tracker: Tracker) -> None:
@@ -57,9 +48,10 @@ class CheckpointManager:
             checkpoints = Checkpoints(checkpoints)
         if checkpoints is not None and not isinstance(checkpoints, bool | Checkpoints):
             raise TypeError(f"`checkpoints` must be a Checkpoints, a path, a bool or None; got {checkpoints!r}.")
-        self.key = uuid.uuid4().hex
-        self.best: dict[str, Any] | None = None
-        self._written_best: dict[str, Any] | None = None
+        self.key = uuid.uuid4().hex  # the run's own, which tells its checkpoints from another's
+        # The best value so far of `Checkpoints.best`, and that of the best checkpoint.
+        self.best: Best | None = None
+        self._written_best: Best | None = None
         # None saves only if the run is stored on disk, so that a MemoryTracker's run leaves no files.
         self._where_tracked = checkpoints is None
         self.options = Checkpoints() if checkpoints is None or checkpoints is True else checkpoints or None
@@ -72,7 +64,7 @@ class CheckpointManager:
         self._written: Path | None = None
         # The last checkpoint that was written or resumed from: it is valid, and later ones share its segments.
         self._shared: Path | None = None
-        self._best_path: Path | None = None
+        self.best_path: Path | None = None
         self._last_save = time.monotonic()
 
     @property
@@ -102,11 +94,7 @@ class CheckpointManager:
     # -- the folder and its lock
 
     def check(self) -> bool:
-        """Return whether checkpoints will be written; raise if the folder cannot be used. Changes nothing.
-
-        Raises:
-            CheckpointError: If the folder cannot be written.
-        """
+        """Return whether checkpoints will be written; raise if the folder cannot be used. Changes nothing."""
         directory = self.directory or self.root
         if directory is None:
             return False
@@ -125,11 +113,7 @@ class CheckpointManager:
         return self._lock is not None and self._lock.is_held
 
     def take(self) -> None:
-        """Lock the folder if it is known already, and remove leftovers of killed processes.
-
-        Raises:
-            CheckpointError: If another process has it, or another run, or it cannot be made.
-        """
+        """Lock the folder if it is known already and no other run's, and remove leftovers of killed processes."""
         if self.options is None or self._directory is None or self.is_open:
             return
         self._directory = self._directory.absolute()  # a script may change its working directory
@@ -156,13 +140,7 @@ class CheckpointManager:
         return lock
 
     def is_ready(self, steps: int) -> bool:
-        """Return whether a checkpoint can be written now, to where the folder is now; call it before `save`.
-
-        A folder that was deleted is made anew; if that fails, a warning says that there is no checkpoint of this step.
-
-        Args:
-            steps: Steps of the trainer.
-        """
+        """Return whether a checkpoint can be written now; a folder that was deleted is made anew, with a warning."""
         self.wait()
         if self._directory is not None and self._lock is not None and self._lock.is_deleted:
             try:
@@ -181,15 +159,15 @@ class CheckpointManager:
         if lock is None or before is None or not lock.follow():
             return
         self._directory = now = lock.folder
-        paths = (self._written, self._shared, self._best_path)
-        self._written, self._shared, self._best_path = (
+        paths = (self._written, self._shared, self.best_path)
+        self._written, self._shared, self.best_path = (
             now / path.name if path is not None and path.parent == before else path for path in paths
         )
         _log.warning("rl8x: the checkpoints in %s were moved to %s, where the next ones go", before, now)
 
     def _look_around(self, directory: Path) -> None:
         """Find the best checkpoint of the run in its folder; raise if the folder is another run's."""
-        self._best_path, best = None, dict[int | None, Path]()
+        self.best_path, best = None, dict[int | None, Path]()
         for path in listed(directory):
             try:
                 metadata = files.describe(path)
@@ -204,7 +182,7 @@ class CheckpointManager:
                 best[metadata["counters"][keys.STEPS]] = path
         if best:  # ignore checkpoints after the one that the run was resumed from
             known = None if self.best is None else self.best["steps"]
-            self._best_path = best.get(known, [*best.values()][-1])
+            self.best_path = best.get(known, [*best.values()][-1])
 
     @property
     def outrun(self) -> bool:
@@ -220,12 +198,7 @@ class CheckpointManager:
         )
 
     def begin(self) -> Path | None:
-        """Lock and return the folder, if checkpoints are to be saved; a tracked run must have begun.
-
-        Raises:
-            CheckpointError: If another process has the folder or has gone on with the run, if it is another run's, or
-                if it cannot be made.
-        """
+        """Lock and return the folder, if checkpoints are to be saved; a tracked run must have begun."""
         directory = self.directory
         if self.options is None or directory is None:
             return None
@@ -253,18 +226,10 @@ class CheckpointManager:
             lock.release()
         return self._written
 
-    @property
-    def best_path(self) -> Path | None:
-        """The best checkpoint written so far; None if there is none, or no metric selects it."""
-        return self._best_path
-
     def go_on_from(self, checkpoint: Checkpoint, known: Iterable[Path]) -> None:
         """Continue the run of a checkpoint, in its folder unless another was given.
 
-        Args:
-            checkpoint: The checkpoint.
-            known: The checkpoints that were there when it was chosen: more of them show that the run has been gone on
-                with.
+        Were there more than the `known` ones in it, the run would have been gone on with since this was chosen.
         """
         self.best = self._written_best = checkpoint.state["best"]
         self.key = checkpoint.metadata["run"]["key"]
@@ -277,11 +242,7 @@ class CheckpointManager:
     # -- writing and reading
 
     def due(self, steps: int) -> bool:
-        """Return whether a checkpoint is due.
-
-        Args:
-            steps: Steps of the trainer.
-        """
+        """Return whether a checkpoint is due after so many steps of the trainer."""
         if not self.is_open or self.options is None:
             return False
         every, minutes = self.options.every_steps, self.options.every_minutes
@@ -290,13 +251,7 @@ class CheckpointManager:
         return minutes is not None and time.monotonic() - self._last_save >= minutes * 60
 
     def improved(self, stats: Mapping[str, float], fresh: frozenset[str], steps: int) -> bool:
-        """Return whether a row has a new best value of the selecting metric.
-
-        Args:
-            stats: The row, metrics by name.
-            fresh: Those that were measured in it.
-            steps: Steps of the trainer.
-        """
+        """Return whether the `fresh` metrics of a row have a new best value of `Checkpoints.best`."""
         metric, mode = (None, "max") if self.options is None else (self.options.best, self.options.mode)
         if not self.is_open or metric is None or metric not in fresh or not math.isfinite(stats[metric]):
             return False
@@ -308,15 +263,7 @@ class CheckpointManager:
         return True
 
     def save(self, steps: int, metadata: Mapping[str, Any], state: Any, *, is_best: bool = False) -> None:
-        """Copy a state, and write the copy in a thread, after the previous checkpoint.
-
-        Args:
-            steps: Steps of the trainer.
-            metadata: What the checkpoint is of, as JSON can hold it; time, versions, options and whether it is the best
-                so far are added.
-            state: Nested dicts and lists of plain data and tensors of any shapes, `[...]`, and segments.
-            is_best: Whether it is the best so far.
-        """
+        """Copy a state, and write the copy in a thread, after the previous one; metadata gets time and versions."""
         self.wait()
         if self.options is None or self._directory is None or self._lock is None or not self.is_open:
             return
@@ -349,12 +296,7 @@ class CheckpointManager:
         return frozenset() if self._shared is None else frozenset(files.kept_segments(self._shared))
 
     def skip(self, steps: int, reason: object) -> None:
-        """Warn that there is no checkpoint of a step.
-
-        Args:
-            steps: Steps of the trainer.
-            reason: Why.
-        """
+        """Warn that there is no checkpoint of a step."""
         _log.warning("rl8x: no checkpoint at step %d: %s", steps, reason)
 
     def _write(
@@ -374,8 +316,8 @@ class CheckpointManager:
             return
         self._written = self._shared = path
         if is_best:
-            self._best_path, self._written_best = path, best
-        kept = {path.name for path in listed(place)[-self.options.keep :]} | {self._best_path and self._best_path.name}
+            self.best_path, self._written_best = path, best
+        kept = {path.name for path in listed(place)[-self.options.keep :]} | {self.best_path and self.best_path.name}
         for old in listed(place):
             if old.name not in kept:
                 files.remove(old)
@@ -391,22 +333,14 @@ class CheckpointManager:
     def last_good(self) -> Checkpoint | None:
         """Read the newest valid checkpoint of this run."""
         self.wait()
-        candidates = [] if self.directory is None else good(self.directory)
-        checkpoint = next((saved for saved in candidates if saved.metadata["run"]["key"] == self.key), None)
-        if checkpoint is not None:
-            self._shared = checkpoint.path
-        return checkpoint
+        for checkpoint in () if self.directory is None else good(self.directory):
+            if checkpoint.metadata["run"]["key"] == self.key:
+                self._shared = checkpoint.path
+                return checkpoint
+        return None
 
     def write_text(self, name: str, text: str) -> Path | None:
-        """Write a file for people beside the checkpoints.
-
-        Args:
-            name: The file's name.
-            text: What it says.
-
-        Returns:
-            Its path; None if no checkpoints are saved, or writing fails.
-        """
+        """Write a file for people beside the checkpoints; return its path, None if there are none or writing fails."""
         self.wait()
         directory = self.directory
         if self.options is None or directory is None:

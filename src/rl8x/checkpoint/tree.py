@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rl8x.distributed import ranks
-from rl8x.replay.segments import Segment, is_segment_name
+from rl8x.replay.ring import Segment, is_segment_name
 
 AS_FIRST: Final = b"="
 """In the state of a rank after the first: a tensor as rank 0 has it; no segment has this name."""

@@ -13,7 +13,7 @@ from rl8x.cli.errors import UserError
 from rl8x.cli.options import find_modules_here
 from rl8x.config import apply_overrides
 from rl8x.envs import Env, env_maker
-from rl8x.envs.env_config import inherited_config, plain, shown_value
+from rl8x.envs.parameters import inherited_config, plain, shown_value
 from rl8x.policy import Policy
 from rl8x.spaces import are_alike
 

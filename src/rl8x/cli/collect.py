@@ -17,7 +17,7 @@ from rl8x import keys
 from rl8x.cli.acting import acting_at_random, acting_options, asked_config, check_spaces, in_words, load_acting
 from rl8x.cli.errors import FiniteRange, UserError, users_mistakes
 from rl8x.envs import Env, validate
-from rl8x.envs.steps import advanced
+from rl8x.envs.base import advanced
 from rl8x.output import say
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
@@ -116,7 +116,7 @@ def collect(
             if acting is not None:
                 check_spaces(environment, acting.policy)
                 how["state_reset_every"] = acting.state_reset_every
-            asked = asked_config(trained, overrides, environment.num_envs)
+            asked = asked_config(trained, overrides, environment.num_copies)
             config = environment.plain_config(asked, copies="--num-envs")
             if isinstance(target, Path):
                 _make_parent(target)

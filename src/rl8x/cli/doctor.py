@@ -34,6 +34,7 @@ FEATURES: Final = {
     "mujoco": "Gymnasium's MuJoCo tasks",
     "envpool": "EnvPool's tasks",
     "vmas": "VMAS's tasks",
+    "pettingzoo": "PettingZoo's tasks of several agents",
     "brax": "Brax's tasks",
     "mjlab": "mjlab's tasks",
     "hdf5": "data sets in HDF5",

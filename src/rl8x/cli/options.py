@@ -21,7 +21,7 @@ from rl8x.algorithms import AlgorithmConfig, OffPolicyConfig, OnlineConfig
 from rl8x.algorithms.hyperparameters import kind_of
 from rl8x.algorithms.off_policy.config import ActorCriticConfig, LearnerConfig, ValueConfig
 from rl8x.algorithms.on_policy import OnPolicyConfig
-from rl8x.algorithms.optimizer_rules import is_adaptive
+from rl8x.algorithms.optimizer import is_adaptive
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.conditions.spec import is_expression
 from rl8x.config import RunSpec, apply_overrides, load_run_file, parse_value

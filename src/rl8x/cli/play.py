@@ -151,7 +151,7 @@ def _config(
 ) -> dict[str, Any]:
     """Return the `env_config` in plain form, a list's values for `each` copies."""
     check_spaces(env, acting.policy)
-    config = asked_config(acting.trained_config, words, env.num_envs // each) | dict(crossed)
+    config = asked_config(acting.trained_config, words, env.num_copies // each) | dict(crossed)
     if each > 1:
         config = {name: np.repeat(v, each).tolist() if isinstance(v, list) else v for name, v in config.items()}
     return env.plain_config(config, copies="--copies")

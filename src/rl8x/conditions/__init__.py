@@ -6,7 +6,7 @@
 The run stops when one of the list is met. Each condition sees every row of statistics, also once another is met.
 """
 
-from rl8x.conditions.base import And, Condition, Not, Or, as_condition, as_conditions, check_names, parts
+from rl8x.conditions.base import And, Condition, Not, Or, as_condition
 from rl8x.conditions.kinds import (
     Confirmed,
     HitsLowerBound,
@@ -33,9 +33,6 @@ __all__ = [
     "StopsIncreasing",
     "WallTime",
     "as_condition",
-    "as_conditions",
-    "check_names",
     "from_spec",
-    "parts",
     "to_spec",
 ]

@@ -212,7 +212,7 @@ def _is_zero(value: object) -> bool:
 
 
 class FromCallable(Condition, kind=""):
-    """A plain callable on the statistics as a condition; what it returns is taken as true or false, None as no verdict.
+    """A plain callable on the statistics as a condition; what it returns is taken as true, false, or None, no verdict.
 
     It may look up metrics that the row lacks and another may have, such as `eval/*` and `episodes/*`: then it is not
     met, and `missed` is the last that it looked up in vain.
@@ -348,15 +348,7 @@ def as_condition(condition: ConditionLike) -> Condition:
 
 
 def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) -> list[Condition]:
-    """Return the stop conditions of a user as a list of conditions.
-
-    Args:
-        conditions: None, one, or several; see `as_condition`.
-
-    Raises:
-        TypeError: If one is neither a condition nor a callable.
-        ValueError: If one that remembers something occurs twice: it would see every row twice.
-    """
+    """Return a user's stop conditions as a list; one that remembers something may not see every row twice."""
     if conditions is None:
         return []
     if isinstance(conditions, Condition) or callable(conditions):
@@ -373,11 +365,7 @@ def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) ->
 
 
 def parts(condition: Condition) -> Iterable[Condition]:
-    """Yield a condition and all that it is composed of.
-
-    Args:
-        condition: The condition.
-    """
+    """Yield a condition and all that it is composed of."""
     yield condition
     for child in condition.children:
         yield from parts(child)
@@ -386,6 +374,11 @@ def parts(condition: Condition) -> Iterable[Condition]:
 def in_turn(conditions: Iterable[Condition]) -> list[Condition]:
     """Return conditions in the order in which they judge a row: those that may evaluate first."""
     return sorted(conditions, key=lambda condition: not any(part.evaluates for part in parts(condition)))
+
+
+def named(condition: Condition) -> str:
+    """Return the repr of a condition without addresses in memory, which differ between processes."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(condition))
 
 
 def remembers(value: object) -> bool:
@@ -410,15 +403,7 @@ def plain(value: Any) -> Any:
 
 
 def check_names(conditions: Iterable[Condition], known: Iterable[str]) -> None:
-    """Check that rows can have the metrics that conditions read.
-
-    Args:
-        conditions: The conditions, with all that they are composed of.
-        known: Names of the metrics that a row can have.
-
-    Raises:
-        ValueError: At the first condition on another metric, with the nearest of `known`.
-    """
+    """Raise `ValueError` at the first condition on a metric that is not `known`, with the nearest that are."""
     names = list(known)
     for condition in conditions:
         for name in sorted(condition.metric_names):

@@ -90,10 +90,16 @@ class HitsUpperBound(_Bound):
 
 
 class _Patient(_OnMetric):
-    """A condition that is met when something held for `patience` fresh values in a row; meanwhile the verdict stays.
+    """A condition that is met when something held for `patience` fresh values in a row, after the first `after`.
 
     A value that is not finite may complete the count, but does not tell that something goes on: it is no verdict then.
-    The first `after` values give none either.
+
+    Args:
+        name: The metric.
+        patience: How often in a row, at least 1.
+        rtol: The difference from what a value is compared with that does not count, relative to that, at least 0.
+        atol: The same in the metric's unit, at least 0.
+        after: How many of the metric's first values are left out, at least 0.
     """
 
     def __init__(self, name: str, patience: int = 5, rtol: float = 0.0, atol: float = 0.0, after: int = 0) -> None:
@@ -172,11 +178,7 @@ class Plateau(_Patient):
         return super().is_met or (len(last) > self.patience and len(set(last)) == 1)
 
     def holds(self, value: float) -> bool:
-        """Compare the means of the last two windows, once there are two; a value that is not finite empties them.
-
-        Args:
-            value: A fresh value of the metric.
-        """
+        """Compare the means of the last two windows, once there are two; a value that is not finite empties them."""
         size = self.patience
         self.values = [*self.values[1 - 2 * size :], value] if math.isfinite(value) else []
         if len(self.values) < 2 * size:
@@ -205,11 +207,7 @@ class _StopsImproving(_Patient):
         self.reference: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Compare with the best value so far, which only one that is better by the margin replaces.
-
-        Args:
-            value: A fresh value of the metric.
-        """
+        """Compare with the best value so far, which only one that is better by the margin replaces."""
         best = self.reference
         if not math.isfinite(value) or (best is not None and self.sign * (value - best) <= self._margin(best)):
             return True
@@ -222,15 +220,7 @@ class StopsDecreasing(_StopsImproving):
 
         value < lowest - max(atol, rtol * |lowest|)
 
-    makes a value the new lowest; the first finite value is the lowest so far, and one that is not finite never counts
-    as lower.
-
-    Args:
-        name: The metric.
-        patience: How often in a row, at least 1.
-        rtol: By how much of the lowest value another must be lower to count, at least 0.
-        atol: The same in the metric's unit (elsewhere `min_delta`), at least 0.
-        after: How many of the metric's first values are left out, at least 0.
+    makes a value the new lowest. The arguments are those of `StopsIncreasing`, with lower in the place of higher.
     """
 
     sign = -1
@@ -482,7 +472,8 @@ class Confirmed(Condition):
 
 def _prefixed(name: str) -> str:
     """Return the name that an evaluation may have for a metric, as long as there is no trainer to ask."""
-    return keys.EVAL_PREFIX + name if name in keys.COLLECT_METRICS or name.startswith(keys.INFO_PREFIX) else name
+    is_collected = name in keys.COLLECT_METRICS or name.startswith((keys.INFO_PREFIX, keys.AGENTS_PREFIX))
+    return keys.EVAL_PREFIX + name if is_collected else name
 
 
 def _joined(measured: Mapping[str, float], stats: Stats) -> Stats:

@@ -8,33 +8,25 @@ stop_conditions:
   - wall_time: 2h
   - eval/returns/mean >= 475 and not (losses/vf > 1 or env/steps < 5e4)
 
-The grammar of the last, a text:
-
-    either     = both ("or" both)*
-    both       = negated ("and" negated)*
-    negated    = "not"* ( "(" either ")" | comparison )
-    comparison = operand (("<" | "<=" | ">" | ">=" | "==" | "!=") operand)+
-
-Of two operands that are compared one is a metric and the other a number. A metric's name may have spaces within; one
-with a word such as `and` in it, or other odd characters, stands in quotes. What comes of a text are the conditions that
-there are, so that checkpoints and the reason for stopping show those.
+The last, a text, has comparisons as Python writes them, with `and`, `or`, `not` and parentheses. Of two operands that
+are compared one is a metric and the other a number. A metric's name may have spaces within; one with a word such as
+`and` in it, or other odd characters, stands in quotes. What comes of a text are the conditions that there are, so that
+checkpoints and the reason for stopping show those.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from rl8x.conditions.base import KINDS, And, Condition, FromCallable, Not, Or, plain
 from rl8x.conditions.kinds import HitsLowerBound, HitsUpperBound, NonFinite
 from rl8x.names import did_you_mean
 from rl8x.plain import MAX_DEPTH
 
-_NAMES: Final = {cls: name for name, cls in KINDS.items()}
-_BY_CLASS_NAME: Final = {cls.__name__: cls for cls in KINDS.values()}
 _WORDS: Final = r"(?:and|or|not)(?![^\s()'\"<>=!])"
 _DIGITS: Final = r"[0-9]+(?:_[0-9]+)*"
 _TOKEN: Final = re.compile(
@@ -46,15 +38,20 @@ _TOKEN: Final = re.compile(
     )\s*""",
     re.VERBOSE | re.IGNORECASE,
 )
-_COMPARISONS: Final[dict[str, Callable[[str, float], Condition]]] = {
-    ">=": HitsUpperBound,
-    "<=": HitsLowerBound,
-    ">": lambda name, bound: ~HitsLowerBound(name, bound),
-    "<": lambda name, bound: ~HitsUpperBound(name, bound),
-    "==": lambda name, bound: HitsLowerBound(name, bound) & HitsUpperBound(name, bound),
-    "!=": lambda name, bound: ~(HitsLowerBound(name, bound) & HitsUpperBound(name, bound)),
+_COMPARISONS: Final[dict[type[ast.cmpop], Callable[[str, float], Condition]]] = {
+    ast.GtE: HitsUpperBound,
+    ast.LtE: HitsLowerBound,
+    ast.Gt: lambda name, bound: ~HitsLowerBound(name, bound),
+    ast.Lt: lambda name, bound: ~HitsUpperBound(name, bound),
+    ast.Eq: lambda name, bound: HitsLowerBound(name, bound) & HitsUpperBound(name, bound),
+    ast.NotEq: lambda name, bound: ~(HitsLowerBound(name, bound) & HitsUpperBound(name, bound)),
 }
-_TURNED: Final = {">=": "<=", "<=": ">=", ">": "<", "<": ">", "==": "==", "!=": "!="}
+_TURNED: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.GtE: ast.LtE,
+    ast.LtE: ast.GtE,
+    ast.Gt: ast.Lt,
+    ast.Lt: ast.Gt,
+}
 
 Find = Callable[[str], Any]
 
@@ -115,11 +112,12 @@ def _split(spec: object) -> tuple[str, Any]:
 
 
 def _find_class(kind: str, find: Find | None) -> type[Condition]:
-    known = KINDS.get(kind) or _BY_CLASS_NAME.get(kind)
+    classes = KINDS | {cls.__name__: cls for cls in KINDS.values()}
+    known = classes.get(kind)
     if known is not None:
         return known
     if find is None or "." not in kind:
-        raise _unknown(kind, did_you_mean(kind, [*KINDS, *_BY_CLASS_NAME]))
+        raise _unknown(kind, did_you_mean(kind, classes))
     cls = find(kind)
     if not isinstance(cls, type) or not issubclass(cls, Condition):
         raise ValueError(f"{kind!r} is not a subclass of rl8x.conditions.Condition.")
@@ -154,7 +152,7 @@ def to_spec(condition: Condition) -> Any:
     cls = type(condition)
     if "<locals>" in cls.__qualname__:
         raise ValueError(f"{cls.__qualname__} has no form in a run file: define it outside of functions.")
-    kind = _NAMES.get(cls) or f"{cls.__module__}.{cls.__qualname__}"
+    kind = next((name for name, known in KINDS.items() if known is cls), f"{cls.__module__}.{cls.__qualname__}")
     if isinstance(condition, And | Or):
         return {kind: [to_spec(part) for part in condition.children]}
     if isinstance(condition, Not):
@@ -179,86 +177,52 @@ def is_expression(text: str) -> bool:
 
 
 def parse(text: str) -> Condition:
-    """Make a condition of a text."""
-    parser = _Parser(text)
-    condition = parser.either()
-    if parser.tokens:
-        raise ValueError(f"{parser.tokens[0].text!r} is not expected there")
-    return condition
-
-
-class _Token(NamedTuple):
-    kind: str
-    text: str
-
-
-class _Parser:
-    """Takes the tokens of a text from left to right; each rule of the grammar is a method."""
-
-    def __init__(self, text: str) -> None:
-        self.tokens, self._depth, place = deque[_Token](), 0, 0
-        while place < len(text):
-            match = _TOKEN.match(text, place)
-            if match is None:
-                raise ValueError(f"{text[place:]!r} cannot be read")
-            kind, place = str(match.lastgroup), match.end()
-            self.tokens.append(_Token(kind, match[kind].lower() if kind == "mark" else match[kind]))
-
-    def _take(self, *marks: str) -> str | None:
-        """Take the next token if it is one of these marks."""
-        if self.tokens and self.tokens[0].kind == "mark" and self.tokens[0].text in marks:
-            return self.tokens.popleft().text
-        return None
-
-    def either(self) -> Condition:
-        """Read alternatives."""
-        return self._joined("or", Or, lambda: self._joined("and", And, self._negated))
-
-    def _joined(self, word: str, join: type[Condition], read: Callable[[], Condition]) -> Condition:
-        parts = [read()]
-        while self._take(word):
-            parts.append(read())
-        return parts[0] if len(parts) == 1 else join(*parts)
-
-    def _negated(self) -> Condition:
-        negated = False
-        while self._take("not"):
-            negated = not negated
-        if self._take("("):
-            self._depth += 1
-            if self._depth > MAX_DEPTH:
+    """Make a condition of a text: Python parses it, with `_0`, `_1`, ... in the place of metrics and numbers."""
+    operands, source, place, depth = list[str | float](), "", 0, 0
+    while place < len(text):
+        match = _TOKEN.match(text, place)
+        if match is None:
+            raise ValueError(f"{text[place:]!r} cannot be read")
+        place = match.end()
+        if match["mark"] is not None:
+            source += f" {match['mark'].lower()} "
+            depth += (match["mark"] == "(") - (match["mark"] == ")")
+            if depth > MAX_DEPTH:
                 raise ValueError("it is nested too deeply")
-            condition = self.either()
-            if not self._take(")"):
-                raise ValueError("a `)` is missing")
-            self._depth -= 1
+            continue
+        source += f" _{len(operands)} "
+        number, quoted = match["number"], match["quoted"]
+        if number is not None:
+            operands.append(int(number) if re.fullmatch(f"[-+]?{_DIGITS}", number) else float(number))
         else:
-            condition = self._comparison()
-        return ~condition if negated else condition
-
-    def _comparison(self) -> Condition:
-        left, pairs = self._operand(), list[Condition]()
-        while mark := self._take(*_COMPARISONS):
-            right = self._operand()
-            pairs.append(_compared(left, mark, right))
-            left = right
-        if not pairs:
-            raise ValueError(f"{left!r} is compared with nothing")
-        return pairs[0] if len(pairs) == 1 else And(*pairs)
-
-    def _operand(self) -> str | float:
-        if not self.tokens or self.tokens[0].kind == "mark":
-            where = f"before {self.tokens[0].text!r}" if self.tokens else "at the end"
-            raise ValueError(f"a metric or a number is missing {where}")
-        kind, text = self.tokens.popleft()
-        if kind == "number":
-            return int(text) if re.fullmatch(f"[-+]?{_DIGITS}", text) else float(text)
-        return text[1:-1] if kind == "quoted" else text
+            operands.append(match["name"] if quoted is None else quoted[1:-1])
+    try:
+        return _made(ast.parse(source.strip(), mode="eval").body, operands)
+    except SyntaxError:
+        raise ValueError("a metric, a number or a parenthesis is missing, or there is one too many") from None
 
 
-def _compared(left: str | float, mark: str, right: str | float) -> Condition:
+def _made(node: ast.expr, operands: list[str | float]) -> Condition:
+    """Make the condition of a part of what `parse` has parsed."""
+    if isinstance(node, ast.BoolOp):
+        join = And if isinstance(node.op, ast.And) else Or
+        return join(*(_made(part, operands) for part in node.values))
+    if isinstance(node, ast.UnaryOp):
+        return ~_made(node.operand, operands)
+    sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+    odd = next((side for side in sides or [node] if not (sides and isinstance(side, ast.Name))), None)
+    if odd is not None:
+        names = [operands[int(each.id[1:])] for each in ast.walk(odd) if isinstance(each, ast.Name)]
+        raise ValueError(f"{names[0]!r} is compared with nothing" if names else "`()` has nothing in it")
+    assert isinstance(node, ast.Compare)
+    values = [operands[int(side.id[1:])] for side in sides if isinstance(side, ast.Name)]
+    pairs = [_compared(values[i], type(mark), values[i + 1]) for i, mark in enumerate(node.ops)]
+    return pairs[0] if len(pairs) == 1 else And(*pairs)
+
+
+def _compared(left: str | float, mark: type[ast.cmpop], right: str | float) -> Condition:
     if isinstance(left, str) and not isinstance(right, str):
         return _COMPARISONS[mark](left, right)
     if isinstance(right, str) and not isinstance(left, str):
-        return _COMPARISONS[_TURNED[mark]](right, left)
+        return _COMPARISONS[_TURNED.get(mark, mark)](right, left)
     raise ValueError(f"of {left!r} and {right!r} one must be a metric and the other a number")

@@ -57,7 +57,12 @@ def env_spec(algorithm: GenericAlgorithmBase[Any]) -> EnvSpec:
     named = first[CLASS] if isinstance(first, dict) and set(first) == {CLASS} else None
     if registry.BUILTIN.get(getattr(maker, "__name__", "")) is maker and not args:
         path = maker.__name__
-    elif maker is GymnasiumEnv and len(args) == 1 and first not in [*registry.BUILTIN] and not _is_function(named):
+    elif (
+        maker is GymnasiumEnv
+        and len(args) == 1
+        and first not in [*registry.BUILTIN]
+        and not (named is not None and not isinstance(import_named(named, trust=True), type))
+    ):
         path = str(named or first)
     elif args:
         kwargs = dict(zip(inspect.signature(maker).parameters, args, strict=False)) | kwargs
@@ -67,10 +72,6 @@ def env_spec(algorithm: GenericAlgorithmBase[Any]) -> EnvSpec:
 def _unwritable_env(why: str) -> EnvSpec:
     env: Any = unwritable(why)
     return EnvSpec(env=env)
-
-
-def _is_function(name: str | None) -> bool:
-    return name is not None and not isinstance(import_named(name, trust=True), type)
 
 
 def algorithm_spec(config: AlgorithmConfig) -> AlgorithmSpec:

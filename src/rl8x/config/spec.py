@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -18,7 +19,8 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names as check_hyperparameters
 from rl8x.algorithms.hyperparameters import check_names_in, check_options, given_for_nothing, kind_of, option
 from rl8x.algorithms.presets import with_preset
-from rl8x.conditions import Condition, as_conditions, from_spec, parts
+from rl8x.conditions import Condition, from_spec
+from rl8x.conditions.base import as_conditions, named, parts
 from rl8x.config.algorithms import algorithm_config_class, restored, restored_options
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
 from rl8x.envs import Env, env_maker
@@ -154,24 +156,6 @@ class AlgorithmSpec(_Section):
     )
     algorithm_config: dict[str, Any] = option({}, "Hyperparameters of the algorithm by name.")
     seed: int | None = option(None, "The algorithm's seed, where algorithm_config has none.", low=0)
-
-    def checked(self, trust: Trust) -> AlgorithmSpec:
-        """Return it with `1e6` as a whole number where a hyperparameter is one, if all of them are the algorithm's.
-
-        Args:
-            trust: Which modules names may import; see `RunSpec`.
-
-        Raises:
-            ValueError: If there is no such algorithm or hyperparameter.
-        """
-        cls = algorithm_config_class(self.algorithm, trust)
-        check_hyperparameters(self.algorithm_config, cls)
-        coerced = {
-            field.name: _coerced(field, self.algorithm_config[field.name])
-            for field in dataclasses.fields(cls)
-            if field.name in self.algorithm_config
-        }
-        return dataclasses.replace(self, algorithm_config=frozen({**self.algorithm_config, **coerced}))
 
     def make_config(self, trust: Trust = False) -> AlgorithmConfig:
         """Make the algorithm's config.
@@ -453,6 +437,13 @@ class RunSpec:
         asked = [part.evaluates for condition in self.run.conditions(self.trusted) for part in parts(condition)]
         return any(asked) or self.run.steps_per_eval is not None
 
+    @property
+    def params(self) -> dict[str, Any]:
+        """The options of its `run()` as params in MLflow; hyperparameters are resolved, and params of their own."""
+        shown = [_shown_condition(each, self.trusted) for each in self.run.stop_conditions]
+        numbers = {f"run.{name}": getattr(self.run, name) for name in ("steps_per_eval", "evals_per_film", "max_steps")}
+        return {**numbers, "run.stop_conditions": shown}
+
     def checked(self) -> RunSpec:
         """Return it if all of it is legal, as far as that can be known without making the environment.
 
@@ -462,18 +453,23 @@ class RunSpec:
         """
         from rl8x.tracking.secrets import find_hidden
 
-        for name, values in (
-            ("env_kwargs", self.env.env_kwargs),
-            ("algorithm_config", self.algorithm.algorithm_config),
-        ):
-            hidden = find_hidden(values, name)
-            if hidden is not None:
-                raise ValueError(f"`{hidden}` has `***` where its password was: write that in again.")
+        hideable = {"env_kwargs": self.env.env_kwargs, "algorithm_config": self.algorithm.algorithm_config}
+        for hidden in filter(None, (find_hidden(values, name) for name, values in hideable.items())):
+            raise ValueError(f"`{hidden}` has `***` where its password was: write that in again.")
         cls = algorithm_config_class(self.algorithm.algorithm, self.trusted)
-        if not self.env.env and _needs_env(cls):
+        # Algorithms that learn from data alone can do without.
+        needed = inspect.signature(cls.build).parameters.get("env")
+        if not self.env.env and (needed is None or needed.default is not None):
             raise ValueError("no environment is named: give `env`, such as CartPole (`rl8x envs` lists them).")
         self.trainer.make_checkpoints()
-        spec = dataclasses.replace(self, algorithm=self.algorithm.checked(self.trusted), trust=self.trusted)
+        given = self.algorithm.algorithm_config
+        check_hyperparameters(given, cls)
+        # `1e6` is a whole number where a hyperparameter is one.
+        coerced = {
+            each.name: _coerced(each, given[each.name]) for each in dataclasses.fields(cls) if each.name in given
+        }
+        algorithm = dataclasses.replace(self.algorithm, algorithm_config=frozen({**given, **coerced}))
+        spec = dataclasses.replace(self, algorithm=algorithm, trust=self.trusted)
         _ = spec.evaluates, spec.config  # kept, for whoever makes the run
         return spec
 
@@ -538,6 +534,15 @@ class RunSpec:
         return Dataset.load(path, **spaces)
 
 
+def _shown_condition(spec: Any, trust: Trust) -> str:
+    """Return the repr of a stop condition; the plain data where its class is not found, as in a script's namespace."""
+    if is_unwritable(spec):
+        return str(spec[UNWRITABLE])
+    with contextlib.suppress(ValueError, TypeError):
+        return named(from_spec(thawed(spec), find=functools.partial(import_named, trust=trust)))
+    return str(thawed(spec))
+
+
 def _flat(spec: RunSpec) -> dict[str, Any]:
     plain = spec.to_plain()
     values = plain.pop("algorithm_config", {})
@@ -553,12 +558,6 @@ def _unknown(name: str, hyperparameters: Collection[str]) -> str:
     if here is not None and name_here(name, names) is None:
         return f"unknown key {name!r}: it is {here!r} here. Put it under `algorithm_config`."
     return f"unknown key {shortened(name)}.{did_you_mean(name, names)} Legal are {', '.join(names)}."
-
-
-def _needs_env(cls: type[AlgorithmConfig]) -> bool:
-    """Whether `build` must be given an environment; algorithms that learn from data alone can do without."""
-    parameter = inspect.signature(cls.build).parameters.get("env")
-    return parameter is None or parameter.default is not None
 
 
 def _names(cls: Any) -> list[str]:

@@ -35,7 +35,8 @@ def tuned_file(task: str, algorithm: str = AlgorithmSpec.algorithm) -> Path:
     files = tuned_files()
     path = files.get(task, {}).get(plain_name(algorithm))
     if path is None:
-        raise ValueError(f"no tuned setting of {task} by {algorithm}.{did_you_mean(task, _others(task))} {listed()}")
+        others = [] if task in files else [*files]
+        raise ValueError(f"no tuned setting of {task} by {algorithm}.{did_you_mean(task, others)} {listed()}")
     return path
 
 
@@ -59,7 +60,3 @@ def measured() -> dict[str, dict[str, Any]]:
     """Return what was measured with settings, by the names of their files without the suffix."""
     results: dict[str, dict[str, Any]] = json.loads(MEASURED.read_text(encoding="utf-8"))
     return results
-
-
-def _others(task: str) -> list[str]:
-    return [] if task in tuned_files() else [*tuned_files()]

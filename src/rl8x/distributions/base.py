@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
 import torch
 from torch import Tensor, nn
-
-from rl8x.execution.private import tree_flatten, tree_unflatten
 
 Params: TypeAlias = Any
 """The distribution's parameters: a named tuple of tensors, whose fields are the subclass's own."""
@@ -160,14 +158,3 @@ class Distribution(nn.Module):
             `[..., *action]`.
         """
         return actions
-
-
-def numbered(params: Params) -> dict[str, Tensor]:
-    """Return the tensors of parameters, `[...]` each, by number, from "0"."""
-    return {str(i): tensor for i, tensor in enumerate(tree_flatten(params)[0])}
-
-
-def from_numbered(tensors: Mapping[str, Tensor], like: Params) -> Params:
-    """Invert `numbered`: return parameters of the form of others that have these tensors, `[...]` each."""
-    structure = tree_flatten(like)[1]
-    return tree_unflatten([tensors[str(i)] for i in range(len(tensors))], structure)

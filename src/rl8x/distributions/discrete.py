@@ -179,13 +179,6 @@ def inverse_cdf(log_probs: Tensor, uniform: Tensor) -> Tensor:
 
     The threshold is `uniform * total`, with the total as it was summed: smaller than the total whatever is rounded, so
     that the index is always in range.
-
-    Args:
-        log_probs: `[..., num_choices]`.
-        uniform: Numbers in [0, 1), `[...]`; 1 itself is taken for the largest float below it.
-
-    Returns:
-        Indices, int64 `[...]`, never of a choice whose probability is 0 in float32.
     """
     probs = log_probs.detach().float().exp()
     uniform = uniform.clamp(max=LARGEST_UNIFORM)

@@ -74,16 +74,7 @@ _ROWS = 2
 
 
 def check_distribution(distribution: Distribution, action: Tree, device: torch.device) -> None:
-    """Call each function of a distribution on features of two rows, and check the results.
-
-    Args:
-        distribution: The distribution, over the space of `action`.
-        action: One action, `[1, *action]` or a dict of them.
-        device: Where its tensors live.
-
-    Raises:
-        ValueError: If a function fails, or gives something else.
-    """
+    """Call each function of a distribution on features of two rows, and check the results."""
     name, rows = type(distribution).__name__, [_ROWS]
     generator = torch.Generator(device).manual_seed(0)
     features = torch.randn(_ROWS, distribution.num_features, generator=generator, device=device)

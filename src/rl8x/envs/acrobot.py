@@ -54,7 +54,7 @@ class Links(NamedTuple):
 
 
 def derivatives(physics: Tensor, torque: Tensor, links: Links) -> Tensor:
-    """Return how fast the state changes.
+    """Return how fast the state, theta_1, theta_2, theta_1_dot and theta_2_dot, `[num_envs, 4]`, changes.
 
     With q = theta_1, p = theta_2 (relative to the inner link) and k the coupling:
 
@@ -64,14 +64,6 @@ def derivatives(physics: Tensor, torque: Tensor, links: Links) -> Tensor:
         phi1  = -k sin(p) p_dot (p_dot + 2 q_dot) + torque_1 sin(q) + phi2
         p_acc = (torque + d2 / d1 phi1 - k sin(p) q_dot^2 - phi2) / (outer_inertia - d2^2 / d1)
         q_acc = -(d2 p_acc + phi1) / d1
-
-    Args:
-        physics: theta_1, theta_2 (rad; 0, 0 hangs down), theta_1_dot, theta_2_dot (rad/s), `[num_envs, 4]`.
-        torque: At the joint between the links, in N m, `[num_envs]`.
-        links: The combined parameters.
-
-    Returns:
-        The derivative of `physics` by time, `[num_envs, 4]`.
     """
     theta_1, theta_2, speed_1, speed_2 = physics.unbind(-1)
     coupled = links.coupling * theta_2.cos()

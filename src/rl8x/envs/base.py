@@ -11,9 +11,9 @@ compiled program cannot take a generator, and because equal noise is what makes 
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import EllipsisType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import gymnasium
 import torch
@@ -25,19 +25,22 @@ from rl8x.envs.canvas import DrawsItself
 from rl8x.envs.checks import (
     check_declared,
     check_restored,
+    check_rows,
     check_time_limit,
     refuse_observing,
     taken_actions,
     whole_number,
 )
-from rl8x.envs.env_config import EnvConfig, plain
 from rl8x.envs.parameter_state import ParameterState
-from rl8x.envs.parameters import Parameter, ResolvedConfig
-from rl8x.envs.steps import Actions, Carry, Dynamics, Observation, Outcome, Parameters, State, Step, advanced
+from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, plain
+from rl8x.envs.steps import Actions, Carry, Dynamics, Observation, Outcome, Parameters, State, Step
+from rl8x.envs.team import Team
 from rl8x.spaces import tree_of
 from rl8x.trees import tree_map
 
 __all__ = ["Actions", "Carry", "Env", "Observation", "Outcome", "Parameter", "Parameters", "State", "Step"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 MAX_EVAL_ENVS: Final = 128
 """Copies, and so episodes, of an environment that is made for evaluations, unless more are asked for."""
@@ -62,6 +65,8 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     """Whether `Step.final_obs` is the observation before the reset."""
     parameters: Mapping[str, Parameter] = {}
     """The parameters that `env_config` may set, by name."""
+    team: Team | None = None
+    """The agents of a copy, where there are several: a row of tensors is one of them. See `envs/team.py`."""
     max_num_envs: ClassVar[int | None] = None
     max_horizon: ClassVar[int | None] = None
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
@@ -83,7 +88,8 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """Make `num_envs` copies.
 
         Args:
-            num_envs: Number of copies.
+            num_envs: Number of copies. Where there are agents, the attribute of that name counts them in all copies:
+                it is the number of rows of tensors.
             device: Where their tensors live.
             seed: Seeds the environment's own generator; None takes one from the operating system.
             time_limit: Steps until truncation, None for never; by default the class's own.
@@ -91,10 +97,11 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
                 makes; see `ObservedParameters`. A constructor takes "none" alone.
         """
         refuse_observing(observe_parameters, type(self).__name__)
-        self.num_envs = whole_number(num_envs, type(self).__name__, "num_envs")
-        if self.num_envs < 1 or (self.max_num_envs is not None and self.num_envs > self.max_num_envs):
+        copies = whole_number(num_envs, type(self).__name__, "num_envs")
+        if copies < 1 or (self.max_num_envs is not None and copies > self.max_num_envs):
             limit = "" if self.max_num_envs is None else f" and at most {self.max_num_envs}"
             raise ValueError(f"{type(self).__name__}: num_envs must be at least 1{limit}; got {num_envs}.")
+        self.num_envs = copies * self.num_agents
         self.time_limit = self.default_time_limit if isinstance(time_limit, EllipsisType) else time_limit
         check_time_limit(self.time_limit, type(self).__name__)
         self.device = torch.device(device)
@@ -106,7 +113,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self._no_noise = torch.empty(self.num_envs, 0, device=self.device)
         owner, check = type(self).__name__, self.check_config
         self.parameter_state = ParameterState(
-            self.parameters, self.num_envs, self.generator, owner=owner, metrics=self.metric_names, check=check
+            self.parameters, copies, self.generator, owner=owner, metrics=self.metric_names, check=check
         )
         self.offer_pictures()
 
@@ -114,6 +121,16 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     def params(self) -> dict[str, Any]:
         """Params of a run beside the class and the time limit; empty for the arguments that it was made with."""
         return {}
+
+    @property
+    def num_agents(self) -> int:
+        """Agents of a copy."""
+        return 1 if self.team is None else len(self.team.names)
+
+    @property
+    def num_copies(self) -> int:
+        """Copies of the environment: as many as rows of its tensors, or as each agent has."""
+        return self.num_envs // self.num_agents
 
     # ---- pure, for programs that are compiled or captured
 
@@ -131,7 +148,8 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     def program_key(self) -> Hashable:
         """The constants of a compiled or captured `advance`: where they differ, another program is needed."""
         built_in = (self.num_envs, str(self.device), self.time_limit, self.parameter_state.in_force.key)
-        return type(self), *built_in
+        team = () if self.team is None else (self.team.names, self.team.agent_id, self.team.state)
+        return type(self), *built_in, *team
 
     def noise(self, horizon: int) -> Tensor:
         """Draw the noise of some steps from the environment's generator.
@@ -210,7 +228,13 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         Args:
             noise: `[num_envs, noise_width]` in [0, 1).
         """
-        return {**self.parameter_state.in_force.fixed, **self._draw(noise)[0]}
+        return {**self._fixed, **self._draw(noise)[0]}
+
+    @property
+    def _fixed(self) -> dict[str, Tensor]:
+        """The parameters that resets do not change, `[num_envs]` each."""
+        fixed = self.parameter_state.in_force.fixed
+        return fixed if self.team is None else {name: self.team.for_agents(value) for name, value in fixed.items()}
 
     def first_carry(self, state: State, parameters: dict[str, Tensor]) -> Carry:
         """Return the carry of episodes that all start now.
@@ -264,10 +288,19 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         return noise[:, first : first + width] if width else self._no_noise
 
     def _draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Draw the randomised parameters, and sources of those that go by returns; see `ResolvedConfig.draw`."""
-        config = self.parameter_state.in_force
+        """Draw the randomised parameters, and sources of those that go by returns; see `ResolvedConfig.draw`.
+
+        Agents of a copy have those of the first.
+        """
+        config, team = self.parameter_state.in_force, self.team
         first, width = self.step_noise + self.reset_noise, config.noise_width
-        return config.draw(self._columns(noise, first, width)) if width else ({}, {})
+        if not width:
+            return {}, {}
+        columns = self._columns(noise, first, width)
+        if team is None:
+            return config.draw(columns)
+        values, sources = (tree_map(team.for_agents, drawn) for drawn in config.draw(columns[: self.num_copies]))
+        return values, sources
 
     # ---- stateful: Gymnasium's API
 
@@ -446,7 +479,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
                 noise = torch.zeros(self.num_envs, self.noise_width, device=self.device)
                 own = self._columns(noise, self.step_noise, self.reset_noise)
                 check_restored(name, carry["state"], self.initial_state(self.starting_parameters(noise), own))
-            carry["parameters"] = {**self.parameter_state.in_force.fixed, **carry["parameters"]}
+            carry["parameters"] = {**self._fixed, **carry["parameters"]}
         self.carry = carry
         self.generator.set_state(state_dict["generator"].cpu())
 
@@ -461,7 +494,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             An environment of the same configuration; None where this one cannot be copied, or not with another number
             of copies.
         """
-        if num_envs not in (None, self.num_envs):
+        if num_envs not in (None, self.num_copies):
             return None
         apart: dict[int, Any] = {id(self.carry): None, id(self.generator): torch.Generator(self.device)}
         try:
@@ -488,3 +521,27 @@ def _apart(obs: Observation, state: State) -> Any:
     """Copy tensors that an observation shares with the state, so that changing them does not change the physics."""
     shared = {value.untyped_storage().data_ptr() for value in state.values()}
     return tree_map(lambda part: part.clone() if part.untyped_storage().data_ptr() in shared else part, obs)
+
+
+def advanced(env: Env, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
+    """Step an environment; arguments and results are those of `Env.advance`.
+
+    One with a state of its own may be anybody's code, which writes into the actions that it gets and into the tensors
+    that it gave: it gets copies, and copies of its results go on, unless its `advance` is known to be `apart`.
+    """
+    is_apart = env.capturable or getattr(env.advance, "is_apart", False)  # `validate` has looked at a pure one
+    carry, step = env.advance(carry, actions if is_apart else tree_map(Tensor.clone, actions), noise)
+    shapes = step.rewards.shape, step.terminated.shape, step.truncated.shape
+    if not env.capturable and shapes != ((env.num_envs,),) * 3:
+        flags = {"terminated": step.terminated, "truncated": step.truncated}
+        check_rows(f"{type(env).__name__}.advance", env.num_envs, rewards=step.rewards, **flags)
+    if is_apart:
+        return carry, step
+    parts: Any = (part if part is None else tree_map(Tensor.clone, part) for part in step)
+    return carry, Step(*parts)
+
+
+def apart(advance: Function) -> Function:
+    """Mark an `advance` whose simulator gets copies of the actions, and gives none of the tensors that are returned."""
+    advance.is_apart = True  # type: ignore[attr-defined]
+    return advance

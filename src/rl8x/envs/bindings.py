@@ -368,17 +368,7 @@ class Function(Binding):
 
 
 def bindings_of(parameters: Mapping[str, Any], kinds: Sequence[type[Binding]], owner: str) -> dict[str, Binding]:
-    """Return the bindings of an adapter's parameters.
-
-    Args:
-        parameters: Names to bindings, their plain forms, texts that the first of the kinds takes, or functions.
-        kinds: The kinds of bindings that the adapter takes.
-        owner: The adapter's name in error messages.
-
-    Raises:
-        ValueError: If something is none of them.
-        TypeError: If `parameters` is not a mapping.
-    """
+    """Return the bindings of an adapter's parameters."""
     if not isinstance(parameters, Mapping):
         raise TypeError(f"{owner}: parameters must be a mapping from names to what they set; got {parameters!r}.")
     bindings = {}

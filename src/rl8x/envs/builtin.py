@@ -8,6 +8,7 @@ from rl8x.envs.cartpole import CartPole, CartPoleInfinite
 from rl8x.envs.dummy import ContinuousDummy, DiscreteDummy
 from rl8x.envs.mountain_car import MountainCar, MountainCarContinuous
 from rl8x.envs.pendulum import Pendulum
+from rl8x.envs.spread import Spread
 
 __all__ = [  # noqa: RUF022 - in the order in which `rl8x envs` lists them
     "CartPole",
@@ -17,6 +18,7 @@ __all__ = [  # noqa: RUF022 - in the order in which `rl8x envs` lists them
     "MountainCarContinuous",
     "Acrobot",
     "AlgoTrading",
+    "Spread",
     "DiscreteDummy",
     "ContinuousDummy",
 ]

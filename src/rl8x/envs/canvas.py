@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rl8x.drawing import LIGHT
 from rl8x.envs.steps import Carry
+from rl8x.envs.team import Team
 
 Point = tuple[float, float]
 Picture = NDArray[np.uint8]
@@ -35,10 +36,6 @@ class Canvas:
     """A picture in the making.
 
     Points are in the units of `view`, y upwards; widths and radii too, in those of y.
-
-    Args:
-        width: Of the picture, in pixels.
-        height: Of the picture, in pixels.
     """
 
     def __init__(self, width: int = SIZE[0], height: int = SIZE[1]) -> None:
@@ -88,15 +85,7 @@ class Canvas:
             self._disc(end, thick / 2, fill)
 
     def text(self, at: Point, text: str, size: float, colour: str = INK, *, anchor: str = "mm") -> None:
-        """Write a text.
-
-        Args:
-            at: Where its anchor is.
-            text: The text.
-            size: Of the letters, in the units of y.
-            colour: Of the letters.
-            anchor: Pillow's: left, middle or right (`l`, `m`, `r`), and top, middle or baseline (`t`, `m`, `s`).
-        """
+        """Write a text."""
         letters = font(max(1, round(size * self._scales[1])))
         self._draw.text(self._at(at), text, fill=colour, font=letters, anchor=anchor)
 
@@ -148,6 +137,7 @@ class DrawsItself:
     """Steps a second at which a film of it looks natural."""
 
     carry: Carry | None
+    team: Team | None
     render_mode: str | None
     metadata: dict[str, Any]
 
@@ -156,7 +146,8 @@ class DrawsItself:
 
         Args:
             canvas: The picture to draw on; `canvas.view` sets the visible ranges first.
-            state: The copy's state: each of `initial_state` without its first dimension, as NumPy's.
+            state: The copy's state: each of `initial_state` without its first dimension, as NumPy's; where there are
+                several agents, with a row for each, `[agents, ...]`.
             parameters: The values of its parameters.
             past: Its states before this one in the same episode, the last ones, the oldest first; empty where they are
                 not known.
@@ -206,13 +197,15 @@ class DrawsItself:
             raise ValueError(f"{type(self).__name__} cannot be rendered: give it a `draw`; see docs/playing.md.")
         if self.carry is None:
             raise RuntimeError(f"{type(self).__name__}: call reset() before render().")
-        states, parameters = on_host(self.carry["state"]), on_host(self.carry["parameters"])
-        copies = range(len(self.carry["elapsed"]))
-        return tuple(self.picture(copy_of(states, i), numbers_of(parameters, i)) for i in copies)
+        states, parameters = on_host(self.carry["state"], self.team), on_host(self.carry["parameters"])
+        copies = len(self.carry["elapsed"]) // (1 if self.team is None else len(self.team.names))
+        return tuple(self.picture(copy_of(states, i), numbers_of(parameters, i)) for i in range(copies))
 
 
-def on_host(tensors: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Copy tensors `[num_envs, ...]` to the host."""
+def on_host(tensors: Mapping[str, Any], team: Team | None = None) -> dict[str, NDArray[Any]]:
+    """Copy tensors `[num_envs, ...]` to the host, those of a team as `[copies, agents, ...]`."""
+    if team is not None:
+        tensors = {name: value.unflatten(0, (len(team.names), -1)).transpose(0, 1) for name, value in tensors.items()}
     return {name: value.detach().cpu().numpy().copy() for name, value in tensors.items()}
 
 

@@ -36,19 +36,11 @@ PARAMETERS = {
 
 
 def cart_pole_dynamics(physics: Tensor, force: Tensor, parameters: Parameters) -> Tensor:
-    """Move cart and pole by one Euler step.
+    """Move cart and pole, `physics` as `CartPole.observe` shows it, `[num_envs, 4]`, by one Euler step under a force.
 
-        temp       = (force + m_p l theta_dot^2 sin(theta)) / m
-        theta_acc  = (g sin(theta) - cos(theta) temp) / (l (4/3 - m_p cos(theta)^2 / m))
-        x_acc      = temp - m_p l theta_acc cos(theta) / m
-
-    Args:
-        physics: x (m), x_dot (m/s), theta (rad, 0 is upright), theta_dot (rad/s), `[num_envs, 4]`.
-        force: On the cart, to the right, in N, `[num_envs]`.
-        parameters: Values of `PARAMETERS`, `[num_envs]` each; m is the mass of cart and pole together.
-
-    Returns:
-        The next x, x_dot, theta and theta_dot, `[num_envs, 4]`.
+    temp       = (force + m_p l theta_dot^2 sin(theta)) / m
+    theta_acc  = (g sin(theta) - cos(theta) temp) / (l (4/3 - m_p cos(theta)^2 / m))
+    x_acc      = temp - m_p l theta_acc cos(theta) / m
     """
     _, x_dot, theta, theta_dot = physics.unbind(-1)
     mass = parameters["masspole"] + parameters["masscart"]

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from rl8x import randomization
 from rl8x.envs.base import Env
-from rl8x.envs.env_config import EnvConfig, parsed
-from rl8x.envs.parameters import Parameter, resolve_config
+from rl8x.envs.parameters import EnvConfig, Parameter, parsed, resolve_config
 from rl8x.names import did_you_mean
 from rl8x.randomization import Choice, ParameterDistribution
 
@@ -35,18 +34,7 @@ Support = dict[str, list[float]]
 
 
 def make_cells(test: Mapping[str, Any], num_cells: int | None = None, seed: int = 0, *, called: str = "test") -> Cells:
-    """Make the cells of a test: the grid of all combinations of listed values, or a sample from distributions.
-
-    Args:
-        test: Of each parameter a number, a list of numbers, `{"linspace": [low, high, count]}` or `{"geomspace": ...}`;
-            or distributions, such as `{"uniform": [low, high]}`, and numbers.
-        num_cells: Cells to sample; None for a grid.
-        seed: Of the sample: the same seed gives the same cells.
-        called: What the user calls `test`, for messages.
-
-    Raises:
-        ValueError: If a value is of neither kind, both kinds are mixed, there is no cell, or there are too many.
-    """
+    """Make the cells of a test: the grid of all combinations of listed values, or a sample from distributions."""
     if not isinstance(test, Mapping) or not test:
         raise ValueError(
             f"`{called}` must give values to one parameter of the environment at least, as in {{length: [0.25, 0.5]}}; "

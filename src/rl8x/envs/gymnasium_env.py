@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from types import EllipsisType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -23,7 +23,7 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
-from rl8x.envs.base import MAX_EVAL_ENVS, Actions, Carry, Env, Observation, Step
+from rl8x.envs.base import MAX_EVAL_ENVS, Actions, Carry, Env, Observation, Step, apart
 from rl8x.envs.bindings import Attribute, Function, Scale, bindings_of
 from rl8x.envs.bound_parameters import BoundBatch, BoundCopies
 from rl8x.envs.checks import check_reset, check_step, check_time_limit, refuse_observing
@@ -31,7 +31,6 @@ from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.mujoco_model import ModelField
 from rl8x.envs.parameters import ResolvedConfig
 from rl8x.envs.simulator import SimulatorEnv
-from rl8x.envs.steps import apart
 from rl8x.envs.vectorised import (
     Source,
     ask_for_final_obs,
@@ -67,6 +66,8 @@ class GymnasiumEnv(SimulatorEnv):
         TypeError: If nothing that makes environments was given.
         ValueError: If no such id is registered, an argument does not fit what was given, or a space has no tensor form.
     """
+
+    takes_render_mode: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class GymnasiumEnv(SimulatorEnv):
             check_supported(self.vector_env.single_observation_space, f"{self._source}.single_observation_space")
             check_supported(self._source_action_space, f"{self._source}.single_action_space")
             self.single_observation_space = map_spaces(self.vector_env.single_observation_space, in_float32)
-            self.single_action_space = map_spaces(self._source_action_space, _policy_space)
+            self.single_action_space = map_spaces(self._source_action_space, policy_space)
             self._bound = self._bind(copies)
             self.parameters = {} if self._bound is None else self._bound.parameters
             limit = time_limit_of(self.vector_env) if isinstance(time_limit, EllipsisType) else time_limit
@@ -391,7 +392,7 @@ class _PartialReset(dict[str, Any]):
         return super().pop(key, self._mask) if key == "reset_mask" else super().pop(key, *default)
 
 
-def _policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
+def policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Return an action space in float32.
 
     Its bounds are no wider than the simulator's, which may refuse what lies beyond: 0.1 in float32 is more than 0.1.

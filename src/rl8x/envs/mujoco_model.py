@@ -95,11 +95,7 @@ def model_of(simulator: Any) -> Any:
 
 
 def rows_of(model: Any, field: str, names: str | Sequence[str]) -> list[int]:
-    """Return the rows of a field that belong to names, of a joint's degrees of freedom all.
-
-    Raises:
-        ValueError: If there is no such name, or the field has no names.
-    """
+    """Return the rows of a field that belong to names, of a joint's degrees of freedom all."""
     prefix = field.partition("_")[0]
     if prefix not in _OWNERS:
         raise ValueError(f"the rows of {field!r} have no names; leave `of` out.")

@@ -20,9 +20,9 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.envs.base import Env
+from rl8x.envs.base import Env, advanced, apart
 from rl8x.envs.parameters import Parameter
-from rl8x.envs.steps import Actions, Carry, Observation, Step, advanced, apart
+from rl8x.envs.steps import Actions, Carry, Observation, Step
 from rl8x.names import did_you_mean
 from rl8x.spaces import AsymmetricDict, critic_only
 
@@ -51,10 +51,6 @@ class ScaledParameters:
 
     and with opposite sign likewise below d. Where the default is a bound, that side is empty. The declaration alone
     decides what is observed, not the `env_config` in force, so that it means the same under all of them.
-
-    Args:
-        parameters: The declared parameters; the vector has them in this order.
-        device: Where the values are.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], device: torch.device) -> None:

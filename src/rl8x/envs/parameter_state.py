@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from rl8x.distributed import ranks
-from rl8x.envs.env_config import EnvConfig, parsed, plain
-from rl8x.envs.parameters import Parameter, ResolvedConfig, resolve_config
+from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, parsed, plain, resolve_config
 from rl8x.randomization.curriculum import NO_SOURCE, RETURNS, Curriculum, Episodes
 from rl8x.randomization.scheduled import PerCopy
 
@@ -23,14 +22,6 @@ class ParameterState:
 
     A curriculum is kept under its key for as long as the environment lives: a configuration that comes into force again
     continues where it was, and programs that read its tensors read the right ones.
-
-    Args:
-        declared: The parameters that `env_config` may set, by name.
-        num_envs: Copies of the environment.
-        generator: The environment's own; where it is, all tensors are.
-        owner: The environment's name in error messages.
-        metrics: Its own metrics of episodes.
-        check: Refuses a resolved configuration, called as the second argument says, that it cannot have.
 
     Attributes:
         in_force: The configuration of the episodes that begin.
@@ -74,16 +65,6 @@ class ParameterState:
 
         The last one is remembered. A run gives its `env_config` with each step: to make tensors of it anew would be a
         copy to the device for each parameter, and each a wait for it.
-
-        Args:
-            config: Names of parameters to values, distributions or their JSON forms.
-            called: Its name in error messages.
-            copies: The argument that sets the number of copies, for error messages.
-            steered: Whether its numbers are going to change, so that no program may have them built in.
-
-        Raises:
-            TypeError: If it is not a mapping.
-            ValueError: If a name is unknown or a value out of bounds; the message has the legal names and bounds.
         """
         owner = f"{self._owner}: {called}"
         if not isinstance(config, Mapping):
@@ -153,15 +134,9 @@ class ParameterState:
         sources: Mapping[str, Tensor],
         pending: Mapping[str, Tensor] | None,
     ) -> None:
-        """Move parameters that go by returns, by the episodes of a horizon on all ranks; on the device.
+        """Move parameters that go by returns, by the episodes of a horizon, `[horizon, num_envs]`, on all ranks.
 
-        Args:
-            ended: Where an episode ended that is experience, `[horizon, num_envs]`, bool.
-            returns: The return of the episode up to each step, `[horizon, num_envs]`.
-            metrics: The environment's own metrics of it, likewise.
-            sources: `Step.sources` of it, likewise, by label.
-            pending: The sources of the episodes that go on after the horizon, `[num_envs]` each; None where a reset
-                ends them.
+        `pending` are the sources of the episodes that go on after it, `[num_envs]`; None where a reset ends them.
         """
         for curriculum in self.in_force.curricula:
             if curriculum.metric is None:

@@ -1,4 +1,14 @@
-"""The parameters of an environment, which `env_config` may set, and how its values become tensors."""
+"""The parameters of an environment, what an `env_config` sets of them, and how its values become tensors.
+
+- **Given**: names of parameters to a number, a number for each copy, or a distribution of `randomization`. Users may
+  give sequences, tensors and a distribution's plain form too (`EnvConfig`); `parsed` replaces these, and whoever comes
+  after it looks at numbers, tuples and distributions alone.
+- **A function** (`EnvConfigFunction`), which is called before each collect and returns such values. Algorithms and
+  trainers take it too (`AnyEnvConfig`).
+- **Resolved** (`ResolvedConfig`): tensors and distributions on a device, within the declared bounds.
+
+Files have the plain form (`plain`): numbers, lists, and distributions as `{kind: arguments}`; of a function its name.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +16,16 @@ import dataclasses
 import functools
 import math
 import numbers
-from collections.abc import Hashable, Mapping, Sequence, Sized
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
+from typing import Any, Final, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x.envs.env_config import Given
+from rl8x import randomization
 from rl8x.names import did_you_mean
-from rl8x.randomization import Grid, ParameterDistribution
+from rl8x.randomization import Choice, Grid, ParameterDistribution, Scheduled
 from rl8x.randomization.curriculum import RETURNS, Curriculum, make_curricula
 from rl8x.randomization.scheduled import NumbersCurriculum, PerCopy
 
@@ -100,11 +111,7 @@ class ResolvedConfig:
         return any(each.metric is not None for each in self.curricula)
 
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Draw parameters, float32 `[num_envs]` each, from noise `[num_envs, noise_width]` in [0, 1).
-
-        Returns:
-            Their values by name, and of curricula that episodes decide the sources, int64 `[num_envs]`, by label.
-        """
+        """Draw parameters, float32 `[num_envs]` each, from noise `[num_envs, noise_width]` in [0, 1)."""
         values = {name: drawn.draw(noise[:, i]) for i, (name, drawn) in enumerate(self.drawn.items())}
         sources: dict[str, Tensor] = {}
         first = len(self.drawn)
@@ -127,21 +134,7 @@ def resolve_config(
     metrics: Sequence[str] = (),
     steered: bool = False,
 ) -> ResolvedConfig:
-    """Check an `env_config` against the parameters of an environment and turn it into tensors.
-
-    Args:
-        config: As `parsed` returns it.
-        parameters: The legal names with their bounds.
-        owner: The configuration's name in error messages, such as `CartPole: env_config`.
-        num_envs: Number of copies, which the argument `copies` sets, as error messages say.
-        device: Where the tensors go.
-        copies: See `num_envs`.
-        metrics: The environment's own metrics of episodes.
-        steered: Whether its numbers are going to change, so that no program may have them built in.
-
-    Raises:
-        ValueError: If a name is unknown or a value is out of bounds or of the wrong shape.
-    """
+    """Check an `env_config` against the parameters of an environment and turn it into tensors."""
     for name in config:
         if name not in parameters:
             raise ValueError(_unknown_name(name, parameters, owner))
@@ -268,3 +261,109 @@ def _check_bounds(numbers: Tensor, parameter: Parameter) -> None:
     if not bool(legal.all()):
         worst = float(numbers.reshape(-1)[int(legal.reshape(-1).logical_not().nonzero()[0])])
         raise ValueError(f"must be in {parameter.bounds}; got {worst:g}.")
+
+
+ParameterValue: TypeAlias = float | Sequence[float] | Tensor | np.ndarray | ParameterDistribution | Mapping[str, object]
+EnvConfig: TypeAlias = Mapping[str, ParameterValue]
+EnvConfigFunction: TypeAlias = Callable[[Mapping[str, float]], Mapping[str, Any]]
+AnyEnvConfig: TypeAlias = Mapping[str, Any] | EnvConfigFunction
+Given: TypeAlias = Mapping[str, Any]
+"""What `parsed` returns."""
+
+# The name under which the plain form of a function has the function's; no parameter is called so.
+_FUNCTION: Final = "function()"
+# Characters up to which a run's params show a value as it is
+_SHOWN_LENGTH: Final = 100
+
+
+def parsed(config: EnvConfig, owner: str = "env_config") -> dict[str, Any]:
+    """Return values by name: numbers, tuples of numbers, and distributions, also of those in plain form."""
+    values = {}
+    for name, value in config.items():
+        try:
+            values[name] = parsed_value(value)
+        except ValueError as error:
+            raise ValueError(f"{owner}[{name!r}] {error}") from None
+    return values
+
+
+def parsed_value(value: Any) -> Any:
+    """Parse one value; see `parsed`."""
+    if isinstance(value, Mapping):
+        return randomization.from_dict(value)
+    value = value.tolist() if isinstance(value, Tensor | np.ndarray) else value
+    return tuple(value) if isinstance(value, list) else value
+
+
+def plain(config: Given) -> dict[str, Any]:
+    """Return the form of a configuration that files have."""
+    forms = {
+        name: value.to_dict() if isinstance(value, ParameterDistribution) else value for name, value in config.items()
+    }
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in forms.items()}
+
+
+def function_form(function: EnvConfigFunction) -> dict[str, object]:
+    """Return the plain form of an `env_config` that is a function: its name, by which it cannot be made again."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return {_FUNCTION: f"{getattr(function, '__module__', '')}.{name}"}
+
+
+def function_name(config: object) -> str | None:
+    """Return the name of the function that an `env_config` in plain form stands for; None where it has values."""
+    return str(config[_FUNCTION]) if isinstance(config, Mapping) and _FUNCTION in config else None
+
+
+def inherited_config(config: EnvConfig, num_envs: int) -> dict[str, Any]:
+    """Fit a training's configuration to an evaluation's number of copies.
+
+    Of values for each copy, and of a `Grid` of more values than there are copies, the copies take evenly spaced ones.
+    """
+    fitted = parsed(config)
+    for name, value in fitted.items():
+        values = value.values if isinstance(value, Grid) and len(value.values) > num_envs else value
+        if isinstance(values, tuple) and len(values) != num_envs:
+            fitted[name] = tuple(values[(2 * i + 1) * len(values) // (2 * num_envs)] for i in range(num_envs))
+    return fitted
+
+
+def part_of_config(config: EnvConfig, num_envs: int, part: range) -> dict[str, tuple[float, ...]]:
+    """Return the values of a part of all `num_envs` copies, by name, without those that all copies have alike.
+
+    These are of values for each copy, and of a `Grid` of more values than the part has copies.
+    """
+    parts = {}
+    for name, value in parsed(config).items():
+        values = value.values if isinstance(value, Grid) else value
+        count = len(values) if isinstance(values, tuple) else 0
+        if len(part) < count <= num_envs if isinstance(value, Grid) else count == num_envs:
+            parts[name] = tuple(values[i % count] for i in part)
+    return parts
+
+
+def moving_in(config: EnvConfig) -> dict[str, ParameterDistribution]:
+    """Return the distributions of an `env_config` that move while a policy trains."""
+    return {name: value for name, value in parsed(config).items() if getattr(value, "moves", False)}
+
+
+def followed_in(config: EnvConfig) -> dict[str, str]:
+    """Map each `Scheduled` parameter to the metric it follows."""
+    return {name: value.by for name, value in parsed(config).items() if isinstance(value, Scheduled)}
+
+
+def shown_value(value: object) -> object:
+    """Return a value as a run's params show it.
+
+    A number stays one; the others become a text such as `Uniform(0.25, 1.0)` or `200 values from 0.25 to 1.0`.
+    """
+    shown = parsed_value(value)
+    if not isinstance(shown, tuple | ParameterDistribution):
+        return shown
+    text = repr(list(shown) if isinstance(shown, tuple) else shown)
+    if len(text) <= _SHOWN_LENGTH or not isinstance(shown, Choice | Grid | tuple):
+        return text
+    values = shown if isinstance(shown, tuple) else shown.values
+    text = f"{len(values)} values from {min(values)} to {max(values)}"
+    if isinstance(shown, tuple):
+        return text
+    return f"{type(shown).__name__} of {text}" + (", weighted" if getattr(shown, "weights", None) is not None else "")

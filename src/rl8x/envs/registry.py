@@ -15,6 +15,7 @@ from rl8x.envs.base import Env
 from rl8x.envs.checks import narrow_seed
 from rl8x.envs.gymnasium_env import GymnasiumEnv
 from rl8x.envs.observed import ObservedParameters
+from rl8x.envs.pettingzoo_env import PettingZooEnv, named_maker
 from rl8x.importing import Trust, check_gymnasium_id, dotted_path, import_class, is_dotted, is_gymnasium_id
 from rl8x.names import did_you_mean
 from rl8x.plain import frozen, thawed
@@ -70,8 +71,8 @@ class EnvMaker(functools.partial[Env]):
 
 def steps_one_by_one(maker: EnvMaker) -> bool:
     """Whether what is made steps its copies one after the other, so that many of them take long."""
-    is_gymnasiums = isinstance(maker.func, type) and issubclass(maker.func, GymnasiumEnv)
-    return is_gymnasiums and maker.keywords.get("vectorization") != "vector"
+    has_copies = isinstance(maker.func, type) and issubclass(maker.func, GymnasiumEnv | PettingZooEnv)
+    return has_copies and maker.keywords.get("vectorization") != "vector"
 
 
 def resolve(name: str) -> type[Env]:
@@ -125,8 +126,11 @@ def env_maker(env: object, arguments: Mapping[str, Any] = MappingProxyType({}), 
             f"vector environment; got {env!r}."
         )
     maker = _with_arguments(env, arguments)
-    if maker.args and isinstance(maker.args[0], str) and maker.func is GymnasiumEnv:
-        check_gymnasium_id(maker.args[0], trust)  # of an id among the arguments
+    if maker.args and isinstance(maker.args[0], str):  # a name among the arguments
+        if maker.func is GymnasiumEnv:
+            check_gymnasium_id(maker.args[0], trust)
+        elif maker.func is PettingZooEnv:
+            named_maker(maker.args[0], trust)
     return maker
 
 
@@ -176,11 +180,7 @@ def _check_concrete(env_class: type) -> None:
 
 
 def _with_arguments(maker: Callable[..., Any], arguments: Mapping[str, Any]) -> EnvMaker:
-    """Return what makes environments with keyword arguments, those before `num_envs` by position as the number is.
-
-    Raises:
-        TypeError: If one of these is missing.
-    """
+    """Return what makes environments with keyword arguments, those before `num_envs` by position as the number is."""
     given: list[Any] = []
     keywords = dict(arguments)
     while isinstance(maker, functools.partial):

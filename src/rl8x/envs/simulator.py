@@ -13,6 +13,7 @@ from rl8x.envs.base import Carry, Env, Observation, Step
 from rl8x.envs.checks import narrow_seed
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.parameters import ResolvedConfig
+from rl8x.envs.team import Team
 
 
 class SimulatorEnv(Env):
@@ -25,6 +26,8 @@ class SimulatorEnv(Env):
     capturable: ClassVar[bool] = False
     resumable: ClassVar[bool] = False
 
+    takes_render_mode: ClassVar[bool] = False
+    """Whether it renders frames where it is made with `render_mode="rgb_array"`."""
     episode_metrics: EpisodeMetrics = EpisodeMetrics(())
     next_seed: int | None = None
     """The seed of the simulator's next reset, after `set_seed`, narrowed; None lets its random numbers go on."""
@@ -57,14 +60,17 @@ class SimulatorEnv(Env):
         final_obs: Observation,
         parameters: Mapping[str, Tensor],
         info: Mapping[str, Any],
+        valid: Tensor | None = None,
+        ended: Tensor | None = None,
     ) -> tuple[Carry, Step]:
         """Return the carry after a step and its result, given what comes before, the next parameters and the report."""
-        done = terminated | truncated
+        done = terminated | truncated if ended is None else ended
         returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
-        metrics = self.episode_metrics.update(carry.get("metrics", {}), info, None, torch.ones_like(done))
+        counted = torch.ones_like(done) if valid is None else valid
+        metrics = self.episode_metrics.update(carry.get("metrics", {}), info, None, counted)
         self.episode_metrics.check_reported(metrics, info, done)
         values = self.episode_metrics.values(metrics)
-        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, values)
+        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, valid, values, ended=ended)
         following = self.next_carry(done, elapsed, returns, parameters)
         return following | {"metrics": self.episode_metrics.restarted(metrics, done)}, step
 
@@ -106,6 +112,7 @@ class StandIn(Env):
         episodic: Whether episodes of the environment can end.
         problem: Why the environment itself is not here, for the error message.
         device: Where it is said to be.
+        team: The agents of a copy.
     """
 
     capturable = False
@@ -119,8 +126,9 @@ class StandIn(Env):
         episodic: bool,
         problem: str,
         device: torch.device | str = "cpu",
+        team: Team | None = None,
     ) -> None:
-        self.single_observation_space, self.single_action_space = observation_space, action_space
+        self.single_observation_space, self.single_action_space, self.team = observation_space, action_space, team
         self.terminates, self.problem = episodic, problem  # type: ignore[misc] # other classes always do, or never
         super().__init__(num_envs, device=device)
 

@@ -1,16 +1,13 @@
-"""One step of an environment: its types, the dynamics that an author writes, and how it is taken."""
+"""One step of an environment: its types, and the dynamics that an author writes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-
-from rl8x.envs.checks import check_rows
-from rl8x.trees import tree_map
 
 State: TypeAlias = dict[str, Tensor]
 """The physics' state between two steps: tensors by name, each `[num_envs, ...]`."""
@@ -26,9 +23,6 @@ Carry: TypeAlias = dict[str, Any]
 """All that changes from step to step: `state`, `parameters`, `elapsed` (int64 `[num_envs]`), `returns` (float32).
 
 Where parameters move with the returns of episodes, `sources` too: as `Step` has them, of the episode that goes on."""
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Step(NamedTuple):
@@ -54,6 +48,13 @@ class Step(NamedTuple):
     """Further metrics of the episode up to this step, before the reset, float32; NaN if there is none."""
     sources: dict[str, Tensor] = {}  # noqa: RUF012 - as above
     """The source of the episode's parameters, int64, by the label of each group that moves with returns."""
+    ended: Tensor | None = None
+    """bool: the episode of the row's copy ended, where its agents end and come by themselves; None: as its rows do."""
+
+    @property
+    def is_over(self) -> Tensor:
+        """Where the episode of the row's copy ended, `[num_envs]`, bool."""
+        return self.terminated | self.truncated if self.ended is None else self.ended
 
 
 class Dynamics:
@@ -134,28 +135,3 @@ class Dynamics:
 def wrapped_angle(angle: Tensor) -> Tensor:
     """Return an angle in rad, `[num_envs]`, in [-pi, pi): float32 loses the digits of one that turns for hours."""
     return angle - torch.floor((angle + math.pi) * (0.5 / math.pi)) * (2 * math.pi)
-
-
-def advanced(env: Any, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
-    """Step an environment; arguments and results are those of `Env.advance`.
-
-    One with a state of its own may be anybody's code, which writes into the actions that it gets and into the tensors
-    that it gave: it gets copies, and copies of its results go on, unless its `advance` is known to be `apart`.
-    """
-    is_apart = env.capturable or getattr(env.advance, "is_apart", False)  # `validate` has looked at a pure one
-    step: Step
-    carry, step = env.advance(carry, actions if is_apart else tree_map(Tensor.clone, actions), noise)
-    shapes = step.rewards.shape, step.terminated.shape, step.truncated.shape
-    if not env.capturable and shapes != ((env.num_envs,),) * 3:
-        flags = {"terminated": step.terminated, "truncated": step.truncated}
-        check_rows(f"{type(env).__name__}.advance", env.num_envs, rewards=step.rewards, **flags)
-    if is_apart:
-        return carry, step
-    parts: Any = (part if part is None else tree_map(Tensor.clone, part) for part in step)
-    return carry, Step(*parts)
-
-
-def apart(advance: Function) -> Function:
-    """Mark an `advance` whose simulator gets copies of the actions, and gives none of the tensors that are returned."""
-    advance.is_apart = True  # type: ignore[attr-defined]
-    return advance

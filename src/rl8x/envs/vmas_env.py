@@ -1,10 +1,9 @@
 """VMAS, a simulator of agents on a plane, as an rl8x environment: one policy for all agents.
 
-    VmasEnv("balance", num_envs=768)                       # 256 worlds of 3 agents
+    VmasEnv("balance", num_envs=256)                       # 256 worlds of 3 agents
 
-An agent of a world is a copy. Whatever ends the world ends the episodes of all its agents, and the world is reset in
-the same step; the observation before the reset is given. Needs the extra `vmas`. A parameter is one of a world: its
-agents share the value, and values run over worlds.
+A world is a copy, and an agent of it a row; see `envs/team.py`. Whatever ends the world ends the episodes of all its
+agents, and the world is reset in the same step; the observation before the reset is given. Needs the extra `vmas`.
 """
 
 from __future__ import annotations
@@ -23,17 +22,18 @@ from rl8x.envs.checks import check_rows, refuse_observing
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.parameters import ResolvedConfig
 from rl8x.envs.simulator import SimulatorEnv
+from rl8x.envs.team import SharedState, Team, TeamReturn
 from rl8x.plain import frozen, thawed
-from rl8x.randomization import Grid
-from rl8x.spaces import check_supported
 
 
 class VmasEnv(SimulatorEnv):
-    """Agents of VMAS worlds as copies that share a policy.
+    """Agents of VMAS worlds that share a policy.
 
-    All agents must have the same spaces. Copy `agent * num_worlds + world` is an agent of a world. The values of its
+    All agents must have the same spaces. Row `agent * num_copies + world` is an agent of a world. The values of its
     `info` that `metrics` names are averaged over episodes.
     """
+
+    team: Team
 
     default_time_limit: ClassVar[int | None] = 200
 
@@ -47,13 +47,16 @@ class VmasEnv(SimulatorEnv):
         time_limit: int | EllipsisType | None = ...,
         metrics: Sequence[str] = (),
         parameters: Mapping[str, Any] | None = None,
+        team_return: TeamReturn = "mean",
+        agent_id: bool = False,
+        state: SharedState = None,
         **kwargs: Any,
     ) -> None:
         """Make the worlds.
 
         Args:
             scenario: Name of a VMAS scenario, or one of your own.
-            num_envs: Copies, a multiple of the number of agents in a world.
+            num_envs: Number of worlds.
             device: Where the worlds are simulated.
             seed: Seeds VMAS; None draws one.
             time_limit: Steps until truncation, None for never; 200 where it is left out.
@@ -61,13 +64,15 @@ class VmasEnv(SimulatorEnv):
             parameters: Parameters of `env_config`: names to the path of an attribute of VMAS's environment, such as
                 `agents[0].mass`, `Attribute`, `Scale`, a function `(environment, values [num_worlds]) -> None`, or
                 the plain forms of the first two.
+            team_return: What the return of a world's episode is of those of its agents; see `Team`.
+            agent_id: Whether an agent sees which one it is.
+            state: "shared" gives the critic the observations of all agents.
             **kwargs: For `vmas.make_env`, and through it for the scenario.
 
         Raises:
             RuntimeError: If VMAS is not installed.
             TypeError: If `scenario` is neither a name nor a scenario.
-            ValueError: If there is no such scenario, agents differ in their spaces, or `num_envs` is not a multiple of
-                their number.
+            ValueError: If there is no such scenario, agents differ in their spaces, or an option is not legal.
         """
         refuse_observing(kwargs.get("observe_parameters", "none"), "VmasEnv")
         try:
@@ -80,28 +85,15 @@ class VmasEnv(SimulatorEnv):
             probe = make_env(scenario, num_envs=1, device="cpu", **kwargs)
         except AssertionError as error:  # so it says that there is no such name
             raise ValueError(f"VmasEnv: {error}") from error
-        agents = probe.n_agents
-        if num_envs % agents:
-            below = max(agents, num_envs // agents * agents)
-            raise ValueError(
-                f"VmasEnv: num_envs must be a multiple of the {agents} agents of a world; got {num_envs}. Try {below}."
-            )
-        first = probe.observation_space[0], probe.action_space[0]
-        for space in zip(probe.observation_space, probe.action_space, strict=True):
-            if space != first:
-                raise ValueError(
-                    f"VmasEnv: agents that share a policy must have the same spaces; got {space}, {first}."
-                )
-        self.num_agents, self.num_worlds = agents, num_envs // agents
-        self.single_observation_space, self.single_action_space = (_gymnasium_space(space) for space in first)
-        check_supported(self.single_observation_space, "VmasEnv.single_observation_space")
-        check_supported(self.single_action_space, "VmasEnv.single_action_space")
+        seen: dict[str, Any] = {"team_return": team_return, "agent_id": agent_id, "state": state}
+        self.team = Team([agent.name for agent in probe.agents], "VmasEnv", **seen)
+        spaces = ([_gymnasium_space(each) for each in of] for of in (probe.observation_space, probe.action_space))
+        own, self.single_action_space = self.team.common(*spaces)
+        self.single_observation_space = self.team.space(own)
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names
-        self._made_from = scenario, frozen({"metrics": metrics, "parameters": parameters, **kwargs})
-        self.worlds = make_env(
-            scenario, num_envs=self.num_worlds, device=str(device), terminated_truncated=True, **kwargs
-        )
+        self._made_from = scenario, frozen({"metrics": metrics, "parameters": parameters, **seen, **kwargs})
+        self.worlds = make_env(scenario, num_envs=num_envs, device=str(device), terminated_truncated=True, **kwargs)
         bindings = bindings_of(parameters or {}, (Attribute, Scale, Function), "VmasEnv")
         advice = "Set it by a function of all values, or an attribute with a row for each world (per_copy=True)."
         self._bound = BoundBatch(bindings, self.worlds, resets_itself=False, advice=advice)
@@ -114,7 +106,7 @@ class VmasEnv(SimulatorEnv):
         self._put(parameters)
         obs = self.worlds.reset(seed=self.next_seed)
         self.next_seed = None
-        return self.first_carry({}, parameters), self._joined(obs)
+        return self.first_carry({}, parameters), self.team.see(self._joined(obs))
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
         """Step the worlds by actions `[num_envs, *]`, which changes them: not pure, unlike the base class's."""
@@ -122,55 +114,32 @@ class VmasEnv(SimulatorEnv):
         obs, raw_rewards, ended, _, infos = self.worlds.step(agents)
         rewards = self._joined(raw_rewards)
         check_rows("VmasEnv", self.num_envs, rewards=rewards)
-        check_rows("VmasEnv", self.num_worlds, terminated=ended)
-        terminated = ended.repeat(self.num_agents)
+        check_rows("VmasEnv", self.num_copies, terminated=ended)
+        terminated = self.team.for_agents(ended)
         truncated = torch.zeros_like(terminated)
         if self.time_limit is not None:
             truncated = carry["elapsed"] + 1 >= self.time_limit
         # Agents of a world begin and end together.
         done = terminated | truncated
         names = [name for name in self.metric_names if name in infos[0]]
-        info = {name: self._joined([info[name].reshape(self.num_worlds, -1)[:, 0] for info in infos]) for name in names}
-        final_obs = next_obs = self._joined(obs)
-        over = done[: self.num_worlds].nonzero().squeeze(1).tolist()
+        info = {name: self._joined([info[name].reshape(self.num_copies, -1)[:, 0] for info in infos]) for name in names}
+        final_obs = next_obs = self.team.see(self._joined(obs))
+        over = done[: self.num_copies].nonzero().squeeze(1).tolist()
         parameters = self.redrawn(done, carry["parameters"], self.starting_parameters(noise))
         self._put(parameters)
         for world in over:
             self.worlds.reset_at(world, return_observations=False)
         if over:
-            next_obs = self._joined(self.worlds.get_from_scenario(True, False, False, False)[0])
+            next_obs = self.team.see(self._joined(self.worlds.get_from_scenario(True, False, False, False)[0]))
         return self._finish(carry, next_obs, rewards, terminated, truncated, final_obs, parameters, info)
 
-    def set_elapsed(self, elapsed: Tensor) -> None:
-        """Have the present episodes count as so many steps long, `[num_envs]`: those of a world's first agent."""
-        super().set_elapsed(self._of_worlds(elapsed))
-
-    def starting_parameters(self, noise: Tensor) -> dict[str, Tensor]:
-        """Return the parameters of episodes that start now, `[num_envs]` each: those of a world's first agent."""
-        fixed = self.parameter_state.in_force.fixed
-        starting = super().starting_parameters(noise)
-        return {name: value if name in fixed else self._of_worlds(value) for name, value in starting.items()}
-
     def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
-        """Have values run over worlds; refuse others, and what VMAS cannot be set to."""
+        """Refuse what VMAS cannot be set to."""
         super().check_config(resolved, owner)
-        for name, value in resolved.fixed.items():
-            shared, given = self._of_worlds(value), resolved.given.get(name)
-            values = given.values if isinstance(given, Grid) else ()
-            if len(values) > self.num_worlds or (isinstance(given, tuple) and not torch.equal(shared, value)):
-                raise ValueError(
-                    f"{owner}[{name!r}] has values for {len(value)} copies, but agents of a world share one: "
-                    f"use a Grid of at most {self.num_worlds} values, one for each world."
-                )
-            resolved.fixed[name] = shared if values else value
         self._bound.check(resolved, owner)
 
-    def _of_worlds(self, values: Tensor) -> Tensor:
-        """Return values, `[num_envs]`, with that of its first agent for all agents of a world."""
-        return values[: self.num_worlds].repeat(self.num_agents)
-
     def _put(self, parameters: Mapping[str, Tensor]) -> None:
-        worlds = {name: value[: self.num_worlds] for name, value in parameters.items()}
+        worlds = {name: value[: self.num_copies] for name, value in parameters.items()}
         self._bound.put(worlds, self.parameter_state.in_force.given)
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
@@ -178,8 +147,7 @@ class VmasEnv(SimulatorEnv):
         scenario, options = self._made_from
         if not isinstance(scenario, str):
             return None  # it keeps its world
-        most = max(self.num_agents, MAX_EVAL_ENVS // self.num_agents * self.num_agents)
-        count = num_envs or min(self.num_envs, most)
+        count = num_envs or min(self.num_copies, MAX_EVAL_ENVS)
         return type(self)(scenario, count, device=self.device, seed=seed, time_limit=self.time_limit, **thawed(options))
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:

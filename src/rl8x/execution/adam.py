@@ -30,7 +30,7 @@ def apply_adam(
     weight_decay: float,
     decoupled: bool,
 ) -> None:
-    """Update weights and moments in place, as `optimizer_rules.Adam` specifies.
+    """Update weights and moments in place, as `optimizer.Adam` specifies.
 
     Weights and gradient are `[size]`; `moments` are the running means of gradients and of their squares, `[size]`, and
     the steps taken before, `[1]`; `lr` is 0-d.

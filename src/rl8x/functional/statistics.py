@@ -1,15 +1,21 @@
-"""Means and variances of batches, over ranks, and running over all batches."""
+"""Moments of batches, over ranks, and running, those of observations too; values as categorical distributions."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import gymnasium
+import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from rl8x.distributed import ranks
+from rl8x.spaces import leaves
+from rl8x.trees import Tree, flatten_tree, unflatten_tree
 
 
 class Moments(NamedTuple):
@@ -241,3 +247,127 @@ def _of_all_ranks(own: Moments) -> list[Moments]:
     gathered = ranks().gather(torch.cat([part.reshape(-1) for part in own]))
     size = own.mean.numel()
     return [Moments(row[0], row[1 : 1 + size], row[1 + size :]) for row in gathered]
+
+
+def expectation(logits: Tensor, atoms: Tensor) -> Tensor:
+    """Return the means of distributions over atoms: softmax(logits) . atoms.
+
+    Args:
+        logits: `[..., num_atoms]`.
+        atoms: The values that have these probabilities, `[num_atoms]`.
+
+    Returns:
+        `[...]`.
+
+    Raises:
+        ValueError: If there are not as many atoms as logits of a distribution.
+    """
+    if atoms.dim() != 1 or logits.shape[-1:] != atoms.shape:
+        raise ValueError(
+            f"`logits` must be [..., num_atoms] for `atoms` [num_atoms]; got {list(logits.shape)}, {list(atoms.shape)}."
+        )
+    return logits.softmax(-1) @ atoms
+
+
+def project(probs: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
+    """Project distributions onto fixed atoms: each value's probability is split between its two neighbouring atoms.
+
+        p_i = sum_j clamp(1 - |clamp(x_j, z_1, z_n) - z_i| / dz, 0, 1) p_j
+
+    The result sums to what `probs` sums to, and has the same mean where no value lies outside of the atoms. Sums, and
+    not additions at indices, whose order accelerators do not keep.
+
+    Args:
+        probs: `[..., num_atoms]`.
+        values: The values x that have these probabilities, `[..., num_atoms]`.
+        atoms: The fixed ones z, equally far apart, rising, `[num_atoms]`.
+
+    Returns:
+        `[..., num_atoms]`.
+
+    Source: Bellemare et al. 2017, arXiv:1707.06887, eq. 7.
+
+    Raises:
+        ValueError: If there are fewer than two atoms, or the shapes do not fit.
+    """
+    if atoms.dim() != 1 or len(atoms) < 2 or not probs.shape[-1:] == values.shape[-1:] == atoms.shape:
+        raise ValueError(
+            "`probs` and `values` must be [..., num_atoms] for `atoms` [num_atoms], at least two; "
+            f"got {list(probs.shape)}, {list(values.shape)}, {list(atoms.shape)}."
+        )
+    low, high = atoms[0], atoms[-1]
+    # Places in units of the distance, so that both shares of a value add up to 1 in floating point too.
+    places = (torch.minimum(torch.maximum(values, low), high) - low) * ((len(atoms) - 1) / (high - low))
+    index = torch.arange(len(atoms), device=atoms.device, dtype=atoms.dtype).unsqueeze(-1)
+    shares = (1.0 - (places.unsqueeze(-2) - index).abs()).clamp(min=0.0)  # [..., atom, value]
+    return (shares * probs.unsqueeze(-2)).sum(-1)
+
+
+# Normalised observations are clipped to [-10, 10].
+_CLIP = 10.0
+# The module name of an observation without parts; of one with parts, that of the part with the key "".
+_WHOLE = "observation"
+
+
+def make_obs_moments(space: gymnasium.Space[Any]) -> nn.ModuleDict:
+    """Return running moments for every float `Box` of an observation, by path."""
+    floats = {
+        _module_name("/".join(path)): leaf.shape
+        for path, leaf in leaves(space)
+        if isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating)
+    }
+    return nn.ModuleDict({name: RunningMoments(shape) for name, shape in floats.items()})
+
+
+def moments_of_part(obs_moments: nn.ModuleDict, name: str) -> RunningMoments | None:
+    """Return the moments of a part of observations; None if it is not normalised.
+
+    Args:
+        obs_moments: As `make_obs_moments` made them.
+        name: The part's name by `flatten_tree("", obs)`.
+    """
+    path = _module_name(name.removeprefix("/"))
+    if path not in obs_moments:
+        return None
+    moments = obs_moments[path]
+    assert isinstance(moments, RunningMoments)
+    return moments
+
+
+def normalize_obs(obs_moments: nn.ModuleDict, obs: Any) -> Any:
+    """Shift and scale the float parts of observations by their moments.
+
+    Args:
+        obs_moments: As `make_obs_moments` made them.
+        obs: Observations, `[..., *obs]` or a dict of them, without an action mask.
+
+    Returns:
+        Observations of the same shapes.
+    """
+    if isinstance(obs, Tensor):
+        return _normalized(obs_moments, "", obs)
+    flat = flatten_tree("", obs)
+    return unflatten_tree("", {name: _normalized(obs_moments, name, part) for name, part in flat.items()})
+
+
+def _normalized(obs_moments: nn.ModuleDict, name: str, part: Tensor) -> Tensor:
+    moments = moments_of_part(obs_moments, name)
+    return part if moments is None else moments.normalize(part, _CLIP)
+
+
+def update_obs_moments(obs_moments: nn.ModuleDict, obs: Tree, valid: Tensor | None, *, shared: bool) -> None:
+    """Update the moments with observations; for the arguments see `Policy.observe`."""
+    for name, part in flatten_tree("", obs).items():
+        if (moments := moments_of_part(obs_moments, name)) is not None:
+            moments.update(part, valid, shared=shared)
+
+
+@functools.cache
+def _module_name(path: str) -> str:
+    """Return a module name for a part's moments, another for each path.
+
+    torch allows no dots, empty names or names of its own attributes.
+    """
+    name = path.replace("%", "%25").replace(".", "%2E")
+    # A "%" at the end is no escape, so that this is no other part's name.
+    return f"{name}%" if name == _WHOLE or hasattr(nn.ModuleDict(), name) else name or _WHOLE

@@ -20,16 +20,7 @@ from rl8x.nn.attention import PositionalEmbedding, SelfAttentionStack
 
 
 class WindowTrunk(nn.Module):
-    """Self-attention over windows, of which the last element's output is taken.
-
-    Args:
-        num_inputs: Width of an observation.
-        window: Observations in a window, the present one included.
-        width: Width of the embeddings.
-        num_heads: Heads of each attention.
-        num_layers: Blocks of attention.
-        activation: Name of the activation in the blocks' perceptrons.
-    """
+    """Self-attention over windows, of which the last element's output is taken."""
 
     def __init__(
         self, num_inputs: int, window: int, width: int, num_heads: int, num_layers: int, activation: str
@@ -42,16 +33,7 @@ class WindowTrunk(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, history: Tensor, lengths: Tensor) -> Tensor:
-        """Read each window.
-
-        Args:
-            history: `window - 1` observations from before the sequence, then those of it,
-                `[window - 1 + T, B, num_inputs]`.
-            lengths: Observations of the same episode in the window before the present one, `[T, B]`.
-
-        Returns:
-            `[T, B, width]`.
-        """
+        """Read a history `[window - 1 + T, B, num_inputs]`, each window back to its length; return `[T, B, width]`."""
         steps, batch = lengths.shape
         # Embedded once, however many windows an observation is in.
         windows = self.embedding(history).unfold(0, self.window, 1).movedim(-1, 2)  # [T, B, window, width]

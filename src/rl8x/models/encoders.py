@@ -25,16 +25,10 @@ class FlatObservations(nn.Module):
     one-hot encoded, `MultiBinary` taken as 0 and 1. The parts of a `Dict` are joined in the space's order, and so are
     those of a `Tuple`, whose observations are a dict with the keys "0", "1", ...
 
-    Args:
-        space: Space of one copy's observation.
-
     Attributes:
         width: Width of the vector.
         leaf_widths: Width of each part that has no parts itself.
         is_vector: Whether an observation is a vector already, of which only the dtype may change: `obs.float()`.
-
-    Raises:
-        TypeError: If a part is of a kind that has no such form.
     """
 
     def __init__(self, space: gymnasium.Space[Any]) -> None:
@@ -93,11 +87,7 @@ def _one_hot(index: Tensor, size: int) -> Tensor:
 
 
 def actor_space(space: gymnasium.Space[Any], critic_obs: Sequence[str], shared: bool) -> gymnasium.Space[Any]:
-    """Return the space that the actor sees: a `Dict` without its parts `critic_obs`, which only the critic sees.
-
-    Raises:
-        ValueError: If there is no such part, nothing left, or actor and critic share layers.
-    """
+    """Return the space that the actor sees: a `Dict` without its parts `critic_obs`, which only the critic sees."""
     if isinstance(critic_obs, str):
         raise ValueError(f"`critic_obs` must be a list of names; got {critic_obs!r}. Try [{critic_obs!r}].")
     if not critic_obs:
@@ -151,15 +141,6 @@ def is_image(space: gymnasium.Space[Any]) -> bool:
 
 class ImageEncoder(nn.Module):
     """Convolutions over images, `[T, B, *image]` to `[T, B, width]`.
-
-    Args:
-        space: Space of one image, a `Box` of rank 3, or of rank 2 with a single channel.
-        convolutions: Channels, side of the kernel and stride of each; None: those of Mnih et al. for images of at least
-            36 x 36, two of 3 x 3 for smaller ones.
-        activation: Name of the activation after each.
-        channels: Which axis the channels are: `"first"`, `"last"`, or `"auto"`, the shorter of the two.
-        layer_norm: Whether what a convolution gives is normalised before its activation, over channels and places of
-            an image, with a scale and a shift for each channel.
 
     Source: Ba et al. 2016, arXiv:1607.06450 (layer normalisation).
     """
@@ -226,13 +207,6 @@ class ObservationEncoder(nn.Module):
 
     Each image goes through convolutions of its own; everything else is laid out as `FlatObservations` does. What the
     parts give is joined in the space's order. Parts of an observation that the space does not have are not read.
-
-    Args:
-        space: Space of one copy's observation.
-        convolutions: Channels, kernel size and stride of each layer, see `ImageEncoder`.
-        activation: Name of the activation after each layer.
-        channels: Where the channels of images are: "auto", "first" or "last", see `ImageEncoder`.
-        layer_norm: Whether each layer is normalised before its activation.
     """
 
     def __init__(
@@ -264,11 +238,7 @@ class ObservationEncoder(nn.Module):
 
 
 def _flat_size(shape: Sequence[int], convolutions: Sequence[Convolution]) -> int:
-    """Return how many numbers the convolutions leave of an image.
-
-    Raises:
-        ValueError: If one is not three whole numbers, or its kernel is larger than what the ones before leave.
-    """
+    """Return how many numbers the convolutions leave of an image."""
     channels, height, width = shape
     for convolution in convolutions:
         if len(convolution) != 3:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from rl8x.models.base import Model, State
 from rl8x.models.encoders import FlatObservations, actor_space
-from rl8x.nn.mlp import MLP, check_sizes, linear
+from rl8x.nn.mlp import MLP, MLPStack, check_sizes, linear
 
 
 class Head(nn.Linear):
@@ -51,6 +52,8 @@ class ActorCritic(Model):
 
     actor: nn.Module
     critic: nn.Module | None
+    policy_head: Any
+    value_head: Any
 
     def add_heads(self, width: int, critic_width: int, policy_gain: float, value_gain: float) -> None:
         """Make the heads of features and of values.
@@ -127,6 +130,8 @@ class MLPModel(ActorCritic):
         num_features: Width of the features that the action distribution needs.
         hidden_sizes: Widths of the hidden layers; none makes the model linear.
         layer_norm: Whether the outputs of hidden layers are normalised before their activations, row by row.
+        separate: How many agents have weights of their own, by the place of their row among those of all; 0 is that all
+            rows share them. PPO makes `true` the number of agents of its environment.
 
     Raises:
         TypeError: If an observation has a part of another kind.
@@ -142,6 +147,7 @@ class MLPModel(ActorCritic):
         *,
         hidden_sizes: Sequence[int] = (256, 256),
         layer_norm: bool = False,
+        separate: int = 0,
         activation: str = "relu",
         shared: bool = False,
         critic_obs: Sequence[str] = (),
@@ -150,14 +156,20 @@ class MLPModel(ActorCritic):
     ) -> None:
         super().__init__(observation_space, num_features)
         check_sizes("hidden_sizes", hidden_sizes)
+        self.separate = separate
         self.flat = FlatObservations(observation_space)
         # The actor's own where it sees less than the critic; None lays the observation out once for both.
         self.actor_flat = FlatObservations(actor_space(observation_space, critic_obs, shared)) if critic_obs else None
         sizes, critic_sizes = [(self.actor_flat or self.flat).width, *hidden_sizes], [self.flat.width, *hidden_sizes]
-        options: Any = {"activation": activation, "activate_last": True, "layer_norm": layer_norm}
-        self.actor = MLP(sizes, **options)
-        self.critic = None if shared else MLP(critic_sizes, **options)
-        self.add_heads(sizes[-1], critic_sizes[-1], policy_gain, value_gain)
+        options: Any = {"activation": activation, "layer_norm": layer_norm}
+        make: Any = functools.partial(MLPStack, separate) if separate else functools.partial(MLP, activate_last=True)
+        self.actor = make(sizes, **options)
+        self.critic = None if shared else make(critic_sizes, **options)
+        if separate:
+            self.policy_head = MLPStack(separate, [sizes[-1], num_features], gain=policy_gain)
+            self.value_head = MLPStack(separate, [critic_sizes[-1], 1], gain=value_gain)
+        else:
+            self.add_heads(sizes[-1], critic_sizes[-1], policy_gain, value_gain)
 
     def trunk_inputs(self, obs: Any, state: State, starts: Tensor) -> tuple[tuple[Tensor], tuple[Tensor], State]:
         """Lay observations `[T, B, *obs]` out flat, `[T, B, width]`; no state."""

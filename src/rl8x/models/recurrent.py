@@ -27,15 +27,7 @@ _ALL = slice(None)
 
 
 class TrunkLinear(nn.Module):
-    """A linear layer of each trunk, `[num_trunks, rows, inputs]` to `[num_trunks, rows, outputs]`.
-
-    Args:
-        num_trunks: Trunks side by side.
-        num_inputs: Width of the input.
-        num_outputs: Width of the output.
-        num_blocks: Blocks of equal width that the output consists of, each with an orthogonal weight of its own.
-        gain: Gain of those.
-    """
+    """A linear layer of each trunk, `[num_trunks, rows, inputs]` to `[num_trunks, rows, outputs]`."""
 
     def __init__(
         self, num_trunks: int, num_inputs: int, num_outputs: int, *, num_blocks: int = 1, gain: float = 1.0
@@ -156,13 +148,7 @@ class RecurrentModel(ActorCritic):
 
     @abstractmethod
     def _move(self, parts: Sequence[Tensor], inputs: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the state after one step; its first part is the output.
-
-        Args:
-            parts: The state in the order of `state_names`, each `[trunks, B, hidden_size]`.
-            inputs: The observation's part of the gates' inputs, `[trunks, B, num_gates * hidden_size]`.
-            weights: The weights that `_weights` returned.
-        """
+        """Return the state after one step; its first part is the output."""
 
     def _run(self, obs: Any, state: State, starts: Tensor, trunks: slice) -> tuple[Tensor, State]:
         """Return the outputs of some trunks, `[trunks, T, B, hidden_size]`, and their state after the last step."""

@@ -59,11 +59,7 @@ def make_model(
 
 
 def _copied(model: Model) -> Model:
-    """Return a model with the same weights in memory of its own.
-
-    Raises:
-        TypeError: If it holds what cannot be copied.
-    """
+    """Return a model with the same weights in memory of its own."""
     try:
         return copy.deepcopy(model)
     except Exception as error:
@@ -105,17 +101,7 @@ def default_model(observation_space: gymnasium.Space[Any]) -> str:
 def config_with_critic_obs(
     names: Sequence[str], spec: Any, space: gymnasium.Space[Any], model_config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a model's arguments with parts of the observation for the critic alone, and separate networks.
-
-    Args:
-        names: The parts of a `Dict` observation that the actor does not see.
-        spec: The model as `make_model` takes it.
-        space: Space of one copy's observation, as the model gets it.
-        model_config: The arguments that were given for the model's class.
-
-    Raises:
-        ValueError: If the model is an instance, or of a class without such arguments.
-    """
+    """Return a model's arguments with parts of the observation for the critic alone, and separate networks."""
     listed = ", ".join(map(repr, names))
     cls = model_class(spec, space) if not isinstance(spec, Model) else None
     if cls is None or not {"critic_obs", "shared"} <= inspect.signature(cls).parameters.keys():
@@ -146,18 +132,6 @@ def check_model(model: Model, obs: Any, starts: Tensor) -> TrainingEffects:
     """Run a model in evaluation mode and in training mode, and check its results.
 
     Neither its buffers nor torch's generators change. It is left in evaluation mode.
-
-    Args:
-        model: The model.
-        obs: Observations, `[T, B, *obs]` or a dict of them.
-        starts: Where an observation begins an episode, `[T, B]`, bool.
-
-    Returns:
-        Its side effects in training mode.
-
-    Raises:
-        ValueError: If `initial_state` or `forward` fails or gives something else, or it draws random numbers or changes
-            buffers in evaluation mode.
     """
     name = type(model).__name__
     state = model.initial_state(starts.shape[1])
@@ -202,17 +176,7 @@ def _tried(model: Model, obs: Any, state: State, starts: Tensor) -> tuple[Any, T
 
 
 def run_model(model: Model, obs: Any, state: State, starts: Tensor) -> Any:
-    """Call a model, and return what it gives.
-
-    Args:
-        model: The model.
-        obs: Observations, `[T, B, *obs]` or a dict of such.
-        state: The state before the first of them, each `[B, *]`.
-        starts: Where an observation begins an episode, `[T, B]`, bool.
-
-    Raises:
-        ValueError: If it raises.
-    """
+    """Call a model, and return what it gives."""
     try:
         return model(obs, state, starts)
     except Exception as error:

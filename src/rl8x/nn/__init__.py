@@ -3,6 +3,8 @@
 from rl8x.nn.attention import (
     Attention,
     CrossAttention,
+    Perceiver,
+    PointerNetwork,
     PositionalEmbedding,
     SelfAttention,
     SelfAttentionStack,
@@ -10,7 +12,6 @@ from rl8x.nn.attention import (
 )
 from rl8x.nn.layers import ACTIVATIONS, SquaredReLU, activation, masked_logits, masked_mean
 from rl8x.nn.mlp import MLP, linear
-from rl8x.nn.sets import Perceiver, PointerNetwork
 
 __all__ = [
     "ACTIVATIONS",

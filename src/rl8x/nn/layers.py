@@ -89,14 +89,7 @@ def masked_mean(x: Tensor, mask: Tensor, dim: int) -> Tensor:
 
 
 class LinearStack(nn.Module):
-    """Linear layers side by side, of which each has its own rows: `[size, rows, inputs]` to `[size, rows, outputs]`.
-
-    Args:
-        size: How many.
-        num_inputs: Width of the input of each.
-        num_outputs: Width of the output of each.
-        gain: Gain of their orthogonal weights; biases are 0, as in `nn.mlp.linear`.
-    """
+    """Linear layers side by side, of which each has its own rows: `[size, rows, inputs]` to `[size, rows, outputs]`."""
 
     def __init__(self, size: int, num_inputs: int, num_outputs: int, gain: float) -> None:
         super().__init__()
@@ -108,6 +101,15 @@ class LinearStack(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Multiply all rows in one batched product."""
         return torch.baddbmm(self.bias, x, self.weight)
+
+
+class HeadStack(LinearStack):
+    """Such layers that compute in float32 where autocast has others compute in bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply all rows in one batched product."""
+        with torch.autocast(x.device.type, enabled=False):
+            return super().forward(x.to(self.weight.dtype))
 
 
 class LayerNormStack(nn.Module):

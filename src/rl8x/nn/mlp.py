@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rl8x.execution import matmul, private
-from rl8x.nn.layers import LinearStack
+from rl8x.nn.layers import HeadStack, LayerNormStack, LinearStack
 from rl8x.nn.layers import activation as make_activation
 
 HIDDEN_GAIN = math.sqrt(2.0)
@@ -129,6 +129,64 @@ class MLP(nn.Sequential):
         return rows.view(*x.shape[:-1], rows.shape[-1])
 
 
+class MLPStack(nn.Sequential):
+    """Perceptrons side by side, of which each reads its part of rows `[T, size * rows, *]`, the first the first rows.
+
+    Args:
+        size: How many.
+        sizes: As `MLP` has them.
+        activation: Name of the activation after each layer but the head.
+        layer_norm: Whether the output of each layer is normalised before it.
+        gain: Gain of a head, a single layer without an activation, which computes in float32; None: of hidden layers.
+
+    Raises:
+        ValueError: As `MLP` does.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        sizes: Sequence[int],
+        *,
+        activation: str = "relu",
+        layer_norm: bool = False,
+        gain: float | None = None,
+    ) -> None:
+        check_sizes("sizes", sizes)
+        layers: list[nn.Module] = []
+        for num_inputs, num_outputs in itertools.pairwise(sizes):
+            kind = LinearStack if gain is None else HeadStack
+            layers.append(kind(size, num_inputs, num_outputs, HIDDEN_GAIN if gain is None else gain))
+            if gain is None:
+                layers += [LayerNormStack(size, num_outputs)] if layer_norm else []
+                layers.append(make_activation(activation))
+        super().__init__(*layers)
+        self.size, self.num_activations = size, sum(sizes[1:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply each perceptron to its rows.
+
+        Args:
+            x: `[T, size * rows, sizes[0]]`.
+
+        Returns:
+            `[T, size * rows, sizes[-1]]`.
+
+        Raises:
+            ValueError: If rows cannot be divided among them.
+        """
+        steps, rows = x.shape[:2]
+        if rows % self.size:
+            raise ValueError(
+                f"each of {self.size} agents has weights of its own (`separate`), by the place of its row: give "
+                f"observations of all agents, one agent after the other; got {rows}."
+            )
+        apart = x.reshape(steps, self.size, -1, x.shape[-1]).transpose(0, 1).flatten(1, 2)  # [size, T * rows, inputs]
+        layers = plain_layers(self, apart, self.num_activations)
+        result: Tensor = super().forward(apart) if layers is None else perceptron(apart, layers)  # type: ignore[no-untyped-call]
+        return result.view(self.size, steps, -1, result.shape[-1]).transpose(0, 1).flatten(1, 2)
+
+
 class Layer(NamedTuple):
     """A linear layer, or a stack of such, and the kind of activation after it, if any."""
 
@@ -143,12 +201,12 @@ def plain_layers(modules: Iterable[nn.Module], x: Tensor, num_activations: int |
     plain linear layer, ReLU or tanh without hooks. With `num_activations`, those of a row in all layers, also where it
     would save no time.
     """
-    if private.is_traced():  # before rows are counted: an export would keep their number
+    if torch.compiler.is_compiling():  # before rows are counted: an export would keep their number
         return None
     if num_activations is not None and x.numel() // x.shape[-1] * num_activations < _MANY_ACTIVATIONS:
         return None
     direct = x.device.type == "cpu" and x.dtype == torch.float32
-    if not direct or torch.is_autocast_enabled("cpu"):
+    if not direct or torch.is_autocast_enabled("cpu") or private.is_traced():
         return None
     layers: list[Layer] = []
     for module in modules:
@@ -252,22 +310,14 @@ def _differentiable_gradients(
 
 
 def check_widths(**widths: int) -> None:
-    """Refuse numbers, by the names of arguments, that are not whole or less than 1.
-
-    Raises:
-        ValueError: At the first such number.
-    """
+    """Refuse numbers, by the names of arguments, that are not whole or less than 1."""
     for name, width in widths.items():
         if not isinstance(width, numbers.Integral) or isinstance(width, bool) or width < 1:
             raise ValueError(f"`{name}` must be a whole number of at least 1; got {width!r}.")
 
 
 def check_sizes(name: str, sizes: Sequence[int]) -> None:
-    """Refuse widths that are not whole numbers of at least 1.
-
-    Raises:
-        ValueError: At the first such width.
-    """
+    """Refuse widths that are not whole numbers of at least 1."""
     whole = isinstance(sizes, Sequence) and all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
     if isinstance(sizes, str) or not whole or any(size < 1 for size in sizes):
         raise ValueError(f"`{name}` must be a list of whole numbers of at least 1, such as [256, 256]; got {sizes!r}.")

@@ -115,9 +115,6 @@ class Adaptive(MovingDistribution):
 class AdaptiveCurriculum(Curriculum):
     """The ranges of d parameters, with the buffers of their 2 d ends: low and high of the first, of the second, ...
 
-    Args:
-        members: The parameters' distributions by name, with limits.
-
     The state: `low` and `high`, float64 `[d]`; `count` int64 and `total` float64, `[2 d]`, of what each buffer holds;
     `open`, bool `[2 d]`, whether episodes that begin are counted in; `share`, 0-d, the probability that an episode is
     at a boundary.

@@ -104,10 +104,6 @@ class MovingDistribution(ParameterDistribution):
 class Curriculum(ABC):
     """Parameters of an environment that are drawn together and move together.
 
-    Args:
-        members: Their distributions by name, within the parameters' bounds.
-        label: What it is called in the carry of the environment.
-
     Attributes:
         key: Two with the same key are the same: one keeps its state for the other.
         metric: The metric of an episode by which it moves; None where episodes do not decide.
@@ -143,14 +139,7 @@ class Curriculum(ABC):
 
     @abstractmethod
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Draw the parameters of episodes that start now: a pure function of the noise and the state.
-
-        Args:
-            noise: `[num_envs, width]` in [0, 1).
-
-        Returns:
-            Values by name, float32 `[num_envs]` each, and where episodes decide the sources, int64 `[num_envs]`.
-        """
+        """Draw the parameters of episodes that start now: a pure function of the noise and the state."""
 
     def update_from_episodes(self, episodes: Episodes, generator: torch.Generator) -> None:  # noqa: B027
         """Move by the outcomes of a horizon's episodes, on the device."""
@@ -182,11 +171,7 @@ class Curriculum(ABC):
 
 
 def make_curricula(moving: Mapping[str, ParameterDistribution]) -> tuple[Curriculum, ...]:
-    """Make the curricula of the moving distributions of an `env_config`, given by name.
-
-    Raises:
-        ValueError: If parameters that would be drawn together differ in an option that they share.
-    """
+    """Make the curricula of the moving distributions of an `env_config`, given by name."""
     joined: dict[Hashable, dict[str, MovingDistribution]] = {}
     for name, member in moving.items():
         assert isinstance(member, MovingDistribution)

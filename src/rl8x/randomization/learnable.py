@@ -141,9 +141,6 @@ class Learnable(MovingDistribution):
 class LearnableCurriculum(Curriculum):
     """A table of T levels of d parameters: K that are kept, then the candidates of the round.
 
-    Args:
-        members: The parameters' distributions by name.
-
     The state: `values` float32 `[T, d]`; of the round `count`, `total` and `squares` of successes, int64 `[T]`, the
     latter two in parts; `scores` float64 `[T]`; `edges`, where each kept level's share of [0, 1) ends, float32 `[K]`;
     `open`, whether episodes that begin are counted in, and `trains`, false in evaluations, 0-d bool.

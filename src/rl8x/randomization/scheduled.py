@@ -170,12 +170,7 @@ def _point(point: object) -> tuple[float, ParameterDistribution]:
 
 
 class NumbersCurriculum(Curriculum):
-    """One parameter that is drawn by numbers in a tensor: those of a schedule, or those that a function gave last.
-
-    Args:
-        members: The parameter's `Scheduled`; or its present distribution, of which programs know the kind only, so that
-            another of the kind may take its place.
-    """
+    """One parameter that is drawn by numbers in a tensor: those of a schedule, or those that a function gave last."""
 
     def __init__(self, members: Mapping[str, ParameterDistribution]) -> None:
         ((self._name, self._member),) = members.items()

@@ -46,17 +46,7 @@ def replay_bytes(spec: Spec, capacity: int) -> int:
 
 
 def check_fits(spec: Spec, capacity: int, available: int | None, where: str) -> None:
-    """Raise if a replay does not fit, before it is allocated.
-
-    Args:
-        spec: The columns of a row.
-        capacity: Rows.
-        available: Bytes that can still be taken; None where that is not known.
-        where: The device or folder that has them, for the message.
-
-    Raises:
-        ValueError: If they are too few; it says how many rows would fit.
-    """
+    """Raise if a replay does not fit, before it is allocated."""
     need = replay_bytes(spec, capacity)
     if available is None or need <= available:
         return
@@ -72,13 +62,6 @@ class Columns:
 
     Scalars and vectors of one dtype lie side by side in one matrix `[capacity, width]`; what has more axes, such as an
     image, is a tensor of its own, `[capacity, *shape]`.
-
-    Args:
-        spec: The columns of a row.
-        capacity: Rows.
-        device: Where they live.
-        path: A folder on a disk to map them from; None for memory. The files have no name in it, and their space is
-            free again when the process ends.
 
     Attributes:
         spec: The columns of a row.
@@ -167,9 +150,6 @@ def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
     """Map a new file `[*shape]` in a folder into memory; it is unlinked at once, and freed when the mapping is closed.
 
     So two processes never share one, and none is left behind; what a run goes on with is in its checkpoints.
-
-    Raises:
-        ValueError: If the disk refuses.
     """
     size = math.prod(shape)
     try:
@@ -193,9 +173,6 @@ def take_room(folder: Path, size: int) -> None:
     """Raise if a folder's disk cannot provide this many bytes, by allocating them for a moment; create the folder.
 
     Writing to a memory-mapped file of a full disk would end the process without a word.
-
-    Raises:
-        OSError: If the disk refuses.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:

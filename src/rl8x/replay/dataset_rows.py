@@ -79,13 +79,7 @@ def _check_same_kind(name: str, rows: Mapping[str, Tensor]) -> None:
 
 
 def check_legal(rows: Mapping[str, Tensor], observation_space: Any, action_space: Any) -> None:
-    """Raise if an action is illegal by the mask of its observation: it has no value and no log-probability.
-
-    Args:
-        rows: The transitions, with elements of the spaces.
-        observation_space: Space of one observation, or None.
-        action_space: Space of one action, or None.
-    """
+    """Raise if an action is illegal by the mask of its observation: it has no value and no log-probability."""
     seen = observation_space.spaces if isinstance(observation_space, gymnasium.spaces.Dict) else {}
     if keys.ACTION_MASK not in seen or action_space is None:
         return

@@ -25,12 +25,7 @@ _NEEDS: Final = "to write a data set in Minari's format needs Minari: pip instal
 
 
 def check_new_id(name: str) -> None:
-    """Raise if a data set cannot be written under an id.
-
-    Raises:
-        ValueError: If it is not of the form of an id, or there is something under it.
-        ImportError: If Minari or h5py is not installed.
-    """
+    """Raise if a data set cannot be written under an id."""
     if not _ID.fullmatch(name):
         raise ValueError(
             "an id of Minari's is NAMESPACE/NAME-vNUMBER, of letters, digits, - and _, at least two in NAMESPACE, such "
@@ -45,15 +40,6 @@ def write_minari(name: str, dataset: Dataset, *, algorithm_name: str) -> None:
 
     It is there whole or not. Images are written as they are, not as JPEG. The last episode, if it ends nowhere, is
     truncated.
-
-    Args:
-        name: The id, such as "cartpole/medium-v0".
-        dataset: The data set to write; its spaces must be known.
-        algorithm_name: The name of the policy or algorithm that made the actions.
-
-    Raises:
-        ValueError: As `check_new_id`, or if Minari cannot store such spaces.
-        ImportError: If Minari or h5py is not installed.
     """
     check_new_id(name)
     import minari

@@ -31,13 +31,6 @@ class NStep:
 
     m is n, or fewer steps where an episode ends with step t + m - 1, or a gap or a masked step follows it.
 
-    Args:
-        n: Steps of a return, at least 1.
-        gamma: Discount of a step, in [0, 1].
-
-    Raises:
-        ValueError: If one of them is out of range.
-
     Source: Sutton & Barto 2018, section 7.1; time limits as in Pardo et al. 2018, arXiv:1712.00378.
     """
 
@@ -52,19 +45,7 @@ class NStep:
         self._waiting: dict[str, Tensor] = {}
 
     def rows(self, rollout_tensors: Mapping[str, Tensor], horizon: int) -> dict[str, Tensor]:
-        """Make rows of pending slots and of a horizon's, except its last n - 1, which become pending.
-
-        Args:
-            rollout_tensors: By flat names, each `[horizon, num_envs, ...]` or longer: `obs`, `actions` and `next_obs`
-                (or their parts), `rewards`, `terminated`, `truncated`, and `valid` where the simulator masks steps;
-                `next_actions`, those on `next_obs`, where they are wanted.
-            horizon: Slots that were written.
-
-        Returns:
-            `obs`, `actions` and `next_obs` (or their parts), `returns` and `discounts`, each `[rows, ...]`, slot by
-            slot, and `next_actions` where they were given; masked steps make none. They may share the rollout's memory.
-            Empty where no row is complete.
-        """
+        """Make rows of pending slots and of a horizon's, except its last n - 1, which become pending."""
         names, length = tuple(rollout_tensors), horizon
         block = {name: rollout_tensors[name] for name in _names(names, *_READ)}
         if self._waiting:

@@ -27,17 +27,6 @@ class PrioritizedReplay(Replay):
 
     A new row has the largest p of all that there were so far, 1 at first, so that it is seen at least about once.
 
-    Args:
-        capacity: Rows that are kept, at least 1.
-        device: Where they live, and where batches are made.
-        alpha: How much priorities count, in [0, 1]; 0 draws uniformly.
-        epsilon: Is added to each error, so that a row without one is drawn again; greater than 0.
-        path: A folder to keep rows in, see `Replay`; None keeps them in memory.
-        available: Returns how many bytes a device has left, see `Replay`.
-
-    Raises:
-        ValueError: If a number is out of range.
-
     Source: Schaul et al. 2016, arXiv:1511.05952, section 3.3 (proportional) and algorithm 1.
     """
 
@@ -76,19 +65,7 @@ class PrioritizedReplay(Replay):
 
     @torch.no_grad()
     def sample(self, count: int, batch: int, generator: torch.Generator) -> Tensor:
-        """Draw rows by their priorities, with replacement: one in each of `batch` equal parts of their sum.
-
-        Args:
-            count: Batches.
-            batch: Rows of each.
-            generator: Source of the draws, on the replay's device.
-
-        Returns:
-            Where the rows are, `[count, batch]`, int64.
-
-        Raises:
-            RuntimeError: If the replay is empty.
-        """
+        """Draw rows by their priorities, with replacement: one in each of `batch` equal parts of their sum."""
         self._check_rows()
         draws = torch.rand(count, batch, dtype=torch.float64, generator=generator, device=self.device)
         parts = torch.arange(batch, dtype=torch.float64, device=self.device)
@@ -109,10 +86,6 @@ class PrioritizedReplay(Replay):
             w_i = (N P(i))^-beta / max_j w_j
 
         The maximum is that of the batch.
-
-        Args:
-            index: Rows that `sample` returned, `[count, batch]`; priorities must not have changed since.
-            beta: How much is made up for, in [0, 1]; 1 is all.
         """
         # N and the sum of all powers are constant in a batch, so that the normalisation cancels them.
         powers = self._powers.view(-1)[index]
@@ -120,12 +93,7 @@ class PrioritizedReplay(Replay):
 
     @torch.no_grad()
     def update(self, index: Tensor, errors: Tensor) -> None:
-        """Give rows the priorities of their last errors.
-
-        Args:
-            index: Where they are, int64, of any shape. Where one is named more than once, its largest error counts.
-            errors: Temporal-difference errors, of the same shape. One that is not finite gives the largest priority.
-        """
+        """Give rows the priorities of their last errors."""
         flat = index.reshape(-1)
         powers = errors.detach().reshape(-1).to(self._powers.dtype).abs().add_(self.epsilon).pow_(self.alpha)
         powers = torch.where(powers.isfinite(), powers, self._max)
@@ -142,11 +110,7 @@ class PrioritizedReplay(Replay):
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore rows and priorities of a state, with this `alpha`; rows of a plain `Replay` get equal priorities.
-
-        Raises:
-            ValueError: As `Replay.load_state_dict` does.
-        """
+        """Restore rows and priorities of a state, with this `alpha`; rows of a plain `Replay` get equal priorities."""
         powers = state["powers"].clone() if "powers" in state else None  # it may be what is zeroed now
         sums = state["sums"].clone() if "sums" in state else None
         self._powers.zero_()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,8 +23,85 @@ from rl8x.replay.columns import (
     spec_of,
     spec_to_plain,
 )
-from rl8x.replay.segments import Content, Piece, Segment, Segmentation
 from rl8x.trees import first_tensor
+
+# Such a name becomes that of a file: nothing in it leads anywhere.
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,99}")
+
+Content: TypeAlias = dict[str, Tensor]
+"""The tensors of a segment by name, of any shapes."""
+
+
+class Segment:
+    """A piece of a state that never changes under its name."""
+
+    def __init__(self, name: str, content: Callable[[], Content]) -> None:
+        if not is_segment_name(name):
+            raise ValueError(f"a segment's name has small letters, digits and '-', 100 at most; got {name!r}.")
+        self.name = name
+        self.content = content
+
+
+def is_segment_name(name: object) -> bool:
+    """Whether something is a text that a segment can have as its name."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+_ROWS: Final = 32_768
+_BYTES: Final = 8_000_000
+
+
+class Piece(NamedTuple):
+    """A segment's rows, by their numbers, counted from the first row ever appended.
+
+    Attributes:
+        first: Number of the first row.
+        last: Number of the row after the last.
+        name: The segment's name.
+    """
+
+    first: int
+    last: int
+    name: str
+
+
+class Segmentation:
+    """The pieces of a replay's rows: full ones never change, the last is replaced as rows are appended.
+
+    A full piece ends at a multiple of 32,768 rows, or fewer where these are more than 8 MB. A checkpoint therefore
+    costs the rows that are new since the one before, and at most one piece besides.
+    """
+
+    def __init__(self, pieces: Iterable[Piece] = ()) -> None:
+        self._pieces = list(pieces)
+        self._key = uuid.uuid4().hex
+
+    def pieces(self, oldest: int, total: int, row_bytes: int) -> list[Piece]:
+        """Return the pieces that contain the rows from `oldest` to `total`."""
+        pieces = [piece for piece in self._pieces if piece.last > oldest]
+        length = segment_rows(row_bytes)
+        if pieces and pieces[-1].last < total and pieces[-1].last % length:
+            pieces.pop()
+        first = max(oldest, pieces[-1].last if pieces else 0)
+        while first < total:
+            last = min((first // length + 1) * length, total)
+            pieces.append(Piece(first, last, f"{self._key}-{first}-{last}"))
+            first = last
+        self._pieces = pieces
+        return list(pieces)
+
+    def has(self, piece: Piece) -> bool:
+        """Return whether a piece is still current, so that none of its rows has been overwritten or replaced."""
+        return piece in self._pieces
+
+
+def segment_rows(row_bytes: int) -> int:
+    """Return the number of rows of a full segment, a power of two."""
+    rows = _ROWS
+    while rows > 1 and rows * row_bytes > _BYTES:
+        rows //= 2
+    return rows
+
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -43,19 +122,9 @@ def all_finite(rows: Mapping[str, Tensor]) -> Tensor:
 class Replay:
     """The most recently appended rows; allocated at the first `append`, from its shapes and dtypes.
 
-    Args:
-        capacity: Rows that are kept, at least 1.
-        device: Where they live, and where batches are made.
-        path: A folder to keep them in, on a disk, by memory-mapped tensors; batches are then gathered by the CPU. None
-            keeps them in the device's memory.
-        available: Returns how many bytes a device has left, None where that is not known; what does not fit is refused.
-
     Attributes:
         size: Rows that are there.
         total: Rows that were ever appended.
-
-    Raises:
-        ValueError: If the capacity is less than 1.
     """
 
     def __init__(
@@ -86,17 +155,7 @@ class Replay:
 
     @torch.no_grad()
     def append(self, rows: Mapping[str, Tensor], *, checked: bool = False) -> None:
-        """Append rows, replacing the oldest.
-
-        Args:
-            rows: By name, each `[rows, ...]`; names, shapes and dtypes as at the first time.
-            checked: Whether the caller has made sure that they are finite; see `all_finite`. Else they are looked at
-                here, for which the host waits.
-
-        Raises:
-            ValueError: If they are not what a row holds, or not finite, or there is no room for a replay of this
-                capacity. Nothing is appended then.
-        """
+        """Append rows, replacing the oldest."""
         if not rows:
             return
         spec, counts = spec_of(rows), {tensor.size(0) for tensor in rows.values()}
@@ -126,15 +185,7 @@ class Replay:
         return self._columns
 
     def slots(self, first: int, last: int) -> Iterator[tuple[int, slice]]:
-        """Yield the slots of rows, in at most two pieces.
-
-        Args:
-            first: Number of the first, counted from the first row ever appended.
-            last: Number of the one after the last; no more than `capacity` after `first`.
-
-        Yields:
-            The number of a piece's first row, and the piece's slots.
-        """
+        """Yield the slots of rows, in at most two pieces."""
         while first < last:
             start = (first - self._base) % self.capacity
             stop = min(start + last - first, self.capacity)
@@ -142,19 +193,7 @@ class Replay:
             first += stop - start
 
     def sample(self, count: int, batch: int, generator: torch.Generator) -> Tensor:
-        """Draw rows uniformly, with replacement.
-
-        Args:
-            count: Batches.
-            batch: Rows of each.
-            generator: Source of the draws, on the replay's device.
-
-        Returns:
-            Where the rows are, `[count, batch]`, int64.
-
-        Raises:
-            RuntimeError: If the replay is empty.
-        """
+        """Draw rows uniformly, with replacement."""
         self._check_rows()
         return torch.randint(self.size, (count, batch), generator=generator, device=self.device)
 
@@ -210,10 +249,6 @@ class Replay:
         """Restore the rows of a state; if there are more than the capacity, the newest.
 
         With the same capacity each row comes to where it was, so that the same draws give the same rows.
-
-        Raises:
-            ValueError: If the state's rows hold something else than those here, or a segment is not what it should be;
-                in this case the replay is empty.
         """
         spec = spec_from_plain(state["columns"])
         if self._columns is not None and spec and list(spec.items()) != list(self._columns.spec.items()):
@@ -259,11 +294,7 @@ class Replay:
 
     @property
     def columns(self) -> Columns:
-        """Where the rows are.
-
-        Raises:
-            RuntimeError: If there are none yet.
-        """
+        """Where the rows are."""
         if self._columns is None:
             raise RuntimeError("a replay without rows has nothing to gather; append some before.")
         return self._columns

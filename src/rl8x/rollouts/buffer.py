@@ -94,11 +94,8 @@ class Rollout:
                 mask = running.view(-1, *[1] * (final.dim() - 1))
                 final.copy_(torch.where(mask, self.tensors[name.removeprefix(keys.FINAL_PREFIX)][self.horizon], final))
         truncated |= running
-
-    def under(self, group: str) -> dict[str, Tensor]:
-        """Return the tensors of a group of keys, by their names without the prefix, each `[horizon, num_envs]`."""
-        named = [(name.partition("/"), tensor[: self.horizon]) for name, tensor in self.tensors.items()]
-        return {name: tensor for (first, _, name), tensor in named if first == group}
+        if keys.ENDED in self.tensors:
+            self.tensors[keys.ENDED][last] = True
 
     def as_tensordict(self) -> TensorDict:
         """Return the buffer as a TensorDict of batch size `[num_envs, horizon + 1]`, sharing its memory."""
@@ -106,3 +103,9 @@ class Rollout:
 
         views = {key: value.transpose(0, 1) for key, value in self.tensors.items()}
         return TensorDict(views, batch_size=[self.num_envs, self.horizon + 1])
+
+
+def under(group: str, tensors: Mapping[str, Tensor], horizon: int) -> dict[str, Tensor]:
+    """Return the tensors of a group of keys, by their names without the prefix, their first `horizon` slots."""
+    named = [(name.partition("/"), tensor[:horizon]) for name, tensor in tensors.items()]
+    return {name: tensor for (first, _, name), tensor in named if first == group}

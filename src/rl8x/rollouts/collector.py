@@ -121,7 +121,7 @@ class Collector:
         rollout = Rollout(horizon, self.env.num_envs)
         for t, transition in enumerate(itertools.islice(played, horizon)):
             rollout.write_slot(t, outcome(transition.step))
-        return rollout_stats(rollout.tensors, horizon)
+        return rollout_stats(rollout.tensors, horizon, self.env.team)
 
     def _start(self) -> tuple[Carry, Cursor]:
         if self.cursor is None:

@@ -158,7 +158,7 @@ class Horizon:
     def __init__(self, stepper: CompiledStepper, written: Collection[str], rollout: Rollout, *where: Any) -> None:
         self.stepper = stepper
         # Where the host may look, only truncated episodes' final observations are evaluated, after the loop.
-        self._evaluates_later = stepper.bootstrap is not None and stepper.execution.host_looks
+        self._evaluates_later = stepper.bootstrap is not None and stepper.picks_rows
         self._keeps_final = self._evaluates_later and stepper.truncates
         self._names = [name for name in written if name != keys.FINAL_VALUES or not self._evaluates_later]
         carry, cursor, *_ = where

@@ -89,10 +89,19 @@ class EpisodeRunner:
             counted = self.running if step.valid is None else self.running & step.valid
             self.returns = torch.where(counted, step.episode_returns, self.returns)
             self.lengths = torch.where(counted, step.episode_lengths, self.lengths)
-            self.running = self.running & ~(step.terminated | step.truncated)
+            self.running = self.running & ~step.is_over
             yield transition, counted
             if t % steps_per_look == 0 and not bool(self.running[:awaited].any()):
                 return
+
+    @property
+    def by_copy(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`running`, `returns` and `lengths` of copies, `[copies]` each: of several agents, those that they share."""
+        team = self.env.team
+        if team is None:
+            return self.running, self.returns, self.lengths
+        running, lengths = (team.of_agents(each) for each in (self.running, self.lengths))
+        return running.any(0), team.returns(self.returns), lengths.amax(0)
 
 
 def warn_of_cut(count: int, total: int, kind: str) -> bool:
@@ -108,6 +117,8 @@ def warn_of_cut(count: int, total: int, kind: str) -> bool:
 
 class Moment(NamedTuple):
     """The copies at one time. After a copy's episode has ended, its state and parameters are those of the next one.
+
+    Of several agents states and parameters have a row each, those of the first agent before others.
 
     The `state` at the end of an episode is that before the reset, if the environment's physics are pure functions; for
     `running`, `returns` and `lengths` see `EpisodeRunner`.
@@ -149,8 +160,8 @@ def play_episodes(
             yield noise, sampling
 
     def moment(carry: Carry, state: Mapping[str, Tensor]) -> Moment:
-        counts = (each.cpu().numpy() for each in (runner.running, runner.returns.double(), runner.lengths))
-        return Moment(state, carry["parameters"], *counts)
+        running, returns, lengths = (each.cpu() for each in runner.by_copy)
+        return Moment(state, carry["parameters"], running.numpy(), returns.double().numpy(), lengths.numpy())
 
     yield moment(carry, carry["state"])
     limit = max_steps or (_MAX_STEPS_SHOWN if env.episodic else _MAX_STEPS_WITHOUT_END)

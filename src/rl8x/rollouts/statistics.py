@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl8x import keys
+from rl8x.envs.team import Team
 
 Number = float | int | Tensor
 Array = Tensor | NDArray[Any]
@@ -27,7 +28,7 @@ _FEW: Final = 2**17
 
 # Statistics that are summed over horizons or ranks; others are averaged, weighted by their counts.
 _SUMS = (keys.EPISODES_ENDED, "replay/size")
-_EPISODE_COUNTS: Final = {keys.EPISODES_ENDED: ("episodes/returns/", "episodes/lengths/")}
+_EPISODE_COUNTS: Final = {keys.EPISODES_ENDED: ("episodes/returns/", "episodes/lengths/", keys.AGENTS_PREFIX)}
 
 
 class Stats(Mapping[str, float]):
@@ -201,12 +202,18 @@ def _floats(values: Any) -> Any:
 
 
 @np.errstate(all="ignore")  # torch does not warn either
-def rollout_stats(rollout: Mapping[str, Array], horizon: int) -> Stats:
-    """Summarise the first `horizon` slots of a rollout, numbers by key, `[horizon or more, num_envs, ...]` each."""
+def rollout_stats(rollout: Mapping[str, Array], horizon: int, team: Team | None = None) -> Stats:
+    """Summarise the first `horizon` slots of a rollout, numbers by key, `[horizon or more, num_envs, ...]` each.
+
+    Episodes and returns are those of copies: of a `team` of agents, together.
+    """
     rewards: Any = rollout[keys.REWARDS][:horizon]
-    ended: Any = (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:horizon]
     valid: Any = rollout[keys.VALID][:horizon] if keys.VALID in rollout else None
-    ended = ended if valid is None else ended & valid
+    rows = rollout
+    if team is not None:
+        rollout = team.episodes(rollout)
+    ended: Any = (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:horizon]
+    ended = ended if valid is None or team is not None else ended & valid
     by_episode: dict[str, Any] = {}
     if isinstance(ended, Tensor) or ended.any():  # else they are not reported
         returns, lengths = (_floats(rollout[name][:horizon]) for name in (keys.EPISODE_RETURNS, keys.EPISODE_LENGTHS))
@@ -219,13 +226,25 @@ def rollout_stats(rollout: Mapping[str, Array], horizon: int) -> Stats:
     if valid is not None:
         means["_count/rewards"], counts["_count/rewards"] = valid.sum(), ("rewards/",)
     by_reward = summary(rewards) if valid is None else masked_summary(rewards, valid)
+    if team is None:
+        of_horizon = by_reward if horizon == 1 and valid is None else summary(rewards.sum(0))
+    else:
+        of_horizon = summary(team.returns(rewards.sum(0)))
+        means |= agent_means(team, rows[keys.EPISODE_RETURNS][:horizon], ended)
     values = {
-        **named("returns", by_reward if horizon == 1 and valid is None else summary(rewards.sum(0))),
+        **named("returns", of_horizon),
         **named("rewards", by_reward),
         **by_episode,
         keys.EPISODES_ENDED: ended.sum(),
     }
     return Stats(values | means, _EPISODE_COUNTS | counts)
+
+
+def agent_means(team: Team, returns: Array, ended: Any) -> dict[str, Number]:
+    """Average each agent's return, `[..., num_envs]`, over the episodes of copies that ended, `[..., copies]`."""
+    counted = torch.as_tensor(ended).unsqueeze(-2)
+    own = torch.where(counted, team.of_agents(returns), 0.0).transpose(-1, -2).flatten(0, -2)
+    return dict(zip(keys.agent_metrics(team.names), (own.sum(0) / counted.sum()).unbind(0), strict=True))
 
 
 def info_means(metrics: Mapping[str, Any], ended: Any) -> tuple[dict[str, Number], dict[str, tuple[str, ...]]]:

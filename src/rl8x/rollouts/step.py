@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.envs.base import Carry, Env, Step
-from rl8x.envs.steps import advanced
+from rl8x.envs.base import Carry, Env, Step, advanced
 from rl8x.execution import Execution
 from rl8x.models import State
 from rl8x.policy import Act, Policy
@@ -70,6 +69,8 @@ def outcome(step: Step) -> dict[str, Tensor]:
     }
     if step.valid is not None:
         named[keys.VALID] = step.valid
+    if step.ended is not None:
+        named[keys.ENDED] = step.ended
     named |= {f"{keys.SOURCES}/{label}": value for label, value in step.sources.items()}
     return named | {f"{keys.METRICS}/{name}": value for name, value in step.metrics.items()}
 
@@ -152,6 +153,11 @@ class Stepper:
         """Request the compilation of a horizon's program; None if there is none to be had."""
         return None
 
+    @property
+    def picks_rows(self) -> bool:
+        """Whether values may be computed of some rows alone: of agents with weights of their own the places count."""
+        return self.execution.host_looks and self.policy.num_separate == 1
+
     def resets_state(self, t: int) -> bool:
         """Return whether the policy's state is reset before slot t."""
         return self.state_reset_every > 0 and t % self.state_reset_every == 0
@@ -172,7 +178,7 @@ class Stepper:
         if self.execution.host_looks and not self.truncates:
             return values
         cut = step.truncated & ~step.terminated
-        if not self.execution.host_looks:
+        if not self.picks_rows:
             return torch.where(cut, self.final_obs_values(step.final_obs, act.state), 0.0)
         if cut.any():  # not every model accepts an empty batch
             rows = cut.nonzero().squeeze(1)

@@ -22,7 +22,7 @@ from rl8x.config.files import one_line, put_at, shortened
 from rl8x.config.spec import ALIASES, FIELDS, AlgorithmSpec, renamed, under_algorithm
 from rl8x.envs import cells as test_cells
 from rl8x.envs.cells import Cells
-from rl8x.envs.env_config import moving_in
+from rl8x.envs.parameters import moving_in
 from rl8x.importing import CLASS, Trust, texts
 from rl8x.names import did_you_mean
 from rl8x.plain import frozen, thawed

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rl8x._version import __version__
 from rl8x.output import counted
@@ -29,6 +30,7 @@ _MAX_POINTS: Final = 500
 # At idle priority on a busy computer MLflow was imported in more than 90 s.
 _PATIENCE_S: Final = 600.0
 _MEANS: Final = ["mean", "min", "inside", "outside"]
+_Points = Sequence[Sequence[float]]  # the returns of a training: the clock and the value of each
 
 
 class ParentRun:
@@ -87,13 +89,8 @@ class ParentRun:
         """The whole address of the store."""
         return locate(self.study.run.get("tracking_uri")).uri
 
-    def log_results(
-        self, frame: pd.DataFrame, curves: Iterable[tuple[str, Mapping[int, float]]], files: Sequence[Path]
-    ) -> None:
-        """Log what came out: curves, results, the best, and the study's files, of which the first is its table.
-
-        A curve has the group of trainings that it is averaged with, and the returns in its course by their clock.
-        """
+    def log_results(self, frame: pd.DataFrame, curves: Iterable[tuple[str, _Points]], folder: Path) -> None:
+        """Log what came out: curves, each with the group that it is averaged with, results, the best, and the files."""
         final = frame[frame[table.FINAL]]
         policies, results = _complete(final), dict[str, float]()
         if not policies.empty:
@@ -109,9 +106,8 @@ class ParentRun:
                 rows.setdefault(step, {})[name] = value
         for step, row in sorted(rows.items()):
             self.tracker.log_metrics(row, step)
-        log_table(self.tracker, files[0])
-        for path in files[1:]:
-            self.tracker.log_artifact(path)
+        log_table(self.tracker, folder / table.EVALUATIONS)
+        self.tracker.log_artifact(folder / table.DEFINITION)
 
     def finish(self, *, failed: Sequence[str], interrupted: bool = False) -> bool:
         """End the run; `failed` are the trainings that did. Returns whether the store has all of it."""
@@ -177,18 +173,18 @@ def _results(policies: pd.DataFrame, num_cells: int) -> dict[str, float]:
     return metrics
 
 
-def _series(curves: Iterable[tuple[str, Mapping[int, float]]], most: int) -> dict[str, dict[int, float]]:
+def _series(curves: Iterable[tuple[str, _Points]], most: int) -> dict[str, dict[int, float]]:
     """Average the curves of the best groups of trainings at their ends: mean, and ends of the 95% interval."""
-    groups: dict[str, list[dict[int, float]]] = {}
-    for group, curve in curves:
-        if points := {at: value for at, value in curve.items() if np.isfinite(value)}:
-            groups.setdefault(group, []).append(points)
-    ordered = sorted(groups, key=lambda group: -np.mean([[*curve.values()][-1] for curve in groups[group]]))
+    groups: dict[str, list[NDArray[np.float64]]] = {}
+    for group, points in curves:
+        if points:
+            groups.setdefault(group, []).append(np.transpose(points))
+    ordered = sorted(groups, key=lambda group: -np.mean([curve[1, -1] for curve in groups[group]]))
     names = NameTable()
     names.legal({_curve_name(group, name): 0 for group in groups for name in ("mean", "low", "high")})
     series: dict[str, dict[int, float]] = {}
     for group in ordered[:most]:
-        mean = mean_curve([([*each], [*each.values()]) for each in groups[group]], max_points=_MAX_POINTS)
+        mean = mean_curve([(at, values) for at, values in groups[group]], max_points=_MAX_POINTS)
         for name, values in (("mean", mean.mean), ("low", mean.low), ("high", mean.high)):
             if np.isfinite(values).all():
                 averaged = zip(map(int, mean.steps), map(float, values), strict=True)

@@ -92,7 +92,7 @@ def find_study(study: str | Path, tracking_uri: str | None = None) -> FoundStudy
             read(folder / EVALUATIONS)  # raises, as it is not there
         raise
     with tempfile.TemporaryDirectory() as copies:
-        for name in (EVALUATIONS, DEFINITION, table.SUPPORTS):
+        for name in (EVALUATIONS, DEFINITION):
             reader.artifact(run.id, name, Path(copies))
         if not (Path(copies) / EVALUATIONS).exists():
             if table.STUDY_TAG in run.tags and PARENT_TAG not in run.tags:
@@ -105,12 +105,11 @@ def _read_study(folder: Path, title: str, output: Path, run_id: str | None) -> F
     evaluations = read(folder / EVALUATIONS)
     if not all(isinstance(evaluations.get(name), list) for name in ("columns", "data")):
         raise ValueError(f"{folder / EVALUATIONS} is no table: it needs `columns` and `data`, as MLflow logs tables.")
-    stored, supports = (
-        read(folder / name) if (folder / name).exists() else {} for name in (DEFINITION, table.SUPPORTS)
-    )
+    stored = read(folder / DEFINITION) if (folder / DEFINITION).exists() else {}
     definition = stored.get("definition", stored)
     units, created = dict(stored.get("units") or {}), str(stored.get("created") or "")
     named = str(definition.get("name") or title)
+    supports = dict(stored.get("supports") or {})
     return FoundStudy(table.from_plain(evaluations), supports, definition, units, created, named, output, run_id)
 
 

@@ -316,7 +316,7 @@ def summarize(
             value, low, high = map(float, estimates.get(name, _NOTHING))
             row |= {name: value, f"{name}_low": low, f"{name}_high": high}
         rows.append(row)
-    notes = [*evaluations.notes, *_on_intervals(groups, over, level), str(evaluations.counts)]
+    notes = [*evaluations.notes, *_on_intervals(groups, over, level), evaluations.counts]
     return Summary(pandas.DataFrame(rows), base.label if len(groups) > 1 else "", over, level, tuple(notes))
 
 

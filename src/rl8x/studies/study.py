@@ -36,7 +36,7 @@ from rl8x.studies import search, table
 from rl8x.studies.definition import StudyConfig, Training
 from rl8x.studies.jobs import RAY_ADDRESS, StudyProgress, check_backend, do_jobs, refuse_ranks, threads_of
 from rl8x.studies.parent import ParentRun, child_tracking
-from rl8x.studies.table import DEFINITION, EVALUATIONS, RESULT, SUPPORTS
+from rl8x.studies.table import DEFINITION, EVALUATIONS, RESULT
 from rl8x.studies.training import run_job
 from rl8x.tracking import MLflowTracker, sync
 from rl8x.tracking.journal import is_sent
@@ -153,10 +153,10 @@ class Study:
                 frame = self._collect()
                 if not frame.empty:
                     stored["reports"].append({"trials": config.trials, "failed": list(self.failed)})
+                    stored["supports"] = self.supports
                     table.write(self.folder / DEFINITION, stored)
-                    curves = [(each.group, table.read_curve(self._folder_of(each))) for each, _ in self._finished()]
-                    files = [self.folder / EVALUATIONS, self.folder / SUPPORTS, self.folder / DEFINITION]
-                    parent.log_results(frame, curves, files)
+                    curves = [(each.group, result["curve"]) for each, result in self._finished()]
+                    parent.log_results(frame, curves, self.folder)
                 interrupted = False
             finally:
                 shown.close()
@@ -322,7 +322,6 @@ class Study:
         frames = [table.read_training(self._folder_of(each), str(done["run_id"])) for each, done in self._finished()]
         frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
         table.write(self.folder / EVALUATIONS, table.as_plain(frame))
-        table.write(self.folder / SUPPORTS, self.supports)
         return frame
 
     def results(self) -> pd.DataFrame:

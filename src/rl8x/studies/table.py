@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,12 +59,10 @@ TEST: Final = "test."
 
 EVALUATIONS: Final = "evaluations.json"
 DEFINITION: Final = "study.json"
-SUPPORTS: Final = "supports.json"
 STUDY_TAG: Final = "rl8x.study"
 # Of a training, in its folder
 RESULT: Final = "result.json"
 _POINTS: Final = "points"
-_CURVE: Final = "curve.jsonl"
 
 Supports = Mapping[str, Mapping[str, tuple[float, float]]]
 """By training and parameter the lowest and highest value that was trained on; equal where it was fixed."""
@@ -135,7 +133,7 @@ def write(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def read_points(folder: Path) -> dict[int, dict[str, Any]]:
-    """Read what was measured of a training, by the steps of the trainer: `policy`, `support`, and a table."""
+    """Read what was measured of a training, by the steps of the trainer: `support`, and a table."""
     files = {int(path.stem): path for path in (folder / _POINTS).glob("*.json") if path.stem.isdecimal()}
     return {steps: point for steps in sorted(files) if (point := read_if_there(files[steps])) is not None}
 
@@ -154,34 +152,6 @@ def read_training(folder: Path, run_id: str) -> pandas.DataFrame:
         return pandas.DataFrame()
     parts[-1][FINAL] = True
     return pandas.concat(parts, ignore_index=True).assign(**{RUN: run_id})
-
-
-def read_curve(folder: Path) -> dict[int, float]:
-    """Read a training's returns by its clock: of a repeated point the last counts, what a kill tore does not."""
-    points: dict[int, float] = {}
-    with contextlib.suppress(OSError):
-        for line in (folder / _CURVE).read_text().splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                point = json.loads(line)
-                points[int(point["at"])] = float(point["returns"])
-    return dict(sorted(points.items()))
-
-
-def add_to_curve(folder: Path, at: int, returns: float) -> None:
-    """Append a point to a training's curve."""
-    with open(folder / _CURVE, "a") as file:
-        file.write(_curve_line(at, returns))
-
-
-def cut_curve(folder: Path, at: int) -> None:
-    """Leave out what comes after a clock, which is trained again and may come out otherwise, and what a kill tore."""
-    if (folder / _CURVE).exists():
-        lines = [_curve_line(*point) for point in read_curve(folder).items() if point[0] <= at]
-        replace_synced(folder / _CURVE, "".join(lines).encode())
-
-
-def _curve_line(at: int, returns: float) -> str:
-    return json.dumps({"at": at, "returns": returns}) + "\n"
 
 
 def plain_name(text: str) -> str:
@@ -234,26 +204,6 @@ class Group:
     inside: NDArray[np.bool_]
 
 
-class Counts(NamedTuple):
-    """What was played in all evaluations, and in the training of the last policies; None is not known."""
-
-    policies: int
-    episodes: int
-    steps: int | None
-    training_steps: int
-    training_updates: int | None = None
-
-    def __str__(self) -> str:
-        """Say it in a sentence."""
-        evaluated = f"{counted(self.policies, 'policy', 'policies')} in {counted(self.episodes, 'episode', 'episodes')}"
-        if self.steps is None:
-            return f"Evaluations online: {evaluated}."
-        from_data = not self.training_steps and self.training_updates
-        training = counted(from_data, "update", "updates") if from_data else f"{self.training_steps:,}"
-        played = counted(self.steps, "transition", "transitions")
-        return f"Evaluations online: {evaluated}, {played}; training took {training}."
-
-
 @dataclass(frozen=True)
 class Evaluations:
     """The content of a table of evaluations.
@@ -262,14 +212,14 @@ class Evaluations:
         groups: In the order of the table.
         cells: The test cells, a row each and a column for each test parameter, in the order of the scores' columns.
         points: The whole table without what was left out, with a column `group`, the position in `groups`.
-        counts: How many policies, episodes and steps the evaluations took.
+        counts: What evaluations and training took, in a sentence.
         notes: The rows that were left out, in sentences.
     """
 
     groups: tuple[Group, ...]
     cells: pandas.DataFrame
     points: pandas.DataFrame
-    counts: Counts
+    counts: str
     notes: tuple[str, ...] = ()
 
     def group(self, name: str) -> Group:
@@ -387,10 +337,14 @@ def _why_left_out(cells: pandas.DataFrame, inside: pandas.Series, is_finite: pan
     )
 
 
-def _counts(table: pandas.DataFrame, names: list[str]) -> Counts:
-    each = table.drop_duplicates(names)
+def _counts(table: pandas.DataFrame, names: list[str]) -> str:
+    """Say how many policies, episodes and transitions the evaluations took, and the training of the last policies."""
+    each, episodes = table.drop_duplicates(names), counted(int(table[EPISODES].sum()), "episode", "episodes")
+    evaluated = f"Evaluations online: {counted(len(each), 'policy', 'policies')} in {episodes}"
+    if LENGTHS not in table or table[LENGTHS].isna().any():
+        return f"{evaluated}."
     last = each[each[FINAL].astype(bool)]
-    known = LENGTHS in table and table[LENGTHS].notna().all()
-    steps = round(float((table[EPISODES] * table[LENGTHS]).sum())) if known else None
-    updates = int(last[UPDATES].sum()) if UPDATES in last else None
-    return Counts(len(each), int(table[EPISODES].sum()), steps, int(last[ENV_STEPS].sum()), updates)
+    steps = round(float((table[EPISODES] * table[LENGTHS]).sum()))
+    transitions, updates = int(last[ENV_STEPS].sum()), int(last[UPDATES].sum()) if UPDATES in last else 0
+    training = counted(updates, "update", "updates") if updates and not transitions else f"{transitions:,}"
+    return f"{evaluated}, {counted(steps, 'transition', 'transitions')}; training took {training}."

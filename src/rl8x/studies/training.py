@@ -4,8 +4,7 @@ Its inputs are plain data and its outputs files in its folder, so that a lost pr
 
     checkpoints/        of the training
     points/STEPS.json   what was measured in the test cells after so many steps of the trainer
-    curve.jsonl         the returns of evaluations in mid-training, or of training, one point a line
-    result.json         that it is done, and what came out
+    result.json         that it is done, what came out, and the returns in its course
     pruned              that a search has given it up
     error.txt           the traceback, where it failed
 """
@@ -13,9 +12,7 @@ Its inputs are plain data and its outputs files in its folder, so that a lost pr
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import math
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,7 +32,6 @@ from rl8x.tracking.secrets import hide
 
 if TYPE_CHECKING:
     import pandas
-    import torch
 
     from rl8x.trainers import Trainer, TrainStats
     from rl8x.trainers.grid import CellEvaluator
@@ -85,17 +81,6 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
         return {"key": job["key"], "error": " ".join(hide(described(error)).split())[:300]}
 
 
-def _digest(policy: torch.nn.Module) -> str:
-    """Return what tells the weights and moments of a policy from others."""
-    import torch
-
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in policy.state_dict().items():
-        if isinstance(tensor, torch.Tensor):
-            digest.update(name.encode() + tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def _tracker(job: Mapping[str, Any]) -> Tracker:
     """Make the tracker of a training: a child of the study's run, with the same params as all others."""
     if job["tracking"] is None:
@@ -127,15 +112,13 @@ class _TrainingJob:
         self.run = RunSpec.from_plain(data, trust=job["trust"])
         self.metric_names = TESTED
         self._evaluator: CellEvaluator | None = None
+        self._measured: tuple[int, dict[str, Any]] = (-1, {})  # the step of the last test, and what it measured
         self._searches = job["trial"] is not None
-        evaluates = self.run.run.steps_per_eval is not None
-        self._return = "eval/returns/mean" if evaluates else f"episodes/{keys.RETURNS}/mean"
 
     def run_to_end(self) -> dict[str, Any]:
         """Train, test the last policy, log and keep what came out."""
         trainer = self._trainer()
         trainer.plan(self.run)
-        table.cut_curve(self.folder, trainer.state[trainer.algorithm.clock])
         own: Any = [*self.run.run.conditions(self.run.trusted), self._is_pruned] if self._searches else ...
         trainer.run(stop_conditions=own, progress="none")
         result = self._conclude(trainer)
@@ -164,10 +147,8 @@ class _TrainingJob:
     # -- in the course of it
 
     def __call__(self, trainer: Trainer, stats: TrainStats) -> dict[str, float] | None:
-        """Take a row: keep the curve's points, and test where that is due."""
+        """Test where that is due."""
         steps = trainer.state[keys.STEPS]
-        if self._return in stats.fresh:
-            table.add_to_curve(self.folder, trainer.state[trainer.algorithm.clock], stats[self._return])
         points = self.study.evaluate_at
         if points is None or (steps not in points if isinstance(points, Sequence) else steps % points):
             return None
@@ -177,14 +158,12 @@ class _TrainingJob:
         return means
 
     def _measure(self, trainer: Trainer) -> dict[str, Any]:
-        """Test the present policy, or read what was measured of the very same before a kill: a point of the table."""
+        """Test the present policy: a point of the table."""
         from rl8x.trainers.grid import CellEvaluator
 
-        algorithm = trainer.algorithm
-        path, policy = table.point_file(self.folder, trainer.state[keys.STEPS]), _digest(algorithm.policy)
-        known = table.read_if_there(path)
-        if known is not None and known.get("policy") == policy:
-            return known
+        algorithm, steps = trainer.algorithm, trainer.state[keys.STEPS]
+        if self._measured[0] == steps:
+            return self._measured[1]
         if self._evaluator is None:
             needs_maker = algorithm.env_factory is None and algorithm.env is None  # it trains without an environment
             self._evaluator = CellEvaluator(
@@ -196,11 +175,13 @@ class _TrainingJob:
             )
         env = algorithm.env
         config = self.study.train[self.training.training] if env is None else env.present_config()
-        trained = config, (self._evaluator if env is None else env).parameters, 1 if env is None else env.num_envs
+        trained = config, (self._evaluator if env is None else env).parameters, 1 if env is None else env.num_copies
         frame = self._table(trainer.state, inside(self.cells, *trained), self._evaluator.evaluate())
-        measured = {"policy": policy, "support": support(*trained), **table.as_plain(frame)}
+        measured = {"support": support(*trained), **table.as_plain(frame)}
+        path = table.point_file(self.folder, steps)
         path.parent.mkdir(exist_ok=True)
         table.write(path, measured)
+        self._measured = steps, measured
         return measured
 
     def _table(self, state: Mapping[str, Any], inside: Any, measured: Mapping[str, Any]) -> pandas.DataFrame:
@@ -230,7 +211,7 @@ class _TrainingJob:
         for steps in table.read_points(self.folder):
             if steps > trainer.state[keys.STEPS]:  # a kill came later than this end, of a training that cannot repeat
                 table.point_file(self.folder, steps).unlink()
-        means = _means(measured)
+        means, headline = _means(measured), trainer.record.results.headline
         result = {
             "key": self.job["key"],
             "run_id": "",
@@ -241,10 +222,11 @@ class _TrainingJob:
             "pruned": pruned,
             "support": measured["support"],
             "means": means,
+            "curve": [] if headline is None else headline[1].points,
         }
         row = {name.replace("test/", "result/", 1): value for name, value in means.items()}
-        if finite := [value for value in table.read_curve(self.folder).values() if math.isfinite(value)]:
-            row["best/returns/mean"] = max(finite)
+        if headline is not None:
+            row["best/returns/mean"] = headline[1].best
         trainer.record.log(row, trains=False)
         if pruned:
             trainer.tracker.set_tags({"rl8x.pruned": "true"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import tempfile
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,19 +14,28 @@ import numpy as np
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.checkpoint import Checkpoint, CheckpointError
-from rl8x.drawing import LIGHT, Curve, draw_panels
-from rl8x.envs import Env, GymnasiumEnv
-from rl8x.envs.env_config import inherited_config
+from rl8x.checkpoint import Checkpoint, CheckpointError, read
+from rl8x.checkpoint.manager import CheckpointManager
+from rl8x.distributed import ranks
+from rl8x.drawing import LIGHT, draw_panels
+from rl8x.envs import Env
+from rl8x.envs.parameters import inherited_config
 from rl8x.names import did_you_mean
 from rl8x.policy import Policy
 from rl8x.tracking import MemoryTracker, MLflowTracker, Tracker
 from rl8x.tracking.runs import RunReader
+from rl8x.tracking.secrets import logger
+from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, check_evaluation_name
+from rl8x.trainers.grid import finite_curve, grid_metrics, log_grid, measure_grid
+from rl8x.trainers.record import Record
+from rl8x.trainers.train_step import TrainStep
 from rl8x.video import Film, check_pictures, film, make_filmed
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
 
+_log = logger(__name__)
 FILMS: Final = "films"
 """The folder of films among a run's artifacts."""
 LAST: Final = "last"
@@ -59,7 +69,7 @@ def make_film_env(algorithm: GenericAlgorithmBase[Any], evaluated: Env | None, c
     if known is None:
         raise ValueError("there is nothing to film: the algorithm trains without an environment. Give an `eval_env`.")
     twin = None
-    if isinstance(known.unwrapped, GymnasiumEnv) and known.render_mode is None:
+    if getattr(known.unwrapped, "takes_render_mode", False) and known.render_mode is None:
         again: Any = known
         twin = again.another(copies, seed=algorithm.seed, render_mode="rgb_array")
     if twin is None:
@@ -71,31 +81,6 @@ def make_film_env(algorithm: GenericAlgorithmBase[Any], evaluated: Env | None, c
             "from a class or a factory."
         )
     return twin
-
-
-def play(
-    algorithm: GenericAlgorithmBase[Any],
-    env: Env,
-    path: str | Path | None,
-    env_config: Mapping[str, Any],
-    copies: int,
-    **options: Any,
-) -> Film:
-    """Film the current policy in what `make_film_env` made; moving parameters are drawn from the training's ranges."""
-    try:
-        config = inherited_config(env_config, copies)
-        if env.num_envs != copies:  # one that was copied may have more than are seen
-            rows = [i % copies for i in range(env.num_envs)]
-            config = {name: tuple(v[i] for i in rows) if isinstance(v, tuple) else v for name, v in config.items()}
-        training = None if algorithm.env is None else algorithm.env.parameter_state
-        env.parameter_state.configure_for_evaluation(config, training)
-        suffix, reset_every = ".gif" if path is None else Path(path).suffix, algorithm.state_reset_every
-        made = film(algorithm.policy, env, shown=copies, state_reset_every=reset_every, suffix=suffix, **options)
-    finally:
-        env.close()
-    if path is not None:
-        made.save(path)
-    return made
 
 
 def log_film(tracker: Tracker, film: Film, counters: Mapping[str, int]) -> None:
@@ -152,42 +137,7 @@ def model_metrics(row: Mapping[str, float], best: str | None = None) -> dict[str
     }
 
 
-# -- learning curves
-
-
-def plot_run(tracker: Tracker, metrics: Sequence[str], known: Sequence[str], clock: str) -> Figure:
-    """Draw learning curves.
-
-    Args:
-        tracker: What has the run.
-        metrics: One panel each; none are the returns, of the training and of evaluations in one panel.
-        known: Every metric that a row may have.
-        clock: The counter that metrics are plotted against.
-    """
-    named = [{name: name} for name in metrics]
-    wanted = [name for group in named or _RETURNS for name in group.values()]
-    histories = {name: points for name, points in _histories(tracker, wanted).items() if np.isfinite(points[1]).any()}
-    for name in metrics:
-        if name not in histories:
-            hint = did_you_mean(name, known) if name not in known else " It has no value yet."
-            raise ValueError(f"this run has no metric {name!r}.{hint}")
-    panels = named or [group for group in _RETURNS if histories.keys() & set(group.values())][:1]
-    if not panels:
-        raise ValueError("this run has logged no returns yet: draw it once it has made some steps.")
-    curves = [
-        {label: finite_curve(*histories[name]) for label, name in group.items() if name in histories}
-        for group in panels
-    ]
-    words = "transitions of training" if clock == keys.ENV_STEPS else "updates"
-    return draw_panels(curves, [*metrics] or ["mean return"], words, LIGHT, width=_PANELS_IN_A_ROW)
-
-
-def finite_curve(steps: Any, values: Any) -> Curve:
-    """Return the finite points of a line, without a band."""
-    steps, values = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    finite = np.isfinite(values)
-    nothing = np.full(int(finite.sum()), np.nan)
-    return Curve(steps[finite], values[finite], nothing, nothing)
+# -- what a trainer has for these
 
 
 def _histories(tracker: Tracker, names: Sequence[str]) -> Mapping[str, Any]:
@@ -206,3 +156,158 @@ def _histories(tracker: Tracker, names: Sequence[str]) -> Mapping[str, Any]:
         raise ValueError(f"there is nothing to draw: {tracker.location} has no such run yet.")
     histories = RunReader(tracker.tracking_uri).histories([run_id], names)
     return {name: runs[run_id] for name, runs in histories.items() if run_id in runs}
+
+
+class Shows:
+    """What a trainer shows of the policy that it trains: films, grids, curves and models."""
+
+    algorithm: GenericAlgorithmBase[Any]
+    tracker: Tracker
+    checkpoints: CheckpointManager
+    evaluator: EpisodeEvaluator | None
+    evaluations: Evaluations
+    record: Record
+    train_step: TrainStep
+
+    @property
+    @abstractmethod
+    def metric_names(self) -> frozenset[str]:
+        """Every metric that a row of this trainer may have."""
+
+    def play(
+        self,
+        path: str | Path | None = None,
+        *,
+        copies: int | None = None,
+        env_config: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Film:
+        """Film the current policy in a separate environment; notebooks display the returned film.
+
+        Args:
+            path: A file to write the film to, in the format of its suffix; None makes a GIF in memory.
+            copies: Copies shown side by side; None takes the length of a list in `env_config`, else one.
+            env_config: Values for the environment's parameters; None takes those that the run evaluates under.
+            **options: `episodes`, `deterministic`, `seed`, `max_steps`, `fps`, `columns` and `captions` of
+                `rl8x.video.film`.
+
+        Raises:
+            ValueError: If the environment cannot be rendered or made again, or an option is not legal.
+        """
+        lists = [len(value) for value in (env_config or {}).values() if isinstance(value, list | tuple)]
+        copies = max(lists, default=1) if copies is None else copies
+        algorithm, env = self.algorithm, self._film_env(copies)
+        try:
+            config = inherited_config(self.evaluations.runs_config() if env_config is None else env_config, copies)
+            if env.num_copies != copies:  # one that was copied may have more than are seen
+                rows = [i % copies for i in range(env.num_copies)]
+                config = {name: tuple(v[i] for i in rows) if isinstance(v, tuple) else v for name, v in config.items()}
+            # Moving parameters are drawn from the training's ranges.
+            training = None if algorithm.env is None else algorithm.env.parameter_state
+            env.parameter_state.configure_for_evaluation(config, training)
+            suffix, reset_every = ".gif" if path is None else Path(path).suffix, algorithm.state_reset_every
+            made = film(algorithm.policy, env, shown=copies, state_reset_every=reset_every, suffix=suffix, **options)
+        finally:
+            env.close()
+        if path is not None:
+            made.save(path)
+        return made
+
+    def _film_env(self, copies: int) -> Env:
+        """Make an environment to film in, or raise `ValueError`."""
+        return make_film_env(self.algorithm, None if self.evaluator is None else self.evaluator.env, copies)
+
+    def evaluate_grid(
+        self, grid: Mapping[str, Any], *, episodes: int = 10, name: str | None = None, seed: int = 0
+    ) -> pandas.DataFrame:
+        """Evaluate the current policy in every cell of a grid of physics, all cells in one batch.
+
+        The run gets three metrics, the mean over the cells, the worst and the best (`grid/<name>/mean`, `worst_cell`,
+        `best_cell`), and one artifact, `grids/<name>/step-...`, with the table and its figure.
+
+        Args:
+            grid: Values of the environment's parameters, whose combinations are the cells: numbers, lists or arrays of
+                numbers, `{"linspace": [low, high, count]}` or `{"geomspace": ...}`. Others have their defaults.
+            episodes: Episodes in each cell. The policy takes its most likely actions.
+            name: What the grid is called in the run; None takes its parameters' names.
+            seed: Of the random numbers of the episodes: with the same seed every policy meets the same ones.
+
+        Returns:
+            A row for each cell: its parameters, `episodes`, `returns` (mean), `returns_std`, `returns_min` and
+            `lengths` (mean). `rl8x.trainers.plot_grid` draws it.
+
+        Raises:
+            RuntimeError: If there is no environment to evaluate in.
+            ValueError: If the environment has no such parameter or value, its episodes never end, or it cannot be made
+                again; or an option is not legal.
+        """
+        if name is not None:
+            check_evaluation_name(name)
+        frame = measure_grid(self.algorithm, self.evaluator, grid, episodes, seed)
+        metrics = grid_metrics(frame, name)
+        self.train_step.take_evaluation(metrics, metrics, is_of_run=False)
+        if ranks().is_first:
+            log_grid(self.tracker, frame, name, self.algorithm.counters[keys.STEPS])
+        return frame
+
+    def plot(self, *metrics: str) -> Figure:
+        """Plot what the run has logged so far; notebooks display the figure.
+
+        Args:
+            metrics: One panel each; by default the returns of training and of evaluations.
+
+        Returns:
+            The figure.
+
+        Raises:
+            ValueError: If the tracker keeps no metrics, or none of these was logged so far.
+        """
+        named = [{name: name} for name in metrics]
+        wanted = [name for group in named or _RETURNS for name in group.values()]
+        found = _histories(self.tracker, wanted)
+        histories = {name: points for name, points in found.items() if np.isfinite(points[1]).any()}
+        for name in metrics:
+            if name not in histories:
+                known = sorted(self.metric_names)
+                hint = did_you_mean(name, known) if name not in known else " It has no value yet."
+                raise ValueError(f"this run has no metric {name!r}.{hint}")
+        panels = named or [group for group in _RETURNS if histories.keys() & set(group.values())][:1]
+        if not panels:
+            raise ValueError("this run has logged no returns yet: draw it once it has made some steps.")
+        curves = [
+            {label: finite_curve(*histories[name]) for label, name in group.items() if name in histories}
+            for group in panels
+        ]
+        words = "transitions of training" if self.algorithm.clock == keys.ENV_STEPS else "updates"
+        return draw_panels(curves, [*metrics] or ["mean return"], words, LIGHT, width=_PANELS_IN_A_ROW)
+
+    def log_model(self, name: str = LAST, *, register: str | None = None, alias: str | None = None) -> None:
+        """Log the current policy as a model, with the latest metrics; with several ranks, rank 0 does.
+
+        Args:
+            name: The model's name.
+            register: A name in MLflow's model registry; the model becomes its next version.
+            alias: The version's alias: with `register="cartpole"` and `alias="champion"` the model is then
+                `models:/cartpole@champion`.
+
+        Raises:
+            TypeError: If the policy cannot be written to a file, or the tracker keeps no models.
+        """
+        if not ranks().is_first:
+            return
+        algorithm = self.algorithm
+        check_models(algorithm.policy, self.tracker)
+        self.record.open(trains=False)
+        about = {"step": algorithm.counters[algorithm.clock], "metrics": model_metrics(self.train_step.known)}
+        log_policy(self.tracker, algorithm.policy, name=name, register=register, alias=alias, **about)
+
+    def _log_models(self) -> None:
+        """Log the last policy, and the best if there is a `best_metric`; warn if one cannot be logged."""
+        path = self.checkpoints.best_path
+        try:
+            self.log_model(LAST)
+            if path is not None:
+                best = read(path)
+                log_policy(self.tracker, policy_at(best, self.algorithm.policy), name=BEST, **about_policy(best))
+        except (CheckpointError, OSError) as error:
+            _log.warning("rl8x: not all policies are logged as models: %s", error)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import re
 import shlex
 import sys
@@ -18,7 +20,7 @@ from rl8x.checkpoint.metadata import Resolved
 from rl8x.conditions.spec import kinds_in
 from rl8x.config.describe import default_of, unwritable_in
 from rl8x.config.spec import RunSpec
-from rl8x.envs.env_config import function_name, shown_value
+from rl8x.envs.parameters import function_name, shown_value
 from rl8x.importing import import_named, is_dotted, needs_word
 from rl8x.output import counted, is_interactive
 from rl8x.tracking import MLflowTracker, Tracker
@@ -48,14 +50,7 @@ def command() -> str:
 def describe(
     algorithm: GenericAlgorithmBase[Any], run: RunState | None, calls: Mapping[str, str], ending: str | None = None
 ) -> str:
-    """Describe a run in Markdown, first what came out of it.
-
-    Args:
-        algorithm: The algorithm that is trained.
-        run: Its options and conditions; None in a loop over `step()`.
-        calls: What can be done with the run, with the command or call for each.
-        ending: How it ended; None while it is running.
-    """
+    """Describe a run in Markdown, first what came out of it; `calls` are what can be done with it, and how."""
     lines = [ending] if ending else []
     model = f", model {_code(model_name(algorithm))}"
     lines += [f"**{type(algorithm).__name__} on {_code(task_name(algorithm))}**{model}: {_configuration(algorithm)}"]
@@ -89,25 +84,16 @@ def model_name(algorithm: GenericAlgorithmBase[Any]) -> str:
 
 def _configuration(algorithm: GenericAlgorithmBase[Any]) -> str:
     """Write the size of the run and hyperparameters that are not at their defaults, as many as there is room for."""
-    hyperparameters = _hyperparameters(algorithm)
-    parts: list[str] = []
-    for name, value in hyperparameters.items():
-        parts.append(f"{name} {_code(value)}")
-        if sum(map(len, parts)) > _MAX_CONFIGURATION:
-            rest = len(hyperparameters) - len(parts)
-            return ", ".join(parts) + (f" and {rest} more" if rest else "")
-    return ", ".join(parts)
-
-
-def _hyperparameters(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
-    """Return the size of the run, and hyperparameters that are not at their defaults."""
-    shown = {}
-    fields = {field.name: field for field in dataclasses.fields(algorithm.config)}
-    for field in {name: fields[name] for name in (*_ALWAYS, *fields) if name in fields}.values():
-        value = getattr(algorithm.config, field.name)
-        if field.name in _ALWAYS or value != default_of(field):
-            shown[field.name] = algorithm.seed if field.name == "seed" else value
-    return {name: value.__name__ if isinstance(value, type) else value for name, value in shown.items()}
+    fields, parts = {field.name: field for field in dataclasses.fields(algorithm.config)}, list[str]()
+    for name in dict.fromkeys((*_ALWAYS, *fields)):
+        value = getattr(algorithm.config, name, None)
+        if name in fields and (name in _ALWAYS or value != default_of(fields[name])):
+            value = algorithm.seed if name == "seed" else value
+            parts.append(f"{name} {_code(value.__name__ if isinstance(value, type) else value)}")
+    lengths = itertools.accumulate(map(len, parts))
+    shown = 1 + sum(length <= _MAX_CONFIGURATION for length in lengths)
+    rest = len(parts) - shown
+    return ", ".join(parts[:shown]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _plan(run: RunState) -> str:
@@ -120,7 +106,7 @@ def _plan(run: RunState) -> str:
     if every is not None:
         parts.append(f"evaluated after every {'step' if every == 1 else f'{every:,} steps'}")
     for name, words in (("env_config", "under"), ("eval_env_config", "evaluated under")):
-        config, function = getattr(run, name), function_name(run.plain_configs[name])
+        config, function = getattr(run, name), function_name(getattr(run.options, name))
         if function is not None:
             parts.append(f"{words} the function {_code(function)}")
         elif config:
@@ -177,31 +163,35 @@ def _code(value: object) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GoingOn:
-    """Says how to continue a run: by which command or call.
-
-    Attributes:
-        spec: How the run was made.
-        resolved: What its algorithm was built with.
-        run: The last `run()`, or None.
-        tracker: The run's tracker.
-        directory: The folder of its checkpoints, or None.
-        steps: Steps of the trainer.
-        steered: Whether its `env_config` was a function, which cannot be saved.
-        plays: Whether it has an environment to be filmed in.
-    """
+    """Says how to continue a run: by which command, or by which call where no command can."""
 
     spec: RunSpec
     resolved: Resolved
     run: RunState | None
     tracker: Tracker
-    directory: Path | None
-    steps: int
-    steered: bool
-    plays: bool
+    directory: Path | None  # of its checkpoints
+    steps: int  # of the trainer
+    steered: bool  # whether its `env_config` was a function, which cannot be saved
+    plays: bool  # whether it has an environment to be filmed in
+
+    @functools.cached_property
+    def where(self) -> Whereabouts | None:
+        """Where the tracked run is."""
+        return self.tracker.whereabouts() if isinstance(self.tracker, MLflowTracker) else None
+
+    @functools.cached_property
+    def store(self) -> str:
+        """The option with which a command with the folder uses the store; mostly empty."""
+        return "" if self.where is None or self.directory is None else self.where.resume_option(self.directory)
+
+    @functools.cached_property
+    def asks(self) -> bool:
+        """Whether it has a condition that no file can hold."""
+        return bool([*unwritable_in(self.spec.run.stop_conditions)])
 
     def lines(self, status: Status) -> list[str]:
         """Return lines that say where the run and its tracked run are, and how to continue it."""
-        where, tracker, directory = self._whereabouts, self.tracker, self.directory
+        where, tracker, directory = self.where, self.tracker, self.directory
         if where is not None:
             lines = where.lines()
         else:
@@ -220,11 +210,7 @@ class GoingOn:
         return lines
 
     def calls(self, *, finished: bool) -> dict[str, str]:
-        """Return what can be done with the run, by the folder of its checkpoints, with a command or call for each.
-
-        Args:
-            finished: Whether it has ended.
-        """
+        """Return what can be done with the run, with a command or call for each; `finished`: whether it has ended."""
         if self.directory is None or not (self.run is not None or listed(self.directory)):
             return {}
         folder = str(self.directory.absolute())
@@ -232,7 +218,7 @@ class GoingOn:
         calls = {"to continue training" if finished else "to continue it": self._call(folder, None, finished=finished)}
         is_apart = self.resolved["policy"] is not None  # else it is made with its algorithm
         names = [*names_in(self.spec, self.resolved, *["policy"] * is_apart)]
-        if (is_apart or not self._missing("algorithm")) and not _of_script(names):
+        if (is_apart or not problems_of(self.spec, self.resolved)) and not _of_script(names):
             calls["to take its policy elsewhere"] = f"rl8x export {_trusted(run, names)} --format pt2"
             named = [*names_in(self.spec, self.resolved, "env")]
             if self.plays and not _of_script(named):
@@ -244,66 +230,41 @@ class GoingOn:
     def _call(self, folder: str, word: str | None, *, finished: bool) -> str:
         """Write the command that continues the run, or a Python call if no command can; capitals are to be filled in.
 
-        Args:
-            folder: The folder of its checkpoints.
-            word: The run's name or ID in its store; None to write the folder.
-            finished: Whether it has ended, so that it needs another limit or condition.
+        `word` is the run's name or ID in its store, None to write the folder; a `finished` one needs another limit.
         """
         limit = self.run.limit_reached if finished and self.run is not None else None
         met = finished and self.run is not None and (bool(self.run.met) or limit is None)
-        if not self._needs_script:
-            call = f"{self._command(in_store=word is not None)} {word or shlex.quote(folder)}"
+        missing, store = self._missing(), self.store
+        if not (missing or self.asks or self.steered or _of_script(self._names())):
+            option = "" if word is not None else store
+            trust = any(map(needs_word, self._names())) or option == "--trust"
+            command = "rl8x resume" + " --trust" * trust + (f" {option}" if option not in ("", "--trust") else "")
+            call = f"{command} {word or shlex.quote(folder)}"
             return call + " --max-steps N" * (limit is not None) + " --stop CONDITION" * met
-        _, given, uri = self._store_option.partition("--tracking-uri ")
+        _, given, uri = store.partition("--tracking-uri ")
         named = [f"tracker=MLflowTracker(tracking_uri={' '.join(shlex.split(uri))!r})"] * bool(given)
-        trust = self._store_option == "--trust" or any(
-            _is_called(name) and needs_word(name) for name in names_in(self.spec, self.resolved)
-        )
-        arguments = [repr(folder), *self._missing(), *named, *["trust=True"] * trust]
-        asks = self._asks
-        options = ["max_steps=N"] * (limit is not None) + ["stop_conditions=[...]"] * (met or asks)
+        # A function is only called where its file is trusted.
+        dotted = [name for name in names_in(self.spec, self.resolved) if is_dotted(name)]
+        called = [name for name in dotted if not isinstance(import_named(name, trust=True), type)]
+        trust = store == "--trust" or any(map(needs_word, called))
+        arguments = [repr(folder), *missing, *named, *["trust=True"] * trust]
+        options = ["max_steps=N"] * (limit is not None) + ["stop_conditions=[...]"] * (met or self.asks)
         options += ["env_config=..."] * self.steered
         return f"Trainer.resume({', '.join(arguments)}).run({', '.join(options)})"
-
-    @property
-    def _needs_script(self) -> bool:
-        """Whether continuing needs objects that no command line can name."""
-        return bool(self._missing()) or self._asks or self.steered or _of_script(self._names())
-
-    @property
-    def _asks(self) -> bool:
-        """Whether it has a condition that no file can hold."""
-        return bool([*unwritable_in(self.spec.run.stop_conditions)])
-
-    def _command(self, *, in_store: bool) -> str:
-        """Write the command without the run; `--trust` lets it run code, or use a store that only the folder names."""
-        option = "" if in_store else self._store_option
-        trust = any(map(needs_word, self._names())) or option == "--trust"
-        return "rl8x resume" + " --trust" * trust + (f" {option}" if option not in ("", "--trust") else "")
-
-    @property
-    def _whereabouts(self) -> Whereabouts | None:
-        return self.tracker.whereabouts() if isinstance(self.tracker, MLflowTracker) else None
-
-    @property
-    def _store_option(self) -> str:
-        """The option with which a command with the folder uses the store; mostly empty."""
-        where = self._whereabouts
-        return "" if where is None or self.directory is None else where.resume_option(self.directory)
 
     def _names(self) -> list[str]:
         """List the names that continuing imports."""
         return [*names_in(self.spec, self.resolved), *kinds_in(list(self.spec.run.stop_conditions))]
 
-    def _missing(self, *parts: str) -> list[str]:
-        """List the arguments that `Trainer.resume` needs because no checkpoint has them, of all parts or of some."""
+    def _missing(self) -> list[str]:
+        """List the arguments that `Trainer.resume` needs because no checkpoint has them."""
         missing = {
-            "algorithm": bool(problems_of(self.spec, self.resolved)),
-            "tracker": kind_of(self.tracker) not in REMADE,
-            "eval_env": bool([*unwritable_in(self.spec.trainer.eval_env)]),
-            "callbacks": self.run is not None and bool(self.run.callbacks),
+            "algorithm=...": bool(problems_of(self.spec, self.resolved)),
+            "tracker=...": kind_of(self.tracker) not in REMADE,
+            "eval_env=...": bool([*unwritable_in(self.spec.trainer.eval_env)]),
+            "callbacks=[...]": self.run is not None and bool(self.run.callbacks),
         }
-        return [f"{name}=[...]" if name == "callbacks" else f"{name}=..." for name in parts or missing if missing[name]]
+        return [argument for argument, is_missing in missing.items() if is_missing]
 
 
 def _trusted(run: str, names: Iterable[str]) -> str:
@@ -314,8 +275,3 @@ def _trusted(run: str, names: Iterable[str]) -> str:
 def _of_script(names: Iterable[str]) -> bool:
     """Whether one of some names is of this process's script, which no other process finds."""
     return any(name.startswith("__main__.") for name in names)
-
-
-def _is_called(name: str | None) -> bool:
-    """Whether a name is that of a function, which is only called where its file is trusted."""
-    return name is not None and is_dotted(name) and not isinstance(import_named(name, trust=True), type)

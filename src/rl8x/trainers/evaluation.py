@@ -20,13 +20,19 @@ from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import ranks
 from rl8x.envs import Env, GymnasiumEnv, env_maker, validate
 from rl8x.envs.base import MAX_EVAL_ENVS
-from rl8x.envs.env_config import AnyEnvConfig, Given, inherited_config, moving_in, parsed, part_of_config, plain
-from rl8x.envs.parameters import wrong_number
+from rl8x.envs.parameters import (
+    AnyEnvConfig,
+    Given,
+    inherited_config,
+    moving_in,
+    parsed,
+    part_of_config,
+    plain,
+    wrong_number,
+)
 from rl8x.envs.vectorised import own_statistics
-from rl8x.execution import Execution
-from rl8x.policy import Policy
 from rl8x.rollouts.episodes import EpisodeRunner, warn_of_cut
-from rl8x.rollouts.statistics import Stats, info_means, masked_summary, named, summary
+from rl8x.rollouts.statistics import Stats, agent_means, info_means, masked_summary, named, summary
 from rl8x.spaces import are_alike
 from rl8x.tracking.protocol import MAX_NAME_LENGTH, digest, legal_name
 from rl8x.trainers.ranks import pooled_row
@@ -48,29 +54,24 @@ class Evaluations:
     """A trainer's evaluations: in an environment of their own, in the training's, or none where there is neither.
 
     With `warns` the first one warns where it plays in the training environment though episodes end.
-
-    Attributes:
-        measured: All of their metrics, without `eval/`.
-        num_envs: Copies that one is made in, those of all ranks; 0 where there is nothing to evaluate in.
-        env_config: Under which the run evaluates; None is as in training.
     """
 
     def __init__(
         self, algorithm: GenericAlgorithmBase[Any], evaluator: EpisodeEvaluator | None, *, warns: bool
     ) -> None:
         self._algorithm, self._evaluator = algorithm, evaluator
-        # The algorithm, where they play in its own environment.
-        self._in_training = algorithm if evaluator is None and algorithm.env is not None else None
         self._env = algorithm.env if evaluator is None else evaluator.env
+        # Of the training environment, where they play in that.
+        self._resets = None if algorithm.horizons is None or evaluator is not None else algorithm.horizons.resets
         # What an environment of their own came with is in force where there is no training to take it from.
         self._came_with: Given = {} if self._env is None else self._env.parameter_state.following.given
-        self._warns = warns and self._in_training is not None and self._env is not None and self._env.episodic
+        self._warns = warns and self._resets is not None and self._env is not None and self._env.episodic
         self._renamed, self.measured = _metric_names(self._env, whole_episodes=evaluator is not None)
         # Each rank plays some of the copies.
-        counts = ranks().share("copies to evaluate in", 0 if self._env is None else self._env.num_envs)
+        counts = ranks().share("copies to evaluate in", 0 if self._env is None else self._env.num_copies)
         self.num_envs, before = sum(counts), sum(counts[: ranks().rank])
         self._own = range(before, before + counts[ranks().rank])
-        self.env_config: Mapping[str, Any] | None = None
+        self.env_config: Mapping[str, Any] | None = None  # under which the run evaluates; None is as in training
 
     def measure(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> dict[str, float]:
         """Evaluate as `Trainer.eval` documents it; returns the metrics without `eval/`."""
@@ -78,10 +79,10 @@ class Evaluations:
             config = self.runs_config() if env_config is None else self._checked(env_config)
             config, training = {**config, **part_of_config(config, self.num_envs, self._own)}, self._algorithm.env
             return pooled_row(self._evaluator.evaluate(config, deterministic=deterministic, training=training))[0]
-        trained, env_config = self._in_training, self.env_config if env_config is None else env_config
-        if trained is None:
+        env_config = self.env_config if env_config is None else env_config
+        if self._resets is None:
             raise RuntimeError(f"{NOWHERE}.")
-        _check_turn(trained, env_config)
+        self._check_turn(self._resets, env_config)
         if self._warns:
             self._warns = False
             assert self._env is not None
@@ -92,15 +93,14 @@ class Evaluations:
                 "trainer an `eval_env`, or build from a class or factory; eval_env=False silences this.",
                 stacklevel=3,
             )
-        stats, *_ = pooled_row(trained.evaluate(env_config=env_config, deterministic=deterministic))
+        stats, *_ = pooled_row(self._algorithm.evaluate(env_config=env_config, deterministic=deterministic))
         named = {self._renamed.get(name) or name: value for name, value in stats.items()}
         return {name: value for name, value in named.items() if name in self.measured or not _is_collected(name)}
 
     @property
     def is_their_turn(self) -> bool:
         """Whether one can be made now: in the training environment only where that is at a reset."""
-        trained = self._in_training
-        return self._evaluator is not None if trained is None else _steps_until_turn(trained) == 0
+        return self._evaluator is not None if self._resets is None else self._steps_until_turn(self._resets) == 0
 
     def name_of(self, name: str) -> str | None:
         """Return the name by which an evaluation measures a metric of a training row; see `EvaluationName`."""
@@ -110,16 +110,12 @@ class Evaluations:
         return keys.EVAL_PREFIX + counterpart if counterpart in self.measured else None
 
     def check_run(self, steps_per_eval: int | None, env_config: Mapping[str, Any] | None, *, steps: int) -> None:
-        """Refuse evaluations of a run under its `eval_env_config` that could not be made when they are due.
-
-        `steps` are those that the run made before a resume.
-        """
-        trained = self._in_training
-        if trained is None:
+        """Refuse evaluations that could not be made when they are due; the run made `steps` before a resume."""
+        resets = self._resets
+        if resets is None:
             if self._evaluator is None and steps_per_eval is not None:
                 raise ValueError(f"`steps_per_eval` is {steps_per_eval}, but {NOWHERE}.")
             return
-        resets = _resets_of(trained)
         if resets.once and env_config is not None:
             raise ValueError(f"`eval_env_config` {_NEVER}")
         if resets.once or steps_per_eval is None:
@@ -131,8 +127,8 @@ class Evaluations:
                 "give the trainer an `eval_env`."
             )
         if steps == 0:
-            _check_turn(trained, None)
-        collects = trained.counters[keys.COLLECTS]
+            self._check_turn(resets, None)
+        collects = self._algorithm.counters[keys.COLLECTS]
         if resets.until_due(collects - steps):
             raise RuntimeError(
                 "Evaluations would not come at resets of the training environment: after the run's "
@@ -143,10 +139,7 @@ class Evaluations:
     def checked_configs(
         self, env_config: AnyEnvConfig | None, eval_config: Mapping[str, Any] | None, known: Mapping[str, float]
     ) -> dict[str, AnyEnvConfig | None]:
-        """Check what a run is to train and to evaluate under, and return both, parsed, by the options' names.
-
-        Of a function, what it returns for what is `known` now is checked.
-        """
+        """Return, parsed, what a run trains and evaluates under; of a function its values for `known` are checked."""
         trained, called = self._algorithm.env, "eval_env_config"
         if trained is None and env_config is not None:
             raise ValueError("`env_config` would never apply: the algorithm trains without an environment.")
@@ -187,10 +180,7 @@ class Evaluations:
     def _checked(
         self, env_config: Mapping[str, Any], called: str = "env_config", training: Mapping[str, Any] | None = None
     ) -> Given:
-        """Check an `env_config` for evaluations, and return it parsed.
-
-        `training` is what training has, or will have; None is what it has now.
-        """
+        """Return an `env_config` for evaluations, parsed; `training` is what training will have, None as it has now."""
         assert self._env is not None
         copies = "num_envs" if self._evaluator is None else "num_eval_envs"
         own: dict[str, Any] = {}
@@ -213,27 +203,19 @@ class Evaluations:
                 )
         return given
 
+    def _steps_until_turn(self, resets: ResetSchedule) -> int:
+        return resets.until_due(self._algorithm.counters[keys.COLLECTS])
 
-def _resets_of(trained: GenericAlgorithmBase[Any]) -> ResetSchedule:
-    assert trained.horizons is not None
-    return trained.horizons.resets
-
-
-def _steps_until_turn(trained: GenericAlgorithmBase[Any]) -> int:
-    return _resets_of(trained).until_due(trained.counters[keys.COLLECTS])
-
-
-def _check_turn(trained: GenericAlgorithmBase[Any], env_config: Mapping[str, Any] | None) -> None:
-    """Refuse an evaluation in the training environment out of turn, or under what could not be applied."""
-    resets = _resets_of(trained)
-    if steps := _steps_until_turn(trained):
-        raise RuntimeError(
-            "`eval()` in the training environment needs `algorithm/collects` to be a multiple of "
-            f"`horizons_per_env_reset` = {resets.every}; it is {trained.counters[keys.COLLECTS]}. Call "
-            f"`step()` {steps} more time(s), or give the trainer an `eval_env`."
-        )
-    if resets.once and env_config is not None:
-        raise ValueError(f"An `env_config` for this evaluation {_NEVER}")
+    def _check_turn(self, resets: ResetSchedule, env_config: Mapping[str, Any] | None) -> None:
+        """Refuse an evaluation in the training environment out of turn, or under what could not be applied."""
+        if steps := self._steps_until_turn(resets):
+            raise RuntimeError(
+                "`eval()` in the training environment needs `algorithm/collects` to be a multiple of "
+                f"`horizons_per_env_reset` = {resets.every}; it is {self._algorithm.counters[keys.COLLECTS]}. Call "
+                f"`step()` {steps} more time(s), or give the trainer an `eval_env`."
+            )
+        if resets.once and env_config is not None:
+            raise ValueError(f"An `env_config` for this evaluation {_NEVER}")
 
 
 # -- how their metrics are called
@@ -247,7 +229,8 @@ def _metric_names(env: Env | None, *, whole_episodes: bool) -> tuple[dict[str, s
     returns, rewards = keys.summary("returns"), keys.summary("rewards")
     if not env.episodic:
         return renamed, frozenset((*returns, *rewards))
-    lasting = (*rewards, *keys.summary("episodes/lengths"), keys.EPISODES_ENDED, *keys.info_metrics(env.metric_names))
+    own = (*keys.info_metrics(env.metric_names), *([] if env.team is None else keys.agent_metrics(env.team.names)))
+    lasting = (*rewards, *keys.summary("episodes/lengths"), keys.EPISODES_ENDED, *own)
     if whole_episodes:
         renamed |= dict.fromkeys(returns)
         renamed |= dict(zip(keys.summary("episodes/returns"), returns, strict=True))
@@ -258,7 +241,7 @@ def _metric_names(env: Env | None, *, whole_episodes: bool) -> tuple[dict[str, s
 
 
 def _is_collected(name: str) -> bool:
-    return name in keys.COLLECT_METRICS or name.startswith(keys.INFO_PREFIX)
+    return name in keys.COLLECT_METRICS or name.startswith((keys.INFO_PREFIX, keys.AGENTS_PREFIX))
 
 
 def in_group(stats: Mapping[str, float], group: str | None) -> dict[str, float]:
@@ -302,36 +285,20 @@ def check_evaluation_name(name: str) -> None:
 
 
 class EpisodeEvaluator:
-    """Plays one episode in each copy of an environment that is not used for training, and measures them.
+    """Plays one episode in each copy of an environment of its own, made by `factory` if any, and measures them."""
 
-    `factory` makes such environments; it is None where an instance was given. For the others see `EpisodeRunner`.
-    """
-
-    def __init__(
-        self,
-        env: Env,
-        policy: Policy,
-        generator: torch.Generator,
-        execution: Execution,
-        *,
-        state_reset_every: int = 0,
-        factory: Callable[..., Env] | None = None,
-    ) -> None:
-        self.env, self.generator, self.factory = env, generator, factory
-        self._runner = EpisodeRunner(policy, env, execution, generator, state_reset_every=state_reset_every)
+    def __init__(self, env: Env, algorithm: GenericAlgorithmBase[Any], factory: Callable[..., Env] | None) -> None:
+        self.env, self.factory = env, factory
+        self.generator = torch.Generator(algorithm.device).manual_seed(part_seed(algorithm.seed, "eval_sampling"))
+        every, execution = algorithm.state_reset_every, algorithm.execution
+        self._runner = EpisodeRunner(algorithm.policy, env, execution, self.generator, state_reset_every=every)
         self._warned = False
 
     @torch.no_grad()
-    def evaluate(
-        self, env_config: Mapping[str, Any] | None, *, deterministic: bool, training: Env | None = None
-    ) -> Stats:
-        """Play an episode in every copy and return the statistics; an `env_config` of None keeps the present one.
-
-        Its moving parameters are drawn from their current ranges in the `training` environment.
-        """
-        if env_config is not None:
-            state = None if training is None else training.parameter_state
-            self.env.parameter_state.configure_for_evaluation(env_config, state)
+    def evaluate(self, env_config: Mapping[str, Any], *, deterministic: bool, training: Env | None = None) -> Stats:
+        """Play an episode in every copy; moving parameters are drawn from their ranges in `training` at present."""
+        state = None if training is None else training.parameter_state
+        self.env.parameter_state.configure_for_evaluation(env_config, state)
         episodes, rewards, masks = self._runner, list[Tensor](), list[Tensor]()
         metrics: dict[str, Tensor] = {}
         episodes.begin()
@@ -340,19 +307,21 @@ class EpisodeEvaluator:
             masks.append(counted)
             for name, value in transition.step.metrics.items():
                 metrics[name] = torch.where(counted, value, metrics.get(name, math.nan))
-        ended, mask = ~episodes.running, torch.stack(masks)
-        self._warned = self._warned or warn_of_cut(int(episodes.running.sum()), self.env.num_envs, "evaluation")
-        means, counts = info_means(metrics, ended)
+        (running, returns, lengths), mask, team = episodes.by_copy, torch.stack(masks), self.env.team
+        self._warned = self._warned or warn_of_cut(int(running.sum()), self.env.num_copies, "evaluation")
+        means, counts = info_means(metrics, ~episodes.running)
+        if team is not None:
+            means |= agent_means(team, episodes.returns, ~running)
         values: dict[str, Any] = {
-            **named("returns", summary(episodes.returns)),
+            **named("returns", summary(returns)),
             **named("rewards", masked_summary(torch.stack(rewards), mask)),
-            **named("episodes/lengths", masked_summary(episodes.lengths.to(torch.float32), ended)),
-            keys.EPISODES_ENDED: ended.sum(),
-            "_count/returns": self.env.num_envs,
+            **named("episodes/lengths", masked_summary(lengths.to(torch.float32), ~running)),
+            keys.EPISODES_ENDED: (~running).sum(),
+            "_count/returns": self.env.num_copies,
             "_count/rewards": mask.sum(),
         }
-        gates = {keys.EPISODES_ENDED: "episodes/lengths/", "_count/returns": "returns/", "_count/rewards": "rewards/"}
-        return Stats(values | means, {name: (prefix,) for name, prefix in gates.items()} | counts)
+        gates = {keys.EPISODES_ENDED: ("episodes/lengths/", keys.AGENTS_PREFIX), "_count/returns": ("returns/",)}
+        return Stats(values | means, gates | {"_count/rewards": ("rewards/",)} | counts)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next evaluation depends on, except the weights."""
@@ -372,7 +341,7 @@ def make_evaluator(
     """Make the evaluator of `eval()`; None if evaluations use the training environment, or there is none."""
     if num_eval_envs is not None and (type(num_eval_envs) is not int or num_eval_envs < 1):
         raise ValueError(f"`num_eval_envs` must be a whole number, at least 1, or None; got {num_eval_envs!r}.")
-    trained, policy, device = algorithm.env, algorithm.policy, algorithm.device
+    trained, policy = algorithm.env, algorithm.policy
     given, of_training = isinstance(eval_env, Env), eval_env is True or eval_env == "auto"
     if given and eval_env is trained:
         raise ValueError(
@@ -396,9 +365,7 @@ def make_evaluator(
     _warn_of_statistics(env, algorithm.config)
     if not of_training:
         validate(env)
-    generator = torch.Generator(device).manual_seed(part_seed(algorithm.seed, "eval_sampling"))
-    reset_every = algorithm.state_reset_every
-    return EpisodeEvaluator(env, policy, generator, algorithm.execution, state_reset_every=reset_every, factory=factory)
+    return EpisodeEvaluator(env, algorithm, factory)
 
 
 def _make_env(
@@ -409,7 +376,7 @@ def _make_env(
     # Each rank plays its share of the copies that are asked for, or else of the training copies of all ranks.
     share = None if num_eval_envs is None else max(1, ranks().share_of(num_eval_envs))
     if factory is not None:
-        trains = MAX_EVAL_ENVS if trained is None else trained.num_envs * ranks().size
+        trains = MAX_EVAL_ENVS if trained is None else trained.num_copies * ranks().size
         num_envs = share or max(1, ranks().share_of(min(trains, MAX_EVAL_ENVS)))
         check_evaluation(num_envs, algorithm.device, policy, policy.observation_space)
         made: Env = factory(num_envs, device=algorithm.device, seed=seed)
@@ -421,9 +388,9 @@ def _make_env(
         )
     another = trained.another(share, seed=seed)
     instance = f"but the algorithm was built from an instance of {type(trained).__name__}"
-    if another is None and num_eval_envs not in (None, trained.num_envs):
+    if another is None and num_eval_envs not in (None, trained.num_copies):
         raise ValueError(
-            f"`num_eval_envs` is {num_eval_envs}, {instance} with {trained.num_envs} copies, which cannot be made "
+            f"`num_eval_envs` is {num_eval_envs}, {instance} with {trained.num_copies} copies, which cannot be made "
             "again with another number. Build it from a class or factory, pass an `eval_env`, or leave `num_eval_envs` "
             "out."
         )

@@ -21,6 +21,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.memory_check import available_bytes, slot_bytes
 from rl8x.drawing import (
     LIGHT,
+    Curve,
     Drawing,
     Theme,
     along,
@@ -41,7 +42,6 @@ from rl8x.execution import Execution
 from rl8x.rollouts.episodes import STEPS_PER_LOOK, EpisodeRunner, warn_of_cut
 from rl8x.tracking import Tracker
 from rl8x.tracking.protocol import legal_name
-from rl8x.trainers.artifacts import finite_curve
 from rl8x.trainers.evaluation import NOWHERE, EpisodeEvaluator
 
 if TYPE_CHECKING:
@@ -65,20 +65,7 @@ _BYTES_PER_BYTE: Final = 64
 
 
 class CellEvaluator:
-    """Plays episodes of an algorithm's present policy in every cell, without any effect on the training.
-
-    Args:
-        algorithm: Whose policy acts, deterministically.
-        cells: The cells.
-        episodes: Episodes in each.
-        seed: Of the random numbers of all cells.
-        copies: Copies that are stepped together at most; None goes by memory and kind of environment.
-        env_factory: Makes environments, as the training's was made; None for the algorithm's own.
-        called: What the user calls the cells, for messages.
-
-    Attributes:
-        parameters: The parameters that the cells may set.
-    """
+    """Plays episodes of an algorithm's present policy in every cell, without any effect on the training."""
 
     def __init__(
         self,
@@ -87,9 +74,9 @@ class CellEvaluator:
         *,
         episodes: int,
         seed: int = 0,
-        copies: int | None = None,
-        env_factory: Any = None,
-        called: str = "test",
+        copies: int | None = None,  # at most, that are stepped together
+        env_factory: Any = None,  # as the training's, where it is not that
+        called: str = "test",  # for messages
     ) -> None:
         factory = env_factory or algorithm.env_factory
         if factory is None:
@@ -110,12 +97,7 @@ class CellEvaluator:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, NDArray[Any]]:
-        """Play all episodes.
-
-        Returns:
-            Of each cell by name, `[cells]` each: the number of `episodes`, mean, spread and minimum of their returns
-            (`returns`, `returns_std`, `returns_min`), and the mean of their `lengths`.
-        """
+        """Play all episodes; return statistics of each cell by the names of the columns, `[cells]` each."""
         count, at_once = num_cells(self._cells), self._cells_at_once
         returns, lengths = np.zeros((2, count, self._episodes))
         env, cut = self._make(at_once * self._episodes), 0
@@ -125,8 +107,9 @@ class CellEvaluator:
                 env.close()
                 env = self._make(len(some) * self._episodes)
             played = self._play(env, some)
-            cut += int(played.running.sum())
-            for each, numbers in ((returns, played.returns), (lengths, played.lengths)):
+            running, *measured = played.by_copy
+            cut += int(running.sum())
+            for each, numbers in zip((returns, lengths), measured, strict=True):
                 each[some] = numbers.double().cpu().numpy().reshape(len(some), -1)
         env.close()
         self._warned = self._warned or warn_of_cut(cut, returns.size, "test")
@@ -157,7 +140,7 @@ def _most_copies(env: Env) -> int:
     free = available_bytes(env.device)
     if free is not None:
         limit = min(limit, free // 4 // (_BYTES_PER_BYTE * slot_bytes(env.single_observation_space, None)))
-    return min(limit, env.max_num_envs or limit)
+    return min(max(1, limit // env.num_agents), env.max_num_envs or limit)
 
 
 def seed_of(seed: int, cell: int) -> int:
@@ -166,13 +149,13 @@ def seed_of(seed: int, cell: int) -> int:
 
 
 def _noises(env: Env, seeds: list[int], episodes: int) -> Iterator[tuple[Tensor, None]]:
-    """Yield the noise of one step after the other, `[cells * episodes, width]`, each cell's of its own generator."""
+    """Yield the noise of one step after the other, `[num_envs, width]`, each cell's of its own generator."""
     generators = [torch.Generator(env.device).manual_seed(seed) for seed in seeds]
     width, steps = env.noise_width, 1
     while True:
-        shape = (steps, episodes, width)
+        shape = (steps, env.num_agents, episodes, width)
         parts = [torch.rand(shape, generator=generator, device=env.device) for generator in generators]
-        yield from ((noise, None) for noise in torch.cat(parts, dim=1).unbind(0))
+        yield from ((noise, None) for noise in torch.cat(parts, dim=2).flatten(1, 2).unbind(0))
         steps = STEPS_PER_LOOK
 
 
@@ -238,9 +221,9 @@ def log_grid(tracker: Tracker, frame: pandas.DataFrame, name: str | None, step: 
         made = Path(folder) / f"step-{step:08d}"
         made.mkdir()
         frame.to_csv(made / "cells.csv", index=False)
-        picture = grid_png(frame)
-        if picture is not None:
-            (made / "returns.png").write_bytes(picture)
+        drawing = _grid_drawing(frame)
+        if drawing is not None:
+            (made / "returns.png").write_bytes(png(drawing, LIGHT, titled=True))
         tracker.log_artifact(made, f"{FOLDER}/{grid_name(frame, name)}")
 
 
@@ -267,10 +250,12 @@ def plot_grid(frame: pandas.DataFrame) -> Figure:
     return drawn(drawing, LIGHT, titled=True)
 
 
-def grid_png(frame: pandas.DataFrame) -> bytes | None:
-    """Return the figure of a grid as a PNG; None if no parameter has several values."""
-    drawing = _grid_drawing(frame)
-    return None if drawing is None else png(drawing, LIGHT, titled=True)
+def finite_curve(steps: Any, values: Any) -> Curve:
+    """Return the finite points of a line, without a band."""
+    steps, values = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    finite = np.isfinite(values)
+    nothing = np.full(int(finite.sum()), np.nan)
+    return Curve(steps[finite], values[finite], nothing, nothing)
 
 
 def grid_parameters(frame: pandas.DataFrame) -> list[str]:

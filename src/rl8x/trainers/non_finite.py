@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.checkpoint import CheckpointManager
+from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.tree import clone
 from rl8x.tracking import Tracker
 from rl8x.trainers.ranks import from_first, one_diagnosis, take_over
@@ -52,23 +52,18 @@ def take_counts(row: dict[str, float]) -> dict[str, float]:
 
 
 def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) -> dict[str, Any]:
-    """Search the last experience and the weights for the non-finite values that `counts` has, by quantity.
-
-    Returns plain data: the `quantity` that was non-finite first, the `environments` and the `slot` of the horizon
-    where, whether it was in the `final` observation of an episode that was truncated in this slot, and what else is
-    known.
-    """
+    """Search the last experience and the weights for what `counts` says is not finite; return plain data."""
     places = algorithm.locate_non_finite()
     quantity = min(counts, key=lambda name: _order(name, places.get(name)))
     place = places.get(quantity, {})
     parameters = dict(algorithm.policy.named_parameters())
     diagnosis = {
-        "quantity": quantity,
+        "quantity": quantity,  # that was not finite first
         "also": [name for name in QUANTITIES if name in counts and name != quantity],
         "environments": place.get("environments", []),
         "num_environments": place.get("num_environments", 0),
         "slot": place.get("slot"),
-        "final": place.get("final", False),
+        "final": place.get("final", False),  # in the last observation of an episode that was truncated in this slot
         "step": algorithm.counters[keys.STEPS],
         "counters": dict(algorithm.counters),
         "rollout": places,
@@ -107,22 +102,8 @@ def message(diagnosis: Mapping[str, Any]) -> str:
     return f"{diagnosis['quantity']} not finite at step {diagnosis['step']}, {where}{also}"
 
 
-class Decision(NamedTuple):
-    """What to do about non-finite quantities, and their diagnosis as plain data.
-
-    `"stop"` ends the run, `"skip"` restores the weights before the step, `"rollback"` those of the last checkpoint.
-    """
-
-    action: OnNonFinite
-    diagnosis: Mapping[str, Any]
-
-
 class Guard:
-    """Applies the trainer's `on_non_finite` to the counts of each step.
-
-    Attributes:
-        in_a_row: Number of consecutive steps, up to the last, with non-finite numbers.
-    """
+    """Applies the trainer's `on_non_finite` to the counts of each step, and counts such steps `in_a_row`."""
 
     def __init__(self, mode: OnNonFinite) -> None:
         if mode not in CHOICES:
@@ -136,51 +117,45 @@ class Guard:
         if self._mode != "stop":
             self._before = clone(algorithm.learned_state())
 
-    def judge(self, algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) -> Decision | None:
-        """Return the decision on a step's counts, none of them 0; None if there are no counts."""
-        if not counts:
-            self.in_a_row = 0
-            return None
-        diagnosis = one_diagnosis(diagnose(algorithm, counts))
-        if self._mode == "stop" or self.in_a_row >= MAX_IN_A_ROW:
-            return Decision("stop", diagnosis)
-        self.in_a_row += 1
-        return Decision(self._mode, diagnosis)
-
-    def act_on(
+    def judge(
         self,
-        decision: Decision,
         algorithm: GenericAlgorithmBase[Any],
+        counts: Mapping[str, float],
         tracker: Tracker,
         checkpoints: CheckpointManager,
     ) -> None:
-        """Stop with the diagnosis, or restore earlier weights and warn.
-
-        The tracker gets the diagnosis as a tag and as artifacts. Where no checkpoint is good, `"rollback"` restores the
-        weights before the step.
-        """
-        diagnosis, text = decision.diagnosis, message(decision.diagnosis)
-        if decision.action == "stop":
+        """Where there are counts, none of them 0, stop with the diagnosis, or restore earlier weights and warn."""
+        if not counts:
+            self.in_a_row = 0
+            return
+        diagnosis = one_diagnosis(diagnose(algorithm, counts))
+        text = message(diagnosis)
+        if self._mode == "stop" or self.in_a_row >= MAX_IN_A_ROW:
             tracker.set_tags({TAG: text})
             written = json.dumps(diagnosis, indent=1, default=str) + "\n"
             tracker.log_text(written, "diagnosis.json")
             tracker.log_text(text + "\n", "diagnosis.txt")
             path = checkpoints.write_text(f"diagnosis-step-{diagnosis['step']}.json", written)
             raise NonFiniteError(text if path is None else f"{text}; see {path}", diagnosis)
-        checkpoint = checkpoints.last_good() if decision.action == "rollback" else None
-        state, learned = None if checkpoint is None else checkpoint.state["trainer"]["algorithm"], None
-        if state is not None:  # a replay, which is each rank's own, stays
-            learned = {name: state[name] for name in algorithm.learned_state() if name in state}
-        saved = from_first(learned)
+        self.in_a_row += 1
+        where = self._restore(algorithm, checkpoints)
         # Counters stay, and so does the experience unless it was not finite itself.
-        if saved is None:
-            algorithm.load_learned_state(self._before)
-        else:
-            take_over(algorithm, saved)
         if diagnosis["quantity"] in GATHERED:
             algorithm.discard_experience()
-        to = "before the step" if saved is None else "in the last checkpoint"
-        to = to if checkpoint is None else f"in {checkpoint.path.name}"
-        text = f"{text}; the weights are as they were {to}"
+        text = f"{text}; the weights are as they were {where}"
         tracker.set_tags({TAG: text})
         warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+    def _restore(self, algorithm: GenericAlgorithmBase[Any], checkpoints: CheckpointManager) -> str:
+        """Restore the weights of the last good checkpoint, or those before the step; say which."""
+        checkpoint = checkpoints.last_good() if self._mode == "rollback" else None
+        learned = None
+        if checkpoint is not None:  # a replay, which is each rank's own, stays
+            state = checkpoint.state["trainer"]["algorithm"]
+            learned = {name: state[name] for name in algorithm.learned_state() if name in state}
+        saved = from_first(learned)
+        if saved is None:
+            algorithm.load_learned_state(self._before)
+            return "before the step"
+        take_over(algorithm, saved)
+        return "in the last checkpoint" if checkpoint is None else f"in {checkpoint.path.name}"

@@ -29,11 +29,7 @@ _EPISODE_RETURN, _HORIZON_RETURN = keys.TRAINED_RETURNS
 
 
 class ProgressReporter:
-    """Shows the progress of a run beside the counter `clock`; errors in writing it are ignored.
-
-    `"auto"` is a bar if standard error is a terminal or in a notebook, otherwise lines. `total_steps` is the largest
-    number of steps that the run can have; None if unbounded.
-    """
+    """Shows the progress of a run beside the counter `clock`; errors in writing it are ignored."""
 
     def __init__(self, mode: Progress, total_steps: int | None = None, clock: str = keys.ENV_STEPS) -> None:
         if mode not in PROGRESS_CHOICES:
@@ -55,18 +51,15 @@ class ProgressReporter:
         """Show one row, and the progress towards `total_steps` as estimated now; None if unbounded."""
         self._episode_return = stats.get(_EPISODE_RETURN, self._episode_return)
         if self._bar is not None:
-            self._set_total(total_steps)
+            if self._bar.total != total_steps and hasattr(self._bar, "container"):  # a notebook's widget
+                self._bar.container.children[1].max = total_steps or 1
+            self._bar.total = total_steps
             self._fit(metric_texts(stats, self._episode_return, self._clock))
             self._bar.update()
         elif self.mode == "lines" and time.monotonic() - self._last_line >= _SECONDS_PER_LINE:
             self._last_line = time.monotonic()
             metrics = ", ".join(metric_texts(stats, self._episode_return, self._clock))
             self.say(f"step {stats[keys.STEPS]:,.0f}, {metrics}")
-
-    def _set_total(self, total_steps: int | None) -> None:
-        if self._bar.total != total_steps and hasattr(self._bar, "container"):  # a notebook's widget
-            self._bar.container.children[1].max = total_steps or 1
-        self._bar.total = total_steps
 
     def _fit(self, texts: list[str]) -> None:
         """Show as many metrics as the terminal has columns for, and a bar where it fits beside the first."""
@@ -126,10 +119,7 @@ def _form(total_steps: int | None) -> str:
 def metric_texts(
     stats: Mapping[str, float], episode_return: float | None = None, clock: str = keys.ENV_STEPS
 ) -> list[str]:
-    """Write the most important metrics of a run, the most important first.
-
-    From the first mean return of episodes on, the latest of these is shown rather than the return of the horizon.
-    """
+    """Write the most important metrics of a run, the most important first; from the first episode on its return."""
     parts = []
     if "profiling/env_steps_per_s" in stats:
         parts.append(f"{short(stats['profiling/env_steps_per_s'])}/s")

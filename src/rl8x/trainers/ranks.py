@@ -39,16 +39,9 @@ def begin(algorithm: GenericAlgorithmBase[Any]) -> None:
     if ranks().size == 1:
         return
     params = {name: value for name, value in algorithm.params.items() if name != "device"}
-    check_alike(
-        "the start",
-        {
-            **params,
-            "rl8x": __version__,
-            "the code of rl8x": _digest_of_code(),
-            "torch": torch.__version__,
-            "the rule of seeds": RULE,
-        },
-    )
+    code = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.parent.rglob("*.py")))
+    versions = {"rl8x": __version__, "the code of rl8x": hashlib.sha256(code).hexdigest()[:12]}
+    check_alike("the start", {**params, **versions, "torch": torch.__version__, "the rule of seeds": RULE})
     state = from_first(algorithm.learned_state())
     if not ranks().is_first:
         take_over(algorithm, state)
@@ -62,11 +55,6 @@ def from_first(state: Any) -> Any:
     return unpacked(ranks().spread("a state", content))
 
 
-def _digest_of_code() -> str:
-    files = sorted(Path(__file__).parent.parent.rglob("*.py"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
-
-
 def take_over(algorithm: GenericAlgorithmBase[Any], state: Mapping[str, Any]) -> None:
     """Load what rank 0 has learned; what the others have for themselves, such as generators, stays."""
     own = algorithm.learned_state()
@@ -75,10 +63,7 @@ def take_over(algorithm: GenericAlgorithmBase[Any], state: Mapping[str, Any]) ->
 
 
 def check_alike(what: str, values: Mapping[str, Any]) -> None:
-    """Refuse ranks that have other values than rank 0.
-
-    The values are anything, by name; they are compared as texts, but for addresses in memory.
-    """
+    """Refuse ranks whose values differ from rank 0's as texts, but for addresses in memory."""
     shown = {name: re.sub(r" at 0x[0-9a-f]+", "", str(value)) for name, value in values.items()}
     first, *others = ranks().share(what, shown)
     for rank, other in enumerate(others, 1):
@@ -98,10 +83,7 @@ def check_same(checkpoint: Checkpoint) -> None:
 
 
 def execute_alike(algorithm: GenericAlgorithmBase[Any], fallen: Sequence[bool]) -> None:
-    """Have all ranks run eagerly where one has fallen back to that: programs give other bits, and weights drift apart.
-
-    They go on with what rank 0 has learned; `fallen` says of each rank whether it has fallen back.
-    """
+    """Have all ranks run eagerly if one has fallen back to that, from rank 0's weights: programs give other bits."""
     execution = algorithm.execution
     if all(fallen) or not any(fallen):
         return
@@ -124,7 +106,7 @@ def warn_of_other_number(before: int, algorithm: GenericAlgorithmBase[Any]) -> N
         return
     lines = [f"the run was saved by {counted(before, 'rank', 'ranks')} and goes on with {now}"]
     if algorithm.env is not None:
-        copies = algorithm.env.num_envs
+        copies = algorithm.env.num_copies
         lines.append(f"{copies * now} copies of the environment instead of {copies * before}")
     if before < now:
         lines.append("new ranks begin new episodes, with random numbers and a replay of their own")
@@ -139,13 +121,10 @@ def warn_of_other_number(before: int, algorithm: GenericAlgorithmBase[Any]) -> N
 def pooled_row(
     stats: Stats, measure: Callable[[], Mapping[str, float]] = dict, fell_back: bool = False
 ) -> tuple[dict[str, float], dict[str, float], list[bool]]:
-    """Return the statistics of all ranks as one row, what rank 0 measured of itself, and which ranks fell back.
-
-    What `measure` returns, times and memory, is taken once the statistics are on the host.
-    """
+    """Return the statistics of all ranks as one row, what rank 0 measured of itself, and which ranks fell back."""
     if ranks().size == 1:
         return stats.read(), dict(measure()), [fell_back]
-    numbers, counts = stats.counted()
+    numbers, counts = stats.counted()  # to the host; times and memory are measured after that
     gated = {name: list(prefixes) for name, prefixes in counts.items()}
     shared = ranks().share("a row", [numbers, gated, dict(measure()), fell_back])
     all_gated = {name: prefixes for _, gated, *_ in shared for name, prefixes in gated.items()}
@@ -157,12 +136,9 @@ def pooled_row(
 
 
 def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[signal.Signals | None, bool]:
-    """Tell all ranks what any of them has decided after a step.
+    """Tell all ranks what any has decided after a step; return the signal that asks for an end, and whether to save.
 
     The row gets the stop reason of the first rank that has one, and `signals` the signal that any rank has got.
-
-    Returns:
-        The signal that asks for an end, and whether to save.
     """
     if ranks().size == 1:
         return signals.stop, saves

@@ -18,16 +18,17 @@ import torch
 from rl8x import keys
 from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.checkpoint import Checkpoint, CheckpointManager
+from rl8x.checkpoint import Checkpoint
 from rl8x.checkpoint.build import resolve
 from rl8x.checkpoint.find import CHECKPOINTS_TAG, spool_of
+from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.metadata import Resolved
 from rl8x.checkpoint.tree import RANKS, gathered
 from rl8x.config.describe import unwritable_in
 from rl8x.config.spec import RunSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.env_config import AnyEnvConfig, Given, function_form, function_name, inherited_config, shown_value
+from rl8x.envs.parameters import AnyEnvConfig, Given, function_form, function_name, inherited_config, shown_value
 from rl8x.importing import texts
 from rl8x.plain import dump_run
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
@@ -35,6 +36,7 @@ from rl8x.tracking.location import beside
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.secrets import hide, hide_in_data
 from rl8x.trainers import description
+from rl8x.trainers.description import GoingOn
 from rl8x.trainers.progress import counter_name
 from rl8x.trainers.resume import Origin, handle_for, job, kind_of, torch_generators
 from rl8x.trainers.run_state import RunState
@@ -48,21 +50,6 @@ class Record:
 
     The tracked run begins with the first row or with `run()`. A second `run()` of a trainer goes on in the same one;
     another trainer with the same tracker begins one. Params are logged once: MLflow changes none that it has.
-
-    Args:
-        algorithm: What is trained.
-        tracker: The tracker that keeps the run.
-        checkpoints: The manager of the run's checkpoints.
-        spec: How the algorithm and the trainer were made.
-        eval_env: The evaluation environment of its own; None where there is none.
-        num_eval_envs: Copies that evaluations are made in, those of all ranks.
-
-    Attributes:
-        spec: How the run is made, as values that can be written; each `run()` makes a new one.
-        is_written: Whether a file, or a `RunSpec` of a script, made the run.
-        run: The run in progress, or the last one; None where there was none.
-        is_open: Whether the tracked run has begun, or gone on, and not ended since.
-        log_ms: Milliseconds that the last row took.
     """
 
     def __init__(
@@ -74,22 +61,18 @@ class Record:
         eval_env: Env | None,
         num_eval_envs: int,
     ) -> None:
-        self.algorithm = algorithm
-        self.tracker = tracker
-        self.checkpoints = checkpoints
-        self.spec = spec
-        self.is_written = False
-        self.run: RunState | None = None
-        self.is_open = False
-        self.log_ms = 0.0
-        self._eval_env = eval_env
-        self._num_eval_envs = num_eval_envs
-        self._steered_by: str | None = None
+        self.algorithm, self.tracker, self.checkpoints = algorithm, tracker, checkpoints
+        self.spec = spec  # each `run()` makes a new one
+        self.is_written = False  # whether a file, or a `RunSpec` of a script, made the run
+        self.run: RunState | None = None  # in progress, or the last one
+        self.is_open = False  # whether the tracked run has begun, or gone on, and not ended since
+        self.log_ms = 0.0  # that the last row took
+        self._eval_env, self._num_eval_envs = eval_env, num_eval_envs
+        self._steered_by: str | None = None  # the function that its `env_config` is, which cannot be saved
         self._handle: str | None = None
         self._process: int | None = None  # that began what is kept of the run
         self._results = Results()
-        self._repeats = False
-        self._only_adds = False
+        self._repeats = self._only_adds = False
         self._resume_tags: dict[str, str] = {}
         self._whole_file: dict[str, Any] | None = None
         self._logged: dict[str, Any] = {}
@@ -106,6 +89,11 @@ class Record:
         """What stands beside the spec: all hyperparameters, the drawn seed, the spaces, the policy."""
         return resolve(self.algorithm)
 
+    @property
+    def results(self) -> Results:
+        """The courses of its mean returns so far."""
+        return self._results
+
     # -- the tracked run
 
     def resume(
@@ -115,10 +103,7 @@ class Record:
         results: Mapping[str, Any],
         eval_config: Given | None = None,
     ) -> None:
-        """Continue the tracked run and the checkpoints of another process, whose last rows may come again.
-
-        `eval_config` is what it was evaluated under, where that was not as in training.
-        """
+        """Continue the tracked run and the checkpoints of another process, whose last rows may come again."""
         self.checkpoints.go_on_from(checkpoint, origin.known)
         self.resolved = resolve(self.algorithm)  # with the seed that was drawn then
         tracked = checkpoint.metadata["run"]
@@ -133,20 +118,19 @@ class Record:
     def prepare(self, run: RunState) -> None:
         """Note the options of a `run()` before it begins; callbacks cannot be written to a run file."""
         self.run = run
-        self._steered_by = function_name(run.plain_configs["env_config"])
+        self._steered_by = function_name(run.options.env_config)
         self.spec = replace(self.spec, run=run.options, trust=self.spec.trusted)
         plain = self.spec.to_plain()
         is_whole = self.is_written or not (run.callbacks or any(text.startswith("__main__.") for text in texts(plain)))
         self._whole_file = dict(hide_in_data(plain)) if is_whole and not [*unwritable_in(plain)] else None
-        config = _training_config(self.algorithm, None if callable(run.env_config) else run.env_config)
-        self._config = self._config if config is None else config
+        horizons, given = self.algorithm.horizons, None if callable(run.env_config) else run.env_config
+        if horizons is not None:
+            state = horizons.env.parameter_state
+            following = state.following.given if given is None else given
+            self._config = following if horizons.reset_is_due() else state.in_force.given
 
     def open(self, *, trains: bool = True) -> None:
-        """Begin or continue the tracked run.
-
-        Args:
-            trains: Whether training goes on; what is only added to a run that is over leaves its status alone.
-        """
+        """Begin or continue the tracked run; what is only added to a run that is over leaves its status alone."""
         self.check_process()
         if self.is_open:
             if not (trains and self._only_adds):
@@ -234,11 +218,7 @@ class Record:
         self.tracker.describe(text, None if directory is None else shlex.quote(str(directory.absolute())))
 
     def _log_results(self, *, finished: bool) -> None:
-        """Log the results of the run: a tag, and on its page in MLflow metrics and a figure of the curves.
-
-        The metrics come only at its end, as a run that goes on has those of its whole. They are no row of training,
-        and other trackers do not get them.
-        """
+        """Log the results: a tag, and in MLflow a figure of the curves and, as a run may go on, at its end metrics."""
         courses, row = self._results.courses, self._results.row
         if not row:
             return
@@ -265,14 +245,14 @@ class Record:
         algorithm = self.algorithm
         together = {"ranks": ranks().size} if ranks().size > 1 else {}
         if together and env is not None:
-            together["num_envs.total"] = env.num_envs * ranks().size
+            together["num_envs.total"] = env.num_copies * ranks().size
         configs = _config_params(env, self._eval_env, config, eval_config, self._steered_by, self._shown)
         if "num_eval_envs" in configs:
             configs["num_eval_envs"] = self._num_eval_envs
         return {
             **algorithm.params,
             **together,
-            **({} if self.run is None else self.run.params),
+            **({} if self.run is None else self.spec.params),
             **configs,
             "versions.rl8x": __version__,
             "versions.torch": torch.__version__,
@@ -280,10 +260,7 @@ class Record:
         }
 
     def note_config(self, env_config: AnyEnvConfig | None) -> None:
-        """Log the `env_config` of a collect if it is new.
-
-        Of a function that is its name, as the rows have the values.
-        """
+        """Log the `env_config` of a collect if it is new; of a function its name, as the rows have the values."""
         env = self.algorithm.env
         if callable(env_config):
             self._steered_by = function_name(function_form(env_config))
@@ -315,10 +292,7 @@ class Record:
     def save(
         self, state: Mapping[str, Any], run: RunState | None, status: str = "RUNNING", *, is_best: bool = False
     ) -> None:
-        """Write a checkpoint of the trainer's state in the background, if the run has checkpoints.
-
-        The run is None in a loop over `step()`; the status `"RUNNING"`, `"KILLED"` or `"FINISHED"`.
-        """
+        """Write a checkpoint in the background, if the run has any; the run is None in a loop over `step()`."""
         manager, counters = self.checkpoints, self.algorithm.counters
         if not ranks().first("whether there are checkpoints", manager.is_ready(counters[keys.STEPS])):
             return
@@ -382,8 +356,8 @@ class Record:
         return lines
 
     @property
-    def _going_on(self) -> description.GoingOn:
-        return description.GoingOn(
+    def _going_on(self) -> GoingOn:
+        return GoingOn(
             spec=self.spec,
             resolved=self.resolved,
             run=self.run,
@@ -398,17 +372,6 @@ class Record:
 # -- the configurations of a run's environments as params
 
 
-def _training_config(algorithm: GenericAlgorithmBase[Any], given: Given | None) -> Given | None:
-    """Return the `env_config` of the next step, given that of a run; None without an environment."""
-    horizons = algorithm.horizons
-    if horizons is None:
-        return None
-    state = horizons.env.parameter_state
-    if not horizons.reset_is_due():
-        return state.in_force.given
-    return state.following.given if given is None else given
-
-
 def _config_params(
     env: Env | None,
     eval_env: Env | None,
@@ -417,11 +380,10 @@ def _config_params(
     steered_by: str | None,
     shown: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the value of each parameter of the environment, and of evaluations if it differs.
+    """Return the value of each parameter of the environment, and of evaluations if it differs or was `shown`.
 
-    Without training environment `config` is what the evaluation environment came with; without `eval_config`
-    evaluations are under `config` too. Where a function sets the values again and again, its name stands for all.
-    What has been `shown` of evaluations is so again, also where it is as in training by now: no param goes away.
+    Without training environment `config` is what the evaluation environment came with. Where a function sets the values
+    again and again, its name stands for all.
     """
     trained = {} if env is None else _in_force(env, config)
     params = {f"env_config.{name}": shown_value(value) for name, value in trained.items()}
@@ -430,13 +392,13 @@ def _config_params(
     played = env if eval_env is None else eval_env
     if played is None:
         return params
-    inherited = inherited_config(config, played.num_envs) if eval_config is None else eval_config
+    inherited = inherited_config(config, played.num_copies) if eval_config is None else eval_config
     played_under = {} if steered_by and eval_config is None else _in_force(played, inherited)
     for name, value in played_under.items():
         param = f"eval_env_config.{name}"
         if name in (eval_config or {}) or value != trained.get(name) or param in shown:
             params[param] = shown_value(value)
-    params["num_eval_envs"] = played.num_envs
+    params["num_eval_envs"] = played.num_copies
     params["eval_env"] = "training environment" if eval_env is None else type(eval_env.unwrapped).__name__
     return params
 

@@ -41,27 +41,16 @@ _TAKEN: Final[set[Path]] = set()
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a trainer's next `run()` comes from: a spec, a checkpoint, or by default nothing.
+    """Where a trainer's next `run()` comes from: a spec, a checkpoint, or by default nothing."""
 
-    Attributes:
-        planned: The options that it has where none are given.
-        saved: State of the `run()` in the checkpoint, which it continues.
-        steps: The trainer's steps at the checkpoint; None without one.
-        known: The checkpoints in its folder when it was chosen.
-        tags: Tags of the resume for the tracked run.
-        overrides: Hyperparameters that were changed.
-        named: Whether this checkpoint was asked for, rather than the newest of a run.
-        auto: Whether the newest good one was, where the one that was meant is damaged.
-    """
-
-    planned: RunOptions = field(default_factory=RunOptions)
-    saved: SavedRun | None = None
-    steps: int | None = None
-    known: Sequence[Path] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    named: bool = False
-    auto: bool = False
+    planned: RunOptions = field(default_factory=RunOptions)  # the options that it has where none are given
+    saved: SavedRun | None = None  # the state of the `run()` in the checkpoint, which it continues
+    steps: int | None = None  # the trainer's at the checkpoint
+    known: Sequence[Path] = ()  # the checkpoints in its folder when it was chosen
+    tags: Mapping[str, str] = field(default_factory=dict)  # of the resume, for the tracked run
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # hyperparameters that were changed
+    named: bool = False  # whether this checkpoint was asked for, rather than the newest of a run
+    auto: bool = False  # whether the newest good one was, where the one that was meant is damaged
 
 
 def newest(directory: Path, algorithm: GenericAlgorithmBase[Any], origin: Origin) -> tuple[Checkpoint, Origin]:
@@ -74,30 +63,23 @@ def newest(directory: Path, algorithm: GenericAlgorithmBase[Any], origin: Origin
 
 @functools.cache
 def job() -> str | None:
-    """Return an identifier of the torchrun that started this process; None without torchrun.
-
-    It includes machine and process, because torchrun's own default name is the same for all jobs.
-    """
+    """Return an identifier of the torchrun that started this process; None without torchrun."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
-    agent = psutil.Process(os.getppid())
+    agent = psutil.Process(os.getppid())  # torchrun's own default name is the same for all jobs
     return f"{os.environ['TORCHELASTIC_RUN_ID']} on {platform.node()}, {agent.pid} since {agent.create_time():.2f}"
 
 
-def is_restart() -> bool:
-    """Whether torchrun has started this job before."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+def unfinished(algorithm: GenericAlgorithmBase[Any], resolved: Resolved, root: Path | None) -> Path | None:
+    """Return the folder of the checkpoints that this job has of an algorithm's run, if torchrun has started it again.
 
-
-def unfinished(resolved: Resolved, root: Path | None, *, any_seed: bool) -> Path | None:
-    """Return the folder of checkpoints of the run that the job began of an algorithm.
-
-    `root` is where such folders are, or the run's own; None where nothing is saved.
+    `root` is where such folders are, or the run's own; None where nothing is saved. The seed that was drawn then is
+    meant.
     """
     name = job()
     if name is None or root is None:
         return None
-    folder = find_of_job(name, resolved, root, any_seed=any_seed, besides=_TAKEN)
+    folder = find_of_job(name, resolved, root, any_seed=algorithm.config.seed is None, besides=_TAKEN)
     if folder is not None:
         _TAKEN.add(folder)
     return folder
@@ -253,10 +235,8 @@ def set_torch_generators(generators: Mapping[str, Any], device: torch.device) ->
 def with_generators_of(device: torch.device, state: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
     """Put generators of a device in the place of those of another kind, as of a run that is moved off a GPU.
 
-    Random numbers differ between kinds of devices: each generator goes on from a seed that its state decides.
-
-    What `torch_generators` saved `before` has the kind of device; on the same the state is returned as it was, else
-    another one, with a warning.
+    Random numbers differ between kinds of devices: each generator goes on from a seed that its state decides. What
+    `torch_generators` saved `before` has the kind; on the same the state stays as it was.
     """
     kind = next((name for name in before if name != "cpu"), "cpu")
     if kind == device.type:
@@ -267,16 +247,14 @@ def with_generators_of(device: torch.device, state: Mapping[str, Any], before: M
         RuntimeWarning,
         stacklevel=2,
     )
-    moved: Mapping[str, Any] = _moved(state, device)
-    return moved
 
+    def moved(part: Any, name: str = "") -> Any:
+        if isinstance(part, Mapping):
+            return {key: moved(each, str(key)) for key, each in part.items()}
+        if name == "generator_device":
+            return device.type
+        if name.endswith("generator") and isinstance(part, torch.Tensor):
+            return torch.Generator(device).manual_seed(zlib.crc32(part.numpy().tobytes())).get_state()
+        return part
 
-def _moved(part: Any, device: torch.device, name: str = "") -> Any:
-    """Return a part of a state with states of generators of the device, where its name says that it is of one."""
-    if isinstance(part, Mapping):
-        return {key: _moved(each, device, str(key)) for key, each in part.items()}
-    if name == "generator_device":
-        return device.type
-    if name.endswith("generator") and isinstance(part, torch.Tensor):
-        return torch.Generator(device).manual_seed(zlib.crc32(part.numpy().tobytes())).get_state()
-    return part
+    return dict(moved(state))

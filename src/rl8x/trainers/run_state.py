@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,15 +19,12 @@ from rl8x.conditions import (
     Not,
     Or,
     WallTime,
-    as_conditions,
-    check_names,
-    parts,
     to_spec,
 )
-from rl8x.conditions.base import FromCallable, in_turn
+from rl8x.conditions.base import FromCallable, as_conditions, check_names, in_turn, named, parts
 from rl8x.config.describe import unwritable, unwritable_in
 from rl8x.config.spec import RunOptions
-from rl8x.envs.env_config import function_form, function_name, plain
+from rl8x.envs.parameters import function_form, function_name, plain
 from rl8x.importing import Trust
 from rl8x.names import did_you_mean
 from rl8x.plain import thawed
@@ -42,26 +38,7 @@ _GIVE: Final = "this run makes no evaluations: give `steps_per_eval`, such as st
 
 
 class RunState:
-    """The options, conditions and progress of a run.
-
-    Args:
-        given: Those of `RUN_OPTIONS` that `run()` was given.
-        planned: The options of a run file or a checkpoint, or the defaults, which the others have.
-        saved: `state_dict()` of a run to continue; None begins a new one.
-        trust: Whether making the planned conditions may import any module.
-        callbacks: Names of the trainer's callbacks, which cannot be saved themselves.
-
-    Attributes:
-        callbacks: The names given.
-        options: The options as values that can be written: those given in plain form, after `start`.
-        env_config: What is trained under, as it was given, and parsed after `start`; `eval_env_config` likewise.
-        plain_configs: Both as plain JSON data, after `start`.
-        conditions: The stop conditions.
-        steps: Steps so far, including those before a resume.
-        met: The conditions that the last row met.
-        last: The last row, once the run has ended.
-        asked_to_save: Whether a callback has asked for a checkpoint after the current step.
-    """
+    """The options, conditions and progress of a run, as `given`, else as `planned`; it goes on from a `saved` one."""
 
     def __init__(
         self,
@@ -72,7 +49,7 @@ class RunState:
         trust: Trust,
         callbacks: Sequence[str] = (),
     ) -> None:
-        # Copies: the script may go on with its lists.
+        # Copies: the script may go on with its lists. Parsed by `start`.
         self.env_config, self.eval_env_config = (thawed(given.get(name, getattr(planned, name))) for name in _CONFIGS)
         lost = function_name(self.env_config)
         if lost is not None:
@@ -88,14 +65,12 @@ class RunState:
                     f"the stop condition {lost} could not be saved: pass the run's `stop_conditions` again"
                 )
             self.conditions = planned.conditions(trust)
-        numbers = {name: given[name] for name in _NUMBERS if name in given}
-        self.options = replace(planned, **numbers)
-        self.plain_configs: dict[str, Any] = {}
-        self.callbacks = tuple(callbacks)
-        self.steps = 0
-        self.met: list[Condition] = []
-        self.last: TrainStats | None = None
-        self.asked_to_save = False
+        self.options = replace(planned, **{name: given[name] for name in _NUMBERS if name in given})
+        self.callbacks = tuple(callbacks)  # their names
+        self.steps = 0  # those before a resume among them
+        self.met: list[Condition] = []  # by the last row
+        self.last: TrainStats | None = None  # the last row, once the run has ended
+        self.asked_to_save = False  # by a callback
         self._given = tuple(given)
         self._saved = saved
         self._measured: frozenset[str] = frozenset()
@@ -106,12 +81,18 @@ class RunState:
     # -- before it begins
 
     def start(
-        self, trainer: object, configs: Mapping[str, Any], *, known: Collection[str], measured: Collection[str]
+        self,
+        trainer: Any,
+        configs: Mapping[str, Any],
+        *,
+        known: Collection[str],
+        measured: Collection[str],
+        bounded: Mapping[str, int],
     ) -> None:
-        """Take the checked configurations, and start the conditions or restore their saved states.
+        """Take the checked configurations, and start the conditions for a trainer or restore their saved states.
 
-        The trainer evaluates for conditions that ask for it; rows may have the metrics that are `known`, and callbacks
-        measure some.
+        Rows may have the metrics that are `known`, some of them `measured` by callbacks. The counters `bounded` are
+        those whose upper bounds limit the number of steps, with what one step is expected to add; 0 if unknown.
         """
         saved = self._saved
         if saved is not None and saved["callbacks"] and not self.callbacks:
@@ -126,10 +107,9 @@ class RunState:
             condition.bind(trainer)
             condition.start()
         self.env_config, self.eval_env_config = (configs[name] for name in _CONFIGS)
-        self.plain_configs = {name: _plain(each) for name, each in configs.items()}
-        written: dict[str, Any] = {name: self.plain_configs[name] for name in _CONFIGS if name in self._given}
+        written: dict[str, Any] = {name: _plain(configs[name]) for name in _CONFIGS if name in self._given}
         if "stop_conditions" in self._given:
-            written["stop_conditions"] = [_spec(each) or unwritable(_named(each)) for each in self.conditions]
+            written["stop_conditions"] = [_spec(each) or unwritable(named(each)) for each in self.conditions]
         self.options = replace(self.options, **written)
         self._measured = frozenset(measured)
         if not self.evaluates:
@@ -137,12 +117,10 @@ class RunState:
                 _check_evaluated(condition, condition.awaited_names - self._measured)
         if saved is not None:
             self._go_on(saved)
+        self._steps_before, self._counters_before, self._bounded = self.steps, dict(trainer.state), bounded
 
     def check_followed(self, followed: Mapping[str, str], known: Collection[str], evaluated: Collection[str]) -> None:
-        """Refuse an `env_config` whose parameters follow a metric that no row will have, and so would never move.
-
-        What an evaluation has measured already will be in rows; callbacks may make evaluations.
-        """
+        """Refuse an `env_config` whose parameters follow a metric that no row will have, and so would never move."""
         for parameter, metric in followed.items():
             if metric not in known:
                 raise ValueError(
@@ -165,7 +143,7 @@ class RunState:
         self.steps = saved["steps"]
         entries = list(saved["conditions"])
         for condition in self.conditions:
-            entry = next((entry for entry in entries if entry["repr"] == _named(condition)), None)
+            entry = next((entry for entry in entries if entry["repr"] == named(condition)), None)
             if entry is not None:
                 entries.remove(entry)
                 condition.load_state_dict(entry["state"])
@@ -183,35 +161,26 @@ class RunState:
         limit, entries = self.options.max_steps, saved["conditions"]
         if limit is not None and self.steps >= limit:
             return False
-        if limit != saved["max_steps"] or list(map(_named, self.conditions)) != [each["repr"] for each in entries]:
+        if limit != saved["max_steps"] or list(map(named, self.conditions)) != [each["repr"] for each in entries]:
             return True
         # Plain callables cannot be compared: ask those that ended the run whether they still would.
         met = [condition for condition, entry in zip(self.conditions, entries, strict=True) if entry["met"]]
         return bool(met) and all(_spec(each) is None and not each(saved["row"] or {}) for each in met)
 
-    # -- params and checkpoints
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The options as params of the tracked run, except the configurations, whose values are params of their own."""
-        shown = {f"run.{name}": getattr(self.options, name) for name in _NUMBERS}
-        return {**shown, "run.stop_conditions": [_named(condition) for condition in self.conditions]}
-
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> SavedRun:
         """Return what the run needs to continue after the current step."""
-        conditions = [
-            {
-                "repr": _named(condition),
-                "state": condition.state_dict(),
-                "met": any(condition is met for met in self.met),
-            }
-            for condition in self.conditions
-        ]
         last = self.last
         return {
             "steps": self.steps,
             "max_steps": self.options.max_steps,
-            "conditions": conditions,
+            "conditions": [
+                {
+                    "repr": named(condition),
+                    "state": condition.state_dict(),
+                    "met": any(condition is met for met in self.met),
+                }
+                for condition in self.conditions
+            ],
             "callbacks": list(self.callbacks),
             "row": None if last is None else dict(last),
             "stop_reason": None if last is None else last.stop_reason,
@@ -220,17 +189,11 @@ class RunState:
     @property
     def evaluates(self) -> bool:
         """Whether the run evaluates by itself, every `steps_per_eval` or because a condition asks for it."""
-        return self.options.steps_per_eval is not None or _evaluates(self.conditions)
+        confirmed = [part for each in self.conditions for part in parts(each) if isinstance(part, Confirmed)]
+        asked = any(not _of_evaluations(part.awaited_names) for part in confirmed)  # without waiting for one
+        return asked or self.options.steps_per_eval is not None
 
     # -- while it runs
-
-    def begin(self, counters: Mapping[str, int], bounded: Mapping[str, int]) -> None:
-        """Note the counters at which this `run()` begins.
-
-        `bounded` are those whose upper bounds limit the number of steps, with what one step is expected to add; 0 if
-        unknown.
-        """
-        self._steps_before, self._counters_before, self._bounded = self.steps, dict(counters), bounded
 
     @property
     def has_stepped(self) -> bool:
@@ -260,8 +223,10 @@ class RunState:
         # Every condition sees every row: one that counts must not miss any because another was met.
         met = {id(condition) for condition in in_turn(self.conditions) if condition(stats)}
         self.met = [condition for condition in self.conditions if id(condition) in met]
-        if self.options.steps_per_eval is None:
-            self._check_callables(evaluated)
+        if not self.evaluates:  # only a call shows what a plain callable reads
+            for part in (part for condition in self.conditions for part in parts(condition)):
+                if isinstance(part, FromCallable) and part.missed is not None:
+                    _check_evaluated(part, {part.missed} - self._measured - set(evaluated))
         reasons = [condition.reason(stats) for condition in self.met] + ([] if why is None else [why])
         if self.limit_reached is not None:
             reasons.append(f"max_steps={self.limit_reached}")
@@ -280,14 +245,6 @@ class RunState:
             if any(isinstance(clock, WallTime) and clock.judge(stats) for clock in _alternatives([condition]))
         ]
         return [condition.reason(stats) for condition in self.met]
-
-    def _check_callables(self, evaluated: Collection[str]) -> None:
-        """Refuse plain callables that read evaluations in a run without any: only a call shows what they read."""
-        if _evaluates(self.conditions):
-            return
-        for part in (part for condition in self.conditions for part in parts(condition)):
-            if isinstance(part, FromCallable) and part.missed is not None:
-                _check_evaluated(part, {part.missed} - self._measured - set(evaluated))
 
     @property
     def most_steps(self) -> float:
@@ -309,12 +266,6 @@ class RunState:
                 left = math.ceil((bound - counters[name]) / per_step)
                 totals.append(steps + max(left, 0 if steps else 1))
         return min(totals, default=None)
-
-
-def _evaluates(conditions: Iterable[Condition]) -> bool:
-    """Whether a condition makes evaluations without waiting for one."""
-    confirmed = [part for condition in conditions for part in parts(condition) if isinstance(part, Confirmed)]
-    return any(not _of_evaluations(part.awaited_names) for part in confirmed)
 
 
 def _check_evaluated(condition: Condition, names: Iterable[str]) -> None:
@@ -340,11 +291,6 @@ def _bounds(conditions: Iterable[Condition], name: str) -> list[float]:
         bound = each if isinstance(each, HitsUpperBound) else above if isinstance(above, HitsLowerBound) else None
         bounds += [bound.bound] if bound is not None and bound.name == name else []
     return bounds
-
-
-def _named(condition: Condition) -> str:
-    """Return the repr of a condition without addresses in memory, which differ between processes."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(condition))
 
 
 def _plain(config: Any) -> Any:

@@ -21,19 +21,13 @@ def interruption(error: BaseException) -> str:
 class SignalGuard:
     """Notes signals within a block: SIGINT, SIGTERM and SIGHUP end the run, SIGUSR1 saves it.
 
-    A second SIGINT raises KeyboardInterrupt at once. Handlers are installed in the main thread only, as Python
-    requires, and restored at the end. A signal that the process ignores stays ignored, such as SIGINT in a background
-    job of a shell script, or SIGHUP under `nohup`.
-
-    Attributes:
-        stop: The first signal that asked the run to end, or None.
-        save: Whether a checkpoint was asked for; whoever writes it resets this.
-        quiet: Whether nothing is printed when a signal comes.
+    Handlers are installed in the main thread only, as Python requires. A signal that the process ignores stays ignored,
+    such as SIGINT in a background job of a shell script, or SIGHUP under `nohup`.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.stop: signal.Signals | None = None
-        self.save = False
+        self.stop: signal.Signals | None = None  # the first that asked the run to end
+        self.save = False  # whether a checkpoint was asked for; whoever writes it resets this
         self.quiet = quiet
         self._before: dict[signal.Signals, Any] = {}
 

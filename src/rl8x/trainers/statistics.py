@@ -59,10 +59,7 @@ class EvalStats(dict[str, float]):
 
 
 class Timer:
-    """Measures the duration of a block; on CUDA by events, because the host runs ahead of the device.
-
-    Reading `elapsed_ms` waits for the device, so it is read after the step's one copy to the host, which waits anyway.
-    """
+    """Measures the duration of a block; on CUDA by events, because the host runs ahead of the device."""
 
     def __init__(self, device: torch.device) -> None:
         num_events = 2 if device.type == "cuda" else 0
@@ -82,7 +79,7 @@ class Timer:
 
     @property
     def elapsed_ms(self) -> float:
-        """Milliseconds between entering and leaving the block, on CUDA by the device's clock."""
+        """Milliseconds between entering and leaving the block; waits for the device, as the copy of a row does."""
         if self._events:
             self._events[1].synchronize()
             return float(self._events[0].elapsed_time(self._events[1]))
@@ -91,10 +88,7 @@ class Timer:
 
 @dataclasses.dataclass
 class Course:
-    """One metric's last and best value, and at most `MAX_POINTS` of its points: every k-th, with a power of two for k.
-
-    `last_step` is the clock at the last value, `best_step` that at the first of the largest.
-    """
+    """One metric's last and best value, and at most `MAX_POINTS` of its points: every k-th, k a power of two."""
 
     last: float = math.nan
     last_step: int = 0
@@ -126,8 +120,7 @@ class Course:
 class Results:
     """The courses of a run's mean returns so far, of evaluations and of training.
 
-    Of `keys.EVALUATED_RETURNS` and `keys.TRAINED_RETURNS` each, the first metric that was measured is shown: returns of
-    whole episodes say more than sums over horizons.
+    Of each the first metric that was measured is shown: returns of whole episodes say more than sums over horizons.
     """
 
     def __init__(self) -> None:
@@ -154,14 +147,11 @@ class Results:
     @property
     def row(self) -> dict[str, float]:
         """The metrics `final/NAME`, `best/NAME` and `best_step/NAME` of each."""
-        metrics: dict[str, float] = {}
-        for name, course in self.courses.items():
-            metrics |= {
-                f"final/{name}": course.last,
-                f"best/{name}": course.best,
-                f"best_step/{name}": course.best_step,
-            }
-        return metrics
+        return {
+            f"{what}/{name}": value
+            for name, course in self.courses.items()
+            for what, value in (("final", course.last), ("best", course.best), ("best_step", course.best_step))
+        }
 
     def __str__(self) -> str:
         if self.headline is None:

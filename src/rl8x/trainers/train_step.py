@@ -2,56 +2,46 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import psutil
 import torch
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.distributed import ranks
-from rl8x.envs.env_config import AnyEnvConfig
+from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.rollouts.statistics import Stats
-from rl8x.trainers.callbacks import Callback, returned_metrics
+from rl8x.tracking.protocol import legal_name, metric_value
 from rl8x.trainers.non_finite import Guard, OnNonFinite, take_counts
 from rl8x.trainers.ranks import execute_alike, pooled_row
 from rl8x.trainers.record import Record
 from rl8x.trainers.statistics import Timer, TrainStats
 
+# Called with the trainer and a row.
+Callback = Callable[[Any, TrainStats], Mapping[str, float] | None]
 # Asking the system takes as long as a step of a small environment.
 _SECONDS_PER_MEMORY: Final = 0.5
 
 
 class TrainStep:
-    """Makes a trainer's steps, and keeps the latest row and the latest evaluation.
-
-    Args:
-        algorithm: The algorithm that is trained.
-        record: Tracks the rows.
-        on_non_finite: What to do if numbers are not finite, see `Trainer`.
-
-    Attributes:
-        row: The latest row, with the metrics that joined it later; empty before the first step.
-        eval_row: The latest of the run's own evaluations, under `eval/`; empty before the first.
-        evaluated_at: Steps of the trainer before that evaluation.
-        open_row: The row that the last single `step()` returned: an evaluation before the next step joins it.
-        unseen: Metrics of an evaluation that are in no row yet.
-        in_run: Whether a `run()` is in progress.
-        calls_back: Whether a callback is being called.
-        asked_to_stop: Why somebody wants the run to end after this step; None if nobody does.
-    """
+    """Makes a trainer's steps, and keeps the latest row and the latest evaluation."""
 
     def __init__(self, algorithm: GenericAlgorithmBase[Any], record: Record, on_non_finite: OnNonFinite) -> None:
-        self.row: dict[str, float] = {}
-        self.eval_row: dict[str, float] = {}
-        self.evaluated_at = 0
+        self.row: dict[str, float] = {}  # the latest, with the metrics that joined it later
+        self.eval_row: dict[str, float] = {}  # the latest of the run's own evaluations, under `eval/`
+        self.evaluated_at = 0  # the trainer's steps before that
+        # The row that the last single `step()` returned: an evaluation before the next step joins it.
         self.open_row: TrainStats | None = None
-        self.unseen: frozenset[str] = frozenset()
+        self.unseen: frozenset[str] = frozenset()  # metrics of an evaluation that are in no row yet
         self.in_run = self.calls_back = False
-        self.asked_to_stop: str | None = None
+        self.asked_to_stop: str | None = None  # why somebody wants the run to end after this step
         self._algorithm = algorithm
         self._record = record
         self._guard = Guard(on_non_finite)
@@ -74,18 +64,16 @@ class TrainStep:
         """What an `env_config` may depend on: metrics of the latest row and evaluation, and the counters."""
         return {**self.row, **self.eval_row, **self._algorithm.counters}
 
-    def begin(self) -> None:
-        """Prepare compiled programs, or switch to them, if the step that follows is the one for it."""
-        algorithm = self._algorithm
-        if algorithm.execution.begin_step(algorithm.counters[keys.STEPS], prepared=algorithm.prepared):
+    def begin(self) -> bool:
+        """Prepare compiled programs, or switch to them, in the step for it; whether that was not planned before."""
+        algorithm, execution = self._algorithm, self._algorithm.execution
+        planned = execution.waits
+        if execution.begin_step(algorithm.counters[keys.STEPS], prepared=algorithm.prepared):
             self._record.update_params()
+        return execution.waits and not planned
 
     def make_row(self, env_config: AnyEnvConfig | None) -> dict[str, float]:
-        """Collect, learn, and track the row; then handle non-finite numbers.
-
-        Raises:
-            NonFiniteError: If numbers are not finite, and `on_non_finite` is "stop".
-        """
+        """Collect, learn, and track the row; then handle non-finite numbers."""
         algorithm, counters, (collecting, learning) = self._algorithm, self._algorithm.counters, self._timers
         transitions, begin, self.open_row = counters[keys.ENV_STEPS], time.perf_counter(), None
         self._guard.before_step(algorithm)
@@ -107,9 +95,7 @@ class TrainStep:
         row.update(counters)
         row.update(measured)
         self._record.log(row)
-        decision = self._guard.judge(algorithm, not_finite)
-        if decision is not None:
-            self._guard.act_on(decision, algorithm, self._record.tracker, self._record.checkpoints)
+        self._guard.judge(algorithm, not_finite, self._record.tracker, self._record.checkpoints)
         execute_alike(algorithm, fallen)
         algorithm.watch(row)
         return row
@@ -130,11 +116,7 @@ class TrainStep:
         return measured
 
     def take_evaluation(self, own: dict[str, float], tracked: dict[str, float], *, is_of_run: bool) -> None:
-        """Track an evaluation; the run's own joins the rows from now on.
-
-        Its `own` metrics are as `eval()` returns them; the `tracked` ones are under other names, with its duration. The
-        run's own evaluation has no other name or `env_config`.
-        """
+        """Track an evaluation under its `tracked` names; a run's own joins the rows from now on by its `own` names."""
         if is_of_run:
             self.eval_row, self.evaluated_at = own, self._algorithm.counters[keys.STEPS]
             if self.open_row is None:
@@ -145,11 +127,7 @@ class TrainStep:
         self._evaluated |= tracked
 
     def finish(self, row: dict[str, float], trainer: Any) -> TrainStats:
-        """Call all callbacks with a row, and track what they return.
-
-        `row` is what `make_row` returned, with what was measured since; what returns also has the latest evaluation and
-        the callbacks' metrics.
-        """
+        """Call all callbacks with what `make_row` returned; the row gets what they return and the latest evaluation."""
         stats = TrainStats({**self.eval_row, **row}, frozenset(row), earlier=self.unseen)
         self.unseen = frozenset()
         for callback in trainer.callbacks:
@@ -188,11 +166,98 @@ class TrainStep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
         self.eval_row, self.evaluated_at = dict(state["eval_row"]), state["evaluated_at"]
-        self.row = dict(state.get("row", {}))
-        self.unseen = frozenset(state.get("unseen", ()))
-        self._algorithm.execution.compiled_since = state.get("compiled_since")
-        self._algorithm.execution.verdicts.update(state.get("verdicts", {}))
-        self._algorithm.execution.waits = state.get("waits", True)
+        self.row, self.unseen = dict(state["row"]), frozenset(state["unseen"])
+        execution = self._algorithm.execution
+        execution.compiled_since, execution.waits = state["compiled_since"], state["waits"]
+        execution.verdicts.update(state["verdicts"])
         if not self.in_run:  # else it goes back within a run, whose end is planned for
             self._algorithm.plan_execution(math.inf)
-        self._guard.in_a_row = state.get("non_finite_in_a_row", 0)
+        self._guard.in_a_row = state["non_finite_in_a_row"]
+
+
+# -- metrics that callbacks measure: declared by name, so that conditions can ask for them, and tracked
+
+
+def declared_metrics(callback: object) -> tuple[str, ...]:
+    """Return the metrics that a callback declares in its attribute `metric_names`, if it has one."""
+    names: Any = getattr(callback, "metric_names", ())
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise TypeError(
+            f"`metric_names` of the callback {callback_name(callback)} must be a list of names; got {names!r}."
+        )
+    return tuple(names)
+
+
+def declared_by(callbacks: Iterable[Callback]) -> set[str]:
+    """Return the metrics that any of the callbacks declares."""
+    return {name for callback in callbacks for name in declared_metrics(callback)}
+
+
+def check_callbacks(callbacks: Sequence[Callback], known: Collection[str]) -> None:
+    """Refuse callbacks that cannot be called, and declared names that MLflow refuses or that are taken.
+
+    Of the trainer's metrics (`known`) they may declare `eval/*`, which a `trainer.eval()` in them measures.
+    """
+    if not isinstance(callbacks, Iterable):
+        raise TypeError(f"`callbacks` must be a list of callbacks; got {callbacks!r}.")
+    taken = dict.fromkeys((name for name in known if not name.startswith(keys.EVAL_PREFIX)), "the trainer")
+    for callback in callbacks:
+        if not callable(callback):
+            raise TypeError(f"A callback is called with the trainer and a row of statistics; got {callback!r}.")
+        for name in declared_metrics(callback):
+            if not isinstance(name, str) or not name.strip("/") or legal_name(name) != name:
+                raise ValueError(
+                    f"The callback {callback_name(callback)} declares {name!r}, which is not a legal name of a metric."
+                )
+            if name in taken:
+                raise ValueError(
+                    f"The callback {callback_name(callback)} declares {name!r}, which is a metric of {taken[name]}. "
+                    "Give it another name."
+                )
+            taken[name] = f"the callback {callback_name(callback)}"
+
+
+def returned_metrics(
+    callback: Callback, returned: object, evaluated: Collection[str], row: Collection[str] = ()
+) -> dict[str, float]:
+    """Check what a callback returned, and return it as numbers; a callback without declared metrics returns none.
+
+    Metrics of evaluations that it made (`evaluated`) need not be declared. If a callback that declares nothing returns
+    a name that is neither one of these nor in the row, it was meant as a metric, and a warning says how to declare it.
+    """
+    declared, called = declared_metrics(callback), callback_name(callback)
+    if not declared:
+        meant = None
+        if isinstance(returned, bool | np.bool_) and not returned:
+            meant = "False, which does not end the run: call trainer.stop('why') for that, and return nothing."
+        elif isinstance(returned, Mapping):
+            known = {*evaluated, *row}
+            own = [name for name in returned if name not in known]
+            new = [name for name in own if not str(name).startswith((keys.EVAL_PREFIX, "profiling/"))]
+            if new:
+                declares = f"Write {called}.metric_names = {new!r}."
+                meant = f"{new[0]!r}, which is not tracked: it declares no metrics. {declares}"
+        if meant is not None:
+            warnings.warn(f"the callback {called} returned {meant}", RuntimeWarning, stacklevel=5)
+        return {}
+    if returned is None:
+        return {}
+    if not isinstance(returned, Mapping):
+        raise TypeError(
+            f"The callback {called} must return its metrics by name, or None; got {returned!r}. To end the run call "
+            "trainer.stop('why')."
+        )
+    for name in returned:
+        if name not in declared and name not in evaluated:
+            near = difflib.get_close_matches(str(name), declared, n=3, cutoff=0.0)
+            raise ValueError(
+                f"The callback {called} returned {name!r}, which its `metric_names` do not have. Nearest: "
+                f"{', '.join(near)}."
+            )
+    return {name: metric_value(name, value) for name, value in returned.items()}
+
+
+def callback_name(callback: object) -> str:
+    """Return the name of a callback in messages: its own, or that of its class."""
+    name: str = getattr(callback, "__qualname__", None) or type(callback).__name__
+    return name.rpartition("<locals>.")[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import os
 import signal
 import traceback
 import warnings
@@ -12,12 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase, refuse_inference_mode
 from rl8x.algorithms.hyperparameters import check_names_in
-from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointManager, CheckpointsLike, read
+from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike
+from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.metadata import checked_state
 from rl8x.checkpoint.tree import RANKS, num_ranks, of_rank
 from rl8x.conditions import Condition
@@ -25,29 +27,15 @@ from rl8x.config.describe import checkpoints_plain, run_spec, unwritable
 from rl8x.config.spec import RunOptions, RunSpec, TrainerSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.env_config import AnyEnvConfig, followed_in, parsed
+from rl8x.envs.parameters import AnyEnvConfig, followed_in, parsed
 from rl8x.names import did_you_mean
 from rl8x.output import counted, described
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.protocol import Status, status_of
 from rl8x.tracking.runs import shown_path
-from rl8x.tracking.secrets import hide, logger
-from rl8x.trainers.artifacts import (
-    BEST,
-    LAST,
-    about_policy,
-    check_models,
-    log_film,
-    log_policy,
-    make_film_env,
-    model_metrics,
-    play,
-    plot_run,
-    policy_at,
-)
-from rl8x.trainers.callbacks import Callback, callback_name, check_callbacks, declared_by
+from rl8x.tracking.secrets import hide
+from rl8x.trainers.artifacts import Shows, check_models, log_film
 from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, check_evaluation_name, in_group, make_evaluator
-from rl8x.trainers.grid import grid_metrics, log_grid, measure_grid
 from rl8x.trainers.non_finite import OnNonFinite
 from rl8x.trainers.progress import Progress, ProgressReporter
 from rl8x.trainers.ranks import agree, begin, check_alike, check_same, warn_of_other_number
@@ -55,7 +43,6 @@ from rl8x.trainers.record import Record
 from rl8x.trainers.resume import (
     TRAINER_OPTIONS,
     Origin,
-    is_restart,
     newest,
     prepare,
     set_torch_generators,
@@ -65,14 +52,8 @@ from rl8x.trainers.resume import (
 from rl8x.trainers.run_state import RUN_OPTIONS, RunState, StopConditions
 from rl8x.trainers.signals import SignalGuard, interruption
 from rl8x.trainers.statistics import EvalStats, Timer, TrainStats
-from rl8x.trainers.train_step import TrainStep
-from rl8x.video import Film
+from rl8x.trainers.train_step import Callback, TrainStep, callback_name, check_callbacks, declared_by
 
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
-
-_log = logger(__name__)
 AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
 EvalEnv = str | bool | Env | Callable[..., Env] | None
@@ -83,7 +64,7 @@ _COLLECTED = {*keys.COLLECT_METRICS, "profiling/env_steps_per_s"}
 _SECONDS_PER_LOOK: Final = 0.2
 
 
-class GenericTrainerBase(Generic[AlgorithmT]):
+class GenericTrainerBase(Shows, Generic[AlgorithmT]):
     """Trains an algorithm: `run()` until a condition stops it, or one `step()` and `eval()` at a time.
 
     Attributes:
@@ -111,27 +92,23 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         Args:
             algorithm: The algorithm that is trained.
             tracker: Stores params and metrics; None is MLflow, or nothing if MLflow is not installed.
-            eval_env: The environment of `eval()`. True, an instance or a factory: a separate environment, in which
-                whole episodes are played. False or None: the training environment, for the horizons from one reset to
-                the next (`horizons_per_env_reset`). `"auto"`: a separate one for episodic tasks, made as the training's
-                or copied from it, and the training environment for tasks that never end. Returns of whole episodes are
-                `eval/returns/*`; if an episodic task is evaluated in the training environment, sums over its horizons
-                are `eval/horizon_returns/*`. An algorithm that learns from a data set is evaluated only if one is
-                given.
+            eval_env: The environment of `eval()`. True, an instance or a factory: a separate one, where whole episodes
+                are played. False or None: the training's, for the horizons from one reset to the next. `"auto"`: a
+                separate one for episodic tasks, made as the training's or copied from it, else the training's. Returns
+                of whole episodes are `eval/returns/*`, sums over horizons of an episodic task in the training
+                environment `eval/horizon_returns/*`. An algorithm that learns from a data set needs one to be given.
             num_eval_envs: Copies, and so episodes, of a separate evaluation environment that the trainer makes; None is
                 the training's number, but at most 128. An instance that can only be copied keeps its number.
             checkpoints: When and where the run is saved: a `Checkpoints`, a path, or True for the defaults; False never
                 saves. None saves by the defaults if the tracker keeps the run on a disk, in a folder beside it.
             on_non_finite: What to do if observations, actions, rewards, losses, gradients or weights are not finite.
-                `"stop"` ends the run as FAILED with a diagnosis. `"skip"` restores the weights before the step, and
-                `"rollback"` those of the last checkpoint; both then continue, in new episodes if collected numbers were
-                not finite, and stop after ten such steps in a row.
+                `"stop"` ends the run as FAILED with a diagnosis. `"skip"` restores the weights before the step,
+                `"rollback"` those of the last checkpoint; both go on, and stop after ten such steps in a row.
             log_models: Whether a `run()` ends by logging the policy as a model: the `last`, and the `best` if
                 `checkpoints` have a `best_metric`, each with the metrics of its step. See `log_model`.
-            callbacks: Called with the trainer and each row of statistics, after it was tracked and before the
-                conditions judge it. A callback with an attribute `metric_names`, a list of names, may return values for
-                them by name, which are tracked and join the row. What `trainer.eval()` measures in a callback joins the
-                row too. It ends the run by `trainer.stop("why")`.
+            callbacks: Called with the trainer and each row, once it is tracked and before the conditions judge it. One
+                with a list of names in its attribute `metric_names` may return values for these, which are tracked and
+                join the row, as what `trainer.eval()` measures in it does. It ends the run by `trainer.stop("why")`.
 
         Raises:
             TypeError: If an argument has a wrong type.
@@ -145,7 +122,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         # A look at the protocol's properties, as `isinstance` takes it, would look for the store.
         if tracker is not None and not callable(getattr(type(tracker), "log_metrics", None)):
             raise TypeError(f"`tracker` must keep runs, as MLflowTracker(...) does; got {tracker!r:.200}.")
-        self.algorithm = algorithm
+        self.algorithm: AlgorithmT = algorithm
         begin(algorithm)
         algorithm.plan_execution(math.inf)
         self.evaluator: EpisodeEvaluator | None = make_evaluator(algorithm, eval_env, num_eval_envs)
@@ -266,10 +243,9 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     ) -> TrainStats:
         """Step until a stop condition is met, with evaluations at regular intervals.
 
-        After `resume()`, the first `run()` continues the interrupted one, and after `from_spec()` it is the one that is
-        described: options that are not given, or are `...`, keep their values. Otherwise they are None.
-
-        After torchrun has restarted a job (`--max-restarts`), the run continues from the job's last checkpoint.
+        After `resume()` the first `run()` continues the interrupted one, and after `from_spec()` it is the one that is
+        described: options that are not given, or are `...`, keep their values; else they are None. After torchrun has
+        restarted a job (`--max-restarts`), the run continues from the job's last checkpoint.
 
         A condition ends it, `max_steps`, or `stop()`. SIGINT, SIGTERM and SIGHUP end it after the current step: the run
         is saved, its status becomes KILLED, and KeyboardInterrupt or SystemExit(128 + n) is raised. A second SIGINT
@@ -277,16 +253,14 @@ class GenericTrainerBase(Generic[AlgorithmT]):
 
         Args:
             env_config: Values for the environment's parameters, applied at each reset; None changes nothing. Or a
-                function that returns such values: it is called before each collect with the trainer's `known`, counters
-                and latest metrics by name, and each copy's next episode is played under the values. A function is not
-                saved, and must be given again after a resume.
+                function that returns such values, called before each collect with the trainer's `known`, counters and
+                latest metrics by name; no file holds it, and a resume is given it again.
             eval_env_config: The same for evaluations; a list has one value for each evaluation copy. None evaluates
-                under the training's values; from a list of them, evaluations with another number of copies take evenly
-                spaced ones.
+                under the training's values, of a list of them under evenly spaced ones.
             steps_per_eval: Steps between evaluations; None never evaluates. If evaluations use the training
                 environment, it must be a multiple of `horizons_per_env_reset`.
-            evals_per_film: Evaluations between films. A film shows an episode under the evaluation's `env_config`, and
-                is kept as the artifact `films/step-....gif`; None makes no films.
+            evals_per_film: Evaluations between films of an episode, which are artifacts `films/step-....gif`; None
+                makes none.
             stop_conditions: The run stops when any of these is met. Without one it runs until interrupted.
             max_steps: The run stops after this many steps of this `run()`, including those before a resume of it; None
                 sets no limit.
@@ -311,7 +285,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         if self.train_step.is_in_progress:
             raise RuntimeError("this trainer is in a run() already: one at a time, and not from its callbacks.")
         self._check_place()
-        options = {
+        given = {
             "env_config": env_config,
             "eval_env_config": eval_env_config,
             "steps_per_eval": steps_per_eval,
@@ -319,53 +293,56 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             "stop_conditions": stop_conditions,
             "max_steps": max_steps,
         }
-        options = {name: value for name, value in options.items() if value is not ...}
+        given = {name: value for name, value in given.items() if value is not ...}
         self._go_on_after_restart()
-        run = self._checked_run(options)
-        check_alike("the start of the run", {**run.params, **run.plain_configs})
+        run, train_step = self._checked_run(given), self.train_step
+        check_alike("the start of the run", run.options.to_plain())
         self.checkpoints.take()  # before the tracker hears of a run that another process may have
         try:
-            self.train_step.take_stop()  # of a run that failed
-            self.train_step.in_run = True
+            train_step.take_stop()  # of a run that failed
+            train_step.in_run = True
             if ranks().first("whether the run is elsewhere", self.checkpoints.outrun):
                 self._go_on_from_newest()
-                run = self._checked_run(options)
+                run = self._checked_run(given)
             reporter = self._prepare(run, progress)
-            with SignalGuard(quiet=reporter.mode == "none") as signals:
-                with self._tracked(run, reporter, signals):
-                    stats, stop = self._begin(run), None
-                    # Only now: what could not begin can be tried again.
-                    self.origin = Origin()
-                    while stats is None or stats.stop_reason is None:
-                        if stop is not None or (signals.stop is not None and ranks().size == 1):
-                            self.record.save(self.state_dict(), run, "KILLED")
-                            raise signals.exception()
-                        if self.algorithm.execution.awaits(self.algorithm.counters[keys.STEPS]):
-                            stats, stop = self._await_programs(run, signals, reporter)
-                            if stop is not None or stats.stop_reason is not None:
-                                continue
-                        self._begin_step(run)
-                        row = self.train_step.make_row(run.env_config)
-                        run.steps += 1
-                        self._evaluate_where_due(run, row)
-                        stats = self.train_step.finish(row, self)
-                        self._judge(run, stats)
-                        reporter.update(stats, run.total_steps(self.state))
-                        stop = self._save_where_due(run, stats, signals, reporter)
-                    self.stop_reason = stats.stop_reason
-                if signals.stop is not None:
-                    raise signals.exception()
+            with SignalGuard(quiet=reporter.mode == "none") as signals, self._tracked(run, reporter, signals):
+                stats, stop = self._begin(run), None
+                # Only now: what could not begin can be tried again.
+                self.origin = Origin()
+                while stats is None or stats.stop_reason is None:
+                    if stop is not None or (signals.stop is not None and ranks().size == 1):
+                        self.record.save(self.state_dict(), run, "KILLED")
+                        raise signals.exception()
+                    if self.algorithm.execution.awaits(self.state[keys.STEPS]):
+                        stats, stop = self._await_programs(run, signals, reporter)
+                        if stop is not None or stats.stop_reason is not None:
+                            continue
+                    if train_step.begin():
+                        self._save_at_once(run)
+                    row = train_step.make_row(run.env_config)
+                    run.steps += 1
+                    if run.evaluation_is_due:
+                        row |= self.eval() | self.state
+                    if run.film_is_due:
+                        log_film(self.tracker, self.play(), self.state)
+                    stats = train_step.open_row = train_step.finish(row, self)
+                    # What a condition measures, as `Confirmed` does, joins the row and counts for the best.
+                    run.judge(stats, train_step.eval_row, train_step.take_stop())
+                    train_step.open_row = None
+                    reporter.update(stats, run.total_steps(self.state))
+                    is_best = self.checkpoints.improved(stats, stats.fresh - stats.earlier, self.state[keys.STEPS])
+                    saves = is_best or run.asked_to_save or self.checkpoints.due(self.state[keys.STEPS])
+                    run.asked_to_save = False
+                    stop = self._save(run, stats, signals, reporter, saves=saves, is_best=is_best)
+                self.stop_reason = stats.stop_reason
             return stats
         finally:
-            self.train_step.in_run = False
+            train_step.in_run = False
             self.checkpoints.end()  # only now: a lock that was left marks a run that was killed before its end
 
     def _prepare(self, run: RunState, progress: Progress | EllipsisType) -> ProgressReporter:
         """Configure the trainer's parts for a run, before it begins; return its progress reporter."""
         algorithm = self.algorithm
-        config = algorithm.config
-        collected = 0 if algorithm.env is None else config.num_envs * config.horizon * ranks().size
-        run.begin(algorithm.counters, {algorithm.clock: 0, keys.ENV_STEPS: collected})
         algorithm.plan_execution(run.most_steps)
         self.evaluations.env_config = run.eval_env_config
         self.record.prepare(run)
@@ -386,24 +363,18 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             self.record.tag_checkpoints()
         if run.steps == 0:
             # A checkpoint before the first tracked row: the run can be resumed whenever it is killed.
-            self.record.save(self.state_dict(), run)
-            self.checkpoints.wait()
+            self._save_at_once(run)
         return None
 
     def _await_programs(
         self, run: RunState, signals: SignalGuard, reporter: ProgressReporter
     ) -> tuple[TrainStats, signal.Signals | None]:
-        """Wait until the programs that the next step needs are compiled, after a checkpoint.
-
-        Returns:
-            The latest row, with a stop reason if the run ends meanwhile, and the signal that asks it to end.
-        """
+        """Wait for the compiler, after a checkpoint; return the latest row and what signal asks the run to end."""
         execution, stats, stop = self.algorithm.execution, TrainStats(self.train_step.row), None
         self.algorithm.prepare()
         missing = max(ranks().share("programs that are missing", execution.missing()))
         if missing:
-            self.record.save(self.state_dict(), run)
-            self.checkpoints.wait()
+            self._save_at_once(run)
             reporter.say(
                 f"step {execution.starts_at + 1} waits for {counted(missing, 'program', 'programs')} of the compiler; "
                 "later runs like this one find them in the cache"
@@ -413,28 +384,6 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             run.end_by(stats, [*run.overdue(stats), *filter(None, [self.train_step.take_stop()])])
             stop = self._save(run, stats, signals, reporter)
         return stats, stop
-
-    def _begin_step(self, run: RunState) -> None:
-        """Switch to compiled programs if this is the step for it; a checkpoint has one that was not planned."""
-        execution = self.algorithm.execution
-        planned = execution.waits
-        self.train_step.begin()
-        if execution.waits and not planned:
-            self.record.save(self.state_dict(), run)
-            self.checkpoints.wait()
-
-    def _evaluate_where_due(self, run: RunState, row: dict[str, float]) -> None:
-        """Evaluate and film if due after this step, and add what was measured to the row."""
-        if run.evaluation_is_due:
-            row |= self.eval() | self.state
-        if run.film_is_due:
-            log_film(self.tracker, self.play(), self.state)
-
-    def _judge(self, run: RunState, stats: TrainStats) -> None:
-        """Ask the conditions. What a condition measures, as `Confirmed` does, joins the row and counts for the best."""
-        self.train_step.open_row = stats
-        run.judge(stats, self.train_step.eval_row, self.train_step.take_stop())
-        self.train_step.open_row = None
 
     @contextlib.contextmanager
     def _tracked(self, run: RunState, reporter: ProgressReporter, signals: SignalGuard) -> Iterator[None]:
@@ -456,6 +405,8 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             reporter.close()
             if not self.record.is_elsewhere:
                 self._end(run, status, reporter)
+        if signals.stop is not None:
+            raise signals.exception()
 
     def _end(self, run: RunState, status: Status, reporter: ProgressReporter) -> None:
         """End the tracked run, and report how to continue it."""
@@ -470,14 +421,10 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             if status != "FAILED" or run.has_stepped:
                 self.ending = self.record.report(status, self.stop_reason, reporter.say)
 
-    def _save_where_due(
-        self, run: RunState, stats: TrainStats, signals: SignalGuard, reporter: ProgressReporter
-    ) -> signal.Signals | None:
-        """Save if due; return the signal that asks the run to end, the same on all ranks."""
-        steps = self.algorithm.counters[keys.STEPS]
-        is_best = self.checkpoints.improved(stats, stats.fresh - stats.earlier, steps)
-        asked, run.asked_to_save = run.asked_to_save, False
-        return self._save(run, stats, signals, reporter, is_best or asked or self.checkpoints.due(steps), is_best)
+    def _save_at_once(self, run: RunState) -> None:
+        """Write a checkpoint, and wait until it is on the disk."""
+        self.record.save(self.state_dict(), run)
+        self.checkpoints.wait()
 
     def _save(
         self,
@@ -502,17 +449,6 @@ class GenericTrainerBase(Generic[AlgorithmT]):
                     "nothing saved: this run has no checkpoints" if path is None else f"saved {shown_path(path)}"
                 )
         return stop
-
-    def _log_models(self) -> None:
-        """Log the last policy, and the best if there is a `best_metric`; warn if one cannot be logged."""
-        path = self.checkpoints.best_path
-        try:
-            self.log_model(LAST)
-            if path is not None:
-                best = read(path)
-                log_policy(self.tracker, policy_at(best, self.algorithm.policy), name=BEST, **about_policy(best))
-        except (CheckpointError, OSError) as error:
-            _log.warning("rl8x: not all policies are logged as models: %s", error)
 
     def stop(self, why: str) -> None:
         """End the `run()` in progress after its current step: it is saved, and FINISHED for this reason.
@@ -573,9 +509,11 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self.evaluations.check_run(run.options.steps_per_eval, run.eval_env_config, steps=steps)
         configs = self.evaluations.checked_configs(run.env_config, run.eval_env_config, self.known)
         if run.options.evals_per_film is not None:
-            self.make_film_env(1).close()  # raises before the first step if it cannot be filmed
-        run.start(self, configs, known=self.metric_names, measured=declared_by(self.callbacks))
-        env = self.algorithm.env
+            self._film_env(1).close()  # raises before the first step if it cannot be filmed
+        env, config = self.algorithm.env, self.algorithm.config
+        collected = 0 if env is None else env.num_envs * config.horizon * ranks().size
+        bounded = {self.algorithm.clock: 0, keys.ENV_STEPS: collected}
+        run.start(self, configs, known=self.metric_names, measured=declared_by(self.callbacks), bounded=bounded)
         trained = configs["env_config"] or ({} if env is None else env.parameter_state.following.given)
         followed = {} if callable(trained) else followed_in(trained)
         run.check_followed(followed, self.metric_names, self.train_step.eval_row)
@@ -689,6 +627,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             names -= _COLLECTED
         else:
             names |= {*keys.info_metrics(env.metric_names), *keys.parameter_metrics(env.parameters)}
+            names |= set() if env.team is None else {keys.COPY_STEPS, *keys.agent_metrics(env.team.names)}
         evaluated = {keys.EVAL_PREFIX + name for name in self.evaluations.measured}
         return frozenset(names | {*self.algorithm.metrics} | evaluated | declared_by(self.callbacks))
 
@@ -728,111 +667,6 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     def close(self) -> None:
         """End the tracked run after a loop over `step()`; `run()` ends its own."""
         self.record.close("FINISHED", self.stop_reason, self.train_step.eval_row)
-
-    # -- what it has learned
-
-    def play(
-        self,
-        path: str | Path | None = None,
-        *,
-        copies: int | None = None,
-        env_config: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> Film:
-        """Film the current policy in a separate environment; notebooks display the returned film.
-
-        Args:
-            path: A file to write the film to, in the format of its suffix; None makes a GIF in memory.
-            copies: Copies shown side by side; None takes the length of a list in `env_config`, else one.
-            env_config: Values for the environment's parameters; None takes those that the run evaluates under.
-            **options: `episodes`, `deterministic`, `seed`, `max_steps`, `fps`, `columns` and `captions` of
-                `rl8x.video.film`.
-
-        Raises:
-            ValueError: If the environment cannot be rendered or made again, or an option is not legal.
-        """
-        lists = [len(value) for value in (env_config or {}).values() if isinstance(value, list | tuple)]
-        copies = max(lists, default=1) if copies is None else copies
-        under = self.evaluations.runs_config() if env_config is None else parsed(env_config)
-        return play(self.algorithm, self.make_film_env(copies), path, under, copies, **options)
-
-    def make_film_env(self, copies: int) -> Env:
-        """Make a separate environment to film in.
-
-        Args:
-            copies: Its number of copies.
-
-        Raises:
-            ValueError: If the environment cannot be rendered or made again.
-        """
-        return make_film_env(self.algorithm, None if self.evaluator is None else self.evaluator.env, copies)
-
-    def evaluate_grid(
-        self, grid: Mapping[str, Any], *, episodes: int = 10, name: str | None = None, seed: int = 0
-    ) -> pandas.DataFrame:
-        """Evaluate the current policy in every cell of a grid of physics, all cells in one batch.
-
-        The run gets three metrics, the mean over the cells, the worst and the best (`grid/<name>/mean`, `worst_cell`,
-        `best_cell`), and one artifact, `grids/<name>/step-...`, with the table and its figure.
-
-        Args:
-            grid: Values of the environment's parameters, whose combinations are the cells: numbers, lists or arrays of
-                numbers, `{"linspace": [low, high, count]}` or `{"geomspace": ...}`. Others have their defaults.
-            episodes: Episodes in each cell. The policy takes its most likely actions.
-            name: What the grid is called in the run; None takes its parameters' names.
-            seed: Of the random numbers of the episodes: with the same seed every policy meets the same ones.
-
-        Returns:
-            A row for each cell: its parameters, `episodes`, `returns` (mean), `returns_std`, `returns_min` and
-            `lengths` (mean). `rl8x.trainers.plot_grid` draws it.
-
-        Raises:
-            RuntimeError: If there is no environment to evaluate in.
-            ValueError: If the environment has no such parameter or value, its episodes never end, or it cannot be made
-                again; or an option is not legal.
-        """
-        if name is not None:
-            check_evaluation_name(name)
-        frame = measure_grid(self.algorithm, self.evaluator, grid, episodes, seed)
-        metrics = grid_metrics(frame, name)
-        self.train_step.take_evaluation(metrics, metrics, is_of_run=False)
-        if ranks().is_first:
-            log_grid(self.tracker, frame, name, self.state[keys.STEPS])
-        return frame
-
-    def plot(self, *metrics: str) -> Figure:
-        """Plot what the run has logged so far; notebooks display the figure.
-
-        Args:
-            metrics: One panel each; by default the returns of training and of evaluations.
-
-        Returns:
-            The figure.
-
-        Raises:
-            ValueError: If the tracker keeps no metrics, or none of these was logged so far.
-        """
-        return plot_run(self.tracker, metrics, sorted(self.metric_names), self.algorithm.clock)
-
-    def log_model(self, name: str = LAST, *, register: str | None = None, alias: str | None = None) -> None:
-        """Log the current policy as a model, with the latest metrics; with several ranks, rank 0 does.
-
-        Args:
-            name: The model's name.
-            register: A name in MLflow's model registry; the model becomes its next version.
-            alias: The version's alias: with `register="cartpole"` and `alias="champion"` the model is then
-                `models:/cartpole@champion`.
-
-        Raises:
-            TypeError: If the policy cannot be written to a file, or the tracker keeps no models.
-        """
-        if not ranks().is_first:
-            return
-        algorithm = self.algorithm
-        check_models(algorithm.policy, self.tracker)
-        self.record.open(trains=False)
-        about = {"step": self.state[algorithm.clock], "metrics": model_metrics(self.known)}
-        log_policy(self.tracker, algorithm.policy, name=name, register=register, alias=alias, **about)
 
     # -- its state, and going on from a checkpoint
 
@@ -901,11 +735,11 @@ class GenericTrainerBase(Generic[AlgorithmT]):
 
     def _go_on_after_restart(self) -> None:
         """Restore the last checkpoint of the same job after torchrun has restarted it, if there is one."""
-        if not is_restart() or self.origin.steps is not None or self.algorithm.counters[keys.STEPS] > 0:
+        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+        if not restarted or self.origin.steps is not None or self.algorithm.counters[keys.STEPS] > 0:
             return
-        # The seed that was drawn then is meant.
-        any_seed, resolved, root = self.algorithm.config.seed is None, self.record.resolved, self.checkpoints.root
-        own = unfinished(resolved, root, any_seed=any_seed) if ranks().is_first else None
+        resolved, root = self.record.resolved, self.checkpoints.root
+        own = unfinished(self.algorithm, resolved, root) if ranks().is_first else None
         folder = ranks().first("the run to go on with", None if own is None else str(own))
         if folder is not None:
             self.go_on_from(*newest(Path(folder), self.algorithm, Origin(auto=True)))

@@ -1,11 +1,9 @@
-import copy
-
 import pytest
 import torch
 from torch import nn
 
 from rl8x.algorithms.off_policy.nets import Nets
-from rl8x.algorithms.optimizer_rules import make_rule
+from rl8x.algorithms.optimizer import make_rule
 
 
 def perceptron(seed=0):
@@ -90,21 +88,6 @@ def test_a_target_begins_as_what_it_follows_and_goes_a_share_of_the_way():
     assert torch.equal(nets.targets["target"][1], new)
 
 
-def test_a_state_goes_on_to_the_bit():
-    nets = made()
-    for _ in range(3):
-        parts = bound(nets)
-        minimise(parts["q"], squared)
-        parts["target"].polyak_update(parts["q"], 0.1)
-    saved = copy.deepcopy(nets.state_dict())
-    other = made()
-    other.load_state_dict(saved)
-    assert all(map(torch.equal, other.state, nets.state))
-    for each in (nets, other):
-        minimise(bound(each)["q"], squared)
-    assert all(map(torch.equal, other.state, nets.state))
-
-
 def test_weights_of_other_networks_are_refused_and_nothing_is_changed():
     nets = made()
     before = [tensor.clone() for tensor in nets.state]
@@ -129,9 +112,3 @@ def test_what_is_the_policys_is_saved_with_it():
     modules = nets.state_dict()["modules"]
     assert modules["actor"] == {}
     assert modules["critic"].keys() == critic.state_dict().keys()
-
-
-def test_the_learning_rate_is_set_for_all():
-    nets = made()
-    nets.set_lr(0.5)
-    assert [rate.item() for rate in nets.rates] == [0.5, 0.5]

@@ -11,21 +11,17 @@ from gymnasium import spaces
 from tests.probes import traced_only
 from torch import distributions as torch_distributions
 
-from rl8x import MemoryTracker, Trainer, keys
+from rl8x import keys
 from rl8x.algorithms import (
     BCConfig,
     DistillationConfig,
     DQNConfig,
-    IQLConfig,
     PPOConfig,
     PQNConfig,
-    SACConfig,
-    TD3Config,
 )
 from rl8x.algorithms.base import LR
-from rl8x.algorithms.optimizer_rules import AdaptiveRate
+from rl8x.algorithms.optimizer import AdaptiveRate
 from rl8x.algorithms.ppo import PPO
-from rl8x.checkpoint import Checkpoints
 from rl8x.distributions import Distribution, Normal
 from rl8x.envs import CartPole, Pendulum
 from rl8x.trees import tree_map
@@ -205,34 +201,6 @@ def test_updates_after_the_limit_leave_the_rate():
 # -- in a run
 
 
-class Killed(BaseException):
-    pass
-
-
-def dies(trainer, stats):
-    if stats[keys.STEPS] == 4:
-        raise Killed
-
-
-def test_a_resumed_run_goes_on_with_the_rate_to_the_bit(tmp_path):
-    def trained(**options):
-        algorithm = build(CartPole, sgd_minibatch_size=None, num_sgd_iters=2)  # a change in each step
-        return Trainer(algorithm, tracker=MemoryTracker(), eval_env=False, **options)
-
-    straight = trained()
-    straight.run(max_steps=6, progress="none")
-    with pytest.raises(Killed):
-        trained(callbacks=[dies], checkpoints=Checkpoints(tmp_path, every_steps=3)).run(max_steps=6, progress="none")
-    resumed = Trainer.resume(tmp_path, tracker=MemoryTracker(), eval_env=False)
-    rate = float(resumed.algorithm.optimizer.lr)
-    assert rate not in (1e-3, float(straight.algorithm.optimizer.lr))
-    resumed.run(max_steps=6, progress="none")
-    assert torch.equal(weights(resumed.algorithm), weights(straight.algorithm))
-    assert torch.equal(resumed.algorithm.optimizer.lr, straight.algorithm.optimizer.lr)
-    anew = Trainer.resume(tmp_path, tracker=MemoryTracker(), eval_env=False, overrides={"lr": 5e-4})
-    assert float(anew.algorithm.optimizer.lr) == pytest.approx(5e-4)
-
-
 @pytest.mark.parametrize("execution", ["eager", "compile"])
 def test_a_rate_that_is_set_takes_the_place_of_one_that_adapts(execution, monkeypatch):
     if execution == "compile":
@@ -299,16 +267,15 @@ def test_other_values_are_refused(spec, why):
 
 
 @pytest.mark.parametrize(
-    "config", [PQNConfig, DQNConfig, SACConfig, TD3Config, BCConfig, IQLConfig, DistillationConfig]
+    ("config", "name"),
+    [
+        *((each, "lr_schedule") for each in (PQNConfig, DQNConfig, BCConfig, DistillationConfig)),
+        (PPOConfig, "entropy_coeff_schedule"),
+    ],
 )
-def test_other_algorithms_refuse_it(config):
-    with pytest.raises(ValueError, match=r"^`lr_schedule`: only PPO's lr_schedule can be of kind 'adaptive'.*$"):
-        config(lr_schedule=ADAPTIVE)
-
-
-def test_other_schedules_refuse_it():
-    with pytest.raises(ValueError, match="`entropy_coeff_schedule`: only PPO's lr_schedule"):
-        PPOConfig(entropy_coeff_schedule=ADAPTIVE)
+def test_no_other_schedule_takes_it(config, name):
+    with pytest.raises(ValueError, match=rf"^`{name}`: only PPO's lr_schedule can be of kind 'adaptive'.*$"):
+        config(**{name: ADAPTIVE})
 
 
 def test_it_is_in_run_files_and_in_replace():

@@ -2,10 +2,8 @@ import copy
 
 import pytest
 import torch
+from tests.algorithms.test_conformance import build, train, weights
 from tests.probes import traced_only
-
-from rl8x.algorithms import PPOConfig
-from rl8x.envs import CartPole, Pendulum
 
 
 @pytest.fixture
@@ -14,28 +12,8 @@ def _traced_only(monkeypatch):
     traced_only(monkeypatch)
 
 
-def build(env=CartPole, **options):
-    defaults = {"num_envs": 8, "horizon": 8, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
-    return PPOConfig.rl8(**{**defaults, "sgd_minibatch_size": 32, "num_sgd_iters": 2, **options}).build(env)
-
-
-def weights(algorithm):
-    return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
-
-
-CASES = {
-    "discrete": (CartPole, {}),
-    "continuous": (Pendulum, {"normalize_observations": True}),
-    "entropy and dual clip": (CartPole, {"entropy_coeff": 0.01, "dual_clip_param": 2.0, "max_grad_norm": 0.1}),
-    "one batch": (CartPole, {"sgd_minibatch_size": None}),
-    "accumulated": (CartPole, {"accumulate_grads": True}),
-    "kl limit": (CartPole, {"target_kl_div": 0.5}),
-    "adamw": (CartPole, {"optimizer": "adamw"}),
-    "lstm": (CartPole, {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 4}),
-    "gru": (Pendulum, {"model": "gru", "model_config": {"hidden_size": 8}, "seq_len": 2}),
-}
-
-# Too small for two chunks
+CHUNKED = ["ppo, continuous", "ppo, entropy and dual clip", "ppo, one batch", "ppo, accumulated", "ppo, kl limit"]
+CHUNKED += ["ppo, adamw", "ppo, lstm", "ppo, gru"]
 
 
 @pytest.mark.usefixtures("_traced_only")
@@ -43,7 +21,7 @@ CASES = {
 def test_the_updates_of_a_step_are_one_program_unless_a_limit_may_end_them_after_an_epoch(limit, calls):
     """Three epochs of two minibatches; the orders of those that are not begun are not drawn."""
     options = {"num_sgd_iters": 3, "target_kl_div": limit, "lr": 0.05}
-    eager, traced = build(**options, execution="eager"), build(**options, execution="compile")
+    eager, traced = build("ppo", **options), build("ppo", **options, execution="compile")
     program, made = traced.updater._updates, []
 
     def counted(*tensors):
@@ -58,24 +36,6 @@ def test_the_updates_of_a_step_are_one_program_unless_a_limit_may_end_them_after
     assert torch.equal(traced.updater.generator.get_state(), eager.updater.generator.get_state())
     assert traced.counters == eager.counters
     torch.testing.assert_close(weights(traced), weights(eager), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.usefixtures("_traced_only")
-def test_a_schedule_reaches_a_traced_update():
-    schedule = {"kind": "interp", "points": [[0, 1e-2], [256, 0.0]]}
-    algorithm = build(execution="compile", lr_schedule=schedule)
-    for _ in range(4):
-        algorithm.collect()
-        algorithm.step()
-    before = weights(algorithm)
-    algorithm.collect()
-    algorithm.step()
-    assert torch.equal(weights(algorithm), before)
-
-
-def test_tf32_needs_cuda():
-    with pytest.raises(ValueError, match="tf32"):
-        build(precision="tf32")
 
 
 @pytest.fixture
@@ -93,36 +53,20 @@ def small_chunks(monkeypatch):
 
 @pytest.mark.usefixtures("_traced_only")
 @pytest.mark.parametrize("mode", ["eager", "compile"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CHUNKED)
 def test_gradients_of_chunks_by_two_workers_add_up_to_the_whole_ones(case, mode, request):
-    env, options = CASES[case]
-    whole = build(env, **options)
-    whole.collect()
-    whole.step()
+    whole = build(case)
+    train(whole, 1)
     request.getfixturevalue("small_chunks")
-    chunked = build(env, **options, execution=mode)
-    chunked.collect()
-    chunked.step()
+    chunked = build(case, execution=mode)
+    train(chunked, 1)
     assert len(chunked.updater._gradients) == 2
     torch.testing.assert_close(weights(chunked), weights(whole), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("small_chunks")
-def test_two_workers_give_the_same_bits_every_time():
-    results = []
-    for _ in range(3):
-        algorithm = build()
-        for _ in range(2):
-            algorithm.collect()
-            algorithm.step()
-        results.append(weights(algorithm))
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
-
-
 @pytest.mark.usefixtures("_traced_only")
 def test_chunks_of_wide_observations_are_smaller():
-    algorithm = build(execution="compile")
+    algorithm = build("ppo", execution="compile")
     algorithm.collect()
     algorithm.step()
     narrow = algorithm.updater._chunk_steps
@@ -135,7 +79,7 @@ def test_chunks_of_wide_observations_are_smaller():
 @pytest.mark.parametrize("mode", ["eager", "compile"])
 def test_a_resumed_process_adds_gradients_in_the_same_order(mode):
     # What compiles is the first update of a process, also of one that resumes.
-    straight, resumed = build(execution=mode), build(execution=mode)
+    straight, resumed = build("ppo", execution=mode), build("ppo", execution=mode)
     straight.collect()
     straight.step()
     resumed.load_state_dict(copy.deepcopy(straight.state_dict()))

@@ -26,20 +26,28 @@ import rl8x
 from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory
 from rl8x.algorithms.distillation.config import DistillationConfig
-from rl8x.algorithms.distillation.guided import LABELS, PLAYS, Guided, Student, View, labelled
-from rl8x.algorithms.distillation.teacher import acting_weights, make_teacher, read_weights
+from rl8x.algorithms.distillation.teacher import (
+    LABELS,
+    PLAYS,
+    Guided,
+    Student,
+    View,
+    acting_weights,
+    labelled,
+    make_teacher,
+    read_weights,
+)
 from rl8x.algorithms.hyperparameters import resolve_device
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import GRAD_NORM
 from rl8x.distributions import Distribution
-from rl8x.distributions.base import from_numbered
 from rl8x.distributions.composite import Composite
 from rl8x.envs import Env
-from rl8x.envs.env_config import AnyEnvConfig
 from rl8x.envs.observed import PARAMETERS
+from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.models.registry import BUILTIN
 from rl8x.names import unknown_name
-from rl8x.policy import Policy
+from rl8x.policy import Policy, from_numbered
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Bootstrap, Slot
 from rl8x.spaces import critic_only, describe_space, leaves, without_parts
@@ -228,15 +236,8 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         rest = without_parts(self.env.single_observation_space, student.hidden)
         is_wrapped = isinstance(rest, spaces.Dict) and list(rest.spaces) == [keys.OBS] and rest[keys.OBS] == own
         is_wrapped = is_wrapped and student.model_is_made
-        policy = Policy(
-            own if is_wrapped else rest,
-            student.action_space,
-            model=type(student.model) if student.model_is_made else student.model,
-            model_config=student.arguments["model"],
-            distribution=type(student.distribution),
-            distribution_config=student.arguments["distribution"],
-            normalize_observations=student.obs_moments is not None,
-        )
+        arguments = student.form[1] | {"hidden": ()}
+        policy = Policy(own if is_wrapped else rest, student.action_space, **arguments)
         policy.model.load_state_dict(student.model.state_dict())
         policy.distribution.load_state_dict(student.distribution.state_dict())
         if student.obs_moments is not None and policy.obs_moments is not None:

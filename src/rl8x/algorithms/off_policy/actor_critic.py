@@ -54,16 +54,6 @@ class Actor(Policy):
 
     As a module it maps observations to the parameters of its action distributions: this is what is trained.
 
-    Args:
-        observation_space: Space of one copy's observation.
-        action_space: Space of one copy's action.
-        distribution: As `Policy` has it. That of a `Box` draws standard normal numbers for its samples.
-        distribution_config: Keyword arguments of its class.
-        model: As `Policy` has it. Its values are not used.
-        model_config: Keyword arguments of the model's class. In built-in models features and value share their layers,
-            unless this says otherwise: layers for a value alone would be computed for nothing.
-        normalize_observations: As `Policy` has it.
-
     Attributes:
         is_random: Whether it acts at random, 0-d bool.
     """
@@ -150,16 +140,6 @@ class Critics(nn.Module):
     those of the built-in models do. The heads compute in float32 whatever the precision. Actions are read in the units
     of the action space, not scaled to its bounds.
 
-    Args:
-        observation_space: Space of one copy's observation, without an action mask; it is laid out flat.
-        action_space: Space of one copy's action, a `Box` or a `Discrete`.
-        num_critics: How many.
-        hidden_sizes: Widths of the hidden layers of each.
-        activation: Name of the activation after each hidden layer.
-        layer_norm: Whether the outputs of hidden layers are normalised before it.
-        num_atoms: Atoms of the categorical distributions that they predict; 1: they predict values.
-        support: The lowest and the highest atom.
-
     Attributes:
         autocast: Makes the context in which hidden layers run; set where they run in another precision.
     """
@@ -226,16 +206,9 @@ class Critics(nn.Module):
         return expectation(outputs, self.atoms) if self.num_atoms > 1 else outputs
 
     def targets(self, outputs: Tensor, batch: ReplayBatch, bonus: Tensor | None = None) -> Tensor:
-        """Return y = R + d (min_i Q_i'(s', a') + bonus), or its distribution where Q' is that of the smallest mean.
+        """Return y = R + d (min_i Q_i'(s', a') + bonus), `[batch_size]`, from `[num_critics, batch_size]`.
 
-        Args:
-            outputs: What the target's critics say of the next actions, `[num_critics, batch_size]`, or with atoms
-                `[num_critics, batch_size, num_atoms]`.
-            batch: Has R and d.
-            bonus: What the next actions are worth beside that, `[batch_size]`.
-
-        Returns:
-            `[batch_size]`, or the probabilities of the atoms, `[batch_size, num_atoms]`.
+        With atoms it is the distribution of y, `[batch_size, num_atoms]`, where Q' is that of the smallest mean.
         """
         if self.num_atoms == 1:
             least = outputs.amin(0)

@@ -17,7 +17,7 @@ from rl8x.algorithms.horizons import ResetSchedule
 from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
 from rl8x.algorithms.memory_check import Space, row_bytes, slot_bytes
 from rl8x.algorithms.online import OnlineConfig
-from rl8x.algorithms.optimizer_rules import OPTIMIZERS, make_rule
+from rl8x.algorithms.optimizer import OPTIMIZERS, make_rule
 from rl8x.envs import Env
 from rl8x.models import Model
 from rl8x.replay.dataset import Dataset
@@ -116,8 +116,9 @@ class LearnerConfig(AlgorithmConfig):
 
 
 @functools.lru_cache
-def _ratio(number: float) -> Fraction:
-    return Fraction(number).limit_denominator(_LARGEST_DENOMINATOR)
+def updates_for(samples: int, updates_per_sample: float, num_ranks: int = 1) -> Fraction:
+    """Return the updates of one rank that are due for some samples of all, as an exact fraction."""
+    return Fraction(updates_per_sample).limit_denominator(_LARGEST_DENOMINATOR) * Fraction(samples, num_ranks)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -233,7 +234,7 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
     @property
     def update_ratio(self) -> Fraction:
         """`updates_per_sample` as the fraction that it was written as, for exact counts."""
-        return _ratio(self.updates_per_sample)
+        return updates_for(1, self.updates_per_sample)
 
     @property
     def updates_per_collect(self) -> Fraction:

@@ -49,10 +49,11 @@ from rl8x.algorithms.off_policy.updates import (
     block_size,
     update_stats,
 )
-from rl8x.algorithms.optimizer_rules import make_rule
+from rl8x.algorithms.optimizer import make_rule
 from rl8x.algorithms.seeds import part_seed, seeded
 from rl8x.envs import Env, validate
-from rl8x.envs.env_config import AnyEnvConfig
+from rl8x.envs.parameters import AnyEnvConfig
+from rl8x.envs.team import Team
 from rl8x.execution.threads import flushed_denormals
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
@@ -143,8 +144,8 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         assert isinstance(config, OffPolicyConfig), "only an OffPolicyConfig has an environment"
         check_fits(config, env, self.policy)
 
-        def summarise(rollout: Mapping[str, Tensor], horizon: int) -> Stats:
-            return collected_stats(on_host(rollout) if self.execution.host_looks else rollout, horizon)
+        def summarise(rollout: Mapping[str, Tensor], horizon: int, team: Team | None) -> Stats:
+            return collected_stats(on_host(rollout) if self.execution.host_looks else rollout, horizon, team)
 
         self.horizons = config.make_horizons(self, self.policy, slot=transition, summarise=summarise)
         return ReplaySource(config, self.horizons)

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
-from rl8x.algorithms.optimizer_rules import Rule
+from rl8x.algorithms.optimizer import FlatOptimizer, Rule, clip_and_apply
 from rl8x.execution.private import Substitution
 from rl8x.policy import Policy, training_mode
 
@@ -148,7 +147,7 @@ class Nets:
             targets[name] = dict(zip(optimizer.names, optimizer.split(weights), strict=True))
         return {
             "modules": {name: self._own(each.module) for name, each in self.trained.items()},
-            "optimizers": {name: each.optimizer.state_dict(copies=False) for name, each in self.trained.items()},
+            "optimizers": {name: each.optimizer.state_dict() for name, each in self.trained.items()},
             "targets": targets,
         }
 

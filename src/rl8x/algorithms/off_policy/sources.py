@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from rl8x import keys
 from rl8x.algorithms.horizons import Horizons
 from rl8x.algorithms.memory_check import available_bytes, check_memory, check_replay_on_disk, check_training
-from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig, collecting_options
+from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig, collecting_options, updates_for
 from rl8x.algorithms.off_policy.updates import SCALE, WEIGHTS
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.base import Step
-from rl8x.envs.env_config import AnyEnvConfig
+from rl8x.envs.parameters import AnyEnvConfig
+from rl8x.envs.team import Team
 from rl8x.functional import RunningMoments, running_returns
 from rl8x.policy import Act, Policy
 from rl8x.replay.dataset import Dataset
@@ -54,9 +55,9 @@ def transition(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     return experience(cursor, act, step) | flatten_tree(keys.NEXT_OBS, without_ends(step.final_obs, step.terminated))
 
 
-def collected_stats(rollout: Mapping[str, Array], horizon: int) -> Stats:
+def collected_stats(rollout: Mapping[str, Array], horizon: int, team: Team | None = None) -> Stats:
     """Summarise a rollout's numbers, each `[horizon + 1, num_envs, ...]`, by key, and flag non-finite ones."""
-    return Stats.merge(rollout_stats(rollout, horizon), Stats(gathered_not_finite(rollout)))
+    return Stats.merge(rollout_stats(rollout, horizon, team), Stats(gathered_not_finite(rollout)))
 
 
 class Source:
@@ -131,10 +132,6 @@ class Source:
 class ReplaySource(Source):
     """A replay of what the policy does in an environment.
 
-    Args:
-        config: The hyperparameters.
-        horizons: Plays the policy; its rollout has the tensors of `transition`.
-
     Attributes:
         return_scale: What rewards are multiplied by in updates; None leaves them as they are.
         updates_owed: Updates that are due, with the fraction of one that is carried over.
@@ -154,12 +151,14 @@ class ReplaySource(Source):
         else:
             self.rows = Replay(config.buffer_size, device, **options)
         self.batch_size = config.batch_size
-        self.updates_per_step = config.updates_per_collect
+        self.updates_per_step = config.updates_per_collect * horizons.env.num_agents
         most = _PRIORITIZED_BLOCK if config.prioritized else None
         self.block_limits = {"masks": not horizons.env.capturable, "most": most}
         self.seconds_per_collect = config.horizon * _SECONDS_PER_ENV_STEP
         self.nstep = NStep(config.n_step, config.gamma)
-        self.return_scale = None if bound is None else ReturnScale(config.num_envs, config.gamma, bound).to(device)
+        self.return_scale = (
+            None if bound is None else ReturnScale(horizons.env.num_envs, config.gamma, bound).to(device)
+        )
         self.beta_schedule: Schedule = config.schedule("priority_beta")
         self.updates_owed = Fraction(0)
         self._has_rows = False
@@ -187,7 +186,7 @@ class ReplaySource(Source):
             return
         rollout, horizon = self.horizons.rollout.tensors, self.config.horizon
         self.rows.append(self.nstep.rows(rollout, horizon), checked=True)
-        self.updates_owed += self.config.update_ratio * Fraction(samples, ranks().size)
+        self.updates_owed += updates_for(samples, self.config.updates_per_sample, ranks().size)
         self.horizons.observe(self.policy)
         if self.return_scale is not None:
             part = {name: each[:horizon] for name, each in rollout.items()}
@@ -355,7 +354,8 @@ def read_dataset(name: str, config: LearnerConfig) -> Dataset:
 def check_fits(config: OffPolicyConfig, env: Env, policy: Policy) -> None:
     """Raise a `ValueError` if the rollout and the replay of a training do not fit into memory, or on the disk."""
     spaces = (env.single_observation_space, env.single_action_space)
-    check_training(config.num_envs, config.horizon, env.device, config.rollout_bytes(*spaces), policy=policy)
+    need = config.rollout_bytes(*spaces) * env.num_agents
+    check_training(env.num_envs, config.horizon, env.device, need, policy=policy)
     if config.buffer_path is None:
         what, lower = f"buffer_size={config.buffer_size:,} needs", "`buffer_size`, or set `buffer_path`"
         check_memory(config.replay_bytes(*spaces), env.device, what, lower, warn=True)
@@ -369,11 +369,6 @@ class ReturnScale(nn.Module):
         1 / max(std of G, max |G| / bound),    G_t = r_t + gamma (1 - cut_{t-1}) G_{t-1}
 
     over all transitions ever seen. A replay keeps rewards as they were; updates scale them by the present number.
-
-    Args:
-        num_envs: Copies of the environment.
-        gamma: Discount of one step.
-        bound: The largest return.
 
     Source: Engstrom et al. 2020, arXiv:2005.12729, section 3 (running returns).
     """

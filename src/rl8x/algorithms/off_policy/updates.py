@@ -110,15 +110,7 @@ class Update(NamedTuple):
 
 
 class OffPolicyUpdater:
-    """Runs updates in blocks.
-
-    Args:
-        update: What an update does.
-        nets: The networks.
-        names: The metrics that an update gives, in order.
-        execution: How the programs run.
-        rows: Returns the rows of a batch by name, as views of some of an update's items.
-    """
+    """Runs updates in blocks."""
 
     def __init__(
         self,

@@ -23,12 +23,11 @@ from rl8x.algorithms.memory_check import CountedNets, check_networks, check_trai
 from rl8x.algorithms.on_policy.config import SEQ_LEN, OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import SequencePack, rounded_parts
 from rl8x.algorithms.on_policy.update import Objective, OnPolicyUpdater
-from rl8x.algorithms.optimizer import FlatOptimizer, updates_not_finite
-from rl8x.algorithms.optimizer_rules import make_rule
+from rl8x.algorithms.optimizer import FlatOptimizer, make_rule, updates_not_finite
 from rl8x.algorithms.seeds import part_seed, seeded
 from rl8x.distributed import ranks
 from rl8x.envs import Env, validate
-from rl8x.envs.env_config import AnyEnvConfig
+from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import Program
 from rl8x.execution.threads import flushed_denormals
 from rl8x.policy import Policy
@@ -72,14 +71,14 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         self.validate()
         effects = self.check_model(self.seq_len)
         spaces = (env.single_observation_space, env.single_action_space)
-        need = config.rollout_bytes(*spaces)
-        check_training(config.num_envs, config.horizon, self.device, need, policy=self.policy, seq_len=self.seq_len)
+        need = config.rollout_bytes(*spaces) * env.num_agents
+        check_training(env.num_envs, config.horizon, self.device, need, policy=self.policy, seq_len=self.seq_len)
         # Updates read no states if the trained policy has none, even if the acting one does.
         options: Any = {"state_every": self.seq_len if self.policy.recurrent else None}
         options |= {"slot": self.slot, "bootstrap": self.bootstrap}
         self.horizons = config.make_horizons(self, self.acting, **options)
         exact = rounded_parts(keys.OBS, env.single_observation_space)
-        self.pack = SequencePack(config.horizon, config.num_envs, self.seq_len, exact)
+        self.pack = SequencePack(config.horizon, env.num_envs, self.seq_len, exact)
         self.lr_schedule = config.schedule("lr")
         rule = make_rule(config.optimizer, config.optimizer_config)
         self.optimizer = FlatOptimizer(self.policy.named_parameters(), rule, lr=self.lr_schedule(0))
@@ -227,6 +226,13 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
                 )
 
     @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of one `step()`, unless a KL limit ends them early."""
+        config = self.config
+        whole = config.sgd_minibatch_size is None or config.accumulate_grads
+        return config.updates_per_step * (1 if whole else self.env.num_agents // self.policy.num_separate)
+
+    @property
     def seconds_per_step(self) -> float:
         """Estimated seconds of an eager step: its operations, and its multiplications at 100 GFLOP/s a thread.
 
@@ -234,10 +240,10 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         gradient and an update, as measured on an Intel Xeon and an AMD Zen 5 to within a factor of two.
         """
         config = self.config
-        transitions = config.num_envs * config.horizon
+        transitions = self.env.num_envs * config.horizon
         weights = len(self.optimizer.weights)
         multiplied = transitions * weights * (2 + 6 * config.num_sgd_iters) / (1e11 * torch.get_num_threads())
-        return config.horizon * _SECONDS_PER_ENV_STEP + config.updates_per_step * _SECONDS_PER_UPDATE + multiplied
+        return config.horizon * _SECONDS_PER_ENV_STEP + self.updates_per_step * _SECONDS_PER_UPDATE + multiplied
 
     @property
     def params(self) -> dict[str, Any]:
@@ -350,7 +356,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         """Return the state that updates change: weights, optimizer, and the order of minibatches."""
         return {
             "policy": self.policy.state_dict(),
-            "optimizer": self.optimizer.state_dict(copies=False),
+            "optimizer": self.optimizer.state_dict(),
             "order_generator": self.updater.generator.get_state(),
         }
 

@@ -10,7 +10,7 @@ from rl8x.algorithms.hyperparameters import Default, nearest_divisor, option
 from rl8x.algorithms.memory_check import Space
 from rl8x.algorithms.on_policy.minibatches import packed_bytes
 from rl8x.algorithms.online import OnlineConfig
-from rl8x.algorithms.optimizer_rules import OPTIMIZERS, make_rule
+from rl8x.algorithms.optimizer import OPTIMIZERS, make_rule
 from rl8x.models import Model
 
 # Bytes that these algorithms add to a slot of the rollout: log-probability, value, final value (float32).

@@ -55,12 +55,6 @@ def rounded_parts(name: str, space: Space) -> frozenset[str]:
 class SequencePack:
     """Sequences of `seq_len` consecutive steps of one copy, packed for gathering.
 
-    Args:
-        horizon: Steps of the rollout.
-        num_envs: Copies in it.
-        seq_len: Steps of a sequence; 1 is single transitions.
-        exact: Names of what float32 would round.
-
     Attributes:
         num_sequences: Sequences in it.
         sources: The packed numbers, `[num_sequences, seq_len, columns]`, and the states, each `[num_sequences, *]`.
@@ -84,13 +78,9 @@ class SequencePack:
         self._states: dict[str, Tensor] = {}
 
     def fill(self, tensors: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
-        """Copy a rollout in.
+        """Copy a rollout's tensors, `[horizon, num_envs, ...]`, in, and states, `[horizon / seq_len, num_envs, *]`.
 
-        Args:
-            tensors: Time-major, each `[horizon, num_envs, ...]`; whole numbers and flags become float32, exact up to
-                2^24. Those in float64, `exact`, and of more than 256 numbers a transition are not copied and must stay
-                as they are until the next `fill`.
-            states: The policy's state before each sequence, each `[horizon / seq_len, num_envs, *]`.
+        What is wide is not copied, and must stay as it is until the next `fill`.
         """
         packed = self.sources[0] if self.sources else self._allocate(tensors)
         sequences, length = self.horizon // self.seq_len, self.seq_len
@@ -166,6 +156,18 @@ class SequencePack:
                 part = part.setdefault(step, {})
             part[last] = leaf
         return batch, dict(zip(self._states, taken[1 : 1 + num_states], strict=True))
+
+    def of_agents(self, rows: Rows, agents: int) -> Tensor:
+        """Return the numbers of the sequences of all agents, given those of copies, `[..., rows]`; agent by agent.
+
+        Of copies there are as many as of an agent. So agents that have weights of their own find their rows by place.
+        """
+        if isinstance(rows, slice):
+            rows = torch.arange(rows.start, rows.stop, device=self.sources[0].device)
+        copies = self.num_envs // agents
+        first = rows.div(copies, rounding_mode="floor") * self.num_envs + rows.remainder(copies)
+        others = copies * torch.arange(agents, device=rows.device).unsqueeze(-1)
+        return (first.unsqueeze(-2) + others).flatten(-2)
 
     def gather(self, rows: Rows) -> tuple[SequenceBatch, SequenceBatch]:
         """Gather sequences by index, `[batch]`; return their tensors by name, as `unpack` does."""

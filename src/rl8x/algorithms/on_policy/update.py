@@ -14,8 +14,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import Rows, SequenceBatch, SequencePack, epoch, shuffled
-from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
-from rl8x.algorithms.optimizer_rules import AdaptiveRate
+from rl8x.algorithms.optimizer import AdaptiveRate, FlatOptimizer, clip_and_apply
 from rl8x.distributed import ranks, sum_over_ranks
 from rl8x.execution import Execution, Program
 from rl8x.execution.private import Substitution
@@ -67,17 +66,6 @@ class OnPolicyUpdater:
             for epoch in updater.epochs():
                 for minibatches in updater.minibatches():
                     updater.step(minibatches)
-
-    Args:
-        policy: What is trained.
-        config: Hyperparameters.
-        objective: What is minimised.
-        optimizer: Holds weights and gradients as flat vectors.
-        pack: The rollout's sequences.
-        execution: How the programs run.
-        generator: Draws the order of the data.
-        renews: Whether the pack may change between two epochs.
-        in_order: Whether the policy's calls depend on those before, as with dropout: then one thread makes them.
 
     Attributes:
         adapts: Whether the learning rate goes by the objective's; False where one was set in its place.
@@ -200,8 +188,8 @@ class OnPolicyUpdater:
 
     @property
     def _minibatch_rows(self) -> int:
-        size = self.config.sgd_minibatch_size
-        return self.pack.num_sequences if size is None else size // self.pack.seq_len
+        size, agents = self.config.sgd_minibatch_size, self.policy.num_separate
+        return self.pack.num_sequences if size is None else size // self.pack.seq_len * agents
 
     def _workers(self) -> contextlib.AbstractContextManager[Workers]:
         work = 0 if self.in_order else self._minibatch_rows * self.pack.seq_len * len(self.optimizer.weights)
@@ -224,13 +212,25 @@ class OnPolicyUpdater:
 
     def _batches(self, workers: Workers, generator: torch.Generator) -> list[list[Rows]]:
         """Return the minibatches of an epoch in chunks."""
-        config, num_rows, chunk = self.config, self.pack.num_sequences, self.chunk_rows(workers)
-        batches = epoch(num_rows, self._minibatch_rows, chunk, generator, shuffle=config.shuffle_minibatches)
+        config, agents = self.config, self.policy.num_separate
+        num_rows, size = self.pack.num_sequences // agents, self._minibatch_rows // agents
+        chunk = max(1, self.chunk_rows(workers) // agents)
+        batches = epoch(num_rows, size, chunk, generator, shuffle=config.shuffle_minibatches)
+        if agents > 1:
+            batches = [[self.pack.of_agents(part, agents) for part in batch] for batch in batches]
         return [[part for batch in batches for part in batch]] if config.accumulate_grads else batches
 
     def _orders(self, generator: torch.Generator, epochs: int) -> Tensor:
         """Return the minibatches of some epochs, whose updates are one program, `[updates, sequences]`."""
-        return shuffled(self.pack.num_sequences, self._minibatch_rows, epochs, generator)
+        agents = self.policy.num_separate
+        orders = shuffled(self.pack.num_sequences // agents, self._minibatch_rows // agents, epochs, generator)
+        return orders if agents == 1 else self.pack.of_agents(orders, agents)
+
+    def chunks(self, chunk: int) -> list[Tensor]:
+        """Return the numbers of all sequences in chunks of about so many."""
+        agents = self.policy.num_separate
+        orders = torch.arange(self.pack.num_sequences // agents, device=self.device)
+        return [self.pack.of_agents(part, agents) for part in torch.split(orders, max(1, chunk // agents))]
 
     def _is_looped(self, workers: Workers) -> bool:
         """Return whether epochs are one program: on the CPU, with one rank, if each minibatch is one chunk."""

@@ -1,0 +1,333 @@
+"""Parallel environments of PettingZoo, of several agents each, as an rl8x environment: one policy for all agents.
+
+    PettingZooEnv("mpe2.simple_spread_v3:parallel_env", num_envs=16, N=3)   # 16 copies of 3 agents
+    PettingZooEnv(simple_spread_v3.parallel_env, num_envs=16, state="shared")
+
+An agent of a copy is a row; see `envs/team.py`. An agent that ends before its copy, or comes later, gives rows that are
+no experience until the copy begins anew: `Step.valid` says so. Needs the extra `pettingzoo`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from types import EllipsisType
+from typing import Any, ClassVar
+
+import gymnasium.spaces as spaces
+import numpy as np
+import torch
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from torch import Tensor
+
+from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step, apart
+from rl8x.envs.bindings import Attribute, Function, Scale, bindings_of
+from rl8x.envs.bound_parameters import BoundSimulator
+from rl8x.envs.checks import refuse_observing, whole_number
+from rl8x.envs.episode_metrics import EpisodeMetrics
+from rl8x.envs.gymnasium_env import policy_space
+from rl8x.envs.simulator import SimulatorEnv
+from rl8x.envs.steps import Actions
+from rl8x.envs.team import SharedState, Team, TeamReturn
+from rl8x.importing import Trust, import_class
+from rl8x.keys import ACTION_MASK
+from rl8x.plain import frozen, thawed
+from rl8x.spaces import describe_space, element_of, in_float32, map_spaces, tree_of
+
+Rows = list[Any]
+"""An element for each row; None where an agent is not there."""
+
+
+class PettingZooEnv(SimulatorEnv):
+    """Copies of a parallel environment of PettingZoo, stepped one after the other, whose agents share a policy.
+
+    All agents must have the same spaces. Row `agent * num_copies + copy` is an agent of a copy, in the order of
+    `possible_agents`. A copy is reset in the step in which its last agent ends. Float64 becomes float32.
+    """
+
+    team: Team
+    takes_render_mode: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        make: str | Callable[..., Any],
+        num_envs: int,
+        *,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        time_limit: int | EllipsisType | None = ...,
+        metrics: Sequence[str] | Mapping[str, str] = (),
+        parameters: Mapping[str, Any] | None = None,
+        team_return: TeamReturn = "mean",
+        agent_id: bool = False,
+        state: SharedState = None,
+        **kwargs: Any,
+    ) -> None:
+        """Make the copies.
+
+        Args:
+            make: A function that makes one parallel environment, or its name as `module:name`. One in which agents act
+                in turn is converted by PettingZoo, if it says that it can be (`is_parallelizable`).
+            num_envs: Number of copies.
+            device: Where the tensors go.
+            seed: Seeds the copies at the first reset, copy i with seed + i.
+            time_limit: Steps until a copy is truncated; by default what the environment does by itself alone.
+            metrics: Values of the agents' `info` to average over episodes, as `EpisodeMetrics` takes them.
+            parameters: Parameters of `env_config`: names to an attribute's path in the unwrapped environment,
+                `Attribute`, `Scale`, a function `(environment, value) -> None`, or the plain forms of the first two.
+            team_return: What the return of a copy's episode is of those of its agents; see `Team`.
+            agent_id: Whether an agent sees which one it is.
+            state: "shared" gives the critic the environment's `state()`, or the observations of all agents where it
+                has none.
+            **kwargs: For `make`.
+
+        Raises:
+            RuntimeError: If PettingZoo is not installed.
+            TypeError: If `make` makes no parallel environment.
+            ValueError: If agents differ in their spaces, or an option is not legal.
+        """
+        refuse_observing(kwargs.get("observe_parameters", "none"), "PettingZooEnv")
+        seen: dict[str, Any] = {"team_return": team_return, "agent_id": agent_id, "state": state}
+        self._made_from = make, frozen({"metrics": metrics, "parameters": parameters, **seen, **kwargs})
+        self.copies = _copies(make, whole_number(num_envs, "PettingZooEnv", "num_envs"), kwargs)
+        first = self.copies[0]
+        self.team = Team(first.possible_agents, "PettingZooEnv", **seen)
+        of_agents = ([of(agent) for agent in self.team.names] for of in (first.observation_space, first.action_space))
+        self._own_space, self._action_space = self.team.common(*of_agents)
+        self._state_space = _state_space(first) if state else None
+        shown = None if self._state_space is None else in_float32(self._state_space)
+        self.single_observation_space = self.team.space(map_spaces(self._own_space, in_float32), shown)
+        self.single_action_space = map_spaces(self._action_space, policy_space)
+        self._nobody = next(iter(iterate(batch_space(self._own_space, 1), create_empty_array(self._own_space, 1))))
+        if isinstance(self._nobody, dict) and ACTION_MASK in self._nobody:
+            self._nobody[ACTION_MASK] = np.ones_like(self._nobody[ACTION_MASK])
+        self.episode_metrics = EpisodeMetrics(metrics)
+        self.metric_names = self.episode_metrics.names
+        bindings = bindings_of(parameters or {}, (Attribute, Scale, Function), "PettingZooEnv")
+        self._bound = [BoundSimulator(copy.unwrapped, bindings) for copy in self.copies] if bindings else []
+        self.parameters = self._bound[0].parameters if bindings else {}
+        self._must_reset = True
+        super().__init__(num_envs, device=device, seed=seed, time_limit=time_limit)
+        self.render_mode = getattr(first, "render_mode", None)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What makes a copy, and what it was made with."""
+        make, options = self._made_from
+        named = make if isinstance(make, str) else getattr(make, "__qualname__", type(make).__name__)
+        return {"make": named, "kwargs": {name: value for name, value in options.items() if name not in _OWN}}
+
+    def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
+        """Reset all copies, copy i with seed + i after `set_seed`; the first observation is `[num_envs, *]`."""
+        parameters = self.starting_parameters(noise)
+        obs, alive = self._nothing()
+        seed, self.next_seed, self._must_reset = self.next_seed, None, False
+        for copy in range(self.num_copies):
+            self._reset(copy, obs, alive, parameters, None if seed is None else seed + copy)
+        carry = self.first_carry({}, parameters) | {"alive": self._tensor(alive), "metrics": {}}
+        return carry, self._seen(obs, self._states())
+
+    @apart
+    def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
+        """Step the copies by actions `[num_envs, *action]`, which changes them: not pure, unlike the base class's.
+
+        Raises:
+            RuntimeError: If `restart` was not called before, or not since `load_state_dict`.
+            ValueError: If a copy's `step` returns anything but PettingZoo's five results.
+        """
+        if self._must_reset:
+            raise RuntimeError("PettingZooEnv: call reset() first, also after load_state_dict().")
+        chosen, valid = self._elements(actions), carry["alive"].cpu().numpy()
+        limit, elapsed = self.time_limit, carry["elapsed"][: self.num_copies].cpu().numpy() + 1
+        ended = np.zeros(self.num_copies, np.bool_) if limit is None else elapsed >= limit
+        (obs, alive), reports = self._nothing(), [dict[str, Any]()] * self.num_envs
+        rewards, flags = np.zeros(self.num_envs, np.float32), np.zeros((2, self.num_envs), np.bool_)
+        for copy, env in enumerate(self.copies):
+            acting = [(agent, row) for agent, row in self._rows(copy) if valid[row]]
+            result = env.step({agent: chosen[row] for agent, row in acting})
+            if not isinstance(result, tuple) or len(result) != 5:
+                need = "(observations, rewards, terminations, truncations, infos)"
+                raise ValueError(f"PettingZooEnv: step() of {env} must return {need}.")
+            seen, *outcome = result
+            for agent, row in acting:
+                rewards[row], *flags[:, row], reports[row] = _of(agent, *outcome)
+            for agent, row in self._rows(copy):
+                obs[row], alive[row] = seen.get(agent), agent in env.agents and not flags[:, row].any()
+            ended[copy] |= not any(alive[row] for _, row in self._rows(copy))
+        over = np.tile(ended, self.num_agents)
+        # Of who is not there nothing goes on, and whoever comes begins an episode.
+        flags[1] |= ~flags[0] & (over | ~alive | ~valid)
+        final_obs = next_obs = self._seen(obs, self._states())
+        fresh, parameters = self.starting_parameters(noise), carry["parameters"]
+        if ended.any():
+            parameters = self.redrawn(self._tensor(over), parameters, fresh)
+            for copy in ended.nonzero()[0].tolist():
+                self._reset(copy, obs, alive, parameters)
+            next_obs = self._seen(obs, self._states())
+        gained, terminated, truncated, at_end = (self._tensor(part) for part in (rewards, *flags, over))
+        info = _by_row(reports, self.metric_names)
+        counted = {"valid": carry["alive"], "ended": at_end}
+        following, step = self._finish(
+            carry, next_obs, gained, terminated, truncated, final_obs, parameters, info, **counted
+        )
+        return following | {"alive": self._tensor(alive)}, step
+
+    def _nothing(self) -> tuple[Rows, np.ndarray]:
+        """Return rows without observations, and that no agent is there, `[num_envs]`, bool."""
+        return [None] * self.num_envs, np.zeros(self.num_envs, np.bool_)
+
+    def _rows(self, copy: int) -> list[tuple[str, int]]:
+        """Return the agents of a copy, each with its row."""
+        return [(agent, i * self.num_copies + copy) for i, agent in enumerate(self.team.names)]
+
+    def _reset(
+        self, copy: int, obs: Rows, alive: np.ndarray, parameters: Mapping[str, Tensor], seed: int | None = None
+    ) -> None:
+        """Reset a copy under its parameters; write what its agents see, and who is there, into their rows."""
+        if self._bound:
+            given = self.parameter_state.in_force.given
+            values = {name: float(value[copy]) if name in given else None for name, value in parameters.items()}
+            self._bound[copy].set(values)
+        env = self.copies[copy]
+        seen, _ = env.reset(seed=seed)
+        if self._bound:
+            self._bound[copy].check_kept()
+        for agent, row in self._rows(copy):
+            obs[row], alive[row] = seen.get(agent), agent in env.agents
+
+    def _states(self) -> Any:
+        """Return the copies' states, `[num_copies, *]`; None where observations take their place."""
+        if self._state_space is None:
+            return None
+        states = [copy.state() for copy in self.copies]
+        if np.shape(states[0]) != self._state_space.shape:
+            raise ValueError(
+                f"PettingZooEnv: state() must be of state_space, {describe_space(self._state_space)}; got an array "
+                f"of shape {list(np.shape(states[0]))}."
+            )
+        return self._tensor(np.stack(states))
+
+    def _seen(self, rows: Rows, states: Any) -> Observation:
+        """Return what the agents see, `[num_envs, *]`, in memory of its own; nothing where there is none."""
+        own = [self._nobody if row is None else row for row in rows]
+        empty: Any = create_empty_array(self._own_space, self.num_envs)
+        batch = concatenate(self._own_space, own, empty)
+        seen: Observation = self.team.see(tree_of(batch, self._tensor), states)
+        return seen
+
+    def _tensor(self, part: np.ndarray) -> Tensor:
+        return torch.from_numpy(part.astype(np.float32) if part.dtype == np.float64 else part).to(self.device)
+
+    def _elements(self, actions: Actions) -> list[Any]:
+        """Return the action of each row as the environment takes it."""
+        arrays = element_of(self._action_space, actions, lambda space, part: part.cpu().numpy().astype(space.dtype))
+        return list(iterate(batch_space(self._action_space, self.num_envs), arrays))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over the seeding; new episodes start, from a seed drawn from the restored generator."""
+        super().load_state_dict(state_dict)
+        seed = torch.randint(2**31 - self.num_copies, (), generator=self.generator, device=self.device)
+        self.next_seed, self._must_reset = int(seed), True
+        warnings.warn(
+            "PettingZooEnv: a simulator's state cannot be saved, so all copies start new episodes.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def another(self, num_envs: int | None = None, *, seed: int | None = None, **kwargs: Any) -> Env | None:
+        """Make copies again, at most 128 by default; `kwargs` are for what makes one, in place of those of the name."""
+        make, options = self._made_from
+        count = num_envs or min(self.num_copies, MAX_EVAL_ENVS)
+        options = {**thawed(options), "device": self.device, "seed": seed, "time_limit": self.time_limit, **kwargs}
+        return type(self)(make, count, **options)
+
+    def render(self) -> Any:
+        """Render the copies, where they were made with a `render_mode`."""
+        return tuple(copy.render() for copy in self.copies)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the copies."""
+        for copy in self.copies:
+            copy.close()
+
+
+_OWN = ("metrics", "parameters", "team_return", "agent_id", "state")
+
+
+def _copies(make: str | Callable[..., Any], num_envs: int, kwargs: Mapping[str, Any]) -> list[Any]:
+    """Make the copies of a parallel environment.
+
+    Raises:
+        RuntimeError: If PettingZoo is not installed.
+        TypeError: If something else is made.
+        ValueError: If there is no such name, or one copy is made again and again.
+    """
+    try:
+        from pettingzoo import AECEnv, ParallelEnv
+        from pettingzoo.utils.conversions import aec_to_parallel
+    except ImportError as error:
+        raise RuntimeError("PettingZooEnv needs PettingZoo. Install it with: pip install 'rl8x[pettingzoo]'") from error
+    make_one = named_maker(make) if isinstance(make, str) else make
+    if not callable(make_one):
+        raise TypeError(f"PettingZooEnv: make must be a function that makes a parallel environment; got {make!r}.")
+    copies: list[Any] = []
+    for _ in range(max(1, num_envs)):
+        made: Any = make_one(**thawed(dict(kwargs)))
+        if isinstance(made, AECEnv):
+            if not made.metadata.get("is_parallelizable", False):
+                raise ValueError(
+                    f"PettingZooEnv: in {made} agents act in turn, and its metadata do not say `is_parallelizable`."
+                )
+            made = aec_to_parallel(made)
+        if not isinstance(made, ParallelEnv):
+            raise TypeError(f"PettingZooEnv: make must make a pettingzoo.ParallelEnv; it made {type(made).__name__}.")
+        if not getattr(made, "possible_agents", None):
+            raise ValueError(f"PettingZooEnv: {made} must say in `possible_agents` which agents it may have.")
+        copies.append(made)
+    if len({id(copy) for copy in copies}) < len(copies):
+        raise ValueError("PettingZooEnv: make must make a new environment each time; it returned the same one again.")
+    return copies
+
+
+def named_maker(name: str, trust: Trust = True) -> Any:
+    """Return what `module:name` means, a subclass of `ParallelEnv`, or anything if the name is trusted.
+
+    Raises:
+        UntrustedError: If it is something else.
+        ValueError: If there is no such name.
+    """
+    import pettingzoo
+
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ValueError(
+            f"PettingZooEnv: make looks like module:name, such as 'mpe2.simple_spread_v3:parallel_env'; got {name!r}."
+        )
+    trusted = trust if isinstance(trust, bool) else name in trust
+    return import_class(f"{module}.{attribute}", (pettingzoo.ParallelEnv,), trust=trusted)
+
+
+def _state_space(env: Any) -> Any:
+    """Return the space of an environment's `state()`; None where it has none."""
+    space = getattr(env, "state_space", None)
+    try:
+        env.reset()
+        env.state()
+    except (NotImplementedError, AttributeError):
+        return None
+    return space if isinstance(space, spaces.Box) else None
+
+
+def _of(agent: str, rewards: Any, terminated: Any, truncated: Any, infos: Any) -> tuple[float, bool, bool, Any]:
+    """Return what a step said of one agent."""
+    flags = bool(terminated.get(agent, False)), bool(truncated.get(agent, False))
+    return float(rewards.get(agent, 0.0)), *flags, infos.get(agent) or {}
+
+
+def _by_row(reports: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """Return the metrics that agents reported, `[num_envs]` each; NaN where one did not."""
+    return {
+        name: np.array([report.get(name, np.nan) for report in reports], np.float32)
+        for name in names
+        if any(name in report for report in reports)
+    }

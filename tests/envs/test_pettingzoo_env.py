@@ -1,0 +1,281 @@
+"""PettingZoo's parallel environments, against a plain Python loop over them."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from rl8x import NullTracker, PPOConfig, Trainer, keys
+from rl8x.envs import PettingZooEnv, validate
+from rl8x.rollouts.episodes import EpisodeRunner
+
+pytest.importorskip("pettingzoo", reason="pettingzoo is not installed: pip install 'rl8x[pettingzoo]'")
+
+from pettingzoo.test import parallel_api_test
+from tests.envs import team_stubs
+from tests.envs.team_stubs import LAST, Shift
+
+SMALL = {"horizon": 16, "seed": 0, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+
+
+def spread(**kwargs):
+    pytest.importorskip("mpe2", reason="mpe2 is not installed: pip install mpe2")
+    from mpe2 import simple_spread_v3
+
+    return simple_spread_v3.parallel_env(**kwargs)
+
+
+def reference(**kwargs):
+    pytest.importorskip("mpe2", reason="mpe2 is not installed: pip install mpe2")
+    from mpe2 import simple_reference_v3
+
+    return simple_reference_v3.parallel_env(**kwargs)
+
+
+def archers(**kwargs):
+    pytest.importorskip("pygame", reason="pygame is not installed: pip install 'pettingzoo[butterfly]'")
+    from pettingzoo.butterfly import knights_archers_zombies_v11
+
+    return knights_archers_zombies_v11.parallel_env(max_cycles=60, **kwargs)
+
+
+CASES = {
+    "agents that end early and come late": (Shift, {}, 40),
+    "nobody comes for a step": (Shift, {"early": 1, "late": 1}, 20),
+    "a mask": (functools.partial(Shift, masked=True), {}, 20),
+    "simple_spread": (spread, {"N": 3, "max_cycles": 7}, 20),
+    "simple_reference": (reference, {"max_cycles": 7, "continuous_actions": True}, 20),
+    "knights_archers_zombies": (archers, {"max_zombies": 40, "spawn_delay": 1, "line_death": True}, 80),
+}
+
+
+def leaf(obs):
+    return obs["observation"] if isinstance(obs, dict) else obs
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_are_those_of_a_loop_over_the_environment(name):
+    make, kwargs, steps = CASES[name]
+    single = make(**kwargs)
+    parallel_api_test(single, num_cycles=40)
+    env, copies = PettingZooEnv(make, 2, seed=5, **kwargs), [make(**kwargs) for _ in range(2)]
+    validate(env)
+    agents = copies[0].possible_agents
+    assert (env.num_envs, env.num_copies, env.team.names) == (2 * len(agents), 2, tuple(agents))
+    obs, _ = env.reset()
+    seen = [copy.reset(seed=5 + i)[0] for i, copy in enumerate(copies)]
+    seen = [{a: seen[i][a] for a in copy.agents} for i, copy in enumerate(copies)]
+    env.action_space.seed(0)
+    returns, lengths = np.zeros(env.num_envs), [0, 0]
+    carry, ends = env.carry, [0, 0, 0]
+    for _ in range(steps):
+        actions = env.action_space.sample()
+        if isinstance(obs, dict):
+            actions = obs["action_mask"].numpy().argmax(1)
+        carry, step = env.advance(carry, torch.as_tensor(actions), env.noise(1)[0])
+        for i, copy in enumerate(copies):
+            acting, lengths[i] = list(copy.agents), lengths[i] + 1
+            chosen = {a: actions[agents.index(a) * 2 + i] for a in acting}
+            for a in acting:
+                np.testing.assert_allclose(leaf(obs)[agents.index(a) * 2 + i], leaf(seen[i][a]), rtol=1e-6)
+            last, rewards, terminated, truncated, _ = copy.step(chosen)
+            over = not copy.agents
+            for a in agents:
+                row = agents.index(a) * 2 + i
+                assert bool(step.valid[row]) == (a in acting)
+                assert bool(step.ended[row]) == over
+                assert int(step.episode_lengths[row]) == lengths[i]
+                if a in acting:
+                    returns[row] += rewards[a]
+                    assert float(step.rewards[row]) == pytest.approx(rewards[a], rel=1e-5)
+                    assert bool(step.terminated[row]) == bool(terminated[a])
+                    assert bool(step.truncated[row]) == bool(truncated[a])
+                    np.testing.assert_allclose(leaf(step.final_obs)[row], leaf(last[a]), rtol=1e-6)
+                    ends[0] += bool(terminated[a]) and not over
+                    ends[1] += bool(truncated[a])
+                else:
+                    assert step.rewards[row] == 0.0
+                    assert step.truncated[row]
+                    ends[2] += a in copy.agents
+                assert float(step.episode_returns[row]) == pytest.approx(returns[row], rel=1e-5)
+                if over:
+                    returns[row] = 0.0
+            if over:
+                last, _ = copy.reset()
+                lengths[i] = 0
+            seen[i] = {a: last[a] for a in copy.agents}
+        obs = step.obs
+    if name.startswith("agents"):
+        assert ends[0] > 8
+        assert ends[1] > 8
+        assert ends[2] > 8
+    env.close()
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_each_agent_that_is_truncated_bootstraps_from_its_own_last_observation(separate):
+    make, model = functools.partial(PettingZooEnv, Shift), {"hidden_sizes": [8], "separate": separate}
+    algorithm = PPOConfig(num_envs=2, **SMALL | {"horizon": LAST, "model_config": model}).build(make)
+    algorithm.collect()
+    rollout, policy = algorithm.rollout, algorithm.policy
+    last = rollout.horizon - 1
+    drawn = rollout["obs"][0, 2:4, 2]
+    truth = torch.tensor([[LAST, place, draw] for place in (0, 1, 2) for draw in drawn])
+    expected = policy.values(truth, {}, torch.zeros(6, dtype=torch.bool))
+    torch.testing.assert_close(rollout[keys.FINAL_VALUES][last, 2:], expected[2:])
+    died = rollout[keys.TERMINATED][1, :2]
+    assert died.all()
+    assert not rollout[keys.FINAL_VALUES][1, :2].any()
+    assert rollout[keys.VALID][:LAST, ::2].T.tolist() == [
+        [True] * 2 + [False] * 4,
+        [True] * LAST,
+        [False] * 3 + [True] * 3,
+    ]
+    assert rollout[keys.STARTS][:LAST, 4].tolist() == [True, True, True, True, False, False]
+    assert algorithm.counters["env/steps"] == 2 * (2 + 6 + 3)
+    assert algorithm.counters["env/copy_steps"] == 2 * 6
+
+
+@pytest.mark.parametrize(
+    ("team_return", "expected"),
+    [
+        ("mean", [lambda first, whole, last: (first + whole + last) / 3]),
+        ("sum", [lambda first, whole, last: first + whole + last]),
+        ("min", [min]),
+        ("max", [max]),
+        (lambda returns: returns[:, 1] - returns[:, 0], [lambda first, whole, last: whole - first]),
+    ],
+)
+def test_returns_are_those_of_the_team(team_return, expected):
+    make = functools.partial(PettingZooEnv, Shift, team_return=team_return, metrics={"score": "max"})
+    algorithm = PPOConfig(num_envs=2, **SMALL | {"horizon": LAST}).build(make)
+    stats, rollout = algorithm.collect(), algorithm.rollout
+    own = (rollout[keys.REWARDS][:LAST] * rollout[keys.VALID][:LAST]).sum(0).view(3, 2)
+    returns = [expected[0](*own[:, i].tolist()) for i in range(2)]
+    assert stats["episodes/returns/mean"] == pytest.approx(np.mean(returns))
+    assert stats["episodes/returns/max"] == pytest.approx(max(returns))
+    assert stats["returns/min"] == pytest.approx(min(returns))
+    assert stats["episodes/ended"] == 2
+    assert stats["episodes/lengths/mean"] == LAST
+    assert stats["episodes/info/score/mean"] == pytest.approx((2 + LAST + LAST) / 3)
+    for name, mean in zip(Shift.possible_agents, own.mean(1), strict=True):
+        assert stats[f"episodes/agents/{name}/returns/mean"] == pytest.approx(float(mean))
+
+
+def test_an_evaluation_is_a_loop_of_the_policy_in_the_environment():
+    make = functools.partial(PettingZooEnv, Shift, team_return="sum", state="shared", agent_id=True)
+    algorithm = PPOConfig(num_envs=2, **SMALL).build(make)
+    env, policy = PettingZooEnv(Shift, 3, team_return="sum", state="shared", agent_id=True), algorithm.policy
+    runner = EpisodeRunner(policy, env)
+    runner.begin(seed=7)
+    assert len(list(runner.play())) >= LAST
+    returns = []
+    for i in range(3):
+        single, total = Shift(), 0.0
+        obs, _ = single.reset(seed=7 + i)
+        while single.agents:
+            seen = {
+                agent: {"obs": obs[agent].astype(np.float32), "agent_id": single.possible_agents.index(agent)}
+                for agent in single.agents
+            }
+            obs, rewards, *_ = single.step({agent: int(policy.decide(each).actions) for agent, each in seen.items()})
+            total += sum(rewards.values())
+        returns.append(total)
+    assert runner.by_copy[1].tolist() == pytest.approx(returns)
+    assert runner.by_copy[2].tolist() == [LAST] * 3
+    row = Trainer(algorithm, tracker=NullTracker(), checkpoints=False, num_eval_envs=3).eval()
+    assert row["eval/episodes/ended"] == 3
+    assert row["eval/episodes/lengths/mean"] == LAST
+    names = [f"eval/episodes/agents/{name}/returns/mean" for name in Shift.possible_agents]
+    assert sum(row[name] for name in names) == pytest.approx(row["eval/returns/mean"])
+
+
+def test_what_an_agent_sees():
+    obs, _ = PettingZooEnv(Shift, 2, seed=1, agent_id=True).reset()
+    assert obs["agent_id"].tolist() == [0, 0, 1, 1, 2, 2]
+    env = PettingZooEnv(Shift, 2, seed=1, state="shared")
+    obs, _ = env.reset()
+    drawn = obs["obs"][:2, 2]
+    assert env.single_observation_space.critic_only == ("state",)
+    torch.testing.assert_close(obs["state"], torch.stack([torch.zeros(2), drawn], 1).repeat(3, 1))
+    step = env.advance(env.carry, torch.zeros(6, dtype=torch.int64), env.noise(1)[0])[1]
+    assert step.obs["state"][:, 0].tolist() == [1.0] * 6
+    # Without a state of its own, the critic sees what all see.
+    env = PettingZooEnv(Shift, 2, seed=1, state="shared", masked=True, with_state=False)
+    obs, _ = env.reset()
+    assert {name: list(part) for name, part in obs["state"].items()} == {n: ["observation"] for n in env.team.names}
+    torch.testing.assert_close(obs["state"]["whole"]["observation"], obs["observation"][2:4].repeat(3, 1))
+    assert obs["action_mask"][4:].all()  # of who is not there any action is legal
+
+
+def test_parameters_are_those_of_copies():
+    env = PettingZooEnv(Shift, 2, seed=0, parameters={"bonus": "bonus"})
+    env.reset(config={"bonus": [1.0, 5.0]})
+    step = env.advance(env.carry, torch.zeros(6, dtype=torch.int64), env.noise(1)[0])[1]
+    assert step.rewards.tolist() == [0.0, 0.0, 1.0, 5.0, 0.0, 0.0]
+    assert env.carry["parameters"]["bonus"].tolist() == [1.0, 5.0] * 3
+    env.reset(config={})
+    step = env.advance(env.carry, torch.zeros(6, dtype=torch.int64), env.noise(1)[0])[1]
+    assert step.rewards.tolist() == [0.0, 0.0, 10.0, 10.0, 0.0, 0.0]
+
+
+def test_a_time_limit_truncates_a_copy():
+    env = PettingZooEnv(Shift, 1, seed=0, time_limit=4)
+    env.reset()
+    for t in range(8):
+        *_, info = env.step(torch.zeros(3, dtype=torch.int64))
+        assert env.carry["elapsed"].tolist() == [(t + 1) % 4] * 3
+    assert info["final_obs"][1, 0] == 4
+    assert info["episode"]["r"].tolist() == [0.0, 40.0, 20.0]
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "error", "message"),
+    [
+        (team_stubs.Unlike, {}, ValueError, r"observations of first are Box\(\[3\], float32\), of whole Box\(\[2\]"),
+        (team_stubs.Turns, {}, ValueError, r"agents act in turn, and its metadata do not say `is_parallelizable`"),
+        (team_stubs.same, {}, ValueError, "make a new environment each time"),
+        (dict, {}, TypeError, "must make a pettingzoo.ParallelEnv; it made dict"),
+        (5, {}, TypeError, "must be a function that makes a parallel environment; got 5"),
+        ("tests.envs.team_stubs", {}, ValueError, "looks like module:name"),
+        ("no_such_module:Shift", {}, ValueError, "cannot import 'no_such_module.Shift'"),
+        (Shift, {"team_return": "meam"}, ValueError, "one of 'mean', 'sum', .* got 'meam'. Did you mean 'mean'"),
+        (Shift, {"team_return": lambda returns: returns.mean(0)}, ValueError, r"of \[2, 3\] it made \[3\]"),
+        (Shift, {"state": "all"}, ValueError, "state must be 'shared' or None; got 'all'"),
+        (Shift, {"agent_id": 1}, TypeError, "agent_id must be true or false; got 1"),
+        (Shift, {"num_envs": 0}, ValueError, "num_envs must be at least 1; got 0"),
+    ],
+)
+def test_what_is_refused(make, options, error, message):
+    with pytest.raises(error, match=message) as raised:
+        PettingZooEnv(make, **{"num_envs": 2, **options})
+    assert "\n" not in str(raised.value)
+
+
+def test_a_step_of_another_form_is_told():
+    env = PettingZooEnv(team_stubs.Old, 1, seed=0)
+    env.reset()
+    with pytest.raises(ValueError, match=r"step\(\) of shift_v0 must return \(observations, rewards, terminations"):
+        env.step(torch.zeros(3, dtype=torch.int64))
+
+
+def test_a_missing_package_is_told(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pettingzoo", None)
+    with pytest.raises(RuntimeError, match=r"pip install 'rl8x\[pettingzoo\]'"):
+        PettingZooEnv(Shift, 2)
+
+
+def test_a_restored_environment_begins_new_episodes():
+    env = PettingZooEnv(Shift, 2, seed=0)
+    env.reset()
+    state = env.state_dict()
+    again = PettingZooEnv(Shift, 2, seed=3)
+    for each in (env, again):
+        with pytest.warns(RuntimeWarning, match="state cannot be saved"):
+            each.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="call reset"):
+        again.advance({}, torch.zeros(6), torch.zeros(6, 0))
+    assert torch.equal(env.reset()[0], again.reset()[0])
