@@ -272,7 +272,7 @@ def test_a_training_that_fails_is_named_and_tried_again(ran):
 
 def test_what_a_training_could_not_send_is_sent(ran):
     study, frame, client, _, first = ran
-    assert "ops.jsonl" in {path.name for path in first["left"]}
+    assert "journal.jsonl" in {path.name for path in first["left"]}
     assert all(map(is_sent, (study.folder.parent.parent / "spool").iterdir()))  # for those that have checkpoints
     rows = frame[frame[table.FINAL] & (frame["vary.lr"] == 1e-3) & (frame[table.SEED] == 0)]
     run = client.get_run(rows[table.RUN].iloc[0])
