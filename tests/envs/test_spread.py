@@ -79,7 +79,6 @@ def test_agents_of_a_copy_are_in_one_place_with_one_physics():
     assert env.another(4).num_envs == 12
 
 
-@pytest.mark.compiled_for_real
 def test_programs_give_what_eager_steps_do():
     options = {"num_envs": 4, "horizon": 30, "seed": 0, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
     build = functools.partial(Spread, state="shared", agent_id=True, team_return="min")
