@@ -145,6 +145,7 @@ _WORDS: Final[dict[str, str]] = {
     "num_test_envs num_test_episodes test_step_num_episodes episode_per_test n_eval_episodes": (
         "`Trainer(num_eval_envs=...)`"
     ),
+    "reward_metric multi_agent_return_reduction": "`team_return` of an environment with several agents",
     "tensorboard_log logger": "`Trainer(tracker=...)`, MLflow by itself",
     "torch_deterministic": "nothing to set: the same seed on the same machine gives the same bits",
     "time_limit max_episode_steps": "an argument of the environment, such as `env_kwargs.time_limit=200`",
