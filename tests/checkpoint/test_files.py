@@ -675,3 +675,15 @@ def test_a_file_cannot_have_anything_else_called(path):
     if path != "rl8x.PPOConfig":
         with pytest.raises(CheckpointError, match=r"must name a subclass of .*AlgorithmConfig|would import the module"):
             build_algorithm(named, resolved, {})
+
+
+def test_a_segment_that_is_missing_is_named(tmp_path):
+    path = with_segment(tmp_path, {"x": torch.arange(3)})
+    torch.save({"parts": [b"b-0-1"]}, path / files.STATE)
+    signed(path)
+    with pytest.raises(CheckpointError, match=r"b-0-1.segment.pt is missing"):
+        read(path)
+    path = with_segment(tmp_path, {"x": torch.arange(3)})
+    (path / "a-0-1.segment.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"a-0-1.segment.pt is missing"):
+        read(path)

@@ -267,3 +267,20 @@ def test_without_minari_it_is_said_before_anything_is_recorded(run, monkeypatch,
     monkeypatch.setitem(sys.modules, "minari", None)
     assert main(["collect", run, "--transitions", "5", "--format", "minari"]) == 2
     assert "needs Minari: pip install 'minari[hdf5]'" in capsys.readouterr().err
+
+
+def test_nothing_is_left_where_minari_fails(tmp_path, monkeypatch):
+    pytest.importorskip("minari", reason="Minari is not installed, whose format is written")
+    pytest.importorskip("h5py", reason="h5py is not installed, which Minari writes with")
+    from minari.dataset.minari_storage import MinariStorage
+
+    def fails(*arguments, **named):
+        raise NotImplementedError("no such space")
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    env = Counting(2, seed=1)
+    dataset = record(policy_for(env), env, 10).dataset
+    monkeypatch.setattr(MinariStorage, "new", fails)
+    with pytest.raises(ValueError, match="Minari cannot store these spaces: no such space"):
+        write_minari("ours/data-v0", dataset, algorithm_name="none")
+    assert not [*tmp_path.iterdir()]

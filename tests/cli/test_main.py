@@ -125,3 +125,11 @@ def test_the_installed_command_refuses_without_a_traceback(module):
     assert done.returncode == 2
     assert done.stderr.startswith("rl8x: error: ")
     assert "Traceback" not in done.stderr
+
+
+def test_the_module_that_torchrun_starts_takes_nothing_from_the_working_directory(tmp_path):
+    (tmp_path / "click.py").write_text("raise RuntimeError('not this one')\n")
+    command = [sys.executable, "-m", "rl8x", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("rl8x, version")

@@ -331,3 +331,17 @@ def test_any_run_file_and_words_end_in_a_run_or_in_one_line(untrained, tmp_path,
         assert code == 2
         assert captured.err.startswith("rl8x: error: ")
         assert captured.err.count("\n") == 1
+
+
+def test_stop_conditions_of_the_command_line_replace_the_files(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("env: Pendulum\nstop_conditions: [{wall_time: 5}]\n")
+    assert repr(read(file=path).run.conditions()) == "[WallTime(5)]"
+    run = read(file=path, stop=("hits_upper_bound: [env/steps, 1e6]", "non_finite"))
+    assert repr(run.run.conditions()) == "[HitsUpperBound('env/steps', 1000000.0), NonFinite()]"
+
+
+def test_a_dry_run_makes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "CartPole", *TRACKED, "--max-steps", "1", "--dry-run"]) == 0
+    assert list(tmp_path.iterdir()) == []

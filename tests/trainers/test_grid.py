@@ -285,3 +285,16 @@ def test_what_cannot_be_tested_is_refused(trained):
 class Never(CartPole):
     terminates = False
     default_time_limit = None
+
+
+def test_the_training_notices_nothing(trained):
+    def run(evaluates):
+        algorithm = PPOConfig(**CELL_SIZES).build(CartPole)
+        trainer = Trainer(algorithm, tracker=NullTracker(), checkpoints=False)
+        for _ in range(2):
+            trainer.step()
+            if evaluates:
+                CellEvaluator(algorithm, CELLS, episodes=2).evaluate()
+        return torch.cat([value.reshape(-1) for value in algorithm.policy.state_dict().values()])
+
+    assert torch.equal(run(False), run(True))

@@ -242,3 +242,15 @@ def test_counts_are_taken_out_of_the_row():
     row = {"finite/losses": 0.0, "finite/rewards": 1.0, "finite/actions": float("nan"), "losses/total": 2.0}
     assert set(take_counts(row)) == {"rewards", "actions"}
     assert row == {"losses/total": 2.0}
+
+
+def test_the_last_good_checkpoint_resumes(tmp_path):
+    straight = make_one()
+    run(straight, max_steps=5)
+    trainer = make_one(trainer={"checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [at(3, "rewards")]})
+    with pytest.raises(NonFiniteError):
+        run(trainer, max_steps=5)
+    second = Trainer.resume(tmp_path, tracker=trainer.tracker)
+    assert second.state[keys.STEPS] == 3
+    run(second)
+    assert torch.equal(weights(second), weights(straight))

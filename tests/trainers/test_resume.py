@@ -3,13 +3,14 @@ import dataclasses
 import functools
 import json
 import os
+import signal
 
 import pytest
 import torch
 
 from rl8x import keys
 from rl8x.algorithms import DQNConfig, PPOConfig
-from rl8x.checkpoint import CheckpointError, Checkpoints, find, listed, read
+from rl8x.checkpoint import CheckpointError, Checkpoints, files, find, listed, read
 from rl8x.checkpoint.tree import tensors_in
 from rl8x.cli.main import main
 from rl8x.conditions import Condition, HitsUpperBound, Plateau, as_condition
@@ -636,3 +637,65 @@ def test_a_run_that_goes_back_with_other_options_has_one_course_wherever_it_is_r
     )
     assert "points from step 128 on that are older are of a course" in own.tags["mlflow.note.content"]
     assert own.tags["mlflow.note.content"].count("Went back") == 1
+
+
+def test_damage_names_the_good_one_and_auto_takes_it(tmp_path):
+    first = make(trainer={"checkpoints": Checkpoints(tmp_path, every_steps=1)})
+    run(first, max_steps=3)
+    newest = listed(tmp_path)[-1]
+    (newest / files.STATE).write_bytes((newest / files.STATE).read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"state.pt does not have the digest .* good one is .*-step-2$"):
+        Trainer.resume(tmp_path, tracker=NullTracker())
+    trainer = Trainer.resume(tmp_path, auto=True, tracker=NullTracker())
+    assert run(trainer)[keys.STEPS] == 3
+    assert torch.equal(weights(trainer), weights(first))
+
+
+def test_an_older_checkpoint_can_be_gone_back_to(tmp_path):
+    run(make(trainer={"checkpoints": Checkpoints(tmp_path, every_steps=1, keep=9)}), max_steps=4)
+    back = Trainer.resume(listed(tmp_path)[2], tracker=MemoryTracker())
+    run(back, max_steps=3)
+    back.step()
+    assert back.save().name == "000007-step-4"
+    assert run(back, max_steps=2)["algorithm/steps"] == 6
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_simulator_that_cannot_be_saved_starts_new_episodes(tmp_path):
+    env = functools.partial(GymnasiumEnv, "CartPole-v1")
+    run(make(env, trainer={"checkpoints": tmp_path, "eval_env": False}), max_steps=2)
+    trainer = Trainer.resume(tmp_path, tracker=NullTracker())
+    assert run(trainer, max_steps=3)[keys.STEPS] == 3
+    assert trainer.state[keys.ENV_STEPS] == 3 * 32
+
+
+@pytest.mark.usefixtures("default_signals")
+def sends_itself_a_sigterm(trainer, stats):
+    if stats[keys.STEPS] == 2:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_in_mlflow_is_found_by_name_and_id_and_goes_on(mlruns, mlflow_client):
+    straight = make()
+    run(straight, max_steps=4)
+    first = make(trainer={"tracker": MLflowTracker(run_name="mine"), "callbacks": [sends_itself_a_sigterm]})
+    with pytest.raises(SystemExit):
+        run(first, max_steps=4)
+    run_id = first.tracker.run_id
+    folder = first.checkpoints.directory
+    assert folder.parent == mlruns / "checkpoints"
+    assert mlflow_client.get_run(run_id).info.status == "KILLED"
+    assert mlflow_client.get_run(run_id).data.tags["rl8x.checkpoints"] == str(folder)
+    for name in ("mine", run_id, folder.name):
+        assert find(name).path == listed(folder)[-1]
+    with pytest.raises(CheckpointError, match="did you mean mine"):
+        find("mime")
+    second = Trainer.resume("mine")
+    run(second)
+    assert second.tracker.run_id == run_id
+    found = mlflow_client.get_run(run_id)
+    assert found.info.status == "FINISHED"
+    assert found.data.tags["rl8x.stop_reason"] == "max_steps=4"
+    history = mlflow_client.get_metric_history(run_id, "losses/total")
+    assert [(point.step, point.value) for point in history] == straight.tracker.history("losses/total")
+    assert len(mlflow_client.search_runs([found.info.experiment_id])) == 1

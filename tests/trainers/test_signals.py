@@ -1,6 +1,7 @@
 import os
 import signal
 import sys
+import threading
 
 import pytest
 import torch
@@ -211,3 +212,22 @@ def test_a_trainer_that_was_made_before_a_fork_may_begin_in_it(tmp_path):
     trainer = make(trainer={"checkpoints": tmp_path})
     assert in_fork(lambda: run(trainer, max_steps=1)) == "done"
     assert len(listed(tmp_path)) > 0
+
+
+def test_a_run_in_another_thread_leaves_signals_alone():
+    before, inside = signal.getsignal(signal.SIGTERM), []
+    trainer = make(trainer={"callbacks": [lambda *_: inside.append(signal.getsignal(signal.SIGTERM))]})
+    thread = threading.Thread(target=lambda: run(trainer, max_steps=1))
+    thread.start()
+    thread.join()
+    assert inside == [before]
+    assert trainer.tracker.status == "FINISHED"
+
+
+def test_handlers_are_put_back_when_a_run_fails():
+    def fail(trainer, stats):
+        raise RuntimeError("out of luck")
+
+    trainer = make(trainer={"tracker": MemoryTracker(), "callbacks": [fail]})
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run(trainer)

@@ -205,3 +205,10 @@ def test_a_best_by_evaluations_that_nobody_makes_is_warned_of(tmp_path, recwarn)
     assert not [each for each in recwarn if "best of" in str(each.message)]
     with pytest.warns(RuntimeWarning, match="best of 'eval/returns/mean': this run makes no evaluations"):
         assert run("never") is None
+
+
+def test_the_first_evaluation_ends_a_run_that_is_solved_already():
+    trainer = make()
+    stats = trainer.run(steps_per_eval=1, stop_conditions=[SOLVED], max_steps=5, progress="none")
+    assert (stats[keys.STEPS], stats.fresh >= {"eval/returns/mean"}) == (1, True)
+    assert "eval/returns/mean" in stats.stop_reason
