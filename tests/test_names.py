@@ -70,6 +70,9 @@ def test_what_the_table_answers_exists():
     for words in WORDS.values():
         for call, arguments in re.findall(r"`(\w+Config)\(([^`]*)\)`", words):
             eval(f"{call}({arguments})", classes)
+        options = set(re.findall(r"`([a-z]\w*)(?:=[^`]*)?`", words))
+        # A part of an observation, an argument of environments, and a method of configs.
+        assert options <= FIELDS | {"action_mask", "team_return", "build"}, words
 
 
 @pytest.mark.parametrize(

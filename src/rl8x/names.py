@@ -156,7 +156,7 @@ _WORDS: Final[dict[str, str]] = {
     "c51": "`DQNConfig(double=False, num_atoms=101, v_min=-100, v_max=100)`",
     "recurrentppo": '`PPOConfig(model="lstm")`',
     "maskableppo": "`PPOConfig`: a mask is the part `action_mask` of a `Dict` observation",
-    "cql": "offline DQN or SAC with `cql_alpha`",
+    "cql": "offline DQN or SAC with `cql_coeff`",
     "trpo": "`PPOConfig`, the nearest that there is",
     "tqc crossq": "`SACConfig`, the nearest that there is",
 }
