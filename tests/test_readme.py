@@ -120,7 +120,8 @@ def test_the_scripts_of_docstrings_run(owner: Any) -> None:
     (code,) = re.findall(r"\n\n((?:    .*\n|\n)+)", inspect.getdoc(owner) or "")
     namespace: dict[str, Any] = {}
     exec(textwrap.dedent(code), namespace)
-    assert namespace["trainer"].stop_reason == "max_steps=2"
+    # Two steps may reach the bound of the example too, which hangs on how a processor rounds.
+    assert namespace["trainer"].stop_reason.split("; ")[-1] == "max_steps=2"
 
 
 @with_blocks("bash")
