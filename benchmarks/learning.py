@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -152,9 +153,13 @@ def add(path: Path, out: Path, tasks: Mapping[str, Any]) -> None:
             print(f"{name:<20} left out: {path.name} has it under other settings")
 
 
-def measure(table: Table, name: str, seed: int, out: Path, checkpoints: Path | None = None) -> bool:
+def measure(
+    table: Table, name: str, seed: int, out: Path, checkpoints: Path | None = None, *, enough: bool = False
+) -> bool:
     """Measure a seed of a task, print and keep its row; returns whether it reached what is asked."""
     task, rows = table.tasks[name], held(out).get("rows", [])
+    if enough and task.best_bound is not None:
+        task = dataclasses.replace(task, ends_at=task.best_bound)
     row = {"task": name, "seed": seed, **task.measure(name, seed, rows, checkpoints)}
     row["passed"] = task.passes(row, rows)
     if not table.curves:
@@ -175,6 +180,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", help="default: as many as the task has")
     parser.add_argument("--out", type=Path, help="default: the table's files in benchmarks/results")
     parser.add_argument("--checkpoints", type=Path, help="save runs there, and go on with those that were cut off")
+    parser.add_argument("--enough", action="store_true", help="end a run at an evaluation as good as the best must be")
     parser.add_argument("--add", type=Path, help="take the rows of another file too")
     parser.add_argument("--publish", action="store_true", help="put tables and curves into the pages")
     options = parser.parse_args(argv)
@@ -201,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         out, first = options.out or RESULTS / table.file(name), table.first_seed
         for seed in options.seeds or range(first, first + table.tasks[name].seeds):
-            passed = measure(table, name, seed, out, options.checkpoints) and passed
+            passed = measure(table, name, seed, out, options.checkpoints, enough=options.enough) and passed
     if options.add is not None:
         add(options.add, options.out or table.files()[0], table.tasks)
     if options.publish:

@@ -47,6 +47,7 @@ class Task:
     episodes: int = 256  # fresh episodes that the final policy is judged by
     eval_episodes: int | None = None  # episodes of an evaluation on the way; None: as many
     best_bound: float | None = None  # what the best evaluation on the way must be, in the mean over seeds; None: any
+    ends_at: float | None = None  # an evaluation on the way that ends the training; None: only its transitions do
 
     @property
     def transitions(self) -> int:
@@ -58,7 +59,8 @@ class Task:
     def described(self) -> dict[str, Any]:
         """All of the task, as the JSON file has it."""
         trained = {name: value for name, value in self.run.to_plain().items() if name not in WATCHING}
-        asked = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "run"}
+        asked = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del asked["run"], asked["ends_at"]  # what a row was ended by, its transitions say
         return {"run": {**trained, "algorithm": self.run.algorithm.algorithm}, **asked}
 
     @property
@@ -135,7 +137,8 @@ class Task:
             trainer = Trainer(self.make_algorithm(seed), **options)
         notes.go_on(int(trainer.state["env/steps"]))
         asked = {"env_config": self.run.run.env_config, "steps_per_eval": self.steps_per_eval, "progress": "none"}
-        trainer.run(stop_conditions=[HitsUpperBound("env/steps", self.transitions)], **asked)
+        enough = [] if self.ends_at is None else [HitsUpperBound("eval/returns/mean", self.ends_at)]
+        trainer.run(stop_conditions=[HitsUpperBound("env/steps", self.transitions), *enough], **asked)
         return trainer
 
     def judge(self, trainer: Trainer[Any], seed: int) -> dict[str, Any]:

@@ -75,11 +75,16 @@ def report(names: Sequence[str]) -> str:
             at = [row["first_at"] for row in mine]
             first = ", first never" if None in at else f", first at {max(at):,}"
         seeds = f"{len(mine)}{'' if len(mine) == task.seeds else f' of {task.seeds}'}"
-        spent = [f"{mine[0]['env_steps']:,}", f"{mine[0]['updates']:,}", f"{middle['cpu_s']:.1f}"]
+        spent = [*(_span([row[key] for row in mine]) for key in ("env_steps", "updates")), f"{middle['cpu_s']:.1f}"]
         returns = [f"{worst:.{digits}f}{first}", f"{middle['return_mean']:.{digits}f}", _best(mine, task, digits)]
         lines.append([name, bound, *returns, seeds, *spent])
     header = "task | bound | worst seed | median seed | best on the way, mean | seeds | transitions | updates | CPU s"
     return table(header.split(" | "), lines)
+
+
+def _span(counts: Sequence[int]) -> str:
+    """Write what all seeds have, or from what to what."""
+    return " to ".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
 
 
 def _best(rows: Sequence[Row], task: Task, digits: int) -> str:
@@ -237,7 +242,7 @@ def of_settings() -> str:
         path = tuned_files().get(run.env.env, {}).get(run.algorithm.algorithm.lower()) if run else None
         if path is not None and RunSpec.from_file(path) == run:
             settings[path.stem] = {
-                "transitions": mine[0]["env_steps"],
+                "transitions": max(row["env_steps"] for row in mine),
                 "returns": [row["return_mean"] for row in mine],
                 "seconds": statistics.median(row["cpu_s"] for row in mine),
             }
