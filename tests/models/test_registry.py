@@ -113,6 +113,7 @@ def test_every_model_keeps_the_contract(name):
     assert values.shape == (3, 4)
     assert {key: value.shape for key, value in last.items()} == {key: value.shape for key, value in state.items()}
     assert bool(state) is model.recurrent
+    torch.testing.assert_close(model.values(obs, state, starts), values)
     copy = make_model(name, model.observation_space, 2, SMALL[name])
     copy.load_state_dict(model.state_dict())
     assert torch.equal(copy(obs, state, starts)[0], features)
