@@ -106,7 +106,8 @@ def registering(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*is out of date")
 @pytest.mark.parametrize("name", IDS)
-def test_gymnasiums_registry_says_what_is_an_id(name, registering):
+def test_gymnasiums_registry_says_what_is_an_id(name, registering, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)  # as a script's own folder is
     given, meant = (text.replace("M", registering) for text in (name, IDS[name]))
     if not given.startswith(f"{registering}:"):
         exec(MODULE.replace("M", registering), {})  # as a script registers what it uses
