@@ -59,21 +59,24 @@ WAITING = ("tests/test_faults.py", "tests/ranks/test_failures.py")
 # Then come those that take longest, so that no worker begins one of them when the others are at their end.
 LONGEST = (
     "tests/combinations/test_runs.py",
+    "tests/execution/test_lowering.py",
     "tests/simulated_cuda/test_simulated_cuda.py",
     "tests/ranks/test_equality.py",
     "tests/execution/test_compiler.py",
     "tests/trainers/test_resume.py",
     "tests/test_readme.py",
     "tests/algorithms/test_conformance.py",
-    "tests/algorithms/test_sac.py",
+    "tests/test_examples.py",
+    "tests/test_site.py",
+    "tests/test_tutorial.py",
+    "tests/cli/test_main.py",
     "tests/trainers/test_auto.py",
-    "tests/algorithms/ppo/test_update.py",
     "tests/execution/test_execution.py",
     "tests/tracking/test_shipping.py",
     "tests/studies/test_jobs.py",
-    "tests/rollouts/test_compiled.py",
-    "tests/algorithms/test_td3.py",
     "tests/test_export.py",
+    "tests/test_secrets.py",
+    "tests/test_processes.py",
     "tests/trainers/test_record.py",
     "tests/trainers/test_trainer.py",
     "tests/trainers/test_moving_parameters.py",
@@ -257,54 +260,27 @@ def intercepted(patch, before):
 
 
 @pytest.fixture(autouse=True)
-def drawn_seeds_come_again(request):
-    """Let a run without a seed draw in CI what it drew there before: by chance it may learn at once, or not at all."""
-    from rl8x.algorithms import seeds  # imports torch: no sooner than OMP_NUM_THREADS is set
+def apart(request, monkeypatch):
+    """Let nothing of a test reach the next one, and leave out what takes seconds unless a mark asks for it.
 
-    if "RL8X_TESTS_REPEATABLE" not in os.environ:
-        yield
-        return
-    with mock.patch.object(seeds.secrets, "randbelow", random.Random(request.node.nodeid).randrange):
-        yield
-
-
-@pytest.fixture(autouse=True)
-def as_many_threads_as_before():
-    """Let no algorithm's `num_threads`, which is set for the process, be in force in the next test."""
+    Threads that an algorithm's `num_threads` sets for the process, trust that is remembered, and passwords that are
+    hidden end with the test. Learning curves are drawn with `draws_curves` alone, journals are shipped by a process of
+    its own with `store_process`; a wait at the end of a run, which is longer on a busy machine, is not told. In CI runs
+    without a seed draw what they drew there before: by chance one may learn at once, or not at all.
+    """
     import torch  # no sooner than OMP_NUM_THREADS is set
 
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+    from rl8x.algorithms import seeds
 
-
-@pytest.fixture(autouse=True)
-def no_trust():
-    """Let nothing that a test trusts be remembered in the next one."""
+    threads = torch.get_num_threads()
     memory().unlink(missing_ok=True)
-
-
-@pytest.fixture(autouse=True)
-def no_secrets(monkeypatch):
-    """Let no test's passwords be hidden in the next one's texts."""
     monkeypatch.setattr("rl8x.tracking.secrets._given", {})
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(request, monkeypatch):
-    """Draw no learning curves at the end of each run, unless a test is marked with `draws_curves`."""
+    monkeypatch.setattr("rl8x.trainers.progress._SECONDS_OF_SILENCE", 60.0)
     if "draws_curves" not in request.keywords:
         monkeypatch.setattr("rl8x.tracking.store.draw_curves", lambda *args: None)
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch):
-    """Say nothing of a wait at the end of a run, which takes longer on a busy machine."""
-    monkeypatch.setattr("rl8x.trainers.progress._SECONDS_OF_SILENCE", 60.0)
-
-
-@pytest.fixture(autouse=True)
-def mlflow_in_process(request, monkeypatch):
-    """Ship journals in this process, unless a test is marked with `store_process`."""
     if "store_process" not in request.keywords:
         monkeypatch.setattr("rl8x.tracking.shipping._Shipper", InProcess)
+    if "RL8X_TESTS_REPEATABLE" in os.environ:
+        monkeypatch.setattr(seeds.secrets, "randbelow", random.Random(request.node.nodeid).randrange)
+    yield
+    torch.set_num_threads(threads)

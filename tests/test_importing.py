@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
@@ -361,15 +360,3 @@ def test_trust_in_python_is_remembered_and_that_of_a_script_that_imports_or_of_m
     RunSpec.from_plain(data, trust=True).make_algorithm()
     sys.modules.pop(module)
     assert type(RunSpec.from_plain(data).make_algorithm().env).__name__ == "Task"
-
-
-@pytest.mark.store_process
-def test_files_of_the_folder_are_not_taken_for_modules_that_rl8x_needs(mlruns):
-    folder = mlruns.parent
-    for name in ("click", "mlflow", "yaml", "torch", "gymnasium", "tensordict", "psutil", "sqlalchemy"):
-        (folder / f"{name}.py").write_text(f"open('imported {name}', 'w')\n")
-    (folder / "run.json").write_text(json.dumps({"env": "CartPole", "algorithm_config": SMALL, "max_steps": 1}))
-    command = [sys.executable, "-m", "rl8x.cli.main", "train", "-f", "run.json"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert list(folder.glob("imported *")) == []

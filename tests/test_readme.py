@@ -103,7 +103,7 @@ def test_the_first_script_does_what_the_demo_does_and_ends_when_its_return_stays
     assert [*map(repr, asked["stop_conditions"])] == [*map(repr, conditions)]
 
     stats = namespace["stats"]
-    assert stats["eval/returns/mean"] >= 490
+    assert stats["eval/returns/mean"] >= 450
     assert stats["eval/episodes/ended"] == 128
     assert stats["env/steps"] < 204_800
     (promised,) = blocks(PAGES[0], "text")

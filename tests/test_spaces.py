@@ -101,30 +101,30 @@ def build_moves(config, action_space, **options):
     return config(**small, **options).build(env)
 
 
+HUGE = [
+    *((-LARGEST[dtype], LARGEST[dtype], dtype) for dtype in LARGEST),
+    *((0.0, LARGEST[dtype], dtype) for dtype in LARGEST),
+    *((-LARGEST[dtype], 1.0, dtype) for dtype in LARGEST),
+    (-LARGEST[np.float32], LARGEST[np.float32], np.float64),
+    (-1e300, 1e300, np.float64),
+    (-1e30, 1e30, np.float32),
+    (-1e12, 1e12, np.float32),
+    (-np.inf, np.inf, np.float64),
+]
+OWNERS = {
+    "SAC": (SACConfig, {}),
+    "TD3": (TD3Config, {}),
+    "SquashedNormal": (PPOConfig, {"distribution": SquashedNormal}),
+    "NoisyDeterministic": (PPOConfig, {"distribution": NoisyDeterministic}),
+}
+
+
 @pytest.mark.filterwarnings("error:overflow")
 @pytest.mark.parametrize(
-    ("low", "high", "dtype"),
-    [
-        *((-LARGEST[dtype], LARGEST[dtype], dtype) for dtype in LARGEST),
-        *((0.0, LARGEST[dtype], dtype) for dtype in LARGEST),
-        *((-LARGEST[dtype], 1.0, dtype) for dtype in LARGEST),
-        (-LARGEST[np.float32], LARGEST[np.float32], np.float64),
-        (-1e300, 1e300, np.float64),
-        (-1e30, 1e30, np.float32),
-        (-1e12, 1e12, np.float32),
-        (-np.inf, np.inf, np.float64),
-    ],
+    ("owner", "bounds"), [*(("SAC", each) for each in HUGE), *((each, HUGE[1]) for each in OWNERS)]
 )
-@pytest.mark.parametrize(
-    ("config", "options", "owner"),
-    [
-        (SACConfig, {}, "SAC"),
-        (TD3Config, {}, "TD3"),
-        (PPOConfig, {"distribution": SquashedNormal}, "SquashedNormal"),
-        (PPOConfig, {"distribution": NoisyDeterministic}, "NoisyDeterministic"),
-    ],
-)
-def test_bounds_that_nothing_can_be_scaled_to_are_refused(low, high, dtype, config, options, owner):
+def test_bounds_that_nothing_can_be_scaled_to_are_refused(owner, bounds):
+    (config, options), (low, high, dtype) = OWNERS[owner], bounds
     with pytest.raises(ValueError, match=rf"{owner} needs actions with finite bounds; got Box.* up to .*as good as no"):
         build_moves(config, spaces.Box(low, high, (2,), dtype), **options)
 

@@ -59,13 +59,13 @@ def test_the_loss_is_the_mean_of_the_actions_negative_log_probabilities(kind):
 
 
 @pytest.mark.parametrize("env_class", [CartPole, Pendulum])
-def test_two_hundred_updates_are_those_of_the_loss_written_plainly(env_class, monkeypatch):
+def test_forty_updates_are_those_of_the_loss_written_plainly(env_class, monkeypatch):
     data = dataset(env_class)
     algorithm = build(data, lr=3e-3, max_grad_norm=0.5, updates_per_step=20)
     plain, drawn, sample = PlainLearner(algorithm.policy, 3e-3, 0.5), [], algorithm.replay.sample
     monkeypatch.setattr(algorithm.replay, "sample", lambda *given: drawn.append(sample(*given)) or drawn[-1])
     before = {name: weight.detach().clone() for name, weight in algorithm.policy.named_parameters()}
-    for _ in range(10):
+    for _ in range(2):
         algorithm.step()
     rows = data.transitions
     for batch in torch.cat(drawn):
@@ -78,27 +78,10 @@ def test_two_hundred_updates_are_those_of_the_loss_written_plainly(env_class, mo
             errors = (actions.double() - features) / log_std.exp()
             losses = (errors.square() / 2 + log_std + math.log(2 * math.pi) / 2).sum(1)
         plain.descend(losses.mean())
-    assert len(torch.cat(drawn)) == 200
+    assert len(torch.cat(drawn)) == 40
     moved = max((weight - before[name]).abs().max().item() for name, weight in algorithm.policy.named_parameters())
-    assert moved > 0.1
+    assert moved > 0.05
     assert plain.furthest(algorithm.policy) < 1e-3
-
-
-def test_a_known_policy_is_recovered_by_its_probabilities():
-    generator = torch.Generator().manual_seed(2)
-    obs = torch.randn(4000, 4, generator=generator)
-    actions = (torch.rand(4000, generator=generator) < torch.sigmoid(2 * obs[:, 0])).long()
-    rows = {"obs": obs, "actions": actions, "rewards": torch.zeros(4000), "next_obs": obs}
-    rows |= {"terminated": torch.zeros(4000), "truncated": torch.ones(4000)}
-    spaces = {name: getattr(CartPole, f"single_{name}") for name in ("observation_space", "action_space")}
-    options = {"batch_size": 128, "lr_schedule": [[0, 1e-2], [600, 1e-3]], "updates_per_step": 200}
-    algorithm = build(Dataset.from_tensors(rows, **spaces), **options)
-    for _ in range(5):
-        algorithm.step()
-    fresh = torch.randn(500, 4, generator=generator)
-    with torch.no_grad():
-        features = algorithm.policy.predict(fresh[None], {}, torch.zeros(1, 500, dtype=torch.bool)).features[0]
-    assert (features.softmax(-1)[:, 1] - torch.sigmoid(2 * fresh[:, 0])).abs().mean() < 0.06
 
 
 def test_actions_of_several_parts_are_cloned():

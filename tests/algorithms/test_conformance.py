@@ -10,7 +10,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from tests.algorithms.by_hand import batch_of, disturb, updated
 from tests.algorithms.off_policy.test_offline import dataset
-from tests.probes import KNOWN, Boxes, Discretes, Probe, Target, traced_only
+from tests.probes import KNOWN, ActionMatches, Boxes, Discretes, Probe, Remember, Target, traced_only
 
 from rl8x import NullTracker, Trainer, algorithms, keys
 from rl8x.algorithms import (
@@ -121,7 +121,7 @@ CASES = {
 EACH = ["ppo", "pqn", "distillation", "dqn", "sac", "td3", "bc from data", "iql from data"]
 
 
-def build(case, folder=None, **options):
+def build(case, folder=None, time_limit=7, **options):
     """Build the algorithm of a case; `folder` is that of a replay on a disk, or has the data."""
     config, env, given = CASES[case]
     given = given | options
@@ -130,7 +130,7 @@ def build(case, folder=None, **options):
     if "teacher" in given:
         given["teacher"] = PPOConfig(**SMALL).build(env).policy
     if "dataset" not in given:
-        return config(**given).build(env, time_limit=7)
+        return config(**given).build(env, time_limit=time_limit)
     data = dataset(env)
     if folder is not None:
         data.save(folder / "data")
@@ -191,7 +191,7 @@ def test_traced_programs_compute_what_eager_functions_do(case, monkeypatch, tmp_
     eager, traced = (
         build(case, folder, execution=mode) for folder, mode in zip(folders, ("eager", "compile"), strict=True)
     )
-    begun, steps = weights(eager), 6 if hasattr(eager, "nets") else 3
+    begun, steps = weights(eager), 5 if hasattr(eager, "nets") else 2
     rows, others = train(eager, steps), train(traced, steps)
     assert eager.counters == traced.counters
     assert not torch.equal(weights(eager), begun) or case == "dqn, warm-up"
@@ -204,18 +204,26 @@ def test_traced_programs_compute_what_eager_functions_do(case, monkeypatch, tmp_
         assert row == pytest.approx(other, abs=1e-4, rel=1e-3, nan_ok=True)
 
 
-@pytest.mark.parametrize("case", ["ppo", "dqn", "sac, delayed"])
+SHARED = {"num_envs": 6, "num_threads": 2, "sgd_minibatch_size": None, "time_limit": 500}
+SHARED |= {"model_config": {"hidden_sizes": [8]}}
+
+
+@pytest.mark.parametrize("case", ["ppo", "ppo, agents apart", "sac, delayed"])
 def test_compiled_updates_compute_what_eager_ones_do(case, monkeypatch):
-    options = {"updates_per_sample": 0.25}  # 4 updates at once
-    if case == "ppo":  # the programs of trainers/test_resume.py, which are then compiled once
-        options = {"num_envs": 4, "sgd_minibatch_size": 16, "model_config": {"hidden_sizes": [8]}}
+    """Of `ppo` the steps too: its programs are those of trainers/test_resume.py, which are then compiled once."""
+    options = SHARED if case == "ppo" else {"updates_per_sample": 0.25} if "sac" in case else {}  # 4 updates at once
     eager, compiled = build(case, **options), build(case, **options, execution="compile")
-    collector = compiled.horizons.collector
-    monkeypatch.setattr(collector, "stepper", getattr(collector.stepper, "_eager", None))  # tested where it is
-    rows, others = train(eager, 2 if case == "ppo" else 6), train(compiled, 2 if case == "ppo" else 6)
+    collector, steps = compiled.horizons.collector, 6 if "sac" in case else 2
+    if case == "ppo":
+        monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK", 0)
+        monkeypatch.setattr("rl8x.algorithms.on_policy.update._CHUNK_ACTIVATIONS", 64)
+    else:
+        monkeypatch.setattr(collector, "stepper", getattr(collector.stepper, "_eager", None))
+    rows, others = train(eager, steps), train(compiled, steps)
     for row, other in zip(rows, others, strict=True):
         assert row == pytest.approx(other, rel=1e-3, abs=1e-4)
     torch.testing.assert_close(weights(eager), weights(compiled), atol=1e-4, rtol=1e-3)
+    assert not compiled.execution.fell_back
 
 
 @pytest.mark.parametrize("case", ["ppo", "dqn", "sac"])
@@ -244,12 +252,13 @@ def test_a_run_goes_on_to_the_bit(case, tmp_path):
     for name in ("whole", "first"):
         (tmp_path / name).mkdir()
     whole = Trainer(build(case, tmp_path / "whole"), tracker=NullTracker(), eval_env=False)
-    trained(whole, 5)
-    expected = trained(whole, 8)
+    middle, end = (5, 7) if hasattr(whole.algorithm, "nets") else (2, 3)
+    trained(whole, middle)
+    expected = trained(whole, end)
     first = Trainer(
         build(case, tmp_path / "first"), tracker=NullTracker(), eval_env=False, checkpoints=tmp_path / "saved"
     )
-    trained(first, 5)
+    trained(first, middle)
     first.save()
     source = getattr(first.algorithm, "source", None)
     if source is not None and first.algorithm.env is not None and case != "dqn, warm-up":
@@ -257,7 +266,7 @@ def test_a_run_goes_on_to_the_bit(case, tmp_path):
         assert 0 <= source.updates_owed < 1
     given = {} if first.algorithm.env is None else {"algorithm": build(case, tmp_path / "first")}
     second = Trainer.resume(tmp_path / "saved", tracker=NullTracker(), eval_env=False, **given)
-    assert repr(trained(second, 8)) == repr(expected)
+    assert repr(trained(second, end)) == repr(expected)
     assert torch.equal(weights(second.algorithm), weights(whole.algorithm))
     assert second.algorithm.counters == whole.algorithm.counters
     for name, value in whole.algorithm.policy.state_dict().items():
@@ -388,13 +397,31 @@ def test_known_values_of_continuous_actions_are_learned(case):
         assert best_action(algorithm, Boxes.seen(Target, x)) == pytest.approx(x / 2, abs=0.15)
 
 
-@pytest.mark.parametrize("config", [SACConfig, TD3Config])
-def test_the_bare_defaults_learn(config):
-    """Two steps of updates towards x / 2, the best action of `Target`, from an action that does not depend on x."""
-    algorithm = config(seed=0, device="cpu", execution="eager").build(Target)
-    train(algorithm, 10)
+@pytest.mark.parametrize(("config", "steps"), [(SACConfig, 10), (TD3Config, 10), (PPOConfig, 5), (PQNConfig, 5)])
+def test_the_bare_defaults_learn(config, steps):
+    """Towards x / 2, the best action of `Target`, from an action that does not depend on x; or to its sign."""
+    continuous = config in (SACConfig, TD3Config)
+    algorithm = config(seed=0, device="cpu", execution="eager").build(Target if continuous else ActionMatches)
+    train(algorithm, steps)
     for x in (-1.0, 1.0):
-        assert 0.25 < best_action(algorithm, torch.tensor([[x]])) / x < 0.75
+        action = best_action(algorithm, torch.tensor([[x]]))
+        assert 0.25 < action / x < 0.75 if continuous else action == (x > 0)
+
+
+REMEMBERING = LEARNS | {"num_envs": 64, "horizon": 12, "seq_len": 3, "sgd_minibatch_size": None, "num_sgd_iters": 8}
+REMEMBERING |= {"gamma": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("case", "steps", "options"),
+    [
+        ("ppo, lstm", 40, {"model_config": {"hidden_size": 16}, "normalize_rewards": False}),
+        ("pqn, gru", 60, {"model_config": {"hidden_size": 16}, "q_lambda": 0.5, "epsilon": 0.3}),
+    ],
+)
+def test_a_memory_learns_what_nothing_else_can(case, steps, options):
+    algorithm = learned(case, Remember, steps, **REMEMBERING | options)
+    assert algorithm.evaluate(deterministic=True)["episodes/returns/mean"] > 0.9
 
 
 class OneLegal(Probe):

@@ -90,14 +90,14 @@ def train(algorithm, steps, **collect):
 @pytest.mark.parametrize(
     ("loss", "env"), [("kl", CartPole), ("nll", CartPole), ("kl", Pendulum), ("nll", Pendulum), ("mse", Pendulum)]
 )
-def test_a_hundred_updates_are_those_of_the_loss_written_plainly(loss, env):
+def test_twenty_updates_are_those_of_the_loss_written_plainly(loss, env):
     teacher = random_policy(env(1), model_config={"hidden_sizes": []})
     options = {"loss": loss, "lr": 3e-3, "max_grad_norm": 0.5, "num_sgd_iters": 5, "sgd_minibatch_size": None}
     algorithm = config(teacher=teacher, execution="eager", **options).build(env)
     plain = PlainLearner(algorithm.policy, 3e-3, 0.5)
     before = {name: weight.detach().clone() for name, weight in plain.weights.items()}
     head = [weight.detach().double() for weight in (teacher.model.policy_head.weight, teacher.model.policy_head.bias)]
-    for _ in range(20):
+    for _ in range(4):
         algorithm.collect()
         obs = algorithm.rollout["obs"][:-1].double()
         algorithm.step()
@@ -123,7 +123,7 @@ def test_a_hundred_updates_are_those_of_the_loss_written_plainly(loss, env):
                     losses = (best - features).square().mean(-1)
             plain.descend(losses.mean())
     moved = max((weight - before[name]).abs().max().item() for name, weight in plain.weights.items())
-    assert moved > 0.1
+    assert moved > 0.03
     assert plain.furthest(algorithm.policy) < 1e-3
 
 

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.algorithms.by_hand import batch_of, disturb, updated
 from tests.algorithms.off_policy.test_offline import build as build_offline
-from tests.probes import ActionDecides, Probe
 from torch import nn
 
 from rl8x import keys
@@ -32,16 +31,6 @@ KINDS = {"atoms": ATOMS, "quantiles": QUANTILES}
 
 def build(env=CartPole, **options):
     return DQNConfig(**{**SMALL, "warmup_steps": 16, "batch_size": 16, "buffer_size": 200, **options}).build(env)
-
-
-def learned(env, steps=80, **options):
-    settings = {"warmup_steps": 64, "lr": 0.01, "target_interval": 20, "updates_per_sample": 1.0, "gamma": 0.9}
-    settings |= {"epsilon": 0.5, "epsilon_decay_steps": 0}
-    algorithm = build(env, **{**settings, "execution": "eager", **options})
-    for _ in range(steps):
-        algorithm.collect()
-        algorithm.step()
-    return algorithm
 
 
 # -- one update, row by row
@@ -267,51 +256,6 @@ def test_priorities_are_written_after_each_group_of_updates(monkeypatch):
     assert algorithm.counters["algorithm/updates"] == 96
 
 
-def test_surprising_rows_are_drawn_more_often():
-    """One observation in many has a reward that cannot be known, so that its error stays."""
-    algorithm = learned(Surprise, steps=60, prioritized=True, priority_alpha=1.0)
-    index = algorithm.replay.sample(200, 16, torch.Generator().manual_seed(0))
-    obs = algorithm.replay.gather(index)[keys.OBS]
-    share = (algorithm.replay.as_tensordict()[keys.OBS] > 0.5).float().mean().item()
-    assert (obs > 0.5).float().mean().item() > 1.5 * share
-
-
-class Surprise(Probe):
-    """A reward of +2 or -2 by chance where the observation is 1, and of 0 where it is -1; then the end."""
-
-    terminates = True
-    step_noise = 1
-
-    def initial_state(self, parameters, noise):
-        return {"x": (noise < 0.25).float() * 2 - 1}
-
-    def transition(self, state, actions, parameters, noise):
-        sign = (noise.squeeze(1) < 0.5).float() * 4 - 2
-        rewards = torch.where(state["x"].squeeze(1) > 0, sign, 0.0)
-        return dict(state), rewards, torch.ones(self.num_envs, dtype=torch.bool)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_the_whole_distribution_of_a_return_is_learned(name):
-    """A reward of +2 or -2 by chance where the observation is 1, and of 0 where it is -1."""
-    options = {
-        "atoms": {"num_atoms": 5, "v_min": -4.0, "v_max": 4.0},
-        "quantiles": {"num_quantiles": 4, "huber_delta": None},
-    }[name]
-    options |= {
-        "buffer_size": 1000,
-        "batch_size": 64,
-        "lr_schedule": {"kind": "interp", "points": [[0, 0.01], [960, 0]]},
-    }
-    algorithm = learned(Surprise, steps=60, **options)
-    obs = torch.tensor([1.0, -1.0]).view(1, 2, 1)
-    outputs = algorithm.policy(obs, {}, torch.zeros(1, 2, dtype=torch.bool), True)[1][0].detach()  # [2, actions, k]
-    expected = {"atoms": [[0, 0.5, 0, 0.5, 0], [0, 0, 1, 0, 0]], "quantiles": [[-2, -2, 2, 2], [0, 0, 0, 0]]}[name]
-    found = outputs.softmax(-1) if name == "atoms" else outputs
-    for action in (0, 1):
-        assert (found[:, action] - torch.tensor(expected)).abs().max() < (0.12 if name == "atoms" else 0.4)
-
-
 def test_one_number_is_the_plain_algorithm_and_the_head_is_as_wide_as_it_must_be():
     plain, one = build(), build(num_atoms=1, num_quantiles=1, v_min=-1.0)
     assert not isinstance(one.policy.distribution, GreedyInMeans)
@@ -336,25 +280,23 @@ def test_with_a_data_set_intervals_are_of_updates():
     assert moves.nonzero().flatten().tolist() == [9, 19, 29]
 
 
-@pytest.mark.parametrize(("decay", "wanted"), [(96, [1.0, 0.875, 0.75, 0.625, 0.5, 0.5]), (0, [1.0, *[0.5] * 5])])
-def test_epsilon_decays_from_1_over_transitions(decay, wanted):
-    algorithm = build(warmup_steps=20, epsilon=0.5, epsilon_decay_steps=decay, num_envs=12, horizon=2)
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"epsilon_decay_steps": 96}, [1.0, 0.875, 0.75, 0.625, 0.5, 0.5]),
+        ({"epsilon_decay_steps": 0}, [1.0, *[0.5] * 5]),
+        ({"epsilon_schedule": {"kind": "interp", "points": [[0, 1.0], [96, 0.0]]}}, [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]),
+    ],
+)
+def test_epsilon_is_1_in_the_warm_up_and_follows_the_transitions(options, wanted):
+    given = {} if "epsilon_schedule" in options else {"epsilon": 0.5}
+    algorithm = build(warmup_steps=20, num_envs=12, horizon=2, **given, **options)
     epsilons = []
     for _ in range(6):
         epsilons.append(algorithm.collect()["coefficients/epsilon"])
         algorithm.step()
-    assert epsilons == pytest.approx(wanted)
-
-
-def test_actions_are_random_in_the_warm_up_and_epsilon_follows_its_schedule():
-    schedule = {"kind": "interp", "points": [[0, 1.0], [160, 0.0]]}
-    algorithm = build(ActionDecides, warmup_steps=64, epsilon_schedule=schedule, num_envs=16, horizon=1)
-    epsilons = []
-    for _ in range(12):
-        epsilons.append(algorithm.collect()["coefficients/epsilon"])
-        algorithm.step()
-    assert epsilons == pytest.approx([1.0] * 4 + [0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0], abs=1e-6)
-    assert algorithm.policy.distribution.epsilon.item() == 0.0
+    assert epsilons == pytest.approx(wanted, abs=1e-6)
+    assert algorithm.policy.distribution.epsilon.item() == pytest.approx(wanted[-1])
 
 
 # -- defaults

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import probes
 
-from rl8x import NullTracker, Trainer, keys
+from rl8x import keys
 from rl8x.algorithms import PQNConfig
 from rl8x.envs import CartPole
 
@@ -21,34 +21,6 @@ def tiny(env=CartPole, time_limit=5, **options):
     return PQNConfig(**(defaults | small | options)).build(env, time_limit=time_limit)
 
 
-def probe(env, steps, **options):
-    algorithm = PQNConfig(
-        **(
-            {
-                "num_envs": 64,
-                "horizon": 8,
-                "seed": 1,
-                "device": "cpu",
-                "execution": "eager",
-                "lr": 1e-2,
-                "gamma": 0.9,
-                "model_config": {"hidden_sizes": [32], "activation": "tanh"},
-                "num_sgd_iters": 4,
-                "epsilon": 0.5,
-            }
-            | options
-        )
-    ).build(env)
-    return train(algorithm, steps)
-
-
-def train(algorithm, steps):
-    for _ in range(steps):
-        algorithm.collect()
-        algorithm.step()
-    return algorithm
-
-
 def weights(algorithm):
     return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
 
@@ -56,26 +28,6 @@ def weights(algorithm):
 def q_of(algorithm, x):
     obs, starts = torch.full((1, 1, 1), x), torch.ones(1, 1, dtype=torch.bool)
     return algorithm.policy(obs, algorithm.policy.initial_state(1), starts)[0, 0].tolist()
-
-
-# -- probe environments: known values
-
-
-def test_the_bare_defaults_learn_cartpole():
-    """Five times what random actions reach, in a fifth of the transitions that the benchmark of the defaults has."""
-    algorithm = PQNConfig(seed=0, device="cpu", execution="eager").build(CartPole)
-    trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=True, num_eval_envs=16)
-    trainer.run(max_steps=48, progress="none")
-    assert trainer.eval()["eval/returns/mean"] > 100
-
-
-def test_memory_solves_what_a_feedforward_network_cannot():
-    options = {"horizon": 12, "sgd_minibatch_size": None, "num_sgd_iters": 8, "epsilon": 0.3}
-    recurrent = probe(
-        probes.Remember, 60, model="gru", model_config={"hidden_size": 16}, seq_len=3, q_lambda=0.5, **options
-    )
-    assert recurrent.evaluate(deterministic=True)["episodes/returns/mean"] > 0.9
-    assert abs(probe(probes.Remember, 20, **options).evaluate(deterministic=True)["episodes/returns/mean"]) < 0.6
 
 
 # -- targets

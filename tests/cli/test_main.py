@@ -128,8 +128,9 @@ def test_the_installed_command_refuses_without_a_traceback(module):
 
 
 def test_the_module_that_torchrun_starts_takes_nothing_from_the_working_directory(tmp_path):
-    (tmp_path / "click.py").write_text("raise RuntimeError('not this one')\n")
-    command = [sys.executable, "-m", "rl8x", "--version"]
+    for name in ("click", "mlflow", "yaml", "torch", "gymnasium", "tensordict", "psutil", "sqlalchemy"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('not this one')\n")
+    command = [sys.executable, "-m", "rl8x", "train", "CartPole", "--max-steps", "1", "--dry-run"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("rl8x, version")
+    assert "env: CartPole\n" in done.stdout

@@ -7,6 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from tests.probes import noise_of
+from torch import distributions
 
 from rl8x import PPOConfig
 from rl8x.distributions import (
@@ -15,6 +16,7 @@ from rl8x.distributions import (
     Categorical,
     Composite,
     Distribution,
+    EpsilonGreedy,
     MultiCategorical,
     Normal,
     SquashedNormal,
@@ -36,6 +38,7 @@ def test_the_space_picks_a_distribution():
 
 def test_names_classes_and_arguments():
     assert type(make_distribution("squashed_normal", BOX)) is SquashedNormal
+    assert type(make_distribution("epsilon_greedy", spaces.Discrete(2), {"epsilon": 0.1})) is EpsilonGreedy
     by_class = make_distribution(Normal, BOX, {"std": "state"})
     assert isinstance(by_class, Normal)
     assert by_class.num_features == 4
@@ -60,6 +63,17 @@ def test_the_users_config_stays_as_it_is():
         (None, spaces.Discrete(2), {"std": "free"}, ValueError, "Categorical takes nothing in `distribution_config`"),
         (None, spaces.Text(3), None, ValueError, "Discrete, Box, MultiDiscrete, MultiBinary, Dict, Tuple"),
         ("normal", spaces.Discrete(2), None, TypeError, "Box"),
+        ("categorical", BOX, None, TypeError, "Discrete"),
+        ("multi_categorical", spaces.Discrete(3), None, TypeError, "MultiDiscrete"),
+        ("bernoulli", spaces.Discrete(2), None, TypeError, "MultiBinary"),
+        ("epsilon_greedy", spaces.MultiDiscrete([2, 3]), None, TypeError, "EpsilonGreedy needs a Discrete"),
+        (
+            "epsilon_greedy",
+            spaces.Discrete(2),
+            {"epsilon": 1.1},
+            ValueError,
+            "`epsilon` must be at least 0 and at most 1",
+        ),
         (3, BOX, None, TypeError, "subclass of Distribution"),
         (dict, BOX, None, TypeError, "subclass of Distribution"),
     ],
@@ -117,15 +131,60 @@ def test_nothing_depends_on_values_that_the_host_would_have_to_see(name, space, 
     assert all(value.shape == (3, 5) for value in (logp, *rest))
 
 
-@pytest.mark.parametrize(("name", "space", "config"), CASES)
-def test_everything_traces_as_one_graph(name, space, config):
+def by_torch(name, space, features):
+    """Torch's own distributions of an action's choices; its log-probability, entropy and divergence are their sums."""
+    if name == "multi_categorical":
+        return [distributions.Categorical(logits=part) for part in features.split(space.nvec.tolist(), -1)]
+    if name == "categorical":
+        return [distributions.Categorical(logits=features)]
+    if name == "bernoulli":
+        return [distributions.Independent(distributions.Bernoulli(logits=features), 1)]
+    mean, log_std = features.chunk(2, -1)
+    return [distributions.Independent(distributions.Normal(mean, log_std.exp()), 1)]
+
+
+OF_TORCH = [case for case in CASES if case[0] in ("categorical", "multi_categorical", "bernoulli")]
+OF_TORCH += [("categorical", spaces.Discrete(1), {}), ("multi_categorical", spaces.MultiDiscrete([3, 1, 5, 2]), {})]
+OF_TORCH += [("normal", BOX, {"std": "state"})]
+
+
+@pytest.mark.parametrize(("name", "space", "config"), OF_TORCH)
+def test_scores_modes_and_gradients_are_those_of_torch(name, space, config):
     distribution = make_distribution(name, space, config)
-    features, noise = torch.randn(6, distribution.num_features), noise_of(distribution, (6,), None, "cpu")
-    torch.compiler.reset()
-    traced = torch.compile(everything, backend="eager", fullgraph=True)
-    theirs = traced(distribution, features, noise)
-    for mine, other in zip(everything(distribution, features, noise), theirs, strict=True):
-        assert all(torch.equal(*pair) for pair in zip(leaves(mine), leaves(other), strict=True))
+    one, other = 0.5 * torch.randn(2, 7, 4, distribution.num_features, generator=torch.Generator().manual_seed(1))
+    features = one.requires_grad_()
+    params, others = distribution.from_features(features), distribution.from_features(other)
+    actions = distribution.sample(params, noise_of(distribution, (7, 4)))[0].detach()
+    parts, theirs = by_torch(name, space, features), by_torch(name, space, other)
+    columns = actions.unbind(-1) if name == "multi_categorical" else [actions.to(one.dtype)]
+    expected = [
+        sum(part.log_prob(column) for part, column in zip(parts, columns, strict=True)),
+        sum(part.entropy() for part in parts),
+        sum(distributions.kl_divergence(*pair) for pair in zip(parts, theirs, strict=True)),
+    ]
+    found = [distribution.logp(params, actions), distribution.entropy(params), distribution.kl(params, others)]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    modes = [part.mode for part in parts]
+    modes = torch.stack(modes, -1) if name == "multi_categorical" else modes[0]
+    assert torch.equal(distribution.mode(params).to(modes.dtype), modes)
+    gradients = [torch.autograd.grad(sum(each).sum(), features, allow_unused=True)[0] for each in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-4, 1.0, 1e4, 1e30])
+@pytest.mark.parametrize(("name", "space", "config"), CASES)
+def test_extreme_features_give_finite_values_and_gradients(name, space, config, scale):
+    if name in ("normal", "squashed_normal", "composite"):
+        scale = min(scale, 1e4)  # of larger means float32 does not hold the squares
+    distribution = make_distribution(name, space, config)
+    noise = noise_of(distribution, (64,), torch.Generator().manual_seed(0))
+    features = torch.randn(64, distribution.num_features, generator=torch.Generator().manual_seed(0)) * scale
+    _, logp, _, _, entropy, kl = everything(distribution, features.requires_grad_(), noise)
+    total = (logp + entropy + kl).sum()
+    if total.requires_grad:  # greedy actions do not change with their values
+        total.backward()
+    for value in (logp, entropy, features.grad):
+        assert value is None or bool(value.isfinite().all())
 
 
 @pytest.mark.parametrize(("name", "space", "config"), CASES)

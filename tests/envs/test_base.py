@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -13,16 +12,14 @@ from hypothesis import strategies as st
 from rl8x.envs import (
     BUILTIN,
     CartPole,
-    CartPoleInfinite,
     DiscreteDummy,
     GymnasiumEnv,
-    MountainCar,
     NumpyEnv,
     Pendulum,
 )
 from rl8x.envs.base import Env, Parameter
-from rl8x.randomization import Choice, Grid, LogUniform, Normal, Uniform
-from rl8x.trees import flatten_tree, tree_map
+from rl8x.randomization import Grid, LogUniform, Normal, Uniform
+from rl8x.trees import flatten_tree
 
 
 class Countdown(Env):
@@ -125,24 +122,6 @@ def test_advance_equals_a_loop_over_copies(limit):
             ended += terminated or truncated
     assert ended > 50
     assert step.valid is None
-
-
-@pytest.mark.parametrize("env_class", [CartPole, CartPoleInfinite, Pendulum, Countdown])
-def test_advance_compiles_without_a_graph_break(env_class):
-    torch._dynamo.reset()
-    env = env_class(4, seed=0)
-    name, parameter = next(iter(env.parameters.items()))
-    env.reset(config={name: Choice([parameter.default, parameter.default * 1.1])})
-    compiled = torch.compile(env.advance, backend="eager", fullgraph=True)
-    noise = env.noise(3)
-    actions = torch.as_tensor(env.action_space.sample())
-    carry = env.carry
-    for t in range(3):
-        expected_carry, expected = env.advance(carry, actions, noise[t])
-        carry, step = compiled(carry, actions, noise[t])
-        assert torch.equal(step.obs, expected.obs)
-        assert torch.equal(step.rewards, expected.rewards)
-        assert torch.equal(carry["elapsed"], expected_carry["elapsed"])
 
 
 @settings(max_examples=20, deadline=None)
@@ -313,15 +292,6 @@ def test_a_wrong_config_says_what_is_legal(config, message):
     assert torch.equal(env.generator.get_state(), state)
 
 
-def test_config_is_kept_in_plain_form():
-    env = CartPole(2, seed=0)
-    config = {"length": Uniform(0.2, 0.8), "gravity": np.array([9.0, 10.0]), "tau": 0.01}
-    env.reset(config=config)
-    assert env.config == {"length": {"uniform": [0.2, 0.8]}, "gravity": [9.0, 10.0], "tau": 0.01}
-    again = CartPole(2, seed=0)
-    assert torch.equal(again.reset(config=env.config)[0], CartPole(2, seed=0).reset(config=config)[0])
-
-
 def test_what_a_config_says_is_found_out_anew_where_anything_in_it_has_changed():
     env = CartPole(2, seed=0)
     config = {"length": Uniform(0.2, 0.8), "gravity": 9.0}
@@ -376,32 +346,6 @@ def test_the_program_key_tells_what_is_built_in():
     assert env.program_key == key  # so are values for each copy
     env.reset(config={"length": Uniform(0.2, 0.8)})
     assert env.program_key != key
-
-
-@pytest.mark.parametrize("env_class", BUILTIN.values())
-def test_is_a_gymnasium_vector_environment(env_class):
-    env = env_class(3, seed=0)
-    assert isinstance(env, gymnasium.vector.VectorEnv)
-    assert env.metadata["autoreset_mode"] == gymnasium.vector.AutoresetMode.SAME_STEP
-    assert env.observation_space == gymnasium.vector.utils.batch_space(env.single_observation_space, env.num_envs)
-    assert env.action_space == gymnasium.vector.utils.batch_space(env.single_action_space, env.num_envs)
-    obs, info = env.reset(seed=1, options={})
-    assert info == {}
-    assert env.observation_space.contains(tree_map(torch.Tensor.numpy, obs))
-    for _ in range(5):
-        obs, rewards, terminated, truncated, info = env.step(env.action_space.sample())
-        assert env.observation_space.contains(tree_map(torch.Tensor.numpy, info["final_obs"]))
-        assert rewards.shape == terminated.shape == truncated.shape == (env.num_envs,)
-    assert env.unwrapped is env
-    env.close()
-    assert env.closed
-    assert repr(env) == f"{env_class.__name__}(num_envs={env.num_envs})"
-
-
-def test_gymnasiums_wrapper_of_vector_environments_works():
-    env = gymnasium.wrappers.vector.TransformReward(MountainCar(3, seed=0), lambda rewards: rewards * 2)
-    env.reset(seed=0)
-    assert env.step(env.action_space.sample())[1].tolist() == [-2.0, -2.0, -2.0]
 
 
 FEW = type("Few", (CartPole,), {"max_num_envs": 4})

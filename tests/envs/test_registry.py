@@ -104,25 +104,34 @@ def registering(tmp_path, monkeypatch):
         del gymnasium.registry[name]
 
 
-@pytest.mark.filterwarnings("ignore:.*state cannot be saved", "ignore:.*is out of date")
+@pytest.mark.filterwarnings("ignore:.*is out of date")
 @pytest.mark.parametrize("name", IDS)
-def test_gymnasiums_registry_says_what_is_an_id(name, registering, capsys):
+def test_gymnasiums_registry_says_what_is_an_id(name, registering, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)  # as a script's own folder is
     given, meant = (text.replace("M", registering) for text in (name, IDS[name]))
     if not given.startswith(f"{registering}:"):
         exec(MODULE.replace("M", registering), {})  # as a script registers what it uses
+    algorithm = PPOConfig(**SMALL).build(given)
+    assert (algorithm.env.params["id"], algorithm.env.time_limit) == (meant, 9)
+    assert env_spec(algorithm).env.rpartition(":")[2] == meant
+
+
+@pytest.mark.filterwarnings("ignore:.*state cannot be saved", "ignore:.*is out of date")
+@pytest.mark.parametrize("name", ["mine/M_Plain", "M:M_Old", "M:mine/M_Old-v1"])
+def test_every_command_and_a_run_file_take_an_id_as_it_is_written(name, registering, capsys):
+    given = name.replace("M", registering)
+    if not given.startswith(f"{registering}:"):
+        exec(MODULE.replace("M", registering), {})
     assert main(["train", given, *WORDS, f"eval_env={given}", "steps_per_eval=1", "checkpoints.directory=a"]) == 0
     assert main(["resume", "a", "--max-steps", "2", "--progress", "none"]) == 0
     assert main(["collect", "a", "--env", given, "--transitions", "4", "--output", "b"]) == 0
     assert main(["envs", given]) == 0
-    algorithm = PPOConfig(**SMALL).build(given)
-    assert (algorithm.env.params["id"], algorithm.env.time_limit) == (meant, 9)
     Path("run.json").write_text(
         json.dumps({"env": given, "tracking": False, "max_steps": 1, "algorithm_config": SMALL})
     )
     assert main(["train", "-f", "run.json", "--trust", "checkpoints.directory=c", "progress=none"]) == 0
     (spec, *_) = (json.loads(path.read_text())["spec"] for path in Path("c").glob("*/checkpoint.json"))
-    assert spec["env"] == given  # as it was written
-    assert env_spec(algorithm).env.rpartition(":")[2] == meant
+    assert spec["env"] == given
     assert "error" not in capsys.readouterr().err
 
 

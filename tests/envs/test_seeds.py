@@ -126,7 +126,7 @@ def test_rl8xs_own_environments_get_the_whole_seed():
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [2**32 - 1, 2**70])
 def test_environments_of_32_bits_train_and_are_evaluated(name, seed):
     trainer = train(MAKERS[name], seed)
     assert trainer.evaluator.env is not trainer.algorithm.env
@@ -135,10 +135,9 @@ def test_environments_of_32_bits_train_and_are_evaluated(name, seed):
 
 
 @pytest.mark.parametrize("name", INSTANCES)
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.filterwarnings("ignore:.*can neither be copied nor made again")
-def test_vector_environments_of_32_bits_train(name, seed):
-    train(INSTANCES[name](), seed)
+def test_vector_environments_of_32_bits_train(name):
+    train(INSTANCES[name](), 2**40 + 3)
 
 
 @pytest.mark.parametrize("seed", [*SEEDS, -3, np.int64(2**40)])

@@ -1,4 +1,3 @@
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,12 +31,3 @@ def test_probability_is_shared_by_the_two_atoms_beside_a_value():
 def test_the_expectation_is_the_mean():
     logits = torch.tensor([[0.0, 0.0, 0.0], [0.0, -1e9, 0.0], [-1e9, 0.0, 0.0]])
     torch.testing.assert_close(expectation(logits, torch.tensor([-1.0, 0.0, 4.0])), torch.tensor([1.0, 1.5, 2.0]))
-
-
-def test_atoms_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"`atoms` \[num_atoms\]; got \[2, 3\], \[4\]"):
-        expectation(torch.rand(2, 3), torch.rand(4))
-    with pytest.raises(ValueError, match=r"at least two; got \[2, 1\], \[2, 1\], \[1\]"):
-        project(torch.rand(2, 1), torch.rand(2, 1), torch.zeros(1))  # of one atom a distance would be 0 / 0
-    with pytest.raises(ValueError, match=r"got \[2, 3\], \[2, 1\], \[3\]"):
-        project(torch.rand(2, 3), torch.rand(2, 1), torch.arange(3.0))

@@ -107,16 +107,6 @@ def test_copies_do_not_mix_and_gradients_stop():
     assert not together.requires_grad
 
 
-def test_shapes_are_checked():
-    no = torch.zeros(4, 3, dtype=torch.bool)
-    with pytest.raises(ValueError, match=r"one row more than `rewards`: \[5, 3\]; got \[4, 3\]"):
-        generalized_advantages(torch.rand(4, 3), torch.rand(4, 3), torch.rand(4, 3), no, no, gamma=0.9, gae_lambda=0.8)
-    with pytest.raises(ValueError, match=r"`terminated` must be shaped like `rewards`, \[4, 3\]; got \[4, 1\]"):
-        generalized_advantages(
-            torch.rand(4, 3), torch.rand(5, 3), torch.rand(4, 3), no[:, :1], no, gamma=0.9, gae_lambda=0.8
-        )
-
-
 numbers = st.floats(-10, 10, width=32)
 
 
@@ -170,25 +160,3 @@ def test_an_end_in_the_last_row_leaves_nothing_to_carry():
     )
     assert returns.tolist() == [[1.0, 1.0], [1.5, 1.5]]
     assert carry.tolist() == [0.0, 1.5]
-
-
-def test_shapes_of_running_returns_are_checked():
-    with pytest.raises(ValueError, match=r"`carry` \[3\]; got \[4, 3\] and \[4\]"):
-        running_returns(torch.rand(4, 3), torch.zeros(4, 3, dtype=torch.bool), torch.zeros(4), 0.9)
-
-
-@pytest.mark.parametrize("gamma", [-0.1, 1.5, float("nan")])
-def test_discounts_outside_of_0_and_1_are_refused(gamma):
-    rewards, no = torch.rand(4, 3), torch.zeros(4, 3, dtype=torch.bool)
-    with pytest.raises(ValueError, match="`gamma` must be at least 0 and at most 1"):
-        running_returns(rewards, no, torch.zeros(3), gamma)
-    with pytest.raises(ValueError, match="`gae_lambda` must be at least 0 and at most 1"):
-        generalized_advantages(rewards, torch.rand(5, 3), rewards, no, no, gamma=0.9, gae_lambda=gamma)
-
-
-def test_a_rollout_without_a_step_is_refused():
-    rewards, no = torch.rand(0, 3), torch.zeros(0, 3, dtype=torch.bool)
-    with pytest.raises(ValueError, match=r"a step or more; got \[0, 3\]"):
-        running_returns(rewards, no, torch.zeros(3), 0.9)
-    with pytest.raises(ValueError, match=r"a step or more; got \[\]"):
-        generalized_advantages(*[torch.tensor(0.0)] * 3, *[torch.tensor(False)] * 2, gamma=0.9, gae_lambda=0.9)

@@ -85,9 +85,3 @@ def test_actor_and_critic_share_nothing_by_default():
     assert all(weights.grad is None for weights in model.critic.parameters())
     values.sum().backward()
     assert all(weights.grad is not None for weights in model.parameters())
-
-
-@pytest.mark.parametrize("window", [1, 0, 2.5])
-def test_a_window_without_a_past_is_refused(window):
-    with pytest.raises(ValueError, match="window"):
-        AttentionModel(OBS, 3, window=window)

@@ -83,14 +83,3 @@ def test_other_parts_join_what_the_convolutions_give():
     others = model(obs | {"speed": obs["speed"] + 1}, {}, STARTS)
     assert torch.equal(features, others[0])
     assert not torch.allclose(values, others[1])
-
-
-def test_what_is_wrong_is_said():
-    with pytest.raises(TypeError, match="rank 3"):
-        CNNModel(Box(-1, 1, (5,), np.float32), 2)
-    with pytest.raises(ValueError, match="kernel of 9 does not fit the 8 x 9"):
-        CNNModel(IMAGE, 2, convolutions=[(4, 9, 1)])
-    with pytest.raises(ValueError, match="channels, kernel, stride"):
-        CNNModel(IMAGE, 2, convolutions=[(4, 3)])
-    with pytest.raises(ValueError, match="'auto', 'first' or 'last'"):
-        CNNModel(IMAGE, 2, channels="middle")

@@ -128,10 +128,3 @@ def test_one_hot_by_hand():
     many = FlatObservations(spaces.MultiDiscrete([[2, 2], [1, 2]]))
     assert many.width == 7
     assert many(torch.tensor([[1, 0], [0, 1]])).tolist() == [0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0]
-
-
-def test_a_space_without_a_flat_form_is_refused():
-    with pytest.raises(TypeError, match="Pass a Model of your own"):
-        FlatObservations(spaces.Text(5))
-    with pytest.raises(TypeError, match="Text"):
-        FlatObservations(spaces.Dict({"a": spaces.Text(5)}))

@@ -99,16 +99,12 @@ def test_the_state_comes_back_as_it_is_after_the_last_step_and_the_given_one_sta
 
 
 @BOTH
-@SHARED
-def test_values_alone_are_the_same_values_from_the_critics_part(model_class, shared):
-    model = make(model_class, shared=shared, encoder_sizes=(8,))
+def test_values_alone_need_the_critics_state_alone(model_class):
+    model = make(model_class, encoder_sizes=(8,))
     obs, starts = sequence()
     state = random_state(model)
-    values = model(obs, state, starts)[1]
-    assert torch.allclose(model.values(obs, state, starts), values, atol=1e-6)
-    if not shared:
-        critic = {name: value for name, value in state.items() if name.startswith("critic")}
-        assert torch.allclose(model.values(obs, critic, starts), values, atol=1e-6)
+    critic = {name: value for name, value in state.items() if name.startswith("critic")}
+    assert torch.allclose(model.values(obs, critic, starts), model(obs, state, starts)[1], atol=1e-6)
 
 
 @BOTH
@@ -203,12 +199,6 @@ def test_observations_of_several_parts_are_joined():
     state = plain.initial_state(BATCH)
     parts = {"a": obs[..., :2], "b": obs[..., 2:]}
     assert torch.equal(joined(parts, state, starts)[0], plain(obs, state, starts)[0])
-
-
-@pytest.mark.parametrize("options", [{"hidden_size": 0}, {"hidden_size": "8"}, {"encoder_sizes": 8}])
-def test_sizes_that_are_none_are_refused(options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        GRUModel(OBS, 2, **options)
 
 
 @BOTH

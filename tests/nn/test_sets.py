@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from rl8x.nn import Perceiver, PointerNetwork
@@ -41,16 +40,6 @@ def test_every_parameter_gets_a_gradient():
     assert all(weights.grad is not None for weights in model.parameters())
 
 
-def test_what_makes_no_perceiver_is_refused():
-    with pytest.raises(ValueError, match="`num_latents` must be a whole number of at least 1; got 0"):
-        Perceiver(6, 0, 8)
-    with pytest.raises(ValueError, match="`num_layers` must be a whole number"):
-        Perceiver(6, 4, 8, num_layers=0)
-    with pytest.raises(ValueError, match="latents keep their width"):
-        Perceiver(6, 4, 8, skip="cat")
-    assert Perceiver(6, 4, 8, skip="none")(inputs()).shape == (3, 4, 8)
-
-
 def test_scores_by_hand():
     pointer = PointerNetwork(3, 4, 5)
     query, elements = torch.randn(2, 4), torch.randn(2, 6, 3)
@@ -79,8 +68,3 @@ def test_leading_dimensions_are_free():
     pointer = PointerNetwork(3, 4, 5)
     query, elements = torch.randn(7, 2, 4), torch.randn(7, 2, 6, 3)
     assert torch.allclose(pointer(query, elements)[3], pointer(query[3], elements[3]), atol=1e-6)
-
-
-def test_widths_that_are_none_are_refused():
-    with pytest.raises(ValueError, match="`query_width` must be a whole number of at least 1; got 0"):
-        PointerNetwork(3, 0, 5)

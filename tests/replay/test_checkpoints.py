@@ -70,7 +70,7 @@ def segments(path):
 
 
 @given(st.integers(1, 40), st.lists(st.integers(0, 60), min_size=1, max_size=8), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_ring_goes_on_from_every_checkpoint(tmp_path_factory, capacity, counts, data):
     tmp_path = tmp_path_factory.mktemp("run")
     replay, manager, paths, expected = Replay(capacity, "cpu"), opened(tmp_path, keep=100), [], []
@@ -336,12 +336,6 @@ def test_a_state_that_is_no_longer_the_present_one_is_not_read():
     replay.load_state_dict(lasting)
     assert replay.total == 20
     assert sorted(replay.as_tensordict()["actions"].tolist()) == [3 * row for row in range(20)]
-
-
-def test_an_empty_replay_is_kept():
-    other = Replay(20, "cpu")
-    other.load_state_dict(Replay(20, "cpu").state_dict())
-    assert other.size == other.total == 0
 
 
 def test_segments_are_no_tensors_of_the_state():

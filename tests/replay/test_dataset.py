@@ -480,7 +480,7 @@ def test_a_damaged_data_set_is_refused_or_the_very_same(tmp_path):
     draw, refused = random.Random(0), 0
     for file in files:
         whole = file.read_bytes()
-        for content in [None, whole + b" ", *(damaged(whole, draw) for _ in range(25))]:
+        for content in [None, whole + b" ", *(damaged(whole, draw) for _ in range(10))]:
             file.unlink() if content is None else file.write_bytes(content)
             found = outcome(tmp_path / "data")
             refused += isinstance(found, str)
@@ -489,7 +489,7 @@ def test_a_damaged_data_set_is_refused_or_the_very_same(tmp_path):
                 assert (found.observation_space, found.action_space) == (made.observation_space, made.action_space)
                 assert content is None or content == whole, file  # without the digests nothing else is damaged
             file.write_bytes(whole)
-    assert refused >= 14 * 27 - 4
+    assert refused >= 14 * 12 - 4
     assert outcome(tmp_path / "data").digest == made.digest
 
 
@@ -506,7 +506,7 @@ def test_a_damaged_file_of_d4rls_is_refused_or_has_what_its_bytes_say(how, tmp_p
             places[name] = None if stored else dataset.id.get_offset()
     whole, draw = path.read_bytes(), random.Random(1)
     kinds = {"same": 0, "changed": 0, "refused": 0}
-    for _ in range(150):
+    for _ in range(80):
         content = damaged(whole, draw)
         path.write_bytes(content)
         found = outcome(path, gaps="truncate")
@@ -522,8 +522,8 @@ def test_a_damaged_file_of_d4rls_is_refused_or_has_what_its_bytes_say(how, tmp_p
         expected = Dataset.from_tensors(wanted | {"truncated": torch.zeros(29)}, gaps="truncate")
         kinds["same" if content == whole or places["rewards"] is None else "changed"] += 1
         assert all(found.transitions[name].equal(part) for name, part in expected.transitions.items())
-    assert kinds["refused"] > 30
-    assert kinds["same"] + kinds["changed"] > 30
+    assert kinds["refused"] > 15
+    assert kinds["same"] + kinds["changed"] > 15
 
 
 def odd_rewards(h5py, other):
@@ -775,25 +775,25 @@ def test_damaged_metadata_of_minaris_are_refused_or_change_no_transition(minaris
     made, folder = minaris
     file, draw, refused = folder / "metadata.json", random.Random(2), 0
     whole = file.read_bytes()
-    for _ in range(150):
+    for _ in range(80):
         file.write_bytes(damaged(whole, draw))
         found = outcome("test/data-v0")
         refused += isinstance(found, str)
         assert isinstance(found, str) or found.digest == made.digest
-    assert refused > 100
+    assert refused > 50
 
 
 def test_a_damaged_file_of_minaris_is_refused_or_has_as_many_transitions(minaris):
     made, folder = minaris
     file, draw, refused = folder / "main_data.hdf5", random.Random(3), 0
     whole = file.read_bytes()
-    for _ in range(150):
+    for _ in range(80):
         file.write_bytes(damaged(whole, draw))
         found = outcome("test/data-v0", gaps="truncate")
         refused += isinstance(found, str)
         assert isinstance(found, str) or found.transitions.keys() == made.transitions.keys()
         assert isinstance(found, str) or found.size == made.size
-    assert refused > 30
+    assert refused > 15
 
 
 @pytest.mark.parametrize(

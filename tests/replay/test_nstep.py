@@ -91,7 +91,7 @@ def made_rows(blocks, n, gamma, *, resumed=False):
 
 
 @given(experiences())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_rows_are_those_of_a_plain_loop(drawn):
     blocks, n, gamma = drawn
     num_envs = blocks[0][0]["rewards"].shape[1]

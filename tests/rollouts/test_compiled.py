@@ -18,10 +18,9 @@ from rl8x.randomization import Uniform
 
 
 @pytest.fixture(autouse=True)
-def _traced_only(request, monkeypatch):
+def _traced_only(monkeypatch):
     """Run the record itself: what a compiled program computes, without the half minute that compiling takes."""
-    if "compiled_for_real" not in request.keywords:
-        traced_only(monkeypatch)
+    traced_only(monkeypatch)
 
 
 def build(env, **options):
@@ -29,15 +28,8 @@ def build(env, **options):
     return PPOConfig.rl8(**{**defaults, "num_sgd_iters": 1, **options}).build(env)
 
 
-CASES = {
-    "cartpole": (CartPole, {}, None),
-    "pendulum, normalised": (Pendulum, {"normalize_observations": True}, None),
+CASES = {  # others are those of algorithms/test_conformance.py
     "randomised": (CartPole, {}, {"length": Uniform(0.3, 0.6), "gravity": [9.0, 9.5, 10.0, 11.0]}),
-    "one copy, one step, gru": (
-        Pendulum,
-        {"num_envs": 1, "horizon": 1, "seq_len": 1, "model": "gru", "model_config": {"hidden_size": 8}},
-        None,
-    ),
     "lstm, forgetful": (
         Pendulum,
         {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3, "seqs_per_state_reset": 1},
@@ -196,15 +188,3 @@ def test_an_environment_that_cannot_be_recorded_runs_eagerly_with_one_warning(en
         assert len(algorithm.rollout[keys.REWARDS][:6].unique()) == 6  # it still counts
     else:
         torch.testing.assert_close(algorithm.rollout[keys.OBS], eager.rollout[keys.OBS])
-
-
-@pytest.mark.compiled_for_real
-def test_compiled_steps_equal_eager_ones():
-    # The program of trainers/test_resume.py, which is then compiled once.
-    eager, compiled = (build(CartPole, horizon=8, execution=mode) for mode in ("eager", "compile"))
-    for algorithm in (eager, compiled):
-        algorithm.collect()
-        algorithm.step()
-        algorithm.collect()
-    for name, value in eager.rollout.tensors.items():
-        torch.testing.assert_close(compiled.rollout[name], value, atol=1e-5, rtol=1e-4, msg=name)

@@ -220,23 +220,6 @@ def test_another_ratio_goes_on_from_what_was_owed():
 # -- what went wrong in other libraries
 
 
-def test_all_updates_of_a_step_are_counted_and_averaged(monkeypatch):
-    algorithm = build(updates_per_sample=0.5, warmup_steps=0)
-    (updater,) = algorithm.cycle
-    losses, run = [], updater.run
-
-    def note(items):
-        rows, errors = run(items)
-        losses.extend(rows[:, 0].tolist())
-        return rows, errors
-
-    monkeypatch.setattr(updater, "run", note)
-    (row,) = train(algorithm, 1)
-    assert algorithm.counters["algorithm/updates"] == len(losses) == 8
-    assert len(set(losses)) == 8
-    assert row["losses/q"] == pytest.approx(sum(losses) / 8)
-
-
 class Counter(gymnasium.Env):
     """A simulator that observes how many steps were taken since its reset; it keeps no state that could be saved."""
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-
 import gymnasium.spaces as spaces
 import numpy as np
 import pytest
 import torch
 
 from rl8x import DQNConfig, MemoryTracker, PPOConfig, SACConfig, Trainer, load_algorithm, load_policy
-from rl8x.envs import CartPole, Env, Spread
+from rl8x.envs import CartPole, Env
 from rl8x.envs.team import Team
 from rl8x.models import MLPModel
 
@@ -96,17 +94,6 @@ def test_a_minibatch_has_the_same_steps_of_all_agents():
         assert torch.equal(by_agent, by_agent[:1].expand_as(by_agent))
         assert torch.equal(places.view(3, -1) // 8, torch.arange(3).unsqueeze(1).expand(3, 16))
     assert torch.cat(whole).sort().values.tolist() == list(range(8 * 24))
-
-
-@pytest.mark.compiled_for_real
-def test_programs_give_what_eager_updates_do():
-    build = functools.partial(Spread, state="shared", time_limit=5)
-    config = functools.partial(PPOConfig, **OPTIONS, num_sgd_iters=2, model_config={"separate": True})
-    eager, compiled = (config(execution=mode).build(build) for mode in ("eager", "compile"))
-    for _ in range(2):
-        assert dict(eager.collect()) == pytest.approx(dict(compiled.collect()), rel=1e-4, abs=1e-4)
-        assert dict(eager.step()) == pytest.approx(dict(compiled.step()), rel=1e-3, abs=1e-3)
-    assert not compiled.execution.fell_back
 
 
 def test_a_run_goes_on_and_its_policy_acts(tmp_path):
