@@ -5,7 +5,7 @@ BIN := .venv/bin
 PACKAGE := .venv/.installed
 STAMP := .venv/.installed-dev
 
-.PHONY: demo test test-all test-torch check format fuzz fuzz-cuda learning study-figures run-figures play-figure docs docs-serve package clean
+.PHONY: demo test test-all test-torch check format fuzz fuzz-cuda faults learning study-figures run-figures play-figure docs docs-serve package clean
 
 demo: $(PACKAGE)
 	@echo "make: training CartPole by examples/demo.yaml, which takes seconds"
@@ -54,6 +54,10 @@ fuzz: $(STAMP)
 # The same on a simulated CUDA device, where there is no GPU.
 fuzz-cuda: $(STAMP)
 	$(BIN)/python -m tests.simulated_cuda.fuzz $(or $(MINUTES),10)
+
+# Runs that are killed, and whose disks and servers fail, for so many minutes; prints a line of counts for each kind.
+faults: $(STAMP)
+	$(BIN)/python -m tests.faults --minutes $(or $(MINUTES),60)
 
 learning: $(STAMP)
 	$(BIN)/python benchmarks/learning.py --publish

@@ -18,7 +18,7 @@ from unittest import mock
 
 import hypothesis
 import pytest
-from benchmarks.fault_process import ForkedPython
+from tests.forks import ForkedPython
 
 from rl8x.tracking import shipping
 from rl8x.tracking.shipper import Shipper

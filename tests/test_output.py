@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from benchmarks.fault_process import ForkedPython
+from tests.forks import ForkedPython
 from tests.trainers.test_progress import ROW, make
 
 from rl8x import keys

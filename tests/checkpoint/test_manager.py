@@ -11,8 +11,8 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from benchmarks.fault_process import ForkedPython
 from mlflow import MlflowClient
+from tests.forks import ForkedPython
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig

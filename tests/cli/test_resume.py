@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from benchmarks.fault_process import ForkedPython
+from tests.forks import ForkedPython
 
 from rl8x.checkpoint import listed, read
 from rl8x.cli.main import main

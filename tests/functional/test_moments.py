@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 import torch
-from benchmarks.fault_process import ForkedPython
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.forks import ForkedPython
 
 from rl8x.functional import RunningMoments, explained_variance, moments
 

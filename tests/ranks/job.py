@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from benchmarks.fault_process import ForkedPython
+from tests.forks import ForkedPython
 from tests.ranks import problems
 from tests.ranks.launch import as_a_script
 

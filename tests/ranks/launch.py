@@ -18,7 +18,7 @@ import threading
 import traceback
 from pathlib import Path
 
-from benchmarks.fault_process import ForkedPython
+from tests.forks import ForkedPython
 
 ROOT = Path(__file__).parent.parent.parent
 # torchrun, after imports.

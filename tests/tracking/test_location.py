@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.fault_process import ForkedPython
+from tests.forks import ForkedPython
 
 from rl8x.tracking import TrackingError, secrets
 from rl8x.tracking.location import locate, make_mlruns, user_tracking_uri, with_password

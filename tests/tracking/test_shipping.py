@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from benchmarks.fault_process import ForkedPython
+from tests.forks import ForkedPython
 
 from rl8x.tracking import MLflowTracker, shipper, shipping, sync
 from rl8x.tracking.appending import Journal

@@ -3,7 +3,7 @@ import shutil
 import sqlite3
 
 import pytest
-from benchmarks.odd_spools import odd_spools
+from tests.faults.journals import odd_journals
 
 from rl8x.cli.main import main
 from rl8x.tracking import TrackingError, sync
@@ -214,7 +214,7 @@ def test_a_store_that_cannot_be_made_is_no_traceback(tmp_path, error):
 
 
 def test_nothing_odd_is_lost_or_stops_the_others(tmp_path):
-    odd = odd_spools(tmp_path, "http://x")
+    odd = odd_journals(tmp_path, "http://x")
     assert len(odd) >= 95
     store = FakeStore()
     for _ in range(2):
@@ -236,7 +236,7 @@ def test_nothing_odd_is_lost_or_stops_the_others(tmp_path):
 
 def test_odd_spools_reach_mlflow_by_the_command(mlruns, mlflow_client, capsys):
     some = ("header-run_name-2", "header-experiment-4", "ops-null-bytes", "ops-text-that-is-not-utf-8", "ops-values")
-    odd = [spool for spool in odd_spools(mlruns / "all", f"sqlite:///{mlruns}/mlflow.db") if spool.name in some]
+    odd = [spool for spool in odd_journals(mlruns / "all", f"sqlite:///{mlruns}/mlflow.db") if spool.name in some]
     (mlruns / "spool").mkdir()
     for spool in odd:
         spool.folder.rename(mlruns / "spool" / spool.name)

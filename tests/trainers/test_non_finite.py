@@ -6,7 +6,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from benchmarks.faults import inject
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests import probes
@@ -22,6 +21,46 @@ from rl8x.trainers import NonFiniteError, Trainer
 from rl8x.trainers.non_finite import MAX_IN_A_ROW, take_counts
 
 QUANTITIES = ["observations", "actions", "rewards", "losses", "gradients", "parameters"]
+
+
+def inject(trainer, quantity, value):
+    """Have the next step meet a bad number in copy 5 of the environment, or in the update."""
+    algorithm, env, policy = trainer.algorithm, trainer.algorithm.env, trainer.algorithm.policy
+    if quantity in ("observations", "rewards"):
+        advance, calls = env.advance, iter(range(10_000))
+
+        def bad_advance(*args):
+            carry, step = advance(*args)
+            name = "obs" if quantity == "observations" else "rewards"
+            changed = getattr(step, name).clone()
+            if next(calls) == 3:
+                changed[5] = value
+            return carry, step._replace(**{name: changed})
+
+        env.advance = bad_advance
+    elif quantity == "actions":
+        sample = policy.distribution.sample
+
+        def bad_sample(*args):
+            actions, logp = sample(*args)
+            logp = logp.clone()
+            logp[5] = value
+            return actions, logp
+
+        policy.distribution.sample = bad_sample
+    elif quantity == "losses":
+        logp = policy.distribution.logp
+        policy.distribution.logp = lambda *args: logp(*args) * value
+    elif quantity == "gradients":
+        next(policy.parameters()).register_hook(lambda gradient: gradient * value)
+    else:
+        step_weights = algorithm.updater.step
+
+        def bad_step(*args):
+            step_weights(*args)
+            next(policy.parameters()).data.view(-1)[0] = value
+
+        algorithm.updater.step = bad_step
 
 
 def at_step(step, do):

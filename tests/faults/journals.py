@@ -1,25 +1,30 @@
-"""Spools as no run of rl8x leaves them: damaged, foreign, edited, half copied; what `rl8x sync` has to cope with.
+"""Journals as no run of rl8x leaves them: damaged, foreign, edited, half copied; what `rl8x sync` has to cope with.
 
 Most begin with a header and three rows that are as they should be, so that it can be counted what became of those.
 """
 
-from __future__ import annotations
-
+import contextlib
 import json
 import os
 import re
+import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.faults.tries import Try, obey_permissions
+
+from rl8x.tracking.journal import JOURNAL
 
 START = 1_700_000_000_000  # milliseconds since 1970
 _STEP = re.compile(rb'"op": ?"m".*?"s": ?(-?\d+)')
 
 
 @dataclass(frozen=True)
-class OddSpool:
-    """One odd spool.
+class OddJournal:
+    """One odd journal.
 
     Attributes:
         name: What is odd about it; also the name of its folder.
@@ -63,6 +68,46 @@ PARAMS = {"op": "params", "params": {"lr": "0.1"}}
 FINISH = {"op": "finish", "status": "FINISHED", "t": START + 10}
 RESUME = {"op": "resume", "t": START + 5, "repeats": True, "keeps_status": False}
 _MISSING = object()
+GOOD = ("0-good", "m-good", "zz-good")  # the first, one in the middle, and the last
+CHOSEN = 20  # of a try
+
+
+def synced(attempt: Try) -> int:
+    """Sync a folder of odd journals, with good ones among them, twice."""
+    folder, uri = attempt.work / "mlruns" / "spool", f"sqlite:///{attempt.database}"
+    made = odd_journals(folder, uri)
+    chosen = attempt.random.sample(made, CHOSEN)
+    for journal in made:
+        if journal not in chosen:
+            journal.folder.chmod(0o700)
+            shutil.rmtree(journal.folder)
+    for name in GOOD:
+        _write(folder, name, _lines(header(name, uri), *ROWS, FINISH))
+    attempt.prepare = obey_permissions
+    for _ in range(2):
+        ended = attempt.command("sync")
+        if ended.code not in (0, 1):
+            attempt.note("exit code", f"sync exits with {ended.code}: {ended.said[-600:]}")
+    steps: dict[str, list[int]] = {name: [] for name in (*GOOD, *(journal.name for journal in chosen))}
+    with contextlib.closing(sqlite3.connect(attempt.database)) as connection:
+        query = (
+            "SELECT tags.value, metrics.step FROM metrics JOIN tags USING (run_uuid) "
+            "WHERE tags.key = 'rl8x.spool_id' AND metrics.key = 'a'"
+        )
+        for name, step in connection.execute(query):
+            steps.setdefault(name, []).append(step)
+    for journal in chosen:
+        if journal.folder.is_dir():
+            journal.folder.chmod(0o700)
+        if lost := journal.lost(set(steps[journal.name])):
+            attempt.note("lost", f"{journal.name}: rows {sorted(lost)} are nowhere, or not in the store", len(lost))
+        if more := [step for step in journal.steps if steps[journal.name].count(step) > 1]:
+            attempt.note("doubled", f"{journal.name}: rows {more}", len(more))
+    for name in GOOD:
+        if sorted(steps[name]) != [0, 1, 2]:
+            attempt.note("lost", f"{name} is stopped by others: {steps[name]}")
+    return CHOSEN
+
 
 # What a field of the header is, and whether the rows can be sent all the same.
 _HEADERS: dict[str, list[tuple[Any, bool]]] = {
@@ -82,7 +127,6 @@ _HEADERS: dict[str, list[tuple[Any, bool]]] = {
 }
 
 # What stands between the rows, or after them.
-JOURNAL = "journal.jsonl"
 _OPS: dict[str, list[Any]] = {
     "finish first": [FINISH, *ROWS],
     "finish twice": [*ROWS, FINISH, {**FINISH, "status": "FAILED"}],
@@ -158,11 +202,11 @@ _ACKS: dict[str, bytes] = {
 _ACKS_OF_NO_RUN = ("run_id of no run",)
 
 
-def odd_spools(root: Path, uri: str) -> list[OddSpool]:
-    """Make the odd spools.
+def odd_journals(root: Path, uri: str) -> list[OddJournal]:
+    """Make the odd journals.
 
     Args:
-        root: The folder of spools, such as `mlruns/spool`; made if it is not there.
+        root: The folder of journals, such as `mlruns/spool`; made if it is not there.
         uri: The tracking URI of the store that they are for.
     """
     root.mkdir(parents=True, exist_ok=True)
@@ -198,21 +242,21 @@ def _named(*parts: object) -> str:
     return re.sub(r"\W+", "-", "-".join(map(str, parts)), flags=re.ASCII).strip("-").lower()
 
 
-def _odd_headers(root: Path, uri: str) -> Iterator[OddSpool]:
+def _odd_headers(root: Path, uri: str) -> Iterator[OddJournal]:
     for field, values in _HEADERS.items():
         for number, (value, sendable) in enumerate(values):
             name = _named("header", field, number)
             fields = {**header(name, uri), field: value}
             if value is _MISSING:
                 del fields[field]
-            yield OddSpool(name, _write(root, name, _lines(fields, *ROWS)), (0, 1, 2), sendable)
+            yield OddJournal(name, _write(root, name, _lines(fields, *ROWS)), (0, 1, 2), sendable)
 
 
-def _odd_ops(root: Path, uri: str) -> Iterator[OddSpool]:
+def _odd_ops(root: Path, uri: str) -> Iterator[OddJournal]:
     for what, ops in _OPS.items():
         name = _named("ops", what)
         good = tuple(sorted({op["s"] for op in ops if _is_good(op)}))
-        yield OddSpool(name, _write(root, name, _lines(header(name, uri), *ops)), good, True)
+        yield OddJournal(name, _write(root, name, _lines(header(name, uri), *ops)), good, True)
 
 
 def _is_good(op: dict[str, Any]) -> bool:
@@ -222,22 +266,22 @@ def _is_good(op: dict[str, Any]) -> bool:
     return type(op["t"]) is int and 0 <= op["t"] < 2**63 and op["m"].get("a") == float(op["s"])
 
 
-def _odd_lines(root: Path, uri: str) -> Iterator[OddSpool]:
+def _odd_lines(root: Path, uri: str) -> Iterator[OddJournal]:
     for what, line in _LINES.items():
         name = _named("line", what)
         data = _lines(header(name, uri), *ROWS[:2]) + line + b"\n" + _lines(ROWS[2], FINISH)
-        yield OddSpool(name, _write(root, name, data), (0, 1, 2), True)
+        yield OddJournal(name, _write(root, name, data), (0, 1, 2), True)
 
 
-def _odd_acks(root: Path, uri: str) -> Iterator[OddSpool]:
+def _odd_acks(root: Path, uri: str) -> Iterator[OddJournal]:
     for what, data in _ACKS.items():
         name = _named("ack", what)
         folder = _write(root, name, _lines(header(name, uri), *ROWS))
         (folder / "ack.json").write_bytes(data)
-        yield OddSpool(name, folder, (0, 1, 2), what not in _ACKS_OF_NO_RUN)
+        yield OddJournal(name, folder, (0, 1, 2), what not in _ACKS_OF_NO_RUN)
 
 
-def _odd_files(root: Path, uri: str) -> Iterator[OddSpool]:
+def _odd_files(root: Path, uri: str) -> Iterator[OddJournal]:
     """The whole of journal.jsonl is odd."""
     good = _lines(header("x", uri), *ROWS)
     first = _lines(header("x", uri))
@@ -262,10 +306,10 @@ def _odd_files(root: Path, uri: str) -> Iterator[OddSpool]:
     for what, (data, steps, sendable) in files.items():
         name = _named("file", what)
         data = data.replace(_line(header("x", uri))[:-1], _line(header(name, uri))[:-1])
-        yield OddSpool(name, _write(root, name, data), steps, sendable)
+        yield OddJournal(name, _write(root, name, data), steps, sendable)
 
 
-def _odd_folders(root: Path, uri: str) -> Iterator[OddSpool]:
+def _odd_folders(root: Path, uri: str) -> Iterator[OddJournal]:
     """The folder has other things in it than files."""
     makers: dict[str, tuple[Callable[[Path], None], bool]] = {
         "ops a folder": (lambda folder: _replaced(folder / JOURNAL, os.mkdir), False),
@@ -291,7 +335,7 @@ def _odd_folders(root: Path, uri: str) -> Iterator[OddSpool]:
         folder = _write(root, name, _lines(header(name, uri), *ROWS, FINISH))
         make(folder)
         untouched = (folder / JOURNAL).is_file() if what != "folder unreadable" else True
-        yield OddSpool(name, folder, (0, 1, 2) if untouched else (), sendable)
+        yield OddJournal(name, folder, (0, 1, 2) if untouched else (), sendable)
 
 
 def _replaced(path: Path, make: Callable[[Path], Any]) -> None:
