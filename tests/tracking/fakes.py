@@ -54,9 +54,9 @@ class FakeStore:
         assert len(self.runs) == 1
         return next(iter(self.runs.values()))
 
-    def find_runs(self, spec):
+    def find_runs(self, spool_id):
         self._enter("find_runs")
-        return [run_id for run_id, run in self.runs.items() if run["spool_id"] == spec.spool_id]
+        return [run_id for run_id, run in self.runs.items() if run["spool_id"] == spool_id]
 
     def create_run(self, spec, tags):
         self._enter("create_run")

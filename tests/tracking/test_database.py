@@ -103,32 +103,22 @@ def test_it_is_what_mlflow_alone_would_have_made(by_mlflow_alone, tmp_path, monk
         assert made.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def test_its_tables_are_made_in_memory_and_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_its_tables_are_made_once_and_not_in_its_folder(has_memory, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    prepare_tables(locate().database)
-    assert list(tmp_path.iterdir()) == []
-    tables = empty_tables()
-    assert tables is not None
-    assert empty_tables() is tables
-    # What is left for the disk is one copy, MLflow's first experiment, and the mode.
-    commits: list[object] = []
-    note = commits.append
-    event.listen(Engine, "commit", note)
-    try:
-        ensure_database(locate())
-    finally:
-        event.remove(Engine, "commit", note)
-    assert len(commits) < 10
-
-
-def test_where_memory_will_not_do_mlflow_makes_them_on_the_disk(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(private, "_migrated", lambda: None)
+    if not has_memory:
+        monkeypatch.setattr(private, "_MEMORY", tmp_path / "none")
+        monkeypatch.setattr(private, "_migrated", private._migrated.__wrapped__)
     event.listen(Engine, "connect", not_synced)
     try:
-        ensure_database(locate())
+        prepare_tables(locate().database)
     finally:
         event.remove(Engine, "connect", not_synced)
+    assert list(tmp_path.iterdir()) == []
+    tables = empty_tables()
+    monkeypatch.setattr(private, "_migrated", lambda: tables)
+    monkeypatch.setattr(private, "_store_class", lambda: pytest.fail("made twice"))
+    ensure_database(locate())
     with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as made:
         assert len(schema(made)) > 50
 

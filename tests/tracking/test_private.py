@@ -9,12 +9,6 @@ from rl8x.tracking.location import locate
 from rl8x.tracking.store import MLflowStore
 
 
-def remove_tables_maker(monkeypatch):
-    import mlflow.store.db.utils
-
-    monkeypatch.delattr(mlflow.store.db.utils, "_initialize_tables")
-
-
 def remove_engines(monkeypatch):
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
@@ -34,7 +28,7 @@ def remove_tables(monkeypatch):
     monkeypatch.setattr(private.sqlite3, "connect", none)
 
 
-@pytest.mark.parametrize("remove", [remove_tables_maker, remove_cache, remove_tables])
+@pytest.mark.parametrize("remove", [remove_engines, remove_cache, remove_tables])
 def test_a_run_arrives_without_it(remove, mlruns, mlflow_client, monkeypatch):
     with monkeypatch.context() as patch:
         remove(patch)
@@ -64,8 +58,6 @@ def test_last_steps_are_read_from_histories_without_it(mlruns, monkeypatch):
 
 
 def test_what_is_missing_is_none_or_does_nothing(monkeypatch):
-    remove_tables_maker(monkeypatch)
-    assert private.tables_maker() is None
     remove_engines(monkeypatch)
     private.forget_engine("sqlite:///x.db", dispose=True)
     private.forget_engine("sqlite:///x.db", dispose=False)

@@ -312,16 +312,26 @@ def _empty():
     return {"spool_id": None, "points": set(), "params": {}, "tags": {}, "texts": {}, "files": {}}
 
 
-@pytest.mark.parametrize(("name", "called"), [("'my run'", "'my run'"), (None, "'/a b/1'")])
-def test_commands_of_a_description_have_the_runs_name_where_that_finds_it(journal, store, name, called):
+@pytest.mark.parametrize(
+    ("name", "is_free", "is_default", "called"),
+    [
+        ("my run", True, True, "'my run'"),
+        ("my run", False, True, "'/a b/1'"),
+        ("my run", True, False, "'/a b/1'"),
+        ("-n", True, True, "'/a b/1'"),
+        (".", True, True, "'/a b/1'"),
+        ("a\nb", True, True, "'/a b/1'"),
+    ],
+)
+def test_commands_of_a_description_have_the_runs_name_where_that_finds_it(
+    journal, store, monkeypatch, name, is_free, is_default, called
+):
     text = "`rl8x resume '/a b/1' --max-steps N` `Trainer.resume('/a b/1')`"
     journal.append({"op": "describe", "text": text, "folder": "'/a b/1'"})
-    sender = Sender(journal, store)
-    sender.name_word = lambda: name
-    sender.send_all()
-    assert (
-        store.run["tags"]["mlflow.note.content"] == f"`rl8x resume {called} --max-steps N` `Trainer.resume('/a b/1')`"
-    )
+    monkeypatch.setattr(store, "run_name", lambda run_id: (name, is_free))
+    Sender(journal, store, is_default=is_default).send_all()
+    described = f"`rl8x resume {called} --max-steps N` `Trainer.resume('/a b/1')`"
+    assert store.run["tags"]["mlflow.note.content"] == described
 
 
 def describe(journal, store, text):
@@ -425,14 +435,32 @@ def test_what_was_set_aside_does_not_undo_what_came_later(journal, store):
     assert (store.run["status"], store.run["tags"]["1"], len(journal.rejected)) == ("FINISHED", "new", 0)
 
 
-def test_a_store_that_takes_no_writes_is_an_outage_and_nothing_is_set_aside(journal, store):
+def test_a_refusal_is_believed_the_third_time_and_of_many_points_alone_what_is_at_fault_is_sent_alone(journal, store):
+    for step in range(8):
+        journal.append(row(step))
+    sizes, refusals = [], iter([True] * 5 + [False])
+
+    def refuses(call, points):
+        if call == "log_points":
+            sizes.append(len(points))
+        return StoreRefusedError("no") if call == "log_points" and points[0].step <= 3 <= points[-1].step else None
+
+    store.fails = lambda call, content: error if (error := refuses(call, content)) and next(refusals) else None
+    send(journal, store)
+    assert sizes == [8, 4, 2, 2, 1, 1, 1, 1, 4]
+    assert len(values(store.run, "a")) == 8
+    assert not journal.rejected
+
+
+@pytest.mark.parametrize("error", [StoreDownError, StoreRefusedError])
+def test_a_store_that_takes_no_writes_is_an_outage_and_nothing_is_set_aside(journal, store, error):
     """As behind a proxy that answers 400 to every POST for a while."""
     for step in range(3):
         journal.append(row(step))
     Sender(journal, store).send_some()
     journal.append(row(3))
     writes = ("log_points", "set_tags", "log_params", "set_status")
-    store.fails = lambda call, content: StoreDownError("400") if call in writes else None
+    store.fails = lambda call, content: error("400") if call in writes else None
     sender = Sender(journal, store)
     for _ in range(10):
         with pytest.raises(NotNowError, match="400"):

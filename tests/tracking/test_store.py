@@ -140,10 +140,10 @@ def test_an_error_has_no_password_and_no_cause_that_has_one():
 
 
 def test_runs_are_found_by_their_spool(store):
-    assert store.find_runs(SPEC) == []
+    assert store.find_runs(SPEC.spool_id) == []
     run_id = store.create_run(SPEC)
     other = store.create_run(SPEC._replace(spool_id="other"))
-    assert store.find_runs(SPEC) == [run_id]
+    assert store.find_runs(SPEC.spool_id) == [run_id]
     store.delete_run(other)
     with pytest.raises(RunGoneError, match=f"run {other} is deleted"):
         store.check_run(other)

@@ -20,6 +20,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import threading
@@ -77,6 +78,12 @@ class Ack:
     tried: bool = False  # this sender has asked the store for something
     beat: int = 0  # grows while the process that sends is well
     boot: str = ""  # the start of the computer in which this was written
+
+    def name_word(self, is_default: bool) -> str | None:
+        """Return the run's name as a command started in this folder takes it; None where it would not find the run."""
+        name = self.run_name or ""
+        is_odd = not name.isprintable() or name.startswith("-") or os.path.exists(name)  # taken for something else
+        return shlex.quote(name) if name and self.name_is_free and is_default and not is_odd else None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import operator
 import os
 import posixpath
 import re
-import shlex
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -263,13 +262,6 @@ def fitted(name: str, text: str) -> tuple[str, str | None]:
         file = f"params/{digest(name)}.txt"
     note = f" ... (the whole value is the artifact {file})"
     return text[: MAX_PARAM_LENGTH - len(note)] + note, file
-
-
-def typed_name(name: str | None, is_unique: bool) -> str | None:
-    """Return a run's name as a command started in this folder takes it; None where it would not find the run."""
-    if not name or not is_unique or not name.isprintable() or name.startswith("-") or os.path.exists(name):
-        return None  # it is unknown, or would be taken for something else
-    return shlex.quote(name)
 
 
 class NameTable:

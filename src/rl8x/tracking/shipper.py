@@ -43,7 +43,7 @@ from rl8x.tracking.location import Location, is_users_own, locate, mlruns_dir, r
 from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.pages import SystemSampler
 from rl8x.tracking.private import has_tables, merge_log, prepare_tables
-from rl8x.tracking.protocol import StoreDownError, TrackingError, in_words, typed_name
+from rl8x.tracking.protocol import StoreDownError, TrackingError, in_words
 from rl8x.tracking.runs import journal_folders, unreadable
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
@@ -239,10 +239,8 @@ class Tail(threading.Thread):
         if self._sender is None:
             tags = _source_tags if self._told["adds_source"] else dict
             fresh = bool(self._told["fresh"]) and journal.ack.run_id is None and not journal.ack.attempted
-            sender = Sender(journal, self._store, new_tags=tags, fresh=fresh)
             is_default = bool(self._told["is_default"])
-            sender.name_word = lambda: typed_name(journal.ack.run_name, journal.ack.name_is_free and is_default)
-            self._sender = sender
+            self._sender = Sender(journal, self._store, new_tags=tags, fresh=fresh, is_default=is_default)
         self._sender.send_some()
 
     def _opened(self) -> SendingJournal | None:
