@@ -28,7 +28,7 @@ def remove_tables(monkeypatch):
     monkeypatch.setattr(private.sqlite3, "connect", none)
 
 
-@pytest.mark.parametrize("remove", [remove_engines, remove_cache, remove_tables])
+@pytest.mark.parametrize("remove", [remove_cache, remove_tables])
 def test_a_run_arrives_without_it(remove, mlruns, mlflow_client, monkeypatch):
     with monkeypatch.context() as patch:
         remove(patch)

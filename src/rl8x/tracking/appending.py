@@ -228,11 +228,6 @@ class Journal:
             return [line for line in self._memory if line[0] > after]
 
     @property
-    def is_half_full(self) -> bool:
-        """Whether so much waits in memory that it should go past the disk."""
-        return len(self._memory) > MAX_MEMORY_LINES // 2
-
-    @property
     def num_waiting(self) -> int:
         """How many lines wait in memory."""
         return len(self._memory)

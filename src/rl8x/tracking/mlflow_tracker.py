@@ -395,7 +395,6 @@ class MLflowTracker:
             self._append({"op": "left", "s": repeats.left.step, "t": repeats.left.before})
         for at, when, points in rows:
             self._append({"op": "m", "t": when, "s": at, "m": points})
-        repeats.confirm()
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Add hyperparameters. One that has another value already keeps it, and a tag has the new value."""

@@ -435,7 +435,6 @@ class MemoryTracker:
             if left is not None:
                 kept = [row for row in self.rows[: self._num_known] if row.step < left.step]
                 self.rows[: self._num_known], self._num_known = kept, len(kept)
-            self._repeats.confirm()
         self.rows += [Row(when, values) for when, _, values in rows if values]
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:

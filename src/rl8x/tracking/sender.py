@@ -28,7 +28,7 @@ from rl8x.tracking.protocol import (
     legal_name,
     metric_step,
 )
-from rl8x.tracking.repeats import LoggedRow, Point, ServerRepeats, left_behind
+from rl8x.tracking.repeats import LeftBehind, LoggedRow, Point, ServerRepeats, left_behind
 from rl8x.tracking.store import DEFAULT_EXPERIMENT, MAX_PARAMS, SPOOL_TAG, MLflowStore, NewRun
 
 PARAM_CHANGE_TAG = "rl8x.param_change."
@@ -84,6 +84,8 @@ class Sender:
         self._aside: list[tuple[Op, str]] = []
         self._start_time: int | None = None
         self._repeats: ServerRepeats | None = None
+        self._compared: dict[tuple[int | None, int], list[LoggedRow]] = {}  # what is new of rows that are not sent yet
+        self._left: LeftBehind | None = None  # what the run has been said to have left behind
         self._failures = 0  # how often in a row the entry that is next failed while the store worked
 
     @property
@@ -204,17 +206,15 @@ class Sender:
             self._aside = []
             self.ensure()
             self._repeats = self._repeats_now()
-            if self._repeats is not None:
-                self._repeats.put_back()
             rows: list[tuple[list[Point], int | None, int]] = []
             num_points = 0
             for op, offset, number in self.journal.read():
                 if op["op"] == "m":
                     size = len(op["m"]) if isinstance(op.get("m"), dict) else 0
-                    if num_points + size > self.store.most_points:  # before it is compared: `confirm` is of those sent
+                    if num_points + size > self.store.most_points:
                         self._send_rows(rows)
                         num_points = 0
-                    points = self._not_repeated(op)
+                    points = self._not_repeated(op, (offset, number))
                     num_points += len(points)
                     rows.append((points, offset, number))
                     continue
@@ -297,6 +297,7 @@ class Sender:
     def _done(self, offset: int | None, number: int, **changes: Any) -> None:
         self._write_aside()
         self._failures = 0
+        self._compared.clear()
         self.journal.acknowledge(offset, number, outage="", tried=True, **changes)
 
     def _attempt(self, op: Op, call: Callable[[], None], check: Callable[[], None] | None = None) -> None:
@@ -356,27 +357,28 @@ class Sender:
         if rows:
             self._log_points([point for points, _, _ in rows for point in points])
             self._done(*rows[-1][1:])
-            if self._repeats is not None:
-                self._repeats.confirm()
             self.num_rows += len(rows)
             rows.clear()
 
-    def _not_repeated(self, op: Op) -> list[Point]:
-        """Return those points of a row that the server did not have when the run was resumed."""
-        points = self._parsed(op)
-        repeats = self._repeats
+    def _not_repeated(self, op: Op, at: tuple[int | None, int]) -> list[Point]:
+        """Return those points of a row that the server did not have when the run was resumed.
+
+        A row is compared once, also where it is sent several times: each that the server has stands for one.
+        """
+        points, repeats = self._parsed(op), self._repeats
         if not points or repeats is None:
             return points
-        rows: list[LoggedRow] = []
-        left = repeats.left
 
         def compare() -> None:
-            row = {point.name: point.value for point in points}
-            rows.extend(repeats.new_rows((points[0].step, points[0].timestamp, row)))
-            if repeats.left is not None and repeats.left != left:
+            if at not in self._compared:
+                row = {point.name: point.value for point in points}
+                self._compared[at] = repeats.new_rows((points[0].step, points[0].timestamp, row))
+            if repeats.left is not None and repeats.left != self._left:
                 self._leave_behind(repeats.left.step, repeats.left.before)
+                self._left = repeats.left
 
         self._attempt(op, compare)
+        rows = self._compared.get(at, [])
         return [Point(name, value, time, step) for step, time, row in rows for name, value in row.items()]
 
     def _is_there(self, point: Point) -> bool:
@@ -402,7 +404,9 @@ class Sender:
         def history(name: str) -> list[Point]:
             return [Point(*values) for values in self.store.points(run_id, name)]
 
-        return ServerRepeats(since, last, history, self._tags())
+        repeats = ServerRepeats(since, last, history, self._tags())
+        self._left = repeats.left
+        return repeats
 
     def _leave_behind(self, step: int, before: int) -> None:
         """Have the run leave behind its points from a step on that are older than a time, and say so on its page."""
