@@ -179,7 +179,7 @@ class BothSides(SendingJournal):
         lock = FileLock(self.journal.folder / ACK, signs=False)
         assert lock.acquire()
         super().__init__(self.journal.folder, lock)
-        self.append, self.keep_file, self.end_with = self.journal.append, self.journal.keep_file, self.journal.end
+        self.append = self.journal.append
 
     def close(self):
         super().close()

@@ -8,13 +8,12 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from rl8x.disk import sync_folder
-from rl8x.tracking import artifacts
 from rl8x.tracking.journal import (
     ACK,
     JOURNAL,
@@ -66,7 +65,6 @@ class Journal:
         self._num_dropped = 0
         self._failed_at = 0.0
         self._is_deleted = False
-        self._last_copy = 0
         self._on_disk = False
         self._unsent: Unsent | None = None  # once it is closed
         with contextlib.ExitStack() as unless_open:
@@ -238,12 +236,6 @@ class Journal:
             self.append(op)
         self.look()
         self.sync_to_disk()
-
-    def keep_file(self, source: Path, besides: Collection[Path] = ()) -> str:
-        """Copy a file or folder into the journal, as `artifacts.keep` does; returns its path there."""
-        with self._guard:
-            self._last_copy = number = max(self._last_copy, artifacts.highest_number(self.folder)) + 1
-        return artifacts.keep(self.folder, number, source, besides)
 
     def repeats(self, since: int) -> JournalRepeats:
         """Return what knows the rows that the journal has now, for a run that is resumed."""

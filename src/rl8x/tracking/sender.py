@@ -191,12 +191,6 @@ class Sender:
         else:
             self.store.set_tags(self.run_id, {STATUS_TAG: status})
 
-    def _finish_killed(self) -> None:
-        """Set the status of a run whose process was killed, unless it has ended in another one."""
-        ended = self.store.status(self.run_id)[0] != "RUNNING" if self.owned else STATUS_TAG in self._tags()
-        if not ended:
-            self._finish("KILLED", self.journal.last_time())
-
     def _tags(self) -> Mapping[str, str]:
         return self.store.tags(self.run_id)
 
@@ -253,7 +247,9 @@ class Sender:
             self._note_lost_rows()
             self._apply_finish(ending)
         elif not self.journal.ack.finished:
-            self._finish_killed()
+            ended = self.store.status(self.run_id)[0] != "RUNNING" if self.owned else STATUS_TAG in self._tags()
+            if not ended:  # in another process
+                self._finish("KILLED", self.journal.last_time())
         self.journal.acknowledge(finished=True, ending=None)
 
     def _note_lost_rows(self) -> None:

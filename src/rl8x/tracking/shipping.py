@@ -37,8 +37,8 @@ KILL_S: Final = 60  # without a beat: killed, and replaced
 _END_S: Final = 1.0
 _LOOK_S: Final = 1.0
 # What the shipper is told of a run: seconds until an HTTP request counts as failed, between two looks at the journal
-# and between two samples of the machine; whether the store cannot have the run yet, and whether it gets source tags.
-TOLD: Final = {"timeout_s": 10, "interval_s": 1.0, "sample": None, "fresh": True, "adds_source": False}
+# and between two samples of the machine; whether the store cannot have the run yet.
+TOLD: Final = {"timeout_s": 10, "interval_s": 1.0, "sample": None, "fresh": True}
 _CODE: Final = "from rl8x.tracking.shipper import main; main"
 
 
