@@ -54,9 +54,9 @@ class FakeStore:
         assert len(self.runs) == 1
         return next(iter(self.runs.values()))
 
-    def find_runs(self, spec):
+    def find_runs(self, spool_id):
         self._enter("find_runs")
-        return [run_id for run_id, run in self.runs.items() if run["spool_id"] == spec.spool_id]
+        return [run_id for run_id, run in self.runs.items() if run["spool_id"] == spool_id]
 
     def create_run(self, spec, tags):
         self._enter("create_run")
@@ -179,7 +179,7 @@ class BothSides(SendingJournal):
         lock = FileLock(self.journal.folder / ACK, signs=False)
         assert lock.acquire()
         super().__init__(self.journal.folder, lock)
-        self.append, self.keep_file, self.end_with = self.journal.append, self.journal.keep_file, self.journal.end
+        self.append = self.journal.append
 
     def close(self):
         super().close()

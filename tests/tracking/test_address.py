@@ -10,6 +10,7 @@ from tests.conftest import InProcess
 
 from rl8x.tracking import MLflowTracker, TrackingError, sync
 from rl8x.tracking.appending import Journal
+from rl8x.tracking.artifacts import keep
 from rl8x.tracking.journal import read_header
 from rl8x.tracking.location import locate
 from rl8x.tracking.store import ensure_database
@@ -208,73 +209,62 @@ def snapshot(folder: Path):
     }
 
 
-def artifact_link(secret, spool):
-    (spool / "files/1/a.txt").unlink()
-    (spool / "files/1/a.txt").symlink_to(secret / "key")
+def link(path, target):
+    """Put a link into the place of a file or folder."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
 
 
-def number_link(secret, spool):
-    shutil.rmtree(spool / "files/1")
-    (spool / "files/1").symlink_to(secret / "folder")
+def link_in_a_folder(secret, copy):
+    copy.unlink()
+    (copy / "deep").mkdir(parents=True)
+    (copy / "deep/link").symlink_to(secret / "key")
 
 
-def link_in_a_folder(secret, spool):
-    (spool / "files/1/a.txt").unlink()
-    (spool / "files/1/a.txt/deep").mkdir(parents=True)
-    (spool / "files/1/a.txt/deep/link").symlink_to(secret / "key")
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
 
 
-def folder_link(secret, spool):
-    (spool / "files/1/a.txt").unlink()
-    (spool / "files/1/a.txt").symlink_to(secret / "folder")
+def all_copies(secret, copy):
+    shutil.copytree(copy.parent, secret / copy.parent.name)
+    link(copy.parents[1], secret)
 
 
-def a_pipe(secret, spool):
-    (spool / "files/1/a.txt").unlink()
-    os.mkfifo(spool / "files/1/a.txt")
-
-
-def files_link(secret, spool):
-    shutil.rmtree(spool / "files")
-    (spool / "files").symlink_to(secret)
-    (secret / "1").mkdir()
-    shutil.copyfile(secret / "key", secret / "1/a.txt")
-
-
-def whole_link(secret, spool):
-    shutil.copytree(spool, secret / "spool")
-    shutil.rmtree(spool)
-    spool.symlink_to(secret / "spool")
-
-
-def pipe_of_ops(secret, spool):
-    (spool / "journal.jsonl").unlink()
-    os.mkfifo(spool / "journal.jsonl")
+def whole_spool(secret, copy):
+    shutil.copytree(copy.parents[2], secret / "spool")
+    link(copy.parents[2], secret / "spool")
 
 
 def link_of(name):
-    def spoil(secret, spool):
-        target = secret / "key"
-        if (spool / name).exists():
-            shutil.copyfile(spool / name, target)
-        (spool / name).unlink(missing_ok=True)
-        (spool / name).symlink_to(target)
+    def spoil(secret, copy):
+        path = copy.parents[2] / name
+        if path.exists():
+            shutil.copyfile(path, secret / "key")
+        link(path, secret / "key")
 
-    spoil.__name__ = name
     return spoil
 
 
-SET_ASIDE = [artifact_link, number_link, link_in_a_folder, folder_link, a_pipe]
-REFUSED = [
-    *(link_of(name) for name in ("journal.jsonl", "ack.json", "ack.json.new", "rejected.jsonl", "lock")),
-    files_link,
-    whole_link,
-    pipe_of_ops,
-]
+SET_ASIDE = {
+    "a copy": lambda secret, copy: link(copy, secret / "key"),
+    "a folder for a copy": lambda secret, copy: link(copy, secret / "folder"),
+    "the folder of a copy": lambda secret, copy: link(copy.parent, secret / "folder"),
+    "in a copied folder": link_in_a_folder,
+    "a pipe": lambda secret, copy: pipe(copy),
+}
+REFUSED = {
+    **{name: link_of(name) for name in ("journal.jsonl", "ack.json", "ack.json.new", "rejected.jsonl", "lock")},
+    "files": all_copies,
+    "all": whole_spool,
+    "a pipe of lines": lambda secret, copy: pipe(copy.parents[2] / "journal.jsonl"),
+}
 
 
-@pytest.mark.parametrize("spoil", [*SET_ASIDE, *REFUSED], ids=lambda spoil: spoil.__name__)
-def test_nothing_outside_of_a_spool_is_read_changed_or_deleted(spoil, tmp_path):
+@pytest.mark.parametrize("what", [*SET_ASIDE, *REFUSED])
+def test_nothing_outside_of_a_spool_is_read_changed_or_deleted(what, tmp_path):
     secret = tmp_path / "secret"
     (secret / "folder").mkdir(parents=True)
     (secret / "key").write_text("secret")
@@ -283,15 +273,16 @@ def test_nothing_outside_of_a_spool_is_read_changed_or_deleted(spoil, tmp_path):
     spool = Journal.create(
         tmp_path / "spool", {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://x"}
     )
-    spool.append({"op": "artifact", "file": spool.keep_file(tmp_path / "a.txt"), "to": None})
+    spool.append({"op": "artifact", "file": keep(spool.folder, tmp_path / "a.txt"), "to": None})
     spool.append({"op": "m", "t": 1, "s": 1, "m": {"a": 1.0}})
     spool.close()
-    spoil(secret, spool.folder)
+    [copy] = spool.folder.glob("files/*/a.txt")
+    {**SET_ASIDE, **REFUSED}[what](secret, copy)
     before, store = snapshot(secret), FakeStore()
     report = sync(tmp_path / "spool", to="http://mine", connect=lambda location: store)
     assert snapshot(secret) == before
     assert [run["files"] for run in store.runs.values() if run["files"]] == []
-    if spoil in SET_ASIDE:
+    if what in SET_ASIDE:
         assert len(store.run["points"]) == 1
         assert "no plain file" in (spool.folder / "rejected.jsonl").read_text()
     else:

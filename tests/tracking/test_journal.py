@@ -1,5 +1,6 @@
 """A journal on the disk: lines, what has arrived of them, full disks, and how it ends."""
 
+import dataclasses
 import errno
 import json
 import logging
@@ -23,7 +24,6 @@ from rl8x.tracking.journal import (
     Unsent,
     conclude,
     empty_ack,
-    encode,
     is_sent,
     parse_ack,
     read_ack,
@@ -197,7 +197,8 @@ def test_one_process_appends_and_one_sends(tmp_path):
     BothSides(journal.folder).close()
 
 
-def slot(number, text):
+def slot(number, **changes):
+    text = changes.pop("text", None) or json.dumps({**dataclasses.asdict(Ack()), **changes}).encode()
     line = b"%d %s" % (number, text)
     return (b"%08x %s" % (zlib.crc32(line), line)).ljust(len(empty_ack()) // 2, b"\0")
 
@@ -205,28 +206,17 @@ def slot(number, text):
 @pytest.mark.parametrize(
     ("slots", "offset"),
     [
-        ((slot(1, b'{"offset": 10}'), slot(2, b'{"offset": 20}')), 20),
-        ((slot(3, b'{"offset": 30}'), slot(2, b'{"offset": 20}')), 30),
-        ((slot(3, b'{"offset": 30}')[:9] + slot(1, b"{}")[9:], slot(2, b'{"offset": 20}')), 20),  # torn
-        ((slot(3, b'{"offset": -1}'), slot(2, b'{"offset": 20}')), 20),
-        ((slot(3, b'{"offset": 1, "no": 1}'), slot(2, b"[" * 2000)), 0),
+        ((slot(1, offset=10), slot(2, offset=20)), 20),
+        ((slot(3, offset=30), slot(2, offset=20)), 30),
+        ((slot(3, offset=30)[:9] + slot(1)[9:], slot(2, offset=20)), 20),  # torn
+        ((slot(3, offset=-1), slot(2, offset=20)), 20),
+        ((slot(3, offset=1, no=1), slot(2, text=b"[" * 2000)), 0),
         ((b"", b""), 0),
         ((b'{"offs', b""), 0),
     ],
 )
 def test_the_newer_slot_that_is_whole_counts(slots, offset):
-    whole = json.dumps({**Ack().__dict__, "lost": [0, 0]})
-
-    def with_all(data):  # a slot names all that there is
-        at = data.find(b"{")
-        if at < 0 or not data.rstrip(b"\0").endswith(b"}"):
-            return data
-        number = int(data[9 : at - 1])
-        given = json.loads(data[at:].rstrip(b"\0"))
-        is_whole = data[:8] == b"%08x" % zlib.crc32(data[9:].rstrip(b"\0"))
-        return slot(number, json.dumps({**json.loads(whole), **given}).encode()) if is_whole else data
-
-    assert parse_ack(b"".join(map(with_all, slots)))[0].offset == offset
+    assert parse_ack(b"".join(slots))[0].offset == offset
 
 
 def test_what_has_arrived_is_overwritten_in_place_in_two_slots(tmp_path):
@@ -373,7 +363,7 @@ def test_half_a_copy_of_an_artifact_does_not_stay(tmp_path, monkeypatch):
 
     monkeypatch.setattr(artifacts.shutil, "copyfile", fails)
     with pytest.raises(OSError, match="No space"):
-        journal.keep_file(tmp_path / "policy")
+        artifacts.keep(journal.folder, tmp_path / "policy")
     assert list((journal.folder / "files").iterdir()) == []
 
 
@@ -415,7 +405,7 @@ def test_a_journal_that_is_moved_under_its_owner_gets_the_rest(tmp_path):
     journal.journal.look()
     journal.append(row(1))
     with pytest.raises(FileNotFoundError):
-        journal.journal.keep_file(tmp_path / "moved")
+        artifacts.keep(journal.folder, tmp_path / "moved")
     arrive(journal)
     journal.acknowledge(run_id="r")
     journal.set_aside(row(0), "refused")
@@ -461,32 +451,27 @@ def test_a_journal_without_checkpoints_goes_when_all_has_arrived(tmp_path):
     assert list((tmp_path / "spool").iterdir()) == []
 
 
-def test_a_journal_whose_run_has_checkpoints_keeps_its_rows_as_long_as_they_are_there(tmp_path):
-    (tmp_path / "checkpoints/abc").mkdir(parents=True)
-    folder = finished(tmp_path, **{"rl8x.checkpoints": str(tmp_path / "checkpoints/abc")})
-    kept = [json.loads(line) for line in (folder / JOURNAL).read_text().splitlines()]
-    assert [op["op"] for op in kept] == ["open", "m", "left"]
-    assert (kept[0]["generation"], kept[0]["checkpoints"], kept[1]) == (1, "../../checkpoints/abc", row(0))
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_journal_whose_run_has_checkpoints_stays_as_long_as_they_are_there(is_moved, tmp_path):
+    root = tmp_path / "project"
+    (root / "checkpoints/abc").mkdir(parents=True)
+    folder = finished(root, **{"rl8x.checkpoints": str(root / "checkpoints/abc")})
+    if is_moved:
+        root.rename(root := tmp_path / "moved")
+        folder = root / "spool/abc"
     assert is_sent(folder)
-    assert str(sync(tmp_path / "spool")) == "nothing to send"
-    # Killed between the two steps: what is sent again adds nothing, and the run is over all the same.
-    path, ack = folder / ACK, read_ack(folder)
-    path.write_bytes(empty_ack())
-    killed = SendingJournal.open(folder)
-    offset = killed.end + len(encode(row(1)))  # of the longer file, and a line's end in this one too, before long
-    killed.acknowledge(**{**ack.__dict__, "generation": 0, "offset": offset})
-    killed.close()
+    assert str(sync(root / "spool")) == "nothing to send"
     resumed = Journal.open(folder)
     resumed.append(row(1))
-    assert (resumed.has_arrived, resumed.ack.finished, resumed.unsent()) == (False, False, Unsent(2, 2))
+    assert (resumed.has_arrived, resumed.unsent()) == (False, Unsent(1, 0))
     resumed.close()
     assert not is_sent(folder)
     again = BothSides(folder)
-    assert (steps(again), again.ack.finished) == ([0, 1], True)
+    assert (steps(again), again.ack.finished) == ([1], True)
     arrive(again)
     again.close()
-    shutil.move(tmp_path / "checkpoints", tmp_path / "elsewhere")
-    assert str(sync(tmp_path / "spool")) == "nothing to send"
+    shutil.move(root / "checkpoints", tmp_path / "elsewhere")
+    assert str(sync(root / "spool")) == "nothing to send"
     assert not folder.exists()
 
 

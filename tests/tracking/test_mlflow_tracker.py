@@ -2,7 +2,6 @@ import contextlib
 import logging
 import math
 import os
-import re
 import shutil
 import signal
 import sqlite3
@@ -13,7 +12,6 @@ import textwrap
 import pytest
 
 from rl8x.tracking import MLflowTracker, Tracker, TrackingError, sync
-from rl8x.tracking.protocol import StoreDownError
 
 
 def tracker_of(tmp_path, **options):
@@ -214,38 +212,6 @@ def test_killed_then_synced_then_resumed(mlruns, mlflow_client, tmp_path):
         assert history(mlflow_client, handle, name) == [(step, value(step)) for step in range(500)]
 
 
-def test_killed_then_resumed_before_anything_arrived(mlruns, mlflow_client, tmp_path):
-    """The store has given no run ID yet; the spool is the run's only name."""
-    process = run_script(
-        """
-        import os, subprocess, sys, time
-        from rl8x.tracking import MLflowTracker, shipping
-        def no_process(database):
-            raise OSError("away")
-        shipping._Shipper = no_process
-        tracker = MLflowTracker()
-        tracker.start(params={"lr": 0.1}, tags={})
-        for step in range(50):
-            tracker.log_metrics({"a": float(step)}, step)
-        print(tracker.run_id, tracker.resume_handle, flush=True)
-        time.sleep(60)
-        """,
-        cwd=tmp_path,
-    )
-    run_id, handle = process.stdout.readline().split()
-    process.kill()
-    process.wait()
-    assert run_id == "None"
-    tracker = tracker_of(tmp_path)
-    tracker.start(params={"lr": 0.1}, tags={}, resume=handle)
-    for step in range(40, 60):
-        tracker.log_metrics({"a": float(step)}, step)
-    tracker.finish("FINISHED")
-    assert history(mlflow_client, tracker.run_id, "a") == [(step, float(step)) for step in range(60)]
-    experiment = mlflow_client.get_experiment_by_name("rl8x")
-    assert len(mlflow_client.search_runs([experiment.experiment_id])) == 1
-
-
 def test_what_a_process_adds_to_a_run_that_is_over_is_not_added_again(mlruns, mlflow_client, tmp_path):
     """Killed after it added a result to its own run: whoever resumes the run at its end adds the same."""
     key = "0123456789abcdef0123456789abcdef"
@@ -291,26 +257,6 @@ def test_two_processes_at_once(mlruns, mlflow_client, tmp_path):
         assert run.info.status == "FINISHED"
         for name in ("m0", "m9"):
             assert history(mlflow_client, run.info.run_id, name) == [(step, float(step)) for step in range(150)]
-
-
-def test_a_store_that_is_away_is_told_and_synced_later(mlruns, mlflow_client, tmp_path, caplog, monkeypatch):
-    def down(*_, **__):
-        raise StoreDownError("connection refused")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("rl8x.tracking.shipper.MLflowStore", down)
-        tracker = tracker_of(tmp_path, finish_timeout_s=5.0, outage_timeout_s=0.1)
-        tracker.start(params={"lr": 1}, tags={})
-        tracker.log_metrics({"a": 1.0}, 1)
-        assert not tracker.flush(0.2)
-        tracker.finish("FINISHED")
-        assert sync().num_sent == 1  # the shipper, which goes on to try, lets it be sent meanwhile
-    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert len(warnings) == 2
-    assert "connection refused" in warnings[0]
-    assert "`rl8x sync`" in warnings[1]
-    [run] = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("rl8x").experiment_id])
-    assert (run.data.metrics, run.data.params, run.info.status) == ({"a": 1.0}, {"lr": "1"}, "FINISHED")
 
 
 def test_problems_are_told_at_once(mlruns, tmp_path):
@@ -423,37 +369,6 @@ def test_text_that_is_not_utf8_arrives_readable(mlruns, mlflow_client, tmp_path)
     assert (folder / "caf_udce9.txt").read_text() == "trace caf\\udce9 😀"
     assert (folder / "caf_udce9.bin").read_text() == "content"
     assert (folder / "folder/caf_udce9/caf_udce9.bin").read_text() == "content"
-
-
-FULL_DISK = """
-    import resource
-    from rl8x.tracking import MLflowTracker
-    tracker = MLflowTracker(tracking_uri="http://127.0.0.1:9", spool_dir="spool", interval_s=0.05, outage_timeout_s=0.1)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))  # larger files get an error, as on a full disk
-    tracker.start(params={"lr": 0.1}, tags={})
-    for step in range(300):
-        tracker.log_metrics({"a": float(step)}, step)
-    tracker.finish("FINISHED")
-    print("\\n".join(tracker.whereabouts().lines()))
-"""
-
-
-@pytest.mark.store_process
-def test_rows_that_a_full_disk_did_not_take_are_told_and_the_run_stays_finished(mlruns, mlflow_client, tmp_path):
-    with run_script(FULL_DISK, stderr=subprocess.PIPE, cwd=tmp_path) as process:
-        said, warned = process.communicate(timeout=120)
-    assert process.returncode == 0
-    patterns = (r"has lost (\d+) rows", r"(?m)^(\d+) rows of run")
-    lost, kept = (int(re.search(pattern, said)[1]) for pattern in patterns)
-    assert lost > 100
-    assert f"has lost {lost} rows" in warned
-    assert lost + kept == 300
-    report = sync(tmp_path / "spool", f"sqlite:///{mlruns}/mlflow.db")
-    assert (report.num_sent, report.spools[0].num_rows) == (1, kept)
-    run = mlflow_client.get_run(report.spools[0].run_id)
-    assert run.info.status == "FINISHED"
-    assert run.data.tags["rl8x.lost_rows"] == str(lost)
-    assert history(mlflow_client, run.info.run_id, "a") == [(step, float(step)) for step in range(kept)]
 
 
 @pytest.mark.parametrize("seconds", [-1.0, math.inf, math.nan, "5", None, True])

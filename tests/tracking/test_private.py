@@ -1,18 +1,23 @@
-"""The tracker does without each private name of MLflow."""
+"""MLflow's inside: the tracker does without its private names; its database is made at once and read as it reads it."""
 
+import shutil
 import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
 
 import pytest
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
+from rl8x.cli.main import main
 from rl8x.tracking import MLflowTracker, private
-from rl8x.tracking.location import locate
-from rl8x.tracking.store import MLflowStore
-
-
-def remove_tables_maker(monkeypatch):
-    import mlflow.store.db.utils
-
-    monkeypatch.delattr(mlflow.store.db.utils, "_initialize_tables")
+from rl8x.tracking.location import Location, locate
+from rl8x.tracking.private import add_past_points, empty_tables, merge_log, prepare_tables
+from rl8x.tracking.protocol import StoreDownError
+from rl8x.tracking.repeats import Point
+from rl8x.tracking.store import MLflowStore, NewRun, ensure_database
 
 
 def remove_engines(monkeypatch):
@@ -34,7 +39,7 @@ def remove_tables(monkeypatch):
     monkeypatch.setattr(private.sqlite3, "connect", none)
 
 
-@pytest.mark.parametrize("remove", [remove_tables_maker, remove_cache, remove_tables])
+@pytest.mark.parametrize("remove", [remove_cache, remove_tables])
 def test_a_run_arrives_without_it(remove, mlruns, mlflow_client, monkeypatch):
     with monkeypatch.context() as patch:
         remove(patch)
@@ -64,8 +69,6 @@ def test_last_steps_are_read_from_histories_without_it(mlruns, monkeypatch):
 
 
 def test_what_is_missing_is_none_or_does_nothing(monkeypatch):
-    remove_tables_maker(monkeypatch)
-    assert private.tables_maker() is None
     remove_engines(monkeypatch)
     private.forget_engine("sqlite:///x.db", dispose=True)
     private.forget_engine("sqlite:///x.db", dispose=False)
@@ -76,3 +79,233 @@ def test_what_is_missing_is_none_or_does_nothing(monkeypatch):
         data = object()
 
     assert private.last_steps(Run) is None
+
+
+def schema(connection):
+    """Return the SQL of all tables and indices, as lines in no order: MLflow's own changes with the process."""
+    rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+    return {(kind, name, *sorted(line.strip(" ,") for line in (sql or "").splitlines())) for kind, name, sql in rows}
+
+
+def contents(connection):
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    return {name: rows for name in tables if (rows := connection.execute(f"SELECT * FROM {name}").fetchall())}
+
+
+def not_synced(connection, record):
+    connection.execute("PRAGMA synchronous=OFF")
+
+
+@pytest.fixture
+def by_mlflow_alone(tmp_path):
+    event.listen(Engine, "connect", not_synced)  # it waits for the disk some hundred times
+    try:
+        SqlAlchemyStore(f"sqlite:///{tmp_path}/alone.db", "mlruns").engine.dispose()
+    finally:
+        event.remove(Engine, "connect", not_synced)
+    with closing(sqlite3.connect(tmp_path / "alone.db")) as connection:
+        yield connection
+
+
+def test_a_new_database_is_in_wal_mode_and_whole(mlflow_template):
+    connection = sqlite3.connect(mlflow_template)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert connection.execute("SELECT name FROM experiments").fetchall() == [("Default",)]
+    connection.close()
+    assert not mlflow_template.with_name(".mlflow.db.new").exists()
+
+
+ODD = [
+    "'",
+    '"',
+    "b'o\"th",
+    ":lon",
+    "'; DROP TABLE runs; --",
+    "ba\\ck",
+    "new\nline",
+    "?a#b&c=d",
+    "%41%2F",
+    "a@b:c",
+    "sp ace",
+]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_it_can_be_made_in_a_folder_of_any_name(name, tmp_path, monkeypatch):
+    folder = tmp_path / name
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    store = MLflowStore(locate())
+    for experiment in ("Default", "mine"):
+        run_id = store.create_run(NewRun(experiment[0] * 32, experiment, None, "run", 1000))
+        store.log_text(run_id, "words", "notes.txt")
+    found = [path.relative_to(folder / "mlruns" / "artifacts") for path in folder.rglob("notes.txt")]
+    assert sorted(path.parts[0] == "0" for path in found) == [False, True]  # that of the experiment Default
+    assert sorted(tmp_path.iterdir()) == [folder]
+
+
+def test_a_folder_whose_name_is_not_utf8_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "a\udcffb"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert main(["train", "CartPole", "num_envs=4", "horizon=4", "device=cpu", "--max-steps", "1"]) == 2
+    err = capsys.readouterr().err
+    assert "MLflow cannot keep runs in" in err
+    assert "whose name is not UTF-8: work in another folder" in err
+    assert err.count("\n") == 1
+    assert list(folder.iterdir()) == []
+
+
+def test_it_is_what_mlflow_alone_would_have_made(by_mlflow_alone, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ensure_database(locate())
+    with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as made:
+        assert len(schema(made)) > 50
+        assert schema(made) == schema(by_mlflow_alone)
+        mine, alone = contents(made), contents(by_mlflow_alone)
+        assert mine.keys() == alone.keys()
+        assert mine["alembic_version"] == alone["alembic_version"]
+        assert [row[:2] for row in mine["experiments"]] == [row[:2] for row in alone["experiments"]] == [(0, "Default")]
+        assert made.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_its_tables_are_made_once_and_not_in_its_folder(has_memory, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if not has_memory:
+        monkeypatch.setattr(private, "_MEMORY", tmp_path / "none")
+        monkeypatch.setattr(private, "_migrated", private._migrated.__wrapped__)
+    event.listen(Engine, "connect", not_synced)
+    try:
+        prepare_tables(locate().database)
+    finally:
+        event.remove(Engine, "connect", not_synced)
+    assert list(tmp_path.iterdir()) == []
+    tables = empty_tables()
+    monkeypatch.setattr(private, "_migrated", lambda: tables)
+    monkeypatch.setattr(private, "_store_class", lambda: pytest.fail("made twice"))
+    ensure_database(locate())
+    with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as made:
+        assert len(schema(made)) > 50
+
+
+def test_nothing_but_the_database_stays_in_a_folder_of_the_users_own(tmp_path, monkeypatch):
+    mine = [Location(f"sqlite:///{tmp_path}/{name}.db", tmp_path / f"{name}.db") for name in "abc"]
+    threads = [threading.Thread(target=ensure_database, args=(location,)) for location in (*mine, *mine)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {path.name for path in tmp_path.iterdir()} == {"a.db", "b.db", "c.db"}
+    monkeypatch.setattr("rl8x.tracking.private._make", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ensure_database(Location(f"sqlite:///{tmp_path}/d.db", tmp_path / "d.db"))
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_one_that_is_there_is_left_alone(mlruns):
+    before = (mlruns / "mlflow.db").read_bytes()
+    ensure_database(locate())
+    assert (mlruns / "mlflow.db").read_bytes() == before
+
+
+def test_points_are_left_to_mlflow_where_a_number_or_a_column_of_the_table_is_out_of_the_ordinary(mlruns):
+    points = [Point("a", 1.0, 1, 1), Point("a", 2.0, 2, 2)]
+    with closing(sqlite3.connect(mlruns / "mlflow.db")) as connection, connection:
+        connection.execute("INSERT INTO runs (run_uuid, lifecycle_stage) VALUES ('r', 'active')")
+        connection.execute("INSERT INTO latest_metrics (key, value, step, is_nan, run_uuid) VALUES ('a', 0, 0, 0, 'r')")
+    too_large = [Point("a", 1.0, 2**63, 1), points[1]]
+    assert add_past_points(mlruns / "mlflow.db", "r", too_large) == too_large
+    assert add_past_points(mlruns / "mlflow.db", "r", points) == points[1:]
+    with closing(sqlite3.connect(mlruns / "mlflow.db")) as connection, connection:
+        assert connection.execute("SELECT value FROM metrics").fetchall() == [(1.0,)]
+        connection.execute("DROP TABLE metrics")
+        columns = "key, value REAL, timestamp, step, is_nan, run_uuid, workspace TEXT NOT NULL"
+        connection.execute(f"CREATE TABLE metrics ({columns})")
+    assert add_past_points(mlruns / "mlflow.db", "r", points) == points
+    with closing(sqlite3.connect(mlruns / "mlflow.db")) as connection:
+        assert connection.execute("SELECT value FROM metrics").fetchall() == []
+
+
+SPEC = NewRun("abc", "e", None, "n", 1234)
+
+
+def connected(root):
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{root}/mlflow.db"
+    return MLflowStore(locate(uri)), MlflowClient(uri)
+
+
+def files(client, run_id):
+    """The artifacts in the folder that MLflow has for a run."""
+    folder = Path(client.get_run(run_id).info.artifact_uri.removeprefix("file://"))
+    return folder, {path.name: path.read_text() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["mlruns", "results"])
+def test_of_a_moved_store_lie_beside_it_the_earlier_ones_too(name, mlruns, tmp_path):
+    store, _ = connected(mlruns)
+    run_id = store.create_run(SPEC)
+    store.log_text(run_id, "1", "old.txt")
+    (tmp_path / "new").mkdir()
+    mlruns.rename(tmp_path / "new" / name)
+    store, client = connected(tmp_path / "new" / name)
+    store.log_text(run_id, "2", "new.txt")
+    folder = tmp_path / "new" / name / "artifacts" / run_id / "artifacts"
+    assert files(client, run_id) == (folder, {"old.txt": "1", "new.txt": "2"})
+    assert {item.path for item in client.list_artifacts(run_id)} == {"old.txt", "new.txt"}
+    (tmp_path / "file.txt").write_text("3")
+    store.log_artifact(run_id, tmp_path / "file.txt", None)
+    assert (folder / "file.txt").read_text() == "3"
+    later = store.create_run(SPEC._replace(spool_id="later"))
+    store.log_text(later, "4", "new.txt")
+    assert (tmp_path / "new" / name / "artifacts" / later / "artifacts/new.txt").read_text() == "4"
+    assert not mlruns.exists()
+
+
+def test_of_a_copied_store_do_not_go_to_the_original(mlruns, tmp_path):
+    store, client = connected(mlruns)
+    run_id = store.create_run(SPEC)
+    store.log_text(run_id, "1", "old.txt")
+    shutil.copytree(mlruns, tmp_path / "copy/mlruns")
+    copy, copied = connected(tmp_path / "copy/mlruns")
+    copy.log_text(run_id, "2", "new.txt")
+    place = Path("artifacts", run_id, "artifacts")
+    assert files(copied, run_id) == (tmp_path / "copy/mlruns" / place, {"old.txt": "1", "new.txt": "2"})
+    store.log_text(run_id, "3", "third.txt")
+    copy.log_text(run_id, "4", "fourth.txt")
+    assert files(client, run_id) == (mlruns / place, {"old.txt": "1", "third.txt": "3"})
+
+
+def test_of_a_database_that_left_its_folder_stay_there(mlruns, tmp_path):
+    store, _ = connected(mlruns)
+    run_id = store.create_run(SPEC)
+    store.log_text(run_id, "1", "old.txt")
+    (tmp_path / "alone").mkdir()
+    merge_log(mlruns / "mlflow.db")
+    (mlruns / "mlflow.db").rename(tmp_path / "alone/mlflow.db")
+    store, client = connected(tmp_path / "alone")
+    store.log_text(run_id, "2", "new.txt")
+    assert files(client, run_id) == (mlruns / "artifacts" / run_id / "artifacts", {"old.txt": "1", "new.txt": "2"})
+
+
+def test_a_folder_that_is_gone_is_not_made_anew(mlruns, tmp_path):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{mlruns}/mlflow.db")
+    gone = tmp_path / "project/data/artifacts"
+    gone.mkdir(parents=True)
+    client.create_experiment("e", artifact_location=gone.as_uri())
+    store, _ = connected(mlruns)
+    run_id = store.create_run(SPEC)
+    store.log_text(run_id, "1", "old.txt")
+    (tmp_path / "project").rename(tmp_path / "moved")
+    store, _ = connected(mlruns)
+    (tmp_path / "file.txt").write_text("3")
+    with pytest.raises(StoreDownError, match=f"the folder of the run's artifacts, {gone}/{run_id}/.*, is not there"):
+        store.log_text(run_id, "2", "new.txt")
+    with pytest.raises(StoreDownError, match="is not there"):
+        store.log_artifact(run_id, tmp_path / "file.txt", None)
+    store.check_run(run_id)
+    assert not (tmp_path / "project").exists()

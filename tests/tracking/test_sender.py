@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from rl8x.tracking.artifacts import keep
 from rl8x.tracking.journal import name_of
 from rl8x.tracking.protocol import StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import Point, left_behind
@@ -73,21 +74,6 @@ def test_batches_are_whole_rows_of_at_most_what_a_store_takes(journal, store, mo
     assert len(store.run["points"]) == 7 * 300 + 1500
 
 
-def test_replaying_adds_nothing(journal, store):
-    for step in range(5):
-        journal.append(row(step))
-    send(journal, store)
-    once = set(store.run["points"])
-    folder = journal.folder
-    journal.close()
-    (folder / "ack.json").unlink()
-    again = BothSides(folder)
-    send(again, store)
-    again.close()
-    assert store.run["points"] == once
-    assert list(store.runs) == ["run0"]
-
-
 def test_a_lost_answer_makes_no_second_run_and_no_second_row(journal, store):
     journal.append(row(0))
     sender = Sender(journal, store, fresh=True)
@@ -130,11 +116,14 @@ def test_unreadable_and_unknown_ops_do_not_block(journal, store):
     journal.append({"op": "artifact", "file": "../../secret", "to": None})
     journal.append({"op": "artifact", "file": "journal.jsonl", "to": None})
     journal.append({"op": "text", "to": "../x", "text": "t"})
+    journal.append({**CURVES, "series": 3})
+    journal.append({"op": "curves"})
+    journal.append({"op": "left", "s": "x"})
     journal.append(row(1))
     send(journal, store)
     assert values(store.run, "a") == [(1, 1.0)]
     assert store.run["files"] == store.run["texts"] == {}
-    assert (journal.folder / "rejected.jsonl").read_text().count("\n") == 6
+    assert (journal.folder / "rejected.jsonl").read_text().count("\n") == 9
 
 
 def test_params_many_big_and_changed(journal, store):
@@ -161,7 +150,7 @@ def test_the_tag_of_a_changed_param_has_its_present_value(journal, store):
 def test_artifacts_are_copies_of_that_moment(journal, store, tmp_path):
     source = tmp_path / "policy.txt"
     source.write_text("first")
-    journal.append({"op": "artifact", "file": journal.keep_file(source), "to": "policies"})
+    journal.append({"op": "artifact", "file": keep(journal.folder, source), "to": "policies"})
     source.write_text("second")
     send(journal, store)
     assert store.run["files"] == {"policies/policy.txt": "first"}
@@ -171,7 +160,7 @@ def test_artifacts_are_copies_of_that_moment(journal, store, tmp_path):
 def test_an_artifact_store_that_fails_does_not_hold_up_rows(journal, store, tmp_path):
     source = tmp_path / "policy.txt"
     source.write_text("weights")
-    journal.append({"op": "artifact", "file": journal.keep_file(source), "to": None})
+    journal.append({"op": "artifact", "file": keep(journal.folder, source), "to": None})
     journal.append(row(1))
     store.artifacts_down = True
     sender = Sender(journal, store)
@@ -180,7 +169,7 @@ def test_an_artifact_store_that_fails_does_not_hold_up_rows(journal, store, tmp_
             sender.send_some()
     sender.send_some()
     assert values(store.run, "a") == [(1, 1.0)]
-    assert (journal.folder / "files/1/policy.txt").read_text() == "weights"
+    assert [path.read_text() for path in journal.folder.glob("files/*/policy.txt")] == ["weights"]
     assert "no credentials" in (journal.folder / "rejected.jsonl").read_text()
     store.artifacts_down = False
     sender.send_all()
@@ -312,16 +301,26 @@ def _empty():
     return {"spool_id": None, "points": set(), "params": {}, "tags": {}, "texts": {}, "files": {}}
 
 
-@pytest.mark.parametrize(("name", "called"), [("'my run'", "'my run'"), (None, "'/a b/1'")])
-def test_commands_of_a_description_have_the_runs_name_where_that_finds_it(journal, store, name, called):
+@pytest.mark.parametrize(
+    ("name", "is_free", "is_default", "called"),
+    [
+        ("my run", True, True, "'my run'"),
+        ("my run", False, True, "'/a b/1'"),
+        ("my run", True, False, "'/a b/1'"),
+        ("-n", True, True, "'/a b/1'"),
+        (".", True, True, "'/a b/1'"),
+        ("a\nb", True, True, "'/a b/1'"),
+    ],
+)
+def test_commands_of_a_description_have_the_runs_name_where_that_finds_it(
+    journal, store, monkeypatch, name, is_free, is_default, called
+):
     text = "`rl8x resume '/a b/1' --max-steps N` `Trainer.resume('/a b/1')`"
     journal.append({"op": "describe", "text": text, "folder": "'/a b/1'"})
-    sender = Sender(journal, store)
-    sender.name_word = lambda: name
-    sender.send_all()
-    assert (
-        store.run["tags"]["mlflow.note.content"] == f"`rl8x resume {called} --max-steps N` `Trainer.resume('/a b/1')`"
-    )
+    monkeypatch.setattr(store, "run_name", lambda run_id: (name, is_free))
+    Sender(journal, store, is_default=is_default).send_all()
+    described = f"`rl8x resume {called} --max-steps N` `Trainer.resume('/a b/1')`"
+    assert store.run["tags"]["mlflow.note.content"] == described
 
 
 def describe(journal, store, text):
@@ -425,14 +424,32 @@ def test_what_was_set_aside_does_not_undo_what_came_later(journal, store):
     assert (store.run["status"], store.run["tags"]["1"], len(journal.rejected)) == ("FINISHED", "new", 0)
 
 
-def test_a_store_that_takes_no_writes_is_an_outage_and_nothing_is_set_aside(journal, store):
+def test_a_refusal_is_believed_the_third_time_and_of_many_points_alone_what_is_at_fault_is_sent_alone(journal, store):
+    for step in range(8):
+        journal.append(row(step))
+    sizes, refusals = [], iter([True] * 5 + [False])
+
+    def refuses(call, points):
+        if call == "log_points":
+            sizes.append(len(points))
+        return StoreRefusedError("no") if call == "log_points" and points[0].step <= 3 <= points[-1].step else None
+
+    store.fails = lambda call, content: error if (error := refuses(call, content)) and next(refusals) else None
+    send(journal, store)
+    assert sizes == [8, 4, 2, 2, 1, 1, 1, 1, 4]
+    assert len(values(store.run, "a")) == 8
+    assert not journal.rejected
+
+
+@pytest.mark.parametrize("error", [StoreDownError, StoreRefusedError])
+def test_a_store_that_takes_no_writes_is_an_outage_and_nothing_is_set_aside(journal, store, error):
     """As behind a proxy that answers 400 to every POST for a while."""
     for step in range(3):
         journal.append(row(step))
     Sender(journal, store).send_some()
     journal.append(row(3))
     writes = ("log_points", "set_tags", "log_params", "set_status")
-    store.fails = lambda call, content: StoreDownError("400") if call in writes else None
+    store.fails = lambda call, content: error("400") if call in writes else None
     sender = Sender(journal, store)
     for _ in range(10):
         with pytest.raises(NotNowError, match="400"):
@@ -496,23 +513,6 @@ def test_learning_curves_and_samples_wait_for_a_store_that_is_away(journal, stor
     assert store.run["points"] == {Point("a", 0.0, 1000, 0), sample}
 
 
-@pytest.mark.parametrize(
-    "op",
-    [
-        {**CURVES, "series": 3},
-        {"op": "curves"},
-        {"op": "left", "s": "x"},
-    ],
-)
-def test_what_is_odd_among_them_is_set_aside_and_the_rest_arrives(journal, store, op):
-    for each in (op, row(1), {"op": "finish", "status": "FINISHED", "t": 5}):
-        journal.append(each)
-    send(journal, store)
-    assert [entry["op"] for entry in journal.rejected.entries] == [op["op"]]
-    assert store.run["status"] == "FINISHED"
-    assert len(store.run["points"]) == 1
-
-
 def test_the_picture_of_a_run_that_went_on_elsewhere_stays(journal, store):
     journal.append(row(1))
     send(journal, store)
@@ -525,12 +525,12 @@ def test_the_picture_of_a_run_that_went_on_elsewhere_stays(journal, store):
 TOTAL = "losses/total"
 
 
-def goes_back(journal, store, first, then, *, status="FINISHED"):
+def goes_back(journal, store, first, then):
     """Send rows of the steps of `first`, a resume, and rows of the steps of `then`: values by step."""
     for time, rows in ((1000, first), (2000, then)):
         for step, value in rows.items():
             journal.append({**row(step, **{TOTAL: value, "profiling/step_ms": float(time + step)}), "t": time + step})
-        journal.append({"op": "finish", "status": status, "t": time + 100})
+        journal.append({"op": "finish", "status": "FINISHED", "t": time + 100})
         journal.append({"op": "resume", "t": time + 200, "repeats": True, "keeps_status": False})
     send(journal, store)
     left = left_behind(store.run["tags"])
@@ -564,22 +564,6 @@ def test_what_is_left_behind_is_no_row_that_comes_again(journal, store):
     assert left_behind(store.run["tags"]) == left
     late = [(p.step, p.value) for p in store.run["points"] if p.name == TOTAL and p.timestamp >= 2003]
     assert sorted(late) == [(step, 2.0) for step in range(3, 9)]
-
-
-@pytest.mark.parametrize("status", ["KILLED", "FINISHED"])
-@pytest.mark.parametrize(
-    ("then", "gone", "kept"),
-    [
-        # Killed again and again, it may end from its last checkpoint, with only older rows still to be sent.
-        ({3: 3.0, 4: 4.0}, [], {step: float(step) for step in range(1, 9)}),
-        # On another course it leaves behind what came later and is older than the resume.
-        ({3: 3.0, 4: 4.5}, [(4, 1200)], {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.5}),
-    ],
-)
-def test_a_run_that_goes_back_and_ends_earlier(then, gone, kept, status, journal, store):
-    left, found = goes_back(journal, store, {step: float(step) for step in range(1, 9)}, then, status=status)
-    assert left == gone
-    assert found[TOTAL] == list(kept.items())
 
 
 def test_what_an_older_process_sends_late_is_no_other_course(journal, store, tmp_path):

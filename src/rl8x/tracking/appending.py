@@ -8,13 +8,12 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from rl8x.disk import sync_folder
-from rl8x.tracking import artifacts
 from rl8x.tracking.journal import (
     ACK,
     JOURNAL,
@@ -66,7 +65,6 @@ class Journal:
         self._num_dropped = 0
         self._failed_at = 0.0
         self._is_deleted = False
-        self._last_copy = 0
         self._on_disk = False
         self._unsent: Unsent | None = None  # once it is closed
         with contextlib.ExitStack() as unless_open:
@@ -87,7 +85,6 @@ class Journal:
         self._ack = ack = self._read_ack()
         self._last_number = ack.memory
         is_cut = ack.offset > self._end or whole_lines(self._fd, ack.offset) != ack.offset
-        is_cut = is_cut and ack.generation == self.header.get("generation", 0)
         # What a power cut took of the file may have arrived, and what has arrived may be noted no more.
         may_be_cut = not self.is_new and not ack.finished and ack.boot != boot_id()
         self.lacks_rows = ack.memory > 0 or is_cut or may_be_cut
@@ -155,8 +152,7 @@ class Journal:
         """What has arrived."""
         if self._unsent is None:
             self._ack = self._read_ack()
-            # Of a file that was longer, before it was compact or a power cut took its end: all of it is sent again.
-            if self._ack.offset > self._end or self._ack.generation != self.header.get("generation", 0):
+            if self._ack.offset > self._end:  # a power cut took the end of the file: all of it is sent again
                 self._ack = replace(self._ack, offset=0, finished=False)
         return self._ack
 
@@ -228,11 +224,6 @@ class Journal:
             return [line for line in self._memory if line[0] > after]
 
     @property
-    def is_half_full(self) -> bool:
-        """Whether so much waits in memory that it should go past the disk."""
-        return len(self._memory) > MAX_MEMORY_LINES // 2
-
-    @property
     def num_waiting(self) -> int:
         """How many lines wait in memory."""
         return len(self._memory)
@@ -245,12 +236,6 @@ class Journal:
             self.append(op)
         self.look()
         self.sync_to_disk()
-
-    def keep_file(self, source: Path, besides: Collection[Path] = ()) -> str:
-        """Copy a file or folder into the journal, as `artifacts.keep` does; returns its path there."""
-        with self._guard:
-            self._last_copy = number = max(self._last_copy, artifacts.highest_number(self.folder)) + 1
-        return artifacts.keep(self.folder, number, source, besides)
 
     def repeats(self, since: int) -> JournalRepeats:
         """Return what knows the rows that the journal has now, for a run that is resumed."""

@@ -1,4 +1,4 @@
-"""Artifacts: their copies in a journal, `files/<number>/<name>`, and policies as models of MLflow, without pickle.
+"""Artifacts: their copies in a journal, `files/<key>/<name>`, and policies as models of MLflow, without pickle.
 
 `mlflow.pyfunc.load_model(...).predict` takes and gives what `rl8x.export` calls inputs and outputs, without `noise`.
 What a policy remembers is among both, so that a server answers each request by itself.
@@ -11,6 +11,7 @@ import shutil
 import stat
 import tempfile
 import time
+import uuid
 from collections.abc import Collection, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
@@ -28,16 +29,9 @@ if TYPE_CHECKING:
 # Torch is imported where it is needed: the process that talks to MLflow does not need it.
 
 
-def highest_number(spool: Path) -> int:
-    """Return the highest number of a copy in a spool; 0 without one."""
-    names = [path.name for path in (spool / FILES).glob("*")]
-    return max((int(name) for name in names if name.isascii() and name.isdigit() and len(name) < 10), default=0)
-
-
-def keep(spool: Path, number: int, source: Path, besides: Collection[Path] = ()) -> str:
+def keep(spool: Path, source: Path, besides: Collection[Path] = ()) -> str:
     """Copy a file or folder into a spool; returns its path there, in which all names are UTF-8."""
-    name = artifact_name(source.name)
-    target = spool / FILES / str(number) / name
+    target = spool / FILES / uuid.uuid4().hex[:16] / artifact_name(source.name)
     try:
         (spool / FILES).mkdir(exist_ok=True)  # but no spool where there is none: it was moved or deleted
         target.parent.mkdir()
@@ -51,7 +45,7 @@ def keep(spool: Path, number: int, source: Path, besides: Collection[Path] = ())
     except OSError:
         shutil.rmtree(target.parent, ignore_errors=True)  # half a copy would only take room that rows need
         raise
-    return f"{FILES}/{number}/{name}"
+    return str(target.relative_to(spool))
 
 
 def _left_out(folder: str, names: list[str], paths: set[str]) -> list[str]:

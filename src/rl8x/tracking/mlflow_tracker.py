@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from rl8x.tracking.appending import Journal
-from rl8x.tracking.artifacts import model_about
+from rl8x.tracking.artifacts import keep, model_about
 from rl8x.tracking.journal import JOURNAL, Op
 from rl8x.tracking.location import (
     Location,
@@ -233,7 +233,6 @@ class MLflowTracker:
             timeout_s=self.request_timeout_s,
             interval_s=self.interval_s,
             fresh=resume is None,
-            adds_source=begins,
             sample=interval() if is_asked_for(self.system_metrics, owns=journal.header["owns"]) else None,
         )
         if self.thinning is not None:
@@ -395,7 +394,6 @@ class MLflowTracker:
             self._append({"op": "left", "s": repeats.left.step, "t": repeats.left.before})
         for at, when, points in rows:
             self._append({"op": "m", "t": when, "s": at, "m": points})
-        repeats.confirm()
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Add hyperparameters. One that has another value already keeps it, and a tag has the new value."""
@@ -488,7 +486,7 @@ class MLflowTracker:
             return None
         try:
             artifacts = None if self._location is None else self._location.artifact_root
-            return journal.keep_file(source.absolute(), [] if artifacts is None else [artifacts])
+            return keep(journal.folder, source.absolute(), [] if artifacts is None else [artifacts])
         except OSError as error:
             _log.warning("tracking: the artifact %s is not logged, it cannot be copied to the spool: %s", source, error)
             return None

@@ -14,14 +14,16 @@ import os
 import re
 import sqlite3
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
+from rl8x.disk import write_synced
 from rl8x.tracking.repeats import LEFT, NOT_OF_A_COURSE, LeftBehind, Point
 from rl8x.tracking.secrets import hide
 
@@ -60,16 +62,6 @@ def last_steps(run: Any) -> dict[str, int] | None:
     return None
 
 
-def tables_maker() -> Callable[[Any], None] | None:
-    """Return what makes MLflow's tables by an engine; None without it, where MLflow makes them on the disk, slowly."""
-    try:
-        from mlflow.store.db.utils import _initialize_tables
-    except ImportError:
-        return None
-    maker: Callable[[Any], None] = _initialize_tables
-    return maker
-
-
 def forget_engine(uri: str, *, dispose: bool) -> None:
     """Have MLflow open a database anew; without it a file that was replaced stays open, to which nothing is written."""
     with contextlib.suppress(ImportError, AttributeError, TypeError):
@@ -97,6 +89,7 @@ def is_set_in_process() -> bool:
 
 
 ROOT = "artifacts"  # beside the database, in the layout that `rl8x.tracking.location` makes
+_MEMORY: Final = Path("/dev/shm")
 _migrating = threading.Lock()  # Alembic keeps the migration in progress in a global
 
 
@@ -216,45 +209,25 @@ def prepare_tables(database: Path) -> None:
         empty_tables()
 
 
-def empty_tables() -> bytes | None:
-    """Make a database with MLflow's tables and no rows by its own migrations, and return it; None where that fails."""
+def empty_tables() -> bytes:
+    """Make by MLflow a database with its tables and no rows, once, and return it."""
     with _migrating:
         return _migrated()
 
 
-# MLflow's migrations make a database in some hundred transactions, each of which waits for the disk: they are run in
-# memory, and what they made is written at once, whole or not at all.
+# MLflow makes a database in some hundred transactions, each of which would wait for a disk.
 @functools.cache
-def _migrated() -> bytes | None:
-    with contextlib.suppress(Exception):  # another version's internals: MLflow then makes the tables on the disk
-        from sqlalchemy import create_engine
-        from sqlalchemy.pool import StaticPool
-
-        # One connection for all steps of the migration: each connection would have an empty database.
-        engine = create_engine("sqlite://", poolclass=StaticPool)
-        make = tables_maker()
-        if make is None:
-            return None
-        make(engine)
-        with closing(engine.raw_connection()) as lent:
-            connection: Any = lent.driver_connection
-            tables: bytes = connection.serialize()
-        engine.dispose()
-        return tables
-    return None
+def _migrated() -> bytes:
+    place = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        database = Path(folder) / "mlflow.db"
+        _store_class()(sqlite_uri(database), "/").engine.dispose()
+        forget_engine(sqlite_uri(database), dispose=False)
+        return database.read_bytes()
 
 
 def _make(database: Path, artifact_root: Path) -> None:
-    tables = empty_tables()
-    if tables is not None:
-        connect = sqlite3.connect
-        with closing(connect(":memory:")) as source, closing(connect(database)) as target:
-            source.deserialize(tables)
-            source.backup(target)
-    make_store = _store_class()  # it adds the default experiment, and checks the tables
-    uri = sqlite_uri(database)
-    make_store(uri, "/").engine.dispose()
-    forget_engine(uri, dispose=False)  # the file is about to have another name
+    write_synced(database, empty_tables())
     with closing(sqlite3.connect(database)) as connection:
         # MLflow writes this path into its SQL as it is, where some quotes, colons and backslashes mean something else.
         default = (artifact_root.absolute() / "0").as_uri()

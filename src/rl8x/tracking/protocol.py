@@ -13,7 +13,6 @@ import operator
 import os
 import posixpath
 import re
-import shlex
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -265,13 +264,6 @@ def fitted(name: str, text: str) -> tuple[str, str | None]:
     return text[: MAX_PARAM_LENGTH - len(note)] + note, file
 
 
-def typed_name(name: str | None, is_unique: bool) -> str | None:
-    """Return a run's name as a command started in this folder takes it; None where it would not find the run."""
-    if not name or not is_unique or not name.isprintable() or name.startswith("-") or os.path.exists(name):
-        return None  # it is unknown, or would be taken for something else
-    return shlex.quote(name)
-
-
 class NameTable:
     """Remembers which legal name each given name got, and numbers those that would become one: `a_`, `a_-2`."""
 
@@ -443,7 +435,6 @@ class MemoryTracker:
             if left is not None:
                 kept = [row for row in self.rows[: self._num_known] if row.step < left.step]
                 self.rows[: self._num_known], self._num_known = kept, len(kept)
-            self._repeats.confirm()
         self.rows += [Row(when, values) for when, _, values in rows if values]
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:

@@ -86,19 +86,6 @@ class Repeats:
         self.left: LeftBehind | None = None
         # Points of the last step that came again: where the run turns out to leave that step behind, they are new.
         self._repeated: list[LoggedRow] = []
-        self._taken: list[tuple[list[float], float]] = []
-        self._confirmed: tuple[LeftBehind | None, list[LoggedRow]] = (None, [])
-
-    def confirm(self) -> None:
-        """Note that the rows which were compared will not be compared again."""
-        self._taken, self._confirmed = [], (self.left, self._repeated)
-
-    def put_back(self) -> None:
-        """Forget the rows that were compared since `confirm`, which come once more."""
-        for olds, value in self._taken:
-            olds.append(value)
-        self._taken = []
-        self.left, self._repeated = self._confirmed
 
     def new_rows(self, row: LoggedRow) -> list[LoggedRow]:
         """Return what of a row is to be logged; sets `left` where the run turns out to have left something behind."""
@@ -115,8 +102,7 @@ class Repeats:
             return [*owed, row]
         again = {name for name, olds in known.items() if olds}
         for name in again:
-            known[name].remove(taken := (same[name] or known[name])[0])
-            self._taken.append((known[name], taken))
+            known[name].remove((same[name] or known[name])[0])
         if not again:
             return [row]
         repeated = {name: value for name, value in values.items() if name in again}
@@ -165,7 +151,6 @@ class ServerRepeats(Repeats):
         self._history = history
         self._before = left_behind(tags)
         self.left = next((left for left in self._before if left.before == since), None)
-        self.confirm()
         self._histories: dict[str, dict[int, list[float]]] = {}
 
     def _known_at(self, step: int, values: Mapping[str, float]) -> Mapping[str, list[float]]:

@@ -26,7 +26,7 @@ from rl8x.tracking.location import (
     shell_tracking_uri,
 )
 from rl8x.tracking.private import DatabaseRuns, RunRecord
-from rl8x.tracking.protocol import PARENT_TAG, StoreDownError, StoreRefusedError, TrackingError, readable, typed_name
+from rl8x.tracking.protocol import PARENT_TAG, StoreDownError, StoreRefusedError, TrackingError, readable
 from rl8x.tracking.repeats import Point, left_behind
 from rl8x.tracking.store import SPOOL_TAG, MLflowStore
 
@@ -108,8 +108,7 @@ class Whereabouts:
     @property
     def name_word(self) -> str | None:
         """The run's name as a command started in this folder takes it, once all of the run has arrived."""
-        is_unique = self.ack.run_id is not None and self.ack.name_is_free and is_default(self.location)
-        return typed_name(self.ack.run_name, is_unique)
+        return self.ack.name_word(is_default(self.location))
 
     def lines(self) -> list[str]:
         """Write it in words, a fact a line."""

@@ -28,7 +28,7 @@ from rl8x.tracking.protocol import (
     legal_name,
     metric_step,
 )
-from rl8x.tracking.repeats import LoggedRow, Point, ServerRepeats, left_behind
+from rl8x.tracking.repeats import LeftBehind, LoggedRow, Point, ServerRepeats, left_behind
 from rl8x.tracking.store import DEFAULT_EXPERIMENT, MAX_PARAMS, SPOOL_TAG, MLflowStore, NewRun
 
 PARAM_CHANGE_TAG = "rl8x.param_change."
@@ -47,8 +47,21 @@ _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _ItemT = TypeVar("_ItemT")
 
 
-class StoredRun:
-    """The run of a journal in its store: it is found or made, and ended."""
+class NotNowError(StoreDownError):
+    """Nothing more can be sent now; `of_entry` where all else of the store works: it may be the entry's fault."""
+
+    def __init__(self, text: str, *, of_entry: bool = False) -> None:
+        super().__init__(text)
+        self.of_entry = of_entry
+
+
+class Sender:
+    """Sends one journal: finds or makes its run, applies its entries in order, and ends it.
+
+    Replaying is safe: a store keeps one row for the same name, step, timestamp and value, so that what was sent but not
+    acknowledged may be sent again. An entry that the store does not take, whatever its kind, is set aside after some
+    tries, and all others go on.
+    """
 
     def __init__(
         self,
@@ -58,13 +71,22 @@ class StoredRun:
         new_tags: Callable[[], Mapping[str, str]] = dict,
         fresh: bool = False,
         late: bool = False,
+        is_default: bool = False,
     ) -> None:
+        """Take what is known: tags of a new run, whether it cannot be there yet, or may have gone on elsewhere."""
         self.journal, self.store = journal, store
         self.is_over = self.is_resumed = False  # by another process
         self.owned = bool(journal.header.get("owns", True))  # rl8x began it, and not the user
-        self._new_tags, self._fresh, self._late = new_tags, fresh, late
+        self.samples: deque[tuple[int, dict[str, float]]] = deque(maxlen=_MAX_SAMPLES)
+        self.num_rows = 0
+        self._new_tags, self._fresh, self._late, self._is_default = new_tags, fresh, late, is_default
         self._name_tries = 0
         self._aside: list[tuple[Op, str]] = []
+        self._start_time: int | None = None
+        self._repeats: ServerRepeats | None = None
+        self._compared: dict[tuple[int | None, int], list[LoggedRow]] = {}  # what is new of rows that are not sent yet
+        self._left: LeftBehind | None = None  # what the run has been said to have left behind
+        self._failures = 0  # how often in a row the entry that is next failed while the store worked
 
     @property
     def run_id(self) -> str:
@@ -100,14 +122,14 @@ class StoredRun:
         fields = (header.get("experiment"), header.get("experiment_id"), header.get("run_name"))
         spec = NewRun(header["spool_id"], *fields, start_time=header["t"])
         may_exist = self.journal.ack.attempted or not self._fresh
-        run_ids = self.store.find_runs(spec) if may_exist else []
+        run_ids = self.store.find_runs(spec.spool_id) if may_exist else []
         if run_ids:
             run_id = run_ids[0]
         else:
             self.journal.acknowledge(attempted=True)
             run_id = self._create(spec)
         if may_exist:  # a create that seemed lost may have made an empty run
-            for other in self.store.find_runs(spec):
+            for other in self.store.find_runs(spec.spool_id):
                 if other != run_id and not self.store.last_steps(other):
                     self.store.delete_run(other)
         return run_id
@@ -117,17 +139,16 @@ class StoredRun:
         unnamed = spec._replace(run_name=None)
         plain = unnamed._replace(experiment=DEFAULT_EXPERIMENT, experiment_id=None)
         refused: StoreRefusedError | None = None
-        for candidate in (spec, unnamed, plain):
-            for _ in range(TRIES):
-                try:
-                    run_id = self.store.create_run(candidate, self._new_tags())
-                except StoreRefusedError as error:
-                    refused = refused or error
-                    continue
-                if refused is not None:
-                    experiment = spec.experiment if candidate == plain else None
-                    self._set_aside({"op": "open", "run_name": spec.run_name, "experiment": experiment}, refused)
-                return run_id
+        for candidate in (each for each in (spec, unnamed, plain) for _ in range(TRIES)):
+            try:
+                run_id = self.store.create_run(candidate, self._new_tags())
+            except StoreRefusedError as error:
+                refused = refused or error
+                continue
+            if refused is not None:
+                experiment = spec.experiment if candidate == plain else None
+                self._set_aside({"op": "open", "run_name": spec.run_name, "experiment": experiment}, refused)
+            return run_id
         raise StoreDownError(str(refused))
 
     def begin_anew_where_gone(self) -> None:
@@ -140,7 +161,7 @@ class StoredRun:
         except StoreRefusedError as error:
             raise StoreDownError(str(error)) from error
         except RunMissingError:
-            if ack.generation or self.journal.header.get("run_id"):
+            if self.journal.header.get("run_id"):
                 raise
             flags = dict.fromkeys(("name_is_free", "attempted", "resumed", "finished"), False)
             self.journal.acknowledge(0, 0, run_id=None, run_name=None, **flags)
@@ -170,32 +191,8 @@ class StoredRun:
         else:
             self.store.set_tags(self.run_id, {STATUS_TAG: status})
 
-    def _finish_killed(self) -> None:
-        """Set the status of a run whose process was killed, unless it has ended in another one."""
-        ended = self.store.status(self.run_id)[0] != "RUNNING" if self.owned else STATUS_TAG in self._tags()
-        if not ended:
-            self._finish("KILLED", self.journal.last_time())
-
     def _tags(self) -> Mapping[str, str]:
         return self.store.tags(self.run_id)
-
-
-class Sender(StoredRun):
-    """Sends one journal.
-
-    Replaying is safe: a store keeps one row for the same name, step, timestamp and value, so that what was sent but not
-    acknowledged may be sent again. An entry that the store does not take, whatever its kind, is set aside after some
-    tries, and all others go on. `name_word` returns the run's name as commands take it, if they do.
-    """
-
-    def __init__(self, journal: SendingJournal, store: MLflowStore, **options: Any) -> None:
-        super().__init__(journal, store, **options)
-        self.name_word: Callable[[], str | None] = lambda: None
-        self.samples: deque[tuple[int, dict[str, float]]] = deque(maxlen=_MAX_SAMPLES)
-        self.num_rows = 0
-        self._start_time: int | None = None
-        self._repeats: ServerRepeats | None = None
-        self._attempts = Attempts()
 
     def send_some(self) -> None:
         """Make sure that there is a run, then send and acknowledge about a megabyte of the journal."""
@@ -203,17 +200,15 @@ class Sender(StoredRun):
             self._aside = []
             self.ensure()
             self._repeats = self._repeats_now()
-            if self._repeats is not None:
-                self._repeats.put_back()
             rows: list[tuple[list[Point], int | None, int]] = []
             num_points = 0
             for op, offset, number in self.journal.read():
                 if op["op"] == "m":
                     size = len(op["m"]) if isinstance(op.get("m"), dict) else 0
-                    if num_points + size > self.store.most_points:  # before it is compared: `confirm` is of those sent
+                    if num_points + size > self.store.most_points:
                         self._send_rows(rows)
                         num_points = 0
-                    points = self._not_repeated(op)
+                    points = self._not_repeated(op, (offset, number))
                     num_points += len(points)
                     rows.append((points, offset, number))
                     continue
@@ -227,7 +222,7 @@ class Sender(StoredRun):
             self._send_rows(rows)
             self._send_samples()
         except NotNowError as error:
-            self._attempts.failures += error.of_entry
+            self._failures += error.of_entry
             raise
         except StoreRefusedError as error:
             raise StoreDownError(str(error)) from error
@@ -252,7 +247,9 @@ class Sender(StoredRun):
             self._note_lost_rows()
             self._apply_finish(ending)
         elif not self.journal.ack.finished:
-            self._finish_killed()
+            ended = self.store.status(self.run_id)[0] != "RUNNING" if self.owned else STATUS_TAG in self._tags()
+            if not ended:  # in another process
+                self._finish("KILLED", self.journal.last_time())
         self.journal.acknowledge(finished=True, ending=None)
 
     def _note_lost_rows(self) -> None:
@@ -266,7 +263,7 @@ class Sender(StoredRun):
         if not ops:
             return
         self._aside = []
-        self._attempts.failures = TRIES
+        self._failures = TRIES
         points: list[Point] = []
         for op in ops:
             if op["op"] == "m":
@@ -276,7 +273,7 @@ class Sender(StoredRun):
             else:
                 self._apply(op)
         self._log_points(points)
-        self._attempts.failures = 0
+        self._failures = 0
         self._discard_copies(ops, [other for other, _ in self._aside])
         self.journal.rejected.replace(self._aside)
         self.journal.note_rejected()
@@ -295,12 +292,13 @@ class Sender(StoredRun):
 
     def _done(self, offset: int | None, number: int, **changes: Any) -> None:
         self._write_aside()
-        self._attempts.failures = 0
+        self._failures = 0
+        self._compared.clear()
         self.journal.acknowledge(offset, number, outage="", tried=True, **changes)
 
     def _attempt(self, op: Op, call: Callable[[], None], check: Callable[[], None] | None = None) -> None:
         """Make the calls of an op, which is set aside where they alone fail."""
-        self._attempts.send([op], lambda _: call(), self._set_aside, check or self._check_writes)
+        self._send([op], lambda _: call(), lambda op: op, check or self._check_writes)
 
     def _send_parts(
         self,
@@ -311,8 +309,42 @@ class Sender(StoredRun):
     ) -> None:
         """Send items, at most `size` in a call; those that are not taken are set aside, each as an op of its own."""
         for begin in range(0, len(items), size):
-            batch, check = items[begin : begin + size], self._check_writes
-            self._attempts.send(batch, call, lambda item, error: self._set_aside(op_of(item), error), check)
+            self._send(items[begin : begin + size], call, op_of, self._check_writes)
+
+    def _send(
+        self,
+        items: Sequence[_ItemT],
+        call: Callable[[Sequence[_ItemT]], None],
+        op_of: Callable[[_ItemT], Op],
+        check: Callable[[], None],
+    ) -> None:
+        """Make a call with some items, and set aside those at fault where it fails although the store works.
+
+        They are found by halving: at once where the store refuses, else where the call has failed `TRIES` times, of
+        which each is a later pass.
+        """
+        for _ in range(TRIES if len(items) == 1 else 1):
+            try:
+                call(items)
+                return
+            except NotNowError:
+                raise
+            except Exception as caught:  # also a mistake of rl8x
+                error = caught
+            if isinstance(error, _MALFORMED):
+                break
+            try:
+                check()  # a run that is deleted refuses all
+            except Exception as down:
+                raise NotNowError(str(down)) from down
+            if not isinstance(error, StoreRefusedError) and self._failures < TRIES - 1:
+                raise NotNowError(in_words(error), of_entry=True) from error
+        if len(items) == 1:
+            self._set_aside(op_of(items[0]), error)
+            return
+        half = len(items) // 2
+        for part in (items[:half], items[half:]):
+            self._send(part, call, op_of, check)
 
     # Metrics.
 
@@ -321,27 +353,28 @@ class Sender(StoredRun):
         if rows:
             self._log_points([point for points, _, _ in rows for point in points])
             self._done(*rows[-1][1:])
-            if self._repeats is not None:
-                self._repeats.confirm()
             self.num_rows += len(rows)
             rows.clear()
 
-    def _not_repeated(self, op: Op) -> list[Point]:
-        """Return those points of a row that the server did not have when the run was resumed."""
-        points = self._parsed(op)
-        repeats = self._repeats
+    def _not_repeated(self, op: Op, at: tuple[int | None, int]) -> list[Point]:
+        """Return those points of a row that the server did not have when the run was resumed.
+
+        A row is compared once, also where it is sent several times: each that the server has stands for one.
+        """
+        points, repeats = self._parsed(op), self._repeats
         if not points or repeats is None:
             return points
-        rows: list[LoggedRow] = []
-        left = repeats.left
 
         def compare() -> None:
-            row = {point.name: point.value for point in points}
-            rows.extend(repeats.new_rows((points[0].step, points[0].timestamp, row)))
-            if repeats.left is not None and repeats.left != left:
+            if at not in self._compared:
+                row = {point.name: point.value for point in points}
+                self._compared[at] = repeats.new_rows((points[0].step, points[0].timestamp, row))
+            if repeats.left is not None and repeats.left != self._left:
                 self._leave_behind(repeats.left.step, repeats.left.before)
+                self._left = repeats.left
 
         self._attempt(op, compare)
+        rows = self._compared.get(at, [])
         return [Point(name, value, time, step) for step, time, row in rows for name, value in row.items()]
 
     def _is_there(self, point: Point) -> bool:
@@ -367,7 +400,9 @@ class Sender(StoredRun):
         def history(name: str) -> list[Point]:
             return [Point(*values) for values in self.store.points(run_id, name)]
 
-        return ServerRepeats(since, last, history, self._tags())
+        repeats = ServerRepeats(since, last, history, self._tags())
+        self._left = repeats.left
+        return repeats
 
     def _leave_behind(self, step: int, before: int) -> None:
         """Have the run leave behind its points from a step on that are older than a time, and say so on its page."""
@@ -468,7 +503,8 @@ class Sender(StoredRun):
         """Renew the description, unless what is there is not what was last written here."""
         if not self.is_over:
             left = "".join(f"\n\n{each}" for each in left_behind(self._tags())[-_MOST_TOLD:])
-            text, name, folder = op["text"], self.name_word(), op.get("folder")
+            text, folder = op["text"], op.get("folder")
+            name = self.journal.ack.name_word(self._is_default)
             text = text.replace(f" {folder}", f" {name}") if name and folder else text
             self._describe(lambda _: text[: MAX_TAG_LENGTH - len(left)] + left)
 
@@ -526,85 +562,3 @@ class Sender(StoredRun):
             if not self.is_over:  # where only this fails, the journal counts as finished
                 self._attempt(op, lambda: self._finish(status, end_time))
         return {"finished": True, "ending": None}
-
-
-class NotNowError(StoreDownError):
-    """Nothing more can be sent now; `of_entry` where all else of the store works: it may be the entry's fault."""
-
-    def __init__(self, text: str, *, of_entry: bool = False) -> None:
-        super().__init__(text)
-        self.of_entry = of_entry
-
-
-class Attempts:
-    """Makes calls of a store that may fail because of what is sent.
-
-    A refused call is repeated with each half of its items, and so on, until the items at fault are found.
-    A call that fails although the store works otherwise is repeated later; after `TRIES` failures the items at fault
-    are searched for in the same way. A single item is tried `TRIES` times before it is given up.
-
-    Attributes:
-        failures: How often in a row the entry that is next failed while the store worked.
-    """
-
-    def __init__(self) -> None:
-        self.failures = 0
-        self._checked = False
-
-    def send(
-        self,
-        items: Sequence[_ItemT],
-        call: Callable[[Sequence[_ItemT]], None],
-        give_up: Callable[[_ItemT, Exception], None],
-        check: Callable[[], None],
-    ) -> None:
-        """Make a call with all items, except those that it cannot be made with: `give_up` gets each, and why."""
-        self._checked = False
-        given_up: list[tuple[_ItemT, Exception]] = []
-        parts = [items] if items else []
-        while parts:
-            part = parts.pop()
-            error = self._error_of(call, part, check)
-            if len(part) > 1 and error is not None:
-                half = len(part) // 2
-                parts += [part[half:], part[:half]]
-                continue
-            for _ in range(TRIES - 1):
-                if error is None or isinstance(error, _MALFORMED):
-                    break
-                error = self._error_of(call, part, check)
-            if error is not None:
-                given_up.append((part[0], error))
-        if given_up:
-            _check(check)  # the store may have gone down during these calls
-        for item, error in given_up:
-            give_up(item, error)
-
-    def _error_of(
-        self, call: Callable[[Sequence[_ItemT]], None], items: Sequence[_ItemT], check: Callable[[], None]
-    ) -> Exception | None:
-        """Make a call; returns the error where it is the fault of the items."""
-        try:
-            call(items)
-        except NotNowError:
-            raise
-        except StoreRefusedError as error:
-            if not self._checked:  # a run that is deleted refuses all, and is not asked a thousand times
-                _check(check)
-                self._checked = True
-            return error
-        except _MALFORMED as error:
-            return error
-        except Exception as error:  # also a mistake of rl8x
-            _check(check)
-            if self.failures < TRIES - 1:
-                raise NotNowError(in_words(error), of_entry=True) from error
-            return error
-        return None
-
-
-def _check(check: Callable[[], None]) -> None:
-    try:
-        check()
-    except Exception as error:
-        raise NotNowError(str(error)) from error

@@ -43,7 +43,7 @@ from rl8x.tracking.location import Location, is_users_own, locate, mlruns_dir, r
 from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.pages import SystemSampler
 from rl8x.tracking.private import has_tables, merge_log, prepare_tables
-from rl8x.tracking.protocol import StoreDownError, TrackingError, in_words, typed_name
+from rl8x.tracking.protocol import StoreDownError, TrackingError, in_words
 from rl8x.tracking.runs import journal_folders, unreadable
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
@@ -229,7 +229,8 @@ class Tail(threading.Thread):
         return max(0.02, float(self._told["interval_s"]))
 
     def _send(self, journal: SendingJournal) -> None:
-        location = Location(*map(_as_location, self._told["location"], (str, Path, Path, bool)))
+        uri, *paths, guarded = self._told["location"]
+        location = Location(uri, *(path and Path(path) for path in paths), guarded)
         if self._store is None:
             if self.orphaned and location.database is not None and not has_tables(location.database):
                 raise StoreDownError(f"there is no database {location.database}")
@@ -237,12 +238,9 @@ class Tail(threading.Thread):
                 import mlflow.entities  # noqa: F401
             self._store = MLflowStore(location, request_timeout_s=self._told["timeout_s"])
         if self._sender is None:
-            tags = _source_tags if self._told["adds_source"] else dict
             fresh = bool(self._told["fresh"]) and journal.ack.run_id is None and not journal.ack.attempted
-            sender = Sender(journal, self._store, new_tags=tags, fresh=fresh)
             is_default = bool(self._told["is_default"])
-            sender.name_word = lambda: typed_name(journal.ack.run_name, journal.ack.name_is_free and is_default)
-            self._sender = sender
+            self._sender = Sender(journal, self._store, new_tags=_source_tags, fresh=fresh, is_default=is_default)
         self._sender.send_some()
 
     def _opened(self) -> SendingJournal | None:
@@ -283,10 +281,6 @@ class Tail(threading.Thread):
         finally:
             lock.release()
         return True
-
-
-def _as_location(value: Any, kind: type) -> Any:
-    return None if value is None else kind(value)
 
 
 def _source_tags() -> Mapping[str, str]:

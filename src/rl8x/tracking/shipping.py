@@ -22,7 +22,7 @@ from types import CodeType, FrameType
 from typing import IO, Final, NamedTuple, cast
 
 from rl8x.processes import python_process
-from rl8x.tracking.appending import Journal
+from rl8x.tracking.appending import MAX_MEMORY_LINES, Journal
 from rl8x.tracking.journal import REJECTED, name_of, read_rejected
 from rl8x.tracking.location import Location, is_default
 from rl8x.tracking.protocol import Status, status_of
@@ -37,8 +37,8 @@ KILL_S: Final = 60  # without a beat: killed, and replaced
 _END_S: Final = 1.0
 _LOOK_S: Final = 1.0
 # What the shipper is told of a run: seconds until an HTTP request counts as failed, between two looks at the journal
-# and between two samples of the machine; whether the store cannot have the run yet, and whether it gets source tags.
-TOLD: Final = {"timeout_s": 10, "interval_s": 1.0, "sample": None, "fresh": True, "adds_source": False}
+# and between two samples of the machine; whether the store cannot have the run yet.
+TOLD: Final = {"timeout_s": 10, "interval_s": 1.0, "sample": None, "fresh": True}
 _CODE: Final = "from rl8x.tracking.shipper import main; main"
 
 
@@ -91,7 +91,7 @@ class OpenRun:
         with self._appending:
             if not self._ended:
                 self.journal.append(op)
-                if self.journal.is_half_full:
+                if self.journal.num_waiting > MAX_MEMORY_LINES // 2:
                     self._send_lines()
         if op["op"] == "m":
             self.last_call.note()
@@ -147,7 +147,7 @@ class OpenRun:
         if is_collected:
             self.end(self.last_call.status(at_exit=False), time.time_ns() // 1_000_000)
         self.journal.look()
-        if self.journal.num_waiting > 0 if self._ended else self.journal.is_half_full:
+        if self.journal.num_waiting > (0 if self._ended else MAX_MEMORY_LINES // 2):
             self._send_lines()
         self._check_shipper()
         self._hear()

@@ -74,11 +74,6 @@ def source_tags() -> dict[str, str]:
     return {str(name): str(value) for name, value in resolve_tags().items()}
 
 
-def most_points(location: Location) -> int:
-    """Return how many points `log_points` takes in one call."""
-    return MAX_METRICS if location.database is None else _MAX_POINTS
-
-
 class MLflowStore:
     """The runs of one MLflow store. Every call raises `StoreDownError` or `StoreRefusedError` and nothing else."""
 
@@ -149,9 +144,9 @@ class MLflowStore:
         """Read a run, an `mlflow.entities.Run`."""
         return self._call(self._client.get_run, run_id)
 
-    def find_runs(self, spec: NewRun) -> list[str]:
+    def find_runs(self, spool_id: str) -> list[str]:
         """List the runs that were made for a spool, the oldest first, in whichever experiment they are."""
-        runs = self.search(None, f"tags.`{SPOOL_TAG}` = '{spec.spool_id}'")
+        runs = self.search(None, f"tags.`{SPOOL_TAG}` = '{spool_id}'")
         return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
 
     def create_run(self, spec: NewRun, tags: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -205,7 +200,7 @@ class MLflowStore:
     @property
     def most_points(self) -> int:
         """How many points `log_points` takes in one call."""
-        return most_points(self._location)
+        return MAX_METRICS if self._location.database is None else _MAX_POINTS
 
     def params(self, run_id: str) -> dict[str, str]:
         """Read a run's params."""

@@ -1,17 +1,31 @@
-"""Rows are thinned when they are sent, all are kept, and a resumed run sends the same."""
+"""Thinned rows, learning curves and samples of the machine: what of a run a store's pages show."""
 
 from __future__ import annotations
 
+import builtins
 import itertools
 import json
 import logging
+import os
+import sys
+import time
+import types
+from pathlib import Path
 
+import matplotlib.image
+import numpy as np
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl8x.tracking import MLflowTracker, Thinning
-from rl8x.tracking import pages as module
+from rl8x.algorithms import PPOConfig
+from rl8x.config import RunSpec
+from rl8x.drawing import LIGHT
+from rl8x.envs import CartPole
+from rl8x.tracking import MLflowTracker, Thinning, pages
+from rl8x.tracking.pages import CURVES_FILE, SystemSampler, draw_curves, is_asked_for
+from rl8x.trainers import Trainer
 
 
 def sent_of(thinning, steps):
@@ -41,9 +55,7 @@ def test_points_are_evenly_spread_and_the_last_is_there(tmp_path, count):
 
 
 def test_what_is_sent_at_once_stays_far_below_the_limit(tmp_path):
-    from rl8x.tracking.pages import is_sent_at_once
-
-    sent = [place for place in range(1_000_000) if is_sent_at_once(place)]
+    sent = [place for place in range(1_000_000) if pages.is_sent_at_once(place)]
     assert sent[:128] == list(range(128))
     # 64 in each doubling after that: 12.93 of them
     assert 128 + 64 * 12 < len(sent) < 128 + 64 * 13
@@ -74,8 +86,8 @@ def test_a_resumed_run_sends_the_same(tmp_path_factory, count, kill, back, tear)
 
 
 def test_what_is_added_is_decided_once_for_each_number_of_points(tmp_path, monkeypatch):
-    asked, added = [], module._added
-    monkeypatch.setattr(module, "_added", lambda count, most: asked.append(count) or added(count, most))
+    asked, added = [], pages._added
+    monkeypatch.setattr(pages, "_added", lambda count, most: asked.append(count) or added(count, most))
     thinning = Thinning(tmp_path / "rows.jsonl", max_points=1280)
     thinning.begin(repeats=False)
     for step in range(200):
@@ -184,3 +196,168 @@ def test_a_tracker_sends_what_was_thinned_and_the_file(mlruns, mlflow_client, tm
     other.finish("FINISHED")
     assert other.run_id == tracker.run_id
     assert len(mlflow_client.search_runs([run.info.experiment_id])) == 1
+
+
+LINES = {"eval/returns/mean": [[0, 1.0], [100, 5.0], [200, 4.0]], "episodes/returns/mean": [[0, 0.0], [200, 3.0]]}
+
+
+def colours(picture, tmp_path):
+    """Those of the theme's line colours that a picture has at least 100 pixels of."""
+    path = tmp_path / "picture.png"
+    path.write_bytes(picture)
+    pixels = np.round(matplotlib.image.imread(path)[..., :3] * 255).astype(int).reshape(-1, 3)
+    found = set()
+    for number, colour in enumerate(LIGHT.colours[:4]):
+        wanted = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+        if (pixels == wanted).all(axis=1).sum() > 100:
+            found.add(number)
+    return found
+
+
+@pytest.mark.parametrize(("names", "found"), [(LINES, {0, 1}), (["eval/returns/mean"], {0})])
+def test_each_metric_is_a_line_of_its_own(tmp_path, names, found):
+    assert (
+        colours(draw_curves({name: LINES[name] for name in names}, "PPO on CartPole", "transitions"), tmp_path) == found
+    )
+
+
+@pytest.mark.parametrize("series", [{}, {"a": [[0, 1.0]]}, {"a": []}, {"a": [[0], [1]]}, {"a": ["x", "y"]}])
+def test_what_is_no_line_has_no_picture(series):
+    assert draw_curves(series, "", "") is None
+
+
+def test_without_matplotlib_there_is_no_picture(monkeypatch):
+    plain = builtins.__import__
+
+    def missing(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return plain(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    assert draw_curves(LINES, "", "") is None
+
+
+def run(tracker, **options):
+    config = {"num_envs": 4, "horizon": 16, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+    Trainer(PPOConfig(**config).build(CartPole), tracker=tracker, **options).run(max_steps=3, progress="none")
+    return tracker.run_id
+
+
+@pytest.mark.draws_curves
+def test_a_run_has_its_learning_curves_and_none_where_they_are_not_wanted(mlflow_client, tmp_path):
+    run_id = run(MLflowTracker())
+    picture = mlflow_client.download_artifacts(run_id, CURVES_FILE, str(tmp_path))
+    assert colours(Path(picture).read_bytes(), tmp_path) == {0}
+    other = run(MLflowTracker(curves=False))
+    assert CURVES_FILE not in [entry.path for entry in mlflow_client.list_artifacts(other)]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(pages.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_sample_is_taken_each_interval(clock):
+    sampler = SystemSampler(os.getpid(), 10)
+    taken = []
+    for _ in range(40):
+        clock[0] += 1
+        if sampler.sample():
+            taken.append(clock[0])
+    assert taken == [110, 120, 130, 140]
+
+
+def test_what_is_measured_is_what_the_system_says(clock):
+    sampler = SystemSampler(os.getpid(), 1)
+    kept = bytearray(200_000_000)
+    kept[::4096] = bytes(len(kept[::4096]))
+    begin = time.process_time()
+    while time.process_time() - begin < 0.05:
+        sum(range(1000))
+    clock[0] += 1
+    sample = {name.removeprefix("system/"): value for name, value in sampler.sample().items()}
+    memory = psutil.virtual_memory()
+    assert sample["process_memory_megabytes"] == pytest.approx(psutil.Process().memory_info().rss / 1e6, rel=0.2)
+    assert sample["process_memory_megabytes"] > 200
+    assert sample["system_memory_usage_percentage"] == pytest.approx(memory.percent, abs=10)
+    assert 0 <= sample["cpu_utilization_percentage"] <= 100
+    assert 0 < sample["process_cpu_percentage"] <= 100 * (os.cpu_count() or 1) + 50
+
+
+def test_gpus_are_measured_where_there_are_some(clock, monkeypatch):
+    def utilization(handle):
+        if handle == 1:
+            raise RuntimeError("not supported")
+        return types.SimpleNamespace(gpu=73)
+
+    fake = types.SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetMemoryInfo=lambda handle: types.SimpleNamespace(used=20e6, total=80e6),
+        nvmlDeviceGetUtilizationRates=utilization,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    sampler = SystemSampler(os.getpid(), 1)
+    clock[0] += 1
+    sample = sampler.sample()
+    assert {name: value for name, value in sample.items() if "gpu" in name} == {
+        "system/gpu_0_memory_usage_megabytes": 20.0,
+        "system/gpu_0_memory_usage_percentage": 25.0,
+        "system/gpu_0_utilization_percentage": 73.0,
+        "system/gpu_1_memory_usage_megabytes": 20.0,
+        "system/gpu_1_memory_usage_percentage": 25.0,
+    }
+
+
+@pytest.mark.parametrize(("text", "seconds"), [(None, 10), ("2.5", 2.5), ("soon", 10), ("-1", 10), ("nan", 10)])
+def test_the_interval_is_mlflows(monkeypatch, text, seconds):
+    if text is not None:
+        monkeypatch.setenv(pages.INTERVAL, text)
+    assert pages.interval() == seconds
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "owns", "asked"),
+    [
+        (None, None, True, False),
+        (None, "true", True, True),
+        (None, "TRUE ", True, True),
+        (None, "false", True, False),
+        (None, "true", False, False),  # MLflow samples for its own active run
+        (False, "true", True, False),
+        (True, None, False, True),
+    ],
+)
+def test_they_are_asked_for_by_argument_or_by_mlflows_variable(monkeypatch, given, variable, owns, asked):
+    monkeypatch.delenv(pages.SWITCH, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(pages.SWITCH, variable)
+    assert is_asked_for(given, owns=owns) is asked
+
+
+def test_a_run_has_them_on_request_alone(mlflow_client, monkeypatch):
+    monkeypatch.setenv(pages.INTERVAL, "0.001")
+    tracker = RunSpec.from_plain({"env": "CartPole", "system_metrics": True}).trainer.make_tracker()
+    tracker.interval_s = 0.01
+
+    def lasts(trainer, stats):
+        while tracker.run_id is None:
+            time.sleep(0.01)
+        time.sleep(0.1)
+
+    run_id = run(tracker, callbacks=[lasts])
+    history = mlflow_client.get_metric_history(run_id, "system/process_memory_megabytes")
+    assert history
+    assert all(0 <= point.step < 60 and 1 < point.value < 1e5 for point in history)
+    plain = mlflow_client.get_run(run(MLflowTracker())).data.metrics
+    assert not [name for name in plain if name.startswith("system/")]
+
+
+def test_a_system_that_does_not_say_all_gives_no_samples(mlflow_client, monkeypatch):
+    monkeypatch.setattr(SystemSampler, "sample", lambda self: 1 / 0)
+    run_id = run(MLflowTracker(system_metrics=True))
+    assert mlflow_client.get_run(run_id).info.status == "FINISHED"
