@@ -267,8 +267,8 @@ def test_one_number_is_the_plain_algorithm_and_the_head_is_as_wide_as_it_must_be
 
 @pytest.mark.parametrize(("interval", "ratio"), [(1000, 0.25), (8, 1 / 3), (3, 0.5), (1, 0.25), (1, 2.0), (10, 1.0)])
 def test_the_target_moves_once_in_each_interval_of_transitions(interval, ratio):
-    updates = torch.arange(1, 3001)
-    moves = DQNConfig(target_interval=interval, updates_per_sample=ratio).taus(updates).tolist()
+    config = DQNConfig(target_interval=interval, updates_per_sample=ratio)
+    moves = [config.tau_of(update) for update in range(1, 3001)]
     exact = Fraction(ratio).limit_denominator(10**9)
     intervals = [math.floor(count / exact / interval) for count in range(3001)]  # that have ended by then
     assert moves == [float(after > before) for before, after in itertools.pairwise(intervals)]
@@ -276,8 +276,8 @@ def test_the_target_moves_once_in_each_interval_of_transitions(interval, ratio):
 
 
 def test_with_a_data_set_intervals_are_of_updates():
-    moves = DQNConfig(dataset="recorded", target_interval=10, updates_per_sample=0.25).taus(torch.arange(1, 31))
-    assert moves.nonzero().flatten().tolist() == [9, 19, 29]
+    config = DQNConfig(dataset="recorded", target_interval=10, updates_per_sample=0.25)
+    assert [update for update in range(1, 31) if config.tau_of(update)] == [10, 20, 30]
 
 
 @pytest.mark.parametrize(

@@ -139,11 +139,11 @@ class DQNConfig(
             return Schedule(points, "interp", "epsilon_schedule")
         return super().schedule(name)
 
-    def taus(self, updates: Tensor) -> Tensor:
-        """Return tau of the target network for updates, which count from 1: those in which an interval ends."""
+    def tau_of(self, update: int) -> float:
+        """Return tau of the target network after an update, which count from 1: not 0 where an interval ends in it."""
         ratio = Fraction(1) if self.dataset is not None else self.update_ratio
         interval = self.target_interval * ratio.numerator  # in updates, times the denominator
-        return (updates * ratio.denominator % interval < ratio.denominator) * float(self.tau)
+        return self.tau if update * ratio.denominator % interval < ratio.denominator else 0.0
 
     @property
     def fixed(self) -> tuple[str, ...]:

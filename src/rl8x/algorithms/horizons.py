@@ -205,7 +205,7 @@ class Horizons:
         if team is not None:
             self.counters[keys.COPY_STEPS] += self.env.num_copies * horizon * ranks().size
         parameters = parameter_stats(self.env.drawn_parameters, self.env.parameter_ranges())
-        return Stats.merge(self.summarise(counted, horizon, team), Stats(parameters))
+        return Stats.merge(self.summarise(counted, horizon, team), parameters)
 
     def observe(self, policy: Policy) -> None:
         """Update a policy's observation normaliser, if it has one, with the horizon that was collected."""

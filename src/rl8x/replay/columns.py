@@ -81,6 +81,10 @@ class Columns:
             stop = start + math.prod(shape)
             self._places[name] = matrix, slice(start, stop) if shape else start
             shapes[matrix] = (stop,), dtype
+        # Which columns each tensor has, and whether they are scalars.
+        self._parts: dict[str, list[tuple[str, bool]]] = {key: [] for key in shapes}
+        for name, (key, place) in self._places.items():
+            self._parts[key].append((name, isinstance(place, int)))
         self.tensors = {
             name: torch.empty((capacity, *shape), dtype=dtype, device=device)
             if path is None
@@ -90,11 +94,9 @@ class Columns:
 
     def write(self, slots: slice, rows: Mapping[str, Tensor]) -> None:
         """Write rows by column name, each `[rows, *shape]`, into slots."""
-        parts: dict[str, list[Tensor]] = {key: [] for key in self.tensors}
-        for name, (key, place) in self._places.items():
-            parts[key].append(rows[name].unsqueeze(1) if isinstance(place, int) else rows[name])
         for key, tensor in self.tensors.items():
-            torch.cat([part.to(tensor.device) for part in parts[key]], 1, out=tensor[slots])
+            parts = [rows[name].unsqueeze(1) if is_scalar else rows[name] for name, is_scalar in self._parts[key]]
+            torch.cat([part.to(tensor.device) for part in parts], 1, out=tensor[slots])
 
     def gather(self, index: Tensor, device: torch.device) -> dict[str, Tensor]:
         """Return copies of rows on a device, laid out as `tensors`, each `[*index, *row]`, given where they are."""

@@ -69,12 +69,13 @@ class NStep:
     def _complete(self, block: Mapping[str, Tensor], complete: int) -> dict[str, Tensor]:
         """Make rows of the first slots of a block, `[slots, num_envs, ...]`, each followed by n - 1 others."""
         returns, discounts, last = self._returns(block, complete)
-        rows = {name: block[name][:complete] for name in _names(tuple(block), keys.OBS, keys.ACTIONS)}
+        rows = {name: block[name] for name in _names(tuple(block), keys.OBS, keys.ACTIONS)}
         rows |= {keys.RETURNS: returns, keys.DISCOUNTS: discounts}
         following = {name: block[name] for name in _names(tuple(block), keys.NEXT_OBS, keys.NEXT_ACTIONS)}
         if last is None:
-            rows |= {name: tensor[:complete] for name, tensor in following.items()}
-        rows = {name: tensor.flatten(0, 1) for name, tensor in rows.items()}
+            rows |= following
+        # Of one slot by one operator, which a step of one copy spares the time of two.
+        rows = {name: tensor[0] if complete == 1 else tensor[:complete].flatten(0, 1) for name, tensor in rows.items()}
         if last is not None:
             rows |= {name: tensor.flatten(0, 1)[last.flatten()] for name, tensor in following.items()}
         if keys.VALID in block:
@@ -85,13 +86,14 @@ class NStep:
     def _returns(self, block: Mapping[str, Tensor], complete: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the sums of rewards, the discounts, and the flat index in the block of each sum's last step.
 
-        Each is `[complete, num_envs]`; the last is None for one-step returns, where it is the slot itself.
+        Each is `[complete, num_envs]`. Those of one step are of the whole block, and in place of the index, which is
+        the slot itself, there is None.
         """
         rewards, terminated = block[keys.REWARDS], block[keys.TERMINATED]
+        if self.n == 1:
+            return rewards, torch.full_like(rewards, self.gamma).masked_fill_(terminated, 0.0), None
         ends, valid = terminated | block[keys.TRUNCATED], block.get(keys.VALID)
         returns = rewards[:complete]
-        if self.n == 1:
-            return returns, ~terminated[:complete] * self.gamma, None
         discounts = torch.full_like(returns, self.gamma)
         slots = torch.arange(rewards.numel(), device=rewards.device).view_as(rewards)
         last = slots[:complete]

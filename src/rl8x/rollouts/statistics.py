@@ -47,12 +47,12 @@ class Stats(Mapping[str, float]):
         self._is_read = False
 
     @classmethod
-    def merge(cls, *parts: Mapping[str, float]) -> Stats:
-        """Join statistics without reading them; later ones win."""
+    def merge(cls, *parts: Mapping[str, Number]) -> Stats:
+        """Join statistics, or numbers by name, without reading them; later ones win."""
         values: dict[str, Number] = {}
         counts: dict[str, tuple[str, ...]] = {}
         for part in parts:
-            more, gates = part.unread() if isinstance(part, Stats) else (part, {})
+            more, gates = part.unread() if type(part) is Stats else (part, {})  # an `isinstance` of a Mapping is slow
             values |= more
             counts |= gates
         return cls(values, counts)
@@ -190,6 +190,9 @@ def masked_summary(values: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
 def _summary_of_few(values: NDArray[Any]) -> tuple[Any, Any, Any, Any]:
     """Return the same along the last axis."""
     count = values.shape[-1]
+    if count == 1:  # the operators take longer than all else that is done with one transition
+        only = values[..., 0]
+        return only, only, only + 0.0, only - only  # of -0.0 a sum is 0.0
     mean = values.sum(-1) / count
     deviations = values - mean[..., None]
     return values.min(-1), values.max(-1), mean, np.sqrt((deviations * deviations).sum(-1) / count)

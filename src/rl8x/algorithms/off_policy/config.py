@@ -9,9 +9,6 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, ClassVar, Final
 
-import torch
-from torch import Tensor
-
 from rl8x.algorithms.base import AlgorithmConfig, EnvFactory
 from rl8x.algorithms.horizons import ResetSchedule
 from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
@@ -103,16 +100,13 @@ class LearnerConfig(AlgorithmConfig):
         """Steps and discount of the returns that a row has: of algorithms that use none, one reward."""
         return 1, 1.0
 
-    def taus(self, updates: Tensor) -> Tensor:
-        """Return tau of the target networks for updates, computed on the device.
+    def tau_of(self, update: int) -> float:
+        """Return tau of the target networks after an update, in [0, 1]; 0 leaves them where they are.
 
         Args:
-            updates: Which ones, counted from 1, int64 `[count]`.
-
-        Returns:
-            In [0, 1], float32 `[count]`; 0 leaves them where they are.
+            update: Which one, counted from 1.
         """
-        return torch.zeros_like(updates, dtype=torch.float32)
+        return 0.0
 
 
 @functools.lru_cache
@@ -145,9 +139,9 @@ class ValueConfig(LearnerConfig):
         """Steps and discount of the returns that a row has."""
         return self.n_step, self.gamma
 
-    def taus(self, updates: Tensor) -> Tensor:
-        """Return tau of the target networks for updates, which count from 1."""
-        return torch.where(updates % self.target_interval == 0, self.tau, 0.0)
+    def tau_of(self, update: int) -> float:
+        """Return tau of the target networks after an update, which count from 1."""
+        return 0.0 if update % self.target_interval else self.tau
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -218,8 +218,9 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """
         if not self.nets.targets:
             return {}
-        # Made on the device, since a copy from the host would be a host sync.
-        return {TAU: self.config.taus(torch.arange(first + 1, first + count + 1, device=self.device))}
+        taus = [self.config.tau_of(update) for update in range(first + 1, first + count + 1)]
+        # Otherwise the copy would be a host sync.
+        return {TAU: torch.tensor(taus, dtype=torch.float32).to(self.device, non_blocking=True)}
 
     def exploring(self, *, warms_up: bool) -> AbstractContextManager[Mapping[str, Number]]:
         """Return the context of a collect, in which the policy explores; it gives the metrics of that.
@@ -306,11 +307,9 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             due = self.source.take_due()
             for size in [self.block_size] * (due // self.block_size) + [1] * (due % self.block_size):
                 rows += self._update_block(size)
-        stats = Stats({LR: lr})
-        if rows:
-            looks = self.execution.host_looks
-            stats = Stats.merge(stats, update_stats(rows, self.update_metrics, self._weights, host_looks=looks))
-        return Stats.merge(stats, Stats(self.source.stats()))
+        looks = self.execution.host_looks
+        means = update_stats(rows, self.update_metrics, self._weights, host_looks=looks) if rows else {}
+        return Stats({LR: lr, **means, **self.source.stats()})
 
     @property
     def batch_size(self) -> int:

@@ -52,12 +52,15 @@ Exploring = Callable[..., AbstractContextManager[Mapping[str, Number]]]
 
 def transition(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     """Return the tensors of a step to store, `[num_envs, ...]` each, with the next observation before any reset."""
-    return experience(cursor, act, step) | flatten_tree(keys.NEXT_OBS, without_ends(step.final_obs, step.terminated))
+    final = step.final_obs
+    if final is not step.obs:  # else nothing ended
+        final = without_ends(final, step.terminated)
+    return experience(cursor, act, step) | flatten_tree(keys.NEXT_OBS, final)
 
 
 def collected_stats(rollout: Mapping[str, Array], horizon: int, team: Team | None = None) -> Stats:
     """Summarise a rollout's numbers, each `[horizon + 1, num_envs, ...]`, by key, and flag non-finite ones."""
-    return Stats.merge(rollout_stats(rollout, horizon, team), Stats(gathered_not_finite(rollout)))
+    return Stats.merge(rollout_stats(rollout, horizon, team), gathered_not_finite(rollout))
 
 
 class Source:
@@ -174,7 +177,7 @@ class ReplaySource(Source):
             before = counters[keys.ENV_STEPS]
             stats = horizons.finish()
             self._append(stats, samples=0 if warms_up else counters[keys.ENV_STEPS] - before)
-        return Stats.merge(stats, Stats(explored))
+        return Stats.merge(stats, explored)
 
     def _append(self, stats: Stats, samples: int) -> None:
         """Append a horizon to the replay, unless its statistics say that it contains a non-finite number."""

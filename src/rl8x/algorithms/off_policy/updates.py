@@ -20,7 +20,7 @@ from rl8x.algorithms.optimizer import updates_not_finite
 from rl8x.distributed import ranks
 from rl8x.execution import Execution, Program
 from rl8x.execution.programs import Loop, prepare
-from rl8x.rollouts.statistics import Number, Stats
+from rl8x.rollouts.statistics import Number
 from rl8x.trees import row_major
 
 ReplayBatch = Mapping[str, Tensor]
@@ -222,7 +222,9 @@ class OffPolicyUpdater:
         return [*found.values(), shared]
 
 
-def update_stats(rows: Sequence[Tensor], names: Sequence[str], weights: Iterable[Tensor], *, host_looks: bool) -> Stats:
+def update_stats(
+    rows: Sequence[Tensor], names: Sequence[str], weights: Iterable[Tensor], *, host_looks: bool
+) -> dict[str, Number]:
     """Average the metrics of a step's updates, `[updates, metrics]` each, and flag non-finite ones.
 
     Some updates may lack the last of the `names`; norms of gradients end in `grad_norm`. `weights` is what was changed.
@@ -238,13 +240,12 @@ def update_stats(rows: Sequence[Tensor], names: Sequence[str], weights: Iterable
         bad = {is_norm for number, is_norm in zip(worst, norms, strict=False) if not math.isfinite(number)}
         # The sum of squares is finite only if all weights are, and takes a fifth of the time to look at each.
         wrong = any(not math.isfinite(float(each @ each)) and not each.isfinite().all() for each in weights)
-        flags: dict[str, Number] = {"finite/losses": False in bad, "finite/gradients": True in bad}
-        return Stats({**means, **flags, "finite/parameters": wrong})
+        return {**means, "finite/losses": False in bad, "finite/gradients": True in bad, "finite/parameters": wrong}
     padded = torch.cat([pad(each, (0, len(names) - each.shape[1])) for each in rows])
     counts = [sum(len(each) for each in rows if each.shape[1] > i) for i in range(len(names))]
     sums = zip(names, padded.sum(0), counts, strict=True)
     means = {name: each / count for name, each, count in sums if count}
-    return Stats({**means, **updates_not_finite(padded, norms, weights)})
+    return {**means, **updates_not_finite(padded, norms, weights)}
 
 
 def block_size(updates: float, batch_bytes: int, *, masks: bool, most: int | None = None) -> int:
