@@ -271,3 +271,6 @@ def test_what_does_not_fit_a_decision_is_refused():
     for wrong in ("left", None, [None] * 3):
         with pytest.raises(ValueError, match=r"`obs` must be numbers; got|the observation has no `obs`"):
             feedforward.decide(wrong)
+    parts = Policy(Dict({"own": VECTOR, "agent_id": Discrete(3)}), STEER, model_config=SMALL)
+    with pytest.raises(ValueError, match=r"has no `obs/agent_id`.* by name: 'agent_id', 'own'\."):
+        parts.decide(random_rows(1)[0])

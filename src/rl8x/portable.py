@@ -372,7 +372,10 @@ def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None =
             known = part if isinstance(part, Mapping) else dict(enumerate(part)) if isinstance(part, tuple) else {}
             part = known.get(key, known.get(int(key) if key.isdecimal() else key))
             if part is None:
-                raise ValueError(f"the observation has no `{name}`; it must be of {describe_space(leaf)}.")
+                hint = ""
+                if isinstance(space, gymnasium.spaces.Dict) and not isinstance(obs, Mapping | tuple):
+                    hint = f" Give its parts by name: {', '.join(map(repr, space.spaces))}."
+                raise ValueError(f"the observation has no `{name}`; it must be of {describe_space(leaf)}.{hint}")
         array = part if isinstance(part, Tensor) else np.asarray(part)
         if not isinstance(array, Tensor) and array.dtype.kind not in "biuf":
             raise ValueError(f"`{name}` must be numbers; got {part!r:.60}.")

@@ -165,6 +165,16 @@ def test_returns_are_those_of_the_team(team_return, expected):
         assert stats[f"episodes/agents/{name}/returns/mean"] == pytest.approx(float(mean))
 
 
+def test_first_episodes_that_were_shortened_do_not_count():
+    make, given = functools.partial(PettingZooEnv, Shift, time_limit=4), SMALL | {"horizon": 4}
+    algorithm = PPOConfig(num_envs=12, random_start=True, **given).build(make)
+    row = algorithm.collect()
+    whole = int((algorithm.rollout[keys.EPISODE_LENGTHS][0, :12] == 1).sum())
+    assert 0 < whole < 12
+    assert row["episodes/ended"] == whole
+    assert row["episodes/lengths/min"] == 4
+
+
 def test_an_evaluation_is_a_loop_of_the_policy_in_the_environment():
     make = functools.partial(PettingZooEnv, Shift, team_return="sum", state="shared", agent_id=True)
     algorithm = PPOConfig(num_envs=2, **SMALL).build(make)

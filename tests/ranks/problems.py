@@ -10,7 +10,7 @@ from rl8x import PPOConfig
 from rl8x.algorithms import BCConfig, DQNConfig, IQLConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import ranks
-from rl8x.envs import CartPole, Pendulum
+from rl8x.envs import CartPole, Pendulum, Spread
 from rl8x.execution import execution
 from rl8x.execution.compiled import CompiledProgram
 from rl8x.execution.programs import Loop
@@ -24,16 +24,17 @@ COPIES = 8
 
 
 class Halves:
-    """What two ranks' generators draw, side by side."""
+    """What two ranks' generators draw, side by side: of each agent the copies of both."""
 
     def __init__(self, part):
         self.generators = [torch.Generator().manual_seed(part_seed(SEED, part, rank)) for rank in range(2)]
 
-    def rand(self, horizon, num_envs, width):
-        return torch.cat([torch.rand((horizon, num_envs // 2, width), generator=each) for each in self.generators], 1)
+    def drawn(self, draw, num_envs, agents):
+        parts = [draw(num_envs // 2, each).unflatten(1, (agents, -1)) for each in self.generators]
+        return torch.cat(parts, 2).flatten(1, 2)
 
 
-class BothCartPoles(CartPole):
+class Both:
     """In one process, all copies of two ranks on the noise of both."""
 
     def __init__(self, num_envs, **options):
@@ -41,7 +42,21 @@ class BothCartPoles(CartPole):
         self.halves = Halves("env")
 
     def noise(self, horizon):
-        return self.halves.rand(horizon, self.num_envs, self.noise_width)
+        width = self.noise_width
+        draw = lambda rows, generator: torch.rand((horizon, rows, width), generator=generator)  # noqa: E731
+        return self.halves.drawn(draw, self.num_envs, self.num_agents)
+
+
+class BothCartPoles(Both, CartPole):
+    """CartPoles of two ranks."""
+
+
+class BothSpreads(Both, Spread):
+    """Teams of two ranks."""
+
+
+# The environment of a rank, that of both, and how they are made.
+ALONE = {CartPole: (BothCartPoles, {"time_limit": 30}), Spread: (BothSpreads, {"time_limit": 7})}
 
 
 def ppo(**options):
@@ -51,23 +66,21 @@ def ppo(**options):
     return PPOConfig.rl8(**given | options)
 
 
-def rank_algorithm(config):
+def rank_algorithm(config, env=CartPole, **options):
     """One rank's algorithm; in one process, what both ranks do together."""
+    both, own = ALONE[env]
     if ranks().size > 1:
-        return config.build(CartPole, time_limit=30)
-    algorithm = config.build(BothCartPoles, time_limit=30)
+        return config.build(env, **own | options)
+    algorithm = config.build(both, **own | options)
     share_noise(algorithm)
     return algorithm
 
 
 def share_noise(algorithm):
     """Have what acts in one process draw what it draws on two ranks."""
-    generators = Halves("sampling").generators
-    policy = algorithm.acting
+    halves, agents, policy = Halves("sampling"), algorithm.env.num_agents, algorithm.acting
     draw = policy.noise
-    policy.noise = lambda horizon, num_envs, _: torch.cat(
-        [draw(horizon, num_envs // 2, each) for each in generators], 1
-    )
+    policy.noise = lambda horizon, num_envs, _: halves.drawn(functools.partial(draw, horizon), num_envs, agents)
 
 
 class Traced(CompiledProgram):

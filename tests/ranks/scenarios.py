@@ -27,10 +27,10 @@ from rl8x.trainers import NonFiniteError, Trainer
 OFFLINE_STEPS = 2
 
 
-def ppo_equals_one_process(folder=None, **options):
+def ppo_equals_one_process(folder=None, env=problems.CartPole, env_options=None, **options):
     """Ten full-batch updates: five steps of two epochs."""
     size = COPIES if ranks().size > 1 else 2 * COPIES
-    algorithm = problems.rank_algorithm(problems.ppo(num_envs=size, **options))
+    algorithm = problems.rank_algorithm(problems.ppo(num_envs=size, **options), env, **env_options or {})
     trainer = problems.trainer(algorithm)
     rows = [dict(trainer.step()) for _ in range(5)]
     return {"weights": problems.weights(algorithm), "rows": rows, "state": dict(trainer.state)}
@@ -39,6 +39,17 @@ def ppo_equals_one_process(folder=None, **options):
 def ppo_adapts(folder=None):
     """The same with a rate that goes by the divergence over all copies, and advantages of the present critic."""
     return ppo_equals_one_process(lr_schedule={"kind": "adaptive"}, recompute_advantages=True)
+
+
+def ppo_teams(folder=None, **options):
+    """The same with a team of agents, whose critic sees them all."""
+    seen = {"state": "shared", "agent_id": True, "team_return": "sum"}
+    return ppo_equals_one_process(env=problems.Spread, env_options=seen, **options)
+
+
+def ppo_separate(folder=None):
+    """The same with weights of their own."""
+    return ppo_teams(model_config={"hidden_sizes": [8], "separate": True})
 
 
 def ppo_compiled(folder):
@@ -271,7 +282,16 @@ def rolled_back(folder):
 
 def evaluations(folder):
     """An evaluation of five episodes: three of rank 0, two of rank 1."""
-    algorithm = problems.rank_algorithm(problems.ppo())
+    return evaluated(problems.rank_algorithm(problems.ppo()))
+
+
+def evaluations_of_a_team(folder):
+    """The same of a team."""
+    return evaluated(problems.rank_algorithm(problems.ppo(), problems.Spread, team_return="sum"))
+
+
+def evaluated(algorithm):
+    """An evaluation of five episodes, and what each rank has of it."""
     trainer = problems.trainer(algorithm, eval_env="auto", num_eval_envs=5)
     trainer.step()
     own = []

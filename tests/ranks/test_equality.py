@@ -21,10 +21,11 @@ def compiles_again(monkeypatch):
 def found(tmp_path_factory):
     # First what is compiled for real: `problems.run_traced` leaves the compiler out from then on.
     names = ["hundred_updates", "moving", "distilled", "ppo_equals_one_process", "ppo_compiled", "offline", "online"]
-    return launch(tmp_path_factory.mktemp("ranks"), "scenarios", [*names, "ppo_adapts", "evaluations"])
+    names += ["ppo_adapts", "ppo_teams", "ppo_separate", "evaluations", "evaluations_of_a_team"]
+    return launch(tmp_path_factory.mktemp("ranks"), "scenarios", names)
 
 
-@pytest.mark.parametrize("name", ["ppo_equals_one_process", "ppo_adapts"])
+@pytest.mark.parametrize("name", ["ppo_equals_one_process", "ppo_adapts", "ppo_teams", "ppo_separate"])
 def test_ppo_equals_one_process(found, name):
     alone = getattr(scenarios, name)()
     first, second = found[name]
@@ -105,9 +106,10 @@ def test_ranks_with_environments_of_their_own_have_the_same_weights(found, name)
         assert 1.5 * first["state"][keys.ENV_STEPS] / 2 < first["row"]["replay/size"] <= first["state"][keys.ENV_STEPS]
 
 
-def test_evaluations_are_shared_out_and_count_every_episode_once(found):
-    first, second = found["evaluations"]
-    assert (first["copies"], second["copies"]) == ([3, 5], [2, 5])
+@pytest.mark.parametrize(("name", "agents"), [("evaluations", 1), ("evaluations_of_a_team", 3)])
+def test_evaluations_are_shared_out_and_count_every_episode_once(found, name, agents):
+    first, second = found[name]
+    assert (first["copies"], second["copies"]) == ([3 * agents, 5], [2 * agents, 5])
     one, two, row = first["own"], second["own"], first["row"]
     assert {name: row[name] for name in row if not name.startswith(OWN)} == {
         name: value for name, value in second["row"].items() if not name.startswith(OWN)
@@ -116,4 +118,9 @@ def test_evaluations_are_shared_out_and_count_every_episode_once(found):
     assert row["eval/returns/mean"] == pytest.approx((3 * one["returns/mean"] + 2 * two["returns/mean"]) / 5)
     assert row["eval/returns/min"] == min(one["returns/min"], two["returns/min"])
     steps = [each["_count/rewards"] for each in (one, two)]
-    assert row["eval/episodes/lengths/mean"] == pytest.approx(sum(steps) / 5)
+    assert row["eval/episodes/lengths/mean"] == pytest.approx(sum(steps) / 5 / agents)
+    if agents > 1:
+        each = [f"episodes/agents/agent_{i}/returns/mean" for i in range(agents)]
+        own = [row[f"eval/{name}"] for name in each]
+        assert own == pytest.approx([(3 * one[name] + 2 * two[name]) / 5 for name in each])
+        assert sum(own) == pytest.approx(row["eval/returns/mean"])

@@ -7,8 +7,10 @@ import json
 import shutil
 import signal
 
+import gymnasium.spaces as spaces
 import numpy as np
 import pytest
+import torch
 from tests.cli.test_collect import policy_for, record
 from tests.conftest import InProcess, intercepted
 from tests.studies.killing import killed_at
@@ -18,7 +20,8 @@ from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.config import RunSpec
 from rl8x.distributed import Ranks
 from rl8x.drawing import LIGHT
-from rl8x.envs import CartPole
+from rl8x.envs import CartPole, Env, Parameter
+from rl8x.envs.team import Team
 from rl8x.randomization import Uniform
 from rl8x.studies import Study, StudyConfig, StudyError, table
 from rl8x.studies import study as module
@@ -43,6 +46,29 @@ TEST = {"length": [0.25, 0.5, 2.0], "gravity": [9.8, 20]}
 
 class Few(CartPole):
     max_num_envs = 8
+
+
+class Wages(Env):
+    """Two agents, of which the first earns `wage` in each of three steps, and the second twice as much."""
+
+    single_observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    single_action_space = spaces.Discrete(2)
+    parameters = {"wage": Parameter(default=1.0, low=0.0, high=10.0)}  # noqa: RUF012
+    default_time_limit = 3
+
+    def __init__(self, num_envs, *, team_return="mean", **options):
+        self.team = Team(["one", "two"], "Wages", team_return=team_return)
+        super().__init__(num_envs, **options)
+
+    def initial_state(self, parameters, noise):
+        return {"seen": torch.zeros(self.num_envs, 1)}
+
+    def transition(self, state, actions, parameters, noise):
+        place = torch.tensor([1.0, 2.0]).repeat_interleave(self.num_copies)
+        return state, place * parameters["wage"], torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def observe(self, state, parameters):
+        return state["seen"]
 
 
 def make(**changes):
@@ -303,6 +329,20 @@ def test_a_full_disk_is_said_in_one_line_and_the_study_goes_on(here, monkeypatch
         with pytest.raises(StudyError, match=r"cannot be written \(No space left on device\): .* goes on"):
             make(tracking=False, max_steps=1, seeds=1).run()
     assert len(make(tracking=False, max_steps=1, seeds=1).run()) == 2 * 6
+
+
+def test_what_a_team_gets_in_each_cell_is_its_return(here):
+    team = {"env": f"{__name__}.Wages", "vary": {"env_kwargs.team_return": ["min", "sum"]}, "seeds": 1}
+    train, test = {"fixed": {}, "wide": {"wage": Uniform(0.0, 4.0)}}, {"wage": [0.5, 1.0, 3.0]}
+    study = make(**team, train=train, test=test, max_steps=1, tracking=False)
+    frame = study.run()
+    for name, expected in {"min": [1.5, 3.0, 9.0], "sum": [4.5, 9.0, 27.0]}.items():  # 3 w, and 3 w + 6 w
+        rows = frame[frame["vary.env_kwargs.team_return"] == name]
+        assert rows[table.RETURNS].tolist() == 2 * expected
+        assert rows[table.INSIDE].tolist() == [False, True, False, True, True, True]
+    assert set(frame[table.EPISODES]) == {BASE["episodes"]}
+    assert set(frame[table.LENGTHS]) == {3.0}
+    assert set(frame[table.ENV_STEPS]) == {2 * 8 * 8}
 
 
 def test_what_learns_from_a_data_set_is_tested_in_the_environment_that_it_names(here, capfd):

@@ -174,7 +174,8 @@ class Horizons:
         lengths = rollout[keys.EPISODE_LENGTHS]
         steps = torch.arange(before + 1, before + len(lengths) + 1, device=lengths.device)
         whole = lengths <= steps.unsqueeze(1)
-        return {**rollout, **{name: rollout[name] & whole for name in (keys.TERMINATED, keys.TRUNCATED)}}
+        ends = (keys.TERMINATED, keys.TRUNCATED, keys.ENDED)
+        return {**rollout, **{name: rollout[name] & whole for name in ends if name in rollout}}
 
     # -- after a horizon
 
