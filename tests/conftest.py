@@ -287,7 +287,7 @@ def no_pictures(request, monkeypatch):
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     """Say nothing of a wait at the end of a run, which takes longer on a busy machine."""
-    monkeypatch.setattr("rl8x.trainers.progress._SECONDS_OF_SILENCE", 60.0)
+    monkeypatch.setattr("rl8x.trainers.rows._SECONDS_OF_SILENCE", 60.0)
 
 
 @pytest.fixture(autouse=True)

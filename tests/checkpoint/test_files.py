@@ -21,8 +21,7 @@ from tests.tracking.fakes import BothSides
 
 from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, Checkpoints, describe, files, find, listed, read
-from rl8x.checkpoint.build import build_algorithm, changes, problems_of
-from rl8x.checkpoint.find import find_of_job, find_unfinished
+from rl8x.checkpoint.load import build_algorithm, changes, find_of_job, find_unfinished, problems_of
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.tree import AS_FIRST, clone, copied, mapped, num_ranks, of_rank, packed, unpacked
 from rl8x.conditions import Condition, Plateau, StopsIncreasing, WallTime

@@ -14,7 +14,7 @@ from tests.combinations.tasks import Simulator, Walk
 from rl8x import NullTracker, PPOConfig, Trainer, distill, load_algorithm, trusted
 from rl8x.algorithms import BCConfig, DistillationConfig, DQNConfig, IQLConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.checkpoint import CheckpointError, find, load_policy
-from rl8x.checkpoint.build import problems_of
+from rl8x.checkpoint.load import problems_of
 from rl8x.cli.collect import record
 from rl8x.cli.main import main
 from rl8x.config.describe import run_spec

@@ -13,7 +13,7 @@ from rl8x.algorithms import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.seeds import part_seed
 from rl8x.checkpoint import Checkpoints
-from rl8x.checkpoint.build import build_algorithm, problems_of
+from rl8x.checkpoint.load import build_algorithm, problems_of
 from rl8x.conditions import Confirmed, HitsLowerBound, HitsUpperBound
 from rl8x.envs import CartPole, CartPoleInfinite, Pendulum
 from rl8x.policy import Policy

@@ -17,7 +17,7 @@ from rl8x.conditions import HitsUpperBound, WallTime
 from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker, NullTracker
 from rl8x.trainers import Trainer
-from rl8x.trainers.progress import ProgressReporter
+from rl8x.trainers.rows import ProgressReporter
 
 
 @contextlib.contextmanager
@@ -113,7 +113,7 @@ def test_where_there_is_no_room_the_bar_goes_before_the_metrics():
 
 @pytest.mark.parametrize(("seconds", "count"), [(0.3, 1), (0.0, 0)])
 def test_a_wait_for_the_tracker_has_a_line(seconds, count, monkeypatch, capsys):
-    monkeypatch.setattr("rl8x.trainers.progress._SECONDS_OF_SILENCE", 0.1)
+    monkeypatch.setattr("rl8x.trainers.rows._SECONDS_OF_SILENCE", 0.1)
 
     class Slow(MemoryTracker):
         location = "a slow place"
@@ -129,7 +129,7 @@ def test_a_wait_for_the_tracker_has_a_line(seconds, count, monkeypatch, capsys):
 
 
 def test_one_labelled_return_that_does_not_alternate(capsys, monkeypatch):
-    monkeypatch.setattr("rl8x.trainers.progress._SECONDS_PER_LINE", -1.0)
+    monkeypatch.setattr("rl8x.trainers.rows._SECONDS_PER_LINE", -1.0)
     reporter = ProgressReporter("lines")
     for episodes in ({}, {"episodes/returns/mean": -9.87}, {}, {"episodes/returns/mean": -8.0}):
         reporter.update(ROW | {"returns/mean": -0.65} | episodes)

@@ -11,7 +11,7 @@ from rl8x import keys
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
-from rl8x.trainers.signals import SignalGuard
+from rl8x.trainers.ranks import SignalGuard
 
 
 def sends(number, at, times=1):

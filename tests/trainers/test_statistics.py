@@ -10,7 +10,7 @@ from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
-from rl8x.trainers.statistics import MAX_POINTS, Course, Results
+from rl8x.trainers.rows import MAX_POINTS, Course, Results
 
 OPTIONS = {"num_envs": 4, "horizon": 8, "device": "cpu", "seed": 0, "model_config": {"hidden_sizes": [8]}}
 NAMES = ("final", "best", "best_step")

@@ -21,8 +21,15 @@ from rl8x.algorithms.hyperparameters import check_names_in, check_options, given
 from rl8x.algorithms.presets import with_preset
 from rl8x.conditions import Condition, from_spec
 from rl8x.conditions.base import as_conditions, named, parts
-from rl8x.config.algorithms import algorithm_config_class, restored, restored_options
-from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
+from rl8x.config.files import (
+    algorithm_config_class,
+    apply_overrides,
+    load_run_file,
+    one_line,
+    restored,
+    restored_options,
+    shortened,
+)
 from rl8x.envs import Env, env_maker
 from rl8x.importing import Trust, import_named
 from rl8x.names import did_you_mean, name_here

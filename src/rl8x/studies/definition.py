@@ -17,8 +17,7 @@ import numpy as np
 
 from rl8x.algorithms.hyperparameters import check_options, option
 from rl8x.config import RunSpec, apply_overrides, load_run_file
-from rl8x.config.algorithms import algorithm_config_class
-from rl8x.config.files import one_line, put_at, shortened
+from rl8x.config.files import algorithm_config_class, one_line, put_at, shortened
 from rl8x.config.spec import ALIASES, FIELDS, AlgorithmSpec, renamed, under_algorithm
 from rl8x.envs import cells as test_cells
 from rl8x.envs.cells import Cells

@@ -3,7 +3,7 @@
 from rl8x.checkpoint import CheckpointError, Checkpoints
 from rl8x.trainers.grid import plot_grid
 from rl8x.trainers.non_finite import NonFiniteError
-from rl8x.trainers.statistics import EvalStats, TrainStats
+from rl8x.trainers.rows import EvalStats, TrainStats
 from rl8x.trainers.trainer import GenericTrainerBase, Trainer, TrainerState
 
 __all__ = [

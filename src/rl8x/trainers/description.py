@@ -15,7 +15,7 @@ from typing import Any, Final
 from rl8x import keys, models
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import listed
-from rl8x.checkpoint.build import names_in, problems_of
+from rl8x.checkpoint.load import names_in, problems_of
 from rl8x.checkpoint.metadata import Resolved
 from rl8x.conditions.spec import kinds_in
 from rl8x.config.describe import default_of, unwritable_in
@@ -27,10 +27,9 @@ from rl8x.tracking import MLflowTracker, Tracker
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.runs import Whereabouts, shown_path
 from rl8x.tracking.secrets import hide, hide_in_words
-from rl8x.trainers.progress import counter_name
 from rl8x.trainers.resume import REMADE, kind_of
+from rl8x.trainers.rows import Results, counter_name
 from rl8x.trainers.run_state import RunState
-from rl8x.trainers.statistics import Results
 
 RUN_FILE: Final = "run.yaml"
 _MAX_LENGTH: Final = 600  # of one text in a description: MLflow cuts the whole at 8000

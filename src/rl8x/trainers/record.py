@@ -19,8 +19,7 @@ from rl8x import keys
 from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import Checkpoint
-from rl8x.checkpoint.build import resolve
-from rl8x.checkpoint.find import CHECKPOINTS_TAG, spool_of
+from rl8x.checkpoint.load import CHECKPOINTS_TAG, resolve, spool_of
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.metadata import Resolved
 from rl8x.checkpoint.tree import RANKS, gathered
@@ -37,10 +36,9 @@ from rl8x.tracking.protocol import Status
 from rl8x.tracking.secrets import hide, hide_in_data
 from rl8x.trainers import description
 from rl8x.trainers.description import GoingOn
-from rl8x.trainers.progress import counter_name
 from rl8x.trainers.resume import Origin, handle_for, job, kind_of, torch_generators
+from rl8x.trainers.rows import Results, counter_name
 from rl8x.trainers.run_state import RunState
-from rl8x.trainers.statistics import Results
 
 _CONFIGS: Final = ("env_config.", "eval_env_config.")
 

@@ -21,8 +21,7 @@ from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import qualified_name
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, CheckpointsLike, find, listed
-from rl8x.checkpoint.build import build_algorithm, changes
-from rl8x.checkpoint.find import find_of_job
+from rl8x.checkpoint.load import build_algorithm, changes, find_of_job
 from rl8x.checkpoint.metadata import Resolved, SavedRun, Tracked
 from rl8x.config.describe import unwritable_in
 from rl8x.config.spec import RunOptions

@@ -28,7 +28,7 @@ from rl8x.envs.parameters import function_form, function_name, plain
 from rl8x.importing import Trust
 from rl8x.names import did_you_mean
 from rl8x.plain import thawed
-from rl8x.trainers.statistics import TrainStats
+from rl8x.trainers.rows import TrainStats
 
 StopConditions = Sequence[Condition | Callable[[Mapping[str, float]], bool]]
 _CONFIGS: Final = ("env_config", "eval_env_config")

@@ -22,7 +22,7 @@ from rl8x.tracking.protocol import legal_name, metric_value
 from rl8x.trainers.non_finite import Guard, OnNonFinite, take_counts
 from rl8x.trainers.ranks import execute_alike, pooled_row
 from rl8x.trainers.record import Record
-from rl8x.trainers.statistics import Timer, TrainStats
+from rl8x.trainers.rows import Timer, TrainStats
 
 # Called with the trainer and a row.
 Callback = Callable[[Any, TrainStats], Mapping[str, float] | None]

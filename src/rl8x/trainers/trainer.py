@@ -37,8 +37,7 @@ from rl8x.tracking.secrets import hide
 from rl8x.trainers.artifacts import Shows, check_models, log_film
 from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, check_evaluation_name, in_group, make_evaluator
 from rl8x.trainers.non_finite import OnNonFinite
-from rl8x.trainers.progress import Progress, ProgressReporter
-from rl8x.trainers.ranks import agree, begin, check_alike, check_same, warn_of_other_number
+from rl8x.trainers.ranks import SignalGuard, agree, begin, check_alike, check_same, interruption, warn_of_other_number
 from rl8x.trainers.record import Record
 from rl8x.trainers.resume import (
     TRAINER_OPTIONS,
@@ -49,9 +48,8 @@ from rl8x.trainers.resume import (
     unfinished,
     with_generators_of,
 )
+from rl8x.trainers.rows import EvalStats, Progress, ProgressReporter, Timer, TrainStats
 from rl8x.trainers.run_state import RUN_OPTIONS, RunState, StopConditions
-from rl8x.trainers.signals import SignalGuard, interruption
-from rl8x.trainers.statistics import EvalStats, Timer, TrainStats
 from rl8x.trainers.train_step import Callback, TrainStep, callback_name, check_callbacks, declared_by
 
 AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
