@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from benchmarks.fault_process import ForkedPython
-from tests.trainers.test_progress import ROW, make
+from tests.trainers.test_rows import ROW, make
 
 from rl8x import keys
 from rl8x.checkpoint import listed, read

@@ -20,9 +20,9 @@ from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Checkpoint
 from rl8x.checkpoint.metadata import Metadata, Resolved, as_built, spec_of
 from rl8x.checkpoint.tree import CheckpointError
-from rl8x.config.describe import default_of, plain_value, unwritable_in
-from rl8x.config.files import algorithm_config_class, restored_options
-from rl8x.config.spec import RunSpec
+from rl8x.config.describe import plain_value
+from rl8x.config.files import algorithm_config_class, restored_options, unwritable_in
+from rl8x.config.spec import RunSpec, default_of
 from rl8x.envs.simulator import StandIn
 from rl8x.envs.team import Team
 from rl8x.importing import CLASS, UntrustedError, is_dotted, texts
@@ -98,11 +98,7 @@ def build_algorithm(
     only_acts: bool = False,
     env: Any = None,
 ) -> GenericAlgorithmBase[Any]:
-    """Build the algorithm of a saved run, but for `overrides`, the user's own words.
-
-    For one that only acts something of the same spaces stands for its data set, or for an environment that nothing here
-    makes, and there need be no room for experience.
-    """
+    """Build the algorithm of a saved run, but for `overrides`; one that only acts needs neither data nor room."""
     instead = "" if only_acts else "pass `algorithm=`"
     problems = problems_of(spec, resolved, only_acts=only_acts)
     if problems:
@@ -189,10 +185,7 @@ def classes_in(value: Any) -> Iterator[str]:
 
 
 def changes(before: Resolved, algorithm: GenericAlgorithmBase[Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the hyperparameters in which an algorithm differs from a saved run's, as old and new values.
-
-    Those that an older version did not have had their defaults; a warning names them.
-    """
+    """Return the hyperparameters in which an algorithm differs from a saved run's, as old and new values."""
     missing = {
         field.name: plain_value(field.name, default_of(field))
         for field in dataclasses.fields(algorithm.config)
@@ -341,10 +334,7 @@ def _folder_of_run(run: str) -> Path:
 
 
 def find_unfinished(spec: RunSpec, root: Path | None = None) -> Path | None:
-    """Find the newest run of a spec among the runs' folders that no process uses and that has not finished.
-
-    One that was killed after its last checkpoint, before its store had all of it, has not finished either.
-    """
+    """Find the newest run of a spec among the runs' folders that no process uses and that has not finished."""
     candidates, wanted = [], RunSpec.read(hide_in_data(spec.to_plain()))
     for folder, metadata in _runs(mlruns_dir() / "checkpoints" if root is None else root):
         is_wanted = not spec_of(metadata).diff(wanted)

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,11 @@ from rl8x.models import Model
 from rl8x.names import did_you_mean
 from rl8x.plain import MAX_DEPTH, MAX_VALUES, Loader
 
+# rl8's names for the same
+ALIASES: Final = {"env_cls": "env", "algorithm_cls": "algorithm", "algorithm_config_cls": "algorithm"}
+_HYPERPARAMETER_ALIASES: Final = {"model_cls": "model", "distribution_cls": "distribution"}
+UNWRITABLE: Final = "$unwritable"
+"""Key of a value that no file can hold, which has the reason: `{"$unwritable": "the environment was an instance"}`."""
 SUFFIXES: Final = (".yaml", ".yml", ".toml", ".json")
 _MAX_BYTES: Final = 4 * 2**20
 # Whole numbers of 64 bits, signed or not: what tensors and generators hold.
@@ -184,6 +189,26 @@ def apply_overrides(
     return result
 
 
+def renamed(data: Mapping[str, Any], aliases: Mapping[str, str] = ALIASES) -> dict[str, Any]:
+    """Return a run's data with rl8x's names for rl8's."""
+    result: dict[str, Any] = {}
+    for name, value in data.items():
+        target = aliases.get(name, name)
+        if target in result or (target != name and target in data):
+            raise ValueError(f"{name!r} is another name of {target!r}, and both are given. Keep one.")
+        result[target] = value
+    return result
+
+
+def hyperparameter_aliases(hyperparameters: Collection[str]) -> dict[str, str]:
+    """Return rl8's names for hyperparameters of a config that has them, and not under rl8's names."""
+    return {
+        alias: name
+        for alias, name in _HYPERPARAMETER_ALIASES.items()
+        if name in hyperparameters and alias not in hyperparameters
+    }
+
+
 def put_at(data: dict[str, Any], names: Sequence[str], value: Any, owner: str) -> None:
     """Put a value at a path of keys into nested mappings, which are made where they are missing."""
     *path, last = names
@@ -205,6 +230,28 @@ def shortened(value: object) -> str:
     """Return the repr of a value, cut where it is long."""
     shown = repr(value)
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
+
+
+# -- what no file can hold
+
+
+def unwritable(why: str) -> dict[str, str]:
+    """Return what stands for a value that no file can hold."""
+    return {UNWRITABLE: why}
+
+
+def is_unwritable(value: object) -> bool:
+    """Whether plain data stands for a value that no file can hold."""
+    return isinstance(value, Mapping) and set(value) == {UNWRITABLE}
+
+
+def unwritable_in(value: Any) -> Iterator[str]:
+    """Yield why values in plain data could not be written."""
+    if is_unwritable(value):
+        yield str(value[UNWRITABLE])
+    value = list(value.values()) if isinstance(value, Mapping) else value
+    for part in value if isinstance(value, list | tuple) else ():
+        yield from unwritable_in(part)
 
 
 # -- what plain data names

@@ -25,7 +25,6 @@ import torch
 from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.seeds import RULE
-from rl8x.checkpoint import Checkpoint
 from rl8x.checkpoint.tree import packed, unpacked
 from rl8x.distributed import RankError, ranks
 from rl8x.output import counted, described
@@ -136,12 +135,6 @@ def check_alike(what: str, values: Mapping[str, Any]) -> None:
                 )
 
 
-def check_same(checkpoint: Checkpoint) -> None:
-    """Refuse ranks that do not all go on from this checkpoint, as where one has another disk: their weights differ."""
-    found = {"the run": checkpoint.metadata["run"]["key"], "the checkpoint": checkpoint.path.name}
-    check_alike("the checkpoint to go on from", found)
-
-
 def execute_alike(algorithm: GenericAlgorithmBase[Any], fallen: Sequence[bool]) -> None:
     """Have all ranks run eagerly if one has fallen back to that, from rank 0's weights: programs give other bits."""
     execution = algorithm.execution
@@ -196,10 +189,7 @@ def pooled_row(
 
 
 def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[signal.Signals | None, bool]:
-    """Tell all ranks what any has decided after a step; return the signal that asks for an end, and whether to save.
-
-    The row gets the stop reason of the first rank that has one, and `signals` the signal that any rank has got.
-    """
+    """Tell all ranks what any has decided after a step; return the signal that asks for an end, and whether to save."""
     if ranks().size == 1:
         return signals.stop, saves
     stop = None if signals.stop is None else int(signals.stop)

@@ -124,10 +124,7 @@ class Course:
 
 
 class Results:
-    """The courses of a run's mean returns so far, of evaluations and of training.
-
-    Of each the first metric that was measured is shown: returns of whole episodes say more than sums over horizons.
-    """
+    """The courses of a run's mean returns so far, of evaluations and of training."""
 
     def __init__(self) -> None:
         self._courses: dict[str, Course] = {}
@@ -142,6 +139,7 @@ class Results:
     @property
     def courses(self) -> dict[str, Course]:
         """The courses that are shown, evaluations first."""
+        # Of each kind the first that was measured: returns of whole episodes say more than sums over horizons.
         measured = [[name for name in kind if name in self._courses] for kind in _RETURNS]
         return {names[0]: self._courses[names[0]] for names in measured if names}
 
