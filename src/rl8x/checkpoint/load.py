@@ -17,8 +17,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names, resolve_device
 from rl8x.algorithms.memory_check import no_memory_checks
 from rl8x.checkpoint import files
-from rl8x.checkpoint.files import Checkpoint
-from rl8x.checkpoint.metadata import Metadata, Resolved, as_built, spec_of
+from rl8x.checkpoint.files import Checkpoint, Metadata, Resolved, as_built, spec_of
 from rl8x.checkpoint.tree import CheckpointError
 from rl8x.config.describe import plain_value
 from rl8x.config.files import algorithm_config_class, restored_options, unwritable_in
@@ -273,6 +272,9 @@ def load_policy(source: str | Path | Checkpoint, *, device: str | None = None, t
     except ValueError as error:
         raise CheckpointError(str(error)) from None
     return policy if device is None else policy.to(device)
+
+
+# -- finding one
 
 
 def find(source: str | Path, *, auto: bool = False) -> Checkpoint:

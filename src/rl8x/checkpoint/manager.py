@@ -20,8 +20,7 @@ import torch
 from rl8x import keys
 from rl8x._version import __version__
 from rl8x.checkpoint import files
-from rl8x.checkpoint.files import Checkpoint, good, listed
-from rl8x.checkpoint.metadata import Best
+from rl8x.checkpoint.files import Best, Checkpoint, good, listed
 from rl8x.checkpoint.tree import CheckpointError, copied, segments_in
 from rl8x.config.spec import Checkpoints, CheckpointsLike
 from rl8x.disk import sync_folder

@@ -31,7 +31,7 @@ from rl8x.importing import import_named, texts
 from rl8x.output import counted, say
 
 if TYPE_CHECKING:
-    from rl8x.checkpoint.metadata import Tracked
+    from rl8x.checkpoint.files import Tracked
     from rl8x.trainers import Trainer, TrainStats
 
 _EXAMPLES: Final = """\b

@@ -15,8 +15,8 @@ from typing import Any, Final
 from rl8x import keys, models
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import listed
+from rl8x.checkpoint.files import Resolved
 from rl8x.checkpoint.load import names_in, problems_of
-from rl8x.checkpoint.metadata import Resolved
 from rl8x.conditions.spec import kinds_in
 from rl8x.config.files import unwritable_in
 from rl8x.config.spec import RunSpec, default_of

@@ -32,6 +32,10 @@ from rl8x.rollouts.statistics import Stats, pool
 from rl8x.trainers.rows import TrainStats
 
 _SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+_MAX_SHOWN: Final = 200
+
+
+# -- signals
 
 
 def interruption(error: BaseException) -> str:
@@ -85,9 +89,6 @@ class SignalGuard:
         """Return the exception with the signal's exit code: KeyboardInterrupt, or SystemExit(128 + n)."""
         assert self.stop is not None
         return KeyboardInterrupt() if self.stop == signal.SIGINT else SystemExit(128 + self.stop)
-
-
-_MAX_SHOWN: Final = 200
 
 
 # -- at the start

@@ -19,9 +19,9 @@ from rl8x import keys
 from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import Checkpoint
+from rl8x.checkpoint.files import Resolved
 from rl8x.checkpoint.load import CHECKPOINTS_TAG, resolve, spool_of
 from rl8x.checkpoint.manager import CheckpointManager
-from rl8x.checkpoint.metadata import Resolved
 from rl8x.checkpoint.tree import RANKS, gathered
 from rl8x.config.describe import run_spec
 from rl8x.config.files import unwritable_in

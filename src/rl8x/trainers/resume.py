@@ -21,8 +21,8 @@ from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import qualified_name
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, CheckpointsLike, find, listed
+from rl8x.checkpoint.files import Resolved, SavedRun, Tracked
 from rl8x.checkpoint.load import build_algorithm, changes, find_of_job
-from rl8x.checkpoint.metadata import Resolved, SavedRun, Tracked
 from rl8x.config.files import unwritable_in
 from rl8x.config.spec import RunOptions
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, TrackingError

@@ -172,6 +172,8 @@ class Results:
         self._courses = {name: Course(**course) for name, course in state.items()}
 
 
+# -- how they are shown
+
 Progress = Literal["auto", "bar", "lines", "none"]
 PROGRESS_CHOICES: Final = ("auto", "bar", "lines", "none")
 _SECONDS_PER_LINE: Final = 10.0

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rl8x import keys
 from rl8x.checkpoint import CheckpointError
-from rl8x.checkpoint.metadata import SavedRun
+from rl8x.checkpoint.files import SavedRun
 from rl8x.conditions import (
     Condition,
     Confirmed,

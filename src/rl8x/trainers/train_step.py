@@ -32,6 +32,8 @@ from rl8x.trainers.ranks import execute_alike, from_first, one_diagnosis, pooled
 from rl8x.trainers.record import Record
 from rl8x.trainers.rows import Timer, TrainStats
 
+# -- numbers that are not finite
+
 OnNonFinite = Literal["stop", "skip", "rollback"]
 PREFIX: Final = "finite/"
 TAG: Final = "rl8x.non_finite"
@@ -168,6 +170,8 @@ class Guard:
         take_over(algorithm, saved)
         return "in the last checkpoint" if checkpoint is None else f"in {checkpoint.path.name}"
 
+
+# -- the step
 
 # Called with the trainer and a row.
 Callback = Callable[[Any, TrainStats], Mapping[str, float] | None]

@@ -19,8 +19,8 @@ from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase, refuse_inference_mode
 from rl8x.algorithms.hyperparameters import check_names_in
 from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike
+from rl8x.checkpoint.files import checked_state
 from rl8x.checkpoint.manager import CheckpointManager
-from rl8x.checkpoint.metadata import checked_state
 from rl8x.checkpoint.tree import RANKS, num_ranks, of_rank
 from rl8x.conditions import Condition
 from rl8x.config.files import unwritable
