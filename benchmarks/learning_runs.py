@@ -94,7 +94,7 @@ class Task:
 
     def make_env(self, num_envs: int, **kwargs: Any) -> Env:
         """Make the environment with so many copies."""
-        return self.run.env.maker(self.run.trusted)(num_envs, **kwargs)
+        return self.run.env.maker(self.run.trust)(num_envs, **kwargs)
 
     def measure(self, name: str, seed: int, rows: object, checkpoints: Path | None) -> dict[str, Any]:
         """Train once, or go on, and evaluate what came out.

@@ -275,7 +275,7 @@ def apart(request, monkeypatch):
     threads = torch.get_num_threads()
     memory().unlink(missing_ok=True)
     monkeypatch.setattr("rl8x.tracking.secrets._given", {})
-    monkeypatch.setattr("rl8x.trainers.progress._SECONDS_OF_SILENCE", 60.0)
+    monkeypatch.setattr("rl8x.trainers.rows._SECONDS_OF_SILENCE", 60.0)
     if "draws_curves" not in request.keywords:
         monkeypatch.setattr("rl8x.tracking.store.draw_curves", lambda *args: None)
     if "store_process" not in request.keywords:

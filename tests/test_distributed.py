@@ -15,9 +15,8 @@ from rl8x import distributed, keys
 from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import Ranks, ranks, sum_over_ranks, timeout_s
 from rl8x.rollouts.statistics import pool
-from rl8x.trainers.ranks import agree
-from rl8x.trainers.signals import SignalGuard
-from rl8x.trainers.statistics import TrainStats
+from rl8x.trainers.ranks import SignalGuard, agree
+from rl8x.trainers.rows import TrainStats
 
 
 def test_alone_nothing_is_initialised_and_all_comes_back_at_once():

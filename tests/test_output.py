@@ -9,12 +9,12 @@ import sys
 
 import pytest
 from tests.forks import ForkedPython
-from tests.trainers.test_progress import ROW, make
+from tests.trainers.test_rows import ROW, make
 
 from rl8x import keys
 from rl8x.checkpoint import listed, read
 from rl8x.output import say
-from rl8x.trainers.progress import ProgressReporter
+from rl8x.trainers.rows import ProgressReporter
 
 TRAIN = ["train", "CartPole", "--num-envs", "4", "--horizon", "4", "--device", "cpu", "--no-tracking"]
 TRAIN += ["algorithm_config.model_config.hidden_sizes=[8]", "--num-eval-envs", "2", "--steps-per-eval", "1"]
@@ -74,7 +74,7 @@ def broken_stream(kind):
 @pytest.mark.parametrize("progress", ["auto", "bar", "lines"])
 @pytest.mark.parametrize("kind", ["none", "closed", "pipe", "terminal"])
 def test_a_run_shows_nothing_and_finishes(monkeypatch, kind, progress):
-    monkeypatch.setattr("rl8x.trainers.progress._SECONDS_PER_LINE", -1.0)
+    monkeypatch.setattr("rl8x.trainers.rows._SECONDS_PER_LINE", -1.0)
     trainer = make()
     with broken_stream(kind) as stream, contextlib.redirect_stderr(stream):
         stats = trainer.run(progress=progress, max_steps=2)
@@ -96,7 +96,7 @@ def test_a_mistake_of_ones_own_output_is_not_hidden():
 
 SIGNALLED = """
 import os, signal, sys
-from rl8x.trainers.signals import SignalGuard
+from rl8x.trainers.ranks import SignalGuard
 taken = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
 assert taken == 2, taken
 with SignalGuard():

@@ -8,9 +8,10 @@ from tests.checkpoint.legal import described
 
 from rl8x import DQNConfig, HitsUpperBound, MemoryTracker, PPOConfig, Trainer
 from rl8x.checkpoint import Checkpoints, find
-from rl8x.checkpoint.build import problems_of
+from rl8x.checkpoint.load import problems_of
 from rl8x.config import RunSpec
-from rl8x.config.describe import run_spec, unwritable_in
+from rl8x.config.describe import run_spec
+from rl8x.config.files import unwritable_in
 from rl8x.envs import CartPole, Pendulum
 from rl8x.models import MLPModel
 

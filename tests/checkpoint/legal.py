@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from rl8x import keys
-from rl8x.checkpoint.build import resolve
+from rl8x.checkpoint.load import resolve
 from rl8x.config import RunSpec
 from rl8x.config.describe import run_spec
 

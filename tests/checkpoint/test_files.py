@@ -21,8 +21,7 @@ from tests.tracking.fakes import BothSides
 
 from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, Checkpoints, describe, files, find, listed, read
-from rl8x.checkpoint.build import build_algorithm, changes, problems_of
-from rl8x.checkpoint.find import find_of_job, find_unfinished
+from rl8x.checkpoint.load import build_algorithm, changes, find_of_job, find_unfinished, problems_of
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.tree import AS_FIRST, clone, copied, mapped, num_ranks, of_rank, packed, unpacked
 from rl8x.conditions import Condition, Plateau, StopsIncreasing, WallTime
@@ -586,7 +585,7 @@ def test_a_folder_belongs_to_one_run_and_one_process(tmp_path, monkeypatch):
     "options", [{"keep": 0}, {"every_steps": 0}, {"every_steps": 1.5}, {"every_minutes": -1}, {"mode": "most"}]
 )
 def test_options_are_checked(options):
-    with pytest.raises(ValueError, match=f"Checkpoints: `{next(iter(options))}` must be"):
+    with pytest.raises((TypeError, ValueError), match=f"`{next(iter(options))}` must be"):
         Checkpoints(**options)
 
 

@@ -13,7 +13,7 @@ from tests.checkpoint.legal import metadata
 
 from rl8x import keys
 from rl8x.checkpoint import CheckpointError, files, listed
-from rl8x.checkpoint.metadata import checked
+from rl8x.checkpoint.files import checked
 from rl8x.cli.main import main
 
 SMALL = ["--num-envs", "2", "--horizon", "4", "--device", "cpu", "--seed", "1", "--execution", "eager"]

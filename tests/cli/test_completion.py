@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rl8x.cli.main import algorithm_names, environments, rl8x, tuned_tasks
-from rl8x.config.algorithms import algorithm_configs
+from rl8x.config.files import algorithm_configs
 from rl8x.config.tuned import tuned_files
 from rl8x.envs import registry
 from rl8x.tracking.location import locate

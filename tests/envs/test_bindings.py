@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.checkpoint.legal import described
 
 from rl8x import PPOConfig
-from rl8x.checkpoint.build import problems_of
+from rl8x.checkpoint.load import problems_of
 from rl8x.envs import Attribute, Function, GymnasiumEnv, ModelField, Scale
 from rl8x.envs.bindings import binding_of
 from rl8x.randomization import Choice, Grid, Normal, Uniform

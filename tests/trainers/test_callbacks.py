@@ -2,27 +2,17 @@ import warnings
 
 import numpy as np
 import pytest
+from tests.trainers.test_evaluation import build, run
 
 from rl8x import keys
-from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import Checkpoints
 from rl8x.conditions import HitsUpperBound, Plateau
-from rl8x.envs import CartPole
-from rl8x.tracking import MemoryTracker, MLflowTracker
+from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
-
-
-def build():
-    small = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
-    return PPOConfig(**small, num_sgd_iters=1).build(CartPole)
 
 
 def make(*callbacks, **options):
     return Trainer(build(), **({"tracker": MemoryTracker(), "callbacks": callbacks, "num_eval_envs": 2} | options))
-
-
-def run(trainer, **options):
-    return trainer.run(progress="none", **options)
 
 
 class Score:
@@ -42,25 +32,6 @@ def test_a_condition_on_a_callbacks_metric_stops_the_run_in_the_row_that_has_it(
     assert "score/mine" in stats.fresh
     assert trainer.tracker.history("score/mine") == [(32, 1), (64, 2), (96, 3), (128, 3), (160, 3)]
     assert "score/mine" in trainer.metric_names
-
-
-def test_it_is_in_mlflow_and_a_resumed_run_does_not_double_it(mlruns, mlflow_client, tmp_path):
-    class Killed(BaseException):
-        pass
-
-    def kill(trainer, stats):
-        if stats[keys.STEPS] == 4:
-            raise Killed
-
-    options = {"tracker": MLflowTracker(interval_s=0.05), "checkpoints": Checkpoints(tmp_path / "run", every_steps=2)}
-    trainer = make(Score(), kill, **options)
-    with pytest.raises(Killed):
-        run(trainer, max_steps=5)
-    resumed = Trainer.resume(tmp_path / "run", algorithm=build(), callbacks=[Score()])
-    run(resumed, max_steps=6)
-    history = mlflow_client.get_metric_history(resumed.tracker.run_id, "score/mine")
-    found = [(point.step, point.value) for point in history]
-    assert found == [(32, 1), (64, 2), (96, 3), (128, 3), (160, 3), (192, 3)]
 
 
 class Evaluates:

@@ -11,7 +11,6 @@ from PIL import Image
 
 from rl8x import MemoryTracker, NullTracker, PPOConfig, Trainer
 from rl8x.algorithms import BCConfig
-from rl8x.cli.main import main
 from rl8x.envs import AlgoTrading, CartPole, Env, GymnasiumEnv, Pendulum
 from rl8x.randomization import Uniform
 
@@ -39,18 +38,6 @@ def test_every_second_evaluation_is_filmed_and_the_training_notices_nothing():
     assert films == ["films/step-00000002.gif", "films/step-00000004.gif"]
     assert rows(filmed) == rows(plain)
     assert filmed.tracker.params["run.evals_per_film"] == 2
-
-
-def test_mlflow_has_the_film(mlruns, mlflow_client):
-    words = ["train", "CartPole", "--num-envs", "2", "--horizon", "4", "--device", "cpu", "--max-steps", "1"]
-    assert (
-        main([*words, "--steps-per-eval", "1", "--evals-per-film", "1", "--num-eval-envs", "1", "--progress", "none"])
-        == 0
-    )
-    (run,) = mlflow_client.search_runs(["1"]) or mlflow_client.search_runs(["0"])
-    assert [file.path for file in mlflow_client.list_artifacts(run.info.run_id, "films")] == ["films/step-00000001.gif"]
-    path = mlflow_client.download_artifacts(run.info.run_id, "films/step-00000001.gif")
-    assert Image.open(path).n_frames > 1
 
 
 class Plain(CartPole):

@@ -77,17 +77,6 @@ def test_a_gymnasium_run_tells_its_task_in_mlflow(mlruns, mlflow_client):
     assert {name: params.get(name) for name in told} == told
 
 
-def test_a_failed_run_is_failed_in_mlflow_with_its_traceback(mlruns, mlflow_client):
-    def fail(trainer, stats):
-        raise RuntimeError("out of luck")
-
-    with pytest.raises(RuntimeError, match="out of luck"):
-        trained(MLflowTracker(experiment_name="here"), callbacks=[fail])
-    (run,) = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("here").experiment_id])
-    assert run.info.status == "FAILED"
-    assert "traceback.txt" in [file.path for file in mlflow_client.list_artifacts(run.info.run_id)]
-
-
 @pytest.mark.parametrize("tags", [{}, {"mlflow.note.content": "my own words"}])
 def test_a_run_has_a_description_and_its_run_file(mlruns, mlflow_client, tmp_path, tags):
     trained(MLflowTracker(experiment_name="here", tags=tags))

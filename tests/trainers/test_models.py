@@ -79,12 +79,6 @@ def checkpoints_of(trainer):
     return trainer.checkpoints.directory
 
 
-def test_without_being_asked_nothing_is_logged(mlflow_client):
-    trained(patient(), checkpoints=False)
-    experiment = mlflow_client.get_experiment_by_name("rl8x").experiment_id
-    assert mlflow_client.search_logged_models([experiment]) == []
-
-
 def test_a_model_is_logged_when_it_is_asked_for(mlflow_client):
     trainer = trained(patient(), checkpoints=False)
     trainer.log_model("champion of today", register="match", alias="champion")

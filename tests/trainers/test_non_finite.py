@@ -18,7 +18,7 @@ from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import NonFiniteError, Trainer
-from rl8x.trainers.non_finite import MAX_IN_A_ROW, take_counts
+from rl8x.trainers.train_step import MAX_IN_A_ROW
 
 QUANTITIES = ["observations", "actions", "rewards", "losses", "gradients", "parameters"]
 
@@ -275,21 +275,3 @@ def test_rollback_never_takes_the_weights_of_another_run(tmp_path):
 def test_there_is_no_other_mode():
     with pytest.raises(ValueError, match="`on_non_finite` must be one of 'stop', 'skip', 'rollback'; got 'ignore'"):
         make_one(trainer={"on_non_finite": "ignore"})
-
-
-def test_counts_are_taken_out_of_the_row():
-    row = {"finite/losses": 0.0, "finite/rewards": 1.0, "finite/actions": float("nan"), "losses/total": 2.0}
-    assert set(take_counts(row)) == {"rewards", "actions"}
-    assert row == {"losses/total": 2.0}
-
-
-def test_the_last_good_checkpoint_resumes(tmp_path):
-    straight = make_one()
-    run(straight, max_steps=5)
-    trainer = make_one(trainer={"checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [at(3, "rewards")]})
-    with pytest.raises(NonFiniteError):
-        run(trainer, max_steps=5)
-    second = Trainer.resume(tmp_path, tracker=trainer.tracker)
-    assert second.state[keys.STEPS] == 3
-    run(second)
-    assert torch.equal(weights(second), weights(straight))

@@ -1,23 +1,16 @@
 from pathlib import Path
 
 import pytest
+from tests.trainers.test_evaluation import build, run
 
 from rl8x import keys
-from rl8x.algorithms import PPOConfig
 from rl8x.conditions import Confirmed, HitsUpperBound, Plateau, from_spec
-from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
 
-SMALL = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
-
 
 def make():
-    return Trainer(PPOConfig(**SMALL, num_sgd_iters=1).build(CartPole), tracker=MemoryTracker(), num_eval_envs=2)
-
-
-def run(trainer, **options):
-    return trainer.run(progress="none", **options)
+    return Trainer(build(), tracker=MemoryTracker(), num_eval_envs=2)
 
 
 class Silent(RuntimeError):
@@ -30,7 +23,7 @@ def fails(trainer, row):
 
 
 def test_an_exception_that_cannot_say_what_it_is_ends_the_run_as_failed(mlruns, mlflow_client, capsys):
-    trainer = Trainer(PPOConfig(**SMALL).build(CartPole), tracker=MLflowTracker(), num_eval_envs=2, callbacks=[fails])
+    trainer = Trainer(build(), tracker=MLflowTracker(), num_eval_envs=2, callbacks=[fails])
     with pytest.raises(Silent):
         trainer.run(max_steps=3, progress="lines")
     found = mlflow_client.get_run(trainer.tracker.run_id)

@@ -11,7 +11,7 @@ from rl8x import keys
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
-from rl8x.trainers.signals import SignalGuard
+from rl8x.trainers.ranks import SignalGuard
 
 
 def sends(number, at, times=1):
@@ -222,12 +222,3 @@ def test_a_run_in_another_thread_leaves_signals_alone():
     thread.join()
     assert inside == [before]
     assert trainer.tracker.status == "FINISHED"
-
-
-def test_handlers_are_put_back_when_a_run_fails():
-    def fail(trainer, stats):
-        raise RuntimeError("out of luck")
-
-    trainer = make(trainer={"tracker": MemoryTracker(), "callbacks": [fail]})
-    with pytest.raises(RuntimeError, match="out of luck"):
-        run(trainer)

@@ -5,22 +5,19 @@ import signal
 import threading
 
 import pytest
+from tests.trainers.test_evaluation import build
 
 from rl8x import keys
-from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.conditions import Confirmed, HitsUpperBound, Plateau, StopsIncreasing
-from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 
-SMALL = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
 SOLVED = HitsUpperBound("eval/returns/mean", 1)
 
 
 def make(**options):
-    algorithm = PPOConfig(**SMALL, num_sgd_iters=1).build(CartPole)
-    return Trainer(algorithm, tracker=MemoryTracker(), num_eval_envs=2, **options)
+    return Trainer(build(), tracker=MemoryTracker(), num_eval_envs=2, **options)
 
 
 def test_an_evaluation_before_the_run_counts_as_its_first():

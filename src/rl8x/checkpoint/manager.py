@@ -20,8 +20,7 @@ import torch
 from rl8x import keys
 from rl8x._version import __version__
 from rl8x.checkpoint import files
-from rl8x.checkpoint.files import Checkpoint, good, listed
-from rl8x.checkpoint.metadata import Best
+from rl8x.checkpoint.files import Best, Checkpoint, good, listed
 from rl8x.checkpoint.tree import CheckpointError, copied, segments_in
 from rl8x.config.spec import Checkpoints, CheckpointsLike
 from rl8x.disk import sync_folder
@@ -38,10 +37,7 @@ _BUSY_WAIT_S: Final = 10.0
 
 
 class CheckpointManager:
-    """Writes the checkpoints of one run into one folder, which it locks from `take` to `end`.
-
-    Checkpoints that were given no folder lie beside the spool of the run's tracker, if it has one.
-    """
+    """Writes the checkpoints of one run into one folder, by default beside its spool, locked from `take` to `end`."""
 
     def __init__(self, checkpoints: CheckpointsLike, tracker: Tracker) -> None:
         if isinstance(checkpoints, str | os.PathLike):
@@ -227,16 +223,14 @@ class CheckpointManager:
         return self._written
 
     def go_on_from(self, checkpoint: Checkpoint, known: Iterable[Path]) -> None:
-        """Continue the run of a checkpoint, in its folder unless another was given.
-
-        Were there more than the `known` ones in it, the run would have been gone on with since this was chosen.
-        """
+        """Continue the run of a checkpoint, in its folder unless another was given."""
         self.best = self._written_best = checkpoint.state["best"]
         self.key = checkpoint.metadata["run"]["key"]
         folder, self._shared = checkpoint.path.parent, checkpoint.path.absolute()
         if self.options is not None and self._directory is None:
             self._directory = folder.absolute()
         same = self._directory is not None and self._directory.resolve() == folder.resolve()
+        # With more than these in it the run has been gone on with since this one was chosen.
         self._known = frozenset(path.name for path in known) if same else None
 
     # -- writing and reading

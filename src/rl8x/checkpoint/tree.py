@@ -44,11 +44,7 @@ def mapped(function: Callable[[Any, str], Any], tree: Any, path: str = "") -> An
 
 
 def copied(tree: Any) -> Any:
-    """Copy a state for a file: tensors of any shapes on the CPU, numbers of NumPy as Python's, segments as their names.
-
-    Names of segments are `bytes`, which no state has; see `segments_in`. The copy shares nothing with `tree`, which may
-    change from here on.
-    """
+    """Copy a state for a file: tensors on the CPU, numbers of NumPy as Python's, segments as their names in `bytes`."""
     return mapped(_copied, tree)
 
 
@@ -132,10 +128,7 @@ def unpacked(content: bytes) -> Any:
 
 
 def gathered(state: Any, kept: Collection[str]) -> dict[str, Any]:
-    """Return on rank 0 the other ranks' parts of a checkpoint, by rank; on the others nothing.
-
-    `kept` are on rank 0 the names of the segments that the checkpoint before has, of all ranks.
-    """
+    """Return on rank 0 the other ranks' parts of a checkpoint, without the segments `kept` from the one before."""
     if ranks().size == 1:
         return {}
     own = _copied_on_all(state)

@@ -55,7 +55,7 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
     """
     from rl8x.algorithms.hyperparameters import resolve_device
     from rl8x.checkpoint import find, load_policy
-    from rl8x.checkpoint.build import env_maker_of
+    from rl8x.checkpoint.load import env_maker_of
 
     find_modules_here(trust or [] if env is None else trust or [env])
     checkpoint = find(run, auto=auto)

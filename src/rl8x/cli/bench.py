@@ -136,7 +136,7 @@ def bench(
         if path is not None and not os.access(Path(path).absolute().parent, os.W_OK):
             raise UserError(f"--json {path}: there is no folder to write it to. Make {Path(path).parent} first.")
     problem = {name: value for name, value in config.to_plain().items() if name in _PROBLEM}
-    rows = _measure(problem, config.trusted, cells, passes, seconds)
+    rows = _measure(problem, config.trust, cells, passes, seconds)
     summary = summarize(rows)
     for warning in dict.fromkeys(text for row in rows for text in row.get("warnings", ())):
         click.echo(f"note: {warning}", err=True)
@@ -153,7 +153,7 @@ def bench(
 
 def _plan(run: RunSpec, modes: str | None, precisions: str | None) -> tuple[torch.device, list[dict[str, str]]]:
     """Return the device, and the modes and precisions to measure on it."""
-    config: Any = run.algorithm.make_config(run.trusted)
+    config: Any = run.algorithm.make_config(run.trust)
     device = resolve_device(config.device)
     if device.type not in _MODES:
         raise UserError(f"rl8x bench measures on {' and '.join(_MODES)}; got the device {device}.")

@@ -25,9 +25,8 @@ from rl8x.algorithms.optimizer import is_adaptive
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.conditions.spec import is_expression
 from rl8x.config import RunSpec, apply_overrides, load_run_file, parse_value
-from rl8x.config.algorithms import algorithm_config_class
-from rl8x.config.files import SUFFIXES
-from rl8x.config.spec import ALIASES, FIELDS, AlgorithmSpec, renamed, under_algorithm
+from rl8x.config.files import ALIASES, SUFFIXES, algorithm_config_class, renamed
+from rl8x.config.spec import FIELDS, AlgorithmSpec, under_algorithm
 from rl8x.config.tuned import listed, tuned_file
 from rl8x.importing import Trust, module_named, texts
 from rl8x.names import called_here

@@ -23,7 +23,7 @@ from rl8x.cli.options import (
 )
 from rl8x.conditions import from_spec
 from rl8x.config import RunSpec, apply_overrides, dump_run
-from rl8x.config.algorithms import algorithm_config_class
+from rl8x.config.files import algorithm_config_class
 from rl8x.config.spec import FIELDS
 from rl8x.distributed import RankError, ranks
 from rl8x.execution.programs import ProgramError
@@ -31,7 +31,7 @@ from rl8x.importing import import_named, texts
 from rl8x.output import counted, say
 
 if TYPE_CHECKING:
-    from rl8x.checkpoint.metadata import Tracked
+    from rl8x.checkpoint.files import Tracked
     from rl8x.trainers import Trainer, TrainStats
 
 _EXAMPLES: Final = """\b
@@ -219,7 +219,7 @@ def _tracker_to_same_store(run: RunSpec, saved: Tracked) -> Any:
 def resumed(run: RunSpec, source: str, *, trust: bool) -> Trainer | None:
     """Make the trainer that `rl8x train --resume` asks for; None where `"auto"` finds nothing to go on with."""
     from rl8x.checkpoint import listed
-    from rl8x.checkpoint.find import find_unfinished
+    from rl8x.checkpoint.load import find_unfinished
 
     if source != "auto":
         return make_trainer(source, auto=False, overrides={}, trust=trust, run=run)

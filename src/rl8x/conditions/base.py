@@ -212,11 +212,7 @@ def _is_zero(value: object) -> bool:
 
 
 class FromCallable(Condition, kind=""):
-    """A plain callable on the statistics as a condition; what it returns is taken as true, false, or None, no verdict.
-
-    It may look up metrics that the row lacks and another may have, such as `eval/*` and `episodes/*`: then it is not
-    met, and `missed` is the last that it looked up in vain.
-    """
+    """A plain callable as a condition; not met where it looks up what another row may have, which `missed` names."""
 
     def __init__(self, function: Callable[[Stats], object]) -> None:
         self.function = function
@@ -280,29 +276,13 @@ class _Composed(Condition):
 
 
 class And(_Composed, kind="all"):
-    """Met when all its conditions are; `a & b` is the same.
-
-    Args:
-        conditions: Conditions, or callables on the statistics; at least one.
-
-    Raises:
-        TypeError: If one is neither.
-        ValueError: If there is none.
-    """
+    """Met when all its conditions, or callables on the statistics, are; `a & b` is the same."""
 
     decisive = False
 
 
 class Or(_Composed, kind="any"):
-    """Met when at least one of its conditions is; `a | b` is the same.
-
-    Args:
-        conditions: Conditions, or callables on the statistics; at least one.
-
-    Raises:
-        TypeError: If one is neither.
-        ValueError: If there is none.
-    """
+    """Met when at least one of its conditions, or callables on the statistics, is; `a | b` is the same."""
 
     decisive = True
 

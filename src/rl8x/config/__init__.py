@@ -1,7 +1,6 @@
 """A run as plain data: run files in YAML, TOML or JSON, which `rl8x train --help` shows, and `RunSpec`, made of one."""
 
-from rl8x.config.algorithms import algorithm_configs
-from rl8x.config.files import apply_overrides, load_run_file, parse_value
+from rl8x.config.files import algorithm_configs, apply_overrides, load_run_file, parse_value
 from rl8x.config.spec import AlgorithmSpec, Checkpoints, EnvSpec, RunOptions, RunSpec, TrainerSpec
 from rl8x.plain import dump_run
 

@@ -5,29 +5,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import types
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rl8x import algorithms
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
-from rl8x.config.spec import UNWRITABLE, AlgorithmSpec, Checkpoints, EnvSpec, RunSpec, TrainerSpec, is_unwritable
+from rl8x.config.files import unwritable
+from rl8x.config.spec import AlgorithmSpec, EnvSpec, RunSpec, TrainerSpec, default_of
 from rl8x.envs import GymnasiumEnv, registry
 from rl8x.envs.bindings import Binding
 from rl8x.importing import CLASS, NOT_PLAIN, dotted_path, import_named, to_plain
-
-
-def unwritable(why: str) -> dict[str, str]:
-    """Return what stands for a value that no file can hold."""
-    return {UNWRITABLE: why}
-
-
-def unwritable_in(value: Any) -> Iterator[str]:
-    """Yield why values in plain data could not be written."""
-    if is_unwritable(value):
-        yield str(value[UNWRITABLE])
-    value = list(value.values()) if isinstance(value, Mapping) else value
-    for part in value if isinstance(value, list | tuple) else ():
-        yield from unwritable_in(part)
 
 
 def run_spec(algorithm: GenericAlgorithmBase[Any], trainer: TrainerSpec | None = None) -> RunSpec:
@@ -96,18 +82,6 @@ def plain_value(name: str, value: Any) -> Any:
     if plain is NOT_PLAIN:
         return unwritable(f"`{name}` is {type(value).__name__}, which cannot be saved to a file")
     return plain
-
-
-def default_of(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of a hyperparameter; `dataclasses.MISSING` if it has none."""
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
-def checkpoints_plain(options: Checkpoints | None) -> dict[str, Any]:
-    """Return when checkpoints are written, as far as not by default; their directory is where they are."""
-    usual = Checkpoints()
-    named = {} if options is None else {each.name: getattr(options, each.name) for each in dataclasses.fields(options)}
-    return {name: value for name, value in named.items() if name != "directory" and value != getattr(usual, name)}
 
 
 def _form(part: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Reading run files and `key=value` overrides into plain data.
+"""Reads run files and `key=value` overrides into plain data, and finds the algorithms and classes that it names.
 
 Nothing in a run file is evaluated. A key that occurs twice is an error.
 """
@@ -6,17 +6,33 @@ Nothing in a run file is evaluated. A key that occurs twice is an error.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import gymnasium
 import yaml
+from torch import nn
 
+from rl8x import algorithms
+from rl8x.algorithms import AlgorithmConfig, GenericAlgorithmBase
+from rl8x.conditions import Condition
+from rl8x.distributions import Distribution
+from rl8x.envs import Env
+from rl8x.importing import Trust, dotted_path, from_plain, import_class, import_named, is_dotted
+from rl8x.models import Model
+from rl8x.names import did_you_mean
 from rl8x.plain import MAX_DEPTH, MAX_VALUES, Loader
 
+# rl8's names for the same
+ALIASES: Final = {"env_cls": "env", "algorithm_cls": "algorithm", "algorithm_config_cls": "algorithm"}
+_HYPERPARAMETER_ALIASES: Final = {"model_cls": "model", "distribution_cls": "distribution"}
+UNWRITABLE: Final = "$unwritable"
+"""Key of a value that no file can hold, which has the reason: `{"$unwritable": "the environment was an instance"}`."""
 SUFFIXES: Final = (".yaml", ".yml", ".toml", ".json")
 _MAX_BYTES: Final = 4 * 2**20
 # Whole numbers of 64 bits, signed or not: what tensors and generators hold.
@@ -24,6 +40,8 @@ _WHOLE: Final = range(-(2**63), 2**64)
 _KEY: Final = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 # A dotted key of TOML that is nested too deeply: tomllib takes time by the square of its parts.
 _DEEP_KEY: Final = re.compile(rf"(?<![\w-]){_KEY}(?:[ \t]*\.[ \t]*{_KEY}){{{MAX_DEPTH},}}", re.ASCII)
+# What a file may name: all that rl8x calls by a user's word.
+_KINDS: Final = (Env, gymnasium.Env, AlgorithmConfig, Condition, Model, Distribution, nn.Module)
 
 
 def load_run_file(path: str | Path) -> dict[str, Any]:
@@ -171,6 +189,26 @@ def apply_overrides(
     return result
 
 
+def renamed(data: Mapping[str, Any], aliases: Mapping[str, str] = ALIASES) -> dict[str, Any]:
+    """Return a run's data with rl8x's names for rl8's."""
+    result: dict[str, Any] = {}
+    for name, value in data.items():
+        target = aliases.get(name, name)
+        if target in result or (target != name and target in data):
+            raise ValueError(f"{name!r} is another name of {target!r}, and both are given. Keep one.")
+        result[target] = value
+    return result
+
+
+def hyperparameter_aliases(hyperparameters: Collection[str]) -> dict[str, str]:
+    """Return rl8's names for hyperparameters of a config that has them, and not under rl8's names."""
+    return {
+        alias: name
+        for alias, name in _HYPERPARAMETER_ALIASES.items()
+        if name in hyperparameters and alias not in hyperparameters
+    }
+
+
 def put_at(data: dict[str, Any], names: Sequence[str], value: Any, owner: str) -> None:
     """Put a value at a path of keys into nested mappings, which are made where they are missing."""
     *path, last = names
@@ -192,3 +230,99 @@ def shortened(value: object) -> str:
     """Return the repr of a value, cut where it is long."""
     shown = repr(value)
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
+
+
+# -- what no file can hold
+
+
+def unwritable(why: str) -> dict[str, str]:
+    """Return what stands for a value that no file can hold."""
+    return {UNWRITABLE: why}
+
+
+def is_unwritable(value: object) -> bool:
+    """Whether plain data stands for a value that no file can hold."""
+    return isinstance(value, Mapping) and set(value) == {UNWRITABLE}
+
+
+def unwritable_in(value: Any) -> Iterator[str]:
+    """Yield why values in plain data could not be written."""
+    if is_unwritable(value):
+        yield str(value[UNWRITABLE])
+    value = list(value.values()) if isinstance(value, Mapping) else value
+    for part in value if isinstance(value, list | tuple) else ():
+        yield from unwritable_in(part)
+
+
+# -- what plain data names
+
+
+def algorithm_configs() -> dict[str, type[AlgorithmConfig]]:
+    """Return the config classes of the built-in algorithms by the algorithm's name."""
+    return {
+        name.removesuffix("Config"): cls
+        for name, cls in vars(algorithms).items()
+        if isinstance(cls, type) and issubclass(cls, AlgorithmConfig) and cls.algorithm is not None
+    }
+
+
+def plain_name(name: str) -> str:
+    """Return a built-in algorithm's name in lower case: fast_td3 and FastTD3Config are fasttd3."""
+    return name.lower().replace("_", "").removesuffix("config")
+
+
+def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
+    """Return the config class of an algorithm by its name, or by the dotted path of the class."""
+    known = algorithm_configs()
+    builtin = {known_name.lower(): cls for known_name, cls in known.items()}.get(plain_name(name))
+    if builtin is not None:
+        return builtin
+    if not is_dotted(name):
+        listed = f"{', '.join(known)}.{did_you_mean(name, known)}"
+        raise ValueError(
+            f"no built-in algorithm {shortened(name)}; there are {listed} One of your own is named by its config "
+            "class, such as my_module.MyConfig."
+        )
+    cls = import_named(name, trust=trust)
+    if not isinstance(cls, type) or not issubclass(cls, AlgorithmConfig):
+        raise ValueError(
+            f"`algorithm` must name a subclass of rl8x.algorithms.AlgorithmConfig; got {name!r}{_config_hint(cls)}."
+        )
+    return cls
+
+
+def _config_hint(named: object) -> str:
+    """Return which config classes build what was named, if it is an algorithm's class."""
+    if not isinstance(named, type) or not issubclass(named, GenericAlgorithmBase):
+        return ""
+    configs = dict.fromkeys(_below(AlgorithmConfig))
+    paths = [dotted_path(cls) for cls in configs if cls.algorithm is named and not _is_preset(cls)]
+    listed = " or ".join(path for path in paths if path is not None)
+    return f", which is an algorithm. Name its config: {listed}" if listed else ", an algorithm that no config builds"
+
+
+def _below(cls: type[AlgorithmConfig]) -> Iterator[type[AlgorithmConfig]]:
+    for each in cls.__subclasses__():
+        yield each
+        yield from _below(each)
+
+
+def _is_preset(cls: type[AlgorithmConfig]) -> bool:
+    """Whether a config builds what its base class does."""
+    return any(getattr(base, "algorithm", None) is cls.algorithm for base in cls.__bases__)
+
+
+def restored(value: Any, trust: Trust) -> Any:
+    """Replace `{"$class": path}` in plain data by the classes."""
+    return from_plain(value, _KINDS, trust=trust)
+
+
+def restored_options(config_class: type[AlgorithmConfig], values: Mapping[str, Any], trust: Trust) -> dict[str, Any]:
+    """Return hyperparameters with the classes that they name, also by a dotted path alone where a class is wanted."""
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(config_class)}
+    return {
+        name: import_class(value, _KINDS, trust=trust)
+        if "type[" in kinds.get(name, "") and isinstance(value, str) and is_dotted(value)
+        else restored(value, trust)
+        for name, value in values.items()
+    }

@@ -7,12 +7,11 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.base import GenericAlgorithmBase
@@ -21,8 +20,20 @@ from rl8x.algorithms.hyperparameters import check_names_in, check_options, given
 from rl8x.algorithms.presets import with_preset
 from rl8x.conditions import Condition, from_spec
 from rl8x.conditions.base import as_conditions, named, parts
-from rl8x.config.algorithms import algorithm_config_class, restored, restored_options
-from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
+from rl8x.config.files import (
+    ALIASES,
+    UNWRITABLE,
+    algorithm_config_class,
+    apply_overrides,
+    hyperparameter_aliases,
+    is_unwritable,
+    load_run_file,
+    one_line,
+    renamed,
+    restored,
+    restored_options,
+    shortened,
+)
 from rl8x.envs import Env, env_maker
 from rl8x.importing import Trust, import_named
 from rl8x.names import did_you_mean, name_here
@@ -33,63 +44,13 @@ from rl8x.replay.dataset_files import SPACES, lacks_spaces
 if TYPE_CHECKING:
     from rl8x.tracking import Tracker
 
-# rl8's names for the same
-ALIASES: Final = {"env_cls": "env", "algorithm_cls": "algorithm", "algorithm_config_cls": "algorithm"}
-UNWRITABLE: Final = "$unwritable"
-"""Key of a value that no file can hold, which has the reason: `{"$unwritable": "the environment was an instance"}`."""
 # What the algorithm gives the environment that it makes, from hyperparameters of the same names.
 _GIVEN_BY_ALGORITHM: Final = ("num_envs", "device", "seed")
-_HYPERPARAMETER_ALIASES: Final = {"model_cls": "model", "distribution_cls": "distribution"}
 
 
-def is_unwritable(value: object) -> bool:
-    """Whether plain data stands for a value that no file can hold."""
-    return isinstance(value, Mapping) and set(value) == {UNWRITABLE}
-
-
-@dataclasses.dataclass(frozen=True)
-class Checkpoints:
-    """When to save and what to keep. A run is also saved at its end and on a signal.
-
-    Args:
-        directory: The run's own folder of checkpoints; None is one beside the tracked run, in `mlruns/checkpoints`. A
-            relative path is taken from the working directory of now, whatever that is later.
-        every_steps: Save whenever the trainer's steps are a multiple of this; None does not.
-        every_minutes: Save when so many minutes have passed since the last; None does not.
-        keep: How many of the last checkpoints to keep.
-        best: A metric, such as "eval/returns/mean": whenever it is better than ever, the run is saved, and the best
-            checkpoint is kept beside the last ones.
-        mode: Whether the largest ("max") or the smallest ("min") value of `best` is best.
-
-    Raises:
-        TypeError: If the directory is not a path.
-        ValueError: If a number is not positive, or the mode is none.
-    """
-
-    directory: str | os.PathLike[str] | None = None
-    every_steps: int | None = None
-    every_minutes: float | None = 5.0
-    keep: int = 3
-    best: str | None = None
-    mode: Literal["max", "min"] = "max"
-
-    def __post_init__(self) -> None:
-        if self.directory is not None:
-            if not isinstance(self.directory, str | os.PathLike):
-                raise TypeError(f"Checkpoints: `directory` must be a path or None; got {self.directory!r}.")
-            object.__setattr__(self, "directory", Path(self.directory).absolute())
-        for name in ("every_steps", "keep"):
-            value = getattr(self, name)
-            if (value is not None or name == "keep") and (type(value) is not int or value < 1):
-                raise ValueError(f"Checkpoints: `{name}` must be a whole number, at least 1; got {value!r}.")
-        minutes = self.every_minutes
-        if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes < math.inf):
-            raise ValueError(f"Checkpoints: `every_minutes` must be a positive number or None; got {minutes!r}.")
-        if self.mode not in ("max", "min"):
-            raise ValueError(f"Checkpoints: `mode` must be 'max' or 'min'; got {self.mode!r}.")
-
-
-CheckpointsLike = Checkpoints | str | os.PathLike[str] | bool | None
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a hyperparameter; `dataclasses.MISSING` if it has none."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,10 +66,49 @@ class _Section:
         """Return the fields that are not at their defaults."""
         changed = {}
         for field in dataclasses.fields(self):
-            value, factory = getattr(self, field.name), field.default_factory
-            if value != (field.default if factory is dataclasses.MISSING else factory()):
+            value = getattr(self, field.name)
+            if value != default_of(field):
                 changed[field.name] = thawed(list(value) if isinstance(value, tuple) else value)
         return changed
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints(_Section):
+    """When to save and what to keep. A run is also saved at its end and on a signal.
+
+    Raises:
+        TypeError: If a value is of another kind.
+        ValueError: If a number is not positive, or the mode is none.
+    """
+
+    directory: str | os.PathLike[str] | None = option(
+        None,
+        "The run's own folder of checkpoints. None: one beside the tracked run, in mlruns/checkpoints. A relative path "
+        "is taken from the working directory of now, whatever that is later.",
+    )
+    every_steps: int | None = option(None, "Save whenever the steps are a multiple of this. None: not by steps.", low=1)
+    every_minutes: float | None = option(
+        5.0, "Save when so many minutes have passed since the last. None: not by time.", above=0.0
+    )
+    keep: int = option(3, "How many of the last checkpoints to keep.", low=1)
+    best: str | None = option(
+        None,
+        "A metric, such as eval/returns/mean: whenever it is better than ever, the run is saved, and the best "
+        "checkpoint is kept beside the last ones.",
+    )
+    mode: Literal["max", "min"] = option(
+        "max", "Whether the largest (max) or the smallest (min) value of best is best.", choices=("max", "min")
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.directory is not None:
+            if not isinstance(self.directory, str | os.PathLike):
+                raise TypeError(f"Checkpoints: `directory` must be a path or None; got {self.directory!r}.")
+            object.__setattr__(self, "directory", Path(self.directory).absolute())
+
+
+CheckpointsLike = Checkpoints | str | os.PathLike[str] | bool | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -316,19 +316,13 @@ class RunSpec:
         algorithm: The algorithm and its hyperparameters.
         trainer: How it is evaluated, saved and tracked.
         run: The options of `run()`.
-        trusted: The value of `trust`.
     """
-
-    trust: dataclasses.InitVar[Trust] = False
-    trusted: ClassVar[Trust] = False
 
     env: EnvSpec = dataclasses.field(default_factory=EnvSpec)
     algorithm: AlgorithmSpec = dataclasses.field(default_factory=AlgorithmSpec)
     trainer: TrainerSpec = dataclasses.field(default_factory=TrainerSpec)
     run: RunOptions = dataclasses.field(default_factory=RunOptions)
-
-    def __post_init__(self, trust: Trust) -> None:
-        object.__setattr__(self, "trusted", trust)
+    trust: Trust = dataclasses.field(default=False, compare=False, repr=False)
 
     # -- plain data
 
@@ -352,7 +346,7 @@ class RunSpec:
             if name not in FIELDS:
                 raise ValueError(_unknown(name, hyperparameters))
         if isinstance(data.get("algorithm_config"), Mapping):
-            data["algorithm_config"] = renamed(data["algorithm_config"], _aliases_of(hyperparameters))
+            data["algorithm_config"] = renamed(data["algorithm_config"], hyperparameter_aliases(hyperparameters))
         return cls.read(data, trust=trust).checked()
 
     @classmethod
@@ -402,7 +396,7 @@ class RunSpec:
             TypeError: If a value is of another kind.
             ValueError: If there is no such key, or something is not legal.
         """
-        return RunSpec.from_plain(self.to_plain() | fields, trust=self.trusted)
+        return RunSpec.from_plain(self.to_plain() | fields, trust=self.trust)
 
     def diff(self, other: RunSpec) -> dict[str, tuple[Any, Any]]:
         """Return the keys in which another run differs, with the values here and there.
@@ -425,7 +419,7 @@ class RunSpec:
         Raises:
             ValueError: If a hyperparameter is not legal.
         """
-        return self.algorithm.make_config(self.trusted)
+        return self.algorithm.make_config(self.trust)
 
     @functools.cached_property
     def evaluates(self) -> bool:
@@ -434,13 +428,13 @@ class RunSpec:
         Raises:
             ValueError: If a stop condition is not legal.
         """
-        asked = [part.evaluates for condition in self.run.conditions(self.trusted) for part in parts(condition)]
+        asked = [part.evaluates for condition in self.run.conditions(self.trust) for part in parts(condition)]
         return any(asked) or self.run.steps_per_eval is not None
 
     @property
     def params(self) -> dict[str, Any]:
         """The options of its `run()` as params in MLflow; hyperparameters are resolved, and params of their own."""
-        shown = [_shown_condition(each, self.trusted) for each in self.run.stop_conditions]
+        shown = [_shown_condition(each, self.trust) for each in self.run.stop_conditions]
         numbers = {f"run.{name}": getattr(self.run, name) for name in ("steps_per_eval", "evals_per_film", "max_steps")}
         return {**numbers, "run.stop_conditions": shown}
 
@@ -456,7 +450,7 @@ class RunSpec:
         hideable = {"env_kwargs": self.env.env_kwargs, "algorithm_config": self.algorithm.algorithm_config}
         for hidden in filter(None, (find_hidden(values, name) for name, values in hideable.items())):
             raise ValueError(f"`{hidden}` has `***` where its password was: write that in again.")
-        cls = algorithm_config_class(self.algorithm.algorithm, self.trusted)
+        cls = algorithm_config_class(self.algorithm.algorithm, self.trust)
         # Algorithms that learn from data alone can do without.
         needed = inspect.signature(cls.build).parameters.get("env")
         if not self.env.env and (needed is None or needed.default is not None):
@@ -469,7 +463,7 @@ class RunSpec:
             each.name: _coerced(each, given[each.name]) for each in dataclasses.fields(cls) if each.name in given
         }
         algorithm = dataclasses.replace(self.algorithm, algorithm_config=frozen({**given, **coerced}))
-        spec = dataclasses.replace(self, algorithm=algorithm, trust=self.trusted)
+        spec = dataclasses.replace(self, algorithm=algorithm)
         _ = spec.evaluates, spec.config  # kept, for whoever makes the run
         return spec
 
@@ -497,7 +491,7 @@ class RunSpec:
         Raises:
             ValueError: If `env_kwargs` are not the environment's, or the config's `build` refuses the environment.
         """
-        return self.build(self.config, self.env.maker(self.trusted) if self.env.env else None)
+        return self.build(self.config, self.env.maker(self.trust) if self.env.env else None)
 
     def build(self, config: AlgorithmConfig, maker: Callable[..., Env] | None) -> GenericAlgorithmBase[Any]:
         """Build the algorithm of a config, with what makes its environment or from its data set.
@@ -526,7 +520,7 @@ class RunSpec:
                 "as `eval_env`, such as Pendulum (--eval-env on the command line), or in Python give a "
                 "Dataset.load(path, observation_space=..., action_space=...)."
             )
-        env = env_maker(evaluated_in, trust=self.trusted)(1, device="cpu", seed=0)
+        env = env_maker(evaluated_in, trust=self.trust)(1, device="cpu", seed=0)
         try:
             spaces = {name: getattr(env, f"single_{name}") for name in SPACES}
         finally:
@@ -564,31 +558,11 @@ def _names(cls: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(cls)]
 
 
-def _aliases_of(hyperparameters: Collection[str]) -> dict[str, str]:
-    """Return rl8's names for hyperparameters of a config that has them, and not under rl8's names."""
-    return {
-        alias: name
-        for alias, name in _HYPERPARAMETER_ALIASES.items()
-        if name in hyperparameters and alias not in hyperparameters
-    }
-
-
-def renamed(data: Mapping[str, Any], aliases: Mapping[str, str] = ALIASES) -> dict[str, Any]:
-    """Return a run's data with rl8x's names for rl8's."""
-    result: dict[str, Any] = {}
-    for name, value in data.items():
-        target = aliases.get(name, name)
-        if target in result or (target != name and target in data):
-            raise ValueError(f"{name!r} is another name of {target!r}, and both are given. Keep one.")
-        result[target] = value
-    return result
-
-
 def under_algorithm(override: str, cls: type[AlgorithmConfig]) -> str:
     """Put the bare name of a hyperparameter, as in `lr=3e-4`, where run files have it; other overrides stay."""
     name = re.split(r"[.=]", override, maxsplit=1)[0].strip()
     of_run = {*FIELDS, *ALIASES}
-    hyperparameters = {*_names(cls), *_aliases_of(_names(cls))} - of_run
+    hyperparameters = {*_names(cls), *hyperparameter_aliases(_names(cls))} - of_run
     near = [] if name in of_run else difflib.get_close_matches(name, of_run | hyperparameters, n=1)
     return f"algorithm_config.{override}" if near and near[0] in hyperparameters else override
 

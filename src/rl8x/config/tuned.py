@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rl8x.config.algorithms import plain_name
+from rl8x.config.files import plain_name
 from rl8x.config.spec import AlgorithmSpec, RunSpec
 from rl8x.names import did_you_mean
 

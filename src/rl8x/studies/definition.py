@@ -17,9 +17,8 @@ import numpy as np
 
 from rl8x.algorithms.hyperparameters import check_options, option
 from rl8x.config import RunSpec, apply_overrides, load_run_file
-from rl8x.config.algorithms import algorithm_config_class
-from rl8x.config.files import one_line, put_at, shortened
-from rl8x.config.spec import ALIASES, FIELDS, AlgorithmSpec, renamed, under_algorithm
+from rl8x.config.files import ALIASES, algorithm_config_class, one_line, put_at, renamed, shortened
+from rl8x.config.spec import FIELDS, AlgorithmSpec, under_algorithm
 from rl8x.envs import cells as test_cells
 from rl8x.envs.cells import Cells
 from rl8x.envs.parameters import moving_in
@@ -286,7 +285,7 @@ class StudyConfig:
             except (ValueError, TypeError) as error:
                 where = f"{training.group}: " if training.vary else ""
                 raise ValueError(f"{where}{one_line(error)}.") from None
-            num_envs = getattr(run.algorithm.make_config(run.trusted), "num_envs", 1)
+            num_envs = getattr(run.algorithm.make_config(run.trust), "num_envs", 1)
             key = json.dumps([tested_env(run), run.env.env_kwargs, num_envs, training.training], sort_keys=True)
             if key not in known:
                 known.add(key)
@@ -297,7 +296,7 @@ class StudyConfig:
         return list(notes)
 
     def _check_env(self, run: RunSpec, name: str, num_envs: int) -> list[str]:
-        env = run.env.maker(run.trusted, env=tested_env(run))(num_envs, device="cpu", seed=0)
+        env = run.env.maker(run.trust, env=tested_env(run))(num_envs, device="cpu", seed=0)
         try:
             env.plain_config(self.train[name], called=f"train[{name!r}]")
             cells, config = self.cells(), self.train[name]
@@ -323,7 +322,7 @@ class StudyConfig:
     def units(self) -> dict[str, str]:
         """Return the units of the test parameters that have one, as the environment of the first training says."""
         run = self.run_of(self.first_trainings()[0])
-        env = run.env.maker(run.trusted, env=tested_env(run))(1, device="cpu", seed=0)
+        env = run.env.maker(run.trust, env=tested_env(run))(1, device="cpu", seed=0)
         try:
             units = {name: known.unit for name, known in env.parameters.items()}
         finally:

@@ -22,7 +22,7 @@ from rl8x.output import Unfailing, described, say, short
 from rl8x.processes import lending_variables, restore_variables
 from rl8x.studies.definition import Training
 from rl8x.tracking.shipping import keep_shipper
-from rl8x.trainers.progress import PROGRESS_CHOICES, counter_name
+from rl8x.trainers.rows import PROGRESS_CHOICES, counter_name
 
 Job = Mapping[str, Any]
 BACKENDS: Final = ("processes", "dask", "ray")

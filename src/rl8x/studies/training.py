@@ -119,7 +119,7 @@ class _TrainingJob:
         """Train, test the last policy, log and keep what came out."""
         trainer = self._trainer()
         trainer.plan(self.run)
-        own: Any = [*self.run.run.conditions(self.run.trusted), self._is_pruned] if self._searches else ...
+        own: Any = [*self.run.run.conditions(self.run.trust), self._is_pruned] if self._searches else ...
         trainer.run(stop_conditions=own, progress="none")
         result = self._conclude(trainer)
         table.write(self.folder / table.RESULT, result)
@@ -171,7 +171,7 @@ class _TrainingJob:
                 self.cells,
                 episodes=self.study.episodes,
                 seed=self.study.test_seed,
-                env_factory=self.run.env.maker(self.run.trusted, env=tested_env(self.run)) if needs_maker else None,
+                env_factory=self.run.env.maker(self.run.trust, env=tested_env(self.run)) if needs_maker else None,
             )
         env = algorithm.env
         config = self.study.train[self.training.training] if env is None else env.present_config()

@@ -2,8 +2,8 @@
 
 from rl8x.checkpoint import CheckpointError, Checkpoints
 from rl8x.trainers.grid import plot_grid
-from rl8x.trainers.non_finite import NonFiniteError
-from rl8x.trainers.statistics import EvalStats, TrainStats
+from rl8x.trainers.rows import EvalStats, TrainStats
+from rl8x.trainers.train_step import NonFiniteError
 from rl8x.trainers.trainer import GenericTrainerBase, Trainer, TrainerState
 
 __all__ = [

@@ -54,42 +54,6 @@ _RETURNS: Final[tuple[dict[str, str], ...]] = (
 _PANELS_IN_A_ROW: Final = 3
 
 
-# -- films
-
-
-def make_film_env(algorithm: GenericAlgorithmBase[Any], evaluated: Env | None, copies: int) -> Env:
-    """Make an environment to film in by the training's factory, or by copying that of evaluations or training.
-
-    A simulator of Gymnasium's is made again so that it renders, where it does not. A copied environment has as many
-    copies as its original.
-    """
-    if algorithm.env_factory is not None:
-        return make_filmed(algorithm.env_factory, copies, device=algorithm.device, seed=algorithm.seed)
-    known = algorithm.env if evaluated is None else evaluated
-    if known is None:
-        raise ValueError("there is nothing to film: the algorithm trains without an environment. Give an `eval_env`.")
-    twin = None
-    if getattr(known.unwrapped, "takes_render_mode", False) and known.render_mode is None:
-        again: Any = known
-        twin = again.another(copies, seed=algorithm.seed, render_mode="rgb_array")
-    if twin is None:
-        check_pictures(known)
-        twin = known.another(seed=algorithm.seed)
-    if twin is None:
-        raise ValueError(
-            f"{type(known.unwrapped).__name__} can neither be copied nor made again, to film in. Build the algorithm "
-            "from a class or a factory."
-        )
-    return twin
-
-
-def log_film(tracker: Tracker, film: Film, counters: Mapping[str, int]) -> None:
-    """Keep a film as an artifact, named after the step of the trainer."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = film.save(Path(folder) / f"step-{counters[keys.STEPS]:08d}{film.suffix}")
-        tracker.log_artifact(path, FILMS)
-
-
 # -- models
 
 
@@ -214,8 +178,35 @@ class Shows:
         return made
 
     def _film_env(self, copies: int) -> Env:
-        """Make an environment to film in, or raise `ValueError`."""
-        return make_film_env(self.algorithm, None if self.evaluator is None else self.evaluator.env, copies)
+        """Make an environment to film in: by the training's factory, else a twin, maybe of more copies than wanted."""
+        algorithm = self.algorithm
+        if algorithm.env_factory is not None:
+            return make_filmed(algorithm.env_factory, copies, device=algorithm.device, seed=algorithm.seed)
+        known = algorithm.env if self.evaluator is None else self.evaluator.env
+        if known is None:
+            raise ValueError(
+                "there is nothing to film: the algorithm trains without an environment. Give an `eval_env`."
+            )
+        twin = None
+        if getattr(known.unwrapped, "takes_render_mode", False) and known.render_mode is None:
+            again: Any = known  # a simulator, made again so that it renders
+            twin = again.another(copies, seed=algorithm.seed, render_mode="rgb_array")
+        if twin is None:
+            check_pictures(known)
+            twin = known.another(seed=algorithm.seed)
+        if twin is None:
+            raise ValueError(
+                f"{type(known.unwrapped).__name__} can neither be copied nor made again, to film in. Build the "
+                "algorithm from a class or a factory."
+            )
+        return twin
+
+    def _log_film(self) -> None:
+        """Keep a film as an artifact, named after the step."""
+        made = self.play()
+        with tempfile.TemporaryDirectory() as folder:
+            path = made.save(Path(folder) / f"step-{self.algorithm.counters[keys.STEPS]:08d}{made.suffix}")
+            self.tracker.log_artifact(path, FILMS)
 
     def evaluate_grid(
         self, grid: Mapping[str, Any], *, episodes: int = 10, name: str | None = None, seed: int = 0

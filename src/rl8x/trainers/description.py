@@ -15,11 +15,11 @@ from typing import Any, Final
 from rl8x import keys, models
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import listed
-from rl8x.checkpoint.build import names_in, problems_of
-from rl8x.checkpoint.metadata import Resolved
+from rl8x.checkpoint.files import Resolved
+from rl8x.checkpoint.load import names_in, problems_of
 from rl8x.conditions.spec import kinds_in
-from rl8x.config.describe import default_of, unwritable_in
-from rl8x.config.spec import RunSpec
+from rl8x.config.files import unwritable_in
+from rl8x.config.spec import RunSpec, default_of
 from rl8x.envs.parameters import function_name, shown_value
 from rl8x.importing import import_named, is_dotted, needs_word
 from rl8x.output import counted, is_interactive
@@ -27,10 +27,9 @@ from rl8x.tracking import MLflowTracker, Tracker
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.runs import Whereabouts, shown_path
 from rl8x.tracking.secrets import hide, hide_in_words
-from rl8x.trainers.progress import counter_name
 from rl8x.trainers.resume import REMADE, kind_of
+from rl8x.trainers.rows import Results, counter_name
 from rl8x.trainers.run_state import RunState
-from rl8x.trainers.statistics import Results
 
 RUN_FILE: Final = "run.yaml"
 _MAX_LENGTH: Final = 600  # of one text in a description: MLflow cuts the whole at 8000
@@ -228,10 +227,7 @@ class GoingOn:
         return calls
 
     def _call(self, folder: str, word: str | None, *, finished: bool) -> str:
-        """Write the command that continues the run, or a Python call if no command can; capitals are to be filled in.
-
-        `word` is the run's name or ID in its store, None to write the folder; a `finished` one needs another limit.
-        """
+        """Write the command that continues the run by its folder or a `word` for it, or a Python call if none can."""
         limit = self.run.limit_reached if finished and self.run is not None else None
         met = finished and self.run is not None and (bool(self.run.met) or limit is None)
         missing, store = self._missing(), self.store

@@ -51,10 +51,7 @@ _MAX_CONFIG_NAME: Final = 150
 
 
 class Evaluations:
-    """A trainer's evaluations: in an environment of their own, in the training's, or none where there is neither.
-
-    With `warns` the first one warns where it plays in the training environment though episodes end.
-    """
+    """A trainer's evaluations: in an environment of their own, in the training's, or none where there is neither."""
 
     def __init__(
         self, algorithm: GenericAlgorithmBase[Any], evaluator: EpisodeEvaluator | None, *, warns: bool
@@ -65,6 +62,7 @@ class Evaluations:
         self._resets = None if algorithm.horizons is None or evaluator is not None else algorithm.horizons.resets
         # What an environment of their own came with is in force where there is no training to take it from.
         self._came_with: Given = {} if self._env is None else self._env.parameter_state.following.given
+        # The first one warns where it plays in the training environment though episodes end.
         self._warns = warns and self._resets is not None and self._env is not None and self._env.episodic
         self._renamed, self.measured = _metric_names(self._env, whole_episodes=evaluator is not None)
         # Each rank plays some of the copies.

@@ -1,4 +1,4 @@
-"""Agreements of the ranks of one training: that they are alike, their rows, and when they stop, save and go back.
+"""Signals, and agreements of the ranks of one training: that they are alike, their rows, when they stop and save.
 
 Rank 0 owns tracker, bar and checkpoints. All ranks see the same rows, so that conditions and callbacks decide the same;
 what only one of them knows, such as a signal, all are told after each step.
@@ -6,13 +6,18 @@ what only one of them knows, such as a signal, all are told after each step.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import re
 import signal
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -20,15 +25,70 @@ import torch
 from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.seeds import RULE
-from rl8x.checkpoint import Checkpoint
 from rl8x.checkpoint.tree import packed, unpacked
 from rl8x.distributed import RankError, ranks
 from rl8x.output import counted, described
 from rl8x.rollouts.statistics import Stats, pool
-from rl8x.trainers.signals import SignalGuard
-from rl8x.trainers.statistics import TrainStats
+from rl8x.trainers.rows import TrainStats
 
+_SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 _MAX_SHOWN: Final = 200
+
+
+# -- signals
+
+
+def interruption(error: BaseException) -> str:
+    """Return the stop reason of a run that a KeyboardInterrupt or SystemExit has ended."""
+    return f"sys.exit({error.code!r:.100})" if isinstance(error, SystemExit) else "interrupted"
+
+
+class SignalGuard:
+    """Notes signals within a block: SIGINT, SIGTERM and SIGHUP end the run, SIGUSR1 saves it.
+
+    Handlers are installed in the main thread only, as Python requires. A signal that the process ignores stays ignored,
+    such as SIGINT in a background job of a shell script, or SIGHUP under `nohup`.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.stop: signal.Signals | None = None  # the first that asked the run to end
+        self.save = False  # whether a checkpoint was asked for; whoever writes it resets this
+        self.quiet = quiet
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> SignalGuard:
+        if threading.current_thread() is threading.main_thread():
+            for name in _SIGNALS:
+                number = getattr(signal, name, None)
+                # A handler that is None was not installed by Python, and could not be put back.
+                if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        received = signal.Signals(number)
+        if received.name == "SIGUSR1":
+            self.save = True
+            return
+        if received == signal.SIGINT and self.stop is not None:
+            raise KeyboardInterrupt
+        if self.stop is None:
+            self.stop = received
+            # If the process was started without standard error, descriptor 2 may be any file that was opened later.
+            if not self.quiet and sys.__stderr__ is not None:
+                # Not print(): the signal may have come in the middle of one.
+                with contextlib.suppress(OSError):
+                    os.write(2, f"rl8x: {received.name}: ending after this step; Ctrl-C ends at once\n".encode())
+
+    def exception(self) -> BaseException:
+        """Return the exception with the signal's exit code: KeyboardInterrupt, or SystemExit(128 + n)."""
+        assert self.stop is not None
+        return KeyboardInterrupt() if self.stop == signal.SIGINT else SystemExit(128 + self.stop)
 
 
 # -- at the start
@@ -74,12 +134,6 @@ def check_alike(what: str, values: Mapping[str, Any]) -> None:
                     f"rank {rank} is not like rank 0: {name} is {its:.{_MAX_SHOWN}}, and {mine:.{_MAX_SHOWN}} on rank "
                     "0. Start all ranks with the same script, options and version."
                 )
-
-
-def check_same(checkpoint: Checkpoint) -> None:
-    """Refuse ranks that do not all go on from this checkpoint, as where one has another disk: their weights differ."""
-    found = {"the run": checkpoint.metadata["run"]["key"], "the checkpoint": checkpoint.path.name}
-    check_alike("the checkpoint to go on from", found)
 
 
 def execute_alike(algorithm: GenericAlgorithmBase[Any], fallen: Sequence[bool]) -> None:
@@ -136,10 +190,7 @@ def pooled_row(
 
 
 def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[signal.Signals | None, bool]:
-    """Tell all ranks what any has decided after a step; return the signal that asks for an end, and whether to save.
-
-    The row gets the stop reason of the first rank that has one, and `signals` the signal that any rank has got.
-    """
+    """Tell all ranks what any has decided after a step; return the signal that asks for an end, and whether to save."""
     if ranks().size == 1:
         return signals.stop, saves
     stop = None if signals.stop is None else int(signals.stop)

@@ -19,13 +19,13 @@ from rl8x import keys
 from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import Checkpoint
-from rl8x.checkpoint.build import resolve
-from rl8x.checkpoint.find import CHECKPOINTS_TAG, spool_of
+from rl8x.checkpoint.files import Resolved
+from rl8x.checkpoint.load import CHECKPOINTS_TAG, resolve, spool_of
 from rl8x.checkpoint.manager import CheckpointManager
-from rl8x.checkpoint.metadata import Resolved
 from rl8x.checkpoint.tree import RANKS, gathered
-from rl8x.config.describe import unwritable_in
-from rl8x.config.spec import RunSpec
+from rl8x.config.describe import run_spec
+from rl8x.config.files import unwritable_in
+from rl8x.config.spec import RunSpec, TrainerSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.parameters import AnyEnvConfig, Given, function_form, function_name, inherited_config, shown_value
@@ -37,45 +37,40 @@ from rl8x.tracking.protocol import Status
 from rl8x.tracking.secrets import hide, hide_in_data
 from rl8x.trainers import description
 from rl8x.trainers.description import GoingOn
-from rl8x.trainers.progress import counter_name
 from rl8x.trainers.resume import Origin, handle_for, job, kind_of, torch_generators
+from rl8x.trainers.rows import Results, counter_name
 from rl8x.trainers.run_state import RunState
-from rl8x.trainers.statistics import Results
 
 _CONFIGS: Final = ("env_config.", "eval_env_config.")
 
 
 class Record:
-    """Writes a trainer's run to its tracker, its checkpoints and its last lines.
-
-    The tracked run begins with the first row or with `run()`. A second `run()` of a trainer goes on in the same one;
-    another trainer with the same tracker begins one. Params are logged once: MLflow changes none that it has.
-    """
+    """Writes a trainer's runs to one tracked run, to its checkpoints and to its last lines."""
 
     def __init__(
         self,
         algorithm: GenericAlgorithmBase[Any],
         tracker: Tracker,
         checkpoints: CheckpointManager,
-        spec: RunSpec,
+        trainer: TrainerSpec,
         eval_env: Env | None,
         num_eval_envs: int,
     ) -> None:
         self.algorithm, self.tracker, self.checkpoints = algorithm, tracker, checkpoints
-        self.spec = spec  # each `run()` makes a new one
         self.is_written = False  # whether a file, or a `RunSpec` of a script, made the run
         self.run: RunState | None = None  # in progress, or the last one
         self.is_open = False  # whether the tracked run has begun, or gone on, and not ended since
         self.log_ms = 0.0  # that the last row took
+        self.results = Results()  # the courses of its mean returns so far
+        self._trainer = trainer
         self._eval_env, self._num_eval_envs = eval_env, num_eval_envs
         self._steered_by: str | None = None  # the function that its `env_config` is, which cannot be saved
         self._handle: str | None = None
         self._process: int | None = None  # that began what is kept of the run
-        self._results = Results()
         self._repeats = self._only_adds = False
         self._resume_tags: dict[str, str] = {}
         self._whole_file: dict[str, Any] | None = None
-        self._logged: dict[str, Any] = {}
+        self._logged: dict[str, Any] = {}  # once: MLflow changes no param that it has
         self._shown: set[str] = set()  # all that ever were
         self._tagged: Path | None = None
         self._database: str | None = None
@@ -85,14 +80,14 @@ class Record:
             self._config = {} if eval_env is None else eval_env.parameter_state.following.given
 
     @functools.cached_property
+    def spec(self) -> RunSpec:
+        """How the run is made: by what made the trainer, else by what it is made of; each `run()` has a new one."""
+        return run_spec(self.algorithm, self._trainer)
+
+    @functools.cached_property
     def resolved(self) -> Resolved:
         """What stands beside the spec: all hyperparameters, the drawn seed, the spaces, the policy."""
         return resolve(self.algorithm)
-
-    @property
-    def results(self) -> Results:
-        """The courses of its mean returns so far."""
-        return self._results
 
     # -- the tracked run
 
@@ -110,7 +105,7 @@ class Record:
         if isinstance(self.tracker, MLflowTracker):
             self.tracker.resumed_spool = spool_of(checkpoint.path.parent, checkpoint.metadata)
             self.tracker.names_before = tracked["names"] or {}
-        self._results.load_state_dict(results)
+        self.results.load_state_dict(results)
         trained = {} if self.algorithm.env is None else self.algorithm.env.parameter_state.in_force.given
         self._shown = {*_config_params(self.algorithm.env, self._eval_env, trained, eval_config, None)}
         self._handle, self._repeats, self._resume_tags = handle_for(tracked, self.tracker), True, dict(origin.tags)
@@ -119,7 +114,7 @@ class Record:
         """Note the options of a `run()` before it begins; callbacks cannot be written to a run file."""
         self.run = run
         self._steered_by = function_name(run.options.env_config)
-        self.spec = replace(self.spec, run=run.options, trust=self.spec.trusted)
+        self.spec = replace(self.spec, run=run.options)
         plain = self.spec.to_plain()
         is_whole = self.is_written or not (run.callbacks or any(text.startswith("__main__.") for text in texts(plain)))
         self._whole_file = dict(hide_in_data(plain)) if is_whole and not [*unwritable_in(plain)] else None
@@ -184,7 +179,7 @@ class Record:
         first = {name: row[name] for name in (*keys.EVALUATED_RETURNS, *keys.TRAINED_RETURNS) if name in row}
         self.tracker.log_metrics({**first, **row}, step)
         if not self._only_adds:
-            self._results.take(row, step)
+            self.results.take(row, step)
         self.log_ms = (time.perf_counter() - begin) * 1e3
 
     def log_failure(self, trace: str) -> None:
@@ -206,9 +201,7 @@ class Record:
             self.tag_checkpoints()
         if not self._only_adds:
             self._log_results(finished=status == "FINISHED")
-            ended = description.describe_ending(
-                self.algorithm, self.run, status, stop_reason, evaluation, self._results
-            )
+            ended = description.describe_ending(self.algorithm, self.run, status, stop_reason, evaluation, self.results)
             self._describe(finished=status == "FINISHED", ended=ended)
         self.tracker.finish(status)
 
@@ -219,10 +212,10 @@ class Record:
 
     def _log_results(self, *, finished: bool) -> None:
         """Log the results: a tag, and in MLflow a figure of the curves and, as a run may go on, at its end metrics."""
-        courses, row = self._results.courses, self._results.row
+        courses, row = self.results.courses, self.results.row
         if not row:
             return
-        self.tracker.set_tags({"rl8x.result": str(self._results)})
+        self.tracker.set_tags({"rl8x.result": str(self.results)})
         if not isinstance(self.tracker, MLflowTracker):
             return
         clock = self.algorithm.clock
@@ -320,7 +313,7 @@ class Record:
             "run": run_state,
             "best": manager.best,
             **({RANKS: others} if others else {}),
-            "results": self._results.state_dict(),
+            "results": self.results.state_dict(),
         }
         manager.save(counters[keys.STEPS], metadata, all_state, is_best=is_best)
 
@@ -380,11 +373,7 @@ def _config_params(
     steered_by: str | None,
     shown: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the value of each parameter of the environment, and of evaluations if it differs or was `shown`.
-
-    Without training environment `config` is what the evaluation environment came with. Where a function sets the values
-    again and again, its name stands for all.
-    """
+    """Return the environment's parameters as params, and those of evaluations that differ or were `shown`."""
     trained = {} if env is None else _in_force(env, config)
     params = {f"env_config.{name}": shown_value(value) for name, value in trained.items()}
     if steered_by is not None:

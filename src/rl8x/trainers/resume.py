@@ -21,10 +21,9 @@ from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import qualified_name
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, CheckpointsLike, find, listed
-from rl8x.checkpoint.build import build_algorithm, changes
-from rl8x.checkpoint.find import find_of_job
-from rl8x.checkpoint.metadata import Resolved, SavedRun, Tracked
-from rl8x.config.describe import unwritable_in
+from rl8x.checkpoint.files import Resolved, SavedRun, Tracked
+from rl8x.checkpoint.load import build_algorithm, changes, find_of_job
+from rl8x.config.files import unwritable_in
 from rl8x.config.spec import RunOptions
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, TrackingError
 from rl8x.tracking.location import is_users_own, locate, recorded_location, user_tracking_uri
@@ -71,11 +70,7 @@ def job() -> str | None:
 
 
 def unfinished(algorithm: GenericAlgorithmBase[Any], resolved: Resolved, root: Path | None) -> Path | None:
-    """Return the folder of the checkpoints that this job has of an algorithm's run, if torchrun has started it again.
-
-    `root` is where such folders are, or the run's own; None where nothing is saved. The seed that was drawn then is
-    meant.
-    """
+    """Return the folder of this job's checkpoints of an algorithm's run in `root`, if torchrun has started it again."""
     name = job()
     if name is None or root is None:
         return None
@@ -233,11 +228,7 @@ def set_torch_generators(generators: Mapping[str, Any], device: torch.device) ->
 
 
 def with_generators_of(device: torch.device, state: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Put generators of a device in the place of those of another kind, as of a run that is moved off a GPU.
-
-    Random numbers differ between kinds of devices: each generator goes on from a seed that its state decides. What
-    `torch_generators` saved `before` has the kind; on the same the state stays as it was.
-    """
+    """Put generators of a device in the place of those of another kind, as of a run that is moved off a GPU."""
     kind = next((name for name in before if name != "cpu"), "cpu")
     if kind == device.type:
         return state
@@ -248,6 +239,7 @@ def with_generators_of(device: torch.device, state: Mapping[str, Any], before: M
         stacklevel=2,
     )
 
+    # Each generator goes on from a seed that its state decides.
     def moved(part: Any, name: str = "") -> Any:
         if isinstance(part, Mapping):
             return {key: moved(each, str(key)) for key, each in part.items()}

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rl8x import keys
 from rl8x.checkpoint import CheckpointError
-from rl8x.checkpoint.metadata import SavedRun
+from rl8x.checkpoint.files import SavedRun
 from rl8x.conditions import (
     Condition,
     Confirmed,
@@ -22,13 +22,13 @@ from rl8x.conditions import (
     to_spec,
 )
 from rl8x.conditions.base import FromCallable, as_conditions, check_names, in_turn, named, parts
-from rl8x.config.describe import unwritable, unwritable_in
+from rl8x.config.files import unwritable, unwritable_in
 from rl8x.config.spec import RunOptions
 from rl8x.envs.parameters import function_form, function_name, plain
 from rl8x.importing import Trust
 from rl8x.names import did_you_mean
 from rl8x.plain import thawed
-from rl8x.trainers.statistics import TrainStats
+from rl8x.trainers.rows import TrainStats
 
 StopConditions = Sequence[Condition | Callable[[Mapping[str, float]], bool]]
 _CONFIGS: Final = ("env_config", "eval_env_config")
@@ -87,13 +87,9 @@ class RunState:
         *,
         known: Collection[str],
         measured: Collection[str],
-        bounded: Mapping[str, int],
+        bounded: Mapping[str, int],  # counters that can bound the steps, and what a step adds; 0: unknown
     ) -> None:
-        """Take the checked configurations, and start the conditions for a trainer or restore their saved states.
-
-        Rows may have the metrics that are `known`, some of them `measured` by callbacks. The counters `bounded` are
-        those whose upper bounds limit the number of steps, with what one step is expected to add; 0 if unknown.
-        """
+        """Take the checked configurations, and start the conditions for a trainer or restore their saved states."""
         saved = self._saved
         if saved is not None and saved["callbacks"] and not self.callbacks:
             warnings.warn(

@@ -19,11 +19,11 @@ from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase, refuse_inference_mode
 from rl8x.algorithms.hyperparameters import check_names_in
 from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike
+from rl8x.checkpoint.files import checked_state
 from rl8x.checkpoint.manager import CheckpointManager
-from rl8x.checkpoint.metadata import checked_state
 from rl8x.checkpoint.tree import RANKS, num_ranks, of_rank
 from rl8x.conditions import Condition
-from rl8x.config.describe import checkpoints_plain, run_spec, unwritable
+from rl8x.config.files import unwritable
 from rl8x.config.spec import RunOptions, RunSpec, TrainerSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
@@ -34,11 +34,9 @@ from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.protocol import Status, status_of
 from rl8x.tracking.runs import shown_path
 from rl8x.tracking.secrets import hide
-from rl8x.trainers.artifacts import Shows, check_models, log_film
+from rl8x.trainers.artifacts import Shows, check_models
 from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, check_evaluation_name, in_group, make_evaluator
-from rl8x.trainers.non_finite import OnNonFinite
-from rl8x.trainers.progress import Progress, ProgressReporter
-from rl8x.trainers.ranks import agree, begin, check_alike, check_same, warn_of_other_number
+from rl8x.trainers.ranks import SignalGuard, agree, begin, check_alike, interruption, warn_of_other_number
 from rl8x.trainers.record import Record
 from rl8x.trainers.resume import (
     TRAINER_OPTIONS,
@@ -49,10 +47,9 @@ from rl8x.trainers.resume import (
     unfinished,
     with_generators_of,
 )
+from rl8x.trainers.rows import EvalStats, Progress, ProgressReporter, Timer, TrainStats
 from rl8x.trainers.run_state import RUN_OPTIONS, RunState, StopConditions
-from rl8x.trainers.signals import SignalGuard, interruption
-from rl8x.trainers.statistics import EvalStats, Timer, TrainStats
-from rl8x.trainers.train_step import Callback, TrainStep, callback_name, check_callbacks, declared_by
+from rl8x.trainers.train_step import Callback, OnNonFinite, TrainStep, callback_name, check_callbacks, declared_by
 
 AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
@@ -65,15 +62,7 @@ _SECONDS_PER_LOOK: Final = 0.2
 
 
 class GenericTrainerBase(Shows, Generic[AlgorithmT]):
-    """Trains an algorithm: `run()` until a condition stops it, or one `step()` and `eval()` at a time.
-
-    Attributes:
-        evaluator: Plays whole episodes in a separate environment; None if `eval()` does not use one.
-        evaluations: The `env_config`, the schedule and the metric names of `eval()`.
-        record: Writes the run to its tracker and its checkpoints.
-        train_step: Makes the steps, and has the latest row and evaluation.
-        origin: Where the next `run()` comes from: a spec, a checkpoint, or nothing.
-    """
+    """Trains an algorithm: `run()` until a condition stops it, or one `step()` and `eval()` at a time."""
 
     def __init__(
         self,
@@ -143,9 +132,11 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             "on_non_finite": on_non_finite,
             "log_models": log_models,
         }
-        spec = run_spec(algorithm, TrainerSpec(**options, checkpoints=checkpoints_plain(self.checkpoints.options)))
+        saves = {} if self.checkpoints.options is None else self.checkpoints.options.to_plain()
+        saves.pop("directory", None)  # it is where they are
+        made = TrainerSpec(**options, checkpoints=saves)
         own_env = None if self.evaluator is None else self.evaluator.env
-        self.record = Record(algorithm, self.tracker, self.checkpoints, spec, own_env, self.evaluations.num_envs)
+        self.record = Record(algorithm, self.tracker, self.checkpoints, made, own_env, self.evaluations.num_envs)
         best = self.checkpoints.best_metric
         if best is not None and best not in self.metric_names:
             near = did_you_mean(best, self.metric_names)
@@ -324,7 +315,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                     if run.evaluation_is_due:
                         row |= self.eval() | self.state
                     if run.film_is_due:
-                        log_film(self.tracker, self.play(), self.state)
+                        self._log_film()
                     stats = train_step.open_row = train_step.finish(row, self)
                     # What a condition measures, as `Confirmed` does, joins the row and counts for the best.
                     run.judge(stats, train_step.eval_row, train_step.take_stop())
@@ -484,7 +475,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         Args:
             spec: The spec, whose other parts are taken to be as this trainer's.
         """
-        trust = spec.trusted or self.record.spec.trusted
+        trust = spec.trust or self.record.spec.trust
         self.origin = replace(self.origin, planned=spec.run)
         self.record.spec = replace(self.record.spec, trust=trust)
 
@@ -504,7 +495,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """Check all options that are given, and return the run that they describe with those that are planned."""
         planned, saved = self.origin.planned, self.origin.saved
         names = list(map(callback_name, self.callbacks))
-        run = RunState(options, planned, saved, trust=self.record.spec.trusted, callbacks=names)
+        run = RunState(options, planned, saved, trust=self.record.spec.trust, callbacks=names)
         steps = 0 if saved is None else saved["steps"]
         self.evaluations.check_run(run.options.steps_per_eval, run.eval_env_config, steps=steps)
         configs = self.evaluations.checked_configs(run.env_config, run.eval_env_config, self.known)
@@ -700,7 +691,9 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             CheckpointError: If it does not fit this trainer.
         """
         algorithm, saved_in = self.algorithm, checkpoint.metadata
-        check_same(checkpoint)
+        # Ranks with disks of their own may have found others, and would go on with different weights.
+        found = {"the run": saved_in["run"]["key"], "the checkpoint": checkpoint.path.name}
+        check_alike("the checkpoint to go on from", found)
         try:
             state = checked_state(checkpoint.state)
             self._load_rank(checkpoint.state)
