@@ -25,13 +25,12 @@ STEER = Box(-2.0, 2.0, (2,), np.float32)
 # Each model, space and format, sampled or not, at least once (lstm and dict with ONNX Runtime below); all combinations
 # are those of `python -m benchmarks.costs export-matrix`.
 CASES = [
-    ("mlp", "box", "pt2", True),
+    ("mlp", "multibinary", "pt2", True),
     ("cnn", "multidiscrete", "pt2", True),
-    ("attention", "masked-dict", "pt2", False),
-    ("gru", "multibinary", "pt2", False),
+    ("gru", "masked-dict", "pt2", False),
     ("attention", "masked", "onnx", True),
     ("cnn", "discrete", "onnx", False),
-    ("gru", "box", "onnx", False),
+    ("gru", "box", "onnx", True),
     ("mlp", "masked-dict", "safetensors", False),
 ]
 

@@ -203,11 +203,3 @@ def test_normalised_observations_in_nested_spaces():
     torch.testing.assert_close(moments.mean, seen.mean(0))
     torch.testing.assert_close(moments.var, seen.var(0, unbiased=False))
     assert list(algorithm.policy.obs_moments) == ["a/0/b%2Ec"]  # bits are not normalised
-
-
-def test_an_unsupported_space_is_named():
-    text = spaces.Text(3)
-    with pytest.raises(ValueError, match=r"Any_.single_observation_space\['t'\] must be .*; got Text"):
-        build(spaces.Dict({"t": text}), spaces.Discrete(2))
-    with pytest.raises(ValueError, match=r"Any_.single_action_space\[1\] must be .*; got Text"):
-        build(OBSERVATIONS["vector"], spaces.Tuple([spaces.Discrete(2), text]))

@@ -221,7 +221,7 @@ OFFLINE = {"device": "cpu", "batch_size": 2}
         (PPOConfig, {"model": "gru", "optimizer": "sgd"}, "CartPole"),
         (PPOConfig, {"model": Own, "model_config": {"width": 5000, "frozen": 900}}, "CartPole"),
         (PPOConfig, {"model": Own(CartPole.single_observation_space, 2, width=5000)}, "CartPole"),
-        (PPOConfig, {"model": "mlp", "normalize_observations": True, "normalize_values": True}, IMAGE),
+        (PPOConfig, {"model": "mlp", "normalize_observations": True, "normalize_values": True}, Images),
         (DQNConfig, {"dueling": True, "num_atoms": 11, "v_min": 0.0, "v_max": 1.0, "buffer_size": 64}, "CartPole"),
         (SACConfig, {"critic_hidden_sizes": [300, 20], "num_critics": 3, "buffer_size": 64}, "Pendulum"),
         (SACConfig, {"alpha": 0.1, "buffer_size": 64}, "CartPole"),

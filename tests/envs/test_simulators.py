@@ -421,25 +421,6 @@ def test_the_contract_of_maniskill():
     assert 0.0 < stats["episodes/info/success/mean"] < 1.0
 
 
-class Lossy(ManiSkillLike):
-    """A simulator that resets in the same step and does not say what was before, as Isaac Lab by default."""
-
-    def step(self, actions):
-        obs, rewards, terminated, truncated, info = super().step(actions)
-        return obs, rewards, terminated, truncated, {"success": info["success"]}
-
-
-def test_a_lost_final_observation_is_said_once():
-    env = GymnasiumEnv(Lossy())
-    env.reset()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(12):
-            env.step(torch.zeros(4, 2))
-    assert [str(warning.message).count("does not give the observation before it") for warning in caught] == [1]
-    assert not env.gives_final_obs
-
-
 class IsaacLike(gymnasium.Env):
     """Isaac Lab's documented contract: no `VectorEnv`, groups of observations, same-step resets, means in `log`."""
 

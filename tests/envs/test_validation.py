@@ -102,12 +102,6 @@ def test_observations_out_of_bounds_are_told_once(kind, low, high, value, said):
     assert [str(each.message).removesuffix("mend `observation_space`, or the observation.") for each in told] == said
 
 
-def test_an_environment_that_was_never_reset_can_be_checked():
-    env = Good(1, seed=0)
-    validate(env)
-    assert env.carry is None
-
-
 def bad(**methods):
     return type("Bad", (Good,), methods)
 

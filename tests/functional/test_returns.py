@@ -62,17 +62,6 @@ def test_equals_the_definition(rows, last, gamma, gae_lambda):
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(inputs, before, strict=True))
 
 
-def test_by_hand_without_any_end():
-    # gamma 0.5, lambda 0.5: delta_1 = 2 + 0.5 * 4 - 2 = 2; delta_0 = 1 + 0.5 * 2 - 1 = 1
-    # A_1 = 2; A_0 = 1 + 0.25 * 2 = 1.5; returns 1.5 + 1 and 2 + 2
-    no = torch.zeros(2, 1, dtype=torch.bool)
-    advantages, returns = generalized_advantages(
-        column([1.0, 2.0]), column([1.0, 2.0, 4.0]), column([9.0, 9.0]), no, no, gamma=0.5, gae_lambda=0.5
-    )
-    assert advantages.squeeze(1).tolist() == [1.5, 2.0]
-    assert returns.squeeze(1).tolist() == [2.5, 4.0]
-
-
 @pytest.mark.parametrize(
     ("terminated", "truncated", "expected"),
     [
@@ -143,20 +132,3 @@ def test_running_returns_equal_the_definition_however_it_is_split_into_rollouts(
     assert torch.cat(pieces).squeeze(1).tolist() == pytest.approx(expected, abs=1e-9)
     assert torch.equal(rewards, before[0])
     assert torch.equal(cuts, before[1])
-
-
-def test_running_returns_by_hand():
-    # gamma 0.5, carry 8: R_0 = 1 + 0.5 * 8 = 5, the episode ends; R_1 = 2; R_2 = 3 + 0.5 * 2 = 4; the carry is 4
-    rewards = torch.tensor([[1.0], [2.0], [3.0]])
-    cuts = torch.tensor([[True], [False], [False]])
-    returns, carry = running_returns(rewards, cuts, torch.tensor([8.0]), 0.5)
-    assert returns.squeeze(1).tolist() == [5.0, 2.0, 4.0]
-    assert carry.tolist() == [4.0]
-
-
-def test_an_end_in_the_last_row_leaves_nothing_to_carry():
-    returns, carry = running_returns(
-        torch.ones(2, 2), torch.tensor([[False, False], [True, False]]), torch.zeros(2), 0.5
-    )
-    assert returns.tolist() == [[1.0, 1.0], [1.5, 1.5]]
-    assert carry.tolist() == [0.0, 1.5]

@@ -57,14 +57,6 @@ def test_layers_are_normalised_before_their_activations(shared):
     assert not any("Norm" in type(module).__name__ for module in plain.modules())
 
 
-def test_channels_first_last_and_by_their_number():
-    obs = images(2, 3, 8, 9, 3)
-    last = CNNModel(IMAGE, 4)
-    first = CNNModel(Box(0, 255, (3, 8, 9), np.uint8), 4)
-    first.load_state_dict(last.state_dict())
-    assert torch.equal(first(obs.permute(0, 1, 4, 2, 3), {}, STARTS)[0], last(obs, {}, STARTS)[0])
-
-
 def test_large_images_get_the_usual_convolutions():
     model = CNNModel(Box(0, 255, (4, 84, 84), np.uint8), 4)
     # 84 -> (84 - 8) / 4 + 1 = 20 -> (20 - 4) / 2 + 1 = 9 -> 9 - 3 + 1 = 7; 64 x 7 x 7 = 3136.

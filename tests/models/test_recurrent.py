@@ -119,16 +119,6 @@ def test_actor_and_critic_share_nothing_by_default(model_class):
             assert gradient[1 - unused].abs().max().item() > 0
 
 
-@BOTH
-@SHARED
-def test_every_weight_gets_a_gradient(model_class, shared):
-    model = make(model_class, shared=shared, encoder_sizes=(8,))
-    obs, starts = sequence()
-    features, values, _ = model(obs, model.initial_state(BATCH), starts)
-    (features.square().sum() + values.square().sum()).backward()
-    assert all(weights.grad is not None and weights.grad.abs().max() > 0 for weights in model.parameters())
-
-
 def with_weights_of(model: RecurrentModel, trunk: int, cell: torch.nn.RNNBase) -> torch.nn.RNNBase:
     """Copy one trunk's weights into a module of torch, which has the gates in the same order."""
     with torch.no_grad():
@@ -177,16 +167,6 @@ def test_every_gate_begins_orthogonal_and_an_lstm_remembers(model_class):
     if model_class is LSTMModel:
         expected[:, 1] = 1.0
     assert torch.equal(bias, expected)
-
-
-@BOTH
-def test_rows_of_a_batch_do_not_see_each_other(model_class):
-    model = make(model_class)
-    obs, starts = sequence()
-    state = random_state(model)
-    features, _, _ = model(obs, state, starts)
-    alone, _, _ = model(obs[:, 2:3], {name: value[2:3] for name, value in state.items()}, starts[:, 2:3])
-    assert torch.allclose(features[:, 2:3], alone, atol=1e-6)
 
 
 def test_observations_of_several_parts_are_joined():

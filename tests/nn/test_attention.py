@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl8x.nn import Attention, CrossAttention, PositionalEmbedding, SelfAttention, SelfAttentionStack, Skip
+from rl8x.nn import Attention, CrossAttention, PositionalEmbedding, SelfAttention, SelfAttentionStack
 
 BATCH, QUERIES, KEYS, WIDTH, HEADS = 3, 4, 5, 8, 2
 
@@ -124,16 +124,6 @@ def test_a_stack_applies_its_blocks_in_order():
     assert len(stack.blocks) == 3
     assert torch.equal(stack(x), expected)
     assert SelfAttentionStack(WIDTH, HEADS, 2, skip="cat")(x).shape == (BATCH, QUERIES, 72)
-
-
-def test_the_kinds_of_skip_connections():
-    x, y = torch.randn(4, 3), torch.randn(4, 3)
-    residual, cat, none = (Skip(kind, 3, 3) for kind in ("residual", "cat", "none"))
-    assert torch.equal(residual(x, y), x + y)
-    assert torch.equal(cat(x, y), torch.cat([x, y], -1))
-    assert none(x, y) is y
-    assert (residual.num_outputs, cat.num_outputs, none.num_outputs) == (3, 6, 3)
-    assert Skip("cat", 3, 5).num_outputs == 8
 
 
 def test_each_position_has_its_vector():

@@ -137,27 +137,6 @@ def horizon_of(steps, num_envs=2, **flags):
     return block | {"terminated": false, "truncated": false} | flags
 
 
-def test_three_steps_by_hand():
-    # Two copies of four steps, rewards 1; copy 0 terminates and copy 1 is truncated in the second step.
-    ends = torch.zeros(2, 4, 2, dtype=torch.bool)
-    ends[0, 1, 0] = ends[1, 1, 1] = True
-    rows = NStep(3, 0.5).rows(horizon_of(4, terminated=ends[0], truncated=ends[1]), 4)
-    # Slot 0 of both copies, then slot 1; slots 2 and 3 wait.
-    assert rows["obs"].tolist() == [0, 10, 1, 11]
-    assert rows["returns"].tolist() == [1.5, 1.5, 1, 1]
-    assert rows["discounts"].tolist() == [0, 0.25, 0, 0.5]
-    assert rows["next_obs"].tolist() == [2, 12, 2, 12]
-
-
-def test_a_termination_counts_where_both_are_true():
-    ends = torch.ones(1, 2, dtype=torch.bool)
-    for n in (1, 2):
-        nstep = NStep(n, 0.9)
-        block = horizon_of(1, terminated=ends, truncated=ends)
-        rows = nstep.rows(block, 1) or nstep.rows(horizon_of(1), 1)
-        assert rows["discounts"].tolist() == [0, 0]
-
-
 def test_the_number_of_rows_is_the_same_from_the_second_horizon_on():
     nstep = NStep(3, 0.9)
     counts = []

@@ -67,10 +67,6 @@ def build(name="bc", data=None, **options):
     return config.build(dataset=dataset(ENVS.get(name, CartPole)) if data is None else data)
 
 
-def weights(algorithm):
-    return torch.cat([tensor.flatten().float() for tensor in algorithm.nets.state])
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_run_goes_by_its_updates(name):
     algorithm = build(name, lr_schedule=[[0, 1e-3], [8, 1e-4]])
@@ -248,17 +244,6 @@ def test_spaces_come_back_equal_from_json(space):
     assert back == space
     if isinstance(space, gymnasium.spaces.Dict):
         assert list(back.spaces) == list(space.spaces)
-
-
-def test_a_folder_knows_its_spaces(tmp_path):
-    data = dataset(Pendulum)
-    data.save(tmp_path / "data")
-    back = Dataset.load(tmp_path / "data")
-    assert (back.observation_space, back.action_space) == (data.observation_space, data.action_space)
-    assert back.digest == data.digest
-    (tmp_path / "data" / "spaces.json").write_text('{"observation_space": {"kind": "Sphere"}, "action_space": {}}')
-    with pytest.raises(ValueError, match="does not say the spaces of a data set"):
-        Dataset.load(tmp_path / "data")
 
 
 def test_rows_that_are_no_elements_of_the_spaces_are_refused():

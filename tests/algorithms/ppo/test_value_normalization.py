@@ -80,22 +80,12 @@ class Large(probes.ObservationDecides):
         return state, 500.0 * rewards + 1000.0, ended
 
 
-@pytest.mark.parametrize("normalizes", [True, False])
-def test_large_values_are_learned_as_fast_as_small_ones(normalizes):
-    algorithm = build(
-        Large,
-        num_envs=64,
-        horizon=8,
-        lr=1e-2,
-        num_sgd_iters=8,
-        sgd_minibatch_size=128,
-        normalize_rewards=False,
-        normalize_values=normalizes,
-        model_config={"hidden_sizes": [32], "activation": "tanh"},
-    )
-    train(algorithm, 30)
+def test_large_values_are_learned_as_fast_as_small_ones():
+    options = {"num_envs": 64, "horizon": 8, "lr": 1e-2, "num_sgd_iters": 8, "sgd_minibatch_size": 128}
+    options |= {"normalize_rewards": False, "model_config": {"hidden_sizes": [32], "activation": "tanh"}}
+    algorithm = train(build(Large, normalize_values=True, **options), 30)
     errors = [abs(values_at(algorithm.policy, x) - value) for x, value in ((1.0, 1500.0), (-1.0, 500.0))]
-    assert (max(errors) < 25) is normalizes, errors
+    assert max(errors) < 25, errors  # without it they are hundreds
 
 
 class Flagged(gymnasium.Env):
