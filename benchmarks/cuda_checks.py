@@ -1,7 +1,7 @@
-"""Correctness checks on a CUDA device, made in a separate process before its speed is measured.
+"""Checks on a CUDA device, before its speed is measured: captured execution does what eager execution does.
 
-Captured execution is compared with eager execution from the same seed, and an iteration runs while torch raises at
-every host sync. On other devices another mode can be compared, but host syncs are not detected.
+An iteration also runs while torch raises at every wait for the device. On a CPU, where there is none, compiled
+execution is compared.
 """
 
 from __future__ import annotations
@@ -25,22 +25,54 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(case: str, device: str, execution: str, sizes: dict[str, int], **options: Any) -> Any:
-    """Build the algorithm of a case; by default four minibatches a pass."""
-    env, chosen = CASES[case]
-    minibatch = {"sgd_minibatch_size": sizes["num_envs"] * sizes["horizon"] // 4}
-    config: dict[str, Any] = {"seed": 3, "device": device, "execution": execution, **sizes, **minibatch, **chosen}
-    return PPOConfig(**config | options).build(env)
+class Checks:
+    """The checks on a device, with so many copies and steps."""
 
+    def __init__(self, device: str, sizes: dict[str, int]) -> None:
+        self.device, self.sizes = device, sizes
+        self.mode = "compile" if device == "cpu" else "graph"
 
-def checked(name: str, case: str, function: Callable[[], tuple[bool, str]]) -> dict[str, Any]:
-    """Do a check; an exception fails it."""
-    try:
-        passed, told = function()
-    except Exception as error:
-        lines = str(error).strip().splitlines()
-        passed, told = False, f"{type(error).__name__}: {lines[0] if lines else ''}"
-    return {"name": name, "case": case, "passed": passed, "told": told.replace("|", "/")}
+    def build(self, case: str, execution: str, **options: Any) -> Any:
+        """Build the algorithm of a case; by default four minibatches a pass."""
+        env, chosen = CASES[case]
+        minibatch = {"sgd_minibatch_size": self.sizes["num_envs"] * self.sizes["horizon"] // 4}
+        config: dict[str, Any] = {"seed": 3, "device": self.device, "execution": execution, **self.sizes, **minibatch}
+        return PPOConfig(**config | chosen | options).build(env)
+
+    def compare(self, case: str) -> tuple[bool, str]:
+        """Compare the weights after one update with eager execution's; tell those after two iterations of 16 too."""
+        first, moved = self.difference(case, 1, num_sgd_iters=1, sgd_minibatch_size=None)
+        later, _ = self.difference(case, 2)
+        told = f"{first:.1e} after one update, which moved them by {moved:.1e}; {later:.1e} after 32 updates"
+        return first <= TOLERANCE < moved, told
+
+    def difference(self, case: str, iterations: int, **options: Any) -> tuple[float, float]:
+        """Return by how much the weights differ from eager execution's, at most, and how far those moved."""
+        algorithms = [self.build(case, mode, **options) for mode in ("eager", self.mode)]
+        before = weights(algorithms[0])
+        for _ in range(iterations):
+            for algorithm in algorithms:
+                algorithm.collect()
+                algorithm.step()
+        eager, other = map(weights, algorithms)
+        return (eager - other).abs().max().item(), (eager - before).abs().max().item()
+
+    def without_waiting(self, case: str, execution: str) -> tuple[bool | None, str]:
+        """Run an iteration while torch refuses to wait for the device; the statistics are copied after it."""
+        if self.device == "cpu":
+            return None, "there is no CUDA device"
+        algorithm = self.build(case, execution)
+        for _ in range(WARM_UPS):
+            dict(Stats.merge(algorithm.collect(), algorithm.step()))
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            stats = Stats.merge(algorithm.collect(), algorithm.step())
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        row = dict(stats)
+        held = all(value == value for value in row.values())
+        return held, f"no wait in an iteration; then {len(row)} statistics at once"
 
 
 def weights(algorithm: Any) -> torch.Tensor:
@@ -48,69 +80,23 @@ def weights(algorithm: Any) -> torch.Tensor:
     return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
 
 
-def compare(case: str, device: str, execution: str, sizes: dict[str, int]) -> tuple[bool, str]:
-    """Compare the weights after one update with those of eager execution; tell those after two iterations of 16 too."""
-    once = {"num_sgd_iters": 1, "sgd_minibatch_size": None}
-    first, moved = difference(case, device, execution, sizes, 1, once)
-    later, _ = difference(case, device, execution, sizes, 2, {})
-    told = f"{first:.1e} after one update, which moved them by {moved:.1e}; {later:.1e} after 32 updates"
-    return first <= TOLERANCE < moved, told
-
-
-def difference(
-    case: str, device: str, execution: str, sizes: dict[str, int], iterations: int, options: dict[str, Any]
-) -> tuple[float, float]:
-    """Return by how much the weights differ from eager execution's, at most, and how far those moved."""
-    algorithms = [build(case, device, mode, sizes, **options) for mode in ("eager", execution)]
-    before = weights(algorithms[0])
-    for _ in range(iterations):
-        for algorithm in algorithms:
-            algorithm.collect()
-            algorithm.step()
-    eager, other = (weights(algorithm) for algorithm in algorithms)
-    return (eager - other).abs().max().item(), (eager - before).abs().max().item()
-
-
-def without_waiting(case: str, device: str, execution: str, sizes: dict[str, int]) -> tuple[bool, str]:
-    """Run an iteration while torch refuses to wait for the device; the statistics are copied after it."""
-    algorithm = build(case, device, execution, sizes)
-    for _ in range(WARM_UPS):
-        dict(Stats.merge(algorithm.collect(), algorithm.step()))
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+def checked(name: str, case: str, function: Callable[..., tuple[bool | None, str]], *args: str) -> dict[str, Any]:
+    """Do a check; an exception fails it."""
     try:
-        stats = Stats.merge(algorithm.collect(), algorithm.step())
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    row = dict(stats)
-    return all(value == value for value in row.values()), f"no wait in an iteration; then {len(row)} statistics at once"
-
-
-def run(device: str, modes: list[str], sizes: dict[str, int]) -> list[dict[str, Any]]:
-    """Do every check.
-
-    Args:
-        device: `"cuda"`, or `"cpu"` to try the script.
-        modes: Execution modes that are measured; what is compared is the last of them.
-        sizes: `num_envs` and `horizon`.
-    """
-    checks = []
-    for case in CASES:
-        name = f"{modes[-1]} as eager, weights within {TOLERANCE:g}"
-        checks.append(checked(name, case, lambda case=case: compare(case, device, modes[-1], sizes)))
-    for case in CASES:
-        for mode in [mode for mode in modes if mode != "compile"]:
-            name = f"{mode}: no wait for the device in an iteration"
-            if device == "cpu":
-                checks.append({"name": name, "case": case, "passed": None, "told": "there is no CUDA device"})
-                continue
-            checks.append(checked(name, case, lambda case=case, mode=mode: without_waiting(case, device, mode, sizes)))
-    return checks
+        passed, told = function(case, *args)
+    except Exception as error:
+        passed, told = False, f"{type(error).__name__}: {[*str(error).strip().splitlines(), ''][0]}"
+    return {"name": name, "case": case, "passed": passed, "told": told.replace("|", "/")}
 
 
 if __name__ == "__main__":
-    arguments = json.loads(sys.stdin.read())
-    found: dict[str, Any] = {"checks": run(arguments["device"], arguments["modes"], arguments["sizes"])}
-    if arguments["device"] != "cpu":
-        found["gpu"] = torch.cuda.get_device_name()
-    print(json.dumps(found))
+    asked = json.loads(sys.stdin.read())
+    checks = Checks(asked["device"], asked["sizes"])
+    same = f"{checks.mode} as eager, weights within {TOLERANCE:g}"
+    rows = [checked(same, case, checks.compare) for case in CASES]
+    for case in CASES:
+        for mode in ("eager", "graph"):
+            name = f"{mode}: no wait for the device in an iteration"
+            rows.append(checked(name, case, checks.without_waiting, mode))
+    gpu = {} if checks.device == "cpu" else {"gpu": torch.cuda.get_device_name()}
+    print(json.dumps({"checks": rows, **gpu}))

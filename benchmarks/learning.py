@@ -98,13 +98,7 @@ def is_of_now(described: Mapping[str, Any], task: Any) -> bool:
 
 
 def merged(old: Mapping[str, Any], rows: list[dict[str, Any]], tasks: Mapping[str, Any]) -> dict[str, Any]:
-    """Put new rows in the place of those of the same task and seed; rows under other settings go.
-
-    Args:
-        old: What the file holds: `tasks` and `rows`; empty where there is none.
-        rows: What was measured now.
-        tasks: All tasks of the table, in their order; what others the file has goes.
-    """
+    """Put new rows in the place of a file's of the same task and seed; those of other settings or no task go."""
     measured = {row["task"] for row in rows}
     descriptions = dict(old.get("tasks", {}))
     for name in measured:

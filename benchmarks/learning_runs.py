@@ -97,14 +97,7 @@ class Task:
         return self.run.env.maker(self.run.trust)(num_envs, **kwargs)
 
     def measure(self, name: str, seed: int, rows: object, checkpoints: Path | None) -> dict[str, Any]:
-        """Train once, or go on, and evaluate what came out.
-
-        Args:
-            name: The task's name.
-            seed: The seed.
-            rows: Of no use here.
-            checkpoints: A folder of folders where runs are saved on their way; None saves nothing.
-        """
+        """Train once, or go on with what is saved in a folder of `checkpoints`, and evaluate what came out."""
         folder = None if checkpoints is None else checkpoints / f"{name}-{seed}"
         notes = Notes(None if folder is None else folder.with_suffix(".jsonl"), {"seed": seed, **self.described})
         trainer = self.train(seed, notes, folder)
@@ -159,22 +152,13 @@ def judged(result: Mapping[str, float]) -> dict[str, Any]:
 
 
 class Notes:
-    """What the rows of a run say, a line for each step, kept in a file where a run may be cut off.
+    """What the rows of a run say, kept in a file where a run may be cut off: a line for each step.
 
-    Attributes:
-        lines: Transitions and seconds so far, and the step's training returns, evaluation, and invalid actions.
+    It has transitions and seconds so far, and the step's training returns, evaluation, and invalid actions.
     """
 
     def __init__(self, path: Path | None, about: Mapping[str, Any]) -> None:
-        """Read what the file has, or begin it.
-
-        Args:
-            path: The file, a line of JSON for what it is about and for each step; None keeps all in memory.
-            about: The seed and the task's settings.
-
-        Raises:
-            ValueError: If the file is about others.
-        """
+        """Read what the file has, which must be about the same seed and settings; None keeps all in memory."""
         self._path, self._about = path, json.dumps(about)
         self.lines: list[dict[str, float]] = []
         self._began = (time.perf_counter(), time.process_time())

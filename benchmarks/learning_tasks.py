@@ -42,12 +42,8 @@ def own(env: str, transitions: int, lr: float, env_kwargs: dict[str, Any] | None
 def published(env: str, algorithm: str, best_bound: float | None, bound: float | None, seeds: int) -> Task:
     """Return a task that others published a number for: the best of the evaluations of ten episodes on the way.
 
-    Args:
-        env: The environment.
-        algorithm: What learns it.
-        best_bound: What the mean over seeds of ours must be; Tianshou's README has numbers of Gym's v3.
-        bound: What the last policy of every seed must be.
-        seeds: How many seeds there are.
+    `best_bound` is what that must be in the mean over seeds (Tianshou's README has numbers of Gym's v3), `bound` what
+    the last policy of every seed must be.
     """
     run = tuned(env, algorithm)
     watched = {"steps_per_eval": run.run.steps_per_eval, "eval_episodes": 10, "episodes": 64}

@@ -58,17 +58,7 @@ def ways(precision: str, x: Tensor, weight: Tensor, bias: Tensor) -> dict[str, C
 
 
 def measure(device: str = "cpu", rows: tuple[int, ...] | None = None, copied: int = 2**28) -> dict[str, Any]:
-    """Measure the limits of a device.
-
-    Args:
-        device: `"cpu"` or `"cuda"`.
-        rows: Numbers of rows of the matrix products; None takes what fills the device.
-        copied: Bytes that are copied to find the speed of memory.
-
-    Returns:
-        The best GFLOP/s by precision and width, with the way and the rows that gave it; `bytes_gb_per_s`, GB of memory
-        read and written a second.
-    """
+    """Measure a device: the best GFLOP/s by precision and width, and GB of memory read and written a second."""
     on_cpu = device == "cpu"
     rows = rows or (ROWS if on_cpu else (65536, 262144))
     limits: dict[str, Any] = {}
@@ -99,15 +89,9 @@ def fastest(precision: str, width: int, rows: tuple[int, ...], device: str) -> d
 
 
 def products_per_s(products: Sequence[tuple[int, int, int]], precision: str, device: str, budget_s: float) -> float:
-    """Return how often a second some matrix products could be done, each in its fastest way, and nothing else.
+    """Return how often a second some products `[m, k] x [k, n]` could be done, each in its fastest way, alone.
 
     Each call comes from Python, which adds about a microsecond to it.
-
-    Args:
-        products: `[m, k] x [k, n]` as (m, k, n).
-        precision: A key of `KINDS`.
-        device: `"cpu"` or `"cuda"`.
-        budget_s: For each way of each shape.
     """
     total = 0.0
     for (m, k, n), count in Counter(map(tuple, products)).items():

@@ -149,12 +149,7 @@ class OfflineTask:
         return "" if self.above is None else f"≥ {self.above}"
 
     def passes(self, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a mean return at the end is what is asked, beside the data's and that of the task `above`.
-
-        Args:
-            row: Of one seed.
-            rows: What was measured before; that of the task `above` with the same seed must be among them.
-        """
+        """Whether a mean return at the end is what is asked, beside the data's and that of the task `above` in rows."""
         mean, data_mean = row["return_mean"], row["data_mean"]
         is_near = self.near is None or abs(mean - data_mean) <= self.near * abs(data_mean)
         return is_near and (self.above is None or mean >= self._reference(row["seed"], rows))
@@ -195,63 +190,47 @@ class OfflineTask:
 
 
 CRITICS = {"critic_hidden_sizes": [64, 64], "batch_size": 128}
+FAST = {**CRITICS, "gamma": 0.97, "tau": 0.02}  # a few thousand updates: values have to travel quickly
+FLAT = {"model_config": {"hidden_sizes": [64, 64], "layer_norm": False}}
+CLONED = "cartpole-mixed-bc", "pendulum-mixed-bc"  # what the others are compared with
 
-# A few thousand updates: values have to travel quickly.
-FAST = {"gamma": 0.97, "tau": 0.02}
+
+def mixed(env: str, algorithm: type[LearnerConfig], updates: int, above: str | None, **config: Any) -> OfflineTask:
+    """Return the task of an environment's mixed data."""
+    return OfflineTask(data=f"{env}-mixed", algorithm=algorithm, updates=updates, lr=1e-3, above=above, config=config)
+
 
 OFFLINE = {
+    # Without the normaliser the pole's angle, a tenth of the position, is hardly seen, and where the policy turns is
+    # not exact.
     "cartpole-medium-bc": OfflineTask(
         data="cartpole-medium",
         algorithm=BCConfig,
         updates=5_000,
         lr=3e-3,
-        # Without it the pole's angle, a tenth of the position, is hardly seen, and where the policy turns is not exact.
         config={"normalize_observations": True},
         near=0.05,
     ),
-    "cartpole-mixed-bc": OfflineTask(data="cartpole-mixed", algorithm=BCConfig, updates=3_000, lr=1e-3),
-    "cartpole-mixed-cql": OfflineTask(
-        data="cartpole-mixed",
-        algorithm=DQNConfig,
-        updates=4_000,
-        lr=1e-3,
-        config={
-            "cql_coeff": 1.0,
-            "batch_size": 128,
-            "target_interval": 200,
-            "model_config": {"hidden_sizes": [64, 64], "layer_norm": False},
-        },
-        above="cartpole-mixed-bc",
+    "cartpole-mixed-bc": mixed("cartpole", BCConfig, 3_000, None),
+    "cartpole-mixed-cql": mixed(
+        "cartpole", DQNConfig, 4_000, CLONED[0], cql_coeff=1.0, batch_size=128, target_interval=200, **FLAT
     ),
-    "cartpole-mixed-iql": OfflineTask(
-        data="cartpole-mixed", algorithm=IQLConfig, updates=4_000, lr=1e-3, config=CRITICS, above="cartpole-mixed-bc"
+    "cartpole-mixed-iql": mixed("cartpole", IQLConfig, 4_000, CLONED[0], **CRITICS),
+    "pendulum-mixed-bc": mixed("pendulum", BCConfig, 3_000, None),
+    "pendulum-mixed-iql": mixed("pendulum", IQLConfig, 4_000, CLONED[1], **CRITICS),
+    "pendulum-mixed-cql": mixed(
+        "pendulum", SACConfig, 3_000, CLONED[1], **FAST, cql_coeff=1.0, cql_samples=4, critic_layer_norm=True
     ),
-    "pendulum-mixed-bc": OfflineTask(data="pendulum-mixed", algorithm=BCConfig, updates=3_000, lr=1e-3),
-    "pendulum-mixed-iql": OfflineTask(
-        data="pendulum-mixed", algorithm=IQLConfig, updates=4_000, lr=1e-3, config=CRITICS, above="pendulum-mixed-bc"
-    ),
-    "pendulum-mixed-cql": OfflineTask(
-        data="pendulum-mixed",
-        algorithm=SACConfig,
-        updates=3_000,
-        lr=1e-3,
-        config={**CRITICS, **FAST, "cql_coeff": 1.0, "cql_samples": 4, "critic_layer_norm": True},
-        above="pendulum-mixed-bc",
-    ),
-    "pendulum-mixed-td3-bc": OfflineTask(
-        data="pendulum-mixed",
-        algorithm=TD3Config,
-        updates=4_000,
-        lr=1e-3,
-        config={**CRITICS, **FAST, "actor_bc_coeff": 0.4},  # the paper's alpha of 2.5
-        above="pendulum-mixed-bc",
-    ),
-    "pendulum-mixed-rebrac": OfflineTask(
-        data="pendulum-mixed",
-        algorithm=TD3Config,
-        updates=4_000,
-        lr=1e-3,
-        config={**CRITICS, **FAST, "actor_bc_coeff": 0.01, "critic_bc_coeff": 0.01, "critic_layer_norm": True},
-        above="pendulum-mixed-td3-bc",
+    # The coefficient is the paper's alpha of 2.5.
+    "pendulum-mixed-td3-bc": mixed("pendulum", TD3Config, 4_000, CLONED[1], **FAST, actor_bc_coeff=0.4),
+    "pendulum-mixed-rebrac": mixed(
+        "pendulum",
+        TD3Config,
+        4_000,
+        "pendulum-mixed-td3-bc",
+        **FAST,
+        actor_bc_coeff=0.01,
+        critic_bc_coeff=0.01,
+        critic_layer_norm=True,
     ),
 }

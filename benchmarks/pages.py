@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks import costs, figures, learning_tables, scaling, speed_cells, speed_tables, stop_conditions
+from benchmarks import costs, figures, learning_tables, scaling, speed_tables, stop_conditions
 from benchmarks.learning import TABLES
 from benchmarks.learning_tables import rows_of
 from benchmarks.learning_tasks import TASKS
@@ -70,7 +70,7 @@ def small_speeds() -> str:
     """Return the sentence about the small work on a newer machine."""
     rows = result("cpu-small")["throughput"]
     peers = (("rl8x", "fp32"), ("rejax", None), ("sb3", None))
-    own, rejax, sb3 = (short(speed_cells.best(rows, "small", *peer).rate) for peer in peers)
+    own, rejax, sb3 = (short(speed_tables.best(rows, "small", *peer).rate) for peer in peers)
     return f"rl8x compiled {own} transitions/s, rejax {rejax}, Stable-Baselines3 {sb3}, medians"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import venv
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from benchmarks.results import ROOT
@@ -60,6 +62,30 @@ PEERS = {
 }
 
 
+def variants_of(peer: str, device: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return the ways in which a library is run on a device."""
+    if device == "cpu":
+        return PEERS[peer].variants
+    if peer != "rl8x":
+        return {"as it comes": {}}
+    return {
+        f"{execution} {precision}": {"execution": execution, "precision": precision}
+        for execution in ("graph", "eager", "compile")
+        for precision in ("fp32", "tf32", "bf16")
+    }
+
+
+def is_there(peer: str) -> bool:
+    """Whether this interpreter has a library."""
+    return peer == "rl8x" or importlib.util.find_spec(PEERS[peer].module) is not None
+
+
+def carried() -> dict[str, str]:
+    """Return where processes of this interpreter, which run in folders of their own, find what it finds."""
+    given = [str(Path(part).resolve()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    return {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), *given])}
+
+
 def python_of(peer: Peer) -> str:
     """Return the interpreter of a peer, making its environment at the first call."""
     if not peer.requirements:
@@ -91,17 +117,14 @@ def environment(threads: int, extra: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def run(peer: Peer, job: Job, extra: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
-    """Do a job in a fresh process.
-
-    Returns:
-        What it measured, or `{"error": ...}` with the last line that it said.
-    """
-    return ask(python_of(peer), f"peers.{peer.module}", job.to_json(), environment(job.threads, extra), timeout_s)
+def run(peer: Peer, job: Job, extra: Mapping[str, str], timeout_s: float, *, here: bool = False) -> dict[str, Any]:
+    """Do a job in a fresh process of the library's environment, or of this interpreter; as `ask` answers."""
+    python = sys.executable if here else python_of(peer)
+    return ask(python, f"peers.{peer.module}", job.to_json(), environment(job.threads, extra), timeout_s)
 
 
 def ask(python: str, module: str, text: str, env: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
-    """Run a module of the benchmarks in an empty folder, give it text, and read its last line as JSON.
+    """Run a module of the benchmarks in an empty folder, give it text, and read its last line as JSON, or the error.
 
     Compilers find nothing in their caches, so that the first iteration has all of the compiling in it, unless the
     environment names them.

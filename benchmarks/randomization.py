@@ -85,16 +85,8 @@ def by_methods(
 ) -> dict[str, Randomized]:
     """Return the task of an environment for each method, by `PPOConfig.rl8`; the learning rate falls to 0.
 
-    Args:
-        env: The environment.
-        transitions: How many are trained on.
-        lr: The learning rate at the start.
-        ranges: The widest range of each parameter that is drawn.
-        start: The range of each with which Adaptive begins.
-        thresholds: Adaptive's, of the returns; two of its moves go from one end of a parameter's widest range to the
-            other.
-        solved: Learnable's threshold of the returns.
-        config: Hyperparameters besides `SHARED`.
+    Parameters are drawn from `ranges` at the widest; Adaptive begins with `start`, has `thresholds` of the returns, and
+    goes from one end of a widest range to the other in two moves; Learnable's threshold is `solved`.
     """
 
     def drawn(method: str, name: str) -> ParameterDistribution:

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ def version(distribution: str) -> str:
     """Return the version of an installed distribution, without a local build's mark."""
     try:
         return importlib.metadata.version(distribution).split("+")[0]
-    except importlib.metadata.PackageNotFoundError:
-        return "absent"
+    except importlib.metadata.PackageNotFoundError:  # it may lie beside
+        return getattr(sys.modules.get(distribution), "__version__", "absent")
 
 
 def held(path: Path) -> dict[str, Any]:

@@ -11,7 +11,15 @@ first call.
     python benchmarks/speed.py --measure replay --threads 1     # DQN and SAC, beside their own matrix products
     python benchmarks/speed.py --measure starting               # how soon a run is fast; half an hour on two cores
 
-Results go to benchmarks/results, and from there into the pages by `python -m benchmarks.pages`.
+Results go to benchmarks/results, and from there into the pages by `python -m benchmarks.pages`. What a file has is not
+measured again: a measurement that was cut off goes on, and more `--passes` add to it.
+
+A GPU is checked and measured by this interpreter, with torch and what else is carried along on PYTHONPATH; other
+libraries are measured where they can be imported, and what there is no time for is left out and named:
+
+    pip install --no-deps --target carried gymnasium farama-notifications cloudpickle tensordict pyvers psutil tqdm
+    pip install --no-deps --target carried platformdirs PyYAML
+    PYTHONPATH=carried python benchmarks/speed.py --device cuda --measure checks limits throughput --minutes 9
 """
 
 from __future__ import annotations
@@ -32,9 +40,22 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import speed_tables
-from benchmarks.processes import MALLOC, MALLOC_SETTINGS, PEERS, STORES, UNTRACKED, ask, environment, python_of, run
+from benchmarks.processes import (
+    MALLOC,
+    MALLOC_SETTINGS,
+    PEERS,
+    STORES,
+    UNTRACKED,
+    ask,
+    carried,
+    environment,
+    is_there,
+    python_of,
+    run,
+    variants_of,
+)
 from benchmarks.results import RESULTS, ROOT, held, machine, save, version
-from benchmarks.works import ALL_WORKS, REPLAY_WORKS, TARGETS, WORKS, Job, ReplayWork, Work, quick
+from benchmarks.works import ALL_WORKS, CUDA_WORKS, REPLAY_WORKS, TARGETS, WORKS, Job, ReplayWork, Work, quick
 
 TUNED = ROOT / "benchmarks" / "tuned.json"
 SCALING_ENVS = (1024, 4096, 16384, 65536)
@@ -69,9 +90,11 @@ class Session:
     """The result so far, written after every process, and added to where its file exists."""
 
     def __init__(self, args: argparse.Namespace, out: Path | None, works: Mapping[str, Work | ReplayWork]) -> None:
-        self.args, self.out = args, out
+        self.args, self.out, self.on_gpu = args, out, args.device != "cpu"
         self.works = {name: quick(work) if args.quick else work for name, work in works.items()}
         self.result: dict[str, Any] = {**(held(out) if out else {}), **settings_of(args, self.works)}
+        self.end = time.monotonic() + 60.0 * args.minutes
+        self.carried = carried() if self.on_gpu else {}
 
     def save(self) -> None:
         """Write the result."""
@@ -98,27 +121,46 @@ class Session:
         left_out: tuple[str, ...] = (UNTRACKED,),
         **fields: Any,
     ) -> None:
-        """Do a work by each library in each of its variants but some, the libraries in turn."""
+        """Do a work by each library in each of its variants but some, the libraries in turn, where it was not done."""
         if self.args.quick:
             fields = {"warmup_s": 0.0, "timed_s": 0.0, **fields}
         for peer in peers or self.args.peers:
-            if work.algorithm not in PEERS[peer].algorithms:
+            if work.algorithm not in PEERS[peer].algorithms or (self.on_gpu and not is_there(peer)):
                 continue
-            for variant, changes in PEERS[peer].variants.items():
+            for variant, changes in variants_of(peer, self.args.device).items():
                 if any(each in variant for each in left_out) or (
                     self.args.variants and variant not in self.args.variants
                 ):
                     continue
+                cell = {"peer": peer, "variant": variant, "work": name, "run": index}
+                if any(cell.items() <= row.items() and "error" not in row for row in self.result.get(group, [])):
+                    continue
+                if time.monotonic() > self.end:
+                    self.result.setdefault("left_out", []).append(f"{name} {peer} {variant}")
+                    continue
                 changed = {key: value for key, value in changes.items() if key != "env"}
-                job = Job(work=work, threads=self.args.threads, **fields, **changed)
-                row = run(PEERS[peer], job, changes.get("env", {}), self.args.timeout)
-                self.keep(group, {"peer": peer, "variant": variant, "work": name, "run": index, **row})
+                job = Job(work=work, threads=self.args.threads, device=self.args.device, **fields, **changed)
+                extra = {**changes.get("env", {}), **self.carried}
+                row = run(PEERS[peer], job, extra, self.args.timeout, here=self.on_gpu)
+                self.keep(group, {**cell, **row})
 
     def ask(self, module: str, **question: Any) -> dict[str, Any]:
         """Ask a module in a fresh process of rl8x's environment."""
         question = {"threads": self.args.threads, "device": self.args.device, "quick": self.args.quick, **question}
-        env = environment(self.args.threads, {})
+        env = environment(self.args.threads, self.carried)
         return ask(sys.executable, module, json.dumps(question), env, self.args.timeout)
+
+
+def measure_checks(session: Session) -> None:
+    """Check that captured execution does what eager execution does, and waits for nothing."""
+    sizes = {"num_envs": 8, "horizon": 8} if session.args.quick else {"num_envs": 512, "horizon": 32}
+    answer = session.ask("cuda_checks", sizes=sizes)
+    if "gpu" in answer:
+        session.result["machine"]["gpu"] = answer["gpu"]
+    failed = {"name": "all checks", "case": "", "passed": False, "told": answer.get("error", "")}
+    session.result["checks"] = []
+    for row in answer.get("checks", [failed]):
+        session.keep("checks", row)
 
 
 def measure_limits(session: Session) -> None:
@@ -128,9 +170,10 @@ def measure_limits(session: Session) -> None:
 
 def measure_throughput(session: Session) -> None:
     """Time iterations of every work, library and variant."""
+    times = {"warmup_s": 1.0, "timed_s": 1.5} if session.on_gpu and not session.args.quick else {}
     for index in range(session.args.passes):
-        for name in session.args.only or WORKS:
-            session.each("throughput", name, session.works[name], index, seed=index)
+        for name in session.args.only or session.works:
+            session.each("throughput", name, session.works[name], index, seed=index, **times)
 
 
 def measure_return(session: Session) -> None:
@@ -175,7 +218,7 @@ def measure_tracking(session: Session) -> None:
 def measure_replay(session: Session) -> None:
     """Time DQN and SAC, and how often a second the matrix products of an update alone could be done."""
     names = session.args.only or list(REPLAY_WORKS)
-    session.result.update(products={}, rows=[])
+    session.result.setdefault("products", {})
     for name in names:
         products = session.works[name].products
         rates = {kind: session.ask("limits", products=products, precision=kind) for kind in ("fp32", "bf16")}
@@ -248,6 +291,7 @@ def commands() -> dict[str, float]:
 
 # Each with the file of its results, which those of one file share.
 MEASURES = {
+    "checks": (measure_checks, "cpu"),
     "limits": (measure_limits, "cpu"),
     "throughput": (measure_throughput, "cpu"),
     "return": (measure_return, "cpu"),
@@ -275,7 +319,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--quick", action="store_true", help="tiny sizes and one pass, to see that everything runs; no file but --out")
     add("--out", type=Path, help="JSON to write, and to add to where it exists (default: in benchmarks/results)")
     add("--install", action="store_true", help="only make the libraries' virtual environments")
-    parser.set_defaults(device="cpu")  # cuda.py measures others
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
+    add("--minutes", type=float, default=float("inf"), help="what is not begun by then is left out, and named")
     args = parser.parse_args(argv)
     if args.quick:
         args.passes, args.seeds = 1, 1
@@ -291,8 +336,9 @@ def main(argv: list[str] | None = None) -> None:
         return
     for name in args.measure:
         measure, file = MEASURES[name]
-        out = args.out or (None if args.quick else RESULTS / f"{file}.json")
-        session = Session(args, out, REPLAY_WORKS if name == "replay" else WORKS)
+        on_cpu = args.device == "cpu"
+        out = args.out or (None if args.quick else RESULTS / f"{file if on_cpu else args.device}.json")
+        session = Session(args, out, REPLAY_WORKS if name == "replay" else WORKS if on_cpu else CUDA_WORKS)
         measure(session)
         print(speed_tables.render(session.result))
 

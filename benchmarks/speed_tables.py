@@ -1,29 +1,135 @@
-"""Tables of what `speed.py` and `cuda.py` measured. The standard library alone."""
+"""Tables of what `speed.py` measured: cells, the fastest of them, shares of the machine's limits."""
 
 from __future__ import annotations
 
+import functools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
-from benchmarks.goals import goals_table, replay_goals_table
+from benchmarks import results
 from benchmarks.processes import PEERS
 from benchmarks.results import Row, names, percent, select, short
-from benchmarks.speed_cells import (
-    best,
-    best_bandwidth,
-    best_limits,
-    cells,
-    ordered,
-    others,
-    own_precisions,
-    precision_of,
-    seconds_of,
-    share_of_limit,
-    share_of_memory,
-    shown,
-    table,
-    variants_of,
-)
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+table = functools.partial(results.table, rule="| --- ")
+
+
+class Cell(NamedTuple):
+    """What was measured of a work by a variant of a library, over its processes."""
+
+    work: Any
+    peer: str
+    variant: str
+    rates: list[float]
+    rows: list[Row]
+
+    @property
+    def rate(self) -> float:
+        """The median of transitions a second."""
+        return statistics.median(self.rates)
+
+    @property
+    def names(self) -> list[str]:
+        """Library and variant, as tables begin."""
+        return [PEERS[self.peer].title, self.variant]
+
+    @property
+    def spread(self) -> str:
+        """The range of transitions a second."""
+        return f"{short(min(self.rates))} - {short(max(self.rates))}"
+
+    def most(self, key: str) -> float:
+        """Return the largest of a value; NaN where it was not measured."""
+        return max(select(self.rows, key), default=float("nan"))
+
+
+def ordered(peers: Iterable[str]) -> list[str]:
+    """Return peers in the order of the tables."""
+    return [peer for peer in PEERS if peer in set(peers)]
+
+
+def tried_variants(rows: Sequence[Row], peer: str) -> list[str]:
+    """Return the variants of a peer that were tried: those that it always has, then others as they came."""
+    tried = names(rows, "variant", peer=peer)
+    known = [variant for variant in PEERS[peer].variants if variant in tried]
+    return known + [variant for variant in tried if variant not in known]
+
+
+def cells(rows: Sequence[Row], *peers: str, work: Any = None) -> list[Cell]:
+    """Return the cells of rows, of all peers and works or of some, in the order of the tables."""
+    return [
+        Cell(each, peer, variant, select(mine, "transitions_per_s"), mine)
+        for each in (names(rows, "work") if work is None else [work])
+        for peer in peers or ordered(names(rows, "peer"))
+        for variant in tried_variants(rows, peer)
+        for mine in [[row for row in rows if (row["work"], row["peer"], row["variant"]) == (each, peer, variant)]]
+    ]
+
+
+def precision_of(variant: str) -> str:
+    """Return the precision that a variant multiplies in."""
+    return next((precision for precision in PRECISIONS if precision in variant), "fp32")
+
+
+def own_precisions(rows: Sequence[Row]) -> list[str]:
+    """Return the precisions in which rl8x was tried."""
+    tried = {precision_of(variant) for variant in tried_variants(rows, "rl8x")}
+    return [precision for precision in PRECISIONS if precision in tried]
+
+
+def others(rows: Sequence[Row]) -> list[str]:
+    """Return the libraries beside rl8x."""
+    return [peer for peer in ordered(names(rows, "peer")) if peer != "rl8x"]
+
+
+def best(rows: Sequence[Row], work: str, peer: str, precision: str | None = None) -> Cell | None:
+    """Find the fastest variant of a library on a work, in a precision or in any; None where nothing was measured."""
+    found = [cell for cell in cells(rows, peer, work=work) if precision in (None, precision_of(cell.variant))]
+    return max((cell for cell in found if cell.rates), key=lambda cell: cell.rate, default=None)
+
+
+def shown(cell: Cell | None, told: Callable[[Cell], str] = lambda cell: short(cell.rate)) -> str:
+    """Write a cell's rate, or what else is told of it; a dash where nothing was measured."""
+    return "-" if cell is None or not cell.rates else told(cell)
+
+
+def best_limits(result: Row) -> dict[str, dict[str, float]]:
+    """Return the highest GFLOP/s that was seen, by precision and width."""
+    highest: dict[str, dict[str, float]] = {}
+    for row in result.get("limits", []):
+        for precision in PRECISIONS:
+            for width, limit in row.get(precision, {}).items():
+                known = highest.setdefault(precision, {})
+                known[width] = max(known.get(width, 0.0), limit["gflops"])
+    return highest
+
+
+def best_bandwidth(result: Row) -> float | None:
+    """Return the highest GB/s of memory that was seen; None where it was not measured."""
+    return max(select(result.get("limits", []), "bytes_gb_per_s"), default=None)
+
+
+def share_of_limit(result: Row, cell: Cell) -> float | None:
+    """Return the share that a rate is of what the matrix product allows; None where that was not measured."""
+    about = result["works"][cell.work]
+    limit = best_limits(result).get(precision_of(cell.variant), {}).get(str(about["hidden"]))
+    return None if not limit else cell.rate * about["flops"] / limit / 1e9
+
+
+def share_of_memory(result: Row, cell: Cell) -> float | None:
+    """Return the share that a rate is of what moving the activations allows; None where that was not measured."""
+    bandwidth, numbers = best_bandwidth(result), result["works"][cell.work].get("activations")
+    if bandwidth is None or numbers is None:
+        return None
+    return cell.rate * float(numbers) * (2 if precision_of(cell.variant) == "bf16" else 4) / bandwidth / 1e9
+
+
+def seconds_of(cell: Cell) -> tuple[float, list[float]]:
+    """Return median seconds to a return, a seed that failed being slower than any, and those of the other seeds."""
+    seconds = select(cell.rows, "seconds", reached=True)
+    tries = [*seconds, *[float("inf")] * (len(cell.rows) - len(seconds))]
+    return statistics.median(tries) if tries else float("nan"), seconds
 
 
 def render(result: Row) -> str:
@@ -42,12 +148,8 @@ def speed_parts(result: Row) -> list[str]:
     parts, rows = [describe(result)], result.get("throughput", [])
     if result.get("checks"):
         parts += ["### Checks before the measurement", checks_table(result["checks"])]
-    if not result["settings"]["quick"]:
-        parts += ["### Goals", goals_table(result)]
     if rows:
-        parts += ["### Transitions a second", summary_table(rows)]
         parts += ["### rl8x over the others", ratio_table(rows)]
-        parts += ["### Peak memory of a process, MB", memory_table(rows)]
         for work in names(rows, "work"):
             parts += [f"#### {work}", describe_work(result["works"][work]), work_table(result, work)]
     for group, title, lay_out in (
@@ -107,16 +209,6 @@ def checks_table(checks: Sequence[Row]) -> str:
     return table(["check", "case", "held", "seen"], lines)
 
 
-def summary_table(rows: Sequence[Row]) -> str:
-    """Return a row for each work: rl8x in each mode, the others as they come and with malloc's settings."""
-    peers = ordered(names(rows, "peer"))
-    lines = [
-        [work, *(" / ".join(map(shown, cells(rows, peer, work=work))) for peer in peers)]
-        for work in names(rows, "work")
-    ]
-    return table(["work", *(f"{PEERS[peer].title} ({' / '.join(variants_of(rows, peer))})" for peer in peers)], lines)
-
-
 def short_table(result: Row) -> str:
     """Return a row for each work, for the README: each library's fastest variant in fp32, rl8x's by mode."""
     rows, lines = result["throughput"], []
@@ -126,7 +218,7 @@ def short_table(result: Row) -> str:
         own = [cell for cell in cells(rows, "rl8x", work=work) if precision_of(cell.variant) == "fp32"]
         found = [*own, *(best(rows, work, peer) for peer in others(rows))]
         lines.append([f"{shape['env']}, {sizes}", *map(shown, found)])
-    modes = [variant for variant in variants_of(rows, "rl8x") if precision_of(variant) == "fp32"]
+    modes = [variant for variant in tried_variants(rows, "rl8x") if precision_of(variant) == "fp32"]
     titles = [f"rl8x {mode.split()[0]}" for mode in modes] + [PEERS[peer].title for peer in others(rows)]
     return table(["transitions/s: task, copies x steps, network, minibatches", *titles], lines)
 
@@ -143,18 +235,6 @@ def ratio_table(rows: Sequence[Row]) -> str:
         lines.append([work, *map(" / ".join, line)])
     kinds = " / ".join(precisions)
     return table(["work", f"rl8x, {kinds}", *(f"rl8x over {PEERS[peer].title}" for peer in others(rows))], lines)
-
-
-def memory_table(rows: Sequence[Row]) -> str:
-    """Return the peak memory of each library's fastest variant on each work, in MB."""
-    columns: list[tuple[str, str | None]] = [("rl8x", precision) for precision in own_precisions(rows)]
-    columns += [(peer, None) for peer in others(rows)]
-    lines = []
-    for work in names(rows, "work"):
-        found = [best(rows, work, peer, precision) for peer, precision in columns]
-        lines.append([work, *(shown(one, lambda cell: f"{cell.most('peak_rss_mb'):.0f}") for one in found)])
-    header = [PEERS[peer].title + (f" {precision}" if precision else "") for peer, precision in columns]
-    return table(["work", *header], lines)
 
 
 def work_table(result: Row, work: str) -> str:
@@ -235,8 +315,6 @@ def replay_parts(result: Row) -> list[str]:
         parts.append("**A quick run: tiny sizes, the rates mean nothing.**")
     for name in names(result["rows"], "work"):
         parts += [f"### {name}", replay_table(result, name)]
-        if not settings["quick"]:
-            parts.append(replay_goals_table(result, name))
     return parts
 
 

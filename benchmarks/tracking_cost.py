@@ -1,7 +1,6 @@
-"""Measure the time that logging a row takes in the training thread, with a local database and with MLflow's server.
+"""Measure what logging a row takes of the training thread, with a local database and with MLflow's server.
 
-A separate process trains with a full row of metrics at every step; the trainer measures the time spent
-(`profiling/tracking_ms`).
+A fresh process trains with a full row of metrics at every step; the trainer measures (`profiling/tracking_ms`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from rl8x.trainers import Trainer
 
 @contextlib.contextmanager
 def opened(store: str) -> Iterator[str]:
-    """Give the address of a fresh store in the current folder."""
+    """Give the address of a fresh store in the current folder, "sqlite" or "http"."""
     database = f"sqlite:///{Path('mlflow.db').resolve()}"
     if store == "sqlite":
         yield database
@@ -52,52 +51,28 @@ def opened(store: str) -> Iterator[str]:
         server.wait()
 
 
-def measure(store: str, *, steps: int, threads: int) -> dict[str, Any]:
-    """Train for some steps and return what logging took.
-
-    Args:
-        store: `"sqlite"` or `"http"`.
-        steps: Steps of the trainer, each with a row.
-        threads: CPU threads.
-
-    Returns:
-        Steps, metrics a row, and milliseconds a row: the median, the 99th percentile and the longest. The first row,
-        which also begins the run, is `first_ms`.
-    """
-    took: list[float] = []
-    metrics: list[int] = []
+def measure(address: str, steps: int, threads: int) -> dict[str, Any]:
+    """Train for some steps; returns metrics a row and milliseconds a row, the first, which begins the run, apart."""
+    took, metrics = [], []
 
     def note(trainer: Any, stats: Any) -> None:
         metrics.append(len(stats.fresh))
         took.append(float(stats["profiling/tracking_ms"]))
 
-    config = PPOConfig.rl8(
-        num_envs=256,
-        horizon=32,
-        sgd_minibatch_size=4096,
-        model_config={"hidden_sizes": [64, 64]},
-        num_threads=threads,
-        device="cpu",
-        seed=0,
-    )
-    with opened(store) as address:
-        trainer = Trainer(
-            config.build(CartPole), tracker=MLflowTracker(tracking_uri=address), checkpoints=False, callbacks=(note,)
-        )
-        # A row tells what the one before it took, and the first tells of none.
-        trainer.run(max_steps=steps + 2, progress="none")
+    sizes = {"num_envs": 256, "horizon": 32, "sgd_minibatch_size": 4096, "model_config": {"hidden_sizes": [64, 64]}}
+    config = PPOConfig.rl8(**sizes, num_threads=threads, device="cpu", seed=0)
+    tracker = MLflowTracker(tracking_uri=address)
+    trainer = Trainer(config.build(CartPole), tracker=tracker, checkpoints=False, callbacks=(note,))
+    # A row tells what the one before it took, and the first tells of none.
+    trainer.run(max_steps=steps + 2, progress="none")
     first, *others = took[1:]
-    return {
-        "steps": len(others),
-        "metrics": int(np.median(metrics)),
-        "first_ms": round(first, 3),
-        "median_ms": round(float(np.median(others)), 3),
-        "p99_ms": round(float(np.quantile(others, 0.99)), 3),
-        "max_ms": round(max(others), 3),
-    }
+    found = {"first_ms": first, "median_ms": np.median(others), "p99_ms": np.quantile(others, 0.99)}
+    milliseconds = {name: round(float(value), 3) for name, value in {**found, "max_ms": max(others)}.items()}
+    return {"steps": len(others), "metrics": int(np.median(metrics)), **milliseconds}
 
 
 if __name__ == "__main__":
     asked = json.loads(sys.stdin.read())
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: asked["threads"]])
-    print(json.dumps(measure(asked["store"], steps=asked["steps"], threads=asked["threads"])))
+    with opened(asked["store"]) as store:
+        print(json.dumps(measure(store, asked["steps"], asked["threads"])))

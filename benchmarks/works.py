@@ -146,54 +146,33 @@ class ReplayWork(_Work):
         return {**dataclasses.asdict(self), "products": self.products}
 
 
-REPLAY_WORKS = {
-    **{
-        f"dqn-{hidden}": ReplayWork(
-            algorithm="dqn",
-            env="cartpole",
-            num_envs=64,
-            horizon=2,
-            hidden=hidden,
-            batch_size=64,
-            updates_per_sample=0.25,
-        )
-        for hidden in (64, 256)
-    },
-    "sac-256": ReplayWork(
-        algorithm="sac",
-        env="pendulum",
-        num_envs=16,
-        horizon=4,
-        hidden=256,
-        batch_size=256,
-        updates_per_sample=1.0,
-        blocks=2,
-    ),
-}
+def _large(env: str, hidden: int, **others: Any) -> Work:
+    return Work(env=env, num_envs=4096, horizon=32, hidden=hidden, minibatches=8, passes=4, **others)
+
 
 WORKS = {
-    "pendulum-64": Work(env="pendulum", num_envs=4096, horizon=32, hidden=64, minibatches=8, passes=4),
-    "cartpole-64": Work(env="cartpole", num_envs=4096, horizon=32, hidden=64, minibatches=8, passes=4),
-    "pendulum-256": Work(env="pendulum", num_envs=4096, horizon=32, hidden=256, minibatches=8, passes=4, iterations=3),
-    "rl8-defaults": Work(
-        env="cartpole",
+    "pendulum-64": _large("pendulum", 64),
+    "cartpole-64": _large("cartpole", 64),
+    "pendulum-256": _large("pendulum", 256, iterations=3),
+    "rl8-defaults": dataclasses.replace(
+        _large("cartpole", 256, gamma=0.95, max_grad_norm=5.0, normalize_rewards=True, iterations=2),
         num_envs=8192,
-        horizon=32,
-        hidden=256,
         minibatches=1,
-        passes=4,
-        gamma=0.95,
-        max_grad_norm=5.0,
-        normalize_rewards=True,
-        iterations=2,
     ),
     "small": Work(
         env="cartpole", num_envs=16, horizon=128, hidden=64, minibatches=32, passes=10, lr=3e-4, iterations=12
     ),
 }
-
-
-ALL_WORKS: dict[str, Work | ReplayWork] = {**WORKS, **REPLAY_WORKS}
+_DQN = {"algorithm": "dqn", "env": "cartpole", "num_envs": 64, "horizon": 2, "batch_size": 64}
+_SAC = {"algorithm": "sac", "env": "pendulum", "num_envs": 16, "horizon": 4, "batch_size": 256, "blocks": 2}
+REPLAY_WORKS = {
+    "dqn-64": ReplayWork(**_DQN, hidden=64, updates_per_sample=0.25),
+    "dqn-256": ReplayWork(**_DQN, hidden=256, updates_per_sample=0.25),
+    "sac-256": ReplayWork(**_SAC, hidden=256, updates_per_sample=1.0),
+}
+CUDA_WORKS = {name: WORKS[name] for name in ("rl8-defaults", "pendulum-64", "pendulum-256", "small")}
+CUDA_WORKS["rl8-defaults-65536"] = dataclasses.replace(WORKS["rl8-defaults"], num_envs=65536)
+ALL_WORKS: dict[str, Work | ReplayWork] = {**WORKS, **CUDA_WORKS, **REPLAY_WORKS}
 
 
 def quick(work: Work | ReplayWork) -> Work | ReplayWork:
