@@ -152,8 +152,10 @@ def test_artifacts_are_copies_of_that_moment(journal, store, tmp_path):
     source.write_text("first")
     journal.append({"op": "artifact", "file": keep(journal.folder, source), "to": "policies"})
     source.write_text("second")
+    journal.append({"op": "artifact", "file": keep(journal.folder, source), "to": "later"})
+    source.write_text("third")
     send(journal, store)
-    assert store.run["files"] == {"policies/policy.txt": "first"}
+    assert store.run["files"] == {"policies/policy.txt": "first", "later/policy.txt": "second"}
     assert list((journal.folder / "files").iterdir()) == []
 
 
