@@ -236,8 +236,9 @@ def test_after_an_acknowledgement_that_is_no_lines_end_all_are_sent_again(tmp_pa
     """Of lines that a power cut took, or of an edited file. What the run lost then, the store may have."""
     journal = BothSides(tmp_path, header())
     journal.append(row(0))
-    journal.acknowledge(journal.end + offset, run_id="r")
+    journal.acknowledge(journal.end + offset, run_id="r", finished=True)
     journal.close()
+    assert not is_sent(journal.folder)
     opened = Journal.open(journal.folder)
     assert opened.lacks_rows
     opened.close()

@@ -85,17 +85,6 @@ def test_a_resumed_run_sends_the_same(tmp_path_factory, count, kill, back, tear)
     assert (folder / "killed.jsonl").read_bytes() == (folder / "whole.jsonl").read_bytes()
 
 
-def test_what_is_added_is_decided_once_for_each_number_of_points(tmp_path, monkeypatch):
-    asked, added = [], pages._added
-    monkeypatch.setattr(pages, "_added", lambda count, most: asked.append(count) or added(count, most))
-    thinning = Thinning(tmp_path / "rows.jsonl", max_points=1280)
-    thinning.begin(repeats=False)
-    for step in range(200):
-        thinning.take(step, step, {f"every {k}": 0.0 for k in range(1, 8) if step % k == 0})
-    assert len(list(thinning.rest())) == 36  # of those after the 128 dense ones every other was sent at once
-    assert sorted(asked) == [29, 34, 40, 50, 67, 100, 200]
-
-
 def test_an_evaluation_at_the_same_step_stays_with_its_row(tmp_path):
     thinning = Thinning(tmp_path / "rows.jsonl")
     thinning.begin(repeats=False)

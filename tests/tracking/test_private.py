@@ -197,7 +197,7 @@ def test_nothing_but_the_database_stays_in_a_folder_of_the_users_own(tmp_path, m
     for thread in threads:
         thread.join()
     assert {path.name for path in tmp_path.iterdir()} == {"a.db", "b.db", "c.db"}
-    monkeypatch.setattr("rl8x.tracking.private._make", lambda *args: 1 / 0)
+    monkeypatch.setattr(private, "empty_tables", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ensure_database(Location(f"sqlite:///{tmp_path}/d.db", tmp_path / "d.db"))
     assert len(list(tmp_path.iterdir())) == 3

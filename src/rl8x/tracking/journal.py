@@ -533,8 +533,10 @@ def _has_checkpoints(folder: Path) -> bool:
         for line in file:
             if not line.startswith(ROW) and CHECKPOINTS_TAG.encode() in line:
                 tagged = str(decode(line).get("tags", {}).get(CHECKPOINTS_TAG, tagged))
-    moved = os.path.relpath(tagged or "none", str(header.get("folder", folder)))
-    return os.path.isabs(tagged) and (os.path.isdir(tagged) or os.path.isdir(os.path.realpath(folder) + f"/{moved}"))
+    if not os.path.isabs(tagged):
+        return False
+    moved = os.path.relpath(tagged, str(header.get("folder", folder)))
+    return os.path.isdir(tagged) or os.path.isdir(os.path.join(os.path.realpath(folder), moved))
 
 
 def remove(folder: Path) -> None:

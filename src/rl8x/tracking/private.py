@@ -98,7 +98,16 @@ def make_beside(database: Path, artifact_root: Path) -> None:
     beside = database.with_name(f".{database.name}.new")
     for leftover in (beside, *_logs(beside)):
         leftover.unlink(missing_ok=True)
-    _make(beside, artifact_root)
+    write_synced(beside, empty_tables())
+    with closing(sqlite3.connect(beside)) as connection:
+        # MLflow writes this path into its SQL as it is, where some quotes, colons and backslashes mean something else.
+        default = (artifact_root.absolute() / "0").as_uri()
+        connection.execute("UPDATE experiments SET artifact_location = ? WHERE experiment_id = 0", (default,))
+        connection.commit()
+        # Readers (the UI) and one writer then do not wait for each other; the mode stays with the file.
+        # MLflow itself waits 20 s for a lock, in each session.
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     for leftover in _logs(database):  # of one that was deleted: sqlite would write it into the new one
         leftover.unlink(missing_ok=True)
     os.replace(beside, database)
@@ -224,19 +233,6 @@ def _migrated() -> bytes:
         _store_class()(sqlite_uri(database), "/").engine.dispose()
         forget_engine(sqlite_uri(database), dispose=False)
         return database.read_bytes()
-
-
-def _make(database: Path, artifact_root: Path) -> None:
-    write_synced(database, empty_tables())
-    with closing(sqlite3.connect(database)) as connection:
-        # MLflow writes this path into its SQL as it is, where some quotes, colons and backslashes mean something else.
-        default = (artifact_root.absolute() / "0").as_uri()
-        connection.execute("UPDATE experiments SET artifact_location = ? WHERE experiment_id = 0", (default,))
-        connection.commit()
-        # Readers (the UI) and one writer then do not wait for each other; the mode stays with the file.
-        # MLflow itself waits 20 s for a lock, in each session.
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 class ArtifactFolders:
