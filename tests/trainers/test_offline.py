@@ -17,8 +17,7 @@ from rl8x.checkpoint.build import build_algorithm, problems_of
 from rl8x.conditions import Confirmed, HitsLowerBound, HitsUpperBound
 from rl8x.envs import CartPole, CartPoleInfinite, Pendulum
 from rl8x.policy import Policy
-from rl8x.rollouts.finite import any_not_finite
-from rl8x.rollouts.statistics import Stats
+from rl8x.rollouts.statistics import Stats, any_not_finite
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import NonFiniteError, Trainer
 
