@@ -114,6 +114,7 @@ class Policy(Portable):
         inputs_space: Space of what `model_inputs` gives: all but the action mask.
         clips: Whether `env_actions` may change actions; where not, it need not be called.
         shows_params: Whether `act` returns the distributions' parameters too.
+        num_separate: Agents that have weights of their own, by the place of their row; 1 where all rows share them.
         obs_moments: The observation normaliser, by the part of an observation; None without one.
         value_moments: The moments in whose units the model predicts values; None without them.
 
@@ -152,6 +153,7 @@ class Policy(Portable):
         if for_critic:
             model_config = config_with_critic_obs(for_critic, model, model_space, model_config or {})
         self.model = make_model(model, model_space, self.distribution.num_features, model_config)
+        self.num_separate: int = getattr(self.model, "separate", 0) or 1
         # Defaults included; those of a model that was given as an instance are not known.
         model_arguments: dict[str, Any] = {}
         if self.model_is_made:
@@ -187,11 +189,6 @@ class Policy(Portable):
     def recurrent(self) -> bool:
         """Whether the model carries a state from step to step."""
         return self.model.recurrent
-
-    @property
-    def num_separate(self) -> int:
-        """Agents that have weights of their own, by the place of their row; 1 where all rows share them."""
-        return getattr(self.model, "separate", 0) or 1
 
     @property
     def device(self) -> torch.device:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from rl8x._version import __version__
 from rl8x.disk import replace_synced
 from rl8x.distributions import Distribution
-from rl8x.execution.threads import kept_generators
+from rl8x.execution.execution import kept_generators
 from rl8x.importing import NOT_PLAIN, Trust, dotted_path, from_plain, import_class, to_plain
 from rl8x.models import Model, State
 from rl8x.spaces import (

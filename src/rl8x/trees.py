@@ -59,6 +59,12 @@ def is_part(name: str, *trees: str) -> bool:
     return name.split("/", 1)[0] in trees
 
 
+@functools.lru_cache
+def names_of(names: tuple[str, ...], *trees: str) -> list[str]:
+    """Return those of some flat names that belong to one of some trees."""
+    return [name for name in names if is_part(name, *trees)]
+
+
 def first_tensor(tree: Any) -> Tensor:
     """Return one of a tree's tensors, of any shape, for its device or leading size."""
     while isinstance(tree, Mapping):

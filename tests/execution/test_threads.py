@@ -6,7 +6,7 @@ import torch
 from rl8x.algorithms import DQNConfig, PPOConfig
 from rl8x.envs import CartPole
 from rl8x.execution import Execution
-from rl8x.execution.threads import flushed_denormals
+from rl8x.execution.execution import flushed_denormals
 
 CPU = torch.device("cpu")
 

@@ -13,9 +13,8 @@ from rl8x import keys
 from rl8x.envs import CartPole, CartPoleInfinite, GymnasiumEnv
 from rl8x.execution import Execution
 from rl8x.policy import Policy
-from rl8x.rollouts.buffer import Rollout, under
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.step import experience
+from rl8x.rollouts.step import Rollout, experience, under
 
 CPU = torch.device("cpu")
 
@@ -42,7 +41,7 @@ def make(mode, env_class=CartPole, **options):
 @pytest.mark.parametrize("work", ["small", "large"])
 def test_a_slot_holds_what_the_algorithm_says_eager_and_compiled(work, monkeypatch):
     if work == "large":
-        monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK", 0)
+        monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK", 0)
     rollout, compiled = Rollout(12, 4), Rollout(12, 4)
     make("eager", slot=final_observations).fill(rollout)
     make("compile", slot=final_observations).fill(compiled)

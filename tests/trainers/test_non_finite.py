@@ -124,7 +124,7 @@ def test_what_a_cut_episode_ends_with_is_named_before_a_normaliser_clips_it(how,
     traced_only(monkeypatch)
     monkeypatch.setattr(EndsAtInfinity, "capturable", how != "simulator")
     if how == "compiled steps":
-        monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK", 0)
+        monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK", 0)
     execution = "compile" if how.startswith("compiled") else "eager"
     trainer = make_one(EndsAtInfinity, normalize_observations=True, execution=execution, horizon=8)
     monkeypatch.setattr(EndsAtInfinity, "bad", bad)

@@ -87,7 +87,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_killed_and_resumed_run_gives_the_same_bits(case, tmp_path, monkeypatch):
     if "chunks" in case:
-        monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK", 0)
+        monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK", 0)
         monkeypatch.setattr("rl8x.algorithms.on_policy.update._CHUNK_ACTIVATIONS", 64)
     env, options, trainer_options, run_options = CASES[case]
     conditions = lambda: [HitsUpperBound(keys.STEPS, 12), Plateau("returns/mean", patience=50)]  # noqa: E731

@@ -35,9 +35,8 @@ from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
 from rl8x.models.registry import TrainingEffects
 from rl8x.policy import Policy
-from rl8x.rollouts.buffer import Rollout
-from rl8x.rollouts.finite import locate_non_finite
-from rl8x.rollouts.statistics import Stats
+from rl8x.rollouts.statistics import Stats, locate_non_finite
+from rl8x.rollouts.step import Rollout
 from rl8x.schedules import Schedule
 from rl8x.spaces import leaves
 
@@ -537,7 +536,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
             self.horizons.discard()
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:
-        """Locate non-finite numbers in the last experience, by quantity; see `rollouts.finite`."""
+        """Locate non-finite numbers in the last experience, by quantity; see `rollouts.statistics`."""
         return {} if self.horizons is None else locate_non_finite(self.horizons.rollout.tensors)
 
     # -- params, tags and warnings of a run

@@ -18,9 +18,9 @@ from rl8x.envs import Env
 from rl8x.envs.parameters import AnyEnvConfig, shown_value
 from rl8x.envs.team import Team
 from rl8x.policy import Policy
-from rl8x.rollouts.buffer import Rollout, under
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.statistics import Stats, parameter_stats, pool, rollout_stats
+from rl8x.rollouts.step import Rollout, under
 from rl8x.trees import tree_map
 
 
@@ -91,13 +91,13 @@ class Horizons:
 
     def reset_if_due(self, env_config: AnyEnvConfig | None) -> bool:
         """Update the environment's parameter distributions by counters and metrics, and reset it if due."""
-        known = {**self._row, **self.counters}
-        is_due = self.reset_is_due()
+        is_due, state = self.reset_is_due(), self.env.parameter_state
         if callable(env_config):
-            self.env.steer_config(env_config(known))
+            self.env.steer_config(env_config({**self._row, **self.counters}))
         elif is_due:
-            self.env.parameter_state.configure(env_config)
-        self.env.parameter_state.update_from_metrics(known)
+            state.configure(env_config)
+        if state.curricula:
+            state.update_from_metrics({**self._row, **self.counters})
         if is_due:
             self._check_moves()
             self.collector.reset()
@@ -205,8 +205,10 @@ class Horizons:
         self.counters[keys.ENV_STEPS] += own
         if team is not None:
             self.counters[keys.COPY_STEPS] += self.env.num_copies * horizon * ranks().size
-        parameters = parameter_stats(self.env.drawn_parameters, self.env.parameter_ranges())
-        return Stats.merge(self.summarise(counted, horizon, team), parameters)
+        stats = self.summarise(counted, horizon, team)
+        if not state.in_force.shown_names:
+            return stats
+        return Stats.merge(stats, parameter_stats(self.env.drawn_parameters, self.env.parameter_ranges()))
 
     def observe(self, policy: Policy) -> None:
         """Update a policy's observation normaliser, if it has one, with the horizon that was collected."""

@@ -25,8 +25,8 @@ from torch import nn
 
 from rl8x.algorithms.optimizer import Rule
 from rl8x.distributed import ranks
+from rl8x.execution.execution import kept_generators
 from rl8x.execution.memory import Unallocated, give_back_freed_memory
-from rl8x.execution.threads import kept_generators
 from rl8x.policy import Policy
 from rl8x.replay.columns import free_disk
 from rl8x.spaces import leaves

@@ -25,10 +25,9 @@ from rl8x.envs.team import Team
 from rl8x.envs.vectorised import is_vectorised
 from rl8x.output import say
 from rl8x.policy import Policy
-from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.statistics import Stats, rollout_stats
-from rl8x.rollouts.step import Bootstrap, Slot, experience
+from rl8x.rollouts.step import Bootstrap, Rollout, Slot, experience
 
 # Copies of a simulator that steps one after the other, where nobody said how many.
 _ONE_BY_ONE: Final = 16

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rl8x.algorithms.hyperparameters import check_names_in
 from rl8x.execution.adam import advance, apply_adam
-from rl8x.rollouts.finite import any_not_finite
+from rl8x.rollouts.statistics import any_not_finite
 
 STEP: Final = "step"
 ADAPTIVE: Final = "adaptive"  # the kind of an `lr_schedule`

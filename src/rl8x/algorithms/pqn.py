@@ -32,6 +32,7 @@ from rl8x.policy import Act
 from rl8x.q_values import QPolicy, check_discrete
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Cursor, Slot, experience
+from rl8x.trees import Tree
 
 PQN_LOSS_METRICS: Final = ("losses/q", "monitors/q_values", "monitors/td_error")
 _EPSILON: Final = "coefficients/epsilon"
@@ -208,6 +209,6 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
         return {_EPSILON: self.policy.distribution.epsilon.clone()}
 
 
-def best_values(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
-    """Return the tensors of a step to store, by name, each `[num_envs, ...]`; `values` are max_a Q."""
+def best_values(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
+    """Return what to store of a step, by name, each `[num_envs, ...]`; `values` are max_a Q."""
     return experience(cursor, act, step) | {keys.VALUES: act.values}

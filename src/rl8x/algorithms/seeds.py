@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from rl8x.distributed import ranks
-from rl8x.execution.threads import kept_generators
+from rl8x.execution.execution import kept_generators
 
 # The seeds of these parts are the words of one SeedSequence, in this order. Any other part has its own sequence.
 _PARTS: Final = ("env", "weights", "sampling", "minibatches", "eval_env", "eval_sampling")

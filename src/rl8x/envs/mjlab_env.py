@@ -31,7 +31,7 @@ from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.mujoco_model import ModelField
 from rl8x.envs.parameters import Parameter
 from rl8x.envs.simulator import SimulatorEnv
-from rl8x.execution.threads import kept_generators
+from rl8x.execution.execution import kept_generators
 from rl8x.names import unknown_name
 from rl8x.plain import frozen, thawed
 from rl8x.spaces import tree_of, where_rows

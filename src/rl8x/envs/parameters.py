@@ -95,17 +95,17 @@ class ResolvedConfig:
         """A key of the constants in a program that draws: distributions that do not move, and the keys of curricula."""
         return tuple(self.drawn.items()), tuple(each.key for each in self.curricula)
 
-    @property
+    @functools.cached_property
     def drawn_names(self) -> set[str]:
         """The parameters that a reset changes."""
         return {*self.drawn, *(name for each in self.curricula for name in each.names)}
 
-    @property
+    @functools.cached_property
     def shown_names(self) -> set[str]:
         """The parameters to report: those that are drawn, or that a function gave."""
         return {*self.given} if self.steered else self.drawn_names
 
-    @property
+    @functools.cached_property
     def moves_by_returns(self) -> bool:
         """Whether some parameters move with the returns of episodes."""
         return any(each.metric is not None for each in self.curricula)

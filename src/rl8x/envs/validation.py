@@ -21,7 +21,7 @@ from rl8x.envs.base import Env
 from rl8x.envs.checks import check_reset, check_step, check_takes_seeds, layers_of
 from rl8x.envs.gymnasium_env import GymnasiumEnv
 from rl8x.envs.vectorised import OwnResults
-from rl8x.execution.threads import kept_generators
+from rl8x.execution.execution import kept_generators
 from rl8x.keys import ACTION_MASK
 from rl8x.output import described
 from rl8x.spaces import (

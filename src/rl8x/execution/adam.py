@@ -40,7 +40,7 @@ def apply_adam(
     options = {"beta1": betas[0], "beta2": betas[1], "weight_decay": weight_decay, "eps": eps}
     others = {"amsgrad": False, "maximize": False}
     has_kernel = weights.device.type in ("cpu", "cuda")
-    kernel = private.fused_adam(decoupled) if has_kernel else functools.partial(_elementwise, decoupled)
+    kernel = _FUSED[decoupled] if has_kernel else functools.partial(_elementwise, decoupled)
     kernel([weights], [gradient], [first], [second], [], [step], lr=lr, **options, **others)
 
 
@@ -80,5 +80,6 @@ def _log(beta: float) -> float:
     return math.log(beta) if beta else -math.inf
 
 
+_FUSED: Final = {each: private.fused_adam(each) for each in (False, True)}
 # Applied by lowering.
-DECOMPOSITIONS: Final = {private.fused_adam(each): functools.partial(_elementwise, each) for each in (False, True)}
+DECOMPOSITIONS: Final = {kernel: functools.partial(_elementwise, each) for each, kernel in _FUSED.items()}

@@ -11,7 +11,7 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from rl8x.execution.threads import kept_generators
+from rl8x.execution.execution import kept_generators
 from rl8x.models.base import Model, State
 from rl8x.models.encoders import is_image
 from rl8x.names import check_arguments, unknown_name

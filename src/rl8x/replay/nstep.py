@@ -6,15 +6,14 @@ one, and each horizon gives as many rows as it has steps, from the second on.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.trees import is_part
+from rl8x.trees import names_of
 
 _READ: Final = (
     *(keys.REWARDS, keys.TERMINATED, keys.TRUNCATED, keys.VALID),
@@ -47,7 +46,7 @@ class NStep:
     def rows(self, rollout_tensors: Mapping[str, Tensor], horizon: int) -> dict[str, Tensor]:
         """Make rows of pending slots and of a horizon's, except its last n - 1, which become pending."""
         names, length = tuple(rollout_tensors), horizon
-        block = {name: rollout_tensors[name] for name in _names(names, *_READ)}
+        block = {name: rollout_tensors[name] for name in names_of(names, *_READ)}
         if self._waiting:
             length += len(self._waiting[keys.REWARDS])
             # Slots from a checkpoint are on the CPU.
@@ -69,9 +68,9 @@ class NStep:
     def _complete(self, block: Mapping[str, Tensor], complete: int) -> dict[str, Tensor]:
         """Make rows of the first slots of a block, `[slots, num_envs, ...]`, each followed by n - 1 others."""
         returns, discounts, last = self._returns(block, complete)
-        rows = {name: block[name] for name in _names(tuple(block), keys.OBS, keys.ACTIONS)}
+        rows = {name: block[name] for name in names_of(tuple(block), keys.OBS, keys.ACTIONS)}
         rows |= {keys.RETURNS: returns, keys.DISCOUNTS: discounts}
-        following = {name: block[name] for name in _names(tuple(block), keys.NEXT_OBS, keys.NEXT_ACTIONS)}
+        following = {name: block[name] for name in names_of(tuple(block), keys.NEXT_OBS, keys.NEXT_ACTIONS)}
         if last is None:
             rows |= following
         # Of one slot by one operator, which a step of one copy spares the time of two.
@@ -116,9 +115,3 @@ class NStep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of `state_dict`, which may be of another `n`."""
         self._waiting = {name: tensor.clone() for name, tensor in state["waiting"].items()}
-
-
-@functools.lru_cache
-def _names(names: Sequence[str], *trees: str) -> list[str]:
-    """Return the names that belong to one of some trees."""
-    return [name for name in names if is_part(name, *trees)]

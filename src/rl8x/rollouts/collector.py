@@ -16,10 +16,21 @@ import torch
 from rl8x.envs.base import Carry, Env
 from rl8x.execution import Execution
 from rl8x.policy import Policy
-from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.compiled import CompiledStepper
 from rl8x.rollouts.statistics import Stats, rollout_stats
-from rl8x.rollouts.step import Bootstrap, Cursor, Noises, Slot, Stepper, Transition, experience, first_cursor, outcome
+from rl8x.rollouts.step import (
+    Bootstrap,
+    Cursor,
+    Noises,
+    Rollout,
+    Slot,
+    Stepper,
+    Transition,
+    experience,
+    first_cursor,
+    flat,
+    outcome,
+)
 from rl8x.trees import tree_map
 
 
@@ -120,7 +131,7 @@ class Collector:
         played = self.play(self.noises(horizon, deterministic=deterministic))
         rollout = Rollout(horizon, self.env.num_envs)
         for t, transition in enumerate(itertools.islice(played, horizon)):
-            rollout.write_slot(t, outcome(transition.step))
+            rollout.write_slot(t, flat(outcome(transition.step)))
         return rollout_stats(rollout.tensors, horizon, self.env.team)
 
     def _start(self) -> tuple[Carry, Cursor]:

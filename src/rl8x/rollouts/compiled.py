@@ -17,8 +17,7 @@ from rl8x.envs.base import Carry
 from rl8x.execution.compiled import CompiledProgram
 from rl8x.execution.programs import Loop, ProgramError, TreeProgram, flat_of, prepare
 from rl8x.output import message_of
-from rl8x.rollouts.buffer import Rollout
-from rl8x.rollouts.step import Cursor, Stepper, Transition
+from rl8x.rollouts.step import Cursor, Rollout, Stepper, Transition, flat
 
 # Steps for which an environment is compared with its trace before it is compiled.
 _TRIAL_STEPS: Final = 4
@@ -125,7 +124,7 @@ class CompiledStepper(Stepper):
                 if not all(torch.allclose(a.double(), b.double(), **_ROUNDING) for a, b in pairs):
                     raise ValueError("steps on the same noise differ: it keeps something outside of its state")
                 final = {} if self.bootstrap is None else {keys.FINAL_VALUES: actual.act.values}
-                named = self.slot(cursor, actual.act, actual.step) | final
+                named = flat(self.slot(cursor, actual.act, actual.step)) | final
                 if rollout is not None:
                     rollout.allocate(named)
                     rollout.write_state(0, cursor.state)
@@ -205,7 +204,7 @@ class Horizon:
         state, (noise, sampling, *items) = tensors[:size], tensors[size:]
         carry, before = self._carry_of(state)
         after = Stepper.step(stepper, carry, before, noise, sampling)
-        written = stepper.slot(before, after.act, after.step)
+        written = flat(stepper.slot(before, after.act, after.step))
         if keys.FINAL_VALUES in self._names:
             written[keys.FINAL_VALUES] = stepper.final_values(after.act, after.step)
         values = [written[name] for name in self._names]

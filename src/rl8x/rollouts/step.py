@@ -1,11 +1,12 @@
-"""Eager steps of a policy in an environment; the reference for compiled and captured ones."""
+"""Eager steps of a policy in an environment, the reference for compiled ones, and the rollouts that they fill."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,11 +16,13 @@ from rl8x.envs.base import Carry, Env, Step, advanced
 from rl8x.execution import Execution
 from rl8x.models import State
 from rl8x.policy import Act, Policy
-from rl8x.rollouts.buffer import Rollout
-from rl8x.trees import Tree, first_tensor, flatten_tree, tree_map
+from rl8x.trees import Tree, first_tensor, flatten_tree, tree_map, unflatten_tree
 
-Slot = Callable[["Cursor", Act, Step], dict[str, Tensor]]
-"""Returns the tensors of one step that a slot of a rollout holds, by name, each `[num_envs, ...]`."""
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+Slot = Callable[["Cursor", Act, Step], dict[str, Tree]]
+"""Returns what a slot of a rollout holds of one step, by name: tensors `[num_envs, ...]`, or trees of them."""
 
 Bootstrap = Callable[[Tree, State, Tensor], Tensor]
 """Computes values `[rows]` of observations `[rows, *obs]`, given the policy's state `[rows, *]` and starts `[rows]`."""
@@ -52,15 +55,14 @@ class Transition(NamedTuple):
     step: Step
 
 
-def experience(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
-    """Return the tensors of a step that every algorithm stores, by name, each `[num_envs, ...]`."""
-    obs, actions = flatten_tree(keys.OBS, cursor.obs), flatten_tree(keys.ACTIONS, act.actions)
-    return {**obs, keys.STARTS: cursor.starts, **actions, **outcome(step)}
+def experience(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
+    """Return what every algorithm stores of a step, by name: tensors `[num_envs, ...]`, or trees of them."""
+    return {keys.OBS: cursor.obs, keys.STARTS: cursor.starts, keys.ACTIONS: act.actions, **outcome(step)}
 
 
-def outcome(step: Step) -> dict[str, Tensor]:
-    """Return the tensors of a step that statistics are made of, by name, each `[num_envs]`."""
-    named = {
+def outcome(step: Step) -> dict[str, Tree]:
+    """Return what statistics are made of, by name: tensors `[num_envs]`, or trees of them."""
+    named: dict[str, Tree] = {
         keys.REWARDS: step.rewards,
         keys.TERMINATED: step.terminated,
         keys.TRUNCATED: step.truncated,
@@ -71,19 +73,35 @@ def outcome(step: Step) -> dict[str, Tensor]:
         named[keys.VALID] = step.valid
     if step.ended is not None:
         named[keys.ENDED] = step.ended
-    named |= {f"{keys.SOURCES}/{label}": value for label, value in step.sources.items()}
-    return named | {f"{keys.METRICS}/{name}": value for name, value in step.metrics.items()}
+    if step.sources:
+        named[keys.SOURCES] = dict(step.sources)
+    if step.metrics:
+        named[keys.METRICS] = dict(step.metrics)
+    return named
 
 
-def actor_critic(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
-    """Return the tensors of a step that actor-critic algorithms store, by name, each `[num_envs, ...]`."""
-    params = {} if act.params is None else flatten_tree(keys.PARAMS, act.params)
-    return experience(cursor, act, step) | {keys.LOGP: act.logp, keys.VALUES: act.values} | params
+def actor_critic(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
+    """Return what actor-critic algorithms store of a step, by name: tensors `[num_envs, ...]`, or trees of them."""
+    named = experience(cursor, act, step) | {keys.LOGP: act.logp, keys.VALUES: act.values}
+    if act.params is not None:
+        named[keys.PARAMS] = dict(act.params)
+    return named
 
 
-def with_final_obs(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
-    """Return the tensors of `actor_critic`, and the observation before any reset, by name, each `[num_envs, ...]`."""
-    return actor_critic(cursor, act, step) | flatten_tree(keys.FINAL_OBS, step.final_obs)
+def with_final_obs(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
+    """Return that of `actor_critic`, and the observation before any reset."""
+    return actor_critic(cursor, act, step) | {keys.FINAL_OBS: step.final_obs}
+
+
+def flat(named: Mapping[str, Tree]) -> dict[str, Tensor]:
+    """Return the tensors of what a slot holds, each `[num_envs, ...]`, by the names that they have in a rollout."""
+    tensors: dict[str, Tensor] = {}
+    for name, tree in named.items():
+        if isinstance(tree, Tensor):
+            tensors[name] = tree
+        else:
+            tensors |= flatten_tree(name, tree)
+    return tensors
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -141,7 +159,7 @@ class Stepper:
         """Make a horizon's steps on noises `[horizon, num_envs, *]`, and write its slots; return what follows it."""
         noises = zip(env_noise.unbind(0), policy_noise.unbind(0), strict=True)
         for t, (before, after) in enumerate(self.play(carry, cursor, noises)):
-            named = self.slot(before, after.act, after.step)
+            named = flat(self.slot(before, after.act, after.step))
             if self.bootstrap is not None:
                 named[keys.FINAL_VALUES] = self.final_values(after.act, after.step)
             rollout.write_slot(t, named, before.state)
@@ -153,7 +171,7 @@ class Stepper:
         """Request the compilation of a horizon's program; None if there is none to be had."""
         return None
 
-    @property
+    @functools.cached_property
     def picks_rows(self) -> bool:
         """Whether values may be computed of some rows alone: of agents with weights of their own the places count."""
         return self.execution.host_looks and self.policy.num_separate == 1
@@ -164,7 +182,7 @@ class Stepper:
 
     def write_last(self, rollout: Rollout, cursor: Cursor) -> None:
         """Write the slot after the last step: the next observation, whether it begins an episode, and its value."""
-        named = flatten_tree(keys.OBS, cursor.obs) | {keys.STARTS: cursor.starts}
+        named = flat({keys.OBS: cursor.obs, keys.STARTS: cursor.starts})
         if self.bootstrap is not None:
             named[keys.VALUES] = self.bootstrap(cursor.obs, cursor.state, cursor.starts)
         rollout.write_slot(rollout.horizon, named)
@@ -174,7 +192,7 @@ class Stepper:
 
         If the host may read values, only truncated copies are evaluated; otherwise all are, without a host sync.
         """
-        values = torch.zeros(self.env.num_envs, device=self.policy.device)
+        values = torch.zeros(self.env.num_envs, device=self.env.device)
         if self.execution.host_looks and not self.truncates:
             return values
         cut = step.truncated & ~step.terminated
@@ -196,7 +214,101 @@ class Stepper:
         assert self.bootstrap is not None
         first = first_tensor(obs)
         values = self.bootstrap(obs, state, torch.zeros(len(first), dtype=torch.bool, device=first.device))
-        for part in flatten_tree(keys.OBS, obs).values():
+        for part in flat({keys.OBS: obs}).values():
             if part.is_floating_point() and part.numel():
                 values = values.masked_fill(~part.isfinite().reshape(len(part), -1).all(1), torch.nan)
         return values
+
+
+class Rollout:
+    """A time-major buffer of `horizon` steps of all copies; allocated at the first write, at fixed addresses.
+
+    Args:
+        horizon: Steps of each copy.
+        num_envs: Copies of the environment.
+        state_every: Slots between stored states of the policy; None stores the first.
+    """
+
+    def __init__(self, horizon: int, num_envs: int, *, state_every: int | None = None) -> None:
+        self.horizon = horizon
+        self.num_envs = num_envs
+        self.state_every = state_every or horizon
+        self.tensors: dict[str, Tensor] = {}
+        self.states: State = {}
+        self._metrics: list[str] = []
+        self._views: dict[str, tuple[Tensor, ...]] = {}
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """All buffers, `[horizon + 1, num_envs, ...]`, and the states, `[horizon / state_every, num_envs, ...]`."""
+        return self.tensors | {f"{keys.STATES}/{name}": state for name, state in self.states.items()}
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self.tensors[key]
+
+    def allocate(self, named: Mapping[str, Tensor]) -> None:
+        """Allocate missing buffers, given one step of each key, `[num_envs, ...]`."""
+        for name, value in named.items():
+            if name not in self.tensors:
+                # NaN marks steps without a value of the metric.
+                is_metric = name.startswith(f"{keys.METRICS}/")
+                self._metrics += [name] * is_metric
+                empty = math.nan if is_metric else 0.0
+                self.tensors[name] = value.new_full((self.horizon + 1, *value.shape), empty)
+                self._views[name] = self.tensors[name].unbind(0)
+
+    def write_slot(self, t: int, named: Mapping[str, Tensor], state: State | None = None) -> None:
+        """Copy one step of some keys, each `[num_envs, ...]`, into slot t, with the policy's state before it."""
+        if not named.keys() <= self._views.keys():
+            self.allocate(named)
+        for name, value in named.items():
+            self._views[name][t].copy_(value)
+        for name in self._metrics if t < self.horizon else ():
+            if name not in named:  # clear the value of the previous horizon
+                self._views[name][t].fill_(math.nan)
+        if state:
+            self.write_state(t, state)
+
+    def tree(self, key: str) -> Tree:
+        """Return observations or actions as a tree, each tensor `[horizon + 1, num_envs, ...]`."""
+        tree: Tree = unflatten_tree(key, self.tensors)
+        return tree
+
+    def write_state(self, t: int, state: State) -> None:
+        """Store the policy's state before slot t, if the slot begins a sequence."""
+        if t % self.state_every:
+            return
+        for name, value in state.items():
+            if name not in self.states:
+                self.states[name] = value.new_zeros((self.horizon // self.state_every, *value.shape))
+            self.states[name][t // self.state_every].copy_(value)
+
+    def truncate(self) -> None:
+        """Truncate the episodes that are running at the end of the horizon, because a reset follows.
+
+        Entries for their final observations, such as `final_values`, are copied from the last slot's (`values`).
+        """
+        last = self.horizon - 1
+        terminated, truncated = self.tensors[keys.TERMINATED][last], self.tensors[keys.TRUNCATED][last]
+        running = ~(terminated | truncated)
+        for name, stored in self.tensors.items():
+            if name.startswith(keys.FINAL_PREFIX):
+                final = stored[last]
+                mask = running.view(-1, *[1] * (final.dim() - 1))
+                final.copy_(torch.where(mask, self.tensors[name.removeprefix(keys.FINAL_PREFIX)][self.horizon], final))
+        truncated |= running
+        if keys.ENDED in self.tensors:
+            self.tensors[keys.ENDED][last] = True
+
+    def as_tensordict(self) -> TensorDict:
+        """Return the buffer as a TensorDict of batch size `[num_envs, horizon + 1]`, sharing its memory."""
+        from tensordict import TensorDict  # imports torch's compiler, which takes a second
+
+        views = {key: value.transpose(0, 1) for key, value in self.tensors.items()}
+        return TensorDict(views, batch_size=[self.num_envs, self.horizon + 1])
+
+
+def under(group: str, tensors: Mapping[str, Tensor], horizon: int) -> dict[str, Tensor]:
+    """Return the tensors of a group of keys, by their names without the prefix, their first `horizon` slots."""
+    named = [(name.partition("/"), tensor[:horizon]) for name, tensor in tensors.items()]
+    return {name: tensor for (first, _, name), tensor in named if first == group}

@@ -189,7 +189,7 @@ def test_several_threads_have_the_bits_of_one(monkeypatch):
     found = []
     for count in (1, 3):
         monkeypatch.setattr("torch.get_num_threads", lambda count=count: count)
-        monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK_EAGER", 0)
+        monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK_EAGER", 0)
         algorithm = build(**GRU, seq_len=2)
         algorithm.collect()
         algorithm.step()

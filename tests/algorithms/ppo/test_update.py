@@ -41,8 +41,8 @@ def test_the_updates_of_a_step_are_one_program_unless_a_limit_may_end_them_after
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Cut small minibatches into chunks for two workers, as large ones are."""
-    monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK", 0)
-    monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK_EAGER", 0)
+    monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK", 0)
+    monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK_EAGER", 0)
     monkeypatch.setattr("rl8x.algorithms.on_policy.update._CHUNK_STEPS", 5)
     monkeypatch.setattr("rl8x.algorithms.on_policy.update._CHUNK_ACTIVATIONS", 64)
     before = torch.get_num_threads()

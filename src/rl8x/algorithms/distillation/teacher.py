@@ -22,14 +22,14 @@ import rl8x
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.envs.base import Step
-from rl8x.execution.threads import kept_generators
+from rl8x.execution.execution import kept_generators
 from rl8x.models import State
 from rl8x.output import described
 from rl8x.policy import Act, Policy, numbered
 from rl8x.portable import SUFFIX
 from rl8x.rollouts.step import Cursor, experience
 from rl8x.spaces import describe_space, space_from_plain, space_to_plain, where_rows
-from rl8x.trees import Tree, flatten_tree
+from rl8x.trees import Tree
 
 # State of a policy that acting does not need: the value normaliser.
 _NOT_ACTING: Final = "value_moments."
@@ -206,11 +206,10 @@ class Guided(nn.Module):
         return {**own, **{f"{_TEACHERS}{name}": value for name, value in others.items()}}
 
 
-def labelled(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
-    """Return a step's tensors to store, by name, each `[num_envs, ...]`, with the label and who acted."""
+def labelled(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
+    """Return what to store of a step, by name, each `[num_envs, ...]`, with the label and who acted."""
     assert act.labels is not None
-    label = flatten_tree(LABELS, act.labels[LABELS])
-    return experience(cursor, act, step) | label | {PLAYS: act.labels[PLAYS]}
+    return experience(cursor, act, step) | {LABELS: act.labels[LABELS], PLAYS: act.labels[PLAYS]}
 
 
 class View:

@@ -54,7 +54,7 @@ from rl8x.algorithms.seeds import part_seed, seeded
 from rl8x.envs import Env, validate
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.envs.team import Team
-from rl8x.execution.threads import flushed_denormals
+from rl8x.execution.execution import flushed_denormals
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.ring import Replay

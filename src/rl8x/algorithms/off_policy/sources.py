@@ -33,12 +33,11 @@ from rl8x.replay.dataset import Dataset
 from rl8x.replay.nstep import NStep
 from rl8x.replay.prioritized import PrioritizedReplay
 from rl8x.replay.ring import Replay
-from rl8x.rollouts.finite import COLLECTED, gathered_not_finite
-from rl8x.rollouts.statistics import Array, Number, Stats, rollout_stats
+from rl8x.rollouts.statistics import COLLECTED, Array, Number, Stats, gathered_not_finite, rollout_stats
 from rl8x.rollouts.step import Cursor, experience
 from rl8x.schedules import Schedule
 from rl8x.spaces import describe_space
-from rl8x.trees import flatten_tree, without_ends
+from rl8x.trees import Tree, without_ends
 
 REPLAY_SIZE: Final = "replay/size"
 # Maximum updates between writes of priorities, as the batches of a block are drawn before it.
@@ -50,12 +49,12 @@ Exploring = Callable[..., AbstractContextManager[Mapping[str, Number]]]
 """Given `warms_up`, returns the context of a collect, which gives metrics of how it explores."""
 
 
-def transition(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
-    """Return the tensors of a step to store, `[num_envs, ...]` each, with the next observation before any reset."""
+def transition(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
+    """Return what to store of a step, `[num_envs, ...]` each, with the next observation before any reset."""
     final = step.final_obs
     if final is not step.obs:  # else nothing ended
         final = without_ends(final, step.terminated)
-    return experience(cursor, act, step) | flatten_tree(keys.NEXT_OBS, final)
+    return experience(cursor, act, step) | {keys.NEXT_OBS: final}
 
 
 def collected_stats(rollout: Mapping[str, Array], horizon: int, team: Team | None = None) -> Stats:

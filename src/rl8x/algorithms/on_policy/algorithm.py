@@ -29,13 +29,12 @@ from rl8x.distributed import ranks
 from rl8x.envs import Env, validate
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import Program
-from rl8x.execution.threads import flushed_denormals
+from rl8x.execution.execution import flushed_denormals
 from rl8x.policy import Policy
-from rl8x.rollouts.finite import gathered_not_finite
-from rl8x.rollouts.statistics import Number, Stats
+from rl8x.rollouts.statistics import Number, Stats, gathered_not_finite
 from rl8x.rollouts.step import Bootstrap, Slot
 from rl8x.schedules import Schedule
-from rl8x.trees import is_part
+from rl8x.trees import names_of
 
 OnPolicyConfigT = TypeVar("OnPolicyConfigT", bound=OnPolicyConfig)
 
@@ -93,6 +92,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
             renews=self.renews,
             in_order=any(effects),
         )
+        self._states = tuple(self.policy.initial_state(1))
         self.fresh = False
 
     env: Env
@@ -329,9 +329,9 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
 
     def _fill_pack(self, targets: Mapping[str, Tensor]) -> None:
         """Pack the updates' data: the rollout, and the targets, `[horizon, num_envs]` each."""
-        horizon = self.config.horizon
-        packed = {name: value[:horizon] for name, value in self.rollout.tensors.items() if is_part(name, *self.packed)}
-        states = {name: self.rollout.states[name] for name in self.policy.initial_state(1)}
+        rollout, horizon = self.rollout, self.config.horizon
+        packed = {name: rollout[name][:horizon] for name in names_of(tuple(rollout.tensors), *self.packed)}
+        states = {name: rollout.states[name] for name in self._states}
         self.pack.fill(packed | dict(targets), states)
 
     @property

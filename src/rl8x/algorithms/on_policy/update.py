@@ -17,9 +17,9 @@ from rl8x.algorithms.on_policy.minibatches import Rows, SequenceBatch, SequenceP
 from rl8x.algorithms.optimizer import AdaptiveRate, FlatOptimizer, clip_and_apply
 from rl8x.distributed import ranks, sum_over_ranks
 from rl8x.execution import Execution, Program
+from rl8x.execution.execution import Workers
 from rl8x.execution.private import Substitution
 from rl8x.execution.programs import Loop, prepare
-from rl8x.execution.threads import Workers
 from rl8x.policy import Policy, training_mode
 
 # Transitions per chunk, whose activations are kept for one backward pass: bounds the memory, and on the CPU keeps
