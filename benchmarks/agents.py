@@ -1,106 +1,174 @@
-"""PPO with several agents beside BenchMARL's MAPPO and IPPO: `python -m benchmarks.agents --out FOLDER`.
+"""PPO with several agents beside BenchMARL's MAPPO and IPPO, a run for each seed of each work, on one thread.
 
-The work is BenchMARL's as it ships it: its task files, 10 copies x 600 steps in a collect, 45 epochs of minibatches of
-400 steps of copies, two layers of 256 under tanh. Both play `EPISODES` episodes with the final policy, deterministic; a
-result has the mean return of the team and the seconds of the training on one thread. BenchMARL (1.5) is installed by
-itself, in an environment of its own whose Python `--benchmarl` names. Nothing was measured with it yet.
+    python -m benchmarks.agents --benchmarl PYTHON      # hours; goes on where it was cut off
+    python -m benchmarks.agents --benchmarl PYTHON --speed
+
+BenchMARL (1.5) lies in an environment of its own, whose Python is given. It trains as it is shipped: its task files, 10
+copies x 600 steps, 45 epochs of minibatches of 400 steps of copies, two layers of 256 under tanh; rl8x by its defaults,
+with `COPIES` copies. An agent step is a step of one agent in one copy. Afterwards each plays `EPISODES` new episodes
+with its final policy, deterministic; the return of an episode is the mean over its agents of their sums of rewards.
+Seconds are of the processor, of the training alone and of what was compiled for it, from an empty cache.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results import RESULTS, ROOT, Row, held, machine, save, version
+
+OUT = RESULTS / "agents.json"
 EPISODES = 64
+COPIES = 32
+_NAVIGATION = {"collisions": True, "agents_with_same_goal": 1, "observe_all_goals": False, "shared_rew": False}
+_NAVIGATION |= {"split_goals": False, "lidar_range": 0.35, "agent_radius": 0.1}
+# Steps are those of agents; the options are those of BenchMARL's task files but for the steps of an episode of the
+# first, and are given to both.
 WORKS: dict[str, dict[str, Any]] = {
-    "simple_spread": {"family": "pettingzoo", "agents": 3, "steps": 1_000_000, "seeds": 5},
-    "balance": {"family": "vmas", "agents": 3, "steps": 300_000, "seeds": 3},
-    "navigation": {"family": "vmas", "agents": 3, "steps": 300_000, "seeds": 3},
+    "simple_spread": {"agents": 3, "steps": 1_000_000, "seeds": 5, "limit": 25, "options": {"local_ratio": 0.5}},
+    "balance": {
+        "agents": 4,
+        "steps": 300_000,
+        "seeds": 3,
+        "limit": 100,
+        "options": {"random_package_pos_on_line": True, "package_mass": 5},
+    },
+    "navigation": {"agents": 3, "steps": 300_000, "seeds": 3, "limit": 100, "options": _NAVIGATION},
 }
-"""Steps are those of agents."""
-
-THEIRS = """
-import sys, time, torch
-from benchmarl.algorithms import IppoConfig, MappoConfig
-from benchmarl.environments import PettingZooTask, VmasTask
-from benchmarl.experiment import Experiment, ExperimentConfig
-from benchmarl.models.mlp import MlpConfig
-
-family, name, algorithm, frames, episodes, seed = sys.argv[1:]
-torch.set_num_threads(1)
-config = ExperimentConfig.get_from_yaml()
-config.max_n_frames, config.loggers, config.create_json, config.render = int(frames), [], False, False
-config.evaluation_episodes, config.evaluation_interval = int(episodes), int(frames)
-config.prefer_continuous_actions = family == "vmas"
-task = {"vmas": VmasTask, "pettingzoo": PettingZooTask}[family][name.upper()].get_from_yaml()
-task.config |= {"max_cycles": 25} if family == "pettingzoo" else {"max_steps": 100}
-made = Experiment(
-    task=task, algorithm_config={"mappo": MappoConfig, "ippo": IppoConfig}[algorithm].get_from_yaml(), seed=int(seed),
-    model_config=MlpConfig.get_from_yaml(), critic_model_config=MlpConfig.get_from_yaml(), config=config,
-)
-begin = time.perf_counter()
-made.run()
-print(made.mean_return, time.perf_counter() - begin)
-"""
+ALGORITHMS, LIBRARIES = ("mappo", "ippo"), ("rl8x", "benchmarl")
 
 
-def ours(name: str, algorithm: str, seed: int) -> tuple[float, float]:
-    """Train and test PPO; return the team's mean return and the seconds of the training."""
+def processor_seconds() -> float:
+    """Return the processor's seconds of this process and of those that it started and that have ended."""
+    return sum(os.times()[:4])
+
+
+def timed(train: Callable[[], Any]) -> Row:
+    """Train, and return the seconds."""
+    wall, cpu = time.perf_counter(), processor_seconds()
+    train()
+    return {"cpu_s": round(processor_seconds() - cpu, 1), "wall_s": round(time.perf_counter() - wall, 1)}
+
+
+def of_rl8x(name: str, algorithm: str, seed: int, steps: int) -> Row:
+    """Train and test rl8x's PPO."""
     from rl8x import HitsUpperBound, NullTracker, PPOConfig, Trainer
 
     work = WORKS[name]
-    model = {"hidden_sizes": [256, 256], "activation": "tanh"}
-    size = {"num_envs": 10, "horizon": 600, "sgd_minibatch_size": 1200, "num_sgd_iters": 45}
-    plain = {"lr_schedule": None, "vf_clip_param": None, "normalize_observations": False, "normalize_rewards": False}
-    here = {"seed": seed, "device": "cpu", "num_threads": 1}
-    config = PPOConfig(lr=5e-5, max_grad_norm=5.0, model_config=model, **size, **plain, **here)
-    seen = {"state": "shared" if algorithm == "mappo" else None}
-    if work["family"] == "vmas":
-        env, kwargs = "rl8x.envs.VmasEnv", {"scenario": name, "time_limit": 100, "n_agents": work["agents"]}
+    if name == "simple_spread":
+        env, make = "rl8x.envs.PettingZooEnv", f"mpe2.{name}_v3:parallel_env"
+        kwargs = {"make": make, "N": work["agents"], "max_cycles": work["limit"]}
     else:
-        env, kwargs = "rl8x.envs.PettingZooEnv", {"make": f"mpe2.{name}_v3:parallel_env", "max_cycles": 25}
-    trainer = Trainer(
-        config.build(env, **kwargs, **seen), tracker=NullTracker(), checkpoints=False, num_eval_envs=EPISODES
-    )
-    begin = time.perf_counter()
-    trainer.run(stop_conditions=[HitsUpperBound("env/steps", work["steps"])], progress="none")
-    seconds = time.perf_counter() - begin
-    return trainer.eval()["eval/returns/mean"], seconds
+        env, kwargs = "rl8x.envs.VmasEnv", {"scenario": name, "n_agents": work["agents"], "time_limit": work["limit"]}
+    config = PPOConfig(num_envs=COPIES, seed=seed, device="cpu", num_threads=1)
+    state = "shared" if algorithm == "mappo" else None
+    made = config.build(env, **kwargs, **work["options"], state=state, team_return="mean")
+    trainer = Trainer(made, tracker=NullTracker(), checkpoints=False, num_eval_envs=EPISODES)
+    row = timed(lambda: trainer.run(stop_conditions=[HitsUpperBound("env/steps", steps)], progress="none"))
+    tested = trainer.eval()
+    assert tested["eval/episodes/ended"] == EPISODES
+    return row | {"agent_steps": trainer.state["env/steps"], "mean_return": round(tested["eval/returns/mean"], 4)}
 
 
-def theirs(python: str, name: str, algorithm: str, seed: int) -> tuple[float, float]:
-    """Do the same with BenchMARL, by another Python."""
+def of_benchmarl(name: str, algorithm: str, seed: int, steps: int) -> Row:
+    """Train and test BenchMARL's, which has no notion of agent steps: its frames are steps of copies."""
+    import torch
+    from benchmarl.algorithms import IppoConfig, MappoConfig
+    from benchmarl.environments import PettingZooTask, VmasTask
+    from benchmarl.experiment import Experiment, ExperimentConfig
+    from benchmarl.models.mlp import MlpConfig
+
+    if name == "simple_spread":  # TorchRL looks for it where PettingZoo had it before
+        import mpe2.all_modules
+
+        sys.modules |= {"pettingzoo.mpe": mpe2, "pettingzoo.mpe.all_modules": mpe2.all_modules}
+    torch.set_num_threads(1)
     work = WORKS[name]
-    words = [work["family"], name, algorithm, work["steps"] // work["agents"], EPISODES, seed]
-    done = subprocess.run([python, "-c", THEIRS, *map(str, words)], check=True, stdout=subprocess.PIPE, text=True)
-    mean, seconds = map(float, done.stdout.split()[-2:])
-    return mean, seconds
+    config = ExperimentConfig.get_from_yaml()
+    config.max_n_frames = -(-steps // work["agents"])
+    config.loggers, config.create_json, config.render, config.evaluation = [], False, False, False
+    config.evaluation_episodes = EPISODES
+    config.prefer_continuous_actions = name != "simple_spread"
+    task = (PettingZooTask if name == "simple_spread" else VmasTask)[name.upper()].get_from_yaml()
+    task.config["max_cycles" if name == "simple_spread" else "max_steps"] = work["limit"]
+    assert task.config.items() >= work["options"].items()
+    assert work["agents"] == task.config["N" if name == "simple_spread" else "n_agents"]
+    made = Experiment(
+        task=task,
+        algorithm_config={"mappo": MappoConfig, "ippo": IppoConfig}[algorithm].get_from_yaml(),
+        model_config=MlpConfig.get_from_yaml(),
+        critic_model_config=MlpConfig.get_from_yaml(),
+        seed=seed,
+        config=config,
+    )
+    close, played = made.close, []
+    made.close = lambda: None  # a run closes the environment of evaluations
+    row, logger, (group,) = timed(made.run), made.logger, made.group_map
+    made._on_evaluation_end = played.extend
+    made.evaluate()
+    assert len(played) == EPISODES
+    lengths = [int(logger._get_global_done(each).flatten().nonzero()[0]) + 1 for each in played]
+    returns = [
+        float(logger._get_reward(group, each)[:length].sum(0).mean())
+        for each, length in zip(played, lengths, strict=True)
+    ]
+    close()
+    return row | {"agent_steps": made.total_frames * work["agents"], "mean_return": round(sum(returns) / EPISODES, 4)}
+
+
+def asked_for(python: str, *words: Any) -> Any:
+    """Return what a process of its own tells of a training, on one thread and with an empty cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RL8X_CACHE_DIR": f"{folder}/cache"}
+        paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "PYTHONWARNINGS": "ignore"}
+        command = [python, "-m", "benchmarks.agents", "--one", *map(str, words)]
+        done = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, cwd=folder, env=os.environ | own | paths
+        )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
-    """Measure all works that have no result yet, a file each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="the folder of results")
-    parser.add_argument("--benchmarl", help="the Python that has BenchMARL; without it rl8x alone is measured")
+    """Measure what has no result yet; a result is written as soon as it is there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--benchmarl", metavar="PYTHON", help="the Python that has BenchMARL")
     parser.add_argument("--works", nargs="*", default=[*WORKS], choices=[*WORKS])
+    parser.add_argument("--seeds", type=int, default=5, help="at most so many of each work")
+    parser.add_argument("--share", type=float, default=1.0, help="of the steps: to try, with --out")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--one", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    for name in options.works:
-        for algorithm in ("mappo", "ippo"):
-            for seed in range(WORKS[name]["seeds"]):
-                for library in ("rl8x", *(["benchmarl"] if options.benchmarl else [])):
-                    file = options.out / f"{name}-{algorithm}-{library}-{seed}.json"
-                    if file.exists():
-                        continue
-                    given = (name, algorithm, seed)
-                    mean, seconds = ours(*given) if library == "rl8x" else theirs(options.benchmarl, *given)
-                    file.write_text(json.dumps({"mean_return": mean, "seconds": seconds}))
-                    print(file.stem, f"{mean:.4g}", f"{seconds:.0f} s", file=sys.stderr)
+    if options.one:
+        library, name, algorithm, seed, steps = options.one
+        row = {"rl8x": of_rl8x, "benchmarl": of_benchmarl}[library](name, algorithm, int(seed), int(steps))
+        print(json.dumps(row | {"version": version(library)}))
+        return
+    pythons = {"rl8x": sys.executable, "benchmarl": options.benchmarl}
+    works = [
+        (seed, name, algorithm, library)
+        for seed in range(options.seeds)
+        for name in options.works
+        for algorithm in ALGORITHMS
+        for library in LIBRARIES
+        if seed < WORKS[name]["seeds"]
+    ]
+    for seed, name, algorithm, library in works:
+        tags = {"work": name, "algorithm": algorithm, "library": library, "seed": seed}
+        if any(row.items() >= tags.items() for row in held(options.out).get("rows", [])) or not pythons[library]:
+            continue
+        steps = round(WORKS[name]["steps"] * options.share)
+        row = tags | asked_for(pythons[library], library, name, algorithm, seed, steps)
+        result = held(options.out)
+        save(options.out, {"machine": machine(), **result, "rows": [*result.get("rows", []), row]})
+        print(row, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
