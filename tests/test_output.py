@@ -49,7 +49,7 @@ def test_a_command_trains_to_its_end_and_says_so_by_its_exit_code(tmp_path, begi
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         streams = {"stdin": subprocess.DEVNULL, "stdout": descriptor, "stderr": descriptor}
         command.append(f"checkpoints.directory={tmp_path / 'job'}")
-        code = start(command, env=environment, cwd=tmp_path, **streams).wait(timeout=120)
+        code = start(command, env=environment, cwd=tmp_path, **streams).wait(timeout=240)
     finally:
         os.close(descriptor)
     assert code == 0
@@ -107,7 +107,7 @@ with SignalGuard():
 def test_a_signal_is_not_told_to_a_file_that_has_the_number_of_standard_error(tmp_path):
     path = tmp_path / "database"
     command = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-c", SIGNALLED, str(path)]
-    assert subprocess.run(command, timeout=120, check=False, stdin=subprocess.DEVNULL).returncode == 0
+    assert subprocess.run(command, timeout=240, check=False, stdin=subprocess.DEVNULL).returncode == 0
     assert path.read_bytes() == b""
 
 

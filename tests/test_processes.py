@@ -177,14 +177,17 @@ def test_the_page_ends_with_its_command_and_leaves_the_port(run_folder):
     environment = {**os.environ, "PYTHONWARNINGS": "error"}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(words, cwd=run_folder, env=environment, **quiet) as page:
-        deadline = time.monotonic() + 120
-        while not answers(port):
-            assert page.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        family = psutil.Process(page.pid).children(recursive=True)
-        page.send_signal(signal.SIGTERM)
-        assert page.wait(30) == 0
+        try:
+            deadline = time.monotonic() + 120
+            while not answers(port):
+                assert page.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            family = psutil.Process(page.pid).children(recursive=True)
+            page.send_signal(signal.SIGTERM)
+            assert page.wait(30) == 0
+        finally:
+            page.kill()  # which is waited for, also where it did not end by itself
     assert len(family) == 3
     assert not any(process.is_running() for process in family)
     with socket.create_server(("127.0.0.1", port)):  # it is free at once

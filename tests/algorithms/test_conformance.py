@@ -444,10 +444,10 @@ class OneLegal(Probe):
 
 @pytest.mark.parametrize("case", LEARNED)
 def test_illegal_actions_are_neither_taken_nor_bootstrapped_from(case):
-    _, _, options = LEARNED[case]
+    steps, _, options = LEARNED[case]
     if case == "sac, discrete":
         options = options | {"alpha": 3.0}  # 3 times the logarithm of their probability is infinite
-    algorithm = learned(case, OneLegal, 30, **options | ({"v_min": -3.0, "v_max": 3.0} if "atoms" in case else {}))
+    algorithm = learned(case, OneLegal, steps, **options | ({"v_min": -3.0, "v_max": 3.0} if "atoms" in case else {}))
     taken = algorithm.rollout[keys.ACTIONS] if algorithm.config.algorithm is algorithms.PQN else None
     taken = algorithm.replay.as_tensordict()["actions"] if taken is None else taken[:8]
     assert set(taken.unique().tolist()) == {2, 3}

@@ -317,18 +317,3 @@ def test_illegal_actions_are_not_in_the_sum():
         table = algorithm.critics({"x": torch.zeros(1, 1)})[:, 0]
         found = penalty(algorithm.critics, torch.zeros(2, 6))
     assert found.item() == pytest.approx(table[:, 1:].logsumexp(-1).sum().item(), rel=1e-5)
-
-
-# -- exploring
-
-
-def test_actions_of_the_warm_up_are_uniform_in_the_box():
-    algorithm = build(num_envs=500, horizon=8, warmup_steps=4000)
-    algorithm.collect()
-    actions = algorithm.rollout.tensors[keys.ACTIONS][:8].flatten()
-    counts = torch.histc(actions, 20, -2.0, 2.0)
-    assert counts.sum() == 4000
-    assert ((counts - 200) ** 2 / 200).sum() < 43.8  # chi-square of 19 degrees of freedom, 0.001
-    algorithm.collect()
-    later = torch.histc(algorithm.rollout.tensors[keys.ACTIONS][:8].flatten(), 20, -2.0, 2.0)
-    assert ((later - 200) ** 2 / 200).sum() > 100

@@ -82,22 +82,6 @@ def test_parameters_of_the_parts_are_parameters_of_the_whole():
     assert [name for name, _ in Composite(SPACE).named_parameters()] == ["parts.1.log_std"]
 
 
-@pytest.mark.parametrize(
-    ("space", "options", "error", "says"),
-    [
-        (BOX, {}, TypeError, "Dict or Tuple"),
-        (spaces.Dict({}), {}, ValueError, "at least one part"),
-        (SPACE, {"ster": {}}, ValueError, "Did you mean 'steer'"),
-        (SPACE, {"steer": "squashed_normal"}, TypeError, "must map names"),
-        (SPACE, {"steer": {"sdt": "free"}}, ValueError, "Did you mean 'std'"),
-        (SPACE, {"go": {"distribution": "normal"}}, TypeError, "Box"),
-    ],
-)
-def test_what_is_wrong_is_said(space, options, error, says):
-    with pytest.raises(error, match=says):
-        Composite(space, **options)
-
-
 def test_the_users_options_stay_as_they_are():
     options = {"distribution": "squashed_normal", "std": "free"}
     Composite(SPACE, steer=options)

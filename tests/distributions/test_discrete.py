@@ -118,12 +118,6 @@ def test_extreme_logits_give_finite_values_and_gradients(scale, masked):
         assert bool(mask.gather(-1, actions.unsqueeze(-1)).all())
 
 
-def test_there_are_no_reparameterised_samples():
-    distribution = Categorical(Discrete(3))
-    with pytest.raises(TypeError, match="discrete"):
-        distribution.rsample(distribution.from_features(torch.zeros(1, 3)), torch.rand(1, 1))
-
-
 SIZES = [3, 1, 5, 2]
 
 

@@ -55,34 +55,6 @@ def test_the_users_config_stays_as_it_is():
     assert config == {"std": "state"}
 
 
-@pytest.mark.parametrize(
-    ("spec", "space", "config", "error", "says"),
-    [
-        ("categorial", spaces.Discrete(2), None, ValueError, "Did you mean 'categorical'"),
-        (None, BOX, {"sdt": "free"}, ValueError, "Did you mean 'std'.*initial_std"),
-        (None, spaces.Discrete(2), {"std": "free"}, ValueError, "Categorical takes nothing in `distribution_config`"),
-        (None, spaces.Text(3), None, ValueError, "Discrete, Box, MultiDiscrete, MultiBinary, Dict, Tuple"),
-        ("normal", spaces.Discrete(2), None, TypeError, "Box"),
-        ("categorical", BOX, None, TypeError, "Discrete"),
-        ("multi_categorical", spaces.Discrete(3), None, TypeError, "MultiDiscrete"),
-        ("bernoulli", spaces.Discrete(2), None, TypeError, "MultiBinary"),
-        ("epsilon_greedy", spaces.MultiDiscrete([2, 3]), None, TypeError, "EpsilonGreedy needs a Discrete"),
-        (
-            "epsilon_greedy",
-            spaces.Discrete(2),
-            {"epsilon": 1.1},
-            ValueError,
-            "`epsilon` must be at least 0 and at most 1",
-        ),
-        (3, BOX, None, TypeError, "subclass of Distribution"),
-        (dict, BOX, None, TypeError, "subclass of Distribution"),
-    ],
-)
-def test_what_is_wrong_is_said(spec, space, config, error, says):
-    with pytest.raises(error, match=says):
-        make_distribution(spec, space, config)
-
-
 CASES = [
     ("categorical", spaces.Discrete(4), {}),
     ("categorical", spaces.Discrete(40), {}),

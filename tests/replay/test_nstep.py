@@ -169,10 +169,3 @@ def test_what_waits_goes_where_the_rollout_is():
     resumed.load_state_dict(nstep.state_dict())
     rows = resumed.rows({name: tensor.to("meta") for name, tensor in horizon_of(2).items() if name != "valid"}, 2)
     assert {(len(tensor), tensor.device.type) for tensor in rows.values()} == {(2 * 2, "meta")}
-
-
-def test_what_makes_no_return_is_refused():
-    with pytest.raises(ValueError, match="`n` must be at least 1 step; got 0"):
-        NStep(0, 0.9)
-    with pytest.raises(ValueError, match=r"`gamma` must be in \[0, 1\]; got 1.5"):
-        NStep(1, 1.5)

@@ -226,14 +226,3 @@ def test_a_replay_whose_loading_failed_is_empty():
         replay.sample(1, 1, torch.Generator())
     replay.append(rows_of(3))
     assert replay.sample(1, 100, torch.Generator().manual_seed(1)).max() == 2
-
-
-def test_an_empty_replay_is_not_sampled():
-    with pytest.raises(RuntimeError, match="append some before"):
-        PrioritizedReplay(4, "cpu").sample(1, 1, torch.Generator())
-
-
-@pytest.mark.parametrize(("option", "value"), [("alpha", -0.1), ("alpha", 1.1), ("epsilon", 0.0)])
-def test_options_out_of_range_are_refused(option, value):
-    with pytest.raises(ValueError, match=f"`{option}` must be .*; got {value}"):
-        PrioritizedReplay(4, "cpu", **{option: value})

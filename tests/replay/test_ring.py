@@ -82,16 +82,6 @@ def test_rows_are_drawn_uniformly():
     assert ((counts - 1000.0).square() / 1000.0).sum() < 72.1
 
 
-def test_an_empty_ring_is_not_sampled():
-    replay = Replay(4, "cpu")
-    replay.append({})
-    assert len(replay.as_tensordict()) == 0
-    with pytest.raises(RuntimeError, match="append some before"):
-        replay.sample(1, 1, torch.Generator())
-    with pytest.raises(RuntimeError, match="append some before"):
-        replay.gather(torch.zeros(1, dtype=torch.int64))
-
-
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_rows_that_are_not_finite_do_not_enter(number):
     replay = Replay(8, "cpu")
@@ -165,8 +155,3 @@ def test_a_ring_on_a_disk_leaves_no_file(tmp_path):
     replay = Replay(10, "cpu", path=tmp_path)
     replay.append(rows_of(range(5)))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_capacity_is_positive():
-    with pytest.raises(ValueError, match="at least 1 row; got 0"):
-        Replay(0, "cpu")

@@ -49,7 +49,7 @@ class Counting(Probe):
 # -- the updates that are due
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     ratio=st.sampled_from([0.1, 1 / 3, 0.7, 1.0, 1 / 64]),
     n_step=st.integers(1, 5),
@@ -58,7 +58,7 @@ class Counting(Probe):
 )
 def test_counters_say_what_was_done(ratio, n_step, horizon, warmup):
     algorithm = build(updates_per_sample=ratio, n_step=n_step, horizon=horizon, warmup_steps=warmup)
-    steps = 12
+    steps = 8
     train(algorithm, steps)
     collected = 8 * horizon
     warm = -(-warmup // collected)
