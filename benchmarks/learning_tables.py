@@ -182,14 +182,12 @@ def _interval(ours: Sequence[float], theirs: Sequence[float] | None = None) -> s
     """Write a mean over seeds, or by how much it is ahead of another, and the half width of its interval."""
     from scipy import stats
 
-    samples = [ours] if theirs is None else [ours, theirs]
     mean = statistics.fmean(ours) - (statistics.fmean(theirs) if theirs else 0.0)
-    if min(map(len, samples)) < 2:
+    if min(len(ours), len(theirs or ours)) < 2:
         return f"{mean:.1f}"
-    parts = [statistics.variance(values) / len(values) for values in samples]
-    # Welch's degrees of freedom, which of one sample are Student's.
-    spread = sum(part**2 / (len(values) - 1) for part, values in zip(parts, samples, strict=True))
-    half = float(stats.t.ppf(0.975, sum(parts) ** 2 / spread)) * math.sqrt(sum(parts)) if spread else 0.0
+    test = stats.ttest_ind(ours, theirs, equal_var=False) if theirs else stats.ttest_1samp(ours, 0.0)
+    low, high = test.confidence_interval(0.95)
+    half = 0.0 if math.isnan(low) else (high - low) / 2
     return f"{mean:.1f} ± {half:.1f}"
 
 

@@ -52,13 +52,9 @@ class Recorder:
         self._mark = time.perf_counter()
 
     def tick(self, act: Act | None = None) -> None:
-        """Call this when an iteration has ended.
+        """Call this when an iteration has ended; raises `DoneError` when enough was measured.
 
-        Args:
-            act: The deterministic policy, from observations `[n, d]` to actions `[n]` or `[n, 1]`, numpy arrays.
-
-        Raises:
-            DoneError: When enough was measured.
+        `act` is the deterministic policy, from observations `[n, d]` to actions `[n]` or `[n, 1]`, numpy arrays.
         """
         self._synchronize()
         self.durations.append(time.perf_counter() - self._mark)
@@ -163,10 +159,7 @@ def evaluate(env_name: str, act: Act, *, seed: int, episodes: int = EVAL_EPISODE
 def main(library: str, train: Callable[[Job, Recorder], None], packages: tuple[str, ...] = ()) -> None:
     """Read a job from standard input, do it in the working folder, and print one line of JSON.
 
-    Args:
-        library: Name of the library's distribution.
-        train: Builds the work with the library, calls `recorder.start()`, and `recorder.tick()` after every iteration.
-        packages: Distributions whose versions are told beside the library's.
+    `train` builds the work with the library, calls `recorder.start()`, and `recorder.tick()` after every iteration.
     """
     job = Job.from_json(sys.stdin.read())
     cores = sorted(os.sched_getaffinity(0))[: job.threads]

@@ -92,8 +92,9 @@ class Session:
     def __init__(self, args: argparse.Namespace, out: Path | None, works: Mapping[str, Work | ReplayWork]) -> None:
         self.args, self.out, self.on_gpu = args, out, args.device != "cpu"
         self.works = {name: quick(work) if args.quick else work for name, work in works.items()}
-        self.result: dict[str, Any] = {**(held(out) if out else {}), **settings_of(args, self.works)}
-        self.end = time.monotonic() + 60.0 * args.minutes
+        before: dict[str, Any] = held(out) if out else {}
+        self.result = {**before, **settings_of(args, self.works)}
+        self.result["machine"] |= {name: gpu for name, gpu in before.get("machine", {}).items() if name == "gpu"}
         self.carried = carried() if self.on_gpu else {}
 
     def save(self) -> None:
@@ -135,7 +136,7 @@ class Session:
                 cell = {"peer": peer, "variant": variant, "work": name, "run": index}
                 if any(cell.items() <= row.items() and "error" not in row for row in self.result.get(group, [])):
                     continue
-                if time.monotonic() > self.end:
+                if time.monotonic() > self.args.end:
                     self.result.setdefault("left_out", []).append(f"{name} {peer} {variant}")
                     continue
                 changed = {key: value for key, value in changes.items() if key != "env"}
@@ -170,6 +171,7 @@ def measure_limits(session: Session) -> None:
 
 def measure_throughput(session: Session) -> None:
     """Time iterations of every work, library and variant."""
+    session.result.pop("left_out", None)
     times = {"warmup_s": 1.0, "timed_s": 1.5} if session.on_gpu and not session.args.quick else {}
     for index in range(session.args.passes):
         for name in session.args.only or session.works:
@@ -324,16 +326,17 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.quick:
         args.passes, args.seeds = 1, 1
+    args.end = time.monotonic() + 60.0 * args.minutes
     return args
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Measure what the command line asks for."""
-    args = parse(argv)
+def main(argv: list[str] | None = None) -> int:
+    """Measure what the command line asks for; returns 1 if a check did not hold."""
+    args, failed = parse(argv), 0
     if args.install:
         for name in args.peers:
             print(name, python_of(PEERS[name]))
-        return
+        return 0
     for name in args.measure:
         measure, file = MEASURES[name]
         on_cpu = args.device == "cpu"
@@ -341,7 +344,9 @@ def main(argv: list[str] | None = None) -> None:
         session = Session(args, out, REPLAY_WORKS if name == "replay" else WORKS if on_cpu else CUDA_WORKS)
         measure(session)
         print(speed_tables.render(session.result))
+        failed += name == "checks" and any(row["passed"] is False for row in session.result["checks"])
+    return int(failed > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,28 +12,29 @@ import argparse
 import concurrent.futures
 import contextlib
 import functools
+import itertools
 import logging
 import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 import torch
-from tests.faults import disk, journals, kills, secrets, servers
+from tests.faults import disk, journals, kills, servers
 from tests.faults.tries import Try, end_with_parent
 
 from rl8x.tracking.location import Location
-from rl8x.tracking.store import MLflowStore, NewRun, Point
+from rl8x.tracking.store import MLflowStore, NewRun, Point, ensure_database
 
 # What a kind of fault does in a try, which returns how many there were; and how often by default.
 FAULTS: dict[str, tuple[Callable[[Try], int], int]] = {
@@ -43,26 +44,29 @@ FAULTS: dict[str, tuple[Callable[[Try], int], int]] = {
     "disk": (disk.disk, 200),
     "http": (servers.broken_http, 200),
     "restarts": (servers.restarts, 10),
-    "secrets": (secrets.secrets, 60),
+    "secrets": (servers.secrets, 60),
     "journals": (journals.synced, 7),
 }
-COLUMNS = ("lost", "doubled", "wrong", "second run")
+WORKERS = 2
+COLUMNS = ("lost", "doubled", "wrong", "second runs")
 
 
-def one(name: str, seed: int, template: Path) -> dict[str, Any]:
-    """Do one try in a folder of its own; returns how many faults there were, and all that is wrong."""
+def one(name: str, seed: int, template: Path) -> Counter[str]:
+    """Do one try in a folder of its own and say what is wrong; returns how many faults there were, and what of each."""
+    end_with_parent()
     with tempfile.TemporaryDirectory(prefix="rl8x-faults-", ignore_cleanup_errors=True) as folder:
-        attempt = Try(Path(folder), name, seed, template)
+        attempt, number = Try(Path(folder), name, seed, template), 1
         try:
             number = FAULTS[name][0](attempt)
             attempt.finish()
         except Exception:  # of the instrument
-            number = 1
             attempt.note("instrument", traceback.format_exc())
-    wrong = Counter({what if what in COLUMNS else "wrong": 0 for what in attempt.wrong})
+    for why in attempt.why:
+        print(f"{attempt.title}: {why:.1500}", flush=True)
+    found = Counter({"tries": number})
     for what, count in attempt.wrong.items():
-        wrong["lost" if what == "stuck" else what if what in COLUMNS else "wrong"] += count
-    return {"kind": name, "tries": number, **wrong, "why": [f"{attempt.title}: {why:.1500}" for why in attempt.why]}
+        found["lost" if what == "stuck" else what if what in COLUMNS else "wrong"] += count
+    return found
 
 
 @contextlib.contextmanager
@@ -71,7 +75,7 @@ def made_template() -> Iterator[Path]:
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="rl8x-faults-template-", ignore_cleanup_errors=True) as folder:
         template = Path(folder) / "mlruns" / "mlflow.db"
-        store = MLflowStore(Location(f"sqlite:///{template}", template, template.parent / "artifacts"))
+        ensure_database(Location(f"sqlite:///{template}", template, template.parent / "artifacts"))
         used = template.with_name("used.db")
         shutil.copy(template, used)
         store = MLflowStore(Location(f"sqlite:///{used}", used, template.parent / "artifacts"))
@@ -84,39 +88,12 @@ def made_template() -> Iterator[Path]:
         yield template
 
 
-def campaign(names: list[str], tries: int | None, minutes: float | None, seed: int, workers: int) -> list[Counter[str]]:
-    """Do tries of kinds, in turn while there is time, or as many as each has; returns the counts of each kind."""
-    counts = [Counter({"tries": 0}) for _ in names]
-    end = None if minutes is None else time.monotonic() + 60 * minutes
-    if end is None:
-        todo = ((name, seed + n) for name in names for n in range(FAULTS[name][1] if tries is None else tries))
-    else:
-        # Kills of one run follow each other.
-        todo = (
-            (name, seed + n)
-            for begin in range(0, 10**9, kills.KILLS)
-            for name in names
-            for n in range(begin, begin + kills.KILLS)
-        )
-    fork = multiprocessing.get_context("fork")
-    with (
-        made_template() as template,
-        concurrent.futures.ProcessPoolExecutor(workers, mp_context=fork, initializer=end_with_parent) as pool,
-    ):
-        pending: set[concurrent.futures.Future[dict[str, Any]]] = set()
-        while pending or todo:
-            while todo and len(pending) < workers:
-                item = next(todo, None) if end is None or time.monotonic() < end else None
-                if item is None:
-                    todo = None
-                    break
-                pending.add(pool.submit(one, *item, template))
-            done, pending = concurrent.futures.wait(pending, return_when=concurrent.futures.FIRST_COMPLETED)
-            for result in (future.result() for future in done):
-                for why in result.pop("why"):
-                    print(why, flush=True)
-                counts[names.index(result.pop("kind"))].update(result)
-    return counts
+def items(names: list[str], tries: int | None, seed: int, *, endless: bool) -> Iterator[tuple[str, int]]:
+    """Yield kinds and seeds: as many of each as it has, or more and more of each in turn."""
+    for turn in itertools.count() if endless else [0]:
+        for name in names:
+            number = max(1, FAULTS[name][1] // 100) if endless else tries or FAULTS[name][1]
+            yield from ((name, seed + n) for n in range(turn * number, (turn + 1) * number))
 
 
 def main() -> int:
@@ -126,19 +103,29 @@ def main() -> int:
     parser.add_argument("--tries", type=int, help="how many of each kind")
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--seed", type=int, default=0, help="of the first try")
-    parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
     os.nice = lambda increment: 0  # on a busy machine a shipper would take minutes
-    began = time.monotonic()
-    counts = campaign(options.only, options.tries, options.minutes, options.seed, options.workers)
-    for name, count in zip(options.only, counts, strict=True):
-        rest = ", ".join(
-            f"{count[what]} {what}s" if what == "second run" else f"{count[what]} {what}" for what in COLUMNS
-        )
-        print(f"{name}: {count['tries']} tries, {rest}", flush=True)
-    print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
-    return int(any(count[what] for count in counts for what in COLUMNS))
+    counts = {name: Counter({"tries": 0}) for name in options.only}
+    slots, begin = threading.Semaphore(WORKERS), time.monotonic()
+
+    def count(future: concurrent.futures.Future[Counter[str]]) -> None:
+        slots.release()
+        counts[names[future]].update(future.result())
+
+    names: dict[concurrent.futures.Future[Counter[str]], str] = {}
+    fork = multiprocessing.get_context("fork")
+    with made_template() as template, concurrent.futures.ProcessPoolExecutor(WORKERS, fork) as pool:
+        for name, seed in items(options.only, options.tries, options.seed, endless=options.minutes is not None):
+            slots.acquire()
+            if options.minutes is not None and time.monotonic() - begin > 60 * options.minutes:
+                break
+            names[future := pool.submit(one, name, seed, template)] = name
+            future.add_done_callback(count)
+    for name, found in counts.items():
+        columns = ", ".join(f"{found[what]} {what}" for what in COLUMNS)
+        print(f"{name}: {found['tries']} tries, {columns}", flush=True)
+    return int(any(found[what] for found in counts.values() for what in COLUMNS))
 
 
 if __name__ == "__main__":

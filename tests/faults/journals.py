@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,19 +24,12 @@ _STEP = re.compile(rb'"op": ?"m".*?"s": ?(-?\d+)')
 
 @dataclass(frozen=True)
 class OddJournal:
-    """One odd journal.
+    """One odd journal: `steps` are those of its good rows, where row `s` has the metric `a` with the value `s`."""
 
-    Attributes:
-        name: What is odd about it; also the name of its folder.
-        folder: Where it is.
-        steps: The steps of its rows that are as they should be; row `s` has the metric `a` with the value `s`.
-        sendable: Whether `rl8x sync` has to bring these rows into the store; else they may also stay in the folder.
-    """
-
-    name: str
+    name: str  # what is odd about it; also the name of its folder
     folder: Path
     steps: tuple[int, ...]
-    sendable: bool
+    sendable: bool  # whether `rl8x sync` has to bring these rows into the store; else they may also stay in the folder
 
     def steps_left(self) -> set[int]:
         """Return the steps of the rows that are still in the folder."""
@@ -50,11 +43,7 @@ class OddJournal:
         return left
 
     def lost(self, in_store: set[int]) -> set[int]:
-        """Return the steps of the rows that are nowhere, or not in the store where they have to be.
-
-        Args:
-            in_store: Steps that the store has of the run with the tag `rl8x.spool_id` = `name`.
-        """
+        """Return the steps of the rows that are nowhere, or not among those of the store where they have to be."""
         return set(self.steps) - in_store - (set() if self.sendable else self.steps_left())
 
 
@@ -82,7 +71,8 @@ def synced(attempt: Try) -> int:
             journal.folder.chmod(0o700)
             shutil.rmtree(journal.folder)
     for name in GOOD:
-        _write(folder, name, _lines(header(name, uri), *ROWS, FINISH))
+        (folder / name).mkdir()
+        (folder / name / JOURNAL).write_bytes(_lines(header(name, uri), *ROWS, FINISH))
     attempt.prepare = obey_permissions
     for _ in range(2):
         ended = attempt.command("sync")
@@ -178,41 +168,102 @@ _LINES: dict[str, bytes] = {
 }
 
 # What ack.json has; rows that it says were sent, and were not, cannot be known.
-_ACKS: dict[str, bytes] = {
-    "empty": b"",
-    "a list": b"[]",
-    "binary": bytes(range(256)),
-    "nested": b"[" * 100_000,
-    "another field": b'{"offset":0,"colour":"red"}',
-    "offset below zero": b'{"offset":-5}',
-    "offset of a fraction": b'{"offset":0.5}',
-    "offset as text": b'{"offset":"0"}',
-    "offset NaN": b'{"offset":NaN}',
-    "offset past the end": b'{"offset":123456789}',
-    "offset huge": b'{"offset":' + b"9" * 40 + b"}",
-    "offset in mid-line": b'{"offset":5}',
-    "offset none": b'{"offset":null}',
-    "generation as text": b'{"offset":0,"generation":"x"}',
-    "generation huge": b'{"offset":0,"generation":' + b"9" * 40 + b"}",
-    "run_id a number": b'{"offset":0,"run_id":5}',
-    "run_id of no run": b'{"offset":0,"run_id":"notthere"}',
-    "flags as text": b'{"offset":0,"attempted":"x","resumed":[],"finished":{}}',
-    "name a number": b'{"offset":0,"run_name":5,"name_is_free":"x"}',
+_OFFSETS = (b"-5", b"0.5", b'"0"', b"NaN", b"123456789", b"9" * 40, b"5", b"null")
+_OTHERS = (b'"colour":"red"', b'"generation":"x"', b'"generation":' + b"9" * 40, b'"run_id":5', b'"run_id":"notthere"')
+_OTHERS += (b'"attempted":"x","resumed":[],"finished":{}', b'"run_name":5,"name_is_free":"x"')
+_ACKS = (b"", b"[]", bytes(range(256)), b"[" * 100_000, *(b'{"offset":%b}' % offset for offset in _OFFSETS))
+_ACKS += tuple(b'{"offset":0,%b}' % other for other in _OTHERS)
+
+# What of a folder is something else, and whether the rows can be sent all the same.
+_FOLDERS: dict[str, tuple[Callable[[Path], Any], bool]] = {
+    "ops a folder": (lambda folder: _replaced(folder / JOURNAL, os.mkdir), False),
+    "ops a pipe": (lambda folder: _replaced(folder / JOURNAL, os.mkfifo), False),
+    "ops a link to itself": (lambda folder: _replaced(folder / JOURNAL, lambda p: os.symlink(p, p)), False),
+    "ops a link to nothing": (lambda folder: _replaced(folder / JOURNAL, lambda p: os.symlink("x", p)), False),
+    "ops missing": (lambda folder: (folder / JOURNAL).unlink(), False),
+    "ops unreadable": (lambda folder: (folder / JOURNAL).chmod(0), False),
+    "folder unreadable": (lambda folder: folder.chmod(0), False),
+    "folder read-only": (lambda folder: folder.chmod(0o500), False),
+    "lock missing": (lambda folder: (folder / "lock").unlink(), True),
+    "lock a folder": (lambda folder: _replaced(folder / "lock", os.mkdir), False),
+    "lock a pipe": (lambda folder: _replaced(folder / "lock", os.mkfifo), False),
+    "ack a folder": (lambda folder: (folder / "ack.json").mkdir(), False),
+    "ack a pipe": (lambda folder: os.mkfifo(folder / "ack.json"), False),
+    "files a file": (lambda folder: (folder / "files").touch(), False),
+    "files with odd names": (
+        lambda folder: [(folder / "files" / name).mkdir(parents=True) for name in ("x", "-1", "9" * 200, "\u0663")],
+        True,
+    ),
+    "rejected a folder": (lambda folder: (folder / "rejected.jsonl").mkdir(), False),
+    "rejected garbage": (lambda folder: (folder / "rejected.jsonl").write_bytes(b"\xff\n[1]\n"), True),
 }
-_ACKS_OF_NO_RUN = ("run_id of no run",)
+
+
+def _replaced(path: Path, make: Callable[[Path], Any]) -> None:
+    path.unlink()
+    make(path)
+
+
+def _files(first: bytes) -> dict[str, tuple[bytes, tuple[int, ...], bool]]:
+    """Return what all of journal.jsonl is, and which of its rows are good, given the line of a header."""
+    rows = _lines(*ROWS)
+    good = first + rows
+    return {
+        "empty": (b"", (), False),
+        "a newline alone": (b"\n", (), False),
+        "header without a newline": (first[:-1], (), False),
+        "header alone": (first, (), True),
+        "last row without a newline": (good[:-1], (0, 1), True),
+        "rows without a header": (rows, (0, 1, 2), False),
+        "header at the end": (rows + first, (0, 1, 2), False),
+        "a byte order mark": (b"\xef\xbb\xbf" + good, (0, 1, 2), False),
+        "carriage returns": (good.replace(b"\n", b"\r\n"), (0, 1, 2), True),
+        "carriage returns alone": (good.replace(b"\n", b"\r"), (0, 1, 2), False),
+        "UTF-16": (good.decode().encode("utf-16"), (), False),
+        "binary": (bytes(range(256)) * 100, (), False),
+        "zeros": (bytes(100_000), (), False),
+        "zeros after the rows, as after a power cut": (good + bytes(4096), (0, 1, 2), True),
+        "two headers": (first + good, (0, 1, 2), True),
+        "a header nested 100,000 deep": (b"[" * 100_000 + b"\n" + rows, (0, 1, 2), False),
+    }
 
 
 def odd_journals(root: Path, uri: str) -> list[OddJournal]:
-    """Make the odd journals.
-
-    Args:
-        root: The folder of journals, such as `mlruns/spool`; made if it is not there.
-        uri: The tracking URI of the store that they are for.
-    """
+    """Make the odd journals in a folder, such as `mlruns/spool`, for the store of an address."""
     root.mkdir(parents=True, exist_ok=True)
     made = []
-    for maker in (_odd_headers, _odd_ops, _odd_lines, _odd_acks, _odd_files, _odd_folders):
-        made += list(maker(root, uri))
+
+    def add(name: str, data: bytes, *, steps: tuple[int, ...] = (0, 1, 2), sendable: bool = True) -> Path:
+        folder = root / name
+        folder.mkdir()
+        (folder / JOURNAL).write_bytes(data)
+        (folder / "lock").touch()
+        made.append(OddJournal(name, folder, steps, sendable))
+        return folder
+
+    for field, values in _HEADERS.items():
+        for number, (value, sendable) in enumerate(values):
+            fields = {**header(name := _named("header", field, number), uri), field: value}
+            fields = {key: each for key, each in fields.items() if each is not _MISSING}
+            add(name, _lines(fields, *ROWS), sendable=sendable)
+    for what, ops in _OPS.items():
+        good = tuple(sorted({op["s"] for op in ops if _is_good(op)}))
+        add(name := _named("ops", what), _lines(header(name, uri), *ops), steps=good)
+    for what, line in _LINES.items():
+        name = _named("line", what)
+        add(name, _lines(header(name, uri), *ROWS[:2]) + line + b"\n" + _lines(ROWS[2], FINISH))
+    for number, data in enumerate(_ACKS):
+        name = _named("ack", number)
+        folder = add(name, _lines(header(name, uri), *ROWS), sendable=b"notthere" not in data)
+        (folder / "ack.json").write_bytes(data)
+    for what in _files(b""):
+        name = _named("file", what)
+        data, steps, sendable = _files(_lines(header(name, uri)))[what]
+        add(name, data, steps=steps, sendable=sendable)
+    for what, (make, sendable) in _FOLDERS.items():
+        name = _named("folder", what)
+        has_rows = not what.startswith("ops") or what == "ops unreadable"
+        make(add(name, _lines(header(name, uri), *ROWS, FINISH), steps=(0, 1, 2)[: 3 * has_rows], sendable=sendable))
     return made
 
 
@@ -222,41 +273,12 @@ def header(name: str, uri: str) -> dict[str, Any]:
     return {"op": "open", "version": 1, "spool_id": name, **fields, "host": "here", "pid": 1}
 
 
-def _line(op: Any) -> bytes:
-    return json.dumps(op, separators=(",", ":")).encode() + b"\n"
-
-
 def _lines(*ops: Any) -> bytes:
-    return b"".join(map(_line, ops))
-
-
-def _write(root: Path, name: str, data: bytes) -> Path:
-    folder = root / name
-    folder.mkdir()
-    (folder / JOURNAL).write_bytes(data)
-    (folder / "lock").touch()
-    return folder
+    return b"".join(json.dumps(op, separators=(",", ":")).encode() + b"\n" for op in ops)
 
 
 def _named(*parts: object) -> str:
     return re.sub(r"\W+", "-", "-".join(map(str, parts)), flags=re.ASCII).strip("-").lower()
-
-
-def _odd_headers(root: Path, uri: str) -> Iterator[OddJournal]:
-    for field, values in _HEADERS.items():
-        for number, (value, sendable) in enumerate(values):
-            name = _named("header", field, number)
-            fields = {**header(name, uri), field: value}
-            if value is _MISSING:
-                del fields[field]
-            yield OddJournal(name, _write(root, name, _lines(fields, *ROWS)), (0, 1, 2), sendable)
-
-
-def _odd_ops(root: Path, uri: str) -> Iterator[OddJournal]:
-    for what, ops in _OPS.items():
-        name = _named("ops", what)
-        good = tuple(sorted({op["s"] for op in ops if _is_good(op)}))
-        yield OddJournal(name, _write(root, name, _lines(header(name, uri), *ops)), good, True)
 
 
 def _is_good(op: dict[str, Any]) -> bool:
@@ -264,85 +286,3 @@ def _is_good(op: dict[str, Any]) -> bool:
     if op["op"] != "m" or type(op["s"]) is not int or abs(op["s"]) >= 2**63 or not isinstance(op["m"], dict):
         return False
     return type(op["t"]) is int and 0 <= op["t"] < 2**63 and op["m"].get("a") == float(op["s"])
-
-
-def _odd_lines(root: Path, uri: str) -> Iterator[OddJournal]:
-    for what, line in _LINES.items():
-        name = _named("line", what)
-        data = _lines(header(name, uri), *ROWS[:2]) + line + b"\n" + _lines(ROWS[2], FINISH)
-        yield OddJournal(name, _write(root, name, data), (0, 1, 2), True)
-
-
-def _odd_acks(root: Path, uri: str) -> Iterator[OddJournal]:
-    for what, data in _ACKS.items():
-        name = _named("ack", what)
-        folder = _write(root, name, _lines(header(name, uri), *ROWS))
-        (folder / "ack.json").write_bytes(data)
-        yield OddJournal(name, folder, (0, 1, 2), what not in _ACKS_OF_NO_RUN)
-
-
-def _odd_files(root: Path, uri: str) -> Iterator[OddJournal]:
-    """The whole of journal.jsonl is odd."""
-    good = _lines(header("x", uri), *ROWS)
-    first = _lines(header("x", uri))
-    files: dict[str, tuple[bytes, tuple[int, ...], bool]] = {
-        "empty": (b"", (), False),
-        "a newline alone": (b"\n", (), False),
-        "header without a newline": (first[:-1], (), False),
-        "header alone": (first, (), True),
-        "last row without a newline": (good[:-1], (0, 1), True),
-        "rows without a header": (_lines(*ROWS), (0, 1, 2), False),
-        "header at the end": (_lines(*ROWS) + first, (0, 1, 2), False),
-        "a byte order mark": (b"\xef\xbb\xbf" + good, (0, 1, 2), False),
-        "carriage returns": (good.replace(b"\n", b"\r\n"), (0, 1, 2), True),
-        "carriage returns alone": (good.replace(b"\n", b"\r"), (0, 1, 2), False),
-        "UTF-16": (good.decode().encode("utf-16"), (), False),
-        "binary": (bytes(range(256)) * 100, (), False),
-        "zeros": (bytes(100_000), (), False),
-        "zeros after the rows, as after a power cut": (good + bytes(4096), (0, 1, 2), True),
-        "two headers": (first + good, (0, 1, 2), True),
-        "a header nested 100,000 deep": (b"[" * 100_000 + b"\n" + _lines(*ROWS), (0, 1, 2), False),
-    }
-    for what, (data, steps, sendable) in files.items():
-        name = _named("file", what)
-        data = data.replace(_line(header("x", uri))[:-1], _line(header(name, uri))[:-1])
-        yield OddJournal(name, _write(root, name, data), steps, sendable)
-
-
-def _odd_folders(root: Path, uri: str) -> Iterator[OddJournal]:
-    """The folder has other things in it than files."""
-    makers: dict[str, tuple[Callable[[Path], None], bool]] = {
-        "ops a folder": (lambda folder: _replaced(folder / JOURNAL, os.mkdir), False),
-        "ops a pipe": (lambda folder: _replaced(folder / JOURNAL, os.mkfifo), False),
-        "ops a link to itself": (lambda folder: _replaced(folder / JOURNAL, lambda p: os.symlink(p, p)), False),
-        "ops a link to nothing": (lambda folder: _replaced(folder / JOURNAL, lambda p: os.symlink("x", p)), False),
-        "ops missing": (lambda folder: (folder / JOURNAL).unlink(), False),
-        "ops unreadable": (lambda folder: (folder / JOURNAL).chmod(0), False),
-        "folder unreadable": (lambda folder: folder.chmod(0), False),
-        "folder read-only": (lambda folder: folder.chmod(0o500), False),
-        "lock missing": (lambda folder: (folder / "lock").unlink(), True),
-        "lock a folder": (lambda folder: _replaced(folder / "lock", os.mkdir), False),
-        "lock a pipe": (lambda folder: _replaced(folder / "lock", os.mkfifo), False),
-        "ack a folder": (lambda folder: (folder / "ack.json").mkdir(), False),
-        "ack a pipe": (lambda folder: os.mkfifo(folder / "ack.json"), False),
-        "files a file": (lambda folder: (folder / "files").touch(), False),
-        "files with odd names": (_odd_names, True),
-        "rejected a folder": (lambda folder: (folder / "rejected.jsonl").mkdir(), False),
-        "rejected garbage": (lambda folder: (folder / "rejected.jsonl").write_bytes(b"\xff\n[1]\n"), True),
-    }
-    for what, (make, sendable) in makers.items():
-        name = _named("folder", what)
-        folder = _write(root, name, _lines(header(name, uri), *ROWS, FINISH))
-        make(folder)
-        untouched = (folder / JOURNAL).is_file() if what != "folder unreadable" else True
-        yield OddJournal(name, folder, (0, 1, 2) if untouched else (), sendable)
-
-
-def _replaced(path: Path, make: Callable[[Path], Any]) -> None:
-    path.unlink()
-    make(path)
-
-
-def _odd_names(folder: Path) -> None:
-    for name in ("x", "-1", "0007", "9" * 200, "\u0663"):
-        (folder / "files" / name).mkdir(parents=True)

@@ -4,12 +4,14 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import random
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +22,8 @@ import psutil
 import torch
 from hypothesis import HealthCheck, Phase
 from tests.combinations.cases import ALGORITHMS, OFFLINE, Case, cases
-from tests.faults.tries import SMALL, Ended, Record, Run, Try, command, merged
-from tests.faults.truth import Held, Points, compared
+from tests.faults.tries import RUN, Ended, Record, Run, Try, command, merged
+from tests.faults.truth import Points
 from tests.ranks.launch import TRACKS, end, torchrun
 
 from rl8x.checkpoint import CheckpointError, files
@@ -33,13 +35,6 @@ from rl8x.trainers import Checkpoints, Trainer
 KILLS = 10  # of each run
 REAL_ONE_IN = 10  # runs whose shipper imports MLflow, as it is for users
 WHOM = (("trainer",), ("trainer",), ("shipper",), ("trainer", "shipper"), ("in a write",))
-CONDITIONS: list[Any] = [
-    {"plateau": {"name": "losses/total", "patience": 6, "rtol": 0.5}},
-    {"hits_upper_bound": ["env/steps", 900]},
-    {"any": [{"stops_increasing": {"name": "rewards/mean", "patience": 9}}, {"wall_time": "1h"}]},
-    {"all": [{"hits_lower_bound": ["losses/total", 1e9]}, {"hits_upper_bound": ["algorithm/steps", 20]}]},
-]
-
 NUM_RANKS = 2
 JOB = """
 import subprocess
@@ -50,10 +45,9 @@ from rl8x.envs import CartPole
 from rl8x.trainers import Checkpoints, Trainer
 
 def main():
-    options = {"execution": "eager", "normalize_observations": True, "model_config": {"hidden_sizes": [16]}}
-    config = PPOConfig(num_envs=8, horizon=16, num_sgd_iters=2, device="cpu", num_threads=1, seed=5, **options)
+    config = PPOConfig(num_envs=8, horizon=16, num_sgd_iters=2, device="cpu", num_threads=1, seed=5, execution="eager")
     trainer = Trainer(config.build(CartPole), checkpoints=Checkpoints(every_steps=5))
-    trainer.run(max_steps=100, steps_per_eval=20, progress="none")
+    trainer.run(max_steps=40, steps_per_eval=10, progress="none")
 
 subprocess.Popen = ForkedPython
 as_a_script(main)
@@ -69,7 +63,7 @@ def kill(attempt: Try, *, compiled: bool = False) -> int:
     for _ in range(attempt.random.choice([1, 1, 2])):
         if over:  # it said that it was over: nobody starts it again
             break
-        in_write = functools.partial(kill_in_write, attempt.random.randrange(1, 40), attempt.random.random())
+        in_write = functools.partial(kill_in_write, attempt.random.randrange(6), attempt.random.uniform(0.0, 0.01))
         run = plan.start(attempt.work, in_write if whom == ("in a write",) else None)
         run.killed(*whom, after_s=attempt.random.uniform(0.0, expected.seconds))
         attempt.said.append(ended := run.ended())
@@ -86,22 +80,17 @@ def kill(attempt: Try, *, compiled: bool = False) -> int:
 def kill_ranks(attempt: Try) -> int:
     """SIGKILL random ranks of a job of torchrun until it ends, and compare with a job that nobody killed."""
     expected = whole_job(attempt.template)
-    job, kills, before = start_job(attempt.work), 0, set[int]()
-    while job.poll() is None and kills < KILLS:
-        deadline = time.monotonic() + 120
-        while len(ranks := ranks_of(job.pid)) < NUM_RANKS or before & ranks:
-            if job.poll() is not None or time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
+    job, kills = start_job(attempt.work), 0
+    while kills < KILLS and job.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             job.wait(attempt.random.uniform(0.0, expected.seconds))
-        if ranks_of(job.pid) != ranks or len(ranks) < NUM_RANKS:  # one of them has come to its end
-            break
-        os.kill(attempt.random.choice(sorted(ranks)), signal.SIGKILL)
-        before, kills = before | ranks, kills + 1
+        if ranks := ranks_of(job.pid):
+            kills += 1
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(attempt.random.choice(ranks), signal.SIGKILL)
     try:
-        said, _ = job.communicate(timeout=10 * expected.seconds + 60)
-        attempt.said.append(Ended(job.returncode, said if job.returncode else "", ""))
+        said, _ = job.communicate(timeout=10 * expected.seconds + 300)
+        attempt.said.append(Ended(job.returncode, said if job.returncode else ""))
     except subprocess.TimeoutExpired:
         end(job)
         attempt.note("hung", f"after {kills} kills of ranks")
@@ -113,15 +102,11 @@ def kill_ranks(attempt: Try) -> int:
 @functools.lru_cache(maxsize=1)
 def whole_job(template: Path) -> "Expected":
     """Have a job of torchrun that nobody kills."""
-    folder, began = emptied(template), time.monotonic()
-    said, _ = start_job(folder).communicate(timeout=500)
-    points = {
-        key: set(values)
-        for run in Held.read(folder / "mlruns" / "mlflow.db").runs.values()
-        for key, values in run.items()
-    }
-    assert points, said
-    return Expected(time.monotonic() - began, points, state(folder))
+    whole, began = undisturbed(template), time.monotonic()
+    said, _ = start_job(whole.work).communicate(timeout=2000)
+    (run,) = whole.held().runs.values()
+    assert whole.held().tracked == ["FINISHED"], said
+    return Expected(time.monotonic() - began, {key: set(values) for key, values in run.items()}, state(whole.work))
 
 
 def start_job(folder: Path) -> subprocess.Popen[str]:
@@ -130,27 +115,20 @@ def start_job(folder: Path) -> subprocess.Popen[str]:
     return torchrun(["job.py"], num_ranks=NUM_RANKS, folder=folder, options=["--max-restarts=99"], forks=TRACKS)
 
 
-def ranks_of(torchrun: int) -> set[int]:
+def ranks_of(torchrun: int) -> list[int]:
     """Return the process IDs of the ranks that torchrun has, without those that have ended."""
     with contextlib.suppress(psutil.Error):
         children = psutil.Process(torchrun).children()
-        return {child.pid for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE}
-    return set()
+        return [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    return []
 
 
 def compare(attempt: Try, expected: "Expected") -> None:
     """Compare what a run came to with what it comes to that nobody kills."""
     held = attempt.held()
-    if held.tracked != ["FINISHED"]:
-        extra = len(held.tracked) - 1
-        attempt.note("second run" if extra > 0 else "status", str(held.tracked), max(1, extra))
-    for what, found in compared(expected.points, held).items():
-        if found:
-            attempt.note(what, f"{len(found)} points: {sorted(found)[:3]}", len(found))
-    more = {
-        key for run in held.runs.values() for key in run if not key[0].startswith("system/")
-    } - expected.points.keys()
-    if more:
+    attempt.check_held(held, expected.points, "FINISHED")
+    keys = {key for run in held.runs.values() for key in run if not key[0].startswith("system/")}
+    if more := keys - expected.points.keys():
         attempt.note("wrong", f"{sorted(more)[:3]} are logged in the run that was killed alone", len(more))
     if state(attempt.work) != expected.state:
         attempt.note("wrong", "the last checkpoint has other bits")
@@ -165,31 +143,27 @@ class Expected:
     state: str | None
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=2)
 def reference(number: int, template: Path, compiled: bool) -> tuple["Plan", Expected]:
     """Draw a run that finishes, and train it without a fault."""
     for seed in range(number, number + 50_000_000, 1_000_000):  # some end as FAILED, by numbers that are not finite
         plan = Plan(seed, compiled=compiled, forks=number % REAL_ONE_IN != REAL_ONE_IN - 1)
         for _ in range(1 + compiled):  # what is compiled is found in a cache the second time
-            folder, record, began = emptied(template), Record(), time.monotonic()
-            ended = plan.start(folder, record=record).ended(500)
-            seconds = time.monotonic() - began
-        held = Held.read(folder / "mlruns" / "mlflow.db")
-        if ended.code == 0 and held.tracked == ["FINISHED"]:
-            points = merged(record.rows())
-            found = compared(points, held)
-            assert not any(found.values()), f"without any fault: {found}"
-            return plan, Expected(seconds, points, state(folder))
+            whole, began = undisturbed(template), time.monotonic()
+            ended = plan.start(whole.work, record=whole.record).ended(500)
+            seconds, points = time.monotonic() - began, merged(whole.record.rows())
+        if ended.code == 0 and whole.held().tracked == ["FINISHED"]:
+            whole.check_held(whole.held(), points, "FINISHED")
+            assert not whole.why, f"without any fault: {whole.why}"
+            return plan, Expected(seconds, points, state(whole.work))
     raise RuntimeError("no run finishes")
 
 
-def emptied(template: Path) -> Path:
-    """Return a folder for what nobody kills, with an empty database."""
+def undisturbed(template: Path) -> Try:
+    """Return a try for what nobody kills."""
     folder = template.parent / f"reference-{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
-    (folder / "mlruns").mkdir(parents=True)
-    shutil.copy(template, folder / "mlruns" / "mlflow.db")
-    return folder
+    return Try(folder, "reference", 0, template)
 
 
 class Plan:
@@ -201,10 +175,9 @@ class Plan:
     def __init__(self, seed: int, *, compiled: bool, forks: bool = True) -> None:
         source = random.Random(seed)
         self.forks = forks
-        mode = "compile" if compiled else "eager"
-        self.file = drawn_file(source, mode) if source.random() < 0.35 else None
+        mode = {"execution": "compile" if compiled else "eager"}
         case = drawn_case(seed)
-        self.case = dataclasses.replace(case, config={**case.config, "execution": mode})
+        self.case = dataclasses.replace(case, config={**case.config, **mode})
         self.checkpoints = {
             "every_steps": source.choice([1, 2, 3, 5, 7, None]),
             "every_minutes": None,
@@ -213,11 +186,17 @@ class Plan:
         # Conditions end a run somewhere; several run() calls are for runs of a known length.
         parts = 1 if self.case.conditions else source.choice([1, 1, 2, 3])
         self.limits = [source.randrange(6, 25) * (number + 1) for number in range(parts)]
-        self.callbacks = [doubled_reward] if source.random() < 0.4 else []
+        self.file: dict[str, Any] | None = None
+        if source.random() < 0.3:
+            drawn = {"normalize_observations": source.random() < 0.5, "normalize_rewards": source.random() < 0.5}
+            config = {**RUN["algorithm_config"], **mode, **drawn, "seed": source.randrange(9)}
+            physics = source.choice([{}, {"env_config": {"length": {"uniform": [0.4, 0.6]}}}])
+            stop = source.choice([[], [{"hits_upper_bound": ["env/steps", 300]}], [{"wall_time": "1h"}]])
+            self.file = {**RUN, "algorithm_config": config, **physics, "stop_conditions": stop}
 
     def __repr__(self) -> str:
         """Write what it is made of."""
-        return f"{self.file or self.case!r}, {self.checkpoints}, limits {self.limits}, {self.callbacks}"
+        return f"{self.file or self.case!r}, {self.checkpoints}, limits {self.limits}"
 
     def start(self, folder: Path, first: Callable[[], None] | None = None, record: Record | None = None) -> Run:
         """Begin the run in a folder, or go on with it, to its end, in a process of its own."""
@@ -235,7 +214,7 @@ class Plan:
 
     def _script(self) -> None:
         case, folder = self.case, Path("checkpoints").absolute()
-        options: dict[str, Any] = {"tracker": MLflowTracker(), "callbacks": self.callbacks}
+        options: dict[str, Any] = {"tracker": MLflowTracker()}
         try:
             algorithm = case.build(Path("replay").absolute()) if case.bad else None
             trainer = Trainer.resume(folder, auto=True, algorithm=algorithm, **options)
@@ -249,50 +228,6 @@ class Plan:
             left = limit - trainer.state["algorithm/steps"]
             if left > 0:
                 trainer.run(**{**case.run_options(), "max_steps": left})
-
-
-def drawn_file(source: random.Random, mode: str) -> dict[str, Any]:
-    """Draw a run file; chunks of the large ones are shared by two threads where they are compiled."""
-    name, (parameter, low, high) = source.choice(
-        [
-            ("CartPole", ("length", 0.4, 0.6)),
-            ("Pendulum", ("mass", 0.9, 1.1)),
-            ("CartPoleInfinite", ("length", 0.4, 0.6)),
-        ]
-    )
-    model, sizes = source.choice(
-        [("lstm", {"hidden_size": 8}), ("attention", {"width": 8}), *[(None, {"hidden_sizes": [8]})] * 2]
-    )
-    large = mode == "compile" and model is None and source.random() < 0.3
-    config = {
-        **SMALL,
-        "num_envs": 1024 if large else source.choice([1, 4, 8]),
-        "horizon": 32 if large else 8,
-        "num_threads": 2 if large else 1,
-        "seed": source.randrange(9),
-        "model": model,
-        "model_config": sizes,
-        "seq_len": 1 if model is None else source.choice([2, 8]),
-        "normalize_observations": source.random() < 0.5,
-        "normalize_rewards": source.random() < 0.5,
-        "normalize_values": source.random() < 0.5,
-        "lr_schedule": source.choice([None, [[0, 1e-2], [400, 1e-4]]]),
-        "horizons_per_env_reset": source.choice([1, 2]) if name == "CartPoleInfinite" else -1,
-        "execution": mode,
-    }
-    run: dict[str, Any] = {"env": name, "algorithm_config": config, "max_steps": source.randrange(8, 40)}
-    run |= {"progress": "none", "steps_per_eval": source.choice([None, 4, 8]), "num_eval_envs": 2}
-    run["env_config"] = source.choice([None, {parameter: low}, {parameter: {"uniform": [low, high]}}])
-    run["stop_conditions"] = [source.choice(CONDITIONS)] if source.random() < 0.5 else []
-    return run
-
-
-def doubled_reward(trainer: object, stats: Any) -> dict[str, float]:
-    """Measure something, as a callback does."""
-    return {"doubled/reward": 2 * stats["rewards/mean"]}
-
-
-doubled_reward.metric_names = ("doubled/reward",)
 
 
 def drawn_case(seed: int) -> Case:
@@ -314,29 +249,16 @@ def drawn_case(seed: int) -> Case:
     return found[-1] if found else drawn_case(seed + 1_000_000)
 
 
-def kill_in_write(calls: int, part: float) -> None:
-    """Have this process killed at its n-th call that changes a checkpoint's folder, files half written too."""
-    left = calls
+def kill_in_write(number: int, after_s: float) -> None:
+    """Have this process killed within the n-th write of a checkpoint."""
+    write, numbers = files.write, itertools.count()
 
-    def deadly(function: Callable[..., Any], before: Callable[..., None] = lambda *args: None) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                before(*args)
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **kwargs)
+    def deadly(*args: Any, **kwargs: Any) -> Any:
+        if next(numbers) == number:
+            threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return write(*args, **kwargs)
 
-        return call
-
-    def half(path: Path, data: Any) -> None:
-        Path(path).write_bytes(bytes(data)[: int(len(data) * part)])
-
-    files.write_synced = deadly(files.write_synced, half)
-    files.sync_folder = deadly(files.sync_folder)
-    files.os = type("os", (), {**vars(os), "rename": staticmethod(deadly(os.rename))})
-    remove = deadly(shutil.rmtree, lambda path: next(Path(path).iterdir()).unlink())
-    files.shutil = type("shutil", (), {"rmtree": staticmethod(remove)})
+    files.write = deadly
 
 
 def state(work: Path) -> str | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.faults.truth import Held, LastLines, Points, compared, found_secrets, journals, waiting_rows
+from tests.faults.truth import Held, LastLines, Points, found_secrets, journals, waiting
 from tests.forks import ForkedPython
 
 from rl8x.cli.errors import LOST_ROWS
@@ -27,13 +27,22 @@ from rl8x.tracking import MLflowTracker
 
 ROWS = 24  # of the small run, and as many steps
 SMALL = {"num_envs": 4, "horizon": 4, "num_sgd_iters": 1, "seed": 1, "device": "cpu", "num_threads": 1}
-RUN = {
+RUN: dict[str, Any] = {
     "env": "CartPole",
-    "algorithm_config": {**SMALL, "model_config": {"hidden_sizes": [8]}},
+    "algorithm_config": {
+        "num_envs": 4,
+        "horizon": 4,
+        "num_sgd_iters": 1,
+        "seed": 1,
+        "device": "cpu",
+        "num_threads": 1,
+        "model_config": {"hidden_sizes": [8]},
+    },
     "max_steps": ROWS,
     "steps_per_eval": 10,
     "num_eval_envs": 2,
     "checkpoints": {"every_steps": 4, "every_minutes": None},
+    "progress": "none",
 }
 QUICK = {"interval_s": 0.05, "request_timeout_s": 1, "outage_timeout_s": 0.6, "finish_timeout_s": 5.0}
 RECORD_BYTES = 8 << 20
@@ -48,18 +57,12 @@ class Ended:
     """What a process ended with (None where it did not end, and was killed; negative for a signal), and said."""
 
     code: int | None
-    out: str
-    err: str
+    said: str
 
     @property
     def finished(self) -> bool:
         """Whether it came to its end by itself, even if rows of it are lost."""
         return self.code in (0, LOST_ROWS)
-
-    @property
-    def said(self) -> str:
-        """Both streams."""
-        return self.out + self.err
 
     @property
     def last(self) -> str:
@@ -75,7 +78,7 @@ class Ended:
 class Run(ForkedPython):
     """A function in a process of its own that can be killed, and its shipper with it.
 
-    Its streams are pipes: a disk that is full or gone takes nothing from them. Where it does not fork, its shipper is a
+    It speaks into a pipe: a disk that is full or gone takes nothing from that. Where it does not fork, its shipper is a
     Python that imports MLflow, as it is for users.
     """
 
@@ -85,8 +88,9 @@ class Run(ForkedPython):
                 subprocess.Popen = ForkedPython
             function()
 
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         super().__init__(do, cwd=folder, env={**os.environ, **env}, bufsize=0, pipesize=1 << 20, **streams)
+        os.set_blocking(self.stdout.fileno(), False)  # what it leaves behind may have it still
 
     def killed(self, *whom: str, after_s: float) -> None:
         """Send SIGKILL to the "trainer", the "shipper" or both, if it is still there then."""
@@ -101,17 +105,12 @@ class Run(ForkedPython):
     def ended(self, timeout_s: float = 300.0) -> Ended:
         """Wait until it has ended; one that does not is killed."""
         try:
-            code: int | None = self.wait(timeout_s)
+            code = self.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            code = None if self.wait() else 0
-        said = []
-        for stream in (self.stdout, self.stderr):
-            assert stream is not None
-            os.set_blocking(stream.fileno(), False)  # what it has left behind may have them still
-            said.append((stream.read() or b"").decode(errors="replace"))
-            stream.close()
-        return Ended(code, *said)
+            code = self.wait() and None
+        with self.stdout as stream:
+            return Ended(code, (stream.read() or b"").decode(errors="replace"))
 
 
 class Record:
@@ -182,46 +181,25 @@ class Timing:
     ends: int | None
     signal: int
 
-    def __str__(self) -> str:
-        """Write it in a few words."""
-        heals = "" if self.heals is None else f", mended at {self.heals}"
-        return f"at row {self.fault}{heals}" + ("" if self.ends is None else f", signal {self.signal:d} at {self.ends}")
-
 
 class Try:
-    """One try in a folder, with an empty database, by a seed.
-
-    Attributes:
-        root: The folder.
-        work: The run's working directory in it.
-        random: What it is drawn with.
-        title: What is done, for who reads of what is wrong.
-        database: The database of the store that has to have the rows in the end.
-        experiment: The experiment of the run there, where the database has other runs too.
-        env: Additions to the environment of all processes.
-        uri: A tracking URI, on the command line; None is the default store.
-        secrets: What no file and no message may have.
-        prepare: What each process of the try does first.
-        store_replaced: Whether the run's store was taken away with the run in it.
-        wrong: How often there was what is wrong; `why` says what it was.
-    """
+    """One try in a folder, with an empty database, by a seed."""
 
     def __init__(self, root: Path, kind: str, seed: int, template: Path) -> None:
-        self.root, self.work, self.template = root, root / "work", template
+        self.root, self.work, self.template = root, root / "work", template  # `work` is the run's working directory
         self.seed, self.random, self.title = seed, random.Random(f"{kind} {seed}"), f"{kind} --seed {seed}"
-        random.seed(f"{kind} {seed}")
         (self.work / "mlruns").mkdir(parents=True)
-        self.database = self.work / "mlruns" / "mlflow.db"
+        self.database = self.work / "mlruns" / "mlflow.db"  # of the store that has to have the rows in the end
         shutil.copy(template, self.database)
-        self.experiment: str | None = None
-        self.uri: str | None = None
-        self.env: dict[str, str] = {}
-        self.secrets: list[str] = []
-        self.prepare: Callable[[], object] = lambda: None
-        self.store_replaced = False
+        self.experiment: str | None = None  # of the run, where the database has other runs too
+        self.uri: str | None = None  # on the command line; None is the default store
+        self.env: dict[str, str] = {}  # for all processes
+        self.secrets: list[str] = []  # what no file and no message may have
+        self.prepare: Callable[[], object] = lambda: None  # what each process does first
+        self.store_replaced = False  # whether the run's store was taken away with the run in it
         self.record = Record()
         self.said: list[Ended] = []
-        self.wrong: Counter[str] = Counter()
+        self.wrong: Counter[str] = Counter()  # how often there was what is wrong; `why` says what it was
         self.why: list[str] = []
 
     # What happens.
@@ -255,15 +233,11 @@ class Try:
         named = {} if self.experiment is None else {"experiment_name": self.experiment}
         run = {**RUN, **named, "progress": self.random.choice(["none", "lines"])}
         (self.work / "run.json").write_text(json.dumps(run))
-        return self._start("train", "-f", "run.json", *self._address, at_row=at_row)
+        return self._start("train", "-f", "run.json", at_row=at_row)
 
     def resume(self) -> Ended:
         """Start the same command again, as a job is that was preempted."""
-        return self.command("train", "-f", "run.json", "--resume", "auto", *self._address, at_row=lambda number: None)
-
-    @property
-    def _address(self) -> list[str]:
-        return [] if self.uri is None else ["--tracking-uri", self.uri]
+        return self.command("train", "-f", "run.json", "--resume", "auto", at_row=lambda number: None)
 
     def command(self, *words: str, at_row: Callable[[int], None] | None = None) -> Ended:
         """Call `rl8x` in the run's working directory; with `at_row` its rows are noted."""
@@ -271,6 +245,9 @@ class Try:
         return ended
 
     def _start(self, *words: str, at_row: Callable[[int], None] | None) -> Run:
+        if at_row is not None and self.uri is not None:
+            words = (*words, "--tracking-uri", self.uri)
+
         def do() -> None:
             self.prepare()
             command(*words) if at_row is None else self.record.noting(lambda: command(*words), at_row)
@@ -284,13 +261,18 @@ class Try:
         after = self._left()
         if ended.code == 0 and after:
             self.note("untrue", f"sync exits with 0, and {len(after)} rows wait: {ended.last}")
-        if ended.code not in (0, 1) and not (ended.code == 2 and before == after and "rl8x: error" in ended.err):
+        if ended.code not in (0, 1) and not (ended.code == 2 and before == after and "rl8x: error" in ended.said):
             self.note("exit code", f"sync exits with {ended.code}: {ended.last}")
         return ended
 
+    def sync_all(self) -> None:
+        """Send what waits to a server, which on a busy machine may not answer in time."""
+        for _ in range(10):
+            if self.sync().code == 0:
+                return
+
     def _left(self) -> list[Any]:
-        folder = self.work / "mlruns" / "spool"
-        return [row for journal in journals(folder) for row in waiting_rows(journal)] if folder.is_dir() else []
+        return [row for journal in journals(self.work / "mlruns" / "spool") for row in waiting(journal)]
 
     # What is wrong.
 
@@ -322,7 +304,7 @@ class Try:
         if timing is not None and timing.ends is not None and not ended.finished:
             legal = -signal.SIGKILL if timing.signal == signal.SIGKILL else 128 + timing.signal
         # A run that is in no store any more cannot go on there: one line says so.
-        refused = self.store_replaced and ended.code == 2 and "rl8x: error" in ended.err and not ended.tracebacks
+        refused = self.store_replaced and ended.code == 2 and "rl8x: error" in ended.said and not ended.tracebacks
         if ended.code != legal and not refused:
             self.note("exit code", f"the run exits with {ended.code} instead of {legal}: {ended.last}")
 
@@ -337,25 +319,30 @@ class Try:
     def check_end(
         self, status: str | None, *, since: int = 0, lost: int = 0, rows: Sequence[Points] | None = None
     ) -> None:
-        """Look at what is there when all is over.
+        """Look at what is there when all is over: one run of a status, and all rows but so many that it said are lost.
 
-        Args:
-            status: What the one run must be in the store; None is not looked at.
-            since: The first row that must be there.
-            lost: How many rows may be missing, since the run said so.
-            rows: The rows instead.
+        `rows` are those from the row `since` on, or others.
         """
-        held, rows = self.held(), self.record.rows()[since:] if rows is None else rows
-        found = compared(merged(rows), held, journals(self.root))
-        gone = {min(row) for row in rows if row.keys() & found["lost"]}
+        rows = self.record.rows()[since:] if rows is None else rows
+        held, points = self.held(), merged(rows)
+        missing = held.missing(points) - {
+            key for folder in journals(self.root) for row in waiting(folder) for key in row
+        }
+        gone = {min(row) for row in rows if row.keys() & missing}
         if len(gone) > lost:
             self.note("lost", f"{len(gone)} of {len(rows)} rows, {lost} said to be", len(gone) - lost)
-        for what in ("stuck", "doubled", "wrong"):
-            if found[what]:
-                self.note(what, f"{len(found[what])} points: {sorted(found[what])[:3]}", len(found[what]))
+        self.check_held(held, {key: values for key, values in points.items() if key not in missing}, status)
+
+    def check_held(self, held: Held, points: Points, status: str | None) -> None:
+        """Compare what MLflow holds with the points that it is to have, in one run of a status."""
+        last = self.said[-1].last if self.said else ""
+        for what, found in held.compared(points).items():
+            if found:
+                self.note(what, f"{len(found)} of {len(points)} points: {sorted(found)[:3]}; {last}", len(found))
         if status is not None and held.tracked != [status]:
             extra = len(held.tracked) - 1
-            self.note("second run" if extra > 0 else "status", f"{held.tracked} instead of {status}", max(1, extra))
+            why = f"{held.tracked} instead of {status}: {last}"
+            self.note("second runs" if extra > 0 else "status", why, max(1, extra))
 
     def finish(self) -> None:
         """Search for tracebacks and passwords."""
@@ -366,7 +353,7 @@ class Try:
                 self.note("hung", ended.last)
         for error in self.record.entries("instrument"):
             raise RuntimeError(f"the instrument failed in {self.title}: {error}")
-        where = found_secrets(self.root, [part for each in self.said for part in (each.out, each.err)], self.secrets)
+        where = found_secrets(self.root, [each.said for each in self.said], self.secrets)
         if where:
             self.note("secret", ", ".join(where[:4]), len(where))
 

@@ -8,10 +8,8 @@ import re
 import shlex
 import sqlite3
 import urllib.parse
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rl8x.tracking.journal import JOURNAL, REJECTED, read_ack
 
@@ -66,22 +64,15 @@ class Held:
         """Return the points that no run has."""
         return {key for key in points if not any(key in run for run in self.runs.values())}
 
-
-def compared(logged: Points, held: Held, journals: Iterable[Path] = ()) -> dict[str, set[Key]]:
-    """Compare what was logged with what MLflow holds, or else a journal: what is lost, stuck, doubled and wrong."""
-    missing = held.missing(logged)
-    waits = {key for folder in journals for key in waiting(folder)} if missing else set()
-    found = Counter(key for run in held.runs.values() for key, values in run.items() for _ in values[1:])
-    wrong = {
-        key
-        for run in held.runs.values()
-        for key, values in run.items()
-        if (legal := logged.get(key))
-        and None not in legal
-        and not legal.issuperset(values)
-        and not key[0].startswith(OWN)
-    }
-    return {"lost": missing - waits, "stuck": missing & waits, "doubled": set(found), "wrong": wrong}
+    def compared(self, points: Points) -> dict[str, set[Key]]:
+        """Compare with what was logged: the points that are lost, doubled, and wrong."""
+        items = [item for run in self.runs.values() for item in run.items()]
+        wrong = {
+            key
+            for key, values in items
+            if not key[0].startswith(OWN) and None not in points.get(key, {None}) and not points[key].issuperset(values)
+        }
+        return {"lost": self.missing(points), "doubled": {key for key, values in items if values[1:]}, "wrong": wrong}
 
 
 def journals(folder: Path) -> list[Path]:
@@ -89,13 +80,8 @@ def journals(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.rglob(JOURNAL))
 
 
-def waiting(journal: Path) -> Counter[Key]:
-    """Count the points of a journal that have not been acknowledged; those that were set aside are among them."""
-    return Counter((name, row["s"]) for row in waiting_rows(journal) for name in row["m"])
-
-
-def waiting_rows(journal: Path) -> list[dict[str, Any]]:
-    """List the rows of a journal that have not been acknowledged."""
+def waiting(journal: Path) -> list[list[Key]]:
+    """List the points of each row of a journal that has not been acknowledged, or that was set aside."""
     lines: list[bytes] = []
     with contextlib.suppress(OSError, ValueError):
         data = (journal / JOURNAL).read_bytes()
@@ -110,7 +96,7 @@ def waiting_rows(journal: Path) -> list[dict[str, Any]]:
             op = json.loads(line)
             op = op.get("rejected", op)
             if op["op"] == "m":
-                found.append({"s": op["s"], "m": op["m"]})
+                found.append([(name, op["s"]) for name in op["m"]])
     return found
 
 
@@ -136,7 +122,7 @@ class LastLines:
         missing = sum(bool(held.missing(row)) for row in rows)
         wrong = []
         if self.waiting is not None:
-            there = -1 if self.journal is None else len(waiting_rows(self.journal))
+            there = -1 if self.journal is None else len(waiting(self.journal))
             # The shipper goes on after the last lines, until the rest is sent or the store is down.
             if self.journal is not None and not self.journal.is_dir() and missing and not self.owned_up:
                 wrong.append(f"the journal {self.journal.name} is said to have rows, and is not there")
