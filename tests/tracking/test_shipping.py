@@ -450,5 +450,5 @@ def test_a_name_that_is_refused_is_told(make, store, caplog):
     store.fails = lambda call, content: StoreRefusedError("no") if call == "create_run" and content.experiment else None
     run = make()
     run.append(row(0))
-    assert not drain(run, 0.2)
-    assert "does not take rows (no)" in caplog.text
+    wait_for(lambda: "does not take rows (no)" in caplog.text)
+    assert not drain(run, 0.0)

@@ -229,8 +229,8 @@ class Tail(threading.Thread):
         return max(0.02, float(self._told["interval_s"]))
 
     def _send(self, journal: SendingJournal) -> None:
-        uri, database, artifacts, guarded = self._told["location"]
-        location = Location(uri, database and Path(database), artifacts and Path(artifacts), guarded)
+        uri, database, root, guarded = self._told["location"]
+        location = Location(uri, database and Path(database), root and Path(root), guarded)
         if self._store is None:
             if self.orphaned and location.database is not None and not has_tables(location.database):
                 raise StoreDownError(f"there is no database {location.database}")
