@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from rl8x.algorithms.optimizer import Adam
 from rl8x.execution import adam
 
 OPTIONS = [
@@ -21,7 +22,7 @@ def given():
 
 def by_kernel(options):
     def step(weights, gradient, first, second, count, lr):
-        adam.apply_adam(weights, gradient, [first, second, count], lr, **options)
+        Adam(**options).apply(weights, gradient, [first, second, count], lr)
         return [weights, first, second, count]
 
     return step

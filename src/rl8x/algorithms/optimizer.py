@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.algorithms.hyperparameters import check_names_in
-from rl8x.execution.adam import advance, apply_adam
+from rl8x.execution.adam import adam_step, advance
 from rl8x.rollouts.statistics import any_not_finite
 
 STEP: Final = "step"
@@ -210,8 +210,13 @@ class Adam(Rule):
 
     def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
         """Move the weights, `[size]`, by the rule above."""
-        options = {name: getattr(self, name) for name in ("betas", "eps", "weight_decay", "decoupled")}
-        apply_adam(weights, gradient, moments, lr, **options)
+        first, second, step = moments
+        step.add_(1.0)
+        beta1, beta2 = self.betas
+        options = {"beta1": beta1, "beta2": beta2, "weight_decay": self.weight_decay, "eps": self.eps}
+        others = {"amsgrad": False, "maximize": False}
+        make_step = adam_step(weights.device.type, self.decoupled)
+        make_step([weights], [gradient], [first], [second], [], [step], lr=lr, **options, **others)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

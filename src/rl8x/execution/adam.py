@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -19,29 +19,10 @@ from torch import Tensor
 from rl8x.execution import private
 
 
-def apply_adam(
-    weights: Tensor,
-    gradient: Tensor,
-    moments: Sequence[Tensor],
-    lr: Tensor,
-    *,
-    betas: Sequence[float],
-    eps: float,
-    weight_decay: float,
-    decoupled: bool,
-) -> None:
-    """Update weights and moments in place, as `optimizer.Adam` specifies.
-
-    Weights and gradient are `[size]`; `moments` are the running means of gradients and of their squares, `[size]`, and
-    the steps taken before, `[1]`; `lr` is 0-d.
-    """
-    first, second, step = moments
-    step.add_(1.0)
-    options = {"beta1": betas[0], "beta2": betas[1], "weight_decay": weight_decay, "eps": eps}
-    others = {"amsgrad": False, "maximize": False}
-    has_kernel = weights.device.type in ("cpu", "cuda")
-    kernel = _FUSED[decoupled] if has_kernel else functools.partial(_elementwise, decoupled)
-    kernel([weights], [gradient], [first], [second], [], [step], lr=lr, **options, **others)
+@functools.cache
+def adam_step(device: str, decoupled: bool) -> Callable[..., None]:
+    """Return what makes a step on a kind of device, with the arguments of torch's fused kernel, where there is one."""
+    return _FUSED[decoupled] if device in ("cpu", "cuda") else functools.partial(_elementwise, decoupled)
 
 
 def advance(

@@ -299,15 +299,10 @@ def any_not_finite(tensors: Iterable[Tensor]) -> Tensor:
     return found
 
 
-@functools.cache
-def _collected(names: tuple[str, ...]) -> dict[str, list[str]]:
-    """Return which of a rollout's keys each quantity has."""
-    return {quantity: names_of(names, *parts) for quantity, parts in COLLECTED.items()}
-
-
 def gathered_not_finite(rollout: Mapping[str, Any]) -> dict[str, Any]:
     """Flag the quantities of a rollout, numbers by key, `[horizon + 1, num_envs, ...]`, by metric, 0-d bools."""
-    groups = {quantity: [rollout[name] for name in names] for quantity, names in _collected(tuple(rollout)).items()}
+    names = tuple(rollout)
+    groups = {quantity: [rollout[name] for name in names_of(names, *parts)] for quantity, parts in COLLECTED.items()}
     flags = {f"finite/{name}": flag for name, flag in _each_not_finite(groups).items()}
     if keys.FINAL_VALUES in rollout:
         flags["finite/observations"] = flags["finite/observations"] | _final_not_finite(rollout).any()

@@ -16,7 +16,7 @@ from rl8x.envs.base import Carry, Env, Step, advanced
 from rl8x.execution import Execution
 from rl8x.models import State
 from rl8x.policy import Act, Policy
-from rl8x.trees import Tree, first_tensor, flatten_tree, tree_map, unflatten_tree
+from rl8x.trees import Tree, first_tensor, tree_map, unflatten_tree
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -93,14 +93,14 @@ def with_final_obs(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
     return actor_critic(cursor, act, step) | {keys.FINAL_OBS: step.final_obs}
 
 
-def flat(named: Mapping[str, Tree]) -> dict[str, Tensor]:
+def flat(named: Mapping[str, Tree], prefix: str = "") -> dict[str, Tensor]:
     """Return the tensors of what a slot holds, each `[num_envs, ...]`, by the names that they have in a rollout."""
     tensors: dict[str, Tensor] = {}
     for name, tree in named.items():
         if isinstance(tree, Tensor):
-            tensors[name] = tree
+            tensors[prefix + name] = tree
         else:
-            tensors |= flatten_tree(name, tree)
+            tensors |= flat(tree, f"{prefix}{name}/")
     return tensors
 
 
