@@ -1,6 +1,6 @@
-"""PPO with several agents beside BenchMARL's MAPPO and IPPO, a run for each seed of each work, on one thread.
+"""PPO with several agents beside BenchMARL's MAPPO and IPPO, on one thread: returns, and speed.
 
-    python -m benchmarks.agents --benchmarl PYTHON      # hours; goes on where it was cut off
+    python -m benchmarks.agents --benchmarl PYTHON      # hours, a run for each seed of each work; goes on after a cut
     python -m benchmarks.agents --benchmarl PYTHON --speed
 
 BenchMARL (1.5) lies in an environment of its own, whose Python is given. It trains as it is shipped: its task files, 10
@@ -8,22 +8,27 @@ copies x 600 steps, 45 epochs of minibatches of 400 steps of copies, two layers 
 with `COPIES` copies. An agent step is a step of one agent in one copy. Afterwards each plays `EPISODES` new episodes
 with its final policy, deterministic; the return of an episode is the mean over its agents of their sums of rewards.
 Seconds are of the processor, of the training alone and of what was compiled for it, from an empty cache.
+
+The speed is that of iterations of training, after the first: of BenchMARL in VMAS's simple_spread, and of rl8x in
+`Spread`, compiled, by BenchMARL's sizes and by its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import RESULTS, ROOT, Row, held, machine, save, version
+from benchmarks.results import RESULTS, ROOT, Row, held, machine, save, short, table, version
 
 OUT = RESULTS / "agents.json"
 EPISODES = 64
@@ -44,6 +49,13 @@ WORKS: dict[str, dict[str, Any]] = {
     "navigation": {"agents": 3, "steps": 300_000, "seeds": 3, "limit": 100, "options": _NAVIGATION},
 }
 ALGORITHMS, LIBRARIES = ("mappo", "ippo"), ("rl8x", "benchmarl")
+# rl8x's names of what BenchMARL's files say; a minibatch of 400 steps of copies has 1,200 of three agents.
+SIZES: dict[str, Any] = {"num_envs": 10, "horizon": 600, "num_sgd_iters": 45, "sgd_minibatch_size": 1200}
+SIZES |= {"model_config": {"hidden_sizes": [256, 256], "activation": "tanh"}, "lr": 5e-5, "lr_schedule": None}
+SIZES |= {"gae_lambda": 0.9, "max_grad_norm": 5.0, "vf_clip_param": None, "normalize_advantages": False}
+SIZES |= {"normalize_observations": False, "normalize_rewards": False}
+SPEEDS = (("benchmarl", "its own"), ("rl8x", "BenchMARL's"), ("rl8x", "its own"))
+ITERATIONS = 3
 
 
 def processor_seconds() -> float:
@@ -78,30 +90,29 @@ def of_rl8x(name: str, algorithm: str, seed: int, steps: int) -> Row:
     return row | {"agent_steps": trainer.state["env/steps"], "mean_return": round(tested["eval/returns/mean"], 4)}
 
 
-def of_benchmarl(name: str, algorithm: str, seed: int, steps: int) -> Row:
-    """Train and test BenchMARL's, which has no notion of agent steps: its frames are steps of copies."""
+def experiment(name: str, algorithm: str, seed: int, agent_steps: int, *, pettingzoo: bool) -> Any:
+    """Make a training of BenchMARL's, whose frames are steps of copies; spread has discrete actions."""
     import torch
     from benchmarl.algorithms import IppoConfig, MappoConfig
     from benchmarl.environments import PettingZooTask, VmasTask
     from benchmarl.experiment import Experiment, ExperimentConfig
     from benchmarl.models.mlp import MlpConfig
 
-    if name == "simple_spread":  # TorchRL looks for it where PettingZoo had it before
+    if pettingzoo:  # TorchRL looks for it where PettingZoo had it before
         import mpe2.all_modules
 
         sys.modules |= {"pettingzoo.mpe": mpe2, "pettingzoo.mpe.all_modules": mpe2.all_modules}
     torch.set_num_threads(1)
     work = WORKS[name]
     config = ExperimentConfig.get_from_yaml()
-    config.max_n_frames = -(-steps // work["agents"])
+    config.max_n_frames = -(-agent_steps // work["agents"])
     config.loggers, config.create_json, config.render, config.evaluation = [], False, False, False
-    config.evaluation_episodes = EPISODES
-    config.prefer_continuous_actions = name != "simple_spread"
-    task = (PettingZooTask if name == "simple_spread" else VmasTask)[name.upper()].get_from_yaml()
-    task.config["max_cycles" if name == "simple_spread" else "max_steps"] = work["limit"]
-    assert task.config.items() >= work["options"].items()
-    assert work["agents"] == task.config["N" if name == "simple_spread" else "n_agents"]
-    made = Experiment(
+    config.evaluation_episodes, config.prefer_continuous_actions = EPISODES, name != "simple_spread"
+    task = (PettingZooTask if pettingzoo else VmasTask)[name.upper()].get_from_yaml()
+    task.config["max_cycles" if pettingzoo else "max_steps"] = work["limit"]
+    assert work["agents"] == task.config["N" if pettingzoo else "n_agents"]
+    assert task.config.items() >= work["options"].items() or pettingzoo != (name == "simple_spread")
+    return Experiment(
         task=task,
         algorithm_config={"mappo": MappoConfig, "ippo": IppoConfig}[algorithm].get_from_yaml(),
         model_config=MlpConfig.get_from_yaml(),
@@ -109,6 +120,11 @@ def of_benchmarl(name: str, algorithm: str, seed: int, steps: int) -> Row:
         seed=seed,
         config=config,
     )
+
+
+def of_benchmarl(name: str, algorithm: str, seed: int, steps: int) -> Row:
+    """Train and test BenchMARL's."""
+    made = experiment(name, algorithm, seed, steps, pettingzoo=name == "simple_spread")
     close, played = made.close, []
     made.close = lambda: None  # a run closes the environment of evaluations
     row, logger, (group,) = timed(made.run), made.logger, made.group_map
@@ -121,7 +137,30 @@ def of_benchmarl(name: str, algorithm: str, seed: int, steps: int) -> Row:
         for each, length in zip(played, lengths, strict=True)
     ]
     close()
-    return row | {"agent_steps": made.total_frames * work["agents"], "mean_return": round(sum(returns) / EPISODES, 4)}
+    steps = made.total_frames * WORKS[name]["agents"]
+    return row | {"agent_steps": steps, "mean_return": round(sum(returns) / EPISODES, 4)}
+
+
+def speed_of(library: str, settings: str) -> Row:
+    """Return the agent steps a second of the processor, of MAPPO's iterations after the first."""
+    marks: list[float] = []
+    if library == "rl8x":
+        from rl8x import NullTracker, PPOConfig, Trainer
+
+        given = SIZES if settings == "BenchMARL's" else {"num_envs": COPIES}
+        config = PPOConfig(**given, seed=0, device="cpu", num_threads=1, execution="compile")
+        made = config.build("Spread", num_agents=3, state="shared")
+        trainer = Trainer(made, tracker=NullTracker(), checkpoints=False, eval_env=False)
+        for _ in range(ITERATIONS + 1):
+            trainer.step()
+            marks.append(processor_seconds())
+        steps = made.env.num_envs * config.horizon
+    else:
+        steps = 3 * 6000  # of three agents
+        theirs = experiment("simple_spread", "mappo", 0, (ITERATIONS + 1) * steps, pettingzoo=False)
+        theirs.logger.commit = lambda: marks.append(processor_seconds())  # the last of each iteration
+        theirs.run()
+    return {"steps_per_s": round(steps * ITERATIONS / (marks[-1] - marks[0]), 1)}
 
 
 def asked_for(python: str, *words: Any) -> Any:
@@ -136,6 +175,41 @@ def asked_for(python: str, *words: Any) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def report(result: Row) -> str:
+    """Return tables of what was measured: returns over the seeds that both libraries have, and speeds."""
+    lines: list[list[str]] = []
+    for name, algorithm in itertools.product(WORKS, ALGORITHMS):
+        mine = {
+            library: {row["seed"]: row for row in result.get("rows", []) if row.items() >= tags.items()}
+            for library in LIBRARIES
+            for tags in [{"work": name, "algorithm": algorithm, "library": library}]
+        }
+        seeds = mine["rl8x"].keys() & mine["benchmarl"].keys()
+        if seeds:
+            both = [[mine[library][seed] for seed in seeds] for library in LIBRARIES]
+            returns = [_spread([row["mean_return"] for row in rows]) for rows in both]
+            seconds = [f"{statistics.median(row['cpu_s'] for row in rows):.0f}" for rows in both]
+            lines.append([f"`{name}`", algorithm.upper(), str(len(seeds)), *returns, *seconds])
+    header = ["", "", "seeds", "rl8x's return", "BenchMARL's", "rl8x's seconds", "BenchMARL's"]
+    speeds = [[row["library"], row["settings"], short(row["steps_per_s"])] for row in result.get("speed", [])]
+    shown = ((header, lines), (["iterations of MAPPO in spread", "settings", "agent steps/s"], speeds))
+    return "\n\n".join(table(head, rows) for head, rows in shown if rows)
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Write a mean and, of several values, its standard error."""
+    error = f" +- {statistics.stdev(values) / len(values) ** 0.5:.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{error}"
+
+
+def measured(library: str, *words: str) -> Row:
+    """Return what a process of its own is asked for: a speed, or a training."""
+    if len(words) == 1:
+        return speed_of(library, *words)
+    name, algorithm, seed, steps = words
+    return {"rl8x": of_rl8x, "benchmarl": of_benchmarl}[library](name, algorithm, int(seed), int(steps))
+
+
 def main() -> None:
     """Measure what has no result yet; a result is written as soon as it is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -144,14 +218,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="at most so many of each work")
     parser.add_argument("--share", type=float, default=1.0, help="of the steps: to try, with --out")
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--speed", action="store_true", help="measure the speed alone, anew")
     parser.add_argument("--one", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        library, name, algorithm, seed, steps = options.one
-        row = {"rl8x": of_rl8x, "benchmarl": of_benchmarl}[library](name, algorithm, int(seed), int(steps))
-        print(json.dumps(row | {"version": version(library)}))
+        library, *words = options.one
+        print(json.dumps(measured(library, *words) | {"version": version(library)}))
         return
     pythons = {"rl8x": sys.executable, "benchmarl": options.benchmarl}
+    if options.speed:
+        rows = [
+            {"library": library, "settings": settings} | asked_for(pythons[library], library, settings)
+            for library, settings in SPEEDS
+        ]
+        save(options.out, {"machine": machine(), "rows": [], **held(options.out), "speed": rows})
+        return
     works = [
         (seed, name, algorithm, library)
         for seed in range(options.seeds)

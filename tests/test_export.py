@@ -44,6 +44,13 @@ def test_an_exported_policy_acts_as_the_policy(model, actions, format, sampled, 
     assert [path.name for path in tmp_path.iterdir()] == [made.path.name]
 
 
+@pytest.mark.parametrize("format", export.FORMATS)
+def test_agents_with_weights_of_their_own_are_exported_together(format, tmp_path):
+    config = {"hidden_sizes": [8], "policy_gain": 1.0, "separate": 3}
+    policy = Policy(VECTOR, STEER, model_config=config, normalize_observations=True)
+    assert export_policy(policy, tmp_path / f"policy.{format}").difference <= 1e-5
+
+
 def algorithms_policies():
     yield "DQN", DQNConfig(num_envs=4, device="cpu", buffer_size=64, num_atoms=5, v_min=-1.0, v_max=1.0)
     yield "SAC", SACConfig(num_envs=4, device="cpu", buffer_size=64, normalize_observations=True)

@@ -13,7 +13,8 @@ A program takes a dict of tensors by name and returns one, the same names in eac
     actions, actions/<part> actions for the environment, [batch, *action]
     next_state/<name>       the memory for the next call
 
-Observation normaliser, action mask, scaling and clipping are inside. The batch may have any size.
+Observation normaliser, action mask, scaling and clipping are inside. The batch may have any size; where agents have
+weights of their own, it has the observations of all agents, one agent after the other.
 """
 
 from __future__ import annotations
@@ -115,8 +116,8 @@ class DecisionProgram(nn.Module):
         return flatten_tree("actions", actions) | {f"{_NEXT}{name}": part for name, part in state.items()}
 
     def example(self, num: int) -> dict[str, Tensor]:
-        """Return inputs for `num` observations: zeros, at the beginning of an episode."""
-        policy = self.policy
+        """Return inputs for `num` observations of each agent: zeros, at the beginning of an episode."""
+        policy, num = self.policy, num * self.policy.num_separate
         inputs = flatten_tree("obs", zeros(policy.seen_space, num))
         memory = {f"{_STATE}{name}": part.clone() for name, part in policy.memory(num).items()}
         starts = {"starts": torch.ones(num, dtype=torch.bool)} if memory else {}
@@ -217,7 +218,7 @@ def _noise_kinds(distribution: Distribution) -> list[list[Any]]:
 
 def _traced(program: DecisionProgram) -> Any:
     example = program.example(3)
-    batch = torch.export.Dim("batch", min=1)
+    batch = torch.export.Dim("batch", min=program.policy.num_separate)
     shapes = ({name: {0: batch} for name in example},)
     with torch.no_grad():
         return torch.export.export(program, (example,), dynamic_shapes=shapes, strict=False)
@@ -287,7 +288,7 @@ def largest_difference(policy: Policy, run: Program, *, sampled: bool, seed: int
     """
     draw = _Observations(policy, seed)
     largest = 0.0
-    for num in _COPIES:
+    for num in (copies * policy.num_separate for copies in _COPIES):
         state, memory = policy.initial_state(num), policy.memory(num)
         starts = torch.ones(num, dtype=torch.bool)
         for noise in policy.noise(_STEPS, num, draw.generator):

@@ -176,6 +176,12 @@ class MLPStack(nn.Sequential):
             ValueError: If rows cannot be divided among them.
         """
         steps, rows = x.shape[:2]
+        if torch.compiler.is_compiling():  # an export, which would keep a part of a number of rows
+            every = super().forward(x.flatten(0, 1).expand(self.size, -1, -1)).unflatten(1, (steps, rows))
+            agents = (torch.arange(rows, device=x.device) * self.size).div(rows, rounding_mode="floor")
+            own = agents == torch.arange(self.size, device=x.device).unsqueeze(1)  # [size, rows]
+            chosen: Tensor = torch.where(own[:, None, :, None], every, 0.0).sum(0)
+            return chosen
         if rows % self.size:
             raise ValueError(
                 f"each of {self.size} agents has weights of its own (`separate`), by the place of its row: give "
