@@ -63,6 +63,12 @@ def test_a_silenced_critic_is_told_once():
 # -- rl8's semantics: see also the state machine at the end
 
 
+def test_steps_per_eval_must_be_a_multiple():
+    text = r"`steps_per_eval` must be a multiple of `horizons_per_env_reset`; got 1 and 2\. Try 2"
+    with pytest.raises(ValueError, match=text):
+        run(make(horizons_per_env_reset=2), steps_per_eval=1, max_steps=1)
+
+
 @pytest.mark.parametrize(("env_config", "gravity"), [(None, 9.8), ({}, 9.8), ({"gravity": 12.0}, 12.0)])
 def test_an_evaluations_config_is_not_the_trainings(env_config, gravity):
     trainer = make(CartPoleInfinite)
@@ -399,9 +405,7 @@ class TrainerMachine(RuleBasedStateMachine):
     @rule(steps=st.integers(1, 4), per_eval=st.integers(1, 3))
     def run(self, steps, per_eval):
         if self.every > 0 and per_eval % self.every:
-            nearest = per_eval + self.every - per_eval % self.every
-            text = rf"a multiple of `horizons_per_env_reset`; got {per_eval} and {self.every}\. Try {nearest}"
-            with pytest.raises(ValueError, match=text):
+            with pytest.raises(ValueError, match="multiple"):
                 run(self.trainer, steps_per_eval=per_eval, max_steps=steps)
             return
         if self.every > 0 and self.collects % self.every:
