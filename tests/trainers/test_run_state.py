@@ -1,16 +1,215 @@
+"""How a run stops: at once, at the right place, with its checkpoint; and what it refuses to wait for."""
+
+import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 from tests.trainers.test_evaluation import build, run
 
 from rl8x import keys
-from rl8x.conditions import Confirmed, HitsUpperBound, Plateau, from_spec
+from rl8x.checkpoint import Checkpoints, listed, read
+from rl8x.conditions import Confirmed, HitsUpperBound, Plateau, StopsIncreasing, from_spec
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
 
+SOLVED = HitsUpperBound("eval/returns/mean", 1)
 
-def make():
-    return Trainer(build(), tracker=MemoryTracker(), num_eval_envs=2)
+
+def make(**options):
+    return Trainer(build(), tracker=MemoryTracker(), num_eval_envs=2, **options)
+
+
+def test_an_evaluation_before_the_run_counts_as_its_first():
+    trainer = make()
+    before = trainer.eval()["eval/returns/mean"]
+    stats = trainer.run(steps_per_eval=3, stop_conditions=[SOLVED], max_steps=5, progress="none")
+    assert stats[keys.STEPS] == 1
+    assert stats["eval/returns/mean"] == before
+
+
+def test_an_evaluation_before_a_step_is_fresh_in_its_row_and_of_an_earlier_policy(tmp_path):
+    def started(**options):
+        trainer = make(**options)
+        trainer.eval()
+        return trainer
+
+    trainer = started()
+    rows = [trainer.step() for _ in range(2)]
+    assert ["eval/returns/mean" in row.fresh for row in rows] == [True, False]
+    trainer = started(checkpoints=Checkpoints(tmp_path, best="eval/returns/mean"))
+    trainer.save()
+    for each in (trainer, Trainer.resume(tmp_path, tracker=MemoryTracker())):
+        plateau = Plateau("eval/returns/mean", patience=1, rtol=1e9)
+        each.run(steps_per_eval=3, stop_conditions=[plateau], max_steps=5, progress="none")
+        assert each.state[keys.STEPS] == 3  # that before the run, and that after its third step
+        assert each.checkpoints.best["steps"] == 3  # no checkpoint has the policy that was evaluated first
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("counting_first", [False, True])
+def test_what_confirmations_measure_counts_for_the_other_conditions(joined, counting_first):
+    never = Confirmed(HitsUpperBound(keys.STEPS, 2), by=HitsUpperBound("eval/returns/mean", 1e9))
+    conditions = [never, Plateau("eval/returns/mean", patience=1, rtol=1e9)]
+    if counting_first:
+        conditions.reverse()
+    trainer = make()
+    conditions = [conditions[0] | conditions[1]] if joined else conditions
+    stats = trainer.run(stop_conditions=conditions, max_steps=9, progress="none")
+    # Of two evaluations, after steps 2 and 3, one compares with the one before.
+    assert stats[keys.STEPS] == 3
+    assert [value for _, value in trainer.tracker.history("eval/returns/mean")][1:] == [stats["eval/returns/mean"]]
+
+
+def test_an_evaluation_in_a_loop_of_ones_own_is_counted_once_in_the_row_of_its_step():
+    trainer = make()
+    counted, sometimes = Plateau("eval/returns/mean", patience=1, rtol=1e9), StopsIncreasing("eval/returns/mean", 99)
+    rows = []
+    for stats in trainer:
+        assert "eval/returns/mean" not in stats.fresh
+        before = len(trainer.tracker.history("eval/returns/mean"))
+        if len(rows) % 2 == 1:
+            measured = trainer.eval()
+            assert stats["eval/returns/mean"] == measured["eval/returns/mean"]
+            assert "eval/returns/mean" in stats.fresh
+            assert len(trainer.tracker.history("eval/returns/mean")) == before + 1  # tracked once
+        rows.append(stats)
+        sometimes(stats)
+        if counted(stats):
+            break
+    trainer.close()
+    assert [stats[keys.STEPS] for stats in rows] == [1, 2, 3, 4]  # two evaluations: one compares with the one before
+    assert [("eval/returns/mean" in stats, "eval/returns/mean" in stats.fresh) for stats in rows] == [
+        (False, False),
+        (True, True),
+        (True, False),
+        (True, True),
+    ]
+    assert sometimes.reference == max(stats["eval/returns/mean"] for stats in rows[1:])
+
+
+def test_a_best_metric_that_no_row_has_is_refused_with_the_nearest(tmp_path):
+    with pytest.raises(ValueError, match=r"got 'eval/return/mean'\. Did you mean 'eval/returns/mean'\?"):
+        make(checkpoints=Checkpoints(tmp_path, best="eval/return/mean"))
+
+
+def test_what_confirms_the_end_is_tracked_at_the_present_step_and_saved_as_the_best(tmp_path):
+    trainer = make(checkpoints=Checkpoints(tmp_path, every_steps=100, best="eval/returns/mean"))
+    confirmed = Confirmed(HitsUpperBound(keys.STEPS, 3), by=SOLVED)
+    stats = trainer.run(stop_conditions=[confirmed], max_steps=9, progress="none")
+    ((clock, value),) = trainer.tracker.history("eval/returns/mean")
+    assert clock == stats[keys.ENV_STEPS] == 3 * 32
+    assert stats["eval/returns/mean"] == value
+    last = read(listed(tmp_path)[-1])
+    assert last.metadata["counters"][keys.STEPS] == 3
+    assert last.state["best"] == {"metric": "eval/returns/mean", "mode": "max", "value": value, "steps": 3}
+
+
+def stops_at(step, why, then=None):
+    def callback(trainer, stats):
+        if stats[keys.STEPS] == step:
+            trainer.stop(why)
+        elif then is not None:
+            then(trainer)
+
+    return callback
+
+
+def test_a_callback_ends_a_run_which_is_finished_saved_and_over(tmp_path):
+    trainer = make(
+        checkpoints=Checkpoints(tmp_path, every_steps=100), callbacks=[stops_at(3, "the budget\n is spent ")]
+    )
+    stats = trainer.run(max_steps=9, progress="none")
+    assert stats[keys.STEPS] == trainer.state[keys.STEPS] == 3
+    assert stats.stop_reason == trainer.stop_reason == "the budget is spent"
+    assert len(trainer.tracker.history("losses/total")) == 3  # the row of the last step too
+    assert trainer.tracker.status == "FINISHED"
+    assert trainer.tracker.tags["rl8x.stop_reason"] == "the budget is spent"
+    saved = read(listed(tmp_path)[-1])
+    assert (saved.metadata["status"], saved.metadata["counters"][keys.STEPS]) == ("FINISHED", 3)
+    resumed = {"tracker": trainer.tracker, "callbacks": [lambda trainer, stats: None]}
+    over = Trainer.resume(tmp_path, **resumed).run(progress="none")
+    assert (over[keys.STEPS], over.stop_reason) == (3, "the budget is spent")
+    assert Trainer.resume(tmp_path, **resumed).run(max_steps=5, progress="none")[keys.STEPS] == 5
+
+
+def test_the_first_reason_counts_beside_those_of_conditions():
+    callbacks = [stops_at(2, "first"), stops_at(2, "second")]
+    trainer = make(callbacks=callbacks)
+    stats = trainer.run(stop_conditions=[HitsUpperBound(keys.STEPS, 2)], max_steps=2, progress="none")
+    assert stats.stop_reason == "HitsUpperBound('algorithm/steps', 2): algorithm/steps = 2; first; max_steps=2"
+    assert trainer.run(max_steps=1, progress="none").stop_reason == "max_steps=1"  # another run knows nothing of it
+
+
+def test_signal_handlers_and_other_threads_end_a_run(default_signals):
+    trainer = make(callbacks=[lambda trainer, stats: os.kill(os.getpid(), signal.SIGUSR2)])
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: trainer.stop("a signal"))
+    try:
+        assert trainer.run(max_steps=9, progress="none").stop_reason == "a signal"
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+    def of_a_thread(trainer, stats):
+        thread = threading.Thread(target=trainer.stop, args=["a thread"])
+        thread.start()
+        thread.join()
+
+    trainer = make(callbacks=[of_a_thread])
+    stats = trainer.run(max_steps=9, progress="none")
+    assert (stats[keys.STEPS], stats.stop_reason, trainer.tracker.status) == (1, "a thread", "FINISHED")
+
+
+def test_a_callback_ends_a_loop_over_the_trainer_too():
+    trainer = make(callbacks=[stops_at(3, "enough")])
+    rows = [(stats[keys.STEPS], stats.stop_reason) for stats in trainer]
+    assert rows == [(1, None), (2, None), (3, "enough")]
+    trainer.close()
+    assert (trainer.tracker.status, trainer.tracker.tags["rl8x.stop_reason"]) == ("FINISHED", "enough")
+    assert trainer.step().stop_reason is None
+
+
+def test_a_stop_of_nothing_or_for_nothing_is_refused():
+    trainer = make()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="ends a run\\(\\) in progress, and there is none"):
+            trainer.stop("why")
+        trainer.run(max_steps=1, progress="none")
+    for why, error in ((None, TypeError), (3, TypeError), (" ", ValueError)):
+        with pytest.raises(error, match=r"`why` must .*trainer\.stop\('the budget is spent'\); got"):
+            make(callbacks=[stops_at(1, why)]).run(max_steps=2, progress="none")
+
+
+def test_a_run_that_failed_leaves_no_stop_behind():
+    def fail(trainer, stats):
+        if stats[keys.STEPS] == 1:
+            raise ZeroDivisionError
+
+    trainer = make(callbacks=[stops_at(1, "enough"), fail])
+    with pytest.raises(ZeroDivisionError):
+        trainer.run(max_steps=2, progress="none")
+    assert trainer.run(max_steps=2, progress="none").stop_reason == "max_steps=2"
+
+
+def test_a_best_by_evaluations_that_nobody_makes_is_warned_of(tmp_path, recwarn):
+    def run(name, callbacks=(), **options):
+        trainer = make(checkpoints=Checkpoints(tmp_path / name, best="eval/returns/mean"), callbacks=callbacks)
+        trainer.run(max_steps=1, progress="none", **options)
+        return trainer.checkpoints.best
+
+    assert run("now and then", steps_per_eval=1) is not None
+    assert run("to confirm", stop_conditions=[Confirmed(HitsUpperBound(keys.STEPS, 1), by=SOLVED)]) is not None
+    assert run("in a callback", callbacks=[lambda trainer, stats: trainer.eval() and None]) is not None
+    assert not [each for each in recwarn if "best of" in str(each.message)]
+    with pytest.warns(RuntimeWarning, match="best of 'eval/returns/mean': this run makes no evaluations"):
+        assert run("never") is None
+
+
+def test_the_first_evaluation_ends_a_run_that_is_solved_already():
+    trainer = make()
+    stats = trainer.run(steps_per_eval=1, stop_conditions=[SOLVED], max_steps=5, progress="none")
+    assert (stats[keys.STEPS], stats.fresh >= {"eval/returns/mean"}) == (1, True)
+    assert "eval/returns/mean" in stats.stop_reason
 
 
 class Silent(RuntimeError):
@@ -36,15 +235,15 @@ def test_an_exception_that_cannot_say_what_it_is_ends_the_run_as_failed(mlruns, 
     assert "Silent" in logged
 
 
-SOLVED = HitsUpperBound("eval/returns/mean", 475)
+HIGH = HitsUpperBound("eval/returns/mean", 475)
 
 
 @pytest.mark.parametrize(
     "condition",
     [
-        SOLVED,
+        HIGH,
         HitsUpperBound("env/steps", 64) & ~Plateau("eval/returns/mean"),
-        Confirmed(SOLVED, by=HitsUpperBound("eval/returns/min", 1)),
+        Confirmed(HIGH, by=HitsUpperBound("eval/returns/min", 1)),
     ],
     ids=["bound", "composed", "confirmed only after an evaluation"],
 )
@@ -70,7 +269,7 @@ def test_a_confirmation_evaluates_by_itself():
     confirmed = Confirmed(HitsUpperBound("episodes/returns/mean", 1), by=HitsUpperBound("eval/returns/mean", 1))
     assert run(make(), stop_conditions=[confirmed])
     # What it measures others read in the same row.
-    stats = run(make(), stop_conditions=[Confirmed(HitsUpperBound(keys.STEPS, 2), by=SOLVED), ~SOLVED])
+    stats = run(make(), stop_conditions=[Confirmed(HitsUpperBound(keys.STEPS, 2), by=HIGH), ~HIGH])
     assert stats[keys.STEPS] == 2
 
 

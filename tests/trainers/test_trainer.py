@@ -63,6 +63,22 @@ def test_a_silenced_critic_is_told_once():
 # -- rl8's semantics: see also the state machine at the end
 
 
+def test_an_eval_config_that_nothing_would_apply_is_refused():
+    trainer = make(horizons_per_env_reset=-1)
+    trainer.step()
+    with pytest.raises(ValueError, match="never apply"):
+        trainer.eval(env_config={"bounds": 10.0})
+    trainer.eval()
+    with pytest.raises(ValueError, match="never apply"):
+        run(make(horizons_per_env_reset=-1), steps_per_eval=1, eval_env_config={"bounds": 10.0}, max_steps=1)
+
+
+def test_steps_per_eval_must_be_a_multiple():
+    text = r"`steps_per_eval` must be a multiple of `horizons_per_env_reset`; got 1 and 2\. Try 2"
+    with pytest.raises(ValueError, match=text):
+        run(make(horizons_per_env_reset=2), steps_per_eval=1, max_steps=1)
+
+
 @pytest.mark.parametrize(("env_config", "gravity"), [(None, 9.8), ({}, 9.8), ({"gravity": 12.0}, 12.0)])
 def test_an_evaluations_config_is_not_the_trainings(env_config, gravity):
     trainer = make(CartPoleInfinite)
@@ -388,10 +404,8 @@ class TrainerMachine(RuleBasedStateMachine):
     @rule()
     def evaluate_elsewhere(self):
         if self.every < 0:
-            options = {"steps_per_eval": 1, "eval_env_config": {"bounds": 10.0}, "max_steps": 1}
-            for call in (lambda: self.trainer.eval(env_config={"bounds": 5.0}), lambda: run(self.trainer, **options)):
-                with pytest.raises(ValueError, match="never apply"):
-                    call()
+            with pytest.raises(ValueError, match="never apply"):
+                self.trainer.eval(env_config={"bounds": 5.0})
         elif self.collects % self.every == 0:
             assert self.trainer.eval(env_config={"bounds": 5.0})["eval/rewards/min"] >= -5.0 - self.every * 2
             self.collects += self.every
@@ -399,9 +413,7 @@ class TrainerMachine(RuleBasedStateMachine):
     @rule(steps=st.integers(1, 4), per_eval=st.integers(1, 3))
     def run(self, steps, per_eval):
         if self.every > 0 and per_eval % self.every:
-            nearest = per_eval + self.every - per_eval % self.every
-            text = rf"a multiple of `horizons_per_env_reset`; got {per_eval} and {self.every}\. Try {nearest}"
-            with pytest.raises(ValueError, match=text):
+            with pytest.raises(ValueError, match="multiple"):
                 run(self.trainer, steps_per_eval=per_eval, max_steps=steps)
             return
         if self.every > 0 and self.collects % self.every:

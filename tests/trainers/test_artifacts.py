@@ -1,0 +1,315 @@
+"""What a run shows of its policy: films, models, and curves of what the tracker has."""
+
+import io
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.spaces import Box
+from PIL import Image
+from tests.probes import ActionMatches
+
+from rl8x import Confirmed, HitsUpperBound, MemoryTracker, MLflowTracker, NullTracker, PPOConfig, Trainer
+from rl8x.algorithms import BCConfig
+from rl8x.checkpoint import Checkpoints, listed, read
+from rl8x.envs import AlgoTrading, CartPole, Env, GymnasiumEnv, Pendulum
+from rl8x.models import Model
+from rl8x.randomization import Uniform
+from rl8x.trainers.artifacts import model_metrics
+
+SMALL = {"num_envs": 4, "horizon": 8, "seed": 3, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+
+
+def make(env=CartPole, tracker=None, checkpoints=False, config=SMALL, **options):
+    tracker = MemoryTracker() if tracker is None else tracker
+    return Trainer(PPOConfig(**config).build(env), tracker=tracker, checkpoints=checkpoints, num_eval_envs=4, **options)
+
+
+def rows(trainer):
+    return [
+        {name: value for name, value in row.metrics.items() if not name.startswith(("profiling/", "memory/"))}
+        for row in trainer.tracker.rows
+    ]
+
+
+def test_every_second_evaluation_is_filmed_and_the_training_notices_nothing():
+    env_config = {"length": Uniform(0.3, 0.6)}
+    filmed, plain = make(), make()
+    filmed.run(steps_per_eval=1, evals_per_film=2, max_steps=5, env_config=env_config, progress="none")
+    plain.run(steps_per_eval=1, max_steps=5, env_config=env_config, progress="none")
+    films = [name for name in filmed.tracker.artifacts if name.startswith("films/")]
+    assert films == ["films/step-00000002.gif", "films/step-00000004.gif"]
+    assert rows(filmed) == rows(plain)
+    assert filmed.tracker.params["run.evals_per_film"] == 2
+
+
+class Plain(CartPole):
+    draw = Env.draw
+
+
+def test_what_cannot_be_filmed_is_told_before_the_first_step():
+    trainer = make(Plain)
+    with pytest.raises(ValueError, match="Plain cannot be rendered: give it a `draw`"):
+        trainer.run(steps_per_eval=1, evals_per_film=1, max_steps=1, progress="none")
+    assert trainer.state["algorithm/steps"] == 0
+    with pytest.raises(ValueError, match="`evals_per_film` counts the evaluations of the run: give `steps_per_eval`"):
+        make().run(evals_per_film=1, max_steps=1, progress="none")
+    with pytest.raises(ValueError, match="`evals_per_film` must be at least 1; got 0"):
+        make().run(steps_per_eval=1, evals_per_film=0, progress="none")
+
+
+def test_a_film_has_the_physics_of_the_evaluations_or_those_asked_for(tmp_path):
+    trainer = make()
+    trainer.run(steps_per_eval=1, eval_env_config={"length": 0.7}, max_steps=1, progress="none")
+    made = trainer.play(max_steps=2)
+    assert (made.suffix, made.returns.shape) == (".gif", (1, 1))
+    captioned = Image.open(io.BytesIO(made.data))
+    assert captioned.size == (480, 320 + 20 + 20)  # the parameter above, steps and return below
+    assert Image.open(io.BytesIO(make().play(max_steps=2).data)).size == (480, 320 + 20)
+    path = tmp_path / "wide" / "a.gif"
+    wide = trainer.play(path, env_config={"length": [0.2, 0.5, 1.0]}, max_steps=2, episodes=2)
+    assert wide.returns.tolist() == [[2.0] * 3] * 2
+    assert path.read_bytes() == wide.data
+    with pytest.raises(ValueError, match="no parameter 'lenght'"):
+        trainer.play(env_config={"lenght": 1.0})
+    with pytest.raises(ValueError, match="num_envs must be at least 1; got 0"):
+        trainer.play(copies=0)
+
+
+def test_an_instance_is_copied_and_as_many_copies_are_seen_as_are_asked_for():
+    env = CartPole(4, seed=0)
+    trainer = make(env)
+    made = trainer.play(copies=2, max_steps=3)
+    assert made.returns.shape == (1, 2)
+    made = trainer.play(env_config={"length": [0.2, 1.0]}, max_steps=3)
+    assert made.returns.shape == (1, 2)
+    assert env.carry is None
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("CartPole-v1", None),
+        (CartPoleEnv, None),  # takes a render_mode
+        (lambda: gymnasium.make("CartPole-v1"), "GymnasiumEnv renders no frames. Make it with render_mode='rgb_array'"),
+        (lambda: gymnasium.make("CartPole-v1", render_mode="rgb_array"), None),
+    ],
+)
+def test_a_simulator_that_renders_nothing_is_made_again_to_be_filmed(source, message):
+    env = GymnasiumEnv(source, 4, seed=0)
+    trainer = make(env)
+    if message is not None:
+        with pytest.raises(ValueError, match=message):
+            trainer.play(max_steps=2)
+        return
+    pytest.importorskip("pygame", reason="pygame is not installed, by which Gymnasium draws CartPole")
+    assert trainer.play(copies=2, max_steps=2).lengths.tolist() == [[2, 2]]
+    assert env.render_mode in (None, "rgb_array")
+
+
+@pytest.mark.parametrize("env", [AlgoTrading, Pendulum])
+def test_masks_memories_and_normalisers_play(env):
+    config = SMALL | {"model": "lstm", "model_config": {"hidden_size": 8}, "normalize_observations": True, "seq_len": 4}
+    trainer = make(env, config=config)
+    trainer.step()
+    assert trainer.play(max_steps=3).lengths.tolist() == [[3]]
+
+
+def test_an_algorithm_without_an_environment_plays_in_that_of_its_evaluations(tmp_path):
+    from rl8x.cli.collect import record
+
+    record(make().algorithm.policy, CartPole(2, seed=0), 40).dataset.save(tmp_path / "data")
+    config = BCConfig(
+        dataset=str(tmp_path / "data"), device="cpu", seed=0, batch_size=4, model_config={"hidden_sizes": [8]}
+    )
+    trainer = Trainer(config.build(), tracker=NullTracker(), checkpoints=False, eval_env="CartPole", num_eval_envs=3)
+    assert trainer.play(max_steps=2).returns.shape == (1, 1)
+    alone = Trainer(config.build(), tracker=NullTracker(), checkpoints=False)
+    with pytest.raises(ValueError, match="there is nothing to film: the algorithm trains without an environment"):
+        alone.play()
+
+
+CONFIG = {"num_envs": 8, "horizon": 8, "device": "cpu", "seed": 0, "execution": "eager", "lr": 0.05}
+METRIC = "eval/returns/mean"
+
+
+def patient():
+    """A tracker that waits for all to arrive, on a busy machine too."""
+    return MLflowTracker(finish_timeout_s=300)
+
+
+def trained(tracker, **options):
+    config = PPOConfig(**CONFIG, model_config={"hidden_sizes": [8]}, normalize_observations=True)
+    trainer = Trainer(config.build(ActionMatches), tracker=tracker, num_eval_envs=16, **options)
+    trainer.run(max_steps=4, steps_per_eval=1, progress="none")
+    return trainer
+
+
+def logged_policies(client):
+    """Return the policies that MLflow has, with their metrics and steps, by the models' names."""
+    from rl8x.tracking.artifacts import _load_pyfunc
+
+    experiment = client.get_experiment_by_name("rl8x").experiment_id
+    found = {}
+    for model in client.search_logged_models([experiment]):
+        folder = model.artifact_location.removeprefix("file://")
+        policy = _load_pyfunc(f"{folder}/data/policy.safetensors").policy
+        found[model.name] = policy, {each.key: each.value for each in model.metrics}, {e.step for e in model.metrics}
+    return found
+
+
+def test_a_run_ends_with_its_last_and_best_policy_as_models(mlflow_client):
+    checkpoints = Checkpoints(best=METRIC, mode="min", keep=1)  # untrained is worst, so that the best is an early one
+    trainer = trained(patient(), log_models=True, checkpoints=checkpoints)
+    found = logged_policies(mlflow_client)
+    assert set(found) == {"last", "best"}
+    run_id = trainer.tracker.run_id
+    history = {point.step: point.value for point in mlflow_client.get_metric_history(run_id, METRIC)}
+    assert len(history) == len(mlflow_client.get_metric_history(run_id, METRIC)) == 4
+    obs = np.linspace(-1, 1, 33, dtype=np.float32)[:, None]
+    best_step = min(history, key=lambda step: (history[step], step))
+    for name, step in (("last", 4 * 64), ("best", best_step)):
+        _, metrics, steps = found[name]
+        assert (metrics[METRIC], steps) == (history[step], {step})
+        assert {"episodes/returns/mean", "returns/mean"} <= set(metrics)
+    last = trainer.algorithm.policy
+    assert np.array_equal(found["last"][0].decide(obs).actions, last.decide(obs).actions)
+    states = {
+        path.name: read(path).state["trainer"]["algorithm"]["policy"] for path in listed(trainer.checkpoints.directory)
+    }
+    weights = found["best"][0].state_dict()
+    assert any(all(torch.equal(state[name], weights[name]) for name in weights) for state in states.values())
+    if best_step != 4 * 64:
+        assert not torch.equal(weights["model.actor.0.weight"], found["last"][0].state_dict()["model.actor.0.weight"])
+
+
+def test_the_best_model_has_the_evaluation_of_a_condition_that_made_it_the_best(tmp_path):
+    config = PPOConfig(**CONFIG, model_config={"hidden_sizes": [8]})
+    tracker, checkpoints = MemoryTracker(), Checkpoints(tmp_path, best=METRIC)
+    trainer = Trainer(config.build(ActionMatches), tracker=tracker, checkpoints=checkpoints, log_models=True)
+    asked = Confirmed(HitsUpperBound("episodes/returns/mean", -1.0), by=HitsUpperBound(METRIC, 2.0))
+    trainer.run(max_steps=4, stop_conditions=[asked], progress="none")
+    history = dict(tracker.history(METRIC))
+    best = max(history, key=lambda step: (history[step], -step))
+    about = tracker.models["best"]
+    assert (about["step"], about["metrics"][METRIC]) == (best, history[best])
+
+
+def test_a_model_is_logged_when_it_is_asked_for(mlflow_client):
+    trainer = trained(patient(), checkpoints=False)
+    trainer.log_model("champion of today", register="match", alias="champion")
+    trainer.close()
+    version = mlflow_client.get_model_version_by_alias("match", "champion")
+    assert version.run_id == trainer.tracker.run_id
+    assert mlflow_client.get_run(version.run_id).info.status == "FINISHED"
+    assert set(logged_policies(mlflow_client)) == {"champion of today"}
+
+
+class Sums(Model):
+    """A model that is given as an instance."""
+
+    def __init__(self):
+        super().__init__(Box(-1.0, 1.0, (1,), np.float32), 2)
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, obs, state, starts):
+        return obs * self.weight, obs.sum(-1), state
+
+
+def test_what_cannot_be_logged_is_said_before_training():
+    algorithm = PPOConfig(**CONFIG, model=Sums()).build(ActionMatches)
+    with pytest.raises(TypeError, match="`model` of this policy cannot be saved to a file"):
+        Trainer(algorithm, tracker=MemoryTracker(), log_models=True)
+
+    class Deaf(MemoryTracker):
+        log_model = property()
+
+    with pytest.raises(TypeError, match="Deaf keeps no models"):
+        Trainer(PPOConfig(**CONFIG).build(ActionMatches), tracker=Deaf(), log_models=True)
+
+
+def test_a_killed_run_has_models_too_and_a_failed_one_has_none():
+    def interrupt(trainer, row):
+        raise error
+
+    for error, names in ((KeyboardInterrupt(), ["last"]), (RuntimeError("mine"), [])):
+        tracker = MemoryTracker()
+        with pytest.raises(type(error)):
+            trained(tracker, log_models=True, callbacks=[interrupt], checkpoints=False)
+        assert list(tracker.models) == names
+
+
+def test_metrics_that_say_how_good_a_policy_is():
+    row = {
+        METRIC: 1.0,
+        "eval/windy/returns/mean": 2.0,
+        "returns/max": 3.0,
+        "returns/mean": float("nan"),
+        "losses/vf": 4,
+    }
+    assert model_metrics(row) == {METRIC: 1.0, "eval/windy/returns/mean": 2.0}
+    assert model_metrics(row, "losses/vf") == {METRIC: 1.0, "eval/windy/returns/mean": 2.0, "losses/vf": 4}
+
+
+LONGER = SMALL | {"horizon": 32}
+
+
+def plotted(tracker, env=CartPole, **options):
+    trainer = Trainer(PPOConfig(**LONGER).build(env), tracker=tracker, checkpoints=False, num_eval_envs=2)
+    trainer.run(max_steps=4, progress="none", **options)
+    return trainer
+
+
+def curves(panel):
+    return {line.get_label(): line.get_xydata().tolist() for line in panel.get_lines()}
+
+
+def test_returns_of_training_and_evaluations_are_in_one_panel():
+    tracker = MemoryTracker()
+    figure = plotted(tracker, steps_per_eval=2).plot()
+    (panel,) = figure.axes
+    drawn = curves(panel)
+    assert list(drawn) == ["episodes of the training", "evaluations"]
+    for label, name in zip(drawn, ("episodes/returns/mean", "eval/returns/mean"), strict=True):
+        finite = [[step, value] for step, value in tracker.history(name) if np.isfinite(value)]
+        assert np.array(drawn[label]) == pytest.approx(np.array(finite))
+    assert (panel.get_xlabel(), panel.get_ylabel()) == ("transitions of training", "mean return")
+    image = Image.open(io.BytesIO(figure._repr_png_()))
+    assert image.size == (720, 390)
+
+
+def test_metrics_that_are_named_have_a_panel_each_and_mlflow_is_read(mlruns):
+    trainer = plotted(MLflowTracker())
+    figure = trainer.plot("losses/vf", "losses/policy", "rewards/mean", "monitors/kl_div")
+    labels = [panel.get_ylabel() for panel in figure.axes if panel.get_visible()]
+    assert labels == ["losses/vf", "losses/policy", "rewards/mean", "monitors/kl_div"]
+    ((steps),) = curves(figure.axes[0]).values()
+    assert [step for step, _ in steps] == [128, 256, 384, 512]
+
+
+def test_before_an_episode_has_ended_horizons_are_drawn():
+    config = PPOConfig(**LONGER | {"horizon": 2})  # no pole falls in four steps
+    trainer = Trainer(config.build(CartPole), tracker=MemoryTracker(), checkpoints=False)
+    trainer.run(max_steps=2, progress="none")
+    (panel,) = trainer.plot().axes
+    assert list(curves(panel)) == ["horizons of the training"]
+
+
+def test_evaluations_in_the_training_environment_are_drawn():
+    (panel,) = plotted(MemoryTracker(), AlgoTrading, steps_per_eval=2).plot().axes
+    assert list(curves(panel)) == ["episodes of the training", "evaluations"]
+
+
+def test_what_cannot_be_drawn_is_said():
+    trainer = plotted(MemoryTracker())
+    with pytest.raises(ValueError, match=r"no metric 'losses/fv'. Did you mean .*losses/vf"):
+        trainer.plot("losses/fv")
+    with pytest.raises(ValueError, match=r"no metric 'eval/returns/mean'. It has no value yet"):
+        trainer.plot("eval/returns/mean")
+    with pytest.raises(ValueError, match="a NullTracker keeps no metrics to read back"):
+        plotted(NullTracker()).plot()
+    fresh = Trainer(PPOConfig(**LONGER).build(CartPole), tracker=MemoryTracker(), checkpoints=False)
+    with pytest.raises(ValueError, match="has logged no returns yet"):
+        fresh.plot()
