@@ -11,6 +11,7 @@ from gymnasium import spaces
 from PIL import Image, ImageDraw
 
 from rl8x.envs import CartPole, Env, GymnasiumEnv, Pendulum
+from rl8x.film_files import in_few_colours
 from rl8x.policy import Policy
 from rl8x.rollouts.episodes import play_episodes
 from rl8x.video import film, record_video
@@ -197,3 +198,21 @@ def test_films_of_nothing_and_of_other_spaces_are_refused(env, options, message)
 def test_what_is_no_policy_is_told():
     with pytest.raises(TypeError, match="films are of a Policy in an Env; got None and"):
         film(None, Pendulum(1))
+
+
+def test_flat_colours_keep_their_palette_and_photographs_get_their_own():
+    random = np.random.default_rng(0)
+    noise = [random.integers(0, 256, (40, 60, 3), dtype=np.uint8) for _ in range(12)]
+    images = list(in_few_colours(iter(noise)))
+    for frame, image in zip(noise, images, strict=True):
+        own = Image.fromarray(frame).quantize(256, dither=Image.Dither.NONE).convert("RGB")
+        assert (np.asarray(image.convert("RGB")) == np.asarray(own)).all()
+    env = Pendulum(1)
+    states = [{"theta": np.float32(0.3 * i), "theta_dot": np.float32(0)} for i in range(8)]
+    drawn = [env.picture(state, dict.fromkeys(env.parameters, 1.0)) for state in states]
+    images = list(in_few_colours(iter(drawn)))
+    assert len({bytes(image.getpalette()) for image in images}) == 2
+    for frame, image in zip(drawn, images, strict=True):
+        shown = np.asarray(image.convert("RGB")).astype(int)
+        assert np.abs(shown - frame).mean() < 0.2
+        assert (shown[:4] == 255).all()

@@ -215,7 +215,7 @@ def test_compiled_updates_compute_what_eager_ones_do(case, monkeypatch):
     eager, compiled = build(case, **options), build(case, **options, execution="compile")
     collector, steps = compiled.horizons.collector, 6 if "sac" in case else 2
     if case == "ppo":
-        monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK", 0)
+        monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK", 0)
         monkeypatch.setattr("rl8x.algorithms.on_policy.update._CHUNK_ACTIVATIONS", 64)
     else:
         monkeypatch.setattr(collector, "stepper", getattr(collector.stepper, "_eager", None))

@@ -11,7 +11,6 @@ from torch import nn
 from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.algorithms import DQNConfig
 from rl8x.envs import CartPole
-from rl8x.execution import threads
 from rl8x.export import export_policy
 from rl8x.models import Model
 from rl8x.policy import Policy
@@ -121,7 +120,7 @@ def four_threads():
 
 
 def test_threads_do_not_change_what_is_dropped(four_threads, monkeypatch):
-    monkeypatch.setattr(threads, "_SHARED_WORK_EAGER", 0)
+    monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK_EAGER", 0)
     assert len({tuple(weights(learn(ppo(sgd_minibatch_size=64), 2)).tolist()) for _ in range(3)}) == 1
     with ppo().updater._workers() as workers:
         assert workers.count == 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.probes import noise_of
 
 from rl8x.distributions import Bernoulli, Categorical, EpsilonGreedy, MultiCategorical
-from rl8x.distributions.discrete import BernoulliParams, CategoricalParams
+from rl8x.distributions.discrete import BernoulliParams, CategoricalParams, _first_hit, inverse_cdf
 
 torch.manual_seed(0)
 
@@ -294,3 +294,29 @@ def test_a_share_outside_of_0_and_1_is_refused_and_changes_nothing(epsilon):
     with pytest.raises(ValueError, match="`epsilon` must be at least 0 and at most 1"):
         greedy.set_epsilon(epsilon)
     assert greedy.epsilon.item() == 0.25
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 16, 17, 200])
+def test_sampling_inverts_the_cumulative_distribution(n):
+    logits = torch.randn(2000, n, generator=torch.Generator().manual_seed(1)) * 2
+    log_probs = logits.log_softmax(-1)
+    uniform = torch.rand(2000, generator=torch.Generator().manual_seed(2))
+    index = inverse_cdf(log_probs, uniform)
+    cumulative = log_probs.double().exp().cumsum(-1)
+    upper = cumulative.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+    lower = upper - log_probs.double().exp().gather(-1, index.unsqueeze(-1)).squeeze(-1)
+    # Float32 sums of n numbers are off by some 1e-7 n; the chosen action's interval must contain the number up to that.
+    assert bool((uniform <= upper + 3e-6).all())
+    assert bool((uniform >= lower - 3e-6).all())
+    assert index.dtype == torch.int64
+
+
+def test_first_hit_survives_sums_that_are_not_monotone(monkeypatch):
+    # What adding up as a tree may give, exaggerated: the sum grows at choice 1, of probability 0, and the last sum
+    # is smaller than the one before.
+    probs = torch.tensor([[0.5, 0.0, 0.5, 0.0]])
+    sums = torch.tensor([[0.5, 0.6, 1.1, 1.0]])
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda self, dim: sums)
+    assert _first_hit(probs, torch.tensor([0.5])).item() == 2
+    assert _first_hit(probs, torch.tensor([1 - 2.0**-24])).item() == 2
+    assert _first_hit(probs, torch.tensor([0.0])).item() == 0

@@ -73,8 +73,8 @@ def leaves(tree):
     return [tree] if isinstance(tree, torch.Tensor) else [leaf for part in tree.values() for leaf in leaves(part)]
 
 
-def everything(distribution, features, noise):
-    params = distribution.from_features(features)
+def everything(distribution, features, noise, mask=None):
+    params = distribution.from_features(features, mask)
     actions, logp = distribution.sample(params, noise)
     mode = distribution.mode(params)
     return (
@@ -97,10 +97,12 @@ def test_nothing_depends_on_values_that_the_host_would_have_to_see(name, space, 
     distribution = make_distribution(name, space, config).to("meta")
     features = torch.empty(3, 5, distribution.num_features, device="meta")
     noise = noise_of(distribution, (3, 5), None, "meta")
-    actions, logp, mode, *rest = everything(distribution, features, noise)
-    for tensor in (*leaves(actions), *leaves(mode)):
-        assert tensor.shape[:2] == (3, 5)
-    assert all(value.shape == (3, 5) for value in (logp, *rest))
+    has_mask = "normal" not in name and name != "composite"
+    for mask in (None, torch.ones_like(features, dtype=torch.bool)) if has_mask else (None,):
+        actions, logp, mode, *rest = everything(distribution, features, noise, mask)
+        for tensor in (*leaves(actions), *leaves(mode)):
+            assert tensor.shape[:2] == (3, 5)
+        assert all(value.shape == (3, 5) for value in (logp, *rest))
 
 
 def by_torch(name, space, features):
