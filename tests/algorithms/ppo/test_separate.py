@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rl8x import DQNConfig, MemoryTracker, PPOConfig, SACConfig, Trainer, load_algorithm, load_policy
-from rl8x.envs import CartPole, Env
+from rl8x.envs import CartPole, Env, Spread
 from rl8x.envs.team import Team
 from rl8x.models import MLPModel
 
