@@ -178,7 +178,7 @@ class MLPStack(nn.Sequential):
         steps, rows = x.shape[:2]
         if torch.compiler.is_compiling():  # an export, which would keep a part of a number of rows
             each: Tensor = super().forward(x.flatten(0, 1).expand(self.size, -1, -1))  # type: ignore[no-untyped-call]
-            every = each.unflatten(1, (steps, rows))
+            every: Tensor = each.unflatten(1, (steps, rows))  # type: ignore[no-untyped-call]
             agents = (torch.arange(rows, device=x.device) * self.size).div(rows, rounding_mode="floor")
             own = agents == torch.arange(self.size, device=x.device).unsqueeze(1)  # [size, rows]
             chosen: Tensor = torch.where(own[:, None, :, None], every, 0.0).sum(0)
