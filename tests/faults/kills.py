@@ -81,7 +81,7 @@ def kill_ranks(attempt: Try) -> int:
     """SIGKILL random ranks of a job of torchrun until it ends, and compare with a job that nobody killed."""
     expected = whole_job(attempt.template)
     job, kills = start_job(attempt.work), 0
-    while kills < KILLS and job.poll() is None:
+    while kills < KILLS and has_ranks(job):
         with contextlib.suppress(subprocess.TimeoutExpired):
             job.wait(attempt.random.uniform(0.0, expected.seconds))
         if ranks := ranks_of(job.pid):
@@ -102,8 +102,11 @@ def kill_ranks(attempt: Try) -> int:
 @functools.lru_cache(maxsize=1)
 def whole_job(template: Path) -> "Expected":
     """Have a job of torchrun that nobody kills."""
-    whole, began = undisturbed(template), time.monotonic()
-    said, _ = start_job(whole.work).communicate(timeout=2000)
+    whole = undisturbed(template)
+    job = start_job(whole.work)
+    has_ranks(job)
+    began = time.monotonic()
+    said, _ = job.communicate(timeout=2000)
     (run,) = whole.held().runs.values()
     assert whole.held().tracked == ["FINISHED"], said
     return Expected(time.monotonic() - began, {key: set(values) for key, values in run.items()}, state(whole.work))
@@ -113,6 +116,13 @@ def start_job(folder: Path) -> subprocess.Popen[str]:
     """Start the job in a folder."""
     (folder / "job.py").write_text(JOB)
     return torchrun(["job.py"], num_ranks=NUM_RANKS, folder=folder, options=["--max-restarts=99"], forks=TRACKS)
+
+
+def has_ranks(job: subprocess.Popen[str]) -> bool:
+    """Wait until a job has ranks; False where it has ended."""
+    while job.poll() is None and not ranks_of(job.pid):
+        time.sleep(0.05)
+    return job.returncode is None
 
 
 def ranks_of(torchrun: int) -> list[int]:
