@@ -24,6 +24,7 @@ from rl8x.tracking.journal import (
     Unsent,
     conclude,
     empty_ack,
+    encode,
     is_sent,
     parse_ack,
     read_ack,
@@ -452,27 +453,32 @@ def test_a_journal_without_checkpoints_goes_when_all_has_arrived(tmp_path):
     assert list((tmp_path / "spool").iterdir()) == []
 
 
-@pytest.mark.parametrize("is_moved", [False, True])
-def test_a_journal_whose_run_has_checkpoints_stays_as_long_as_they_are_there(is_moved, tmp_path):
-    root = tmp_path / "project"
-    (root / "checkpoints/abc").mkdir(parents=True)
-    folder = finished(root, **{"rl8x.checkpoints": str(root / "checkpoints/abc")})
-    if is_moved:
-        root.rename(root := tmp_path / "moved")
-        folder = root / "spool/abc"
+def test_a_journal_whose_run_has_checkpoints_keeps_its_rows_as_long_as_they_are_there(tmp_path):
+    (tmp_path / "checkpoints/abc").mkdir(parents=True)
+    folder = finished(tmp_path, **{"rl8x.checkpoints": str(tmp_path / "checkpoints/abc")})
+    kept = [json.loads(line) for line in (folder / JOURNAL).read_text().splitlines()]
+    assert [op["op"] for op in kept] == ["open", "m", "left"]
+    assert (kept[0]["generation"], kept[0]["checkpoints"], kept[1]) == (1, "../../checkpoints/abc", row(0))
     assert is_sent(folder)
-    assert str(sync(root / "spool")) == "nothing to send"
+    assert str(sync(tmp_path / "spool")) == "nothing to send"
+    # Killed between the two steps: what is sent again adds nothing, and the run is over all the same.
+    path, ack = folder / ACK, read_ack(folder)
+    path.write_bytes(empty_ack())
+    killed = SendingJournal.open(folder)
+    offset = killed.end + len(encode(row(1)))  # of the longer file, and a line's end in this one too, before long
+    killed.acknowledge(**{**ack.__dict__, "generation": 0, "offset": offset})
+    killed.close()
     resumed = Journal.open(folder)
     resumed.append(row(1))
-    assert (resumed.has_arrived, resumed.unsent()) == (False, Unsent(1, 0))
+    assert (resumed.has_arrived, resumed.ack.finished, resumed.unsent()) == (False, False, Unsent(2, 2))
     resumed.close()
     assert not is_sent(folder)
     again = BothSides(folder)
-    assert (steps(again), again.ack.finished) == ([1], True)
+    assert (steps(again), again.ack.finished) == ([0, 1], True)
     arrive(again)
     again.close()
-    shutil.move(root / "checkpoints", tmp_path / "elsewhere")
-    assert str(sync(root / "spool")) == "nothing to send"
+    shutil.move(tmp_path / "checkpoints", tmp_path / "elsewhere")
+    assert str(sync(tmp_path / "spool")) == "nothing to send"
     assert not folder.exists()
 
 

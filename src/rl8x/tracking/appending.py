@@ -85,6 +85,7 @@ class Journal:
         self._ack = ack = self._read_ack()
         self._last_number = ack.memory
         is_cut = ack.offset > self._end or whole_lines(self._fd, ack.offset) != ack.offset
+        is_cut = is_cut and ack.generation == self.header.get("generation", 0)
         # What a power cut took of the file may have arrived, and what has arrived may be noted no more.
         may_be_cut = not self.is_new and not ack.finished and ack.boot != boot_id()
         self.lacks_rows = ack.memory > 0 or is_cut or may_be_cut
@@ -152,7 +153,8 @@ class Journal:
         """What has arrived."""
         if self._unsent is None:
             self._ack = self._read_ack()
-            if self._ack.offset > self._end:  # a power cut took the end of the file: all of it is sent again
+            # Of a file that was longer, before it was compact or a power cut took its end: all of it is sent again.
+            if self._ack.offset > self._end or self._ack.generation != self.header.get("generation", 0):
                 self._ack = replace(self._ack, offset=0, finished=False)
         return self._ack
 

@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rl8x.disk import replace_synced
+from rl8x.disk import replace_synced, sync_folder
 from rl8x.output import counted
 from rl8x.tracking.locks import FileLock, FolderLock, is_locked
 from rl8x.tracking.protocol import TrackingError, readable
@@ -46,6 +46,7 @@ REMOVED: Final = ".sent"  # how the name of a journal ends that is being removed
 CHECKPOINTS_TAG: Final = "rl8x.checkpoints"
 LOST_ROWS_TAG: Final = "rl8x.lost_rows"
 ROW: Final = b'{"op":"m"'  # how the line of a row of metrics begins
+_KEPT: Final = (ROW, b'{"op":"left"')  # what a resume needs of a journal
 READ_BYTES: Final = 1 << 20
 _SLOT: Final = 3072  # of two, which take turns: a name of 250 letters, each of four bytes, and a reason
 _ODD_TEXT: Final = re.compile(rb"\\ud[89a-f]|\\u0000", re.IGNORECASE)
@@ -62,6 +63,7 @@ class Ack:
     """What of a journal has arrived, and how the store is."""
 
     offset: int = 0  # bytes of `journal.jsonl` that the store has
+    generation: int = 0  # of `journal.jsonl`, that `offset` counts in
     memory: int = 0  # number of the last line that came past the disk and has arrived
     run_id: str | None = None
     run_name: str | None = None
@@ -178,7 +180,7 @@ def check_is_no_copy(folder: Path, header: Op) -> None:
 _HEADER: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("spool_id", "uri"), (str,)),
     **dict.fromkeys(("experiment", "experiment_id", "run_name", "run_id"), (str, type(None))),
-    "t": (int,),
+    **dict.fromkeys(("t", "generation"), (int,)),
     "owns": (bool,),
 }
 
@@ -424,11 +426,14 @@ class SendingJournal:
         place = Path(f"/proc/self/fd/{self._fds[1]}")
         self.place = place if place.is_dir() else folder  # wherever the folder is moved
         self.rejected = Rejected(self.place)
-        offset = self.ack.offset
-        # Where no line ends, after a power cut or in an edited file, sending all again adds nothing.
+        generation = self.header.get("generation", 0)
+        offset = self.ack.offset if self.ack.generation == generation else 0
+        # Another generation: killed between the two steps of compacting. An offset without a line: a power cut, or an
+        # edited file. Sending all again adds nothing.
         if offset > self.end or whole_lines(self._fd, offset) != offset:
             offset = 0
-        self.acknowledge(offset, rejected=len(self.rejected), outage="", tried=False)
+        rejected = len(self.rejected)
+        self.acknowledge(offset, generation=generation, rejected=rejected, outage="", tried=False)
 
     @classmethod
     def open(cls, folder: Path, timeout_s: float = 0.0) -> SendingJournal | None:
@@ -512,31 +517,62 @@ class SendingJournal:
 def is_sent(folder: Path) -> bool:
     """Return whether all of a journal has arrived, its run has ended, and it stays for a resume alone."""
     ack = read_ack(folder)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, TrackingError):
         size = (folder / JOURNAL).lstat().st_size
-        # An offset beyond it is of a longer file, before a power cut: what came since is not sent.
-        return ack.finished and not ack.rejected and ack.offset == size > 0 and ack.ending is None
+        # An offset beyond it is of a longer file, before it was compact or a power cut: what came since is not sent.
+        is_whole = ack.finished and not ack.rejected and ack.offset == size > 0 and ack.ending is None
+        return is_whole and read_header(folder).get("generation", 0) == ack.generation
     return False
 
 
 def conclude(folder: Path) -> None:
-    """Remove a journal that has been sent, unless its run has checkpoints: what is resumed from them repeats rows."""
+    """Remove a journal that has been sent, or keep its rows alone where its run has checkpoints."""
     with contextlib.suppress(OSError, TrackingError):
-        if not _has_checkpoints(folder):
+        header = read_header(folder)
+        checkpoints, is_compact = header.get("checkpoints"), True
+        with os.fdopen(open_regular(folder / JOURNAL), "rb") as file:
+            file.readline()
+            for line in file:
+                is_compact = is_compact and line.startswith(_KEPT)
+                if not line.startswith(ROW) and CHECKPOINTS_TAG.encode() in line:
+                    checkpoints = decode(line).get("tags", {}).get(CHECKPOINTS_TAG, checkpoints)
+        if not _has_checkpoints(folder, checkpoints):
             remove(folder)
+        elif not is_compact:
+            if os.path.isabs(str(checkpoints)):
+                checkpoints = os.path.relpath(str(checkpoints), os.path.realpath(folder))
+            generation = header.get("generation", 0) + 1
+            _compact(folder, {**header, "generation": generation, "checkpoints": checkpoints})
 
 
-def _has_checkpoints(folder: Path) -> bool:
-    """Return whether a journal's run has a folder of checkpoints where it was, or as far from the journal as it was."""
-    header, tagged = read_header(folder), ""
-    with os.fdopen(open_regular(folder / JOURNAL), "rb") as file:
-        for line in file:
-            if not line.startswith(ROW) and CHECKPOINTS_TAG.encode() in line:
-                tagged = str(decode(line).get("tags", {}).get(CHECKPOINTS_TAG, tagged))
-    if not os.path.isabs(tagged):
-        return False
-    moved = os.path.relpath(tagged, str(header.get("folder", folder)))
-    return os.path.isdir(tagged) or os.path.isdir(os.path.join(os.path.realpath(folder), moved))
+def _compact(folder: Path, header: Op) -> None:
+    """Write a journal anew with a header and its rows; killed in between, all of them are sent again, in vain."""
+    journal = SendingJournal.open(folder, 5.0)
+    if journal is None:
+        return
+    try:
+        beside = folder / f"{JOURNAL}.new"
+        with (
+            os.fdopen(open_regular(folder / JOURNAL), "rb") as whole,
+            os.fdopen(open_regular(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file,
+        ):
+            whole.readline()
+            file.write(encode(header))
+            file.writelines(line for line in whole if line.startswith(_KEPT))
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        os.replace(beside, folder / JOURNAL)
+        sync_folder(folder)
+        journal.acknowledge(size, generation=header["generation"])
+        shutil.rmtree(folder / FILES, ignore_errors=True)
+    finally:
+        journal.close()
+
+
+def _has_checkpoints(folder: Path, checkpoints: object) -> bool:
+    """Return whether there is a folder of checkpoints at a path, which may be one from the journal's folder."""
+    return isinstance(checkpoints, str) and (Path(os.path.realpath(folder)) / checkpoints).is_dir()
 
 
 def remove(folder: Path) -> None:

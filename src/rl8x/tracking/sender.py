@@ -161,7 +161,7 @@ class Sender:
         except StoreRefusedError as error:
             raise StoreDownError(str(error)) from error
         except RunMissingError:
-            if self.journal.header.get("run_id"):
+            if ack.generation or self.journal.header.get("run_id"):
                 raise
             flags = dict.fromkeys(("name_is_free", "attempted", "resumed", "finished"), False)
             self.journal.acknowledge(0, 0, run_id=None, run_name=None, **flags)
