@@ -204,9 +204,8 @@ def test_what_neither_takes_is_lost_and_told_and_the_end_is_known(make, store, c
     run.append(row(2))
     run.end("FAILED", 5)
     run.finish()
-    told = messages(caplog, logging.WARNING)[
-        -1
-    ]  # of the end too where its sender has not said in time that it knows it
+    # It tells of the end too, where its sender has not said in time that it knows it.
+    told = messages(caplog, logging.WARNING)[-1]
     assert re.search("the run has lost 1 row( and 1 other entry)?: neither the disk nor the store took them", told)
     assert read_ack(run.journal.folder).ending["lost_rows"] == 1
 
