@@ -79,7 +79,8 @@ def check(words: list[str]) -> None:
     elif rest[0].endswith(".py"):
         assert (ROOT / rest[0]).exists()
     elif rest[0] == "-m" and len(rest) > 1:
-        assert (ROOT / (rest[1].replace(".", "/") + ".py")).exists()
+        module = ROOT / rest[1].replace(".", "/")
+        assert module.with_suffix(".py").exists() or (module / "__main__.py").exists()
 
 
 def check_rl8x(name: str, *words: str) -> None:
