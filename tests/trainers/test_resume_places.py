@@ -61,8 +61,8 @@ def test_checkpoints_elsewhere_in_a_copied_project_find_the_run_in_the_copy(
     monkeypatch.chdir(tmp_path / "project")
     trained(MLflowTracker(interval_s=0.05), checkpoints="saved")
     shutil.copytree(tmp_path / "project", tmp_path / "copy")
-    if not original_stays:
-        shutil.rmtree(tmp_path / "project")
+    while not original_stays and (tmp_path / "project").exists():  # the shipper may still look at its journal
+        shutil.rmtree(tmp_path / "project", ignore_errors=True)
     monkeypatch.chdir(tmp_path / "copy")
     run(Trainer.resume("saved"), max_steps=3)
     assert steps_in(tmp_path / "copy/mlruns/mlflow.db") == [[1, 2, 3]]
