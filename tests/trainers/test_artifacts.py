@@ -185,6 +185,14 @@ def test_a_run_ends_with_its_last_and_best_policy_as_models(mlflow_client):
         assert not torch.equal(weights["model.actor.0.weight"], found["last"][0].state_dict()["model.actor.0.weight"])
 
 
+def test_a_resumed_run_ends_with_models_of_its_own(mlflow_client):
+    first = trained(patient(), log_models=True)
+    Trainer.resume(first.checkpoints.directory, tracker=patient()).run(max_steps=6, progress="none")
+    experiment = mlflow_client.get_experiment_by_name("rl8x").experiment_id
+    models = [model for model in mlflow_client.search_logged_models([experiment]) if model.name == "last"]
+    assert sorted(int(model.tags["rl8x.step"]) for model in models) == [4 * 64, 6 * 64]
+
+
 def test_the_best_model_has_the_evaluation_of_a_condition_that_made_it_the_best(tmp_path):
     config = PPOConfig(**CONFIG, model_config={"hidden_sizes": [8]})
     tracker, checkpoints = MemoryTracker(), Checkpoints(tmp_path, best=METRIC)
