@@ -276,13 +276,29 @@ class _Composed(Condition):
 
 
 class And(_Composed, kind="all"):
-    """Met when all its conditions, or callables on the statistics, are; `a & b` is the same."""
+    """Met when all its conditions are; `a & b` is the same.
+
+    Args:
+        conditions: Conditions, or callables on the statistics; at least one.
+
+    Raises:
+        TypeError: If one is neither.
+        ValueError: If there is none.
+    """
 
     decisive = False
 
 
 class Or(_Composed, kind="any"):
-    """Met when at least one of its conditions, or callables on the statistics, is; `a | b` is the same."""
+    """Met when at least one of its conditions is; `a | b` is the same.
+
+    Args:
+        conditions: Conditions, or callables on the statistics; at least one.
+
+    Raises:
+        TypeError: If one is neither.
+        ValueError: If there is none.
+    """
 
     decisive = True
 
