@@ -6,15 +6,16 @@ import warnings
 
 import pytest
 import torch
-from tests.trainers.test_offline import Regression, RegressionConfig, weights
 from tests.trainers.test_resume import Killed, killed_at, rows, run
 
 from rl8x import keys
-from rl8x.algorithms import DQNConfig
+from rl8x.algorithms import AlgorithmConfig, DQNConfig, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.seeds import part_seed
 from rl8x.checkpoint import Checkpoints, listed
 from rl8x.cli.main import main
 from rl8x.envs import CartPole
+from rl8x.policy import Policy
 from rl8x.replay import ring as segmentation
 from rl8x.replay.prioritized import PrioritizedReplay
 from rl8x.rollouts.statistics import Stats
@@ -23,16 +24,32 @@ from rl8x.trainers import Trainer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RememberingConfig(RegressionConfig):
+class RememberingConfig(AlgorithmConfig):
+    lr: float = option(1e-2, "Learning rate.", above=0.0)
     capacity: int = option(100, "Rows that are remembered.", low=1)
 
 
-class Remembering(Regression, config=RememberingConfig):
+class Remembering(GenericAlgorithmBase[RememberingConfig], config=RememberingConfig):
     """Fits values to what is drawn from a replay, to which each step adds rows."""
+
+    metrics = ("losses/total",)
 
     def __init__(self, config, env, seed, env_factory=None):
         super().__init__(config, env, seed, env_factory)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(part_seed(seed, "weights"))
+            spaces = CartPole(1).single_observation_space, CartPole(1).single_action_space
+            self.policy = Policy(*spaces, model_config={"hidden_sizes": [8]})
+        self.generator = torch.Generator().manual_seed(part_seed(seed, "batch"))
+        self.optimizer = torch.optim.SGD(self.policy.parameters(), lr=config.lr)
         self.replay = PrioritizedReplay(config.capacity, "cpu")
+
+    def learned_state(self):
+        return {"policy": self.policy.state_dict(), "generator": self.generator.get_state()}
+
+    def load_learned_state(self, state):
+        self.policy.load_state_dict(state["policy"])
+        self.generator.set_state(state["generator"])
 
     def step(self):
         obs = torch.randn(17, 4, generator=self.generator)
@@ -56,6 +73,10 @@ class Remembering(Regression, config=RememberingConfig):
     def load_state_dict(self, state):
         super().load_state_dict(state)
         self.replay.load_state_dict(state["replay"])
+
+
+def weights(trainer):
+    return torch.cat([weight.detach().flatten() for weight in trainer.algorithm.policy.parameters()])
 
 
 @pytest.fixture(autouse=True)
