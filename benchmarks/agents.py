@@ -1,4 +1,4 @@
-"""PPO with several agents beside BenchMARL's MAPPO and IPPO, on one thread: returns, and speed.
+"""MAPPO and IPPO beside BenchMARL's MAPPO, on one thread: returns, and speed.
 
     python -m benchmarks.agents --benchmarl PYTHON      # hours, a run for each seed of each work; goes on after a cut
     python -m benchmarks.agents --benchmarl PYTHON --speed
@@ -48,7 +48,7 @@ WORKS: dict[str, dict[str, Any]] = {
     },
     "navigation": {"agents": 3, "steps": 300_000, "seeds": 3, "limit": 100, "options": _NAVIGATION},
 }
-ALGORITHMS, LIBRARIES = ("mappo", "ippo"), ("rl8x", "benchmarl")
+RUNS = (("rl8x", "mappo"), ("rl8x", "ippo"), ("benchmarl", "mappo"))
 # rl8x's names of what BenchMARL's files say; a minibatch of 400 steps of copies has 1,200 of three agents.
 SIZES: dict[str, Any] = {"num_envs": 10, "horizon": 600, "num_sgd_iters": 45, "sgd_minibatch_size": 1200}
 SIZES |= {"model_config": {"hidden_sizes": [256, 256], "activation": "tanh"}, "lr": 5e-5, "lr_schedule": None}
@@ -176,24 +176,25 @@ def asked_for(python: str, *words: Any) -> Any:
 
 
 def report(result: Row) -> str:
-    """Return tables of what was measured: returns over the seeds that both libraries have, and speeds."""
+    """Return tables of what was measured: returns and seconds of each work, and speeds."""
     lines: list[list[str]] = []
-    for name, algorithm in itertools.product(WORKS, ALGORITHMS):
-        mine = {
-            library: {row["seed"]: row for row in result.get("rows", []) if row.items() >= tags.items()}
-            for library in LIBRARIES
-            for tags in [{"work": name, "algorithm": algorithm, "library": library}]
-        }
-        seeds = mine["rl8x"].keys() & mine["benchmarl"].keys()
-        if seeds:
-            both = [[mine[library][seed] for seed in seeds] for library in LIBRARIES]
-            returns = [_spread([row["mean_return"] for row in rows]) for rows in both]
-            seconds = [f"{statistics.median(row['cpu_s'] for row in rows):.0f}" for rows in both]
-            lines.append([f"`{name}`", algorithm.upper(), str(len(seeds)), *returns, *seconds])
-    header = ["", "", "seeds", "rl8x's return", "BenchMARL's", "rl8x's seconds", "BenchMARL's"]
-    speeds = [[row["library"], row["settings"], short(row["steps_per_s"])] for row in result.get("speed", [])]
+    for name, (library, algorithm) in itertools.product(WORKS, RUNS):
+        tags = {"work": name, "library": library, "algorithm": algorithm}
+        if rows := [row for row in result.get("rows", []) if row.items() >= tags.items()]:
+            returns, seconds = ([row[key] for row in rows] for key in ("mean_return", "cpu_s"))
+            cells = [str(len(rows)), _spread(returns), f"{statistics.median(seconds):.0f}"]
+            lines.append([f"`{name}`", f"{library_name(library)}, {algorithm.upper()}", *cells])
+    header = ["", "", "seeds", "mean return", "seconds"]
+    speeds = [
+        [library_name(row["library"]), row["settings"], short(row["steps_per_s"])] for row in result.get("speed", [])
+    ]
     shown = ((header, lines), (["iterations of MAPPO in spread", "settings", "agent steps/s"], speeds))
     return "\n\n".join(table(head, rows) for head, rows in shown if rows)
+
+
+def library_name(library: str) -> str:
+    """Return how a library writes its name."""
+    return {"benchmarl": "BenchMARL"}.get(library, library)
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -234,14 +235,13 @@ def main() -> None:
         save(options.out, {"machine": machine(), "rows": [], **held(options.out), "speed": rows})
         return
     works = [
-        (seed, name, algorithm, library)
+        (seed, name, library, algorithm)
         for seed in range(options.seeds)
         for name in options.works
-        for algorithm in ALGORITHMS
-        for library in LIBRARIES
+        for library, algorithm in RUNS
         if seed < WORKS[name]["seeds"]
     ]
-    for seed, name, algorithm, library in works:
+    for seed, name, library, algorithm in works:
         tags = {"work": name, "algorithm": algorithm, "library": library, "seed": seed}
         if any(row.items() >= tags.items() for row in held(options.out).get("rows", [])) or not pythons[library]:
             continue
