@@ -4,10 +4,10 @@
     python -m benchmarks.agents --benchmarl PYTHON --speed
 
 BenchMARL (1.5) lies in an environment of its own, whose Python is given. It trains as it is shipped: its task files, 10
-copies x 600 steps, 45 epochs of minibatches of 400 steps of copies, two layers of 256 under tanh; rl8x by its defaults,
-with `COPIES` copies. An agent step is a step of one agent in one copy. Afterwards each plays `EPISODES` new episodes
-with its final policy, deterministic; the return of an episode is the mean over its agents of their sums of rewards.
-Seconds are of the processor, of the training alone and of what was compiled for it, from an empty cache.
+copies x 600 steps, 45 epochs of minibatches of 400 steps of copies, two layers of 256 under tanh; rl8x by `OWN`, chosen
+on seed 10, and its other defaults. An agent step is a step of one agent in one copy. Afterwards each plays `EPISODES`
+new episodes with its final policy, deterministic; the return of an episode is the mean over its agents of their sums of
+rewards. Seconds are of the processor, of the training alone and of what was compiled for it, from an empty cache.
 
 The speed is that of iterations of training, after the first: of BenchMARL in VMAS's simple_spread, and of rl8x in
 `Spread`, compiled, by BenchMARL's sizes and by its own.
@@ -16,6 +16,7 @@ The speed is that of iterations of training, after the first: of BenchMARL in VM
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -23,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,7 +34,7 @@ from benchmarks.results import RESULTS, ROOT, Row, held, machine, save, short, t
 
 OUT = RESULTS / "agents.json"
 EPISODES = 64
-COPIES = 32
+OWN: dict[str, Any] = {"num_envs": 32, "horizon": 32, "lr": 5e-4, "model_config": {"hidden_sizes": [256, 256]}}
 _NAVIGATION = {"collisions": True, "agents_with_same_goal": 1, "observe_all_goals": False, "shared_rew": False}
 _NAVIGATION |= {"split_goals": False, "lidar_range": 0.35, "agent_radius": 0.1}
 # Steps are those of agents; the options are those of BenchMARL's task files but for the steps of an episode of the
@@ -58,16 +60,36 @@ SPEEDS = (("benchmarl", "its own"), ("rl8x", "BenchMARL's"), ("rl8x", "its own")
 ITERATIONS = 3
 
 
-def processor_seconds() -> float:
-    """Return the processor's seconds of this process and of those that it started and that have ended."""
-    return sum(os.times()[:4])
-
-
 def timed(train: Callable[[], Any]) -> Row:
-    """Train, and return the seconds."""
-    wall, cpu = time.perf_counter(), processor_seconds()
-    train()
-    return {"cpu_s": round(processor_seconds() - cpu, 1), "wall_s": round(time.perf_counter() - wall, 1)}
+    """Train, and return the seconds: of this process, and of all that it starts, which are looked at once a second."""
+    used: dict[str, float] = {}
+    done, first, wall = threading.Event(), time.process_time(), time.perf_counter()
+
+    def look() -> None:
+        while not done.wait(1.0):
+            used.update(of_session())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        train()
+    finally:
+        wall = time.perf_counter() - wall
+        done.set()
+        looking.join()
+    used[str(os.getpid())] = time.process_time() - first
+    return {"cpu_s": round(sum(used.values()), 1), "wall_s": round(wall, 1)}
+
+
+def of_session() -> dict[str, float]:
+    """Return the processor's seconds of the processes of this session, by their numbers."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == os.getsid(0):
+                found[path.parent.name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def of_rl8x(name: str, algorithm: str, seed: int, steps: int) -> Row:
@@ -80,7 +102,7 @@ def of_rl8x(name: str, algorithm: str, seed: int, steps: int) -> Row:
         kwargs = {"make": make, "N": work["agents"], "max_cycles": work["limit"]}
     else:
         env, kwargs = "rl8x.envs.VmasEnv", {"scenario": name, "n_agents": work["agents"], "time_limit": work["limit"]}
-    config = PPOConfig(num_envs=COPIES, seed=seed, device="cpu", num_threads=1)
+    config = PPOConfig(**OWN, seed=seed, device="cpu", num_threads=1)
     state = "shared" if algorithm == "mappo" else None
     made = config.build(env, **kwargs, **work["options"], state=state, team_return="mean")
     trainer = Trainer(made, tracker=NullTracker(), checkpoints=False, num_eval_envs=EPISODES)
@@ -147,18 +169,18 @@ def speed_of(library: str, settings: str) -> Row:
     if library == "rl8x":
         from rl8x import NullTracker, PPOConfig, Trainer
 
-        given = SIZES if settings == "BenchMARL's" else {"num_envs": COPIES}
+        given = SIZES if settings == "BenchMARL's" else OWN
         config = PPOConfig(**given, seed=0, device="cpu", num_threads=1, execution="compile")
         made = config.build("Spread", num_agents=3, state="shared")
         trainer = Trainer(made, tracker=NullTracker(), checkpoints=False, eval_env=False)
         for _ in range(ITERATIONS + 1):
             trainer.step()
-            marks.append(processor_seconds())
+            marks.append(time.process_time())
         steps = made.env.num_envs * config.horizon
     else:
         steps = 3 * 6000  # of three agents
         theirs = experiment("simple_spread", "mappo", 0, (ITERATIONS + 1) * steps, pettingzoo=False)
-        theirs.logger.commit = lambda: marks.append(processor_seconds())  # the last of each iteration
+        theirs.logger.commit = lambda: marks.append(time.process_time())  # the last of each iteration
         theirs.run()
     return {"steps_per_s": round(steps * ITERATIONS / (marks[-1] - marks[0]), 1)}
 
@@ -170,7 +192,13 @@ def asked_for(python: str, *words: Any) -> Any:
         paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "PYTHONWARNINGS": "ignore"}
         command = [python, "-m", "benchmarks.agents", "--one", *map(str, words)]
         done = subprocess.run(
-            command, check=True, stdout=subprocess.PIPE, text=True, cwd=folder, env=os.environ | own | paths
+            command,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env=os.environ | own | paths,
+            start_new_session=True,
         )
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks import costs, figures, learning_tables, scaling, speed_tables, stop_conditions
+from benchmarks import agents, costs, figures, learning_tables, scaling, speed_tables, stop_conditions
 from benchmarks.learning import TABLES
 from benchmarks.learning_tables import rows_of
 from benchmarks.learning_tasks import TASKS
@@ -43,6 +43,7 @@ SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
         "speed": lambda: speed_tables.short_table(result("cpu")),
         "learning": lambda: learning_tables.report(learning_tables.SHOWN),
     },
+    "docs/agents.md": {"agents": lambda: "\n" + agents.report(result("agents")) + "\n"},
     "docs/benchmarks.md": {
         f"{name}.json": functools.partial(speed, name)
         for name in ("starting", "replay", "replay-2-threads", "cpu", "cuda")

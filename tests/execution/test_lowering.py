@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from rl8x.execution.compiler import compiler, load
-from rl8x.execution.lowering import build, hoist_scalars
+from rl8x.execution.lowering import build, keep_values
 from rl8x.execution.programs import Loop
 from rl8x.execution.traces import KEPT, describe_program, trace
 
@@ -188,12 +188,25 @@ def clipped(vector, limit, few, count):
 def test_a_number_that_meets_many_is_computed_by_itself_and_everything_is_equal():
     given = torch.arange(100.0), torch.tensor(3.0), torch.ones(5), torch.tensor(2)
     record = make_fx(clipped)(*given)
-    hoist_scalars(record)
+    keep_values(record)
     computed = [node for node in record.graph.nodes if node.target is KEPT]
     # The scale, where it meets the vector: not where it meets five numbers, nor what is in memory already or whole.
     assert [node.args[0].target for node in computed] == [torch.ops.aten.clamp.default]
     assert [user.args for user in computed[0].users] == [(record.graph.find_nodes(op="placeholder")[0], computed[0])]
     assert all(map(torch.equal, record(*given), clipped(*given)))
+
+
+def test_terms_of_a_short_sum_are_computed_before_it_and_those_of_a_long_one_within():
+    def sums(terms):
+        return terms.log1p().sum(1), terms.log1p().sum(0), terms[:4].log1p().sum(1), (terms.mT @ terms).sum(1)
+
+    given = torch.arange(192.0).reshape(32, 6)
+    record = make_fx(sums)(given)
+    keep_values(record)
+    [kept] = [node for node in record.graph.nodes if node.target is KEPT]
+    assert kept.args[0].target is torch.ops.aten.log1p.default
+    assert [user.args[1] for user in kept.users] == [[1]]
+    assert all(map(torch.equal, record(given), sums(given)))
 
 
 def test_an_error_is_that_of_the_source_and_names_it_first(tmp_path):

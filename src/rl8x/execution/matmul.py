@@ -84,10 +84,9 @@ def _thin_product(left: Tensor, right: Tensor) -> Tensor | None:
         return functools.reduce(torch.add, [left[..., k : k + 1] * each[k].unsqueeze(-2) for k in range(terms)])
     if rows <= few:
         return (left.mT.unsqueeze(-1) * right.unsqueeze(-2)).sum(-3).contiguous()
-    if columns > _THIN:
+    # Of a transposed matrix, as in gradients of weights, a library sums faster: by a tenth of an update of 16,384 rows.
+    if columns > _THIN or left.stride(-2) == 1:
         return None
-    if left.stride(-2) == 1:  # `left` is a transposed matrix: sum along contiguous memory
-        return (right.unsqueeze(-1) * left.mT.unsqueeze(-2)).sum(-3).mT.contiguous()
     return (left.unsqueeze(-2) * right.mT.unsqueeze(-3)).sum(-1).contiguous()
 
 
