@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from rl8x.algorithms import DQNConfig
 from rl8x.cli.collect import record
 from rl8x.cli.main import main
-from rl8x.envs import CartPole, Env, Pendulum
+from rl8x.envs import CartPole, Env, Pendulum, Spread
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.minari_format import write_minari
@@ -98,6 +98,12 @@ def test_deterministic_actions_are_the_most_likely_and_a_share_is_random():
     expected = {"sampled": 1 / (1 + np.exp(-0.5)), "mixed": 0.8, "random": 0.5}
     for name, share in expected.items():
         assert abs(shares[name] - share) < 4 * np.sqrt(share * (1 - share) / 4000), name
+
+
+def test_returns_of_several_agents_are_those_of_the_team():
+    recorded = record(None, Spread(4, num_agents=3, seed=0, time_limit=10, team_return="sum"), 4 * 3 * 20)
+    rewards = recorded.dataset.transitions["rewards"].view(3, 4, 2, 10)  # agents, copies, episodes, steps
+    torch.testing.assert_close(recorded.returns.view(2, 4).mT, rewards.sum((0, 3)))
 
 
 def test_actions_are_those_that_the_environment_gets():

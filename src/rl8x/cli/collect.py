@@ -40,7 +40,7 @@ _ENDED = "ended"
 
 
 class Recording(NamedTuple):
-    """Transitions, one copy's after the other's, and the returns of episodes that began and ended in them."""
+    """Transitions, one copy's after the other's, and the returns of episodes that ended in them, of a team together."""
 
     dataset: Dataset
     returns: Tensor
@@ -168,6 +168,7 @@ def record(
     assert carry is not None
     starts = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
     slots: list[dict[str, Tensor]] = []
+    of_teams: list[Tensor] = []
     kept = 0
     while kept < transitions:
         if policy is None:
@@ -195,9 +196,12 @@ def record(
                 _ENDED: ends,
             }
         )
+        if env.team is not None:
+            of_teams.append(env.team.returns(step.episode_returns)[env.team.of_agents(step.is_over)[0]].cpu())
         obs, starts, kept = step.obs, ends, kept + int(valid.sum())
     rows = _in_order({name: torch.stack([slot[name] for slot in slots]).cpu() for name in slots[0]}, transitions)
     returns = rows.pop(keys.EPISODE_RETURNS)[rows.pop(_ENDED)]
+    returns = returns if env.team is None else torch.cat(of_teams)
     spaces: Any = {"observation_space": env.single_observation_space, "action_space": env.single_action_space}
     return Recording(Dataset(rows, **spaces), returns)
 
