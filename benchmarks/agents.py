@@ -34,7 +34,8 @@ from benchmarks.results import RESULTS, ROOT, Row, held, machine, save, short, t
 
 OUT = RESULTS / "agents.json"
 EPISODES = 64
-OWN: dict[str, Any] = {"num_envs": 32, "horizon": 32, "lr": 5e-4, "model_config": {"hidden_sizes": [256, 256]}}
+OWN: dict[str, Any] = {"num_envs": 32, "horizon": 32, "sgd_minibatch_size": 512, "lr": 5e-4}
+OWN |= {"model_config": {"hidden_sizes": [256, 256]}}
 _NAVIGATION = {"collisions": True, "agents_with_same_goal": 1, "observe_all_goals": False, "shared_rew": False}
 _NAVIGATION |= {"split_goals": False, "lidar_range": 0.35, "agent_radius": 0.1}
 # Steps are those of agents; the options are those of BenchMARL's task files but for the steps of an episode of the
