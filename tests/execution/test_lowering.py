@@ -196,6 +196,21 @@ def test_a_number_that_meets_many_is_computed_by_itself_and_everything_is_equal(
     assert all(map(torch.equal, record(*given), clipped(*given)))
 
 
+def test_numbers_that_meet_many_rows_each_are_computed_before_and_others_within():
+    def normalised(rows, mean, square, bias):
+        deviation = (square - mean * mean).add_(1e-8).sqrt().reciprocal().float()
+        return (rows - mean.float()) * deviation - -bias, rows[:8] * deviation, rows * rows.sum(0)
+
+    given = torch.rand(200, 3), torch.rand(3).double(), torch.rand(3).double() + 1.0, torch.rand(3)
+    record = make_fx(normalised)(*given)
+    keep_values(record)
+    kept = [node for node in record.graph.nodes if node.target is KEPT]
+    assert [node.args[0].target for node in kept] == [torch.ops.aten._to_copy.default] * 2
+    users = [[user.target for user in node.users] for node in kept]
+    assert users == [[torch.ops.aten.mul.Tensor], [torch.ops.aten.sub.Tensor]]
+    assert all(map(torch.equal, record(*given), normalised(*given)))
+
+
 def test_terms_of_a_short_sum_are_computed_before_it_and_those_of_a_long_one_within():
     def sums(terms):
         return terms.log1p().sum(1), terms.log1p().sum(0), terms[:4].log1p().sum(1), (terms.mT @ terms).sum(1)

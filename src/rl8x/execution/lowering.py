@@ -28,7 +28,7 @@ from rl8x.execution.traces import KEPT, ProgramDescription
 # `vec_isa_ok`: as in `private.trust_processor_flags`.
 _SETTINGS: Final = {"cpp.vec_isa_ok": True, "fx_graph_cache": False}
 
-# Elements from which a value is worth a buffer of its own, and the most terms of a sum that Inductor unrolls.
+# Elements that read a value from which it is worth memory of its own, and the most terms of a sum that is unrolled.
 _MANY: Final = 64
 _FEW: Final = 8
 # -O2 builds in five seconds where -O3 takes six. The programs are as fast, since Inductor emits explicit vector code.
@@ -106,17 +106,19 @@ def fused(description: ProgramDescription) -> tuple[torch.fx.GraphModule, list[T
 def keep_values(traced: torch.fx.GraphModule) -> None:
     """Compute once what Inductor would compute for each element that reads it, or in code that is not vectorised.
 
-    A scalar that scales a vector is fused into the loop over the vector. The C++ compiler cannot hoist it, since the
-    loop also writes memory that might alias its inputs: gradient clipping and Adam's bias correction then cost two
-    square roots and three divisions for every 16 weights. Without hoisting, compiled PPO takes 1.12 times as long on
-    16 x 128 steps of Pendulum with minibatches of 64 (CPU time of one thread, Xeon, torch 2.13).
+    Numbers that scale a vector or all rows are fused into the loop over it. The C++ compiler cannot hoist them, since
+    the loop also writes memory that might alias its inputs: gradient clipping and Adam's bias correction then cost two
+    square roots and three divisions for every 16 weights, and normalising an observation a root and a division in
+    float64 for every number. Without memory for them compiled PPO takes 1.12 times as long on 16 x 128 steps of
+    Pendulum with minibatches of 64, and updates of HalfCheetah with minibatches of 256 1.1 times.
 
     A sum of few terms, such as the log-probability of an action, is unrolled, and its terms are then computed one by
-    one: without memory for them, updates of SAC of 256 rows take 1.05 times as long.
+    one: without memory for them updates of SAC of 256 rows take 1.05 times as long. (CPU time of one thread, Xeon,
+    torch 2.13.)
     """
     graph = traced.graph
     for node in list(graph.nodes):
-        users = [user for user in node.users if _is_scaled_by(user, node) or _is_short_sum(user, node)]
+        users = [user for user in node.users if _is_spread(node, user) or _is_short_sum(node, user)]
         if users:
             with graph.inserting_after(node):
                 computed = graph.call_function(KEPT, (node,))
@@ -126,14 +128,19 @@ def keep_values(traced: torch.fx.GraphModule) -> None:
     traced.recompile()
 
 
-def _is_scaled_by(user: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Return whether a node is a floating-point scalar that is computed, no view or constant, and scales a vector."""
-    if not isinstance(node.target, type(KEPT)) or node.target.is_view or not node.all_input_nodes:
+def _is_spread(node: torch.fx.Node, user: torch.fx.Node) -> bool:
+    """Return whether a node's numbers are computed, no view or constant, and many of a user's need each of them."""
+    target, size = node.target, _numel(node)
+    if not isinstance(target, type(KEPT)) or target.is_view or not node.all_input_nodes:
         return False
-    return _numel(node) == 1 and node.meta["val"].is_floating_point() and _numel(user) >= _MANY
+    # A bias, which `matmul.product` negates, is as fast without, and what is reduced or written is in memory already.
+    cheap = torch.Tag.reduction in target.tags or target is torch.ops.aten.neg.default
+    if torch.Tag.inplace in target.tags or (cheap and size > 1) or not 0 < _MANY * size <= _numel(user):
+        return False
+    return bool(node.meta["val"].is_floating_point())
 
 
-def _is_short_sum(user: torch.fx.Node, node: torch.fx.Node) -> bool:
+def _is_short_sum(node: torch.fx.Node, user: torch.fx.Node) -> bool:
     """Return whether a node's elements are computed one by one, and each sum over them has few."""
     if user.target is not torch.ops.aten.sum.dim_IntList or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
         return False
