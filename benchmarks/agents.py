@@ -213,11 +213,11 @@ def report(result: Row) -> str:
             returns, seconds = ([row[key] for row in rows] for key in ("mean_return", "cpu_s"))
             cells = [str(len(rows)), _spread(returns), f"{statistics.median(seconds):.0f}"]
             lines.append([f"`{name}`", f"{library_name(library)}, {algorithm.upper()}", *cells])
-    header = ["", "", "seeds", "mean return", "seconds"]
+    header = ["work", "library, algorithm", "seeds", "mean return", "seconds"]
     speeds = [
         [library_name(row["library"]), row["settings"], short(row["steps_per_s"])] for row in result.get("speed", [])
     ]
-    shown = ((header, lines), (["iterations of MAPPO in spread", "settings", "agent steps/s"], speeds))
+    shown = ((header, lines), (["MAPPO in spread", "settings", "agent steps/s"], speeds))
     return "\n\n".join(table(head, rows) for head, rows in shown if rows)
 
 
