@@ -4,8 +4,8 @@
     python -m benchmarks.agents --benchmarl PYTHON --speed
 
 BenchMARL (1.5) lies in an environment of its own, whose Python is given. It trains as it is shipped: its task files, 10
-copies x 600 steps, 45 epochs of minibatches of 400 steps of copies, two layers of 256 under tanh; rl8x by `OWN`, chosen
-on seed 10, and its other defaults. An agent step is a step of one agent in one copy. Afterwards each plays `EPISODES`
+copies x 600 steps, 45 epochs of minibatches of 400 steps of copies, two layers of 256 under tanh; rl8x by `OWN` and a
+work's `own`, chosen on seeds 10 and 11, and its other defaults. An agent step is a step of one agent in one copy. Afterwards each plays `EPISODES`
 new episodes with its final policy, deterministic; the return of an episode is the mean over its agents of their sums of
 rewards. Seconds are of the processor, of the training alone and of what was compiled for it, from an empty cache.
 
@@ -48,6 +48,7 @@ WORKS: dict[str, dict[str, Any]] = {
         "seeds": 3,
         "limit": 100,
         "options": {"random_package_pos_on_line": True, "package_mass": 5},
+        "own": {"gamma": 0.95},
     },
     "navigation": {"agents": 3, "steps": 300_000, "seeds": 3, "limit": 100, "options": _NAVIGATION},
 }
@@ -103,7 +104,7 @@ def of_rl8x(name: str, algorithm: str, seed: int, steps: int) -> Row:
         kwargs = {"make": make, "N": work["agents"], "max_cycles": work["limit"]}
     else:
         env, kwargs = "rl8x.envs.VmasEnv", {"scenario": name, "n_agents": work["agents"], "time_limit": work["limit"]}
-    config = PPOConfig(**OWN, seed=seed, device="cpu", num_threads=1)
+    config = PPOConfig(**OWN, **work.get("own", {}), seed=seed, device="cpu", num_threads=1)
     state = "shared" if algorithm == "mappo" else None
     made = config.build(env, **kwargs, **work["options"], state=state, team_return="mean")
     trainer = Trainer(made, tracker=NullTracker(), checkpoints=False, num_eval_envs=EPISODES)
