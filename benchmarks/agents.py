@@ -5,9 +5,10 @@
 
 BenchMARL (1.5) lies in an environment of its own, whose Python is given. It trains as it is shipped: its task files, 10
 copies x 600 steps, 45 epochs of minibatches of 400 steps of copies, two layers of 256 under tanh; rl8x by `OWN` and a
-work's `own`, chosen on seeds 10 and 11, and its other defaults. An agent step is a step of one agent in one copy. Afterwards each plays `EPISODES`
-new episodes with its final policy, deterministic; the return of an episode is the mean over its agents of their sums of
-rewards. Seconds are of the processor, of the training alone and of what was compiled for it, from an empty cache.
+work's `own`, chosen on seeds 10 and 11, and its other defaults. An agent step is a step of one agent in one copy.
+Afterwards each plays `EPISODES` new episodes with its final policy, deterministic; the return of an episode is the mean
+over its agents of their sums of rewards. Seconds are of the processor, of the training alone and of what was compiled
+for it, from an empty cache.
 
 The speed is that of iterations of training, after the first: of BenchMARL in VMAS's simple_spread, and of rl8x in
 `Spread`, compiled, by BenchMARL's sizes and by its own.
