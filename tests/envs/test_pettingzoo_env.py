@@ -232,6 +232,18 @@ def test_parameters_are_those_of_copies():
     assert step.rewards.tolist() == [0.0, 0.0, 10.0, 10.0, 0.0, 0.0]
 
 
+def test_agents_that_act_in_turn_are_converted_where_that_is_possible():
+    spread()
+    made = [
+        PettingZooEnv(f"mpe2.simple_spread_v3:{name}", 2, seed=3, N=2, max_cycles=5) for name in ("env", "parallel_env")
+    ]
+    torch.testing.assert_close(*[env.reset()[0] for env in made])
+    for t in range(12):  # over two ends of episodes
+        in_turn, at_once = (env.step(torch.full((4,), t % 5))[:4] for env in made)
+        for one, other in zip(in_turn, at_once, strict=True):
+            torch.testing.assert_close(one, other)
+
+
 def test_a_time_limit_truncates_a_copy():
     env = PettingZooEnv(Shift, 1, seed=0, time_limit=4)
     env.reset()
