@@ -307,8 +307,8 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             due = self.source.take_due()
             for size in [self.block_size] * (due // self.block_size) + [1] * (due % self.block_size):
                 rows += self._update_block(size)
-        looks = self.execution.host_looks
-        means = update_stats(rows, self.update_metrics, self._weights, host_looks=looks) if rows else {}
+            looks = self.execution.host_looks
+            means = update_stats(rows, self.update_metrics, self._weights, host_looks=looks) if rows else {}
         return Stats({LR: lr, **means, **self.source.stats()})
 
     @property
