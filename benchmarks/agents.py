@@ -247,7 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--benchmarl", metavar="PYTHON", help="the Python that has BenchMARL")
     parser.add_argument("--works", nargs="*", default=[*WORKS], choices=[*WORKS])
-    parser.add_argument("--libraries", nargs="*", default=["rl8x", "benchmarl"])
+    parser.add_argument("--libraries", nargs="*", default=["rl8x", "benchmarl"], choices=["rl8x", "benchmarl"])
     parser.add_argument("--seeds", type=int, default=5, help="at most so many of each work")
     parser.add_argument("--share", type=float, default=1.0, help="of the steps: to try, with --out")
     parser.add_argument("--out", type=Path, default=OUT)
