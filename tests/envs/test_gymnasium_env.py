@@ -350,26 +350,6 @@ def test_an_unsupported_space_closes_the_copies():
     assert Talking.closed == 2
 
 
-def test_a_snapshot_starts_anew_from_a_seed_of_its_own():
-    env = GymnasiumEnv(Toy, 3, seed=5)
-    first, _ = env.reset()
-    env.step(np.zeros(3, dtype=np.int64))
-    state = env.state_dict()
-    resumed = []
-    for other_seed in (0, 1):
-        other = GymnasiumEnv(Toy, 3, seed=other_seed)
-        other.reset()
-        with pytest.warns(RuntimeWarning, match="cannot be saved") as caught:
-            other.load_state_dict(state)
-        assert len(caught) == 1
-        with pytest.raises(RuntimeError, match="also after load_state_dict"):
-            other.advance({}, torch.zeros(3), other.noise(1)[0])
-        resumed.append(other.reset()[0])
-    assert not env.resumable
-    assert torch.equal(*resumed)
-    assert not torch.equal(resumed[0], first)
-
-
 def test_close_ends_the_workers():
     env = GymnasiumEnv("CartPole-v1", 2, vectorization="async", seed=0)
     env.reset()

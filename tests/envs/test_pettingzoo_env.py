@@ -288,16 +288,3 @@ def test_a_missing_package_is_told(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pettingzoo", None)
     with pytest.raises(RuntimeError, match=r"pip install 'rl8x\[pettingzoo\]'"):
         PettingZooEnv(Shift, 2)
-
-
-def test_a_restored_environment_begins_new_episodes():
-    env = PettingZooEnv(Shift, 2, seed=0)
-    env.reset()
-    state = env.state_dict()
-    again = PettingZooEnv(Shift, 2, seed=3)
-    for each in (env, again):
-        with pytest.warns(RuntimeWarning, match="state cannot be saved"):
-            each.load_state_dict(state)
-    with pytest.raises(RuntimeError, match="call reset"):
-        again.advance({}, torch.zeros(6), torch.zeros(6, 0))
-    assert torch.equal(env.reset()[0], again.reset()[0])

@@ -14,10 +14,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl8x import PPOConfig
-from rl8x.envs import Function, GymnasiumEnv, ModelField, Scale
+from rl8x.envs import Function, GymnasiumEnv, ModelField, PettingZooEnv, Scale
 from rl8x.envs.brax_env import BraxEnv, SystemField
 from rl8x.envs.vmas_env import VmasEnv
 from rl8x.randomization import Choice, Grid, Uniform
+from rl8x.trees import first_tensor
 
 
 def needs(package):
@@ -53,6 +54,51 @@ def changed_hopper(tmp_path, density, friction):
     spec.compile()
     file.write_text(spec.to_xml())
     return gymnasium.make("Hopper-v5", xml_file=str(file))
+
+
+def mjlab_env(seed):
+    needs("mjlab")
+    from rl8x.envs.mjlab_env import MjlabEnv
+
+    return MjlabEnv("Mjlab-Cartpole-Balance", 2, seed=seed)
+
+
+def pettingzoo_env(seed):
+    needs("pettingzoo")
+    from tests.envs.team_stubs import Shift
+
+    return PettingZooEnv(Shift, 2, seed=seed)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seed: GymnasiumEnv("CartPole-v1", 2, seed=seed),
+        pettingzoo_env,
+        lambda seed: needs("vmas") and VmasEnv("balance", 2, seed=seed),
+        lambda seed: BraxEnv(walk(), 2, seed=seed),
+        mjlab_env,
+    ],
+    ids=["gymnasium", "pettingzoo", "vmas", "brax", "mjlab"],
+)
+def test_a_restored_simulator_begins_anew_from_a_seed_of_the_snapshot(make):
+    env = make(5)
+    first = first_tensor(env.reset()[0])
+    actions = torch.as_tensor(env.action_space.sample())
+    env.step(actions)
+    state, begun = env.state_dict(), []
+    for seed in (0, 1):
+        other = make(seed)
+        other.reset()
+        with pytest.warns(RuntimeWarning, match=f"^{type(env).__name__}: a simulator's state cannot be saved") as told:
+            other.load_state_dict(state)
+        assert len(told) == 1
+        with pytest.raises(RuntimeError, match=r"call reset\(\) before step"):
+            other.step(actions)
+        begun.append(first_tensor(other.reset()[0]))
+    assert not env.resumable
+    assert torch.equal(*begun)
+    assert not torch.equal(begun[0], first)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -244,14 +290,13 @@ def test_a_missing_vmas_is_told(monkeypatch):
         VmasEnv("balance", 3)
 
 
-def test_brax_through_dlpack():
+def walk():
+    """Return an environment of Brax that walks from a random place by the action; beyond 1 it ends."""
     needs("brax")
     import jax
     from brax import envs
 
     class Walk(envs.Env):
-        """Walks from a random place by the action; beyond 1 it ends."""
-
         observation_size, action_size, backend = 2, 1, "none"
 
         def reset(self, rng):
@@ -262,7 +307,11 @@ def test_brax_through_dlpack():
             x = state.obs + action[0]
             return state.replace(obs=x, reward=x.sum(), done=(x[0] > 1.0).astype("float32"))
 
-    env = BraxEnv(Walk(), 64, seed=0, time_limit=5)
+    return Walk()
+
+
+def test_brax_through_dlpack():
+    env = BraxEnv(walk(), 64, seed=0, time_limit=5)
     obs, _ = env.reset(seed=1)
     assert torch.equal(obs, env.reset(seed=1)[0])
     assert obs.shape == (64, 2)
@@ -283,7 +332,7 @@ def test_brax_through_dlpack():
         ends += int(terminated.sum())
     assert ends > 64
     assert train(env)["episodes/lengths/mean"] <= 5.0
-    algorithm = PPOConfig(num_envs=8, horizon=4, seed=0, device="cpu").build(functools.partial(BraxEnv, Walk()))
+    algorithm = PPOConfig(num_envs=8, horizon=4, seed=0, device="cpu").build(functools.partial(BraxEnv, walk()))
     algorithm.collect()
 
 

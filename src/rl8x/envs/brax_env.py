@@ -21,13 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
+from rl8x.envs.base import Carry, Observation, Step
 from rl8x.envs.bindings import Binding, Function, Scale, bindings_of, in_parameter
 from rl8x.envs.checks import check_rows
 from rl8x.envs.mujoco_model import ModelField, rows_of
 from rl8x.envs.parameters import Parameter
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.names import unknown_name
+from rl8x.plain import frozen
 from rl8x.spaces import tree_of
 
 
@@ -75,7 +76,7 @@ class BraxEnv(SimulatorEnv):
             env = _named(env)
         if not hasattr(env, "observation_size"):
             raise TypeError(f"BraxEnv: env must be an environment of Brax or Playground, or a name; got {env!r}.")
-        self._copied, self._set_by = env, parameters
+        self.made_from = env, frozen({"parameters": parameters})
         systems = Systems(bindings_of(parameters or {}, (SystemField, ModelField, Scale, Function), "BraxEnv"), env)
         self.parameters = systems.parameters
         size = env.observation_size
@@ -94,13 +95,7 @@ class BraxEnv(SimulatorEnv):
         return self.first_carry({}, parameters), self._tensors_of(self._simulated.obs)
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the simulators by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's.
-
-        Raises:
-            RuntimeError: If `reset` was not called before, or not since `load_state_dict`.
-        """
-        if self._simulated is None:
-            raise RuntimeError("BraxEnv: call reset() first, also after load_state_dict().")
+        """Step the simulators by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's."""
         truncated = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         if self.time_limit is not None:
             truncated = carry["elapsed"] + 1 >= self.time_limit
@@ -113,17 +108,6 @@ class BraxEnv(SimulatorEnv):
         obs, final_obs = self._tensors_of(self._simulated.obs), self._tensors_of(stepped.obs)
         parameters = self.redrawn(terminated | truncated, before, fresh)
         return self._finish(carry, obs, rewards, terminated, truncated, final_obs, parameters, {})
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Take over the seeding; the next call must be `reset`."""
-        super().load_state_dict(state_dict)
-        self._simulated = None
-
-    def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
-        """Compile the same pure functions for other copies, at most 128 by default."""
-        count = num_envs or min(self.num_envs, MAX_EVAL_ENVS)
-        options: Any = {"device": self.device, "time_limit": self.time_limit, "parameters": self._set_by}
-        return type(self)(self._copied, count, seed=seed, **options)
 
     def _key(self) -> Any:
         seed = torch.randint(2**31 - 1, (), generator=self.generator, device=self.device)

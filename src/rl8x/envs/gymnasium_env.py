@@ -23,7 +23,7 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
-from rl8x.envs.base import MAX_EVAL_ENVS, Actions, Carry, Env, Observation, Step, apart
+from rl8x.envs.base import Actions, Carry, Env, Observation, Step, apart
 from rl8x.envs.bindings import Attribute, Function, Scale, bindings_of
 from rl8x.envs.bound_parameters import BoundBatch, BoundCopies
 from rl8x.envs.checks import check_reset, check_step, check_time_limit, refuse_observing
@@ -43,7 +43,7 @@ from rl8x.envs.vectorised import (
     time_limit_of,
     vectorised,
 )
-from rl8x.plain import frozen, thawed
+from rl8x.plain import frozen
 from rl8x.spaces import check_supported, element_of, in_float32, map_spaces, tree_of, where_rows
 from rl8x.trees import first_tensor, tree_map, without_ends
 
@@ -105,16 +105,15 @@ class GymnasiumEnv(SimulatorEnv):
         self._bindings = bindings_of(parameters or {}, (Attribute, ModelField, Scale, Function), "GymnasiumEnv")
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names
-        self._made_from: tuple[Source, dict[str, Any]] | None = None
         if not is_vectorised(env):
             options = {"device": device, "time_limit": time_limit, "vectorization": vectorization, "metrics": metrics}
-            self._made_from = env, frozen({**options, "parameters": parameters, **kwargs})
+            self.made_from = env, frozen({**options, "parameters": parameters, **kwargs})
         self._kwargs = frozen(kwargs)
         copies = (
             BoundCopies(self._bindings, num_envs or 0, processes=vectorization == "async") if self._bindings else None
         )
         self.vector_env = vectorised(env, num_envs, time_limit, vectorization, kwargs, copies)
-        self._vectorization = vectorization if self._made_from else type(env).__name__
+        self._vectorization = vectorization if self.made_from else type(env).__name__
         self._source = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
         self.autoreset_mode = autoreset_mode_of(self.vector_env)
         self.metadata = {**(self.vector_env.metadata or {}), "autoreset_mode": self.autoreset_mode}
@@ -123,7 +122,6 @@ class GymnasiumEnv(SimulatorEnv):
         ask_for_final_obs(self.vector_env)
         own_results(self.vector_env)
         self._source_action_space = self.vector_env.single_action_space
-        self._must_reset = True
         self._takes_tensors = False
         self._is_known = False  # whether what it returns was looked at
         try:
@@ -160,12 +158,12 @@ class GymnasiumEnv(SimulatorEnv):
         if copies is None:
             return None
         inner = self.vector_env.unwrapped
-        if isinstance(inner, AsyncVectorEnv) and self._made_from is None:
+        if isinstance(inner, AsyncVectorEnv) and self.made_from is None:
             raise ValueError(
                 "GymnasiumEnv: the processes of an AsyncVectorEnv run already, and cannot be told of `parameters`. "
                 "Give the id or function that makes a copy, with vectorization='async'."
             )
-        if isinstance(inner, SyncVectorEnv) and self._made_from is None:
+        if isinstance(inner, SyncVectorEnv) and self.made_from is None:
             copies = BoundCopies(self._bindings, self.vector_env.num_envs, processes=False)
         if isinstance(inner, SyncVectorEnv | AsyncVectorEnv):
             copies.adopt(self.vector_env)
@@ -193,7 +191,7 @@ class GymnasiumEnv(SimulatorEnv):
         if not self._is_known:
             check_reset(self.vector_env, result, self.vector_env.single_observation_space, num_envs=self.num_envs)
         obs, _ = result
-        self.next_seed, self._must_reset = None, False
+        self.next_seed = None
         self._takes_tensors = isinstance(first_tensor(tree_of(obs, lambda part: part)), Tensor)
         masked = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         return self.first_carry({}, parameters) | {"masked": masked, "metrics": {}}, self._observation(obs)
@@ -209,12 +207,7 @@ class GymnasiumEnv(SimulatorEnv):
 
         Returns:
             The next carry and what the step led to, `[num_envs, ...]`.
-
-        Raises:
-            RuntimeError: If `restart` was not called before, or not since `load_state_dict`.
         """
-        if self._must_reset:
-            raise RuntimeError(f"{type(self).__name__}: call reset() first, also after load_state_dict().")
         masked, parameters, fresh = carry["masked"], carry["parameters"], self.starting_parameters(noise)
         if self.autoreset_mode == AutoresetMode.NEXT_STEP:
             parameters = self.redrawn(masked, parameters, fresh)
@@ -306,20 +299,6 @@ class GymnasiumEnv(SimulatorEnv):
         inner: Any = self.vector_env.unwrapped
         inner.set_attr(_ELAPSED, elapsed.tolist())
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over the seeding; new episodes start, from a seed drawn from the restored generator.
-
-        The next call must be `reset`, because the observation and the episode before the snapshot are gone.
-        """
-        super().load_state_dict(state_dict)
-        seed = torch.randint(2**31 - self.num_envs, (), generator=self.generator, device=self.device)
-        self.next_seed, self._must_reset = int(seed), True
-        warnings.warn(
-            f"{type(self).__name__}: a Gymnasium simulator's state cannot be saved, so all copies start new episodes.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-
     def another(self, num_envs: int | None = None, *, seed: int | None = None, **kwargs: Any) -> Env | None:
         """Make the copies again by the same id or function and arguments, at most 128 by default.
 
@@ -328,14 +307,12 @@ class GymnasiumEnv(SimulatorEnv):
         None where a vector environment was given, since nobody knows how it was made, and where its simulator cannot be
         had twice. A subclass with a constructor of its own is copied.
         """
-        if self._made_from is None:
+        if self.made_from is None:
             return None
         if type(self).__init__ is not GymnasiumEnv.__init__:
-            return None if kwargs else super().another(num_envs, seed=seed)
-        source, options = self._made_from
-        options = thawed(options) | kwargs
+            return None if kwargs else Env.another(self, num_envs, seed=seed)
         try:
-            twin = type(self)(source, num_envs or min(self.num_envs, MAX_EVAL_ENVS), seed=seed, **options)
+            twin: Any = super().another(num_envs, seed=seed, **kwargs)
         except Exception:  # whatever a simulator raises of which there can be one only
             return None
         # A function that returns the same environment each time cannot make a second one to play in.

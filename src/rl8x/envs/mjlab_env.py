@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
+from rl8x.envs.base import Carry, Observation, Step
 from rl8x.envs.bindings import Binding, Scale, bindings_of, in_parameter
 from rl8x.envs.checks import check_rows
 from rl8x.envs.episode_metrics import EpisodeMetrics
@@ -33,7 +33,7 @@ from rl8x.envs.parameters import Parameter
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.execution.execution import kept_generators
 from rl8x.names import unknown_name
-from rl8x.plain import frozen, thawed
+from rl8x.plain import frozen
 from rl8x.spaces import tree_of, where_rows
 
 _OLDEST: Final = (1, 6)
@@ -96,10 +96,7 @@ class MjlabEnv(SimulatorEnv):
         _check_version()
         from mjlab.envs import ManagerBasedRlEnv
 
-        self._made_from: tuple[Any, dict[str, Any]] = (
-            task,
-            frozen({"metrics": metrics, "groups": groups, "parameters": parameters}),
-        )
+        self.made_from = task, frozen({"metrics": metrics, "groups": groups, "parameters": parameters})
         config = _config_of(task)
         config.scene.num_envs, config.auto_reset, config.seed = num_envs, False, None
         step_s = config.sim.mujoco.timestep * config.decimation
@@ -123,24 +120,17 @@ class MjlabEnv(SimulatorEnv):
         steps = math.ceil(config.episode_length_s / step_s)
         limit = steps if config.episode_length_s < _NEVER_S else None
         super().__init__(num_envs, device=device, seed=seed, time_limit=limit)
-        self._must_reset = True
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Reset all copies; the first observation is `[num_envs, *]`."""
         parameters = self.starting_parameters(noise)
         everyone = torch.arange(self.num_envs, device=self.device)
         obs, _ = self._reset(everyone, parameters, self.next_seed)
-        self.next_seed, self._must_reset = None, False
+        self.next_seed = None
         return self.first_carry({}, parameters), obs
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the copies by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's.
-
-        Raises:
-            RuntimeError: If `reset` was not called before, or not since `load_state_dict`.
-        """
-        if self._must_reset:
-            raise RuntimeError("MjlabEnv: call reset() first, also after load_state_dict().")
+        """Step the copies by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's."""
         with self._own_random(self.device):
             raw_obs, raw_rewards, ended, timed_out, extras = self.simulator.step(actions.detach().clone())
         check_rows("MjlabEnv", self.num_envs, rewards=raw_rewards, terminated=ended, truncated=timed_out)
@@ -161,18 +151,6 @@ class MjlabEnv(SimulatorEnv):
         """Have the simulator count the present episodes as so many steps long, `[num_envs]`."""
         super().set_elapsed(elapsed)
         self.simulator.episode_length_buf.copy_(elapsed)
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Take over the seeding; the next call must be `reset`, whose seed the restored generator draws."""
-        super().load_state_dict(state_dict)
-        self.next_seed = int(torch.randint(2**31, (), generator=self.generator, device=self.device))
-        self._must_reset = True
-
-    def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
-        """Make the task again, at most 128 copies by default."""
-        task, options = self._made_from
-        count = num_envs or min(self.num_envs, MAX_EVAL_ENVS)
-        return type(self)(task, count, device=self.device, seed=seed, time_limit=self.time_limit, **thawed(options))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the task."""

@@ -9,7 +9,6 @@ no experience until the copy begins anew: `Step.valid` says so. Needs the extra 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, ClassVar
@@ -20,7 +19,7 @@ import torch
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from torch import Tensor
 
-from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step, apart
+from rl8x.envs.base import Carry, Observation, Step, apart
 from rl8x.envs.bindings import Attribute, Function, Scale, bindings_of
 from rl8x.envs.bound_parameters import BoundSimulator
 from rl8x.envs.checks import refuse_observing, whole_number
@@ -46,6 +45,7 @@ class PettingZooEnv(SimulatorEnv):
     """
 
     team: Team
+    made_from: tuple[Any, Mapping[str, Any]]
     takes_render_mode: ClassVar[bool] = True
 
     def __init__(
@@ -88,7 +88,7 @@ class PettingZooEnv(SimulatorEnv):
         """
         refuse_observing(kwargs.get("observe_parameters", "none"), "PettingZooEnv")
         seen: dict[str, Any] = {"team_return": team_return, "agent_id": agent_id, "state": state}
-        self._made_from = make, frozen({"metrics": metrics, "parameters": parameters, **seen, **kwargs})
+        self.made_from = make, frozen({"metrics": metrics, "parameters": parameters, **seen, **kwargs})
         self.copies = _copies(make, whole_number(num_envs, "PettingZooEnv", "num_envs"), kwargs)
         first = self.copies[0]
         self.team = Team(first.possible_agents, "PettingZooEnv", **seen)
@@ -104,16 +104,15 @@ class PettingZooEnv(SimulatorEnv):
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names
         bindings = bindings_of(parameters or {}, (Attribute, Scale, Function), "PettingZooEnv")
-        self._bound = [BoundSimulator(copy.unwrapped, bindings) for copy in self.copies] if bindings else []
-        self.parameters = self._bound[0].parameters if bindings else {}
-        self._must_reset = True
+        self._bound = [BoundSimulator(copy.unwrapped, bindings) for copy in self.copies]
+        self.parameters = self._bound[0].parameters
         super().__init__(num_envs, device=device, seed=seed, time_limit=time_limit)
         self.render_mode = getattr(first, "render_mode", None)
 
     @property
     def params(self) -> dict[str, Any]:
         """What makes a copy, and what it was made with."""
-        make, options = self._made_from
+        make, options = self.made_from
         named = make if isinstance(make, str) else getattr(make, "__qualname__", type(make).__name__)
         return {"make": named, "kwargs": {name: value for name, value in options.items() if name not in _OWN}}
 
@@ -121,7 +120,7 @@ class PettingZooEnv(SimulatorEnv):
         """Reset all copies, copy i with seed + i after `set_seed`; the first observation is `[num_envs, *]`."""
         parameters = self.starting_parameters(noise)
         obs, alive = self._nothing()
-        seed, self.next_seed, self._must_reset = self.next_seed, None, False
+        seed, self.next_seed = self.next_seed, None
         for copy in range(self.num_copies):
             self._reset(copy, obs, alive, parameters, None if seed is None else seed + copy)
         carry = self.first_carry({}, parameters) | {"alive": self._tensor(alive), "metrics": {}}
@@ -132,11 +131,8 @@ class PettingZooEnv(SimulatorEnv):
         """Step the copies by actions `[num_envs, *action]`, which changes them: not pure, unlike the base class's.
 
         Raises:
-            RuntimeError: If `restart` was not called before, or not since `load_state_dict`.
             ValueError: If a copy's `step` returns anything but PettingZoo's five results.
         """
-        if self._must_reset:
-            raise RuntimeError("PettingZooEnv: call reset() first, also after load_state_dict().")
         chosen, valid = self._elements(actions), carry["alive"].cpu().numpy()
         limit, elapsed = self.time_limit, carry["elapsed"][: self.num_copies].cpu().numpy() + 1
         ended = np.zeros(self.num_copies, np.bool_) if limit is None else elapsed >= limit
@@ -184,14 +180,10 @@ class PettingZooEnv(SimulatorEnv):
         self, copy: int, obs: Rows, alive: np.ndarray, parameters: Mapping[str, Tensor], seed: int | None = None
     ) -> None:
         """Reset a copy under its parameters; write what its agents see, and who is there, into their rows."""
-        if self._bound:
-            given = self.parameter_state.in_force.given
-            values = {name: float(value[copy]) if name in given else None for name, value in parameters.items()}
-            self._bound[copy].set(values)
-        env = self.copies[copy]
+        given, env, bound = self.parameter_state.in_force.given, self.copies[copy], self._bound[copy]
+        bound.set({name: float(value[copy]) if name in given else None for name, value in parameters.items()})
         seen, _ = env.reset(seed=seed)
-        if self._bound:
-            self._bound[copy].check_kept()
+        bound.check_kept()
         for agent, row in self._rows(copy):
             obs[row], alive[row] = seen.get(agent), agent in env.agents
 
@@ -222,24 +214,6 @@ class PettingZooEnv(SimulatorEnv):
         """Return the action of each row as the environment takes it."""
         arrays = element_of(self._action_space, actions, lambda space, part: part.cpu().numpy().astype(space.dtype))
         return list(iterate(batch_space(self._action_space, self.num_envs), arrays))
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over the seeding; new episodes start, from a seed drawn from the restored generator."""
-        super().load_state_dict(state_dict)
-        seed = torch.randint(2**31 - self.num_copies, (), generator=self.generator, device=self.device)
-        self.next_seed, self._must_reset = int(seed), True
-        warnings.warn(
-            "PettingZooEnv: a simulator's state cannot be saved, so all copies start new episodes.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-
-    def another(self, num_envs: int | None = None, *, seed: int | None = None, **kwargs: Any) -> Env | None:
-        """Make copies again, at most 128 by default; `kwargs` are for what makes one, in place of those of the name."""
-        make, options = self._made_from
-        count = num_envs or min(self.num_copies, MAX_EVAL_ENVS)
-        options = {**thawed(options), "device": self.device, "seed": seed, "time_limit": self.time_limit, **kwargs}
-        return type(self)(make, count, **options)
 
     def render(self) -> Any:
         """Render the copies, where they were made with a `render_mode`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
 
@@ -9,17 +10,18 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from rl8x.envs.base import Carry, Env, Observation, Step
+from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
 from rl8x.envs.checks import narrow_seed
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.parameters import ResolvedConfig
 from rl8x.envs.team import Team
+from rl8x.plain import thawed
 
 
 class SimulatorEnv(Env):
     """Base of the adapters to simulators: nothing of them is compiled, captured or saved.
 
-    A subclass implements `restart` and `advance`, which change the simulator, and `another`.
+    A subclass implements `restart` and `advance`, which change the simulator, and sets `made_from`.
     """
 
     terminates: ClassVar[bool] = True
@@ -29,6 +31,8 @@ class SimulatorEnv(Env):
     takes_render_mode: ClassVar[bool] = False
     """Whether it renders frames where it is made with `render_mode="rgb_array"`."""
     episode_metrics: EpisodeMetrics = EpisodeMetrics(())
+    made_from: tuple[Any, Mapping[str, Any]] | None = None
+    """The arguments of its constructor, the first and others by name, frozen; None: it cannot be made again."""
     next_seed: int | None = None
     """The seed of the simulator's next reset, after `set_seed`, narrowed; None lets its random numbers go on."""
 
@@ -49,6 +53,26 @@ class SimulatorEnv(Env):
     def state_dict(self) -> dict[str, Any]:
         """Return the seeding and the configuration; the simulator's own state cannot be taken."""
         return super().state_dict() | {"carry": None}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over the seeding; new episodes start, from a seed drawn from the restored generator."""
+        super().load_state_dict(state_dict)
+        self.next_seed = int(torch.randint(2**31 - self.num_envs, (), generator=self.generator, device=self.device))
+        warnings.warn(
+            f"{type(self).__name__}: a simulator's state cannot be saved, so all copies start new episodes.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def another(self, num_envs: int | None = None, *, seed: int | None = None, **kwargs: Any) -> Env | None:
+        """Make copies again as these were made, at most 128 by default; `kwargs` replace arguments of their names."""
+        if self.made_from is None:
+            return super().another(num_envs, seed=seed)
+        source, options = self.made_from
+        options = {"device": self.device, "time_limit": self.time_limit, **thawed(options), **kwargs}
+        make: Any = type(self)
+        made: Env = make(source, num_envs or min(self.num_copies, MAX_EVAL_ENVS), seed=seed, **options)
+        return made
 
     def _finish(
         self,

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
+from rl8x.envs.base import Carry, Env, Observation, Step
 from rl8x.envs.bindings import Attribute, Function, Scale, bindings_of
 from rl8x.envs.bound_parameters import BoundBatch
 from rl8x.envs.checks import check_rows, refuse_observing
@@ -23,7 +23,7 @@ from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.parameters import ResolvedConfig
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.envs.team import SharedState, Team, TeamReturn
-from rl8x.plain import frozen, thawed
+from rl8x.plain import frozen
 
 
 class VmasEnv(SimulatorEnv):
@@ -34,6 +34,7 @@ class VmasEnv(SimulatorEnv):
     """
 
     team: Team
+    made_from: tuple[Any, Mapping[str, Any]]
 
     default_time_limit: ClassVar[int | None] = 200
 
@@ -92,7 +93,7 @@ class VmasEnv(SimulatorEnv):
         self.single_observation_space = self.team.space(own)
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names
-        self._made_from = scenario, frozen({"metrics": metrics, "parameters": parameters, **seen, **kwargs})
+        self.made_from = scenario, frozen({"metrics": metrics, "parameters": parameters, **seen, **kwargs})
         self.worlds = make_env(scenario, num_envs=num_envs, device=str(device), terminated_truncated=True, **kwargs)
         bindings = bindings_of(parameters or {}, (Attribute, Scale, Function), "VmasEnv")
         advice = "Set it by a function of all values, or an attribute with a row for each world (per_copy=True)."
@@ -142,13 +143,10 @@ class VmasEnv(SimulatorEnv):
         worlds = {name: value[: self.num_copies] for name, value in parameters.items()}
         self._bound.put(worlds, self.parameter_state.in_force.given)
 
-    def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
-        """Make other worlds of a scenario that VMAS knows by name, at most 128 copies by default."""
-        scenario, options = self._made_from
-        if not isinstance(scenario, str):
-            return None  # it keeps its world
-        count = num_envs or min(self.num_copies, MAX_EVAL_ENVS)
-        return type(self)(scenario, count, device=self.device, seed=seed, time_limit=self.time_limit, **thawed(options))
+    def another(self, num_envs: int | None = None, *, seed: int | None = None, **kwargs: Any) -> Env | None:
+        """Make other worlds of a scenario that VMAS knows by name, at most 128 by default; others keep their world."""
+        named = isinstance(self.made_from[0], str)
+        return super().another(num_envs, seed=seed, **kwargs) if named else None
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
         """Lay the agents' rows one after the other, `[num_envs, ...]` float32, a copy."""
