@@ -144,9 +144,10 @@ class PettingZooEnv(SimulatorEnv):
             if not isinstance(result, tuple) or len(result) != 5:
                 need = "(observations, rewards, terminations, truncations, infos)"
                 raise ValueError(f"PettingZooEnv: step() of {env} must return {need}.")
-            seen, *outcome = result
+            seen, gains, *ends, infos = result
             for agent, row in acting:
-                rewards[row], *flags[:, row], reports[row] = _of(agent, *outcome)
+                rewards[row], reports[row] = gains.get(agent, 0.0), infos.get(agent) or {}
+                flags[:, row] = [end.get(agent, False) for end in ends]
             for agent, row in self._rows(copy):
                 obs[row], alive[row] = seen.get(agent), agent in env.agents and not flags[:, row].any()
             ended[copy] |= not any(alive[row] for _, row in self._rows(copy))
@@ -161,7 +162,8 @@ class PettingZooEnv(SimulatorEnv):
                 self._reset(copy, obs, alive, parameters)
             next_obs = self._seen(obs, self._states())
         gained, terminated, truncated, at_end = (self._tensor(part) for part in (rewards, *flags, over))
-        info = _by_row(reports, self.metric_names)
+        told = {name for name in self.metric_names if any(name in report for report in reports)}
+        info = {name: np.array([report.get(name, np.nan) for report in reports], np.float32) for name in told}
         counted = {"valid": carry["alive"], "ended": at_end}
         following, step = self._finish(
             carry, next_obs, gained, terminated, truncated, final_obs, parameters, info, **counted
@@ -283,25 +285,10 @@ def named_maker(name: str, trust: Trust = True) -> Any:
 
 def _state_space(env: Any) -> Any:
     """Return the space of an environment's `state()`; None where it has none."""
-    space = getattr(env, "state_space", None)
     try:
         env.reset()
         env.state()
     except (NotImplementedError, AttributeError):
         return None
+    space = getattr(env, "state_space", None)
     return space if isinstance(space, spaces.Box) else None
-
-
-def _of(agent: str, rewards: Any, terminated: Any, truncated: Any, infos: Any) -> tuple[float, bool, bool, Any]:
-    """Return what a step said of one agent."""
-    flags = bool(terminated.get(agent, False)), bool(truncated.get(agent, False))
-    return float(rewards.get(agent, 0.0)), *flags, infos.get(agent) or {}
-
-
-def _by_row(reports: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-    """Return the metrics that agents reported, `[num_envs]` each; NaN where one did not."""
-    return {
-        name: np.array([report.get(name, np.nan) for report in reports], np.float32)
-        for name in names
-        if any(name in report for report in reports)
-    }

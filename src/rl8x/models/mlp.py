@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,8 @@ from torch import Tensor, nn
 
 from rl8x.models.base import Model, State
 from rl8x.models.encoders import FlatObservations, actor_space
-from rl8x.nn.mlp import MLP, MLPStack, check_sizes, linear
+from rl8x.nn.layers import HeadStack
+from rl8x.nn.mlp import MLP, MLPStack, check_sizes, layer_stack, linear
 
 
 class Head(nn.Linear):
@@ -162,12 +162,17 @@ class MLPModel(ActorCritic):
         self.actor_flat = FlatObservations(actor_space(observation_space, critic_obs, shared)) if critic_obs else None
         sizes, critic_sizes = [(self.actor_flat or self.flat).width, *hidden_sizes], [self.flat.width, *hidden_sizes]
         options: Any = {"activation": activation, "layer_norm": layer_norm}
-        make: Any = functools.partial(MLPStack, separate) if separate else functools.partial(MLP, activate_last=True)
-        self.actor = make(sizes, **options)
-        self.critic = None if shared else make(critic_sizes, **options)
+
+        def make(sizes: list[int]) -> nn.Module:
+            if separate:
+                return MLPStack(separate, *layer_stack(separate, sizes, **options))
+            return MLP(sizes, activate_last=True, **options)
+
+        self.actor = make(sizes)
+        self.critic = None if shared else make(critic_sizes)
         if separate:
-            self.policy_head = MLPStack(separate, [sizes[-1], num_features], gain=policy_gain)
-            self.value_head = MLPStack(separate, [critic_sizes[-1], 1], gain=value_gain)
+            self.policy_head = MLPStack(separate, HeadStack(separate, sizes[-1], num_features, policy_gain))
+            self.value_head = MLPStack(separate, HeadStack(separate, critic_sizes[-1], 1, value_gain))
         else:
             self.add_heads(sizes[-1], critic_sizes[-1], policy_gain, value_gain)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rl8x.execution import matmul, private
-from rl8x.nn.layers import HeadStack, LayerNormStack, LinearStack
+from rl8x.nn.layers import LayerNormStack, LinearStack
 from rl8x.nn.layers import activation as make_activation
 
 HIDDEN_GAIN = math.sqrt(2.0)
@@ -129,39 +129,23 @@ class MLP(nn.Sequential):
         return rows.view(*x.shape[:-1], rows.shape[-1])
 
 
+def layer_stack(size: int, sizes: Sequence[int], *, activation: str, layer_norm: bool) -> list[nn.Module]:
+    """Return the hidden layers of `size` perceptrons side by side, of widths as `MLP` has them."""
+    layers: list[nn.Module] = []
+    for num_inputs, num_outputs in itertools.pairwise(sizes):
+        layers.append(LinearStack(size, num_inputs, num_outputs, HIDDEN_GAIN))
+        layers += [LayerNormStack(size, num_outputs)] if layer_norm else []
+        layers.append(make_activation(activation))
+    return layers
+
+
 class MLPStack(nn.Sequential):
-    """Perceptrons side by side, of which each reads its part of rows `[T, size * rows, *]`, the first the first rows.
+    """Layers of `size` perceptrons, each of which reads its part of rows `[T, size * rows, *]`, the first the first."""
 
-    Args:
-        size: How many.
-        sizes: As `MLP` has them.
-        activation: Name of the activation after each layer but the head.
-        layer_norm: Whether the output of each layer is normalised before it.
-        gain: Gain of a head, a single layer without an activation, which computes in float32; None: of hidden layers.
-
-    Raises:
-        ValueError: As `MLP` does.
-    """
-
-    def __init__(
-        self,
-        size: int,
-        sizes: Sequence[int],
-        *,
-        activation: str = "relu",
-        layer_norm: bool = False,
-        gain: float | None = None,
-    ) -> None:
-        check_sizes("sizes", sizes)
-        layers: list[nn.Module] = []
-        for num_inputs, num_outputs in itertools.pairwise(sizes):
-            kind = LinearStack if gain is None else HeadStack
-            layers.append(kind(size, num_inputs, num_outputs, HIDDEN_GAIN if gain is None else gain))
-            if gain is None:
-                layers += [LayerNormStack(size, num_outputs)] if layer_norm else []
-                layers.append(make_activation(activation))
+    def __init__(self, size: int, *layers: nn.Module) -> None:
         super().__init__(*layers)
-        self.size, self.num_activations = size, sum(sizes[1:])
+        self.size = size
+        self.num_activations = sum(layer.weight.shape[-1] for layer in layers if isinstance(layer, LinearStack))
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply each perceptron to its rows.

@@ -7,7 +7,6 @@ Source: Fujimoto et al. 2018, arXiv:1802.09477 (the smaller of two critics); Bel
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -26,9 +25,8 @@ from rl8x.functional import expectation, project
 from rl8x.models import Model, State
 from rl8x.models.encoders import FlatObservations
 from rl8x.models.registry import BUILTIN
-from rl8x.nn.layers import LayerNormStack, LinearStack, masked_logits
-from rl8x.nn.layers import activation as make_activation
-from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes, perceptron, plain_layers
+from rl8x.nn.layers import LinearStack, masked_logits
+from rl8x.nn.mlp import check_sizes, layer_stack, perceptron, plain_layers
 from rl8x.policy import Act, Policy
 from rl8x.spaces import check_bounds, critic_only, describe_space
 from rl8x.trees import Tree
@@ -170,16 +168,11 @@ class Critics(nn.Module):
         # The axes of a result after those of critics and rows.
         self.shape = [int(action_space.n)] if isinstance(action_space, gymnasium.spaces.Discrete) else []
         self.shape += [num_atoms] if num_atoms > 1 else []
-        layers: list[nn.Module] = []
-        for num_inputs, size in itertools.pairwise([width, *hidden_sizes]):
-            layers.append(LinearStack(num_critics, num_inputs, size, HIDDEN_GAIN))
-            if layer_norm:
-                layers.append(LayerNormStack(num_critics, size))
-            layers.append(make_activation(activation))
-        self.hidden = nn.Sequential(*layers)
+        sizes = [width, *hidden_sizes]
+        self.hidden = nn.Sequential(*layer_stack(num_critics, sizes, activation=activation, layer_norm=layer_norm))
         num_heads = int(torch.Size(self.shape).numel())
         self.num_activations = sum(hidden_sizes) + num_heads
-        self.head = LinearStack(num_critics, [width, *hidden_sizes][-1], num_heads, 1.0)
+        self.head = LinearStack(num_critics, sizes[-1], num_heads, 1.0)
 
     def forward(self, obs: Any, actions: Tensor | None = None) -> Tensor:
         """Return the critics' values, `[num_critics, batch_size]`, with further axes `num_actions` and `num_atoms`.
