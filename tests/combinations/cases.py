@@ -450,6 +450,7 @@ def of_critics(draw: Any, *, atoms: bool) -> dict[str, Any]:
         "num_critics": draw(st.sampled_from([2, 1, 3])),
         "critic_hidden_sizes": [8],
         "critic_layer_norm": draw(st.booleans()),
+        "critic_init": draw(st.sampled_from(["orthogonal", "uniform"])),
         "num_atoms": draw(st.sampled_from([1, 5])) if atoms else 1,
     }
 
@@ -511,6 +512,7 @@ def iql(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
             "temperature": draw(st.sampled_from([3.0, 0.0])),
             "critic_hidden_sizes": [8],
             "critic_layer_norm": draw(st.booleans()),
+            "critic_init": draw(st.sampled_from(["orthogonal", "uniform"])),
         }
     )
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 from gymnasium.spaces import Box
 from torch.nn import functional
@@ -66,6 +67,21 @@ def test_initial_weights_are_orthogonal_with_the_stated_gains():
             assert torch.equal(layer.bias, torch.zeros_like(layer.bias))
     assert orthogonality_error(model.policy_head.weight, 0.01) < 1e-6
     assert orthogonality_error(model.value_head.weight, 1.0) < 1e-5
+
+
+@pytest.mark.parametrize("separate", [0, 3])
+def test_uniform_weights_begin_as_those_of_pytorchs_layers(separate):
+    model = MLPModel(OBS, 400, hidden_sizes=(300, 200), init="uniform", separate=separate)
+    model_weights = [weight for name, weight in model.named_parameters() if name.endswith("weight")]
+    own = [torch.nn.Linear(*ends).weight for ends in [(5, 300), (300, 200)] * 2 + [(200, 400), (200, 1)]]
+    for weights, expected in zip(model_weights, own, strict=True):
+        assert weights.abs().max() <= expected.shape[1] ** -0.5
+        if len(expected) > 1:
+            torch.testing.assert_close(weights.std(), expected.std(), rtol=0.1, atol=0.0)
+            torch.testing.assert_close(weights.abs().max(), expected.abs().max(), rtol=0.01, atol=0.0)
+    assert all(not weight.any() for name, weight in model.named_parameters() if name.endswith("bias"))
+    with pytest.raises(ValueError, match="`init` must be 'orthogonal' or 'uniform'; got 'xavier'"):
+        MLPModel(OBS, 3, init="xavier")
 
 
 def test_a_model_without_hidden_layers_is_linear():

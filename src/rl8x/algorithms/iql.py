@@ -23,6 +23,7 @@ from rl8x.algorithms.off_policy.learner import TAU, Learner, model_obs, observed
 from rl8x.algorithms.off_policy.nets import Loss, Net
 from rl8x.algorithms.off_policy.updates import Found, Minimise, Phase, ReplayBatch, UpdateResult
 from rl8x.distributions import Distribution
+from rl8x.nn.mlp import INITS
 from rl8x.policy import Policy
 from rl8x.spaces import describe_space
 
@@ -50,6 +51,9 @@ class IQLConfig(ValueConfig):
     max_weight: float = option(100.0, "Largest advantage weight in the policy's loss.", above=0.0)
     critic_hidden_sizes: list[int] | None = option(None, "Widths of the critics' hidden layers. None: [256, 256].")
     critic_layer_norm: bool = option(False, "Whether the critics' hidden layers have layer normalisation.")
+    critic_init: str = option(
+        "orthogonal", "How the critics' weights begin: orthogonal, or uniform within 1 / sqrt(inputs).", choices=INITS
+    )
     distribution: str | type[Distribution] | None = option(
         None, "Action distribution: a built-in name, a dotted path or a class. None: chosen by the action space."
     )

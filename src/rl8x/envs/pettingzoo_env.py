@@ -119,7 +119,7 @@ class PettingZooEnv(SimulatorEnv):
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Reset all copies, copy i with seed + i after `set_seed`; the first observation is `[num_envs, *]`."""
         parameters = self.starting_parameters(noise)
-        obs, alive = self._nothing()
+        obs, alive = [None] * self.num_envs, np.zeros(self.num_envs, np.bool_)
         seed, self.next_seed = self.next_seed, None
         for copy in range(self.num_copies):
             self._reset(copy, obs, alive, parameters, None if seed is None else seed + copy)
@@ -136,7 +136,7 @@ class PettingZooEnv(SimulatorEnv):
         chosen, valid = self._elements(actions), carry["alive"].cpu().numpy()
         limit, elapsed = self.time_limit, carry["elapsed"][: self.num_copies].cpu().numpy() + 1
         ended = np.zeros(self.num_copies, np.bool_) if limit is None else elapsed >= limit
-        (obs, alive), reports = self._nothing(), [dict[str, Any]()] * self.num_envs
+        obs, reports, alive = [None] * self.num_envs, [dict[str, Any]()] * self.num_envs, np.zeros_like(valid)
         rewards, flags = np.zeros(self.num_envs, np.float32), np.zeros((2, self.num_envs), np.bool_)
         for copy, env in enumerate(self.copies):
             acting = [(agent, row) for agent, row in self._rows(copy) if valid[row]]
@@ -169,10 +169,6 @@ class PettingZooEnv(SimulatorEnv):
             carry, next_obs, gained, terminated, truncated, final_obs, parameters, info, **counted
         )
         return following | {"alive": self._tensor(alive)}, step
-
-    def _nothing(self) -> tuple[Rows, np.ndarray]:
-        """Return rows without observations, and that no agent is there, `[num_envs]`, bool."""
-        return [None] * self.num_envs, np.zeros(self.num_envs, np.bool_)
 
     def _rows(self, copy: int) -> list[tuple[str, int]]:
         """Return the agents of a copy, each with its row."""
@@ -231,13 +227,7 @@ _OWN = ("metrics", "parameters", "team_return", "agent_id", "state")
 
 
 def _copies(make: str | Callable[..., Any], num_envs: int, kwargs: Mapping[str, Any]) -> list[Any]:
-    """Make the copies of a parallel environment.
-
-    Raises:
-        RuntimeError: If PettingZoo is not installed.
-        TypeError: If something else is made.
-        ValueError: If there is no such name, or one copy is made again and again.
-    """
+    """Make the copies of a parallel environment, and refuse what is none."""
     try:
         from pettingzoo import AECEnv, ParallelEnv
         from pettingzoo.utils.conversions import aec_to_parallel
@@ -266,12 +256,7 @@ def _copies(make: str | Callable[..., Any], num_envs: int, kwargs: Mapping[str, 
 
 
 def named_maker(name: str, trust: Trust = True) -> Any:
-    """Return what `module:name` means, a subclass of `ParallelEnv`, or anything if the name is trusted.
-
-    Raises:
-        UntrustedError: If it is something else.
-        ValueError: If there is no such name.
-    """
+    """Return what `module:name` means, a subclass of `ParallelEnv`, or anything if the name is trusted."""
     import pettingzoo
 
     module, _, attribute = name.partition(":")

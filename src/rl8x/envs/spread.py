@@ -1,7 +1,4 @@
-"""Spread: agents on a plane that cover landmarks together without bumping into each other.
-
-Source: the equations are those of simple_spread_v3 of mpe2 1.1 (Lowe et al. 2017, arXiv:1706.02275).
-"""
+"""Spread: agents on a plane that cover landmarks together without bumping into each other."""
 
 from __future__ import annotations
 
@@ -42,7 +39,8 @@ class Spread(Env):
         agent_id: Whether an agent sees which one it is.
         state: "shared" gives the critic the observations of all agents.
 
-    Source: the equations are those of mpe2's simple_spread_v3, whose observations end with signals that are always 0.
+    Source: the equations are those of simple_spread_v3 of mpe2 1.1 (Lowe et al. 2017, arXiv:1706.02275), whose
+    observations end with signals that are always 0.
     """
 
     single_action_space = spaces.Discrete(5)

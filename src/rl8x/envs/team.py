@@ -129,7 +129,12 @@ class Team:
         return AsymmetricDict(parts, critic_only=[STATE])
 
     def see(self, own: Any, state: Any = None) -> Any:
-        """Return observations, `[num_envs, *own]`, as `space` has them; a `state` is of copies, `[copies, *state]`."""
+        """Return observations with what is added to them, as `space` has it.
+
+        Args:
+            own: The agents' own, `[num_envs, *own]`.
+            state: The environment's state, `[copies, *state]`.
+        """
         if not self.agent_id and self.state is None:
             return own
         parts = dict(own) if isinstance(own, dict) else {keys.OBS: own}
@@ -146,26 +151,41 @@ class Team:
         return parts
 
     def for_agents(self, values: Tensor) -> Tensor:
-        """Return values of copies, `[copies, ...]`, for the rows of all their agents, `[num_envs, ...]`."""
+        """Return values of copies for the rows of all their agents, `[num_envs, ...]`.
+
+        Args:
+            values: One for each copy, `[copies, ...]`.
+        """
         return values.repeat(len(self.names), *(1,) * (values.ndim - 1))
 
     # -- what they achieve
 
     def of_agents(self, values: Any) -> Tensor:
-        """Return values of rows, a tensor or array `[..., num_envs]`, by agent, `[..., agents, copies]`."""
+        """Return values of rows by agent, `[..., agents, copies]`.
+
+        Args:
+            values: A tensor or array, `[..., num_envs]`.
+        """
         tensor = torch.as_tensor(values)
         return tensor.reshape(*tensor.shape[:-1], len(self.names), -1)
 
     def returns(self, returns: Any) -> Tensor:
-        """Return the returns of the team, `[..., copies]`, given those of its agents, `[..., num_envs]`."""
+        """Return the returns of the team, `[..., copies]`.
+
+        Args:
+            returns: Those of its agents, `[..., num_envs]`.
+        """
         by_agent = self.of_agents(returns).transpose(-1, -2)
         team: Tensor = self._reduce(by_agent.reshape(-1, len(self.names)))
         return team.reshape(by_agent.shape[:-1])
 
     def episodes(self, rollout: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those tensors of a rollout, `[..., num_envs]`, that tell of episodes, by copy, `[..., copies]`.
+        """Return the tensors of a rollout that tell of episodes by copy, `[..., copies]`.
 
         Of the environment's own metrics they have the means over agents; the length is the copy's.
+
+        Args:
+            rollout: Its tensors by key, `[..., num_envs]`.
         """
         ended = rollout.get(keys.ENDED)
         if ended is None:

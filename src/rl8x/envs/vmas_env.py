@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from types import EllipsisType
 from typing import Any, ClassVar
 
+import gymnasium.spaces as spaces
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -88,8 +90,8 @@ class VmasEnv(SimulatorEnv):
             raise ValueError(f"VmasEnv: {error}") from error
         seen: dict[str, Any] = {"team_return": team_return, "agent_id": agent_id, "state": state}
         self.team = Team([agent.name for agent in probe.agents], "VmasEnv", **seen)
-        spaces = ([_gymnasium_space(each) for each in of] for of in (probe.observation_space, probe.action_space))
-        own, self.single_action_space = self.team.common(*spaces)
+        of_agents = ([_gymnasium_space(each) for each in of] for of in (probe.observation_space, probe.action_space))
+        own, self.single_action_space = self.team.common(*of_agents)
         self.single_observation_space = self.team.space(own)
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names
@@ -155,9 +157,6 @@ class VmasEnv(SimulatorEnv):
 
 def _gymnasium_space(space: Any) -> Any:
     """Return a space of the old `gym` package, which VMAS makes, as one of Gymnasium's."""
-    import gymnasium.spaces as spaces
-    import numpy as np
-
     kind = type(space).__name__
     if kind == "Box":
         low, high = (np.asarray(bound, np.float32) for bound in (space.low, space.high))

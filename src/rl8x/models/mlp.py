@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rl8x.models.base import Model, State
 from rl8x.models.encoders import FlatObservations, actor_space
 from rl8x.nn.layers import HeadStack
-from rl8x.nn.mlp import MLP, MLPStack, check_sizes, layer_stack, linear
+from rl8x.nn.mlp import MLP, MLPStack, check_sizes, hidden_gain, layer_stack, linear
 
 
 class Head(nn.Linear):
@@ -55,14 +55,14 @@ class ActorCritic(Model):
     policy_head: Any
     value_head: Any
 
-    def add_heads(self, width: int, critic_width: int, policy_gain: float, value_gain: float) -> None:
+    def add_heads(self, width: int, critic_width: int, policy_gain: float | None, value_gain: float | None) -> None:
         """Make the heads of features and of values.
 
         Args:
             width: Width of the actor's output.
             critic_width: Width of the critic's output.
-            policy_gain: Gain of the head of features.
-            value_gain: Gain of the head of values.
+            policy_gain: Gain of the head of features; None: its weights are uniform.
+            value_gain: Gain of the head of values; likewise.
         """
         self.policy_head = linear(width, self.num_features, policy_gain, kind=Head)
         self.value_head = linear(critic_width, 1, value_gain, kind=Head)
@@ -120,8 +120,6 @@ class ActorCritic(Model):
 class MLPModel(ActorCritic):
     """Perceptrons for actor and critic, apart from each other unless `shared`.
 
-    Weights are orthogonal, with gain sqrt(2) in hidden layers; biases are 0.
-
     Arguments that are not listed here are those of `ActorCritic`.
 
     Args:
@@ -130,12 +128,15 @@ class MLPModel(ActorCritic):
         num_features: Width of the features that the action distribution needs.
         hidden_sizes: Widths of the hidden layers; none makes the model linear.
         layer_norm: Whether the outputs of hidden layers are normalised before their activations, row by row.
+        init: How weights begin: "orthogonal", with gain sqrt(2) in hidden layers and the heads' gains there, or
+            "uniform", within 1 / sqrt(inputs) in all layers, as PyTorch has them. Biases begin at 0.
         separate: How many agents have weights of their own, by the place of their row among those of all; 0 is that all
             rows share them. PPO makes `true` the number of agents of its environment.
 
     Raises:
         TypeError: If an observation has a part of another kind.
-        ValueError: If a width is less than 1, the activation is unknown, or `critic_obs` does not fit the space.
+        ValueError: If a width is less than 1, the activation or `init` is unknown, or `critic_obs` does not fit the
+            space.
 
     Source: Andrychowicz et al. 2021, arXiv:2006.05990, on initial weights.
     """
@@ -147,6 +148,7 @@ class MLPModel(ActorCritic):
         *,
         hidden_sizes: Sequence[int] = (256, 256),
         layer_norm: bool = False,
+        init: str = "orthogonal",
         separate: int = 0,
         activation: str = "relu",
         shared: bool = False,
@@ -161,7 +163,9 @@ class MLPModel(ActorCritic):
         # The actor's own where it sees less than the critic; None lays the observation out once for both.
         self.actor_flat = FlatObservations(actor_space(observation_space, critic_obs, shared)) if critic_obs else None
         sizes, critic_sizes = [(self.actor_flat or self.flat).width, *hidden_sizes], [self.flat.width, *hidden_sizes]
-        options: Any = {"activation": activation, "layer_norm": layer_norm}
+        gain = hidden_gain(init)
+        policy, value = (None, None) if gain is None else (policy_gain, value_gain)
+        options: Any = {"activation": activation, "layer_norm": layer_norm, "gain": gain}
 
         def make(sizes: list[int]) -> nn.Module:
             if separate:
@@ -171,10 +175,10 @@ class MLPModel(ActorCritic):
         self.actor = make(sizes)
         self.critic = None if shared else make(critic_sizes)
         if separate:
-            self.policy_head = MLPStack(separate, HeadStack(separate, sizes[-1], num_features, policy_gain))
-            self.value_head = MLPStack(separate, HeadStack(separate, critic_sizes[-1], 1, value_gain))
+            self.policy_head = MLPStack(separate, HeadStack(separate, sizes[-1], num_features, policy))
+            self.value_head = MLPStack(separate, HeadStack(separate, critic_sizes[-1], 1, value))
         else:
-            self.add_heads(sizes[-1], critic_sizes[-1], policy_gain, value_gain)
+            self.add_heads(sizes[-1], critic_sizes[-1], policy, value)
 
     def trunk_inputs(self, obs: Any, state: State, starts: Tensor) -> tuple[tuple[Tensor], tuple[Tensor], State]:
         """Lay observations `[T, B, *obs]` out flat, `[T, B, width]`; no state."""

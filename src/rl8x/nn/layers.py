@@ -88,15 +88,23 @@ def masked_mean(x: Tensor, mask: Tensor, dim: int) -> Tensor:
     return torch.where(mask, x, 0.0).sum(dim) / mask.sum(dim).clamp(min=1)
 
 
+def initialise(weight: Tensor, gain: float | None) -> None:
+    """Draw a weight `[outputs, inputs]`: orthogonal times `gain`; None: uniform within 1 / sqrt(inputs)."""
+    if gain is None:
+        nn.init.uniform_(weight, -(weight.shape[1] ** -0.5), weight.shape[1] ** -0.5)
+    else:
+        nn.init.orthogonal_(weight, gain)
+
+
 class LinearStack(nn.Module):
     """Linear layers side by side, of which each has its own rows: `[size, rows, inputs]` to `[size, rows, outputs]`."""
 
-    def __init__(self, size: int, num_inputs: int, num_outputs: int, gain: float) -> None:
+    def __init__(self, size: int, num_inputs: int, num_outputs: int, gain: float | None) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, num_inputs, num_outputs))
         self.bias = nn.Parameter(torch.zeros(size, 1, num_outputs))
         for weight in self.weight.data:
-            nn.init.orthogonal_(weight.T, gain)
+            initialise(weight.T, gain)
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply all rows in one batched product."""

@@ -20,10 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rl8x.execution import matmul, private
-from rl8x.nn.layers import LayerNormStack, LinearStack
+from rl8x.nn.layers import LayerNormStack, LinearStack, initialise
 from rl8x.nn.layers import activation as make_activation
 
 HIDDEN_GAIN = math.sqrt(2.0)
+INITS: Final = ("orthogonal", "uniform")
+"""How weights may begin."""
 
 # From this size of all activations on, that of a core's cache, `perceptron` saves more time than its Python takes.
 _MANY_ACTIVATIONS: Final = 2**17
@@ -40,14 +42,15 @@ _ACTIVATIONS: Final[dict[type[nn.Module] | None, tuple[Callable[[Tensor], Tensor
 
 
 def linear(
-    num_inputs: int, num_outputs: int, gain: float = HIDDEN_GAIN, *, kind: type[nn.Linear] = nn.Linear
+    num_inputs: int, num_outputs: int, gain: float | None = HIDDEN_GAIN, *, kind: type[nn.Linear] = nn.Linear
 ) -> nn.Linear:
     """Make a linear layer with an orthogonal weight times `gain` and a bias of 0.
 
     Args:
         num_inputs: Width of the input, `[..., num_inputs]`.
         num_outputs: Width of the output, `[..., num_outputs]`.
-        gain: Factor of the weight; sqrt(2) keeps the scale of what goes through a ReLU.
+        gain: Factor of the weight; sqrt(2) keeps the scale of what goes through a ReLU. None: the weight is uniform
+            within 1 / sqrt(num_inputs).
         kind: Class of the layer.
 
     Raises:
@@ -57,7 +60,7 @@ def linear(
     """
     check_widths(num_inputs=num_inputs, num_outputs=num_outputs)
     layer = kind(num_inputs, num_outputs)
-    nn.init.orthogonal_(layer.weight, gain)
+    initialise(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 
@@ -69,7 +72,7 @@ class MLP(nn.Sequential):
         sizes: Width of the input, of each hidden layer and of the output. One size alone makes an identity.
         activation: Name of the activation between layers.
         activate_last: Whether the last layer is followed by an activation too.
-        gain: Gain of the hidden layers' orthogonal weights.
+        gain: Gain of the hidden layers' orthogonal weights; None: weights are uniform, as `linear` has them.
         last_gain: Gain of the last layer; None: that of the hidden ones.
         layer_norm: Whether the output of each layer that an activation follows is normalised before it.
 
@@ -89,7 +92,7 @@ class MLP(nn.Sequential):
         *,
         activation: str = "relu",
         activate_last: bool = False,
-        gain: float = HIDDEN_GAIN,
+        gain: float | None = HIDDEN_GAIN,
         last_gain: float | None = None,
         layer_norm: bool = False,
     ) -> None:
@@ -129,11 +132,20 @@ class MLP(nn.Sequential):
         return rows.view(*x.shape[:-1], rows.shape[-1])
 
 
-def layer_stack(size: int, sizes: Sequence[int], *, activation: str, layer_norm: bool) -> list[nn.Module]:
+def hidden_gain(init: str) -> float | None:
+    """Return the gain of hidden layers whose weights begin "orthogonal"; None where they begin "uniform"."""
+    if init not in INITS:
+        raise ValueError(f"`init` must be {' or '.join(map(repr, INITS))}; got {init!r}.")
+    return HIDDEN_GAIN if init == "orthogonal" else None
+
+
+def layer_stack(
+    size: int, sizes: Sequence[int], *, activation: str, layer_norm: bool, gain: float | None
+) -> list[nn.Module]:
     """Return the hidden layers of `size` perceptrons side by side, of widths as `MLP` has them."""
     layers: list[nn.Module] = []
     for num_inputs, num_outputs in itertools.pairwise(sizes):
-        layers.append(LinearStack(size, num_inputs, num_outputs, HIDDEN_GAIN))
+        layers.append(LinearStack(size, num_inputs, num_outputs, gain))
         layers += [LayerNormStack(size, num_outputs)] if layer_norm else []
         layers.append(make_activation(activation))
     return layers

@@ -4,7 +4,9 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from torch import nn
 
+from rl8x import TD3Config
 from rl8x.algorithms.off_policy.actor_critic import Critics
+from rl8x.envs import Pendulum
 from rl8x.nn.layers import ACTIVATIONS
 
 OBS, ACTION = Box(-1.0, 1.0, (3,), dtype=np.float32), Box(-2.0, 2.0, (2,), dtype=np.float32)
@@ -58,6 +60,16 @@ def test_weights_begin_orthogonal_and_differ():
     head = critics.head.weight.detach()
     torch.testing.assert_close(head.norm(dim=1), torch.ones(2, 1))
     assert critics.head.bias.abs().sum() == 0
+
+
+def test_weights_of_critics_and_policy_begin_uniform_where_that_is_asked_for():
+    algorithm = TD3Config(num_envs=2, critic_init="uniform", model_config={"init": "uniform"}).build(Pendulum)
+    for weight, num_inputs in ((algorithm.critics.hidden[2].weight, 256), (algorithm.critics.head.weight, 256)):
+        assert weight.abs().max() <= num_inputs**-0.5
+        torch.testing.assert_close(weight.std(), torch.tensor((3 * num_inputs) ** -0.5), rtol=0.1, atol=0.0)
+    assert algorithm.policy.model.policy_head.weight.abs().max() > 0.01
+    with pytest.raises(ValueError, match="`critic_init` must be one of 'orthogonal', 'uniform'; got 'zeros'"):
+        TD3Config(critic_init="zeros")
 
 
 def test_observations_are_laid_out_flat_and_discrete_actions_have_a_value_each():

@@ -26,7 +26,7 @@ from rl8x.models import Model, State
 from rl8x.models.encoders import FlatObservations
 from rl8x.models.registry import BUILTIN
 from rl8x.nn.layers import LinearStack, masked_logits
-from rl8x.nn.mlp import check_sizes, layer_stack, perceptron, plain_layers
+from rl8x.nn.mlp import check_sizes, hidden_gain, layer_stack, perceptron, plain_layers
 from rl8x.policy import Act, Policy
 from rl8x.spaces import check_bounds, critic_only, describe_space
 from rl8x.trees import Tree
@@ -135,7 +135,7 @@ class Critics(nn.Module):
     """Perceptrons Q_1 to Q_n of observations and actions, with a batched product for each layer of all of them.
 
     For a `Discrete` action space they read observations alone and give the values of all actions. Weights begin as
-    those of the built-in models do. The heads compute in float32 whatever the precision. Actions are read in the units
+    `MLPModel` says of its `init`. The heads compute in float32 whatever the precision. Actions are read in the units
     of the action space, not scaled to its bounds.
 
     Attributes:
@@ -151,6 +151,7 @@ class Critics(nn.Module):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str = "relu",
         layer_norm: bool = False,
+        init: str = "orthogonal",
         num_atoms: int = 1,
         support: tuple[float, float] = (0.0, 0.0),
     ) -> None:
@@ -168,11 +169,12 @@ class Critics(nn.Module):
         # The axes of a result after those of critics and rows.
         self.shape = [int(action_space.n)] if isinstance(action_space, gymnasium.spaces.Discrete) else []
         self.shape += [num_atoms] if num_atoms > 1 else []
-        sizes = [width, *hidden_sizes]
-        self.hidden = nn.Sequential(*layer_stack(num_critics, sizes, activation=activation, layer_norm=layer_norm))
+        sizes, gain = [width, *hidden_sizes], hidden_gain(init)
+        options: Any = {"activation": activation, "layer_norm": layer_norm, "gain": gain}
+        self.hidden = nn.Sequential(*layer_stack(num_critics, sizes, **options))
         num_heads = int(torch.Size(self.shape).numel())
         self.num_activations = sum(hidden_sizes) + num_heads
-        self.head = LinearStack(num_critics, sizes[-1], num_heads, 1.0)
+        self.head = LinearStack(num_critics, sizes[-1], num_heads, None if gain is None else 1.0)
 
     def forward(self, obs: Any, actions: Tensor | None = None) -> Tensor:
         """Return the critics' values, `[num_critics, batch_size]`, with further axes `num_actions` and `num_atoms`.
@@ -248,6 +250,7 @@ def make_critics(config: Any, policy: Policy, execution: Execution, **options: A
         policy.action_space,
         hidden_sizes=(256, 256) if config.critic_hidden_sizes is None else config.critic_hidden_sizes,
         layer_norm=config.critic_layer_norm,
+        init=config.critic_init,
         **options,
     )
     if config.precision == "bf16":

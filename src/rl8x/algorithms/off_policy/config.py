@@ -17,6 +17,7 @@ from rl8x.algorithms.online import OnlineConfig
 from rl8x.algorithms.optimizer import OPTIMIZERS, make_rule
 from rl8x.envs import Env
 from rl8x.models import Model
+from rl8x.nn.mlp import INITS
 from rl8x.replay.dataset import Dataset
 
 # Largest denominator of the fraction that `updates_per_sample` is converted to, so that 1 / 3 is exactly a third.
@@ -304,6 +305,12 @@ class ActorCriticConfig(OffPolicyConfig):
     critic_hidden_sizes: list[int] | None = option(None, "Widths of the critics' hidden layers. None: [256, 256].")
     critic_layer_norm: bool = option(
         False, "Whether the critics' hidden layers have layer normalisation before their activations."
+    )
+    critic_init: str = option(
+        "orthogonal",
+        "How the critics' weights begin: orthogonal, or uniform within 1 / sqrt(inputs), as PyTorch has them. The "
+        "policy's: model_config's init.",
+        choices=INITS,
     )
     num_atoms: int = option(
         1,
