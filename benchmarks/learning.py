@@ -148,12 +148,12 @@ def add(path: Path, out: Path, tasks: Mapping[str, Any]) -> None:
 
 
 def measure(
-    table: Table, name: str, seed: int, out: Path, checkpoints: Path | None = None, *, enough: bool = False
+    table: Table, name: str, seed: int, out: Path, checkpoints: Path | None = None, *, enough: float | None = None
 ) -> bool:
     """Measure a seed of a task, print and keep its row; returns whether it reached what is asked."""
     task, rows = table.tasks[name], held(out).get("rows", [])
-    if enough and task.best_bound is not None:
-        task = dataclasses.replace(task, ends_at=task.best_bound)
+    if enough is not None and task.best_bound is not None:
+        task = dataclasses.replace(task, ends_at=enough or task.best_bound)
     row = {"task": name, "seed": seed, **task.measure(name, seed, rows, checkpoints)}
     row["passed"] = task.passes(row, rows)
     if not table.curves:
@@ -174,7 +174,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", help="default: as many as the task has")
     parser.add_argument("--out", type=Path, help="default: the table's files in benchmarks/results")
     parser.add_argument("--checkpoints", type=Path, help="save runs there, and go on with those that were cut off")
-    parser.add_argument("--enough", action="store_true", help="end a run at an evaluation as good as the best must be")
+    enough = "end a run at an evaluation of so much; without a number, of what the best must be"
+    parser.add_argument("--enough", nargs="?", type=float, const=0.0, help=enough)
     parser.add_argument("--add", type=Path, help="take the rows of another file too")
     parser.add_argument("--publish", action="store_true", help="put tables and curves into the pages")
     options = parser.parse_args(argv)
