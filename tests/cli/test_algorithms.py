@@ -161,6 +161,11 @@ def test_help_lists_the_algorithms_options_in_groups_by_the_class_that_declares_
         (["--capacity", "many"], "`capacity` must be a whole number; got 'many'"),
         (["--capacity", "13"], "`capacity` is unlucky."),
         (["--critic", "3"], "`critic` must be a mapping of names to values; got 3"),
+        (
+            ["--checkpoints", "here"],
+            "must be a mapping of names to values, such as {every_steps: 100, every_minutes: 5",
+        ),
+        (["--checkpoints", "here"], "directory: ...}; got 'here'."),
         (["num_envs=2", "max_step=3"], "unknown key 'max_step'. Did you mean 'max_steps'?"),
         (["--algorithm", "{package}.Mine"], "must name a subclass of rl8x.algorithms.AlgorithmConfig"),
         (["--algorithm", "{package}.Mine"], ".Mine', an algorithm that no config builds."),

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -84,7 +85,9 @@ def _check_kind(field: dataclasses.Field[Any], value: Any) -> None:
     if kinds.startswith("bool") and not isinstance(value, bool):
         raise TypeError(f"`{field.name}` must be true or false; got {value!r}.")
     if kinds.startswith("dict") and not isinstance(value, dict):
-        raise TypeError(f"`{field.name}` must be a mapping of names to values; got {value!r}.")
+        example = re.search(r"such as \{(?:[^{}]|\{[^{}]*\})*\}", field.metadata["help"])
+        legal = f"a mapping of names to values{f', {example[0]}' if example else ''}"
+        raise TypeError(f"`{field.name}` must be {legal}; got {value!r}.")
 
 
 def _check_range(name: str, value: float, declared: Any) -> None:
