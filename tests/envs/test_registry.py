@@ -39,6 +39,7 @@ def test_a_maker_of_a_maker_is_the_same_class_with_all_arguments():
     assert (made_by.func, made_by.args, dict(made_by.keywords)) == (CartPole, (), {"time_limit": 7, "device": "cpu"})
     spec = env_spec(PPOConfig(**SMALL).build(env_maker(CartPole, {"time_limit": 7})))
     assert spec.to_plain() == {"env": "CartPole", "env_kwargs": {"time_limit": 7}}
+    assert repr(env_maker("CartPole-v1", {"metrics": ()})) == "GymnasiumEnv('CartPole-v1', metrics=())"
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,11 @@ class EnvMaker(functools.partial[Env]):
         made.shown = frozen(shown)
         return made
 
+    def __repr__(self) -> str:
+        """Return it as a call would be written."""
+        told = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.arguments.items())]
+        return f"{getattr(self.func, '__qualname__', self.func)}({', '.join(told)})"
+
     @property
     def arguments(self) -> dict[str, Any]:
         """All keyword arguments."""
