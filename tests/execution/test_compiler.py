@@ -160,7 +160,7 @@ def test_a_program_keeps_its_buffers_from_call_to_call_and_from_thread_to_thread
             assert torch.equal(other.submit(program, x).result()[0], expected[0])
         assert abs(_bytes_in_use() - kept) < 2**19
     del program
-    assert kept - _bytes_in_use() > 2**20
+    assert kept - _bytes_in_use() > 2**19  # by the processor it has one product's memory or two
 
 
 def test_what_cannot_be_compiled_says_why_in_one_line_and_is_asked_for_once(mortal, monkeypatch):
