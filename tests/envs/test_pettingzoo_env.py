@@ -147,6 +147,7 @@ def test_each_agent_that_is_truncated_bootstraps_from_its_own_last_observation(s
         ("min", [min]),
         ("max", [max]),
         (lambda returns: returns[:, 1] - returns[:, 0], [lambda first, whole, last: whole - first]),
+        (functools.partial(torch.quantile, q=0.5, dim=1), [lambda *own: sorted(own)[1]]),
     ],
 )
 def test_returns_are_those_of_the_team(team_return, expected):

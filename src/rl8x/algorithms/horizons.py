@@ -244,19 +244,15 @@ class Horizons:
 
     def params(self, factory: Callable[..., Env] | None) -> dict[str, Any]:
         """Return the params of the environment by dotted name, given what made it."""
-        env = self.env
+        env, weights = self.env, "shared" if self.collector.policy.num_separate == 1 else "one each"
         return {
             "env": type(env.unwrapped).__name__,
             "env.time_limit": env.time_limit,
             **({"env.observe_parameters": env.observe_parameters} if env.parameters else {}),
-            **({} if env.team is None else flatten_params("env", self._team_params(env.team))),
+            **({"env.copies": env.num_copies, "env.policies": weights} if env.team is not None else {}),
+            **({} if env.team is None else flatten_params("env", env.team.params)),
             **flatten_params("env", env.params or {"kwargs": _factory_arguments(factory)}),
         }
-
-    def _team_params(self, team: Team) -> dict[str, Any]:
-        """Return what is recorded of the agents, and of the weights that they act by."""
-        separate = self.collector.policy.num_separate > 1
-        return {"copies": self.env.num_copies, "policies": "one each" if separate else "shared", **team.params}
 
     @property
     def tags(self) -> dict[str, str]:

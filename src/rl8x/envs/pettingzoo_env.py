@@ -33,9 +33,6 @@ from rl8x.keys import ACTION_MASK
 from rl8x.plain import frozen, thawed
 from rl8x.spaces import describe_space, element_of, in_float32, map_spaces, tree_of
 
-Rows = list[Any]
-"""An element for each row; None where an agent is not there."""
-
 
 class PettingZooEnv(SimulatorEnv):
     """Copies of a parallel environment of PettingZoo, stepped one after the other, whose agents share a policy.
@@ -88,6 +85,7 @@ class PettingZooEnv(SimulatorEnv):
         """
         refuse_observing(kwargs.get("observe_parameters", "none"), "PettingZooEnv")
         seen: dict[str, Any] = {"team_return": team_return, "agent_id": agent_id, "state": state}
+        self._kwargs = frozen(kwargs)
         self.made_from = make, frozen({"metrics": metrics, "parameters": parameters, **seen, **kwargs})
         self.copies = _copies(make, whole_number(num_envs, "PettingZooEnv", "num_envs"), kwargs)
         first = self.copies[0]
@@ -112,9 +110,9 @@ class PettingZooEnv(SimulatorEnv):
     @property
     def params(self) -> dict[str, Any]:
         """What makes a copy, and what it was made with."""
-        make, options = self.made_from
+        make, _ = self.made_from
         named = make if isinstance(make, str) else getattr(make, "__qualname__", type(make).__name__)
-        return {"make": named, "kwargs": {name: value for name, value in options.items() if name not in _OWN}}
+        return {"make": named, "kwargs": self._kwargs}
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Reset all copies, copy i with seed + i after `set_seed`; the first observation is `[num_envs, *]`."""
@@ -161,13 +159,11 @@ class PettingZooEnv(SimulatorEnv):
             for copy in ended.nonzero()[0].tolist():
                 self._reset(copy, obs, alive, parameters)
             next_obs = self._seen(obs, self._states())
-        gained, terminated, truncated, at_end = (self._tensor(part) for part in (rewards, *flags, over))
+        gain, terminated, truncated = (self._tensor(part) for part in (rewards, *flags))
         told = {name for name in self.metric_names if any(name in report for report in reports)}
         info = {name: np.array([report.get(name, np.nan) for report in reports], np.float32) for name in told}
-        counted = {"valid": carry["alive"], "ended": at_end}
-        following, step = self._finish(
-            carry, next_obs, gained, terminated, truncated, final_obs, parameters, info, **counted
-        )
+        told_of = parameters, info, carry["alive"], self._tensor(over)
+        following, step = self._finish(carry, next_obs, gain, terminated, truncated, final_obs, *told_of)
         return following | {"alive": self._tensor(alive)}, step
 
     def _rows(self, copy: int) -> list[tuple[str, int]]:
@@ -175,7 +171,7 @@ class PettingZooEnv(SimulatorEnv):
         return [(agent, i * self.num_copies + copy) for i, agent in enumerate(self.team.names)]
 
     def _reset(
-        self, copy: int, obs: Rows, alive: np.ndarray, parameters: Mapping[str, Tensor], seed: int | None = None
+        self, copy: int, obs: list[Any], alive: np.ndarray, parameters: Mapping[str, Tensor], seed: int | None = None
     ) -> None:
         """Reset a copy under its parameters; write what its agents see, and who is there, into their rows."""
         given, env, bound = self.parameter_state.in_force.given, self.copies[copy], self._bound[copy]
@@ -197,13 +193,12 @@ class PettingZooEnv(SimulatorEnv):
             )
         return self._tensor(np.stack(states))
 
-    def _seen(self, rows: Rows, states: Any) -> Observation:
+    def _seen(self, rows: list[Any], states: Any) -> Observation:
         """Return what the agents see, `[num_envs, *]`, in memory of its own; nothing where there is none."""
         own = [self._nobody if row is None else row for row in rows]
         empty: Any = create_empty_array(self._own_space, self.num_envs)
         batch = concatenate(self._own_space, own, empty)
-        seen: Observation = self.team.see(tree_of(batch, self._tensor), states)
-        return seen
+        return self.team.see(tree_of(batch, self._tensor), states)
 
     def _tensor(self, part: np.ndarray) -> Tensor:
         return torch.from_numpy(part.astype(np.float32) if part.dtype == np.float64 else part).to(self.device)
@@ -221,9 +216,6 @@ class PettingZooEnv(SimulatorEnv):
         """Close the copies."""
         for copy in self.copies:
             copy.close()
-
-
-_OWN = ("metrics", "parameters", "team_return", "agent_id", "state")
 
 
 def _copies(make: str | Callable[..., Any], num_envs: int, kwargs: Mapping[str, Any]) -> list[Any]:
@@ -275,5 +267,4 @@ def _state_space(env: Any) -> Any:
         env.state()
     except (NotImplementedError, AttributeError):
         return None
-    space = getattr(env, "state_space", None)
-    return space if isinstance(space, spaces.Box) else None
+    return env.state_space if isinstance(getattr(env, "state_space", None), spaces.Box) else None

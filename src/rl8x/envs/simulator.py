@@ -58,11 +58,8 @@ class SimulatorEnv(Env):
         """Take over the seeding; new episodes start, from a seed drawn from the restored generator."""
         super().load_state_dict(state_dict)
         self.next_seed = int(torch.randint(2**31 - self.num_envs, (), generator=self.generator, device=self.device))
-        warnings.warn(
-            f"{type(self).__name__}: a simulator's state cannot be saved, so all copies start new episodes.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        name, why = type(self).__name__, "a simulator's state cannot be saved, so all copies start new episodes"
+        warnings.warn(f"{name}: {why}.", RuntimeWarning, stacklevel=2)
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None, **kwargs: Any) -> Env | None:
         """Make copies again as these were made, at most 128 by default; `kwargs` replace arguments of their names."""

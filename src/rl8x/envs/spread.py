@@ -116,8 +116,7 @@ class Spread(Env):
         others = [torch.cat([to_agents[j, i] for j in range(agents) if j != i] or [position[:0]], -1)
                   for i in range(agents)]  # fmt: skip
         parts = [state["velocity"], position, landmarks, *([torch.cat(others)] if agents > 1 else [])]
-        seen: Observation = self.team.see(torch.cat(parts, -1))
-        return seen
+        return self.team.see(torch.cat(parts, -1))
 
     def measure(self, state: State, parameters: Parameters) -> dict[str, Tensor]:
         """Return how many landmarks are covered, `[num_envs]`."""

@@ -6,6 +6,7 @@ for all agents, and only who counts episodes has to know which rows belong toget
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
+from rl8x.envs.steps import Observation
 from rl8x.names import did_you_mean
 from rl8x.spaces import AsymmetricDict, check_supported, describe_space, without_parts
 from rl8x.trees import first_tensor, tree_map
@@ -26,10 +28,8 @@ AGENT_ID: Final = "agent_id"
 STATE: Final = "state"
 """The part of an observation that the critic alone sees, the same for all agents of a copy."""
 _REDUCTIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
-    "mean": lambda returns: returns.mean(1),
-    "sum": lambda returns: returns.sum(1),
-    "min": lambda returns: returns.amin(1),
-    "max": lambda returns: returns.amax(1),
+    name: functools.partial(function, dim=1)
+    for name, function in (("mean", torch.mean), ("sum", torch.sum), ("min", torch.amin), ("max", torch.amax))
 }
 
 
@@ -72,7 +72,8 @@ class Team:
                 f"{owner}: team_return must be one of {', '.join(map(repr, _REDUCTIONS))}, or a function of returns "
                 f"[copies, agents]; got {team_return!r}.{did_you_mean(team_return, _REDUCTIONS)}"
             )
-        self._reduce, self._name = reduce, team_return if isinstance(team_return, str) else team_return.__qualname__
+        named = getattr(team_return, "__qualname__", type(team_return).__name__)
+        self._reduce, self._name = reduce, team_return if isinstance(team_return, str) else named
         made = reduce(torch.zeros(2, len(self.names)))
         if not isinstance(made, Tensor) or made.shape != (2,):
             got = list(made.shape) if isinstance(made, Tensor) else type(made).__name__
@@ -128,7 +129,7 @@ class Team:
         parts[STATE] = spaces.Dict(dict.fromkeys(self.names, seen)) if state is None else state
         return AsymmetricDict(parts, critic_only=[STATE])
 
-    def see(self, own: Any, state: Any = None) -> Any:
+    def see(self, own: Any, state: Any = None) -> Observation:
         """Return observations with what is added to them, as `space` has it.
 
         Args:
@@ -136,7 +137,7 @@ class Team:
             state: The environment's state, `[copies, *state]`.
         """
         if not self.agent_id and self.state is None:
-            return own
+            return own  # type: ignore[no-any-return]
         parts = dict(own) if isinstance(own, dict) else {keys.OBS: own}
         agents, rows = len(self.names), first_tensor(own)
         if self.agent_id:

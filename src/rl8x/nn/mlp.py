@@ -160,17 +160,7 @@ class MLPStack(nn.Sequential):
         self.num_activations = sum(layer.weight.shape[-1] for layer in layers if isinstance(layer, LinearStack))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply each perceptron to its rows.
-
-        Args:
-            x: `[T, size * rows, sizes[0]]`.
-
-        Returns:
-            `[T, size * rows, sizes[-1]]`.
-
-        Raises:
-            ValueError: If rows cannot be divided among them.
-        """
+        """Apply each perceptron to its rows, `[T, size * rows, inputs]` to `[T, size * rows, outputs]`."""
         steps, rows = x.shape[:2]
         if torch.compiler.is_compiling():  # an export, which would keep a part of a number of rows
             each: Tensor = super().forward(x.flatten(0, 1).expand(self.size, -1, -1))  # type: ignore[no-untyped-call]
