@@ -138,29 +138,32 @@ def resolve_config(
     for name in config:
         if name not in parameters:
             raise ValueError(_unknown_name(name, parameters, owner))
-    resolved = ResolvedConfig({}, {}, {})
+    given: dict[str, Any] = {}
+    fixed: dict[str, Tensor] = {}
+    drawn: dict[str, ParameterDistribution] = {}
     for name, parameter in parameters.items():
         value = config.get(name, parameter.default)
         try:
             if isinstance(value, ParameterDistribution):
-                drawn = _within_bounds(value, parameter, num_envs, copies)
-                drawn.prepare(device)
-                if drawn.fixed:
-                    resolved.fixed[name] = drawn.draw(torch.zeros(num_envs, device=device))
+                distribution = _within_bounds(value, parameter, num_envs, copies)
+                distribution.prepare(device)
+                if distribution.fixed:
+                    fixed[name] = distribution.draw(torch.zeros(num_envs, device=device))
                 else:
-                    resolved.drawn[name] = drawn
+                    drawn[name] = distribution
             else:
                 numbers = _numbers(value, num_envs, copies)
                 _check_bounds(numbers, parameter)
                 value = tuple(numbers.tolist()) if numbers.ndim else numbers.item()
-                resolved.fixed[name] = numbers.to(torch.float32)
+                fixed[name] = numbers.to(torch.float32)
         except ValueError as error:
             raise ValueError(f"{owner}[{name!r}] {error}") from None
         if name in config:
-            resolved.given[name] = value
-    made = _steered(resolved, owner) if steered else _with_curricula(resolved, owner, metrics)
-    fixed = {name: _placed(values, num_envs, device) for name, values in resolved.fixed.items()}
-    return dataclasses.replace(made, fixed=fixed)
+            given[name] = value
+    curricula = _steered(fixed, drawn, owner) if steered else _curricula(drawn, owner, metrics)
+    still = {name: each for name, each in drawn.items() if not (steered or each.moves)}
+    placed = {name: _placed(values, num_envs, device) for name, values in fixed.items()}
+    return ResolvedConfig(given, placed, still, curricula, steered)
 
 
 def _placed(numbers: Tensor, num_envs: int, device: torch.device) -> Tensor:
@@ -173,11 +176,12 @@ def _placed(numbers: Tensor, num_envs: int, device: torch.device) -> Tensor:
     return torch.full((1,), numbers.item(), device=device).expand(num_envs)
 
 
-def _with_curricula(resolved: ResolvedConfig, owner: str, metrics: Sequence[str]) -> ResolvedConfig:
+def _curricula(
+    drawn: Mapping[str, ParameterDistribution], owner: str, metrics: Sequence[str]
+) -> tuple[Curriculum, ...]:
     """Join what moves to curricula, and refuse a metric that episodes do not have."""
-    moving = {name: drawn for name, drawn in resolved.drawn.items() if drawn.moves}
     try:
-        curricula = make_curricula(moving)
+        curricula = make_curricula({name: each for name, each in drawn.items() if each.moves})
     except ValueError as error:
         raise ValueError(f"{owner}: {error}") from None
     for each in curricula:
@@ -186,23 +190,21 @@ def _with_curricula(resolved: ResolvedConfig, owner: str, metrics: Sequence[str]
                 f"{owner}[{each.names[0]!r}] goes by the metric {each.metric!r}, which episodes of this environment "
                 f"do not have.{did_you_mean(each.metric, metrics)} They have {', '.join((RETURNS, *metrics))}."
             )
-    drawn = {name: drawn for name, drawn in resolved.drawn.items() if not drawn.moves}
-    return dataclasses.replace(resolved, drawn=drawn, curricula=curricula)
+    return curricula
 
 
-def _steered(resolved: ResolvedConfig, owner: str) -> ResolvedConfig:
+def _steered(
+    fixed: Mapping[str, Tensor], drawn: Mapping[str, ParameterDistribution], owner: str
+) -> tuple[Curriculum, ...]:
     """Make a curriculum of each parameter, whose numbers a program reads."""
-    moving = [name for name, drawn in resolved.drawn.items() if drawn.moves]
-    if moving:
-        raise ValueError(
-            f"{owner}[{moving[0]!r}] is {resolved.drawn[moving[0]]!r}, which moves by itself: an `env_config` that is "
-            "a function gives distributions that stand still, and moves them itself."
-        )
-    drawn = dict(resolved.drawn)
-    for name, values in resolved.fixed.items():
-        drawn[name] = PerCopy(tuple(values.reshape(-1).tolist()))
-    curricula = tuple(NumbersCurriculum({name: each}) for name, each in drawn.items())
-    return dataclasses.replace(resolved, drawn={}, curricula=curricula, steered=True)
+    for name, each in drawn.items():
+        if each.moves:
+            raise ValueError(
+                f"{owner}[{name!r}] is {each!r}, which moves by itself: an `env_config` that is a function gives "
+                "distributions that stand still, and moves them itself."
+            )
+    numbers = {name: PerCopy(tuple(values.reshape(-1).tolist())) for name, values in fixed.items()}
+    return tuple(NumbersCurriculum({name: each}) for name, each in {**drawn, **numbers}.items())
 
 
 def _unknown_name(name: object, parameters: Mapping[str, Parameter], owner: str) -> str:
