@@ -145,15 +145,15 @@ class ObservedParameters(Env):
         # A tensor's device has its index ("cuda:0"), by which constants are found again.
         self.scaled = ScaledParameters(env.parameters, torch.empty(0, device=env.device).device)
 
-    # What is neither defined in this class nor one of `_OWN` is the environment's, methods included.
+    # What is neither defined in this class nor one of `_SET` is the environment's, methods included.
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.__dict__["env"], name)
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OWN or name.startswith("__"):
+            return object.__getattribute__(self, name)
+        return getattr(object.__getattribute__(self, "env"), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN:
+        if name in _SET:
             object.__setattr__(self, name, value)
         else:
             setattr(self.env, name, value)
@@ -203,19 +203,8 @@ class ObservedParameters(Env):
         return None if twin is None else ObservedParameters(twin, self.observe_parameters)
 
 
-class _OfEnv:
-    """What `Env` has, in a wrapper: the environment's."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, wrapper: ObservedParameters, owner: type) -> Any:
-        return getattr(wrapper.env, self.name)
-
-
-_OWN: Final = frozenset({"env", "observe_parameters", "scaled", "single_observation_space", "observation_space"})
-for _name in {name for name in dir(Env) if not name.startswith("__")} - {*vars(ObservedParameters), *_OWN}:
-    setattr(ObservedParameters, _name, _OfEnv(_name))
+_SET: Final = frozenset({"env", "observe_parameters", "scaled", "single_observation_space", "observation_space"})
+_OWN: Final = frozenset({*_SET, *vars(ObservedParameters)})
 
 
 def _joined(obs: Any, parameters: Tensor) -> Any:
