@@ -210,5 +210,6 @@ def _described(value: Any) -> str:
 
 
 def layers_of(env: Any) -> list[Any]:
-    """Return an environment and the wrappers around it, the innermost first."""
-    return [*(layers_of(env.env) if isinstance(env, gymnasium.Wrapper) else ()), env]
+    """Return an environment, of one copy or of many, and the wrappers around it, the innermost first."""
+    inner = layers_of(env.env) if isinstance(env, gymnasium.Wrapper | gymnasium.vector.VectorWrapper) else []
+    return [*inner, env]

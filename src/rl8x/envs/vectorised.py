@@ -12,11 +12,11 @@ from typing import Any, Final, TypeAlias, TypeGuard
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
 from rl8x.envs.bound_parameters import BoundCopies
-from rl8x.envs.checks import check_reset, check_step, check_takes_seeds
+from rl8x.envs.checks import check_reset, check_step, check_takes_seeds, layers_of
 from rl8x.names import did_you_mean, package_of
 
 Source: TypeAlias = "str | Callable[[], gymnasium.Env[Any, Any]] | VectorEnv[Any, Any, Any]"
@@ -135,9 +135,9 @@ def single_copies(vector_env: VectorEnv[Any, Any, Any]) -> set[int]:
 
 def own_statistics(vector_env: Any) -> list[str]:
     """Return the options in whose place wrappers, of all copies or of one, normalise by statistics that they gather."""
-    layers = _layers(vector_env)
-    base = layers[-1]
-    layers += [layer for copy in getattr(base, "envs", ()) for layer in _layers(copy)]
+    layers = layers_of(vector_env)
+    base = layers[0]
+    layers += [layer for copy in getattr(base, "envs", ()) for layer in layers_of(copy)]
     gathering = [layer for layer in layers if getattr(layer, "update_running_mean", True)]
     found = {name for name in _STATISTICS if any(hasattr(layer, name) for layer in gathering)}
     if isinstance(base, AsyncVectorEnv):
@@ -145,14 +145,6 @@ def own_statistics(vector_env: Any) -> list[str]:
         if not there["update_running_mean"] or any(base.call("get_wrapper_attr", "update_running_mean")):
             found |= {name for name in _STATISTICS if there[name]}
     return [option for name, option in _STATISTICS.items() if name in found]
-
-
-def _layers(env: Any) -> list[Any]:
-    """Return the wrappers around an environment, from the outermost, and itself."""
-    layers = [env]
-    while isinstance(layers[-1], gymnasium.Wrapper | VectorWrapper):
-        layers.append(layers[-1].env)
-    return layers
 
 
 def spec_of(vector_env: VectorEnv[Any, Any, Any]) -> Any:
@@ -169,17 +161,16 @@ def own_kwargs(spec: Any) -> dict[str, Any]:
 def time_limit_of(vector_env: VectorEnv[Any, Any, Any]) -> int | None:
     """Return the time limit that the copies have, as far as they say; of several the largest."""
     limit = getattr(spec_of(vector_env), "max_episode_steps", None)
-    own_limits = [_wrapped_limit(copy) for copy in getattr(vector_env, "envs", ())]
+    # The limits of wrappers are in no spec where no id made the copies; the least of a copy's cuts first.
+    wrapped = [
+        [layer.get_wrapper_attr("_max_episode_steps") for layer in layers_of(copy) if isinstance(layer, TimeLimit)]
+        for copy in getattr(vector_env, "envs", ())
+    ]
+    own_limits = [min(limits, default=None) for limits in wrapped]
     if any(own is not None for own in own_limits):
         limit = None if None in own_limits else max(own for own in own_limits if own is not None)
     limit = getattr(vector_env.spec, "kwargs", {}).get("max_episode_steps", limit)
     return limit if limit is not None and 0 < limit < sys.maxsize else None
-
-
-def _wrapped_limit(copy: Any) -> int | None:
-    """Return the least limit of the wrappers around a copy, which no spec has where no id made it; None without one."""
-    limits = [layer.get_wrapper_attr("_max_episode_steps") for layer in _layers(copy) if isinstance(layer, TimeLimit)]
-    return min(limits, default=None)
 
 
 def autoreset_mode_of(vector_env: Any) -> AutoresetMode:
