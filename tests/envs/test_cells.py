@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl8x.envs import CartPole, Parameter
-from rl8x.envs.cells import check_cells, inside, make_cells, num_cells, support
+from rl8x.envs.cells import check_test, inside, make_cells, num_cells, support
 from rl8x.randomization import Choice, Grid, LogUniform, Normal, Uniform
 
 PARAMETERS = {
@@ -80,10 +80,12 @@ def test_what_is_no_test_is_refused(test, count, message):
 
 
 def test_parameters_that_are_not_there_or_out_of_bounds_are_refused():
-    with pytest.raises(ValueError, match=r"no parameter 'lenght'.*Did you mean 'length'"):
-        check_cells({"lenght": np.array([1.0])}, CartPole.parameters, "CartPole")
-    with pytest.raises(ValueError, match=r"test\['length'\] must be in"):
-        check_cells({"length": np.array([1.0, -1.0])}, CartPole.parameters, "CartPole")
+    for cells, message in (
+        ({"lenght": np.array([1.0])}, r"^CartPole: test has no parameter 'lenght'.*Did you mean 'length'"),
+        ({"length": np.array([1.0, -1.0])}, r"^CartPole: test\['length'\] must be in"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_test(CartPole(1), cells, 1, name="CartPole")
 
 
 CELLS = make_cells({"length": [0.25, 0.5, 0.7, 1.0], "gravity": [9.8, 20.0]}, None, 0)

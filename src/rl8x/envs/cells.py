@@ -129,21 +129,8 @@ def num_cells(cells: Cells) -> int:
     return len(next(iter(cells.values())))
 
 
-def check_cells(cells: Cells, parameters: Mapping[str, Parameter], env_name: str, called: str = "test") -> None:
-    """Refuse test parameters that an environment does not have, and values out of their bounds."""
-    owner = f"{env_name}: {called}"
-    resolve_config(
-        {name: values.tolist() for name, values in cells.items()},
-        parameters,
-        owner=owner,
-        num_envs=num_cells(cells),
-        device=torch.device("cpu"),
-        copies="cells",
-    )
-
-
 def check_test(env: Env, cells: Cells, episodes: int, *, name: str, called: str = "test") -> None:
-    """Refuse cells that cannot be tested in an environment: without ends, copies enough, or the parameters."""
+    """Refuse cells that cannot be tested in an environment: without ends, copies enough, or legal parameters."""
     if not env.episodic:
         raise ValueError(
             f"the episodes of {name} never end, so that there are none to test by. Give it a `time_limit` in "
@@ -154,7 +141,9 @@ def check_test(env: Env, cells: Cells, episodes: int, *, name: str, called: str 
             f"`episodes` is {episodes}, which are played at once, and {name} has at most {env.max_num_envs} copies: "
             "give as many, or fewer."
         )
-    check_cells(cells, env.parameters, type(env).__name__, called)
+    values = {name: each.tolist() for name, each in cells.items()}
+    owner, size = f"{type(env).__name__}: {called}", num_cells(cells)
+    resolve_config(values, env.parameters, owner=owner, num_envs=size, device=torch.device("cpu"), copies="cells")
 
 
 def inside(cells: Cells, config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: int) -> NDArray[np.bool_]:
@@ -166,18 +155,16 @@ def inside(cells: Cells, config: EnvConfig, parameters: Mapping[str, Parameter],
     """
     resolved = _resolved(config, parameters, num_envs)
     count = num_cells(cells)
-    is_inside = np.ones(count, dtype=bool)
     rows = [values.double().numpy() for values in resolved.fixed.values()]
     wanted = [_of_cells(cells, name, parameters) for name in resolved.fixed]
     # Copies that are the same need to be compared once.
     distinct = np.unique(np.stack(rows, axis=1), axis=0) if rows else np.zeros((1, 0))
-    together = np.zeros(count, dtype=bool)
+    is_inside = np.zeros(count, dtype=bool)
     for row in distinct:
         same = np.ones(count, dtype=bool)
         for value, values in zip(row, wanted, strict=True):
             same &= _is_equal(values, value)
-        together |= same
-    is_inside &= together
+        is_inside |= same
     for name, distribution in resolved.drawn.items():
         values = _of_cells(cells, name, parameters)
         if isinstance(distribution, Choice):
