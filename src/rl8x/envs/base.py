@@ -115,7 +115,9 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self.parameter_state = ParameterState(
             self.parameters, copies, self.generator, owner=owner, metrics=self.metric_names, check=check
         )
-        self.offer_pictures()
+        if self.draws:
+            self.render_mode = "rgb_array"
+            self.metadata = {**self.metadata, "render_modes": ["rgb_array"], "render_fps": self.render_fps}
 
     @property
     def params(self) -> dict[str, Any]:
@@ -288,10 +290,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         return noise[:, first : first + width] if width else self._no_noise
 
     def _draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Draw the randomised parameters, and sources of those that go by returns; see `ResolvedConfig.draw`.
-
-        Agents of a copy have those of the first.
-        """
+        """Draw parameters and sources as `ResolvedConfig.draw` does; agents of a copy have those of the first."""
         config, team = self.parameter_state.in_force, self.team
         first, width = self.step_noise + self.reset_noise, config.noise_width
         if not width:

@@ -138,8 +138,6 @@ class DrawsItself:
 
     carry: Carry | None
     team: Team | None
-    render_mode: str | None
-    metadata: dict[str, Any]
 
     def draw(self, canvas: Canvas, state: CopyState, parameters: CopyParameters, past: Past) -> None:
         """Draw a copy, for films; an environment without it has no pictures.
@@ -161,12 +159,6 @@ class DrawsItself:
     def draws(self) -> bool:
         """Whether it draws itself."""
         return type(self).draw is not DrawsItself.draw
-
-    def offer_pictures(self) -> None:
-        """Say in Gymnasium's terms that there are pictures, where there are."""
-        if self.draws:
-            self.render_mode = "rgb_array"
-            self.metadata = {**self.metadata, "render_modes": ["rgb_array"], "render_fps": self.render_fps}
 
     def picture(
         self, state: CopyState, parameters: CopyParameters, past: Past = (), size: tuple[int, int] = SIZE
