@@ -161,9 +161,6 @@ class BoundCopies:
         inner.set_attr("copy_index", list(range(vector_env.num_envs)))
         self.parameters = inner.get_attr("parameters")[0]
 
-    def check(self, resolved: ResolvedConfig, owner: str) -> None:
-        """Take anything."""
-
     def put(self, values: Mapping[str, Tensor], named: Collection[str]) -> None:
         """Lay the values of parameters that are named ready, `[num_envs]` each; a copy takes its own at its reset."""
         columns = [

@@ -36,6 +36,21 @@ class BraxEnv(SimulatorEnv):
     """Copies of an unwrapped Brax or Playground environment, simulated as one JAX program.
 
     A copy whose episode ends goes on from a state that `reset` gives for a fresh key.
+
+    Arguments that are not listed here are those of `Env`.
+
+    Args:
+        env: An environment of `brax.envs.get_environment`, or its name there, or of Playground's `registry.load`.
+        device: Where the tensors are wanted; JAX simulates on its own default device.
+        seed: Seeds the keys.
+        parameters: Parameters of `env_config`: names to the path of a field of the system, `SystemField`,
+            `ModelField` (of an MJX model), `Scale`, their plain forms, or a pure function `(system, value) ->
+            system` with a default, `Function(f, default=...)`.
+
+    Raises:
+        RuntimeError: If JAX is not installed.
+        TypeError: If it is no such environment.
+        ValueError: If there is no such field or name.
     """
 
     default_time_limit: ClassVar[int | None] = 1000
@@ -50,23 +65,6 @@ class BraxEnv(SimulatorEnv):
         time_limit: int | EllipsisType | None = ...,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        """Compile the environment for a batch.
-
-        Args:
-            env: An environment of `brax.envs.get_environment`, or its name there, or of Playground's `registry.load`.
-            num_envs: Copies.
-            device: Where the tensors are wanted; JAX simulates on its own default device.
-            seed: Seeds the keys.
-            time_limit: Steps until truncation, None for never.
-            parameters: Parameters of `env_config`: names to the path of a field of the system, `SystemField`,
-                `ModelField` (of an MJX model), `Scale`, their plain forms, or a pure function `(system, value) ->
-                system` with a default, `Function(f, default=...)`.
-
-        Raises:
-            RuntimeError: If JAX is not installed.
-            TypeError: If it is no such environment.
-            ValueError: If there is no such field or name.
-        """
         try:
             import jax
         except ImportError as error:
@@ -106,7 +104,7 @@ class BraxEnv(SimulatorEnv):
         rewards, terminated = self._tensors_of(stepped.reward), self._tensors_of(ended).bool()
         check_rows("BraxEnv", self.num_envs, rewards=rewards, terminated=terminated)
         obs, final_obs = self._tensors_of(self._simulated.obs), self._tensors_of(stepped.obs)
-        parameters = self.redrawn(terminated | truncated, before, fresh)
+        parameters = self._redrawn(terminated | truncated, before, fresh)
         return self._finish(carry, obs, rewards, terminated, truncated, final_obs, parameters, {})
 
     def _key(self) -> Any:

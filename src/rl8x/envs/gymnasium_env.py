@@ -60,7 +60,23 @@ class GymnasiumEnv(SimulatorEnv):
     which `Step.valid` says; such a row has reward 0 and is marked truncated, so that the next row begins an episode.
     In DISABLED mode the adapter resets the copies that ended, in the same step.
 
-    Float64 becomes float32.
+    Float64 becomes float32. `close` closes the copies, also those that were given.
+
+    Arguments that are not listed here are those of `Env`.
+
+    Args:
+        env: A registered id, a function that makes one copy, or a vector environment; also a plain environment of
+            many copies that resets them in the same step, as Isaac Lab's do.
+        num_envs: Number of copies; may be left out for a vector environment.
+        seed: Seeds the copies at the first reset.
+        time_limit: By default that of the id.
+        vectorization: "sync", "async" (a process each), or "vector" (the id's own vectorised form).
+        metrics: Values of `info` to average over episodes, as `EpisodeMetrics` takes them; "auto" is `success` and
+            `is_success` at the episode's end.
+        parameters: Parameters of `env_config`: names to an attribute's path, `Attribute`,
+            `ModelField` (of MuJoCo), `Scale`, a function `(unwrapped env, value) -> None`, or the plain forms of
+            the first three.
+        **kwargs: For the id's constructor; with `vector_kwargs` for the vectoriser.
 
     Raises:
         TypeError: If nothing that makes environments was given.
@@ -82,23 +98,6 @@ class GymnasiumEnv(SimulatorEnv):
         parameters: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Make the copies, or take them over; `close` closes them either way.
-
-        Args:
-            env: A registered id, a function that makes one copy, or a vector environment; also a plain environment of
-                many copies that resets them in the same step, as Isaac Lab's do.
-            num_envs: Number of copies; may be left out for a vector environment.
-            device: Where the tensors go.
-            seed: Seeds the copies at the first reset.
-            time_limit: Steps until truncation, None for never; by default that of the id.
-            vectorization: "sync", "async" (a process each), or "vector" (the id's own vectorised form).
-            metrics: Values of `info` to average over episodes, as `EpisodeMetrics` takes them; "auto" is `success` and
-                `is_success` at the episode's end.
-            parameters: Parameters of `env_config`: names to an attribute's path, `Attribute`,
-                `ModelField` (of MuJoCo), `Scale`, a function `(unwrapped env, value) -> None`, or the plain forms of
-                the first three.
-            **kwargs: For the id's constructor; with `vector_kwargs` for the vectoriser.
-        """
         if not isinstance(time_limit, EllipsisType):
             check_time_limit(time_limit, "GymnasiumEnv")
         refuse_observing(kwargs.get("observe_parameters", "none"), "GymnasiumEnv")
@@ -143,15 +142,14 @@ class GymnasiumEnv(SimulatorEnv):
         """Its id, or the name of what makes it; how its copies are stepped, and what they were made with."""
         spec = spec_of(self.vector_env)
         source = self._source if spec is None else spec.id
-        set_by = (
-            {"parameters": {name: str(binding) for name, binding in self._bindings.items()}} if self._bindings else {}
-        )
-        return {
+        params: dict[str, Any] = {
             "id": source,
             "vectorization": self._vectorization,
             "kwargs": own_kwargs(spec) | self._kwargs,
-            **set_by,
         }
+        if self._bindings:
+            params["parameters"] = {name: str(binding) for name, binding in self._bindings.items()}
+        return params
 
     def _bind(self, copies: BoundCopies | None) -> BoundCopies | BoundBatch | None:
         """Find where parameters are set: in each copy's own environment, or in the simulator that steps all copies."""
@@ -175,7 +173,7 @@ class GymnasiumEnv(SimulatorEnv):
     def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
         """Refuse what the simulator cannot be set to."""
         super().check_config(resolved, owner)
-        if self._bound is not None:
+        if isinstance(self._bound, BoundBatch):
             self._bound.check(resolved, owner)
 
     def _put(self, parameters: Mapping[str, Tensor]) -> None:
@@ -198,19 +196,10 @@ class GymnasiumEnv(SimulatorEnv):
 
     @apart
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the simulators, which changes them: not pure, unlike the base class's.
-
-        Args:
-            carry: The carry that `restart` or the last `advance` returned.
-            actions: `[num_envs, *action]`, or a dict of them.
-            noise: `[num_envs, noise_width]` in [0, 1).
-
-        Returns:
-            The next carry and what the step led to, `[num_envs, ...]`.
-        """
+        """Step the copies by actions `[num_envs, *action]`, which changes them: not pure, unlike the base class's."""
         masked, parameters, fresh = carry["masked"], carry["parameters"], self.starting_parameters(noise)
         if self.autoreset_mode == AutoresetMode.NEXT_STEP:
-            parameters = self.redrawn(masked, parameters, fresh)
+            parameters = self._redrawn(masked, parameters, fresh)
             self._put(parameters)
         elif self.autoreset_mode == AutoresetMode.SAME_STEP:
             self._put(fresh)  # whoever ends takes them over within the step
@@ -238,7 +227,7 @@ class GymnasiumEnv(SimulatorEnv):
             returns, elapsed = returns.masked_fill(masked, 0.0), elapsed.masked_fill(masked, 0)
             obs, masked = without_ends(obs, done), done  # what comes of it is the reset alone
         elif any_done:
-            parameters = self.redrawn(done, parameters, fresh)
+            parameters = self._redrawn(done, parameters, fresh)
             obs, final_obs = self._reset_done(obs, done, info, parameters)
         values = self.episode_metrics.values(metrics)
         step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, valid, values)
@@ -300,12 +289,10 @@ class GymnasiumEnv(SimulatorEnv):
         inner.set_attr(_ELAPSED, elapsed.tolist())
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None, **kwargs: Any) -> Env | None:
-        """Make the copies again by the same id or function and arguments, at most 128 by default.
-
-        `kwargs` are for the id's constructor, in place of the arguments of their names.
+        """Make the copies again, as in `SimulatorEnv.another`; a subclass with a constructor of its own is copied.
 
         None where a vector environment was given, since nobody knows how it was made, and where its simulator cannot be
-        had twice. A subclass with a constructor of its own is copied.
+        had twice.
         """
         if self.made_from is None:
             return None
@@ -342,10 +329,7 @@ class GymnasiumEnv(SimulatorEnv):
         return self._tensor(part, np.float32 if part.dtype in (np.float64, torch.float64) else None)
 
     def _raw_actions(self, space: spaces.Space[Any], actions: Tensor) -> Any:
-        """Return actions as the simulators take them: in their type, an array unless they give tensors.
-
-        Copies, since simulators may write into them.
-        """
+        """Copy actions, which simulators may write into: to arrays of their type, or tensors where they give such."""
         if self._takes_tensors:
             return actions.detach().clone()
         return actions.detach().cpu().numpy().astype(space.dtype)

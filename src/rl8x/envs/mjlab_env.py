@@ -58,6 +58,23 @@ class MjlabEnv(SimulatorEnv):
 
     The observation has the groups `actor` and `critic` where the task has both; `model_config={"critic_obs":
     ["critic"]}` keeps the latter from the policy. Of mjlab's random numbers those of torch are this environment's own.
+
+    Arguments that are not listed here are those of `Env`.
+
+    Args:
+        task: A registered task, or a `ManagerBasedRlEnvCfg`, of which a copy is taken.
+        seed: Seeds the task; None draws one.
+        time_limit: By default the task's `episode_length_s`.
+        metrics: Values of `extras` to average over the episodes that end, as `EpisodeMetrics` takes them, such as
+            `log/Episode_Reward/upright`.
+        groups: The groups of observations to take, where the task has them.
+        parameters: Parameters of `env_config`: names to an event term's name or `Event`, `ModelField`, `Scale` of
+            one, or their plain forms.
+
+    Raises:
+        RuntimeError: If mjlab is not installed, or too old.
+        TypeError: If `task` is neither a name nor a config.
+        ValueError: If there is no such task, group, event or field.
     """
 
     default_time_limit: ClassVar[int | None] = None
@@ -74,25 +91,6 @@ class MjlabEnv(SimulatorEnv):
         groups: Sequence[str] = ("actor", "critic"),
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make the copies.
-
-        Args:
-            task: A registered task, or a `ManagerBasedRlEnvCfg`, of which a copy is taken.
-            num_envs: Copies.
-            device: Where they are simulated.
-            seed: Seeds the task; None draws one.
-            time_limit: Steps until its time-out, None for never; by default its `episode_length_s`.
-            metrics: Values of `extras` to average over the episodes that end, as `EpisodeMetrics` takes them, such as
-                `log/Episode_Reward/upright`.
-            groups: The groups of observations to take, where the task has them.
-            parameters: Parameters of `env_config`: names to an event term's name or `Event`, `ModelField`, `Scale` of
-                one, or their plain forms.
-
-        Raises:
-            RuntimeError: If mjlab is not installed, or too old.
-            TypeError: If `task` is neither a name nor a config.
-            ValueError: If there is no such task, group, event or field.
-        """
         _check_version()
         from mjlab.envs import ManagerBasedRlEnv
 
@@ -140,7 +138,7 @@ class MjlabEnv(SimulatorEnv):
             terminated, truncated = terminated | truncated, torch.zeros_like(truncated)
         done, parameters, log = terminated | truncated, carry["parameters"], dict(extras["log"])
         if bool(done.any()):
-            parameters = self.redrawn(done, parameters, self.starting_parameters(noise))
+            parameters = self._redrawn(done, parameters, self.starting_parameters(noise))
             fresh, reset_log = self._reset(done.nonzero().squeeze(1), parameters, None)
             # Its noise is redrawn for every copy: those that go on keep what the step gave.
             obs, log = where_rows(done, fresh, obs), log | reset_log
@@ -323,10 +321,9 @@ class Events:
 
         No bound method: mjlab copies its config, and would copy this object with it.
         """
-        events = self
 
         def sample(low: Tensor, high: Tensor, shape: tuple[int, ...], device: str) -> Tensor:
-            values = events.values[name]
+            values = self.values[name]
             assert len(values) == shape[0], "an event was applied to other copies than those that are reset"
             return values.to(torch.device(device)).reshape(-1, *(1,) * (len(shape) - 1)).expand(shape)
 

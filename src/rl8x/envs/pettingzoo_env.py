@@ -39,6 +39,27 @@ class PettingZooEnv(SimulatorEnv):
 
     All agents must have the same spaces. Row `agent * num_copies + copy` is an agent of a copy, in the order of
     `possible_agents`. A copy is reset in the step in which its last agent ends. Float64 becomes float32.
+
+    Arguments that are not listed here are those of `Env`.
+
+    Args:
+        make: A function that makes one parallel environment, or its name as `module:name`. One in which agents act
+            in turn is converted by PettingZoo, if it says that it can be (`is_parallelizable`).
+        seed: Seeds the copies at the first reset, copy i with seed + i.
+        time_limit: By default what the environment does by itself alone.
+        metrics: Values of the agents' `info` to average over episodes, as `EpisodeMetrics` takes them.
+        parameters: Parameters of `env_config`: names to an attribute's path in the unwrapped environment,
+            `Attribute`, `Scale`, a function `(environment, value) -> None`, or the plain forms of the first two.
+        team_return: What the return of a copy's episode is of those of its agents; see `Team`.
+        agent_id: Whether an agent sees which one it is.
+        state: "shared" gives the critic the environment's `state()`, or the observations of all agents where it
+            has none.
+        **kwargs: For `make`.
+
+    Raises:
+        RuntimeError: If PettingZoo is not installed.
+        TypeError: If `make` makes no parallel environment.
+        ValueError: If agents differ in their spaces, or an option is not legal.
     """
 
     team: Team
@@ -60,29 +81,6 @@ class PettingZooEnv(SimulatorEnv):
         state: SharedState = None,
         **kwargs: Any,
     ) -> None:
-        """Make the copies.
-
-        Args:
-            make: A function that makes one parallel environment, or its name as `module:name`. One in which agents act
-                in turn is converted by PettingZoo, if it says that it can be (`is_parallelizable`).
-            num_envs: Number of copies.
-            device: Where the tensors go.
-            seed: Seeds the copies at the first reset, copy i with seed + i.
-            time_limit: Steps until a copy is truncated; by default what the environment does by itself alone.
-            metrics: Values of the agents' `info` to average over episodes, as `EpisodeMetrics` takes them.
-            parameters: Parameters of `env_config`: names to an attribute's path in the unwrapped environment,
-                `Attribute`, `Scale`, a function `(environment, value) -> None`, or the plain forms of the first two.
-            team_return: What the return of a copy's episode is of those of its agents; see `Team`.
-            agent_id: Whether an agent sees which one it is.
-            state: "shared" gives the critic the environment's `state()`, or the observations of all agents where it
-                has none.
-            **kwargs: For `make`.
-
-        Raises:
-            RuntimeError: If PettingZoo is not installed.
-            TypeError: If `make` makes no parallel environment.
-            ValueError: If agents differ in their spaces, or an option is not legal.
-        """
         refuse_observing(kwargs.get("observe_parameters", "none"), "PettingZooEnv")
         seen: dict[str, Any] = {"team_return": team_return, "agent_id": agent_id, "state": state}
         self._kwargs = frozen(kwargs)
@@ -126,11 +124,7 @@ class PettingZooEnv(SimulatorEnv):
 
     @apart
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the copies by actions `[num_envs, *action]`, which changes them: not pure, unlike the base class's.
-
-        Raises:
-            ValueError: If a copy's `step` returns anything but PettingZoo's five results.
-        """
+        """Step the copies by actions `[num_envs, *action]`, which changes them: not pure, unlike the base class's."""
         chosen, valid = self._elements(actions), carry["alive"].cpu().numpy()
         limit, elapsed = self.time_limit, carry["elapsed"][: self.num_copies].cpu().numpy() + 1
         ended = np.zeros(self.num_copies, np.bool_) if limit is None else elapsed >= limit
@@ -155,7 +149,7 @@ class PettingZooEnv(SimulatorEnv):
         final_obs = next_obs = self._seen(obs, self._states())
         fresh, parameters = self.starting_parameters(noise), carry["parameters"]
         if ended.any():
-            parameters = self.redrawn(self._tensor(over), parameters, fresh)
+            parameters = self._redrawn(self._tensor(over), parameters, fresh)
             for copy in ended.nonzero()[0].tolist():
                 self._reset(copy, obs, alive, parameters)
             next_obs = self._seen(obs, self._states())

@@ -109,14 +109,8 @@ class SimulatorEnv(Env):
         return {"state": {}, "parameters": parameters, "elapsed": elapsed, "returns": returns}
 
     @staticmethod
-    def redrawn(begun: Tensor, parameters: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the parameters of the episodes that go on or have begun, `[num_envs]` each.
-
-        Args:
-            begun: Where an episode has begun, `[num_envs]`, bool.
-            parameters: Those that were in force, `[num_envs]` each.
-            fresh: Those of new episodes, `[num_envs]` each.
-        """
+    def _redrawn(begun: Tensor, parameters: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the parameters in force, fresh ones where an episode has begun, `[num_envs]` each."""
         return {
             name: value if value is parameters[name] else torch.where(begun, value, parameters[name])
             for name, value in fresh.items()
@@ -124,17 +118,7 @@ class SimulatorEnv(Env):
 
 
 class StandIn(Env):
-    """Copies that have spaces alone: no episode can begin.
-
-    Args:
-        num_envs: Number of copies.
-        observation_space: Space of one copy's observation.
-        action_space: Space of one copy's action.
-        episodic: Whether episodes of the environment can end.
-        problem: Why the environment itself is not here, for the error message.
-        device: Where it is said to be.
-        team: The agents of a copy.
-    """
+    """Copies that have spaces alone, of one copy each: no episode can begin, for the reason that `problem` states."""
 
     capturable = False
 

@@ -33,6 +33,26 @@ class VmasEnv(SimulatorEnv):
 
     All agents must have the same spaces. Row `agent * num_copies + world` is an agent of a world. The values of its
     `info` that `metrics` names are averaged over episodes.
+
+    Arguments that are not listed here are those of `Env`.
+
+    Args:
+        scenario: Name of a VMAS scenario, or one of your own.
+        num_envs: Number of worlds.
+        seed: Seeds VMAS; None draws one.
+        metrics: Values of the agents' `info` to average over episodes, as `EpisodeMetrics` takes them.
+        parameters: Parameters of `env_config`: names to the path of an attribute of VMAS's environment, such as
+            `agents[0].mass`, `Attribute`, `Scale`, a function `(environment, values [num_worlds]) -> None`, or
+            the plain forms of the first two.
+        team_return: What the return of a world's episode is of those of its agents; see `Team`.
+        agent_id: Whether an agent sees which one it is.
+        state: "shared" gives the critic the observations of all agents.
+        **kwargs: For `vmas.make_env`, and through it for the scenario.
+
+    Raises:
+        RuntimeError: If VMAS is not installed.
+        TypeError: If `scenario` is neither a name nor a scenario.
+        ValueError: If there is no such scenario, agents differ in their spaces, or an option is not legal.
     """
 
     team: Team
@@ -55,28 +75,6 @@ class VmasEnv(SimulatorEnv):
         state: SharedState = None,
         **kwargs: Any,
     ) -> None:
-        """Make the worlds.
-
-        Args:
-            scenario: Name of a VMAS scenario, or one of your own.
-            num_envs: Number of worlds.
-            device: Where the worlds are simulated.
-            seed: Seeds VMAS; None draws one.
-            time_limit: Steps until truncation, None for never; 200 where it is left out.
-            metrics: Values of the agents' `info` to average over episodes, as `EpisodeMetrics` takes them.
-            parameters: Parameters of `env_config`: names to the path of an attribute of VMAS's environment, such as
-                `agents[0].mass`, `Attribute`, `Scale`, a function `(environment, values [num_worlds]) -> None`, or
-                the plain forms of the first two.
-            team_return: What the return of a world's episode is of those of its agents; see `Team`.
-            agent_id: Whether an agent sees which one it is.
-            state: "shared" gives the critic the observations of all agents.
-            **kwargs: For `vmas.make_env`, and through it for the scenario.
-
-        Raises:
-            RuntimeError: If VMAS is not installed.
-            TypeError: If `scenario` is neither a name nor a scenario.
-            ValueError: If there is no such scenario, agents differ in their spaces, or an option is not legal.
-        """
         refuse_observing(kwargs.get("observe_parameters", "none"), "VmasEnv")
         try:
             from vmas import make_env
@@ -128,7 +126,7 @@ class VmasEnv(SimulatorEnv):
         info = {name: self._joined([info[name].reshape(self.num_copies, -1)[:, 0] for info in infos]) for name in names}
         final_obs = next_obs = self.team.see(self._joined(obs))
         over = done[: self.num_copies].nonzero().squeeze(1).tolist()
-        parameters = self.redrawn(done, carry["parameters"], self.starting_parameters(noise))
+        parameters = self._redrawn(done, carry["parameters"], self.starting_parameters(noise))
         self._put(parameters)
         for world in over:
             self.worlds.reset_at(world, return_observations=False)
