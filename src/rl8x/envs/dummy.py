@@ -29,16 +29,8 @@ class _Dummy(Env):
         return state["position"].unsqueeze(-1)
 
     @staticmethod
-    def moved(state: State, change: Tensor) -> Outcome:
-        """Change the position; the reward is minus its new distance from 0.
-
-        Args:
-            state: The state, each `[num_envs, ...]`.
-            change: The summand, `[num_envs]`.
-
-        Returns:
-            The next state, rewards and terminated, as `transition` returns them.
-        """
+    def _moved(state: State, change: Tensor) -> Outcome:
+        """Add the change, `[num_envs]`, to the position; the reward is minus its new distance from 0."""
         position = state["position"] + change
         return {"position": position}, -position.abs(), torch.zeros_like(position, dtype=torch.bool)
 
@@ -67,7 +59,7 @@ class DiscreteDummy(_Dummy):
 
     def transition(self, state: State, actions: Tensor, parameters: Parameters, noise: Tensor) -> Outcome:
         """Move by -1 (0) or by +1 (1), as actions `[num_envs]` say."""
-        return self.moved(state, actions * 2 - 1)
+        return self._moved(state, actions * 2 - 1)
 
 
 class ContinuousDummy(_Dummy):
@@ -82,4 +74,4 @@ class ContinuousDummy(_Dummy):
 
     def transition(self, state: State, actions: Tensor, parameters: Parameters, noise: Tensor) -> Outcome:
         """Add the actions, `[num_envs, 1]`, to the position."""
-        return self.moved(state, actions[:, 0])
+        return self._moved(state, actions[:, 0])

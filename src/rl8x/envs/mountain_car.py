@@ -57,16 +57,8 @@ class _Valley(Env):
         """Return position and velocity, `[num_envs, 2]`."""
         return torch.stack((state["position"], state["velocity"]), dim=-1)
 
-    def arrived(self, state: State, parameters: Parameters) -> Tensor:
-        """Return whether a car is at the flag, and fast enough.
-
-        Args:
-            state: The state, each `[num_envs, ...]`.
-            parameters: Float32 `[num_envs]` each.
-
-        Returns:
-            Bool, `[num_envs]`.
-        """
+    def _arrived(self, state: State, parameters: Parameters) -> Tensor:
+        """Return whether a car is at the flag, and fast enough, bool `[num_envs]`."""
         return (state["position"] >= self.goal_position) & (state["velocity"] >= parameters["goal_velocity"])
 
     def draw(self, canvas: Canvas, state: CopyState, parameters: CopyParameters, past: Past) -> None:
@@ -121,7 +113,7 @@ class MountainCar(_Valley):
     def transition(self, state: State, actions: Tensor, parameters: Parameters, noise: Tensor) -> Outcome:
         """Accelerate to the left (0), not at all (1) or to the right (2) for one step, by actions `[num_envs]`."""
         state = drive(state, (actions - 1) * parameters["force"], parameters["gravity"])
-        return state, torch.full_like(state["position"], -1.0), self.arrived(state, parameters)
+        return state, torch.full_like(state["position"], -1.0), self._arrived(state, parameters)
 
 
 class MountainCarContinuous(_Valley):
@@ -146,5 +138,5 @@ class MountainCarContinuous(_Valley):
         """Apply the forces, `[num_envs, 1]`, for one step."""
         force = actions[:, 0]
         state = drive(state, force.clamp(-1.0, 1.0) * parameters["power"], parameters["gravity"])
-        arrived = self.arrived(state, parameters)
+        arrived = self._arrived(state, parameters)
         return state, arrived * 100.0 - 0.1 * force.square(), arrived

@@ -188,10 +188,7 @@ class ParameterState:
         return {name: ends for name, ends in ranges.items() if name in self.in_force.shown_names}
 
     def present(self) -> dict[str, Any]:
-        """Return the configuration of the next reset, with what moves as it stands now; looks at values on the device.
-
-        It is what an evaluation under the training's configuration draws from.
-        """
+        """Return the configuration of the next reset, with what moves as it stands now; see `Env.present_config`."""
         config = self.following
         if config.steered:
             return dict(config.given)

@@ -206,9 +206,8 @@ class _Probe:
         self.check_tensor(terminated, "transition", "terminated", ([], torch.bool))
         if not bool(rewards.isfinite().all()):
             reward = rewards[~rewards.isfinite()][0].item()
-            raise self.fault(
-                "transition", f"returned a reward of {reward} for random actions of shape {_shape(actions)}."
-            )
+            shape = list(actions.shape) if isinstance(actions, Tensor) else sorted(actions)
+            raise self.fault("transition", f"returned a reward of {reward} for random actions of shape {shape}.")
         if bool(terminated.any()) and not self.env.terminates:
             raise self.fault("transition", "said terminated, but the class says `terminates = False`; set it to True.")
         return state, terminated
@@ -242,10 +241,6 @@ class _Probe:
         seen = obs if terminated is None else obs[~terminated]
         if seen.dtype.is_floating_point and bool(seen.isnan().any()):
             raise self.fault("observe", f"returned NaN in {part_name}.")
-
-
-def _shape(actions: Tensor | dict[str, Any]) -> object:
-    return list(actions.shape) if isinstance(actions, Tensor) else sorted(actions)
 
 
 def _snapshot(value: Any) -> Any:

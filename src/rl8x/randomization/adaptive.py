@@ -131,18 +131,14 @@ class AdaptiveCurriculum(Curriculum):
         """Make the state with the ranges at the beginning, once."""
         if self.state:
             return
-        kept: dict[str, list[float]] = {"low": [], "high": [], "lowest": [], "highest": [], "step": []}
-        for member in self._adaptive:
-            bounds = (*member.start, *member.support, member.step)
-            for values, value in zip(kept.values(), bounds, strict=True):
-                values.append(value)
-        tensors = {name: torch.tensor(values, dtype=torch.float64, device=device) for name, values in kept.items()}
-        self._limits = {name: tensors[name] for name in ("lowest", "highest", "step")}
-        self._limits |= {"start_low": tensors["low"].clone(), "start_high": tensors["high"].clone()}
+        names = ("start_low", "start_high", "lowest", "highest", "step")
+        rows = [(*member.start, *member.support, member.step) for member in self._adaptive]
+        columns = torch.tensor(rows, dtype=torch.float64, device=device).T
+        self._limits = dict(zip(names, columns, strict=True))
         ends = 2 * len(self.members)
         self.state = {
-            "low": tensors["low"],
-            "high": tensors["high"],
+            "low": self._limits["start_low"].clone(),
+            "high": self._limits["start_high"].clone(),
             "count": torch.zeros(ends, dtype=torch.int64, device=device),
             "total": torch.zeros(ends, dtype=torch.float64, device=device),
             "open": torch.ones(ends, dtype=torch.bool, device=device),
