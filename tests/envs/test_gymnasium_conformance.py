@@ -30,9 +30,10 @@ def actions_of(env, t):
 
 
 @pytest.mark.parametrize("name", BUILTIN)
-def test_spaces_and_attributes(name):
-    env = make(name, NUM_ENVS)
-    for vector in (env, NumpyEnv(env)):
+def test_built_in_environments_are_vector_environments(name):
+    one, two = (NumpyEnv(make(name, NUM_ENVS, time_limit=5)) for _ in range(2))
+    env = one.env
+    for vector in (env, one):
         assert isinstance(vector, VectorEnv)
         assert vector.num_envs == NUM_ENVS * env.num_agents
         assert vector.unwrapped is vector
@@ -40,47 +41,28 @@ def test_spaces_and_attributes(name):
         assert vector.action_space == batch_space(vector.single_action_space, env.num_envs)
         assert vector.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
         assert vector.render_mode == "rgb_array"
-
-
-@pytest.mark.parametrize("name", BUILTIN)
-def test_what_reset_and_step_return(name):
-    env = NumpyEnv(make(name, NUM_ENVS, time_limit=4, seed=0))
-    obs, info = env.reset(seed=1)
-    assert obs in env.observation_space
-    assert info == {}
-    for t in range(10):
-        obs, rewards, terminated, truncated, info = env.step(actions_of(env, t))
-        assert obs in env.observation_space
-        assert isinstance(info, dict)
-        for array, dtype in ((rewards, np.floating), (terminated, np.bool_), (truncated, np.bool_)):
-            assert isinstance(array, np.ndarray)
-            assert array.shape == (env.num_envs,)
-            assert np.issubdtype(array.dtype, dtype)
-    env.close()
-
-
-@pytest.mark.parametrize("name", BUILTIN)
-def test_equal_seeds_and_actions_give_equal_data(name):
-    one, two = (NumpyEnv(make(name, NUM_ENVS, time_limit=5)) for _ in range(2))
-    assert data_equivalence(one.reset(seed=3), two.reset(seed=3), exact=True)
+    kept = [one.reset(seed=3)]
+    copies = [copy.deepcopy(kept[0])]
+    assert kept[0][0] in one.observation_space
+    assert kept[0][1] == {}
+    assert data_equivalence(kept[0], two.reset(seed=3), exact=True)
     for t in range(12):
         actions = actions_of(one, t)
-        assert data_equivalence(one.step(actions), two.step(actions), exact=True)
-    first = one.reset(seed=3)[0]
-    assert data_equivalence(first, one.reset(seed=3)[0], exact=True)
-    if name != "AlgoTrading":  # its episodes differ by what is not shown at first
-        assert not np.array_equal(first, one.reset(seed=4)[0])
-
-
-@pytest.mark.parametrize("name", BUILTIN)
-def test_what_was_returned_does_not_change_later(name):
-    env = NumpyEnv(make(name, NUM_ENVS, seed=0))
-    kept = [env.reset()[0]]
-    copies = [copy.deepcopy(kept[0])]
-    for t in range(4):
-        kept.append(env.step(actions_of(env, t))[0])
+        kept.append(one.step(actions))
         copies.append(copy.deepcopy(kept[-1]))
-    assert data_equivalence(kept, copies, exact=True)
+        assert data_equivalence(kept[-1], two.step(actions), exact=True)
+        obs, *numbers, info = kept[-1]
+        assert obs in one.observation_space
+        assert isinstance(info, dict)
+        for array, dtype in zip(numbers, (np.floating, np.bool_, np.bool_), strict=True):
+            assert isinstance(array, np.ndarray)
+            assert array.shape == (one.num_envs,)
+            assert np.issubdtype(array.dtype, dtype)
+    assert data_equivalence(kept, copies, exact=True)  # what was returned does not change later
+    assert data_equivalence(one.reset(seed=3), kept[0], exact=True)
+    if name != "AlgoTrading":  # its episodes differ by what is not shown at first
+        assert not np.array_equal(kept[0][0], one.reset(seed=4)[0])
+    one.close()
 
 
 def test_same_step_autoreset_step_by_step():
