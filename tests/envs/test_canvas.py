@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -66,52 +67,67 @@ def test_texts_are_written_where_they_are_anchored():
     assert where(canvas.picture(), BLUE)[0] < -20
 
 
-@pytest.mark.parametrize("x", [-2.0, 0.0, 1.5])
-def test_the_cart_is_where_it_is_and_the_pole_points_where_it_leans(x):
-    picture = drawn("CartPole", {"physics": [x, 0.0, 0.15, 0.0]}, length=0.8)
-    pixels = WIDTH / 5.8  # a metre
-    assert where(picture, BLUE)[0] == pytest.approx(x * pixels, abs=1.5)
-    # The middle of the pole lies at half of its length of 1.6 m from the pivot.
-    assert where(picture, ORANGE)[0] == pytest.approx((x + 0.8 * math.sin(0.15)) * pixels, abs=2.5)
-    upright = where(drawn("CartPole", {"physics": [x, 0.0, 0.0, 0.0]}, length=0.8), ORANGE)
-    longer = where(drawn("CartPole", {"physics": [x, 0.0, 0.0, 0.0]}, length=1.0), ORANGE)
-    assert longer[1] - upright[1] == pytest.approx(0.2 * pixels, abs=2)
+METRE = WIDTH / 5.8
+POLE = {"length": 0.8}  # 1.6 m, whose middle lies 0.8 m from the pivot
+CAR = WIDTH / 1.94
+UP = HEIGHT / 2.7
+LINK = HEIGHT / 4.3
+HANGING, BENT = {"physics": [0.0] * 4}, {"physics": [math.pi / 2, math.pi / 2, 0.0, 0.0]}
+
+
+def near(expected, pixels):
+    return pytest.approx(expected, abs=pixels)
+
+
+def cart_at(x, theta):
+    return {"physics": [x, 0.0, theta, 0.0]}
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "parameters", "colour", "expected"),
+    [
+        *[("CartPole", cart_at(x, 0.15), POLE, BLUE, (near(x * METRE, 1.5), ANY)) for x in (-2.0, 0.0, 1.5)],
+        *[
+            ("CartPole", cart_at(x, 0.15), POLE, ORANGE, (near((x + 0.8 * math.sin(0.15)) * METRE, 2.5), ANY))
+            for x in (-2.0, 0.0, 1.5)
+        ],
+        *[  # to the left by positive angles
+            ("Pendulum", {"theta": angle}, {}, BLUE, (near(-math.sin(angle) * UP, 2), near(math.cos(angle) * UP, 2)))
+            for angle in (0.0, 1.0, -2.0, math.pi)
+        ],
+        *[
+            (
+                name,
+                {"position": x},
+                {},
+                BLUE,
+                (near((x + 0.3) * CAR, 0.09 * CAR), near((0.45 * math.sin(3 * x) - 0.1) * CAR, 0.12 * CAR)),
+            )
+            for name in ("MountainCar", "MountainCarContinuous")
+            for x in (-1.1, -0.5, 0.3)
+        ],
+        ("Acrobot", HANGING, {}, ORANGE, (near(0, 4), near(-1.54 * LINK, 4))),  # the joint covers its upper end
+        ("Acrobot", BENT, {}, BLUE, (near(0.5 * LINK, 4), ANY)),
+        ("Acrobot", BENT, {}, ORANGE, (near(LINK, 4), near(0.55 * LINK, 4))),
+        ("Acrobot", BENT, {}, GREEN, (ANY, near(LINK, 1))),  # the height to reach, 1 m above the upper joint
+    ],
+)
+def test_what_is_drawn_is_where_the_state_has_it(name, state, parameters, colour, expected):
+    assert where(drawn(name, state, **parameters), colour) == expected
+
+
+def test_a_longer_pole_is_drawn_longer_and_another_link_has_no_height_to_reach():
+    short, long = (where(drawn("CartPole", cart_at(0.0, 0.0), length=length), ORANGE)[1] for length in (0.8, 1.0))
+    assert long - short == pytest.approx(0.2 * METRE, abs=2)
+    with pytest.raises(AssertionError, match="nothing is"):
+        where(drawn("Acrobot", HANGING, link_length_1=2.0), GREEN)
 
 
 def test_a_cart_without_limits_stays_in_sight():
-    picture = drawn("CartPoleInfinite", {"physics": [40.0, 0.0, math.pi, 0.0]})
+    picture = drawn("CartPoleInfinite", cart_at(40.0, math.pi))
     column, row = where(picture, BLUE)
     assert 0 < column < WIDTH / 2
     assert where(picture, ORANGE)[1] < row  # the pole hangs
-
-
-@pytest.mark.parametrize("theta", [0.0, 1.0, -2.0, math.pi])
-def test_the_pendulum_turns_to_the_left_by_positive_angles(theta):
-    column, row = where(drawn("Pendulum", {"theta": theta, "theta_dot": 0.0}), BLUE)
-    pixels = HEIGHT / 2.7
-    assert (column, row) == pytest.approx((-math.sin(theta) * pixels, math.cos(theta) * pixels), abs=2)
-
-
-@pytest.mark.parametrize("name", ["MountainCar", "MountainCarContinuous"])
-def test_the_car_is_on_the_slope(name):
-    pixels = WIDTH / 1.94
-    for position in (-1.1, -0.5, 0.3):
-        column, row = where(drawn(name, {"position": position, "velocity": 0.0}), BLUE)
-        height = 0.45 * math.sin(3 * position) + 0.55
-        assert column == pytest.approx((position + 0.3) * pixels, abs=0.09 * pixels)
-        assert row == pytest.approx((height - 0.65) * pixels, abs=0.12 * pixels)
-
-
-def test_the_links_of_the_acrobot_hang_and_rise():
-    pixels = HEIGHT / 4.3
-    hanging = drawn("Acrobot", {"physics": [0.0, 0.0, 0.0, 0.0]})
-    assert where(hanging, ORANGE) == pytest.approx((0, -1.54 * pixels), abs=4)  # the joint covers its upper end
-    bent = drawn("Acrobot", {"physics": [math.pi / 2, math.pi / 2, 0.0, 0.0]})
-    assert where(bent, BLUE)[0] == pytest.approx(0.5 * pixels, abs=4)
-    assert where(bent, ORANGE) == pytest.approx((pixels, 0.55 * pixels), abs=4)
-    assert where(bent, GREEN)[1] == pytest.approx(pixels, abs=1)  # the height to reach, 1 m above the upper joint
-    with pytest.raises(AssertionError, match="nothing is"):
-        where(drawn("Acrobot", {"physics": [0.0, 0.0, 0.0, 0.0]}, link_length_1=2.0), GREEN)
 
 
 def test_the_price_is_green_where_the_asset_was_held():
