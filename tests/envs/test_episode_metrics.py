@@ -13,13 +13,13 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics as RecordEpisodesO
 
 from rl8x import MemoryTracker, PPOConfig, Trainer
 from rl8x.envs import Env, GymnasiumEnv, validate
-from rl8x.envs.episode_metrics import EpisodeMetrics
+from rl8x.envs.episode_metrics import REDUCTIONS, EpisodeMetrics
 
 ALL = torch.ones(3, dtype=torch.bool)
 
 
 def test_each_reduction_by_hand():
-    metrics = EpisodeMetrics({name: name for name in ("last", "mean", "sum", "max", "min")})
+    metrics = EpisodeMetrics({name: name for name in REDUCTIONS})
     accumulators = {}
     for row in ([1.0, 5.0, 2.0], [4.0, 1.0, 3.0]):
         values = np.array(row)
@@ -36,7 +36,7 @@ def test_each_reduction_by_hand():
 
 @pytest.mark.parametrize("reported", [[1.0, math.nan, 3.0], [math.nan, 1.0, 3.0], [1.0, 3.0, math.nan]])
 def test_a_step_in_which_a_metric_is_not_a_number_has_none(reported):
-    metrics = EpisodeMetrics({name: name for name in ("last", "mean", "sum", "max", "min")})
+    metrics = EpisodeMetrics({name: name for name in REDUCTIONS})
     accumulators = {}
     for number in reported:
         accumulators = metrics.update(accumulators, dict.fromkeys(metrics.names, number), None, ALL)
@@ -90,20 +90,26 @@ def vectorised(mode):
     return SyncVectorEnv([Goal] * 3, autoreset_mode=mode)
 
 
+def ended_rows(env, steps):
+    """Step without noise; yield each row whose episode ended, with its step."""
+    env.reset()
+    carry = env.carry
+    for _ in range(steps):
+        carry, step = env.advance(carry, torch.zeros(3, dtype=torch.int64), torch.empty(3, 0))
+        rows = (step.terminated | step.truncated) & (step.valid if step.valid is not None else True)
+        yield from ((step, row) for row in rows.nonzero().squeeze(1).tolist())
+
+
 @pytest.mark.parametrize("mode", [*AutoresetMode, "async"])
 def test_figures_over_episodes_in_each_autoreset_mode(mode):
     spec = {"is_success": "last", "effort": "sum"}
     env = GymnasiumEnv(vectorised(mode), seed=4, metrics=spec)
-    env.reset()
-    carry, ended = env.carry, 0
-    for _ in range(40):
-        carry, step = env.advance(carry, torch.zeros(3, dtype=torch.int64), torch.empty(3, 0))
-        rows = (step.terminated | step.truncated) & (step.valid if step.valid is not None else True)
-        for row in rows.nonzero().squeeze(1).tolist():
-            length = int(step.episode_lengths[row])
-            assert step.metrics["is_success"][row] == float(length % 2 == 0)
-            assert step.metrics["effort"][row] == length * (length + 1) / 2
-            ended += 1
+    ended = 0
+    for step, row in ended_rows(env, 40):
+        length = int(step.episode_lengths[row])
+        assert step.metrics["is_success"][row] == float(length % 2 == 0)
+        assert step.metrics["effort"][row] == length * (length + 1) / 2
+        ended += 1
     assert ended > 15
     env.close()
 
@@ -120,16 +126,12 @@ def test_gymnasiums_statistics_of_episodes_are_those_of_the_episodes(around, mod
     if around != "each copy":
         vector = RecordEpisodesOfVector(vector, stats_key=names[-1])
     env = GymnasiumEnv(vector, seed=4, metrics=[f"{name}/{figure}" for name in names for figure in "rl"])
-    env.reset()
-    carry, ended = env.carry, 0
-    for _ in range(30):
-        carry, step = env.advance(carry, torch.zeros(3, dtype=torch.int64), torch.empty(3, 0))
-        rows = (step.terminated | step.truncated) & (step.valid if step.valid is not None else True)
-        for row in rows.nonzero().squeeze(1).tolist():
-            for name in names:
-                assert step.metrics[f"{name}/r"][row] == step.episode_returns[row] == step.episode_lengths[row]
-                assert step.metrics[f"{name}/l"][row] == step.episode_lengths[row]
-            ended += 1
+    ended = 0
+    for step, row in ended_rows(env, 30):
+        for name in names:
+            assert step.metrics[f"{name}/r"][row] == step.episode_returns[row] == step.episode_lengths[row]
+            assert step.metrics[f"{name}/l"][row] == step.episode_lengths[row]
+        ended += 1
     assert ended > 12
     env.close()
 

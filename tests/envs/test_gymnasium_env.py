@@ -99,9 +99,21 @@ def close_to(tensor, array):
     np.testing.assert_allclose(tensor.numpy(), np.asarray(array, dtype=np.float32), rtol=1e-6)
 
 
-def check_same_step(env, num_envs, steps, seed):
-    actions = random_actions(steps, num_envs)
-    first, rows = oracle(num_envs, steps, seed, actions)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **options: GymnasiumEnv(Toy, 3, **options),
+        lambda **options: GymnasiumEnv(Toy, 3, vectorization="async", **options),
+        lambda **options: GymnasiumEnv(SyncVectorEnv([Toy] * 3, autoreset_mode=AutoresetMode.DISABLED), **options),
+    ],
+    ids=["sync", "async", "disabled"],
+)
+def test_copies_that_are_reset_in_the_same_step_equal_a_loop_over_single_ones(make):
+    num_envs, steps = 3, 30
+    env, actions = make(seed=7), random_actions(steps, num_envs)
+    assert env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+    assert env.gives_final_obs
+    first, rows = oracle(num_envs, steps, 7, actions)
     obs, _ = env.reset()
     close_to(obs, first)
     assert obs.dtype == torch.float32
@@ -119,22 +131,7 @@ def check_same_step(env, num_envs, steps, seed):
         assert step.valid is None
         ended += int((step.terminated | step.truncated).sum())
     assert ended > steps * num_envs / 6
-
-
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_copies_that_it_makes_equal_a_loop_over_single_ones(vectorization):
-    env = GymnasiumEnv(Toy, 3, seed=7, vectorization=vectorization)
-    assert env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
-    assert env.gives_final_obs
-    check_same_step(env, 3, 30, 7)
     env.close()
-
-
-def test_a_vector_env_without_autoreset_is_reset_in_the_same_step():
-    vector_env = SyncVectorEnv([Toy] * 4, autoreset_mode=AutoresetMode.DISABLED)
-    env = GymnasiumEnv(vector_env, seed=3)
-    assert env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
-    check_same_step(env, 4, 30, 3)
 
 
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
