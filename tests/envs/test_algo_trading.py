@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl8x.envs import AlgoTrading, validate
+from rl8x.envs import AlgoTrading
 from rl8x.envs.algo_trading import BUY, HOLD, SELL
 
 
@@ -35,6 +35,7 @@ def test_the_price_follows_the_equation():
         np.testing.assert_allclose(obs["change"][:, 0].numpy(), 100 * np.log(growth), atol=1e-4)
         assert obs["invested"].tolist() == invested.astype(int).tolist()
         assert not terminated.any()
+    assert not env.episodic
 
 
 def test_the_cycle_keeps_its_digits_however_long_it_goes_on():
@@ -65,9 +66,3 @@ def test_what_is_drawn_lies_in_its_range():
     assert float(state["trend"].abs().max()) == pytest.approx(0.01, rel=0.01)
     assert float(state["trend"].mean()) == pytest.approx(0.0, abs=5e-4)
     assert float(state["cycle"].min()) >= 0.0
-
-
-def test_it_is_valid_and_never_ends():
-    env = AlgoTrading(3, seed=1)
-    validate(env)
-    assert not env.episodic
