@@ -176,7 +176,14 @@ class Simulated(SimulatorEnv):
         ({"length": Adaptive(20.0, (0, 1), 0.1)}, "its start lies outside of the parameter's bounds"),
         ({"length": Scheduled([(0, 0.5), (1, 99.0)])}, "must stay in .*reaches from 0.5 to 99"),
         ({"length": Learnable(Uniform(0, 1), threshold=1)}, "must stay in"),
-        ({"length": Adaptive(0.5, (0, 1), 0.1), "gravity": Adaptive(9.8, (0, 2), 1)}, "same `thresholds`"),
+        (
+            {"length": Adaptive(0.5, (0, 1), 0.1), "gravity": Adaptive(9.8, (0, 2), 1)},
+            "'gravity' and 'length' are drawn together .* same `thresholds`; got ",
+        ),
+        (
+            {"length": Learnable(Uniform(1, 2), threshold=1), "gravity": Learnable(Uniform(1, 2), threshold=2)},
+            "by one Learnable, .* same `threshold`; got 2.0 and 1.0",
+        ),
     ],
 )
 def test_bad_configurations_are_one_line(config, message):

@@ -147,8 +147,6 @@ def test_a_reset_that_takes_away_what_was_waited_for_opens_the_buffer_again():
     assert group.state["count"][0] == 2
 
 
-def test_what_is_drawn_together_shares_its_options():
-    with pytest.raises(ValueError, match=r"'a' and 'b' are drawn together .* same `episodes`; got 4 and 5"):
-        make_curricula({"a": Adaptive(1, (0, 1), 0.1, episodes=4), "b": Adaptive(1, (0, 1), 0.2, episodes=5)})
+def test_those_of_another_group_are_drawn_apart():
     apart = {"a": Adaptive(1, (0, 1), 0.1), "b": Adaptive(1, (0, 2), 0.1, group="other")}
     assert [group.names for group in make_curricula(apart)] == [("a",), ("b",)]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from statistics import NormalDist
@@ -15,20 +16,18 @@ from rl8x.randomization import KINDS, Choice, Grid, LogUniform, Normal, Uniform,
 LEVELS = torch.tensor([0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99])
 
 
-def test_uniform_quantiles():
-    # The draw is the inverse CDF: the value at level q is low + q (high - low).
-    torch.testing.assert_close(Uniform(2, 6).draw(LEVELS), torch.tensor([2.04, 2.4, 3.0, 4.0, 5.0, 5.6, 5.96]))
-
-
-def test_log_uniform_quantiles():
-    # Over three decades, a third of the probability a decade: level 1/3 is 0.1.
-    levels = torch.tensor([0.0, 1 / 3, 2 / 3, 1 - 2**-24])
-    torch.testing.assert_close(LogUniform(0.01, 10).draw(levels), torch.tensor([0.01, 0.1, 1.0, 10.0]))
-
-
-def test_normal_quantiles():
-    expected = [NormalDist(3.0, 0.5).inv_cdf(float(level)) for level in LEVELS]
-    torch.testing.assert_close(Normal(3, 0.5).draw(LEVELS), torch.tensor(expected), rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize(
+    ("distribution", "levels", "expected"),
+    [
+        # The draw is the inverse CDF: the value at level q is low + q (high - low).
+        (Uniform(2, 6), LEVELS, [2.04, 2.4, 3.0, 4.0, 5.0, 5.6, 5.96]),
+        # Over three decades, a third of the probability a decade: level 1/3 is 0.1.
+        (LogUniform(0.01, 10), torch.tensor([0.0, 1 / 3, 2 / 3, 1 - 2**-24]), [0.01, 0.1, 1.0, 10.0]),
+        (Normal(3, 0.5), LEVELS, [NormalDist(3.0, 0.5).inv_cdf(float(level)) for level in LEVELS]),
+    ],
+)
+def test_quantiles(distribution, levels, expected):
+    torch.testing.assert_close(distribution.draw(levels), torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
 
 def test_normal_is_finite_at_the_ends_and_clipped():
@@ -102,6 +101,8 @@ def test_draws_stay_in_the_support_and_the_json_form_is_the_same_distribution(di
     assert bool((values <= high).all())
     again = from_dict(json.loads(json.dumps(distribution.to_dict())))
     assert again == distribution
+    names = [field.name for field in dataclasses.fields(distribution) if field.init]
+    assert from_dict({distribution.kind: {name: getattr(distribution, name) for name in names}}) == distribution
     assert hash(again) == hash(distribution)
     assert torch.equal(again.draw(noise), values)
 
@@ -125,13 +126,6 @@ def test_arrays_and_tensors_are_lists_of_numbers():
     uniform = Uniform(np.float32(0.25), np.int64(1))
     assert uniform == Uniform(0.25, 1.0)
     assert json.dumps(uniform.to_dict()) == '{"uniform": [0.25, 1.0]}'
-
-
-def test_forms_by_name():
-    assert from_dict({"uniform": {"low": 1, "high": 2}}) == Uniform(1, 2)
-    assert from_dict({"normal": [0, 1]}) == Normal(0, 1)
-    assert from_dict({"choice": [1, 2, 3]}) == Choice([1, 2, 3])
-    assert from_dict({"grid": {"values": [1, 2]}}) == Grid([1, 2])
 
 
 @pytest.mark.parametrize(

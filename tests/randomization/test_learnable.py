@@ -141,8 +141,3 @@ def test_where_nothing_is_learnable_all_kept_levels_are_as_likely():
     solved = Episodes(torch.ones(4, 8), torch.ones(4, 8, dtype=torch.bool), sources, torch.full((8,), -1))
     group.update_from_episodes(solved, torch.Generator())
     torch.testing.assert_close(group.state["edges"], torch.tensor([1 / 3, 2 / 3, 1.0]))
-
-
-def test_what_is_drawn_together_shares_its_options():
-    with pytest.raises(ValueError, match=r"same `threshold`; got 1.0 and 2.0"):
-        make_curricula({"a": Learnable(Uniform(0, 1), threshold=1), "b": Learnable(Uniform(0, 2), threshold=2)})
