@@ -140,15 +140,6 @@ def test_defaults_are_read_and_come_back_exactly():
         assert torch.equal(env.step(torch.tensor([0, 1]))[0], plain.step(torch.tensor([0, 1]))[0])
 
 
-def test_what_is_set_is_what_is_recorded():
-    env = GymnasiumEnv(
-        "Pendulum-v1", 2, seed=0, parameters={"g": "g", "l": Attribute("l", low=0.1, high=5.0, unit="m")}
-    )
-    env.reset(config={"l": 0.7, "g": [9.1, 3.3]})
-    assert env.vector_env.get_attr("l") == (float(np.float32(0.7)),) * 2
-    assert env.vector_env.get_attr("g") == tuple(env.carry["parameters"]["g"].double().tolist())
-
-
 @settings(max_examples=25)
 @given(
     st.lists(st.dictionaries(st.sampled_from(list(CARTPOLE)), st.floats(0.125, 8.0, width=16)), min_size=1, max_size=6)
