@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import warnings
+from unittest import mock
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -193,35 +194,32 @@ def test_training_gives_the_critic_its_group_and_evaluations_leave_its_random_nu
 
 
 @pytest.mark.parametrize(
-    ("parameters", "message"),
+    ("task", "binding", "message"),
     [
-        ({"x": "nothing"}, "is an event that the task has not: no event 'nothing'"),
-        ({"x": "reset_hinge"}, "'reset_hinge', which does not draw from `ranges` by a `distribution`"),
-        ({"x": ModelField("body_mass", "pole_1")}, "must say what of one entity has the field, `of='cartpole/...'`"),
-        ({"x": ModelField("body_mass", "robot/pole")}, "no entity 'robot' of the task"),
-        ({"x": ModelField("body_mas", "cartpole/pole_1")}, "no field 'body_mas'. Did you mean 'body_mass'"),
+        (cartpole, "nothing", "is an event that the task has not: no event 'nothing'"),
+        (cartpole, "reset_hinge", "'reset_hinge', which does not draw from `ranges` by a `distribution`"),
+        (cartpole, ModelField("body_mass", "pole_1"), "must say what of one entity has the field, `of='cartpole/...'`"),
+        (cartpole, ModelField("body_mass", "robot/pole"), "no entity 'robot' of the task"),
+        (cartpole, ModelField("body_mas", "cartpole/pole_1"), "no field 'body_mas'. Did you mean 'body_mass'"),
+        (lambda: "Mjlab-Cartpole-Balanc", POLE, r"no task 'Mjlab-Cartpole-Balanc'\. Did you mean 'Mjlab-Cartpole-Bal"),
     ],
 )
-def test_what_a_task_cannot_set_is_told(mjlab, parameters, message):
+def test_what_a_task_cannot_set_and_what_is_none_is_told(mjlab, task, binding, message):
     with pytest.raises(ValueError, match=message):
-        MjlabEnv(cartpole(), 1, parameters=parameters)
+        MjlabEnv(task(), 1, parameters={"x": binding})
 
 
-def test_other_mistakes_are_told(mjlab):
-    with pytest.raises(ValueError, match=r"no task 'Mjlab-Cartpole-Balanc'\. Did you mean 'Mjlab-Cartpole-Balance'"):
-        MjlabEnv("Mjlab-Cartpole-Balanc", 1)
-
-
-def test_releases_whose_partial_resets_disturb_others_are_refused(monkeypatch):
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.5.2")
-    with pytest.raises(RuntimeError, match=r"needs mjlab 1\.6 or newer, .* this is 1\.5\.2\. Install it with"):
-        MjlabEnv("Mjlab-Cartpole-Balance", 1)
-
-
-def test_a_missing_mjlab_is_told(monkeypatch):
-    def missing(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    with pytest.raises(RuntimeError, match=r"pip install 'rl8x\[mjlab\]'"):
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        # Whose partial resets disturb other copies
+        (["1.5.2"], r"needs mjlab 1\.6 or newer, .* this is 1\.5\.2\. Install it with"),
+        (importlib.metadata.PackageNotFoundError("mjlab"), r"pip install 'rl8x\[mjlab\]'"),
+    ],
+)
+def test_a_release_that_is_too_old_or_missing_is_told(version, message):
+    with (
+        mock.patch.object(importlib.metadata, "version", side_effect=version),
+        pytest.raises(RuntimeError, match=message),
+    ):
         MjlabEnv("Mjlab-Cartpole-Balance", 1)
