@@ -283,9 +283,3 @@ def test_a_step_of_another_form_is_told():
     env.reset()
     with pytest.raises(ValueError, match=r"step\(\) of shift_v0 must return \(observations, rewards, terminations"):
         env.step(torch.zeros(3, dtype=torch.int64))
-
-
-def test_a_missing_package_is_told(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pettingzoo", None)
-    with pytest.raises(RuntimeError, match=r"pip install 'rl8x\[pettingzoo\]'"):
-        PettingZooEnv(Shift, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -284,10 +285,18 @@ def test_parameters_of_vmas_are_those_of_worlds():
         assert torch.equal(env.worlds.world._gravity[:, 1], -drawn[0])
 
 
-def test_a_missing_vmas_is_told(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "vmas", None)
-    with pytest.raises(RuntimeError, match=r"pip install 'rl8x\[vmas\]'"):
-        VmasEnv("balance", 3)
+@pytest.mark.parametrize(
+    ("package", "extra", "make"),
+    [
+        ("vmas", "vmas", lambda: VmasEnv("balance", 3)),
+        ("jax", "brax", lambda: BraxEnv(None, 3)),
+        ("pettingzoo", "pettingzoo", lambda: PettingZooEnv(dict, 3)),
+    ],
+)
+def test_a_missing_package_is_told(package, extra, make, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(RuntimeError, match=rf"pip install 'rl8x\[{extra}\]'"):
+        make()
 
 
 def walk():
@@ -420,12 +429,6 @@ def test_mujoco_playground_through_dlpack():
         assert truncated.all() == (t == 3)
         assert torch.equal(obs, info["final_obs"]) == (t < 3)
     train(env)
-
-
-def test_a_missing_jax_is_told(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "jax", None)
-    with pytest.raises(RuntimeError, match=r"pip install 'rl8x\[brax\]'"):
-        BraxEnv(None, 3)
 
 
 class ManiSkillLike(VectorEnv):
