@@ -230,17 +230,6 @@ def test_a_run_that_goes_on_in_another_folder_shares_too(tmp_path):
     assert same_rings(loaded(path, 100), replay)
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_a_ring_on_a_disk_is_kept_alike(tmp_path, on_disk):
-    replay, manager = Replay(20, "cpu", path=tmp_path / "ring"), opened(tmp_path / "run")
-    add(replay, 47)
-    checkpoint = read(save(manager, replay))
-    manager.end()
-    resumed = Replay(20, "cpu", path=tmp_path / "ring" if on_disk else None)
-    resumed.load_state_dict(checkpoint.state["replay"])
-    assert same_rings(resumed, replay)
-
-
 def test_rows_are_copied_when_save_returns(tmp_path):
     replay, manager = Replay(20, "cpu"), opened(tmp_path)
     add(replay, 20)

@@ -137,22 +137,6 @@ def horizon_of(steps, num_envs=2, **flags):
     return block | {"terminated": false, "truncated": false} | flags
 
 
-def test_the_number_of_rows_is_the_same_from_the_second_horizon_on():
-    nstep = NStep(3, 0.9)
-    counts = []
-    for _ in range(3):
-        counts.append(len(nstep.rows(horizon_of(4), 4)["obs"]))
-        nstep.cut()
-    assert counts == [4, 8, 8]
-
-
-def test_short_horizons_wait_until_a_return_is_complete():
-    nstep = NStep(3, 0.9)
-    assert nstep.rows(horizon_of(1), 1) == {}
-    assert nstep.rows(horizon_of(1), 1) == {}
-    assert len(nstep.rows(horizon_of(1), 1)["obs"]) == 2
-
-
 def test_another_n_takes_what_waits():
     nstep = NStep(4, 0.9)
     nstep.rows(horizon_of(4), 4)

@@ -83,26 +83,6 @@ def test_weights_make_up_for_the_draws():
     assert torch.allclose(weighted, weighted[0].expand(300), rtol=1e-5)
 
 
-def test_new_rows_have_the_largest_priority():
-    replay = PrioritizedReplay(4, "cpu", alpha=1.0, epsilon=1e-8)
-    replay.append(rows_of(2))
-    assert powers_of(replay)[:2].tolist() == [1, 1]
-    replay.update(torch.tensor([0]), torch.tensor([-5.0]))
-    replay.update(torch.tensor([0]), torch.tensor([2.0]))
-    replay.append(rows_of(1))
-    assert powers_of(replay)[:4].tolist() == [2, 1, 5, 0]
-    # Rows 3, 4 and 5 come in the place of 0 and 1.
-    replay.append(rows_of(3))
-    assert powers_of(replay)[:4].tolist() == [5, 5, 5, 5]
-
-
-def test_the_largest_error_of_a_row_counts():
-    replay = PrioritizedReplay(4, "cpu", alpha=1.0, epsilon=1e-8)
-    replay.append(rows_of(4))
-    replay.update(torch.tensor([[1, 2], [1, 1]]), torch.tensor([[0.25, 0.5], [-0.75, 0.125]]))
-    assert powers_of(replay)[:4].tolist() == [1, 0.75, 0.5, 1]
-
-
 @pytest.mark.parametrize("error", [math.nan, math.inf, -math.inf])
 def test_an_error_that_is_not_finite_spoils_nothing(error):
     replay, _ = filled(alpha=0.5)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterator
@@ -28,7 +29,6 @@ from rl8x.distributed import ranks
 from rl8x.execution.execution import kept_generators
 from rl8x.execution.memory import Unallocated, give_back_freed_memory
 from rl8x.policy import Policy
-from rl8x.replay.columns import free_disk
 from rl8x.spaces import leaves
 
 Space = gymnasium.Space[Any]
@@ -101,10 +101,7 @@ class CountedNets:
 
 
 def check_networks(name: str, options: Collection[str], device: torch.device, count: Callable[[], int]) -> None:
-    """Raise a `ValueError` if the networks of the named algorithm do not fit into memory, before they are made.
-
-    `count` makes them, of tensors without memory, and returns the bytes that they need.
-    """
+    """Raise if an algorithm's networks do not fit into memory; `count` makes them of none, and returns their bytes."""
     if not _CHECKS.get():
         return
     try:
@@ -147,7 +144,8 @@ def check_replay_on_disk(buffer_size: int, path: str, need: int) -> None:
     if not _CHECKS.get():
         return
     try:
-        free = free_disk(Path(path))
+        Path(path).mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(path).free
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
         raise ValueError(
@@ -179,10 +177,7 @@ def activation_bytes(policy: Policy) -> int:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Return the available memory in bytes, including swap space; None if it is unknown.
-
-    If several ranks share the machine, it is this rank's share: they allocate at the same time.
-    """
+    """Return this rank's share of the available memory in bytes, including swap space; None if it is unknown."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -221,10 +216,7 @@ def _left_in_groups(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/
 
 
 def check_memory(need: int, device: torch.device, what: str, options: str, *, warn: bool = False) -> None:
-    """Raise a `ValueError` if what is named needs more memory than there is; if it may not be enough, it may warn.
-
-    The message begins with `what`, and says to lower `options`.
-    """
+    """Raise if `what` needs more memory than there is, saying to lower `options`; `warn` where it may not be enough."""
     if not _CHECKS.get():
         return
     available = available_bytes(device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,12 +14,7 @@ from torch import Tensor
 
 
 class Column(NamedTuple):
-    """The shape and type of one named column of a replay.
-
-    Attributes:
-        shape: Its shape in one row, `()` for a scalar.
-        dtype: Its type.
-    """
+    """The shape of one named column in a row, `()` for a scalar, and its type."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -40,32 +34,11 @@ def spec_of(rows: Mapping[str, Tensor]) -> dict[str, Column]:
     return {name: Column(tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in rows.items()}
 
 
-def replay_bytes(spec: Spec, capacity: int) -> int:
-    """Return the bytes of memory, or of disk, that a replay of this many rows takes."""
-    return capacity * sum(column.row_bytes for column in spec.values())
-
-
-def check_fits(spec: Spec, capacity: int, available: int | None, where: str) -> None:
-    """Raise if a replay does not fit, before it is allocated."""
-    need = replay_bytes(spec, capacity)
-    if available is None or need <= available:
-        return
-    row = replay_bytes(spec, 1)
-    raise ValueError(
-        f"a replay of capacity={capacity:,} rows of {row:,} bytes needs {need / 1e9:,.1f} GB on {where}, where "
-        f"{max(available, 0) / 1e9:,.1f} GB are available. Lower the capacity to {max(available, 0) // row:,} or less."
-    )
-
-
 class Columns:
     """Rows in one tensor per dtype, so that a batch is one `index_select` of each.
 
     Scalars and vectors of one dtype lie side by side in one matrix `[capacity, width]`; what has more axes, such as an
     image, is a tensor of its own, `[capacity, *shape]`.
-
-    Attributes:
-        spec: The columns of a row.
-        tensors: The tensors, by a name of their own.
     """
 
     def __init__(self, spec: Spec, capacity: int, device: torch.device, path: Path | None = None) -> None:
@@ -126,7 +99,7 @@ def spec_to_plain(spec: Spec) -> dict[str, Any]:
 
 def spec_from_plain(plain: Mapping[str, Any]) -> dict[str, Column]:
     """Return the columns of a row from the plain data of `spec_to_plain`."""
-    return {name: Column(tuple(each["shape"]), _DTYPES[each["dtype"]]) for name, each in plain.items()}
+    return {name: Column(tuple(each["shape"]), DTYPES[each["dtype"]]) for name, each in plain.items()}
 
 
 def shown(spec: Spec) -> str:
@@ -139,7 +112,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-_DTYPES: Final = {
+DTYPES: Final = {
     dtype_name(dtype): dtype
     for dtype in (
         *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -151,10 +124,11 @@ _DTYPES: Final = {
 def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
     """Map a new file `[*shape]` in a folder into memory; it is unlinked at once, and freed when the mapping is closed.
 
-    So two processes never share one, and none is left behind; what a run goes on with is in its checkpoints.
+    So two processes never share one, and none is left behind.
     """
     size = math.prod(shape)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         file, name = tempfile.mkstemp(prefix="rl8x-replay-", dir=folder)
         try:
             # Allocate all of it now: with a full disk, writing to the mapping would kill the process by SIGBUS.
@@ -172,17 +146,8 @@ def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
 
 
 def take_room(folder: Path, size: int) -> None:
-    """Raise if a folder's disk cannot provide this many bytes, by allocating them for a moment; create the folder.
-
-    Writing to a memory-mapped file of a full disk would end the process without a word.
-    """
+    """Raise if a folder's disk cannot provide these bytes: writing to a mapped file would kill; create it."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:
         if size and hasattr(os, "posix_fallocate"):  # not on macOS
             os.posix_fallocate(file.fileno(), 0, size)
-
-
-def free_disk(folder: Path) -> int:
-    """Return the free bytes of a folder's disk; create the folder if it does not exist."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return shutil.disk_usage(folder).free

@@ -30,9 +30,7 @@ from rl8x.replay.dataset_files import (
     read_hdf5,
     read_minari,
     read_spaces,
-    write_episode_returns,
-    write_spaces,
-    write_sums,
+    write_about,
 )
 from rl8x.replay.dataset_rows import check_gaps, check_legal, checked, with_next
 from rl8x.replay.nstep import NStep
@@ -212,9 +210,7 @@ class Dataset:
             lost = [name for name in self.transitions if name not in written]
             if lost:  # tensordict keeps its own `device` or `shape` there
                 raise ValueError(f"`{lost[0]}` cannot be written to a file: rename that part of the space.")
-            write_spaces(beside, {name: getattr(self, name) for name in SPACES})
-            write_episode_returns(beside, self.episode_returns)
-            write_sums(beside)
+            write_about(beside, {name: getattr(self, name) for name in SPACES}, self.episode_returns)
             beside.rename(path)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
@@ -246,7 +242,7 @@ class Dataset:
         """Return an upper bound of the device memory that the rows of `prepare` take, in bytes.
 
         Args:
-            next_actions: Whether rows have `next_actions` too, see `prepare`.
+            next_actions: Whether rows have `next_actions` too.
         """
         parts = (keys.OBS, keys.NEXT_OBS, keys.ACTIONS) + (keys.ACTIONS,) * next_actions
         spec = spec_of(self.transitions)
@@ -257,13 +253,10 @@ class Dataset:
         """Return the same transitions with rows of their own on a device; see `prepare`.
 
         Args:
-            n: Steps of a return, at least 1.
-            gamma: Discount of a step, in [0, 1].
+            n: Steps of a return.
+            gamma: Discount of a step.
             device: Where the rows go.
-            next_actions: Whether rows have `next_actions` too, see `prepare`.
-
-        Raises:
-            ValueError: As `prepare` does.
+            next_actions: Whether rows have `next_actions` too.
         """
         other = copy.copy(self)
         other.device = device
@@ -285,9 +278,8 @@ class Dataset:
             gamma: Discount of a step, in [0, 1].
             next_actions: Whether rows hold the recorded action on `next_obs` too. Of the last step of an episode that
                 is truncated, or that the data leave open, none is recorded: it makes no row of its own, and returns end
-                with the step before it, whose `next_obs` is that step's `obs`. Any other action in its place would be
-                one that the behaviour never took there. Rows that terminated hold their own action, which counts for
-                nothing, as their discount is 0.
+                with the step before it, whose `next_obs` is that step's `obs`. Rows that terminated hold their own
+                action, which counts for nothing, as their discount is 0.
 
         Raises:
             ValueError: If a number is out of its range, or next actions are asked for and no row has one.
@@ -328,8 +320,8 @@ class Dataset:
             index: Where they are, int64 `[*index]`.
 
         Returns:
-            Those of a replay by name, each `[*index, ...]`: `obs`, `actions`, `returns`, `discounts` and `next_obs`;
-            and `next_actions` where they were asked for.
+            By name, each `[*index, ...]`: `obs`, `actions`, `returns`, `discounts` and `next_obs`, as of a replay, and
+            `next_actions` where they were asked for.
 
         Raises:
             RuntimeError: If `prepare` has not been called.
@@ -338,11 +330,7 @@ class Dataset:
 
     @property
     def columns(self) -> Columns:
-        """Where the rows are.
-
-        Raises:
-            RuntimeError: If `prepare` has not been called.
-        """
+        """Where the rows are; a RuntimeError before `prepare`."""
         if self._columns is None:
             raise RuntimeError("call `prepare(n, gamma)` before `gather`: returns depend on them.")
         return self._columns

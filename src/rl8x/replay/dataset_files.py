@@ -19,13 +19,10 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.disk import SUMS, sums_of, wrong_sums
+from rl8x.replay.columns import DTYPES
 from rl8x.spaces import space_from_plain, space_to_plain
 from rl8x.trees import flatten_tree
 
-_DTYPES: Final = {
-    f"torch.{name}": getattr(torch, name)
-    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
-}
 # Names in D4RL's layout.
 _D4RL: Final = {
     "observations": keys.OBS,
@@ -38,10 +35,7 @@ _D4RL: Final = {
 
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
-    """Map the tensors of a memory-mapped TensorDict, by flat names; only its JSON and plain memory are read.
-
-    What `Dataset.save` wrote has digests, which are checked.
-    """
+    """Map the tensors of a memory-mapped TensorDict, by flat names; digests that are there are checked."""
     try:
         tensors = _mapped_tensors(folder)
         wrong = wrong_sums(folder, _sums(folder)) if (folder / SUMS).exists() else None
@@ -62,13 +56,14 @@ def _mapped_tensors(folder: Path) -> dict[str, Tensor]:
             tensors |= {f"{name}/{part}": tensor for part, tensor in _mapped_tensors(folder / _file_name(name)).items()}
             continue
         file, shape = folder / f"{_file_name(name)}.memmap", entry["shape"]
-        dtype = _DTYPES.get(entry["dtype"])
+        dtype = DTYPES.get(str(entry["dtype"]).removeprefix("torch."))
         if dtype is None:
             raise ValueError(f"`{name}` has the unknown dtype {entry['dtype']!r:.80}")
         if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
             raise ValueError(f"`{name}` has no shape of whole numbers; got {shape!r:.80}")
         size = math.prod(shape)
-        if not _is_regular(file) or file.stat().st_size < size * dtype.itemsize:
+        # A data set of somebody else's may have a link to any file here.
+        if not file.is_file() or file.is_symlink() or file.stat().st_size < size * dtype.itemsize:
             raise ValueError(f"{file} must have {size * dtype.itemsize:,} bytes, and is shorter, a link or not there")
         tensors[name] = (
             torch.from_file(str(file), shared=False, size=size, dtype=dtype).view(shape)
@@ -78,20 +73,10 @@ def _mapped_tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _is_regular(file: Path) -> bool:
-    """Whether there is a file and no link: a data set of somebody else's may lead to any file here."""
-    return file.is_file() and not file.is_symlink()
-
-
 def _sums(folder: Path) -> str:
     """Return the digests of a data set's files."""
     files = (file for file in folder.rglob("*") if file.suffix in (".memmap", ".json"))
     return sums_of(folder, sorted(file.relative_to(folder).as_posix() for file in files))
-
-
-def write_sums(folder: Path) -> None:
-    """Write the digests of a data set's files, which `read_folder` checks."""
-    (folder / SUMS).write_text(_sums(folder), encoding="utf-8")
 
 
 def _shown(error: Exception) -> str:
@@ -107,43 +92,39 @@ def _file_name(name: str) -> str:
 
 SPACES: Final = ("observation_space", "action_space")
 _SPACES_FILE: Final = "spaces.json"
+_EPISODES_FILE: Final = "episodes.json"
 
 
-def write_spaces(folder: Path, spaces: Mapping[str, Any]) -> None:
-    """Write the spaces of a data set, those of `SPACES` that are not None, to its folder."""
+def write_about(folder: Path, spaces: Mapping[str, Any], returns: Tensor) -> None:
+    """Write a data set's spaces, its episodes' returns, `[episodes]`, and the digests that `read_folder` checks.
+
+    The rows may lack the ends of some episodes, so that the returns cannot be computed from them.
+    """
     plain = {name: space_to_plain(space) for name, space in spaces.items() if space is not None}
     (folder / _SPACES_FILE).write_text(json.dumps(plain))
+    (folder / _EPISODES_FILE).write_text(json.dumps(returns.tolist()))
+    (folder / SUMS).write_text(_sums(folder), encoding="utf-8")
 
 
 def read_spaces(folder: Path) -> dict[str, Any]:
     """Read the spaces of a data set from its folder, by the names of `SPACES`."""
-    file = folder / _SPACES_FILE
-    if not file.is_file():
-        return {}
-    try:
-        plain = json.loads(file.read_text())
+    with _said(folder / _SPACES_FILE, "the spaces of a data set") as plain:
         return {name: space_from_plain(plain[name]) for name in SPACES if name in plain}
-    except (KeyError, TypeError, AttributeError, ValueError, AssertionError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{file} does not say the spaces of a data set: {_shown(error)}.") from None
-
-
-_EPISODES_FILE: Final = "episodes.json"
-
-
-def write_episode_returns(folder: Path, returns: Tensor) -> None:
-    """Write the returns of episodes, `[episodes]`, to a data set's folder: its rows may lack the ends of some."""
-    (folder / _EPISODES_FILE).write_text(json.dumps(returns.tolist()))
 
 
 def read_episode_returns(folder: Path) -> Tensor | None:
     """Return the returns of episodes that a data set's folder says, `[episodes]`; None where it does not."""
-    file = folder / _EPISODES_FILE
-    if not file.is_file():
-        return None
+    with _said(folder / _EPISODES_FILE, "the returns of episodes") as returns:
+        return torch.tensor([float(each) for each in returns]) if (folder / _EPISODES_FILE).is_file() else None
+
+
+@contextlib.contextmanager
+def _said(file: Path, what: str) -> Iterator[Any]:
+    """Give the data of a file of JSON, empty without one; raise if they are not `what` the context takes them for."""
     try:
-        return torch.tensor([float(each) for each in json.loads(file.read_text())])
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{file} does not say the returns of episodes: {_shown(error)}.") from None
+        yield json.loads(file.read_text()) if file.is_file() else {}
+    except (KeyError, TypeError, AttributeError, ValueError, AssertionError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{file} does not say {what}: {_shown(error)}.") from None
 
 
 def is_hdf5(path: Path) -> bool:
@@ -348,10 +329,7 @@ def _checked_bytes(name: str, array: Any) -> int:
 
 
 def _is_stored(array: Any) -> Callable[[tuple[int, ...]], bool]:
-    """Return what says whether the chunk at a position is found and is as large as it must be.
-
-    What no filter could make smaller is stored as it is, which the chunk's mask says: it is not shorter then.
-    """
+    """Return what says whether the chunk at a position is found, and is whole where no filter made it smaller."""
     unfiltered = math.prod(array.chunks) * array.dtype.itemsize
 
     def is_stored(at: tuple[int, ...]) -> bool:

@@ -118,8 +118,7 @@ def check_gaps(rows: dict[str, Tensor], gaps: str) -> None:
 def with_next(what: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Give each row the observation, or the action, of the row after it, as `next_*`.
 
-    Rows are left out where that is not known: the last one of an episode that did not terminate. The row before it
-    then ends the episode as if truncated.
+    The last row of an episode that did not terminate is left out; the row before it ends the episode as if truncated.
     """
     terminated, ends = rows[keys.TERMINATED], rows[keys.TERMINATED] | rows[keys.TRUNCATED]
     unknown = ~terminated & ends

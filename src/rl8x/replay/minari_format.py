@@ -36,10 +36,9 @@ def check_new_id(name: str) -> None:
 
 
 def write_minari(name: str, dataset: Dataset, *, algorithm_name: str) -> None:
-    """Write a data set under an id of Minari's, which `minari.load_dataset` and `Dataset.load` read.
+    """Write a data set, whole or not at all, under an id that `minari.load_dataset` and `Dataset.load` read.
 
-    It is there whole or not. Images are written as they are, not as JPEG. The last episode, if it ends nowhere, is
-    truncated.
+    Images are written as they are, not as JPEG. The last episode, if it ends nowhere, is truncated.
     """
     check_new_id(name)
     import minari

@@ -57,10 +57,9 @@ class NStep:
         return self._complete(block, complete) if complete else {}
 
     def cut(self) -> None:
-        """Cut pending returns at the last step given so far, because the next steps do not continue from it.
+        """Cut pending returns at the last step given so far, because the environment was reset or evaluated in since.
 
-        To be called where the environment was reset or evaluated in since. The slots that wait bootstrap from the
-        observation that the last of them led to; their rows come with the next horizon.
+        The slots that wait bootstrap from what the last of them led to; their rows come with the next horizon.
         """
         if self._waiting:
             self._waiting[keys.TRUNCATED][-1] = True
@@ -83,10 +82,9 @@ class NStep:
         return rows
 
     def _returns(self, block: Mapping[str, Tensor], complete: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the sums of rewards, the discounts, and the flat index in the block of each sum's last step.
+        """Return sums of rewards, discounts, and the flat index of each sum's last step, `[complete, num_envs]`.
 
-        Each is `[complete, num_envs]`. Those of one step are of the whole block, and in place of the index, which is
-        the slot itself, there is None.
+        Those of one step are of the whole block, and in place of the index, which is the slot itself, there is None.
         """
         rewards, terminated = block[keys.REWARDS], block[keys.TERMINATED]
         if self.n == 1:

@@ -6,8 +6,7 @@ blocks and then in its block, without a tree and without a look from the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -37,10 +36,9 @@ class PrioritizedReplay(Replay):
         *,
         alpha: float = 0.6,
         epsilon: float = 1e-6,
-        path: str | Path | None = None,
-        available: Callable[[torch.device], int | None] | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(capacity, device, path=path, available=available)
+        super().__init__(capacity, device, **options)
         if not 0.0 <= alpha <= 1.0:
             raise ValueError(f"`alpha` must be in [0, 1]; got {alpha}.")
         if not epsilon > 0.0:
@@ -81,12 +79,7 @@ class PrioritizedReplay(Replay):
 
     @torch.no_grad()
     def weights(self, index: Tensor, beta: float) -> Tensor:
-        """Return importance weights, which correct for non-uniform sampling, float32 `[count, batch]`.
-
-            w_i = (N P(i))^-beta / max_j w_j
-
-        The maximum is that of the batch.
-        """
+        """Return importance weights, w_i = (N P(i))^-beta / max_j w_j of the batch, float32 `[count, batch]`."""
         # N and the sum of all powers are constant in a batch, so that the normalisation cancels them.
         powers = self._powers.view(-1)[index]
         return (powers / powers.amin(1, keepdim=True)).pow_(-beta)

@@ -5,24 +5,14 @@ from __future__ import annotations
 import functools
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from rl8x.replay.columns import (
-    Columns,
-    Spec,
-    check_fits,
-    free_disk,
-    replay_bytes,
-    shown,
-    spec_from_plain,
-    spec_of,
-    spec_to_plain,
-)
+from rl8x.replay.columns import Columns, Spec, shown, spec_from_plain, spec_of, spec_to_plain
 from rl8x.trees import first_tensor
 
 # Such a name becomes that of a file: nothing in it leads anywhere.
@@ -52,51 +42,15 @@ _BYTES: Final = 8_000_000
 
 
 class Piece(NamedTuple):
-    """A segment's rows, by their numbers, counted from the first row ever appended.
-
-    Attributes:
-        first: Number of the first row.
-        last: Number of the row after the last.
-        name: The segment's name.
-    """
+    """A segment's rows, by their numbers, counted from the first row ever appended."""
 
     first: int
-    last: int
-    name: str
-
-
-class Segmentation:
-    """The pieces of a replay's rows: full ones never change, the last is replaced as rows are appended.
-
-    A full piece ends at a multiple of 32,768 rows, or fewer where these are more than 8 MB. A checkpoint therefore
-    costs the rows that are new since the one before, and at most one piece besides.
-    """
-
-    def __init__(self, pieces: Iterable[Piece] = ()) -> None:
-        self._pieces = list(pieces)
-        self._key = uuid.uuid4().hex
-
-    def pieces(self, oldest: int, total: int, row_bytes: int) -> list[Piece]:
-        """Return the pieces that contain the rows from `oldest` to `total`."""
-        pieces = [piece for piece in self._pieces if piece.last > oldest]
-        length = segment_rows(row_bytes)
-        if pieces and pieces[-1].last < total and pieces[-1].last % length:
-            pieces.pop()
-        first = max(oldest, pieces[-1].last if pieces else 0)
-        while first < total:
-            last = min((first // length + 1) * length, total)
-            pieces.append(Piece(first, last, f"{self._key}-{first}-{last}"))
-            first = last
-        self._pieces = pieces
-        return list(pieces)
-
-    def has(self, piece: Piece) -> bool:
-        """Return whether a piece is still current, so that none of its rows has been overwritten or replaced."""
-        return piece in self._pieces
+    last: int  # the number of the row after the last
+    name: str  # the segment's
 
 
 def segment_rows(row_bytes: int) -> int:
-    """Return the number of rows of a full segment, a power of two."""
+    """Return the number of rows of a full segment, a power of two: 32,768, or fewer where these are above 8 MB."""
     rows = _ROWS
     while rows > 1 and rows * row_bytes > _BYTES:
         rows //= 2
@@ -108,10 +62,7 @@ if TYPE_CHECKING:
 
 
 def all_finite(rows: Mapping[str, Tensor]) -> Tensor:
-    """Return whether all numbers of some rows are finite, as a 0-d flag on their device.
-
-    One row that is not would be sampled again and again, and spoil all that is learned from then on.
-    """
+    """Return whether all numbers are finite, 0-d: a row that is not would be sampled again and again."""
     # Minimum or maximum is non-finite if any number is; eight times as fast as a mask.
     numbers = [tensor for tensor in rows.values() if tensor.is_floating_point() and tensor.numel()]
     extremes = [extreme.isfinite() for tensor in numbers for extreme in tensor.aminmax()]
@@ -120,21 +71,9 @@ def all_finite(rows: Mapping[str, Tensor]) -> Tensor:
 
 
 class Replay:
-    """The most recently appended rows; allocated at the first `append`, from its shapes and dtypes.
+    """The most recently appended rows; allocated at the first `append`. `total` counts all that ever were."""
 
-    Attributes:
-        size: Rows that are there.
-        total: Rows that were ever appended.
-    """
-
-    def __init__(
-        self,
-        capacity: int,
-        device: torch.device | str,
-        *,
-        path: str | Path | None = None,
-        available: Callable[[torch.device], int | None] | None = None,
-    ) -> None:
+    def __init__(self, capacity: int, device: torch.device | str, *, path: str | Path | None = None) -> None:
         if capacity < 1:
             raise ValueError(f"a replay's capacity must be at least 1 row; got {capacity}.")
         self.capacity = capacity
@@ -142,11 +81,14 @@ class Replay:
         self.size = 0
         self.total = 0
         self._path = None if path is None else Path(path)
-        self._available = available
         self._columns: Columns | None = None
         # Row i, counted from the first ever appended, is in slot (i - base) % capacity.
         self._base = 0
-        self._segmentation = Segmentation()
+        self._divide([])
+
+    def _divide(self, pieces: list[Piece]) -> None:
+        """Take these pieces for those of the rows; new ones get names that no other replay gives."""
+        self._pieces, self._key = pieces, uuid.uuid4().hex
 
     @property
     def oldest(self) -> int:
@@ -177,10 +119,6 @@ class Replay:
         if self._columns is not None and spec != self._columns.spec:
             raise ValueError(f"a row of this replay holds {shown(self._columns.spec)}; got {shown(spec)}.")
         if self._columns is None:
-            if self._path is not None:
-                check_fits(spec, self.capacity, free_disk(self._path), str(self._path))
-            elif self._available is not None:
-                check_fits(spec, self.capacity, self._available(self.device), str(self.device))
             self._columns = Columns(spec, self.capacity, self.device, self._path)
         return self._columns
 
@@ -198,10 +136,7 @@ class Replay:
         return torch.randint(self.size, (count, batch), generator=generator, device=self.device)
 
     def gather(self, index: Tensor) -> dict[str, Tensor]:
-        """Return copies of rows by name, each `[*index, ...]`, given where they are, `[*index]`, int64.
-
-        Scalars and vectors of one dtype are views of one tensor, `[*index, width]`: not contiguous.
-        """
+        """Return copies of rows by name, each `[*index, ...]`; vectors of one dtype share a tensor."""
         return self.columns.views(self.columns.gather(index, self.device))
 
     def as_tensordict(self) -> TensorDict:
@@ -214,12 +149,8 @@ class Replay:
         return TensorDict({name: view[: self.size] for name, view in views.items()}, batch_size=[self.size])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows in segments, which are read lazily and must be read before more rows are appended.
-
-        `rl8x.checkpoint.tree.clone` makes a copy that lasts.
-        """
+        """Return the rows in segments, to be read before more are appended; a copy lasts (`checkpoint.tree.clone`)."""
         spec = {} if self._columns is None else self._columns.spec
-        pieces = self._segmentation.pieces(self.oldest, self.total, replay_bytes(spec, 1))
         return {
             "capacity": self.capacity,
             "size": self.size,
@@ -228,14 +159,31 @@ class Replay:
             "columns": spec_to_plain(spec),
             "segments": [
                 [piece.first, piece.last, Segment(piece.name, functools.partial(self._content, piece, self.oldest))]
-                for piece in pieces
+                for piece in self._current_pieces(segment_rows(sum(column.row_bytes for column in spec.values())))
             ],
         }
+
+    def _current_pieces(self, length: int) -> list[Piece]:
+        """Return the pieces of the rows: full ones never change, the last is replaced as rows are appended.
+
+        A full one ends at a multiple of `length`, so that a checkpoint costs the rows that are new since the one
+        before, and at most one piece besides.
+        """
+        pieces = [piece for piece in self._pieces if piece.last > self.oldest]
+        if pieces and pieces[-1].last < self.total and pieces[-1].last % length:
+            pieces.pop()
+        first = max(self.oldest, pieces[-1].last if pieces else 0)
+        while first < self.total:
+            last = min((first // length + 1) * length, self.total)
+            pieces.append(Piece(first, last, f"{self._key}-{first}-{last}"))
+            first = last
+        self._pieces = pieces
+        return pieces
 
     def _content(self, piece: Piece, oldest: int) -> Content:
         """Copy those rows of a piece that were stored when the given row was the oldest."""
         first = max(piece.first, oldest)
-        if not self._segmentation.has(piece) or first < self.oldest:
+        if piece not in self._pieces or first < self.oldest:
             raise RuntimeError("the replay has gone on since this state of it was taken; load or clone it before that.")
         # In the memory layout, with several columns per tensor, so that each tensor is one copy.
         pieces = [slots for _, slots in self.slots(first, piece.last)]
@@ -246,7 +194,7 @@ class Replay:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the rows of a state; if there are more than the capacity, the newest.
+        """Restore the rows of a state, the newest if there are too many.
 
         With the same capacity each row comes to where it was, so that the same draws give the same rows.
         """
@@ -263,10 +211,10 @@ class Replay:
         try:
             self._load(pieces, total - size, total)
         except BaseException:
-            self._segmentation = Segmentation()
+            self._divide([])
             raise
         self.total, self.size = total, size
-        self._segmentation = Segmentation(piece for piece, _ in pieces)
+        self._divide([piece for piece, _ in pieces])
 
     def _load(self, pieces: list[tuple[Piece, Segment]], first: int, total: int) -> None:
         """Copy the rows from `first` to `total` from segments to their slots."""

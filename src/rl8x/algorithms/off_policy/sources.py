@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from rl8x import keys
 from rl8x.algorithms.horizons import Horizons
-from rl8x.algorithms.memory_check import available_bytes, check_memory, check_replay_on_disk, check_training
+from rl8x.algorithms.memory_check import check_memory, check_replay_on_disk, check_training
 from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig, collecting_options, updates_for
 from rl8x.algorithms.off_policy.updates import SCALE, WEIGHTS
 from rl8x.distributed import ranks
@@ -66,11 +66,10 @@ class Source:
     """Where rows come from; what a method does not say is what one without an environment does.
 
     Attributes:
-        rows: What batches are sampled and gathered from.
-        batch_size: Rows of a batch on this rank.
+        rows: What batches of `batch_size` on this rank are sampled and gathered from.
         updates_per_step: Updates of one `step()`, on average.
         block_limits: Limits of the number of updates in one program; see `updates.block_size`.
-        metrics: Names of the metrics of a step that `stats` returns.
+        metrics: Names of the metrics that `stats` returns.
         seconds_per_collect: Estimated seconds of an eager collect.
     """
 
@@ -117,10 +116,7 @@ class Source:
         """Restore a `learned_state`, in place."""
 
     def items(self, index: Tensor) -> dict[str, Tensor]:
-        """Return what updates read, `[updates, ...]` each, given the numbers of their rows, `[updates, batch_size]`.
-
-        The rows are laid out as they are stored; `rows.columns.views` has them by name.
-        """
+        """Return what updates read, `[updates, ...]`, laid out as stored, given rows, `[updates, batch_size]`."""
         return self.rows.columns.gather(index, self.rows.device)
 
     def learned_from(self, index: Tensor, errors: Sequence[Tensor]) -> None:
@@ -132,12 +128,7 @@ class Source:
 
 
 class ReplaySource(Source):
-    """A replay of what the policy does in an environment.
-
-    Attributes:
-        return_scale: What rewards are multiplied by in updates; None leaves them as they are.
-        updates_owed: Updates that are due, with the fraction of one that is carried over.
-    """
+    """A replay of what the policy does in an environment; updates multiply rewards by a `return_scale` if any."""
 
     rows: Replay
     metrics = (REPLAY_SIZE,)
@@ -147,11 +138,11 @@ class ReplaySource(Source):
         self.horizons = horizons
         self.policy: Policy = horizons.collector.policy
         device, bound = horizons.env.device, config.largest_return
-        options: Any = {"path": config.buffer_path, "available": available_bytes}
+        size, path = config.buffer_size, config.buffer_path
         if config.prioritized:
-            self.rows = PrioritizedReplay(config.buffer_size, device, alpha=config.priority_alpha, **options)
+            self.rows = PrioritizedReplay(size, device, alpha=config.priority_alpha, path=path)
         else:
-            self.rows = Replay(config.buffer_size, device, **options)
+            self.rows = Replay(size, device, path=path)
         self.batch_size = config.batch_size
         self.updates_per_step = config.updates_per_collect * horizons.env.num_agents
         most = _PRIORITIZED_BLOCK if config.prioritized else None
