@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from tests.probes import ActionMatches
 
 from rl8x.algorithms import DQNConfig, PPOConfig, SACConfig, TD3Config
-from rl8x.algorithms.distillation.teacher import Student
+from rl8x.algorithms.teacher import Student
 from rl8x.models import MLPModel
 from rl8x.policy import Policy
 from rl8x.portable import zeros

@@ -8,8 +8,7 @@ from rl8x.algorithms.iql import IQL, IQLConfig
 from rl8x.algorithms.off_policy import Learner, LearnerConfig, OffPolicyConfig
 from rl8x.algorithms.on_policy import OnPolicyAlgorithm, OnPolicyConfig
 from rl8x.algorithms.online import OnlineConfig
-from rl8x.algorithms.ppo import PPO
-from rl8x.algorithms.ppo_config import PPOConfig
+from rl8x.algorithms.ppo import PPO, PPOConfig
 from rl8x.algorithms.pqn import PQN, PQNConfig
 from rl8x.algorithms.sac import SAC, FastSACConfig, FlashSACConfig, SACConfig
 from rl8x.algorithms.td3 import TD3, FastTD3Config, TD3Config

@@ -136,7 +136,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         """Return the config with the values of a preset, but for what is given.
 
         Args:
-            name: A word of `rl8x.algorithms.presets.PRESETS`, which has the presets of every algorithm.
+            name: A word of `rl8x.algorithms.presets.PRESETS`.
             given: Hyperparameters by name.
 
         Raises:
@@ -160,9 +160,8 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         refuse_inference_mode()
         if env is None or env is ...:  # beside an environment, `env` is an argument of its constructor
             env = env_kwargs.pop("env", None)
-        algorithm = self.algorithm
+        algorithm, name = self.algorithm, type(self).__name__
         if algorithm is None:
-            name = type(self).__name__
             raise TypeError(
                 f"{name} has no algorithm: declare one by `class ...(GenericAlgorithmBase, config={name})`."
             )
@@ -236,7 +235,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
 class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     """An algorithm: `collect()` gathers experience, if there is an environment, and `step()` learns.
 
-    A subclass declares its config, which then builds it: `class Mine(GenericAlgorithmBase[MyConfig], config=MyConfig)`.
+    A subclass names its config, which then builds it: `class Mine(GenericAlgorithmBase[MyConfig], config=MyConfig)`.
     One with an environment makes `horizons`, by its config's `make_horizons`.
 
     Args:
@@ -307,10 +306,10 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
                 episode is played under.
 
         Returns:
-            Its statistics, by the names of metrics.
+            Its statistics by metric name.
 
         Raises:
-            ValueError: As `Horizons.reset_if_due` does.
+            ValueError: If no reset will apply the `env_config`, or it moves with the ends of episodes and none ends.
             RuntimeError: In `torch.inference_mode()`.
         """
         if self.horizons is None:
@@ -329,7 +328,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
             deterministic: Whether the policy takes its most likely action rather than a sample.
 
         Returns:
-            Statistics of these horizons, by the names of metrics.
+            Statistics of these horizons by metric name.
         """
         refuse_inference_mode()
         assert self.horizons is not None, "there is no environment to evaluate in"
@@ -358,18 +357,13 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     @property
     def seconds_per_step(self) -> float:
-        """Estimate the duration of an eager step on a CPU, in seconds, from its amount of work; see `Execution.plan`.
-
-        The estimate must depend on config, environment and policy alone, not on a clock.
-        """
+        """Duration of an eager step on a CPU in seconds, estimated from its amount of work and no clock."""
         return 1.0
 
     @property
     def gains_by_programs(self) -> bool:
-        """Whether compiled programs are faster than eager execution on a CPU, by what is trained and no clock.
-
-        Convolutions over images call the same kernels of torch either way, and are nearly all of the work.
-        """
+        """Whether compiled programs are faster than eager execution on a CPU, by what is trained and no clock."""
+        # Convolutions over images call the same kernels of torch either way, and are nearly all of the work.
         widest = max((math.prod(leaf.shape or ()) for _, leaf in leaves(self.policy.observation_space)), default=0)
         convolves = any(isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d) for part in self.policy.modules())
         return not convolves or widest < _IMAGE
@@ -400,10 +394,9 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
 
     def set_lr(self, lr: float | None) -> None:
-        """Set the learning rate of all optimizers from the next step on; checkpoints keep it.
+        """Set the learning rate of all optimizers from the next step on, in place of one that adapts.
 
-        It takes the place of a rate that adapts. Resuming with another `lr` or `lr_schedule` forgets it. With several
-        ranks, each has to call this.
+        Checkpoints keep it; resuming with another `lr` or `lr_schedule` forgets it. With several ranks each calls this.
 
         Args:
             lr: The rate, at least 0; None goes back to the config's.
@@ -442,7 +435,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
         Raises:
             ValueError: As `Policy.check_model` does, or if such a model would be compiled or changes its buffers on
-                several ranks, or action distributions differ between copies and the losses depend on them.
+                several ranks, or if the losses depend on action distributions that differ between copies.
         """
         distribution = self.policy.distribution
         if distribution.by_copy and not self.trains_by_copy:
@@ -482,8 +475,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     def learned_state(self) -> dict[str, Any]:
         """Return references to the state that updates change, such as weights, optimizer and running moments.
 
-        The trainer clones it before each step if it may have to undo a step with non-finite numbers. Experience,
-        such as a replay buffer, belongs to `state_dict` alone.
+        The trainer clones it before each step that it may have to undo. Experience belongs to `state_dict` alone.
         """
 
     @abstractmethod

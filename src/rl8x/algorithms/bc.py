@@ -1,7 +1,4 @@
-"""Behaviour cloning: a policy that maximises the likelihood of a data set's actions.
-
-Source: Pomerleau 1991, "Efficient training of artificial neural networks for autonomous navigation".
-"""
+"""Behaviour cloning: a policy that maximises the likelihood of a data set's actions."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ from rl8x import keys
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.learner import Learner, observed, recorded_actions
-from rl8x.algorithms.off_policy.nets import Loss, Net
-from rl8x.algorithms.off_policy.updates import Found, Minimise, Phase, ReplayBatch, UpdateResult
+from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch, UpdateResult
 from rl8x.distributions import Distribution
 from rl8x.policy import Policy
 from rl8x.spaces import critic_only
@@ -25,10 +21,6 @@ from rl8x.spaces import critic_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BCConfig(LearnerConfig):
     """Hyperparameters of behaviour cloning.
-
-    Raises:
-        TypeError: If a value is not of its option's kind.
-        ValueError: If a value is out of its range, or a schedule is not legal.
 
     Source: Pomerleau 1991, doi:10.1162/neco.1991.3.1.88.
     """

@@ -1,10 +1,4 @@
-"""Deep Q-learning: action values, learned from a replay with a target network.
-
-Source: Mnih et al. 2015, "Human-level control through deep reinforcement learning", algorithm 1; `double`: van Hasselt
-et al. 2016, arXiv:1509.06461; `dueling`: Wang et al. 2016, arXiv:1511.06581; `prioritized`: Schaul et al. 2016,
-arXiv:1511.05952; `num_atoms`: Bellemare et al. 2017, arXiv:1707.06887, algorithm 1; `num_quantiles`: Dabney et al.
-2017, arXiv:1710.10044, algorithm 1; `cql_coeff`: Kumar et al. 2020, arXiv:2006.04779.
-"""
+"""Deep Q-learning: action values, learned from a replay with a target network."""
 
 from __future__ import annotations
 
@@ -24,8 +18,16 @@ from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
 from rl8x.algorithms.off_policy.config import OffPolicyConfig, bounds_of_no_atoms, fixed_atoms
 from rl8x.algorithms.off_policy.learner import TAU, Learner, observed
-from rl8x.algorithms.off_policy.nets import Loss, Net
-from rl8x.algorithms.off_policy.updates import Found, Minimise, Phase, ReplayBatch, UpdateResult, weighted_mean
+from rl8x.algorithms.off_policy.updates import (
+    Found,
+    Loss,
+    Minimise,
+    Net,
+    Phase,
+    ReplayBatch,
+    UpdateResult,
+    weighted_mean,
+)
 from rl8x.envs import Env
 from rl8x.functional import project
 from rl8x.models.registry import default_model
@@ -58,14 +60,13 @@ class DQNConfig(
     the default of `n_step` is 1.
 
     Raises:
-        TypeError: If a value is not of its option's kind.
-        ValueError: If a value is out of its range, `v_min` is not less than `v_max`, `num_atoms` and `num_quantiles`
-            are given together, or a schedule is not legal.
+        ValueError: If `v_min` is not less than `v_max`, or `num_atoms` and `num_quantiles` are given together, and as
+            `AlgorithmConfig` does.
 
     Source: Mnih et al. 2015, doi:10.1038/nature14236; `double`: van Hasselt et al. 2016, arXiv:1509.06461; `dueling`:
     Wang et al. 2016, arXiv:1511.06581; `prioritized`: Schaul et al. 2016, arXiv:1511.05952; `num_atoms`: Bellemare et
-    al. 2017, arXiv:1707.06887; `num_quantiles`: Dabney et al. 2017, arXiv:1710.10044; `cql_coeff`: Kumar et al. 2020,
-    arXiv:2006.04779.
+    al. 2017, arXiv:1707.06887, algorithm 1; `num_quantiles`: Dabney et al. 2017, arXiv:1710.10044, algorithm 1;
+    `cql_coeff`: Kumar et al. 2020, arXiv:2006.04779.
     """
 
     model_config: dict[str, Any] = option(

@@ -26,11 +26,7 @@ from rl8x.trees import tree_map
 
 @dataclasses.dataclass(frozen=True)
 class ResetSchedule:
-    """When the training environment is reset.
-
-    Attributes:
-        every: k > 0 resets it before every k-th collect, k < 0 once, before the first.
-    """
+    """When the training environment is reset: k > 0 before every k-th collect, k < 0 once, before the first."""
 
     every: int
 
@@ -162,10 +158,8 @@ class Horizons:
     def _without_shortened(self) -> Mapping[str, Tensor]:
         """Return the rollout's tensors, `[horizon + 1, num_envs, ...]`, in which shortened first episodes do not end.
 
-        `random_start` lets a first episode begin at a step of its time limit that was drawn. It ends after fewer steps,
-        with a smaller return than others, and its length counts the steps that it did not have. Statistics and moving
-        parameters leave it out; its transitions are trained on. It is the one that is longer than there have been
-        steps since the reset, so that nothing has to be remembered.
+        Statistics and moving parameters leave out what `random_start` shortened; its transitions are trained on. It is
+        the episode that is longer than there have been steps since the reset, so that nothing has to be remembered.
         """
         rollout, limit = self.rollout.tensors, self.env.time_limit
         before = (self.counters[keys.COLLECTS] - 1) * self.rollout.horizon

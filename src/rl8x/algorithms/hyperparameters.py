@@ -22,10 +22,7 @@ T = TypeVar("T")
 
 
 class Default(int):
-    """A default that gives way to what fits better, since nobody gave it: a number like any other.
-
-    `dataclasses.replace` and copies keep it; a number that is given is a plain one, also where it is the same.
-    """
+    """A default that gives way to what fits better; `dataclasses.replace` and copies keep it as such."""
 
 
 def option(
@@ -126,20 +123,14 @@ def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> No
 
 
 def given_for_nothing(config: Any, names: Iterable[str], why: str) -> dict[str, str]:
-    """Return which of some hyperparameters were given, as `name=value`, each with why it has no effect.
-
-    One at its default does not count as given.
-    """
+    """Return which of some hyperparameters were given, not at their defaults, as `name=value`, each with a reason."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     values = {name: getattr(config, name) for name in names}
     return {f"{name}={value!r}": why for name, value in values.items() if value != defaults[name]}
 
 
 def replaced_by_schedules(config: Any) -> dict[str, str]:
-    """Return the constants that schedules replace and that differ from the schedules' first values.
-
-    The form is that of `given_for_nothing`.
-    """
+    """Return the constants that schedules replace and do not begin with, as `given_for_nothing` does."""
     names: set[str] = {field.name for field in dataclasses.fields(config)}
     unused: dict[str, str] = {}
     for field in dataclasses.fields(config):
@@ -155,10 +146,7 @@ def replaced_by_schedules(config: Any) -> dict[str, str]:
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Return the named device: `"auto"` is CUDA if available; each of several ranks has its own.
-
-    Raises a `ValueError` if this machine has no such device.
-    """
+    """Return the named device, `"auto"` being CUDA if available; each of several ranks has its own."""
     if str(device) == "auto" or (str(device) == "cuda" and ranks().size > 1):
         return ranks().device
     try:

@@ -1,8 +1,6 @@
 """Implicit Q-learning: values of the best actions in a data set, and a policy that imitates those actions.
 
 The critics are never evaluated at actions outside the data.
-
-Source: Kostrikov et al. 2022, "Offline reinforcement learning with implicit Q-learning", arXiv:2110.06169, algorithm 1.
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.actor_critic import action_values, make_critics
 from rl8x.algorithms.off_policy.config import ValueConfig
 from rl8x.algorithms.off_policy.learner import TAU, Learner, model_obs, observed, recorded_actions
-from rl8x.algorithms.off_policy.nets import Loss, Net
-from rl8x.algorithms.off_policy.updates import Found, Minimise, Phase, ReplayBatch, UpdateResult
+from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch, UpdateResult
 from rl8x.distributions import Distribution
 from rl8x.nn.mlp import INITS
 from rl8x.policy import Policy
@@ -31,10 +28,6 @@ from rl8x.spaces import describe_space
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IQLConfig(ValueConfig):
     """Hyperparameters of implicit Q-learning.
-
-    Raises:
-        TypeError: If a value is not of its option's kind.
-        ValueError: If a value is out of its range, or a schedule is not legal.
 
     Source: Kostrikov et al. 2022, arXiv:2110.06169.
     """

@@ -70,16 +70,12 @@ class OnlineConfig(AlgorithmConfig):
         super().__post_init__()
 
     def build(self, env: EnvLike | EllipsisType = ..., /, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:
-        """Make the environment, check that it fits, and return the algorithm.
+        """Make the environment, check that it fits, and return the algorithm; see `AlgorithmConfig.build`.
 
         Args:
             env: A class, a factory, a built-in name, a Gymnasium id, a dotted path, an instance, or one of Gymnasium's
                 vector environments.
             env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
-
-        Raises:
-            TypeError: If `env` does not make an environment.
-            ValueError: If config, environment and model do not fit together, or there is too little memory.
         """
         return super().build(env, **env_kwargs)
 
@@ -100,7 +96,7 @@ class OnlineConfig(AlgorithmConfig):
         """Return when an environment is reset.
 
         Args:
-            env: The environment.
+            env: What is reset.
         """
         return ResetSchedule(self.horizons_per_env_reset or (-1 if env.episodic else 1))
 
@@ -151,11 +147,6 @@ class OnlineConfig(AlgorithmConfig):
 
     def make_env(self, env: EnvLike, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env, EnvFactory | None]:
         """Make the environment, or check the given instance.
-
-        Args:
-            env: The environment, in any form that `build` accepts.
-            seed: Seeds the environment.
-            env_kwargs: Keyword arguments for the environment's constructor.
 
         Returns:
             The environment, and a factory for environments of another size and seed; None for an instance.

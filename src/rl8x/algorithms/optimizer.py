@@ -139,11 +139,7 @@ def clip_and_apply(
 
 @torch.no_grad()
 def updates_not_finite(rows: Tensor, norms: Sequence[bool], weights: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Return whether losses, gradients or weights of a step's updates are non-finite, 0-d bools by metric.
-
-    Only the first bad update of the rows, `[updates, metrics]`, is examined: after it all numbers are bad. `norms` says
-    which metrics are gradient norms.
-    """
+    """Flag losses, gradients (`norms`) and weights at the first bad update of rows, `[updates, metrics]`."""
     bad = ~torch.isfinite(rows)
     first = bad.any(1).to(torch.float32).argmax()
     # Indexing with a 0-d tensor would be a host sync.
@@ -169,10 +165,7 @@ class Rule(ABC):
 
     @abstractmethod
     def moments(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the initial optimizer state for weights `[size]`, such as running moments, by name.
-
-        Each is `[size]`, except `step`, the steps taken so far, `[1]`.
-        """
+        """Return the initial state by name, `[size]` each as the weights; `step`, the steps so far, is `[1]`."""
 
     @abstractmethod
     def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:

@@ -3,9 +3,6 @@
 Collect a rollout with an epsilon-greedy policy, compute its Q(lambda) returns, and minimise the squared error over a
 few epochs. Many copies replace the replay; layer normalisation, which bounds the values of unvisited states, replaces
 the target network. Rollouts and epochs are PPO's.
-
-Source: Gallici et al. 2024, arXiv:2407.04811, algorithm 1; Q(lambda): Peng & Williams 1996, as in Daley & Amato 2019,
-arXiv:1810.09967, eq. 4.
 """
 
 from __future__ import annotations
@@ -52,8 +49,7 @@ class PQNConfig(
     """Hyperparameters of PQN.
 
     Raises:
-        TypeError: If a value is not of its option's kind.
-        ValueError: As `PPOConfig` does, or if `epsilon_schedule` leaves [0, 1].
+        ValueError: If `epsilon_schedule` leaves [0, 1], and as `OnPolicyConfig` does.
 
     Source: Gallici et al. 2024, arXiv:2407.04811, algorithm 1.
     """
@@ -159,6 +155,8 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
 
         with r_t + gamma max_a Q(s_{t+1}, a) at the end of the horizon. These are the returns of generalised advantage
         estimation with max_a Q in place of the state value.
+
+        Source: Peng & Williams 1996, as in Daley & Amato 2019, arXiv:1810.09967, eq. 4.
         """
         config = self.config
         values = self.rollout[keys.VALUES]

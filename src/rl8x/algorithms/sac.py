@@ -1,8 +1,4 @@
-"""Soft actor-critic: a policy that maximises rewards and its own entropy, from a replay.
-
-Source: Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1; discrete actions: Christodoulou 2019, arXiv:1910.07207;
-`num_atoms`: Bellemare et al. 2017, arXiv:1707.06887; `cql_coeff`: Kumar et al. 2020, arXiv:2006.04779.
-"""
+"""Soft actor-critic: a policy that maximises rewards and its own entropy, from a replay."""
 
 from __future__ import annotations
 
@@ -28,10 +24,11 @@ from rl8x.algorithms.off_policy.actor_critic import (
 )
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.learner import TAU, Learner, model_obs, observed
-from rl8x.algorithms.off_policy.nets import Loss, Net
 from rl8x.algorithms.off_policy.updates import (
     Found,
+    Loss,
     Minimise,
+    Net,
     OffPolicyUpdater,
     Phase,
     ReplayBatch,
@@ -54,8 +51,7 @@ class SACConfig(ActorCriticConfig):
     """Hyperparameters of SAC.
 
     Raises:
-        TypeError: If a value is not of its option's kind.
-        ValueError: If a value is out of its range, `v_min` is not less than `v_max`, or a schedule is not legal.
+        ValueError: If `v_min` is not less than `v_max`, and as `AlgorithmConfig` does.
 
     Source: Haarnoja et al. 2018, arXiv:1812.05905; discrete actions: Christodoulou 2019, arXiv:1910.07207; `num_atoms`:
     Bellemare et al. 2017, arXiv:1707.06887; `cql_coeff`: Kumar et al. 2020, arXiv:2006.04779.
@@ -118,13 +114,7 @@ class Temperature(nn.Module):
 
 
 class Acted(NamedTuple):
-    """Actions of a policy at some observations.
-
-    Attributes:
-        actions: Reparameterised samples, `[..., batch_size, *action]`; empty for discrete actions.
-        probs: Probabilities of discrete actions, `[batch_size, num_actions]`; else None.
-        entropies: Estimated entropy: -log pi of the actions, or its expectation, `[..., batch_size]`.
-    """
+    """Actions of a policy: samples, or probabilities of discrete ones, and estimated entropies, per row."""
 
     actions: tuple[Tensor, ...]
     probs: Tensor | None
@@ -393,11 +383,7 @@ class SAC(Learner[SACConfig], config=SACConfig):
         return lambda q, values: config.cql_coeff * (log_sums(q) - values).mean(-1).sum()
 
     def _cql_actions(self, nets: Mapping[str, Net], batch: ReplayBatch) -> tuple[Tensor, Tensor]:
-        """Return actions sampled for the batch's observations, and their negative log-densities.
-
-        They are uniform, the policy's, and the policy's at the next observations: `[3 cql_samples, batch_size,
-        *action]` and `[3 cql_samples, batch_size]`.
-        """
+        """Return actions, uniform, the policy's and its next ones, `[3 cql_samples, ...]`, and -log densities."""
         noise = batch[CQL_NOISE]
         of_policy = [
             self._acted(nets["policy"](*observed(batch, key)), each)

@@ -1,8 +1,6 @@
 """Twin delayed deep deterministic policy gradients: two critics, delayed policy updates, smoothed targets.
 
-Source: Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1; `FastTD3Config`: Seo et al. 2025, arXiv:2505.22642. On a
-data set `actor_bc_coeff` makes it TD3+BC (Fujimoto and Gu 2021, arXiv:2106.06860), and with `critic_bc_coeff` ReBRAC
-(Tarasov et al. 2023, arXiv:2305.09836).
+On a data set `actor_bc_coeff` makes it TD3+BC, and with `critic_bc_coeff` ReBRAC.
 """
 
 from __future__ import annotations
@@ -20,11 +18,12 @@ from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, Actor, Critics, check_bounded, make_critics
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.learner import TAU, Learner, model_obs, observed
-from rl8x.algorithms.off_policy.nets import Loss, Net
 from rl8x.algorithms.off_policy.updates import (
     Average,
     Found,
+    Loss,
     Minimise,
+    Net,
     OffPolicyUpdater,
     Phase,
     ReplayBatch,
@@ -44,9 +43,8 @@ class TD3Config(ActorCriticConfig, defaults={"target_interval": 2, "policy_delay
     """Hyperparameters of TD3. Noise is in units of half the action range, so that 1 reaches from the middle to a bound.
 
     Raises:
-        TypeError: If a value is not of its option's kind.
-        ValueError: If a value is out of its range, `exploration_noise_min` exceeds `exploration_noise`, `v_min` is not
-            less than `v_max`, or a schedule is not legal.
+        ValueError: If `exploration_noise_min` exceeds `exploration_noise`, or `v_min` is not less than `v_max`, and as
+            `AlgorithmConfig` does.
 
     Source: Fujimoto et al. 2018, arXiv:1802.09477; `actor_bc_coeff`: Fujimoto and Gu 2021, arXiv:2106.06860;
     `critic_bc_coeff`: Tarasov et al. 2023, arXiv:2305.09836.

@@ -35,19 +35,9 @@ from rl8x.trees import tree_map
 
 
 class Collector:
-    """Runs a policy in an environment.
+    """Runs a policy in an environment; the `generator` of its sampling noise is on the policy's device.
 
-    Args:
-        env: The environment; its `carry` is updated.
-        policy: The policy that acts.
-        generator: Source of the sampling noise, on the policy's device.
-        execution: How the steps run.
-        slot: Returns the tensors that a slot of a rollout holds.
-        bootstrap: Computes values of the observations at which time limits truncate episodes; see `Stepper`.
-        state_reset_every: Steps between resets of the policy's state in a horizon; 0 never resets it.
-
-    Attributes:
-        cursor: The current observation and policy state; with None the environment is reset before the next step.
+    The `cursor` is the current observation and policy state; with None the environment is reset before the next step.
     """
 
     def __init__(

@@ -27,16 +27,10 @@ _MAX_STEPS_WITHOUT_END: Final = 200
 
 
 class EpisodeRunner:
-    """Plays the first episode of each copy of an environment, however long it lasts.
+    """Plays the first episode of each copy of an environment; those that end within some steps would be short ones.
 
-    Counting the episodes that end within a number of steps would be biased towards short ones.
-
-    Steps run eagerly where no `execution` is given; without a `generator` actions have to be deterministic.
-
-    Attributes:
-        running: Whether the episode goes on, `[num_envs]`.
-        returns: Sum of its rewards so far, `[num_envs]`.
-        lengths: Its steps so far, `[num_envs]`.
+    Steps run eagerly where no `execution` is given; without a `generator` actions have to be deterministic. Whether an
+    episode goes on is in `running`, its rewards so far in `returns`, and its steps in `lengths`, `[num_envs]` each.
     """
 
     def __init__(
@@ -80,8 +74,7 @@ class EpisodeRunner:
     ) -> Iterator[tuple[Transition, Tensor]]:
         """Step until the episodes that `begin` began have ended, those of the `awaited` first copies or of all.
 
-        Noise that is not given is drawn for `steps_per_look` steps at once. Yields each transition, and the copies in
-        which it belongs to the first episode, `[num_envs]`, bool.
+        Yields each transition, and the copies in which it belongs to the first episode, `[num_envs]`, bool.
         """
         noises = noises or self.collector.noises(steps_per_look, deterministic=deterministic)
         for t, transition in enumerate(itertools.islice(self.collector.play(noises), max_steps or MAX_STEPS), 1):
@@ -116,12 +109,9 @@ def warn_of_cut(count: int, total: int, kind: str) -> bool:
 
 
 class Moment(NamedTuple):
-    """The copies at one time. After a copy's episode has ended, its state and parameters are those of the next one.
+    """The copies at one time: of several agents, states and parameters of the first agent before those of others.
 
-    Of several agents states and parameters have a row each, those of the first agent before others.
-
-    The `state` at the end of an episode is that before the reset, if the environment's physics are pure functions; for
-    `running`, `returns` and `lengths` see `EpisodeRunner`.
+    The `state` at the end of an episode is that before the reset, if the environment's physics are pure functions.
     """
 
     state: Mapping[str, Tensor]
@@ -143,10 +133,9 @@ def play_episodes(
     awaited: int | None = None,
     state_reset_every: int = 0,
 ) -> Iterator[Moment]:
-    """Play an episode in each copy to be looked at, and yield the copies before the first action and after each.
+    """Play an episode in each copy, and yield the copies before the first action and after each.
 
-    The environment is reset with the `env_config`; the `seed` is its own and that of samples. It ends with the episodes
-    of the `awaited` first copies or of all, after `max_steps`, or after 1,000 steps, 200 if episodes never end.
+    It ends with those of the `awaited` first copies or of all, after `max_steps`, or after 1,000 (never ending: 200).
     """
     generator = torch.Generator(policy.device).manual_seed(seed)
     runner = EpisodeRunner(policy, env, generator=generator, state_reset_every=state_reset_every)

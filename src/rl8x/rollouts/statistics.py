@@ -45,11 +45,8 @@ _MAX_LISTED = 32
 class Stats(Mapping[str, float]):
     """A read-only mapping from metric names to floats, copied from the device on first use.
 
-    Args:
-        values: Metric name to a number or a 0-d tensor (all tensors on one device).
-        counts: Names of counts, each with the prefixes of the metrics that it gates: if the count is 0 (no episode
-            ended), these metrics are omitted rather than reported as NaN. A count whose name begins with an underscore
-            is not reported itself.
+    The `counts` have the prefixes of the metrics that each gates, which are omitted if it is 0 (no episode ended)
+    rather than NaN. A count whose name begins with an underscore is not reported itself.
     """
 
     def __init__(self, values: Mapping[str, Number], counts: Mapping[str, tuple[str, ...]] | None = None) -> None:
@@ -116,13 +113,9 @@ class Stats(Mapping[str, float]):
 
 
 def pool(rows: Sequence[Mapping[str, float]], counts: Mapping[str, Sequence[str]]) -> Stats:
-    """Pool the rows of several horizons or ranks into one, as if they were of one horizon.
+    """Pool the rows of several horizons or ranks, as `Stats.counted` returns them, as if they were of one horizon.
 
     Minima and maxima are those of all rows, counts are summed, and means and standard deviations weighted by counts.
-
-    Args:
-        rows: The numbers of each row by name, including counts, as `Stats.counted` returns them.
-        counts: Names of counts, each with the prefixes of the metrics that it gates.
     """
     pooled: dict[str, Number] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
@@ -179,12 +172,7 @@ def summary(values: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def masked_summary(values: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
-    """Return minimum, maximum, mean and standard deviation of the elements under a mask, `[...]` each.
-
-    Args:
-        values: Numbers, `[..., *mask.shape]`; masked elements have no effect, even if NaN.
-        mask: True for elements that count, bool. If none does, all four results are NaN.
-    """
+    """Return minimum, maximum, mean and standard deviation of values under a mask, `[...]`; NaN if none counts."""
     values = _floats(values)
     values, mask = values.reshape(*values.shape[: values.ndim - mask.ndim], -1), mask.reshape(-1)
     if not isinstance(values, Tensor):
@@ -217,10 +205,7 @@ def _floats(values: Any) -> Any:
 
 @np.errstate(all="ignore")  # torch does not warn either
 def rollout_stats(rollout: Mapping[str, Array], horizon: int, team: Team | None = None) -> Stats:
-    """Summarise the first `horizon` slots of a rollout, numbers by key, `[horizon or more, num_envs, ...]` each.
-
-    Episodes and returns are those of copies: of a `team` of agents, together.
-    """
+    """Summarise the first `horizon` slots of a rollout, `[horizon or more, num_envs, ...]`; of a `team`, by copies."""
     rewards: Any = rollout[keys.REWARDS][:horizon]
     valid: Any = rollout[keys.VALID][:horizon] if keys.VALID in rollout else None
     rows = rollout
@@ -339,16 +324,11 @@ def _final_not_finite(rollout: Mapping[str, Any]) -> Any:
 
 
 def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """Locate the first non-finite numbers of a rollout.
+    """Locate the first non-finite numbers of a rollout's tensors, each `[horizon + 1, num_envs, ...]`.
 
-    Args:
-        rollout: The rollout's tensors by key, each `[horizon + 1, num_envs, ...]`.
-
-    Returns:
-        Plain data for each non-finite quantity: `slot`, the first slot with a non-finite number; `environments`, the
-        indices of at most 32 copies with one in that slot; `num_environments`, the number of such copies;
-        `num_environments_in_rollout`, the number of copies with one in any slot; and `final`, whether it is in the
-        final observation of a truncated episode.
+    Returns plain data for each such quantity: `slot`, the first with one; `environments`, at most 32 copies with one
+    in it; `num_environments` and `num_environments_in_rollout`, how many there are in that slot and in any; and
+    `final`, whether it is in the final observation of a truncated episode.
     """
     places = {}
     for quantity, names in _LOCATED_BY.items():

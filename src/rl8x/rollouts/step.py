@@ -106,16 +106,11 @@ def flat(named: Mapping[str, Tree], prefix: str = "") -> dict[str, Tensor]:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Stepper:
-    """Steps a policy in an environment.
+    """Steps a policy in an environment; the `slot` returns the tensors that a slot of a rollout holds.
 
-    Args:
-        policy: The policy that acts.
-        env: The environment.
-        execution: How programs run.
-        slot: Returns the tensors that a slot of a rollout holds.
-        bootstrap: Computes values of the observations at which time limits truncate episodes, stored as
-            `final_values`, and of those after the last step, stored as `values`; None stores neither.
-        state_reset_every: Steps between resets of the policy's state; 0 never resets it.
+    The `bootstrap` computes values of the observations at which time limits truncate episodes (`final_values`) and of
+    those after the last step (`values`); None stores neither. The policy's state is reset every `state_reset_every`
+    steps, with 0 never.
     """
 
     policy: Policy
@@ -188,10 +183,7 @@ class Stepper:
         rollout.write_slot(rollout.horizon, named)
 
     def final_values(self, act: Act, step: Step) -> Tensor:
-        """Return the values of the observations at which time limits truncate episodes, `[num_envs]`; 0 elsewhere.
-
-        If the host may read values, only truncated copies are evaluated; otherwise all are, without a host sync.
-        """
+        """Return the values of the observations at which time limits truncate episodes, `[num_envs]`; 0 elsewhere."""
         values = torch.zeros(self.env.num_envs, device=self.env.device)
         if self.execution.host_looks and not self.truncates:
             return values
@@ -223,10 +215,7 @@ class Stepper:
 class Rollout:
     """A time-major buffer of `horizon` steps of all copies; allocated at the first write, at fixed addresses.
 
-    Args:
-        horizon: Steps of each copy.
-        num_envs: Copies of the environment.
-        state_every: Slots between stored states of the policy; None stores the first.
+    The policy's state is stored every `state_every` slots, with None before the first alone.
     """
 
     def __init__(self, horizon: int, num_envs: int, *, state_every: int | None = None) -> None:
@@ -284,10 +273,7 @@ class Rollout:
             self.states[name][t // self.state_every].copy_(value)
 
     def truncate(self) -> None:
-        """Truncate the episodes that are running at the end of the horizon, because a reset follows.
-
-        Entries for their final observations, such as `final_values`, are copied from the last slot's (`values`).
-        """
+        """Truncate the running episodes at the horizon's end, as a reset follows: what is final is the last slot's."""
         last = self.horizon - 1
         terminated, truncated = self.tensors[keys.TERMINATED][last], self.tensors[keys.TRUNCATED][last]
         running = ~(terminated | truncated)

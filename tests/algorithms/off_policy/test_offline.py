@@ -69,25 +69,16 @@ def build(name="bc", data=None, **options):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_run_goes_by_its_updates(name):
-    algorithm = build(name, lr_schedule=[[0, 1e-3], [8, 1e-4]])
+    algorithm, env = build(name, lr_schedule=[[0, 1e-3], [8, 1e-4]]), ENVS.get(name, CartPole)
     trainer = Trainer(algorithm, tracker=MemoryTracker())
     stats = trainer.run(stop_conditions=[HitsUpperBound(keys.UPDATES, 20)], max_steps=50, progress="none")
-    assert algorithm.counters == {
-        "algorithm/collects": 0,
-        "algorithm/steps": 5,
-        "algorithm/updates": 20,
-        "env/steps": 0,
-        "env/episodes": 0,
-    }
-    history = trainer.tracker.history("coefficients/lr")
-    assert [clock for clock, _ in history] == [4, 8, 12, 16, 20]
-    assert [value for _, value in history] == pytest.approx([1e-3, 1e-3, 1e-4, 1e-4, 1e-4])
-    assert set(algorithm.update_metrics) <= stats.keys() <= trainer.metric_names
-    assert not [each for each in trainer.metric_names if each.startswith(("returns/", "episodes/", "replay/", "eval/"))]
-    assert algorithm.env is None
+    done = {"algorithm/steps": 5, "algorithm/updates": 20}
+    assert algorithm.counters == dict.fromkeys(keys.COUNTERS, 0) | done
+    clocks, rates = zip(*trainer.tracker.history("coefficients/lr"), strict=True)
+    assert (clocks, rates) == ((4, 8, 12, 16, 20), pytest.approx((1e-3, 1e-3, 1e-4, 1e-4, 1e-4)))
+    assert set(algorithm.update_metrics) <= stats.keys()
     params = trainer.tracker.params
-    assert (params["dataset.transitions"], params["dataset.episodes"]) == (120, 12)
-    env = ENVS.get(name, CartPole)
+    assert (params["dataset.transitions"], params["dataset.episodes"], params["batch_size"]) == (120, 12, 16)
     assert not params.keys() & {
         "num_envs",
         "horizon",
@@ -96,7 +87,6 @@ def test_a_run_goes_by_its_updates(name):
         "updates_per_sample",
         "prioritized",
     }
-    assert (params["batch_size"], params["updates_per_step"]) == (16, 4)
     assert params["dataset.digest"] == dataset(env).digest != dataset(env, seed=4).digest
 
 
@@ -161,14 +151,6 @@ def test_observations_are_normalised_by_the_moments_of_the_data():
     assert moments.count.item() == 120
 
 
-def test_evaluations_play_where_a_name_says(tmp_path):
-    trainer = Trainer(build(), tracker=NullTracker(), eval_env="CartPole", num_eval_envs=3, checkpoints=tmp_path)
-    stats = trainer.run(max_steps=2, steps_per_eval=2, progress="none")
-    assert stats["eval/episodes/ended"] == 3
-    with pytest.raises(ValueError, match="must have the training environment's spaces"):
-        Trainer(build(), tracker=NullTracker(), eval_env="Pendulum")
-
-
 class Doubles(gymnasium.Env):
     """Its observations are float64, as those of MuJoCo's tasks, and so are those that Minari has of them."""
 
@@ -212,6 +194,8 @@ def test_what_does_not_fit_is_refused():
             build("dqn", **wrong)
     with pytest.raises(ValueError, match=r"`updates_per_step` needs a data set: .*; got 7\."):
         DQNConfig(updates_per_step=7).build(CartPole)
+    with pytest.raises(ValueError, match="must have the training environment's spaces"):
+        Trainer(build(), tracker=NullTracker(), eval_env="Pendulum")
     with pytest.raises(ValueError, match="DQN needs a Discrete action space"):
         build("dqn", dataset(Pendulum))
     with pytest.raises(ValueError, match="no data set in 'nothing'"):
@@ -225,16 +209,11 @@ def test_what_does_not_fit_is_refused():
 # -- spaces of a data set
 
 
+BOX, IMAGE = CartPole.single_observation_space, gymnasium.spaces.Box(0, 255, (3, 8, 8), dtype=np.uint8)
+PARTS = {"b": gymnasium.spaces.Discrete(2), "a": gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(3)])}
 SPACES = [
-    CartPole(1).single_observation_space,
-    gymnasium.spaces.Box(0, 255, (3, 8, 8), dtype=np.uint8),
-    gymnasium.spaces.Discrete(5, start=-2),
-    gymnasium.spaces.MultiDiscrete([3, 4], start=[1, -1]),
-    gymnasium.spaces.MultiBinary([2, 3]),
-    gymnasium.spaces.MultiBinary(2),
-    gymnasium.spaces.Dict(
-        {"b": gymnasium.spaces.Discrete(2), "a": gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(3)])}
-    ),
+    *(BOX, IMAGE, gymnasium.spaces.Discrete(5, start=-2), gymnasium.spaces.MultiDiscrete([3, 4], start=[1, -1])),
+    *(gymnasium.spaces.MultiBinary([2, 3]), gymnasium.spaces.MultiBinary(2), gymnasium.spaces.Dict(PARTS)),
 ]
 
 
@@ -246,61 +225,48 @@ def test_spaces_come_back_equal_from_json(space):
         assert list(back.spaces) == list(space.spaces)
 
 
-def test_rows_that_are_no_elements_of_the_spaces_are_refused():
-    rows, space = dataset().transitions, CartPole(1).single_observation_space
-    for options, message in (
-        (
-            {"observation_space": Pendulum(1).single_observation_space},
-            r"`obs` must be elements of Box\(\[3\], float32\)",
-        ),
-        ({"action_space": gymnasium.spaces.Discrete(1)}, r"`actions` must be from 0 to 0, .* got 0 to 1"),
-        ({"action_space": Pendulum(1).single_action_space}, "`actions` must be elements of Box"),
-        ({"observation_space": gymnasium.spaces.Dict({"x": space})}, "needs `obs/x`; there are obs, actions"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Dataset(rows, **options)
-
-
-def odd(actions, space, obs=None, obs_space=None):
-    """Twelve rows in the dtypes that they are given in, of episodes of one step."""
-    obs = torch.zeros(12, 4) if obs is None else obs
-    ends = torch.ones(12, dtype=torch.bool)
-    rows = {"obs": obs, "next_obs": obs, "actions": actions, "rewards": torch.zeros(12)}
-    spaces = {
-        "observation_space": gymnasium.spaces.Box(-1, 1, (4,)) if obs_space is None else obs_space,
-        "action_space": space,
-    }
-    return Dataset.from_tensors({**rows, "terminated": ends, "truncated": ~ends}, **spaces)
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32])
-def test_actions_may_be_recorded_in_any_whole_numbers(dtype):
-    actions, two = torch.arange(12) % 2, gymnasium.spaces.Discrete(2)
-    data = odd(actions.to(dtype), two)
-    assert data.digest == odd(actions, two).digest
-    assert data.transitions["actions"].dtype == torch.int64
-
-
-def test_images_in_other_whole_numbers_are_taken_for_bytes():
-    image = gymnasium.spaces.Box(0, 255, (1, 4, 4), np.uint8)
-    obs, actions = torch.randint(256, (12, 1, 4, 4)), torch.zeros(12, dtype=torch.int64)
-    data = odd(actions, gymnasium.spaces.Discrete(2), obs, image)
-    assert data.digest == odd(actions, gymnasium.spaces.Discrete(2), obs.to(torch.uint8), image).digest
-    assert data.transitions["next_obs"].dtype == torch.uint8
-    with pytest.raises(ValueError, match=r"`obs` must be from 0 to 255, as Box.* says; got -?\d+ to "):
-        odd(actions, gymnasium.spaces.Discrete(2), obs + 300, image)
+def acted(*actions):
+    return torch.tensor(actions).repeat(60, 1)
 
 
 @pytest.mark.parametrize(
-    ("actions", "space", "message"),
+    ("changes", "spaces", "message"),
     [
-        ([[0, 1], [1, 3]], gymnasium.spaces.MultiDiscrete([2, 3]), "`actions` must be from 0 to 2, .* got 1 to 3"),
-        ([[0, 1], [5, 0]], gymnasium.spaces.MultiBinary(2), "`actions` must be from 0 to 1, .* got 0 to 5"),
+        (
+            {},
+            {"observation_space": Pendulum.single_observation_space},
+            r"`obs` must be elements of Box\(\[3\]",
+        ),
+        ({}, {"observation_space": gymnasium.spaces.Dict({"x": BOX})}, "needs `obs/x`; there are obs, actions"),
+        ({}, {"action_space": gymnasium.spaces.Discrete(1)}, r"`actions` must be from 0 to 0, .* got 0 to 1"),
+        ({}, {"action_space": Pendulum.single_action_space}, "`actions` must be elements of Box"),
+        (
+            {"actions": acted([0, 1], [1, 3])},
+            {"action_space": gymnasium.spaces.MultiDiscrete([2, 3])},
+            "`actions` must be from 0 to 2, .* got 1 to 3",
+        ),
+        (
+            {"actions": acted([0, 1], [5, 0])},
+            {"action_space": gymnasium.spaces.MultiBinary(2)},
+            "`actions` must be from 0 to 1, .* got 0 to 5",
+        ),
     ],
 )
-def test_each_whole_number_must_be_in_its_own_range(actions, space, message):
+def test_rows_that_are_no_elements_of_the_spaces_are_refused(changes, spaces, message):
     with pytest.raises(ValueError, match=message):
-        odd(torch.tensor(actions).repeat(6, 1), space)
+        Dataset(dataset().transitions | changes, **spaces)
+
+
+def test_whole_numbers_of_any_type_become_those_of_their_spaces():
+    rows, image = dataset().transitions, torch.randint(256, (120, 3, 8, 8))
+    for dtype in (torch.bool, torch.uint8, torch.int32):
+        given = rows | {"actions": rows["actions"].to(dtype), "obs": image, "next_obs": image}
+        found = Dataset(given, gaps="truncate", observation_space=IMAGE, action_space=gymnasium.spaces.Discrete(2))
+        assert (found.transitions["actions"].dtype, found.transitions["next_obs"].dtype) == (torch.int64, torch.uint8)
+        assert torch.equal(found.transitions["actions"], rows["actions"])
+        assert torch.equal(found.transitions["obs"], image.to(torch.uint8))
+    with pytest.raises(ValueError, match=r"`obs` must be from 0 to 255, as Box.* says; got -?\d+ to "):
+        Dataset(given | {"obs": image + 300}, gaps="truncate", observation_space=IMAGE)
 
 
 # -- the command line

@@ -1,9 +1,11 @@
 import pytest
 import torch
 from tests.probes import traced_only
+from torch import nn
 
 from rl8x.algorithms import DQNConfig
-from rl8x.algorithms.off_policy.updates import block_size
+from rl8x.algorithms.off_policy.updates import Nets, block_size
+from rl8x.algorithms.optimizer import make_rule
 from rl8x.envs import CartPole
 
 
@@ -41,3 +43,39 @@ def test_a_run_changes_from_eager_to_compiled_updates(monkeypatch):
 )
 def test_blocks_are_as_large_as_a_step_has_updates_and_memory_allows(updates, batch_bytes, masks, most, expected):
     assert block_size(updates, batch_bytes, masks=masks, most=most) == expected
+
+
+# -- networks
+
+
+def perceptron(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+def test_weights_of_other_networks_are_refused_and_nothing_is_changed():
+    nets = Nets(nn.Linear(1, 1))
+    nets.add("q", perceptron(), make_rule("adam", {}), lr=0.01)
+    nets.add_target("target", of="q")
+    before = [tensor.clone() for tensor in nets.state]
+    saved = nets.state_dict()["modules"]["q"]
+    (first, tensor), *rest = saved.items()
+    for modules, message in (
+        ({}, "the run trained no network 'q'. Hyperparameters"),
+        (dict(rest), f"the network 'q' had nothing for `{first}` in the run, and has"),
+        (saved | {first: tensor[:1]}, rf"had \[1, .*\] for `{first}` in the run, and has \["),
+        (saved | {"norm": tensor}, r"had \[.*\] for `norm` in the run, and has nothing here"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            nets.load_state_dict({**nets.state_dict(), "modules": {"q": modules} if modules else {}})
+    assert all(map(torch.equal, nets.state, before))
+
+
+def test_what_is_the_policys_is_saved_with_it():
+    policy, critic = perceptron(), perceptron(1)
+    nets = Nets(policy)
+    nets.add("actor", policy, make_rule("adam", {}), lr=0.1)
+    nets.add("critic", critic, make_rule("adam", {}), lr=0.1)
+    modules = nets.state_dict()["modules"]
+    assert modules["actor"] == {}
+    assert modules["critic"].keys() == critic.state_dict().keys()

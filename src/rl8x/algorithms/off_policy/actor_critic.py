@@ -1,8 +1,4 @@
-"""The networks of actor-critic algorithms: a policy that critics train, and critics with their targets and loss.
-
-Source: Fujimoto et al. 2018, arXiv:1802.09477 (the smaller of two critics); Bellemare et al. 2017, arXiv:1707.06887
-(`num_atoms`).
-"""
+"""The networks of actor-critic algorithms: a policy that critics train, and critics with their targets and loss."""
 
 from __future__ import annotations
 
@@ -16,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x import keys
-from rl8x.algorithms.off_policy.nets import Loss
-from rl8x.algorithms.off_policy.updates import SCALE, Found, ReplayBatch, UpdateResult, weighted_mean
-from rl8x.distributions import Distribution
+from rl8x.algorithms.off_policy.updates import SCALE, Found, Loss, ReplayBatch, UpdateResult, weighted_mean
 from rl8x.distributions.discrete import inverse_cdf
 from rl8x.execution import Execution
 from rl8x.functional import expectation, project
@@ -48,12 +42,9 @@ def check_bounded(name: str, space: gymnasium.Space[Any], *, discrete: bool = Fa
 
 
 class Actor(Policy):
-    """A policy that can act at random for a while, over a bounded `Box` or a `Discrete` action space.
+    """A policy that acts at random while `is_random`, 0-d bool, over a bounded `Box` or a `Discrete` action space.
 
     As a module it maps observations to the parameters of its action distributions: this is what is trained.
-
-    Attributes:
-        is_random: Whether it acts at random, 0-d bool.
     """
 
     is_random: Tensor
@@ -65,24 +56,14 @@ class Actor(Policy):
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         *,
-        distribution: str | type[Distribution],
-        distribution_config: Mapping[str, Any] | None = None,
         model: str | type[Model] | Model | None = None,
         model_config: Mapping[str, Any] | None = None,
-        normalize_observations: bool = False,
+        **options: Any,
     ) -> None:
         built_in = model is None or (isinstance(model, str) and model in BUILTIN)
-        super().__init__(
-            observation_space,
-            action_space,
-            model=model,
-            model_config={**({"shared": True} if built_in else {}), **(model_config or {})},
-            distribution=distribution,
-            distribution_config=distribution_config,
-            normalize_observations=normalize_observations,
-            # The critics are separate networks that read all parts; the model's own value is not used.
-            hidden=critic_only(observation_space),
-        )
+        # The critics are separate networks that read all parts; the model's own value is not used.
+        options["model_config"] = {**({"shared": True} if built_in else {}), **(model_config or {})}
+        super().__init__(observation_space, action_space, model=model, hidden=critic_only(observation_space), **options)
         self.register_buffer("is_random", torch.zeros((), dtype=torch.bool), persistent=False)
         if isinstance(action_space, gymnasium.spaces.Box):
             for name in ("low", "high"):
@@ -110,10 +91,7 @@ class Actor(Policy):
         return act._replace(actions=actions)
 
     def random_actions(self, obs: Tree, noise: Tensor) -> Tensor:
-        """Return uniformly random legal actions, `[num_envs, *action]`, by noise of samples, `[num_envs, num_noise]`.
-
-        The distribution function of normal numbers is uniform.
-        """
+        """Return uniformly random legal actions, `[num_envs, *action]`, by normal noise, `[num_envs, num_noise]`."""
         space = self.action_space
         if isinstance(space, gymnasium.spaces.Box):
             shares = torch.special.ndtr(noise).reshape(-1, *space.shape)
@@ -134,12 +112,8 @@ class Actor(Policy):
 class Critics(nn.Module):
     """Perceptrons Q_1 to Q_n of observations and actions, with a batched product for each layer of all of them.
 
-    For a `Discrete` action space they read observations alone and give the values of all actions. Weights begin as
-    `MLPModel` says of its `init`. The heads compute in float32 whatever the precision. Actions are read in the units
-    of the action space, not scaled to its bounds.
-
-    Attributes:
-        autocast: Makes the context in which hidden layers run; set where they run in another precision.
+    For a `Discrete` action space they read observations alone and give the values of all actions. The heads compute in
+    float32, hidden layers in the context that `autocast` makes. Actions are read in the units of the action space.
     """
 
     def __init__(

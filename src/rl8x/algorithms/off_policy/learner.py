@@ -29,7 +29,6 @@ from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase, refuse_inference_mode
 from rl8x.algorithms.memory_check import CountedNets, check_networks, row_bytes
 from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig
-from rl8x.algorithms.off_policy.nets import Net, Nets
 from rl8x.algorithms.off_policy.sources import (
     DatasetSource,
     ReplaySource,
@@ -41,6 +40,8 @@ from rl8x.algorithms.off_policy.sources import (
 )
 from rl8x.algorithms.off_policy.updates import (
     Found,
+    Net,
+    Nets,
     OffPolicyUpdater,
     Phase,
     ReplayBatch,

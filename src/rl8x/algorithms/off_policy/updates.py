@@ -1,4 +1,15 @@
-"""Runs all updates that are due after a collect as programs of tensors: loops without Python between updates.
+"""The networks of off-policy algorithms, and their updates: programs of tensors without Python between updates.
+
+Weights and moments come in as vectors and are changed in place, so that the same function runs eagerly, compiled and
+captured. No module is copied: a target network is its module under another vector of weights.
+
+    nets = Nets(policy)                                    # when the algorithm is made
+    nets.add("q", QNetwork(policy), rule, lr=3e-4)
+    nets.add_target("target", of="q")
+
+    values, gradient = nets["q"].gradient(loss)            # in an update, on the result of `bind`
+    norm = nets["q"].apply(gradient)
+    nets["target"].polyak_update(nets["q"], 0.005)
 
 An update is a list of phases, each of which ends with what the ranks average: a gradient, mostly. One process runs all
 of them as one program; of several, each runs a program up to each average.
@@ -6,20 +17,23 @@ of them as one program; of several, each runs a program up to each average.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from rl8x.algorithms.off_policy.nets import Loss, Net, Nets
-from rl8x.algorithms.optimizer import updates_not_finite
+from rl8x.algorithms.optimizer import FlatOptimizer, Rule, clip_and_apply, updates_not_finite
 from rl8x.distributed import ranks
 from rl8x.execution import Execution, Program
+from rl8x.execution.private import Substitution
 from rl8x.execution.programs import Loop, prepare
+from rl8x.policy import Policy, training_mode
 from rl8x.rollouts.statistics import Number
 from rl8x.trees import row_major
 
@@ -34,6 +48,150 @@ SCALE: Final = "return_scale"
 
 # Maximum bytes of the batches that are sampled at once; images would fill the memory.
 _BLOCK_BYTES: Final = 2**26
+
+
+Loss = Callable[[Callable[..., Any]], tuple[Tensor, Mapping[str, Tensor]]]
+"""Computes a loss from a network called with its trained weights; returns it, 0-d, and auxiliary values by name."""
+
+
+class Trained(NamedTuple):
+    """A trained module, and what has its weights as one vector; it is in training mode only while it is trained."""
+
+    module: nn.Module
+    optimizer: FlatOptimizer
+    max_grad_norm: float | None
+    under: Substitution
+    has_modes: bool
+
+
+class Net:
+    """A network in an update: a module under weights, `[size]`, which `apply` and `polyak_update` change."""
+
+    def __init__(
+        self, trained: Trained, weights: Tensor, moments: Sequence[Tensor] = (), lr: Tensor | None = None
+    ) -> None:
+        self.trained = trained
+        self.weights = weights
+        self.moments = moments
+        self.lr = lr
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Call the module with these weights; gradients flow to the inputs, not to the weights."""
+        return self.trained.under(self._parts, *inputs)
+
+    def gradient(self, loss: Loss) -> tuple[dict[str, Tensor], Tensor]:
+        """Return what a loss measures, and its gradient by the weights, `[size]`; other networks get none."""
+        optimizer = self.trained.optimizer
+        mode = training_mode(self.trained.module) if self.trained.has_modes else contextlib.nullcontext()
+        with torch.enable_grad(), mode:
+            weights = self.weights.detach().requires_grad_()
+            value, measured = loss(functools.partial(self.trained.under, optimizer.split(weights)))
+            (gradient,) = torch.autograd.grad(value, weights)
+        return {name: each.detach() for name, each in measured.items()}, gradient
+
+    def apply(self, gradient: Tensor) -> Tensor:
+        """Make an optimizer step by a gradient, `[size]`, which is clipped in place; return its norm before, 0-d."""
+        assert self.lr is not None, "a target network is not trained"
+        state, most = (self.weights, *self.moments), self.trained.max_grad_norm
+        return clip_and_apply(self.trained.optimizer.rule, state, gradient, self.lr, max_grad_norm=most)
+
+    def polyak_update(self, net: Net, tau: Tensor | float) -> None:
+        """Update the weights to (1 - tau) w + tau w', with those of another network; `tau` is a number or 0-d."""
+        self.weights.lerp_(net.weights, tau)
+
+    @functools.cached_property
+    def _parts(self) -> list[Tensor]:
+        return self.trained.optimizer.split(self.weights)
+
+
+class Nets:
+    """The networks of an algorithm by name, and targets; weights that are the policy's are saved with it."""
+
+    def __init__(self, policy: nn.Module) -> None:
+        self.trained: dict[str, Trained] = {}
+        self.targets: dict[str, tuple[str, Tensor]] = {}
+        self._policy = policy
+
+    def add(self, name: str, module: nn.Module, rule: Rule, *, lr: float, max_grad_norm: float | None = None) -> None:
+        """Add a trained network; the module's weights become views of one vector."""
+        optimizer = FlatOptimizer(module.named_parameters(), rule, lr=lr)
+        has_modes = any(isinstance(part, Policy) and part.has_modes for part in module.modules())
+        under = Substitution(module, optimizer.names)
+        self.trained[name] = Trained(module, optimizer, max_grad_norm, under, has_modes)
+
+    def add_target(self, name: str, *, of: str) -> None:
+        """Add a target network of a named network: the same module with a copy of its weights."""
+        self.targets[name] = of, self.trained[of].optimizer.weights.clone()
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of all networks, in place."""
+        for each in self.trained.values():
+            each.optimizer.lr.fill_(lr)
+
+    # -- as the arguments of an update
+
+    @property
+    def state(self) -> list[Tensor]:
+        """The tensors that an update changes in place: weights and moments, `[size]`, and numbers of steps, `[1]`."""
+        trained = [tensor for each in self.trained.values() for tensor in each.optimizer.state]
+        return trained + [weights for _, weights in self.targets.values()]
+
+    @property
+    def rates(self) -> list[Tensor]:
+        """The learning rates, 0-d each."""
+        return [each.optimizer.lr for each in self.trained.values()]
+
+    def bind(self, state: Sequence[Tensor], rates: Sequence[Tensor]) -> dict[str, Net]:
+        """Return the networks by name, with tensors in the order and shapes of `state` and `rates`."""
+        left, nets = iter(state), dict[str, Net]()
+        for (name, each), lr in zip(self.trained.items(), rates, strict=True):
+            weights, *moments = (next(left) for _ in each.optimizer.state)
+            nets[name] = Net(each, weights, moments, lr)
+        for name, (followed, _) in self.targets.items():
+            nets[name] = Net(self.trained[followed], next(left))
+        return nets
+
+    # -- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return weights that are not the policy's, optimizer states and targets, all by names of weights."""
+        targets = {}
+        for name, (followed, weights) in self.targets.items():
+            optimizer = self.trained[followed].optimizer
+            targets[name] = dict(zip(optimizer.names, optimizer.split(weights), strict=True))
+        return {
+            "modules": {name: self._own(each.module) for name, each in self.trained.items()},
+            "optimizers": {name: each.optimizer.state_dict() for name, each in self.trained.items()},
+            "targets": targets,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`, after the policy; raise a `ValueError`, changing nothing, if it is of others."""
+        for name, each in self.trained.items():
+            _check_same(name, state["modules"].get(name), self._own(each.module))
+        for name, each in self.trained.items():
+            for key, tensor in self._own(each.module).items():
+                tensor.copy_(state["modules"][name][key])
+            each.optimizer.load_state_dict(state["optimizers"][name])
+        for name, (followed, weights) in self.targets.items():
+            optimizer, saved = self.trained[followed].optimizer, state["targets"][name]
+            weights.copy_(optimizer.joined(saved[key] for key in optimizer.names))
+
+    def _own(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return the weights and buffers of a module that are not the policy's."""
+        saved = {tensor.data_ptr() for tensor in self._policy.state_dict().values()}
+        return {name: tensor for name, tensor in module.state_dict().items() if tensor.data_ptr() not in saved}
+
+
+def _check_same(name: str, saved: Mapping[str, Tensor] | None, own: Mapping[str, Tensor]) -> None:
+    """Raise if saved weights belong to another network than the one of this name."""
+    why = "Hyperparameters that decide what is trained cannot change in a resume: leave them as they were."
+    if saved is None:
+        raise ValueError(f"the run trained no network {name!r}. {why}")
+    for key in dict.fromkeys((*own, *saved)):
+        had, has = (f"{list(each[key].shape)}" if key in each else "nothing" for each in (saved, own))
+        if had != has:
+            raise ValueError(f"the network {name!r} had {had} for `{key}` in the run, and has {has} here. {why}")
 
 
 def weighted_mean(losses: Tensor, batch: ReplayBatch) -> Tensor:
@@ -57,9 +215,8 @@ NetsByName = Mapping[str, Net]
 class Minimise(NamedTuple):
     """A phase that makes an optimizer step of one network; the ranks average its gradient.
 
-    `loss` returns the network's loss, given the networks, the batch and what was found. What it computes itself has no
-    gradients, such as targets; what the loss returns beside its value joins what was found. `norm` is the name of the
-    gradient's norm before clipping.
+    `loss` returns the network's loss; what it computes itself, such as targets, has no gradients. What the loss returns
+    beside its value joins what was found, as does the gradient's norm before clipping, by the name `norm`.
     """
 
     net: str
@@ -109,30 +266,22 @@ class Update(NamedTuple):
         return self.finish(nets, batch, found)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class OffPolicyUpdater:
     """Runs updates in blocks."""
 
-    def __init__(
-        self,
-        update: Update,
-        nets: Nets,
-        names: Sequence[str],
-        execution: Execution,
-        rows: Callable[[ReplayBatch], ReplayBatch],
-    ) -> None:
-        self.update = update
-        self.rows = rows
-        self.nets = nets
-        self.names = tuple(names)
-        self.execution = execution
+    update: Update
+    nets: Nets
+    names: Sequence[str]
+    execution: Execution
+    rows: Callable[[ReplayBatch], ReplayBatch]
+
+    def __post_init__(self) -> None:
         self._items: tuple[str, ...] = ()
         self._found: dict[int, list[str]] = {0: []}  # names of what was found before each phase
 
     def run(self, items: ReplayBatch) -> tuple[Tensor, Tensor | None]:
-        """Make an update for each of the items, by name, `[updates, ...]`.
-
-        Returns metrics, `[updates, metrics]`, and errors of the rows, `[updates, batch_size]`, if any.
-        """
+        """Make an update for each of the items, `[updates, ...]`; return their metrics and the errors of rows."""
         arguments = self._arguments(items)
         rows, *errors = self._program(*arguments)
         return rows, errors[0] if errors else None
@@ -206,8 +355,8 @@ class OffPolicyUpdater:
     def _run_phase(self, phase: int, *tensors: Tensor) -> list[Tensor]:
         """End the phase before, and begin this one, or finish; this function is compiled.
 
-        It gets the arguments of an update, what was found before, and the ranks' sum after the phase before; it returns
-        what was found, and what the ranks are to sum, or at last the results.
+        It gets an update's arguments, what was found before, and the ranks' sum after the phase before; it returns what
+        was found and what the ranks are to sum, or at last the results.
         """
         phases, names = self.update.phases, self._found[phase]
         count = len(self.nets.state) + len(self.nets.rates) + len(self._items)
@@ -225,10 +374,9 @@ class OffPolicyUpdater:
 def update_stats(
     rows: Sequence[Tensor], names: Sequence[str], weights: Iterable[Tensor], *, host_looks: bool
 ) -> dict[str, Number]:
-    """Average the metrics of a step's updates, `[updates, metrics]` each, and flag non-finite ones.
+    """Average the metrics of a step's updates, `[updates, metrics]` each, and flag non-finite ones and weights.
 
-    Some updates may lack the last of the `names`; norms of gradients end in `grad_norm`. `weights` is what was changed.
-    If the host may look, that takes less time than operators on so few numbers.
+    Some updates may lack the last of the `names`. Where the host may look, that is faster than many operators.
     """
     norms = [name.endswith("grad_norm") for name in names]
     if host_looks:
@@ -249,10 +397,9 @@ def update_stats(
 
 
 def block_size(updates: float, batch_bytes: int, *, masks: bool, most: int | None = None) -> int:
-    """Return the number of updates in one program; the remainder is done one by one, so that two are compiled.
+    """Return the number of updates in one program, at `most`; those left are done one by one: two are compiled.
 
-    If a simulator `masks` steps, a collect may have fewer transitions than usual, and a block that is too large would
-    not be run at all: blocks are then small. `most` is a limit of the algorithm's own.
+    If a simulator `masks` steps a collect may have fewer transitions than usual: blocks are then small.
     """
     size = int(updates**0.5) if masks else int(updates)
     limits = [size, _BLOCK_BYTES // max(1, batch_bytes), *([] if most is None else [most])]

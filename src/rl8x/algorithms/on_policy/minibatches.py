@@ -56,7 +56,6 @@ class SequencePack:
     """Sequences of `seq_len` consecutive steps of one copy, packed for gathering.
 
     Attributes:
-        num_sequences: Sequences in it.
         sources: The packed numbers, `[num_sequences, seq_len, columns]`, and the states, each `[num_sequences, *]`.
         masked: Whether some steps may be masked.
         wide: Whether something is not packed, being too wide, float64, or `exact`.
@@ -160,7 +159,7 @@ class SequencePack:
     def of_agents(self, rows: Rows, agents: int) -> Tensor:
         """Return the numbers of the sequences of all agents, given those of copies, `[..., rows]`; agent by agent.
 
-        Of copies there are as many as of an agent. So agents that have weights of their own find their rows by place.
+        So agents that have weights of their own find their rows by place.
         """
         if isinstance(rows, slice):
             rows = torch.arange(rows.start, rows.stop, device=self.sources[0].device)
@@ -177,10 +176,9 @@ class SequencePack:
 def epoch(
     num_rows: int, minibatch_rows: int, chunk_rows: int, generator: torch.Generator, *, shuffle: bool
 ) -> list[list[Rows]]:
-    """Divide all rows into minibatches, in a new random order if shuffled, and minibatches into chunks.
+    """Divide all rows into minibatches, in a random order if shuffled, and these into chunks that stay in the cache.
 
-    A single minibatch of everything is never shuffled: the order of its rows does not matter. Temporaries of a chunk
-    stay in the cache. Returns the chunks of each minibatch: numbers of sequences, `[rows]`, int64, or slices of them.
+    Returns the chunks of each minibatch: numbers of sequences, `[rows]`, int64, or slices of them.
     """
     if minibatch_rows == num_rows or not shuffle:
         starts = range(0, num_rows, minibatch_rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +60,7 @@ class Objective(NamedTuple):
     rate: AdaptiveRate | None = None
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class OnPolicyUpdater:
     """Makes the updates of a step, an optimizer step for each minibatch or accumulated epoch.
 
@@ -67,44 +69,32 @@ class OnPolicyUpdater:
                 for minibatches in updater.minibatches():
                     updater.step(minibatches)
 
-    Attributes:
-        adapts: Whether the learning rate goes by the objective's; False where one was set in its place.
-        prepared: Whether `prepare` has been called.
-        workers: The threads that share the updates, between `begin` and its end.
+    The learning rate goes by the objective's unless `adapts` is False, as where one was set in its place.
     """
 
-    workers: Workers
+    policy: Policy
+    config: OnPolicyConfig
+    objective: Objective
+    optimizer: FlatOptimizer
+    pack: SequencePack
+    execution: Execution
+    generator: torch.Generator
+    _: dataclasses.KW_ONLY
+    renews: bool = False
+    in_order: bool = False
+    workers: Workers = dataclasses.field(init=False)
 
-    def __init__(
-        self,
-        policy: Policy,
-        config: OnPolicyConfig,
-        objective: Objective,
-        optimizer: FlatOptimizer,
-        pack: SequencePack,
-        execution: Execution,
-        generator: torch.Generator,
-        *,
-        renews: bool = False,
-        in_order: bool = False,
-    ) -> None:
-        self.policy = policy
-        self.config = config
-        self.objective = objective
-        self.optimizer = optimizer
-        self.pack = pack
-        self.execution = execution
-        self.generator = generator
-        self.in_order = in_order
-        self.device = policy.device
+    def __post_init__(self) -> None:
+        self.device = self.policy.device
         # Epochs of one program. A limited update may end after any, and then draws no order for those after it.
-        self.epochs_at_once = 1 if renews or objective.limit is not None else config.num_sgd_iters
-        self._under = Substitution(policy, optimizer.names)
+        at_once = not self.renews and self.objective.limit is None
+        self.epochs_at_once = self.config.num_sgd_iters if at_once else 1
+        self._under = Substitution(self.policy, self.optimizer.names)
         self._scales: dict[int, Tensor] = {}
-        self._gradients = [optimizer.gradient]  # one per worker
+        self._gradients = [self.optimizer.gradient]  # one per worker
         self._made = torch.zeros((), device=self.device)
-        self._total = objective.metrics.index(objective.total)
-        self.adapts = objective.rate is not None
+        self._total = self.objective.metrics.index(self.objective.total)
+        self.adapts = self.objective.rate is not None
         self.prepared = False
         self._ran = {"eager"}
 
@@ -155,11 +145,7 @@ class OnPolicyUpdater:
 
     @property
     def results(self) -> tuple[Tensor, Tensor]:
-        """What the updates gave since `begin`.
-
-        A row for each optimizer step, the objective's metrics and the gradient norm, `[updates, num_metrics + 1]`, and
-        whether it was applied, `[updates]`, bool.
-        """
+        """Metrics and gradient norms since `begin`, `[updates, num_metrics + 1]`, and which were applied."""
         rows, applied = zip(*self._results, strict=True)
         return torch.cat(rows), torch.cat(applied)
 
@@ -243,10 +229,7 @@ class OnPolicyUpdater:
 
     @property
     def _state(self) -> tuple[Tensor, ...]:
-        """The state before an update: weights and moments, which it changes, and the learning rate.
-
-        One that adapts changes too, and goes by the number of updates since the rollout.
-        """
+        """The state that an update changes: weights, moments, the rate, and if that adapts the updates so far."""
         made = () if self.objective.rate is None else (self._made,)
         return (self.optimizer.weights, *self.optimizer.moments.values(), self.optimizer.lr, *made)
 
@@ -287,10 +270,7 @@ class OnPolicyUpdater:
     # -- one optimizer step: a program, or one for each chunk's gradient, a sum over ranks, and one that applies it
 
     def _step(self, chunks: list[Rows]) -> tuple[Tensor, Tensor]:
-        """Make one optimizer step, if the KL divergence allows it.
-
-        Returns the loss metrics' means and the gradient norm, `[num_metrics + 1]`, and whether it was taken, 0-d, bool.
-        """
+        """Make one optimizer step if the KL allows it; return its row, `[num_metrics + 1]`, and if it was taken."""
         scale = self._scale(chunks)
         if len(chunks) == 1 and self._alone:
             row, applied = self._update(*self._single(chunks[0], scale))
@@ -410,8 +390,7 @@ class OnPolicyUpdater:
     def _heed(self, means: Tensor, active: Tensor, lr: Tensor, *made: Tensor) -> Tensor:
         """Act on the divergence measured before an update: adapt the rate in place; return whether it is applied.
 
-        `made` is the number of updates since the rollout, if the rate adapts: before the first, what is measured is
-        rounding.
+        Before the first update since the rollout, of which `made` counts them, what is measured is rounding.
         """
         objective = self.objective
         if objective.rate is not None:

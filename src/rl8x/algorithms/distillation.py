@@ -2,11 +2,8 @@
 
 DAgger: the student acts, alone or mixed with the teacher, the teacher labels each observation, and the student learns
 the labels. What only the teacher observes, such as the environment's parameters, the student has to infer, for example
-by memory. Each rollout is discarded after its epochs, rather than aggregated with earlier ones; tens of thousands of
-fresh transitions per rollout make up for that.
-
-Source: Ross, Gordon & Bagnell 2011, arXiv:1011.0686, algorithm 3.1, and section 4 on online learning; privileged
-teachers: Lee et al. 2020, arXiv:2010.11251.
+by memory. Each rollout is discarded after its epochs, rather than aggregated with earlier ones (section 4 of the
+paper); tens of thousands of fresh transitions per rollout make up for that.
 """
 
 from __future__ import annotations
@@ -24,22 +21,23 @@ from torch import Tensor
 
 import rl8x
 from rl8x import keys
-from rl8x.algorithms.base import LR, EnvFactory
-from rl8x.algorithms.distillation.config import DistillationConfig
-from rl8x.algorithms.distillation.teacher import (
+from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
+from rl8x.algorithms.hyperparameters import option, resolve_device
+from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
+from rl8x.algorithms.on_policy.algorithm import GRAD_NORM
+from rl8x.algorithms.teacher import (
     LABELS,
     PLAYS,
     Guided,
     Student,
     View,
     acting_weights,
+    describe_teacher,
+    find_teacher,
     labelled,
     make_teacher,
     read_weights,
 )
-from rl8x.algorithms.hyperparameters import resolve_device
-from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, SequenceBatch
-from rl8x.algorithms.on_policy.algorithm import GRAD_NORM
 from rl8x.distributions import Distribution
 from rl8x.distributions.composite import Composite
 from rl8x.envs import Env
@@ -56,6 +54,85 @@ from rl8x.trees import Tree, flatten_tree
 DISTILLATION_LOSS_METRICS: Final = ("losses/distillation", "monitors/entropy", "monitors/disagreement")
 BETA: Final = "coefficients/beta"
 PLAYED: Final = "monitors/teacher_share"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistillationConfig(OnPolicyConfig):
+    """Hyperparameters of distillation.
+
+    Raises:
+        TypeError: If `teacher_obs` is not a list, and as `OnPolicyConfig` does.
+        ValueError: If `beta_schedule` leaves [0, 1], and as `OnPolicyConfig` does.
+
+    Source: Ross, Gordon & Bagnell 2011, arXiv:1011.0686, algorithm 3.1.
+    """
+
+    teacher: Any = option(
+        None,
+        "The teacher: a run's name, ID, folder or checkpoint, or a policy file; in Python also a policy, an "
+        "algorithm or a trainer.",
+    )
+    teacher_obs: list[str] | None = option(
+        None,
+        "Parts of a Dict observation that only the teacher observes. None: the environment's parameters "
+        "(observe_parameters), and the parts that only a critic observes.",
+    )
+    loss: str | None = option(
+        None,
+        "'kl': KL(teacher || student); 'nll': negative log-likelihood of the teacher's most likely action "
+        "(cross-entropy for discrete actions); 'mse': squared error of continuous actions. None: kl if both have the "
+        "same kind of distribution, else nll.",
+        choices=("kl", "nll", "mse"),
+    )
+    beta: float = option(
+        0.0,
+        "DAgger's beta: probability that a step takes the teacher's action while collecting.",
+        low=0.0,
+        high=1.0,
+    )
+    beta_schedule: list[list[float]] | dict[str, Any] | None = option(
+        None,
+        "Beta over transitions, in the form of lr_schedule; replaces beta. The paper's choice, 1 in the first "
+        "rollout and 0 afterwards, is [[0, 1.0], [num_envs * horizon, 0.0]].",
+    )
+    sample_actions: bool | None = option(
+        None,
+        "Whether to sample the student's actions while collecting, rather than take the most likely ones. None: "
+        "unless the loss is 'mse', which does not train standard deviations.",
+    )
+    distribution: str | type[Distribution] | None = option(
+        None,
+        "The student's action distribution: a built-in name, a dotted path, or a class. None: chosen by the action "
+        "space.",
+    )
+    distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution class.")
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without an environment."""
+        super().__post_init__()
+        if isinstance(self.teacher_obs, str):
+            raise TypeError(f"`teacher_obs` must be a list of names; got {self.teacher_obs!r}.")
+        self.schedule("beta").bounded(0.0, 1.0, "beta_schedule")
+
+    def build(self, env: Any = ..., /, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:
+        """Find the teacher, make the environment, check that they fit, and return the algorithm.
+
+        Args:
+            env: The environment, in any form that `OnlineConfig.build` accepts.
+            env_kwargs: Keyword arguments for the environment's constructor, such as `observe_parameters`.
+
+        Raises:
+            ValueError: If there is no teacher or it does not fit, and as `OnlineConfig.build` does.
+        """
+        if self.teacher is None:
+            raise ValueError("distillation needs a `teacher`: a run, a policy, an algorithm or a trainer.")
+        if isinstance(self.teacher, Mapping):  # its description
+            return super().build(env, **env_kwargs)
+        policy, source = find_teacher(self.teacher, resolve_device(self.device))
+        described = dataclasses.replace(self, teacher=describe_teacher(policy, source))
+        algorithm: Any = described.build(env, **env_kwargs)
+        algorithm.load_teacher(acting_weights(policy))
+        return cast(GenericAlgorithmBase[Any], algorithm)
 
 
 class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationConfig):
@@ -316,10 +393,7 @@ def _hidden(space: Any, teacher_obs: list[str] | None) -> list[str]:
 
 
 def _mean_of(function: Callable[[Tensor], Tensor], actions: Tree, others: Tree) -> Tensor:
-    """Return a function of differences, averaged over dimensions, `[seq_len, batch]`; integers count as equal or not.
-
-    Actions are `[seq_len, batch, *action]`, or dicts of such.
-    """
+    """Average a function of differences of actions, `[seq_len, batch, *action]`, or of whether integers differ."""
     pairs = zip(flatten_tree("", actions).values(), flatten_tree("", others).values(), strict=True)
     differences = [function(a - b) if a.is_floating_point() else (a != b).float() for a, b in pairs]
     return torch.stack([each.flatten(2).mean(-1) if each.dim() > 2 else each for each in differences]).mean(0)

@@ -52,10 +52,7 @@ def find_teacher(given: Any, device: torch.device | str) -> tuple[Policy, str | 
 
 
 def describe_teacher(policy: Policy, source: str | None) -> dict[str, Any]:
-    """Describe a policy as plain data without its weights; one whose making nobody knows is in it as a copy.
-
-    Raises a `TypeError` if it cannot be copied.
-    """
+    """Describe a policy as plain data without its weights; one whose making nobody knows is in it as a copy."""
     description: dict[str, Any] = {
         "source": source,
         "sha256": digest(acting_weights(policy)),
@@ -139,12 +136,9 @@ class Student(Policy):
 
 
 class Guided(nn.Module):
-    """The policy for collecting: the student, with the teacher, which labels observations and sometimes acts.
+    """The policy for collecting: the student, and a teacher that labels observations and acts with probability `beta`.
 
-    Its state is the student's and the teacher's, each as if it acted alone.
-
-    Attributes:
-        beta: Probability that the teacher acts, 0-d. Programs read it, so it is changed in place.
+    Its state is the student's and the teacher's, each as if it acted alone. Programs read `beta`: change it in place.
     """
 
     beta: Tensor
@@ -184,10 +178,7 @@ class Guided(nn.Module):
         return torch.cat((drawn, who), -1)
 
     def act(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> Act:
-        """Choose an action for each copy and label its observation; arguments are those of `Policy.act`.
-
-        Without noise the student acts alone, by its most likely actions.
-        """
+        """Choose actions, without noise the student's most likely ones, and label observations; see `Policy.act`."""
         own = {name: value for name, value in state.items() if not name.startswith(_TEACHERS)}
         others = {name.removeprefix(_TEACHERS): state[name] for name in state.keys() - own.keys()}
         params, _, after = self.teacher.respond(self.view(obs), others, starts)
@@ -213,10 +204,7 @@ def labelled(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
 
 
 class View:
-    """Selects what a teacher observes of an environment's observations: all, some parts, or the part `obs` alone.
-
-    Raises a `ValueError` if the environment's observations lack what the teacher needs.
-    """
+    """What a teacher observes of an environment's observations: all, some parts, or the part `obs` alone."""
 
     def __init__(self, env: gymnasium.Space[Any], teacher: gymnasium.Space[Any]) -> None:
         self.parts: tuple[str, ...] | None = None
