@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from tests.plain import PlainLearner
 from tests.probes import Probe, traced_only
 
 from rl8x import MemoryTracker, NullTracker, Trainer, distill, load_algorithm
 from rl8x.algorithms import Distillation, DistillationConfig, DQNConfig, PPOConfig, SACConfig
-from rl8x.algorithms.distillation.teacher import (
+from rl8x.algorithms.teacher import (
     Student,
     View,
     describe_teacher,
@@ -85,46 +84,6 @@ def train(algorithm, steps, **collect):
 
 
 # -- a second formulation
-
-
-@pytest.mark.parametrize(
-    ("loss", "env"), [("kl", CartPole), ("nll", CartPole), ("kl", Pendulum), ("nll", Pendulum), ("mse", Pendulum)]
-)
-def test_twenty_updates_are_those_of_the_loss_written_plainly(loss, env):
-    teacher = random_policy(env(1), model_config={"hidden_sizes": []})
-    options = {"loss": loss, "lr": 3e-3, "max_grad_norm": 0.5, "num_sgd_iters": 5, "sgd_minibatch_size": None}
-    algorithm = config(teacher=teacher, execution="eager", **options).build(env)
-    plain = PlainLearner(algorithm.policy, 3e-3, 0.5)
-    before = {name: weight.detach().clone() for name, weight in plain.weights.items()}
-    head = [weight.detach().double() for weight in (teacher.model.policy_head.weight, teacher.model.policy_head.bias)]
-    for _ in range(4):
-        algorithm.collect()
-        obs = algorithm.rollout["obs"][:-1].double()
-        algorithm.step()
-        taught = obs @ head[0].T + head[1]
-        for _ in range(5):
-            features = plain.features(obs)
-            if env is CartPole:
-                ours, theirs = (each - each.exp().sum(-1, keepdim=True).log() for each in (features, taught))
-                if loss == "kl":
-                    losses = (theirs.exp() * (theirs - ours)).sum(-1)
-                else:
-                    losses = -ours.gather(-1, taught.argmax(-1, keepdim=True))[..., 0]
-            else:
-                best, ours, theirs = taught.clamp(-2, 2), plain.weights["distribution.log_std"], 0.0
-                if loss == "kl":
-                    theirs = teacher.distribution.log_std.detach().double()
-                    spread = ((2 * theirs).exp() + (taught - features).square()) / (2 * (2 * ours).exp())
-                    losses = (ours - theirs + spread - 0.5).sum(-1)
-                elif loss == "nll":
-                    errors = (best - features) / ours.exp()
-                    losses = (errors.square() / 2 + ours + np.log(2 * np.pi) / 2).sum(-1)
-                else:
-                    losses = (best - features).square().mean(-1)
-            plain.descend(losses.mean())
-    moved = max((weight - before[name]).abs().max().item() for name, weight in plain.weights.items())
-    assert moved > 0.03
-    assert plain.furthest(algorithm.policy) < 1e-3
 
 
 # -- labels

@@ -9,18 +9,16 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.algorithms.by_hand import batch_of, disturb, updated
 from tests.algorithms.off_policy.test_offline import build as build_offline
 from torch import nn
 
 from rl8x import keys
 from rl8x.algorithms import DQNConfig
-from rl8x.algorithms.dqn import q_loss, quantile_loss
+from rl8x.algorithms.dqn import q_loss
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.envs import CartPole
-from rl8x.q_values import GreedyInMeans, QPolicy
+from rl8x.q_values import QPolicy
 
 PLAIN = {"hidden_sizes": [16], "layer_norm": False}
 SMALL = {"num_envs": 8, "horizon": 2, "n_step": 1, "seed": 1, "device": "cpu", "model_config": PLAIN}
@@ -140,62 +138,31 @@ def test_the_loss_is_that_of_the_papers_row_by_row(kind, double, dueling):
     np.testing.assert_allclose(found.numpy(), errors, rtol=1e-3, atol=1e-5)
 
 
-def test_gradients_are_those_of_plain_autograd():
-    algorithm = build(optimizer="sgd", lr=0.1, max_grad_norm=None, double=False, huber_delta=1.0, batch_size=6)
+@pytest.mark.parametrize("coeff", [0.0, 0.5])
+def test_a_step_goes_down_the_gradient_of_the_loss_and_of_the_conservative_term(coeff):
+    """The targets have no gradient, and the loss that is logged is the error alone."""
+    options = {"optimizer": "sgd", "lr": 0.1, "max_grad_norm": None, "double": False, "huber_delta": 1.0}
+    algorithm = build_offline("dqn", batch_size=6, cql_coeff=coeff, **options)
     batch, policy = batch_of(algorithm), algorithm.policy
     starts = torch.zeros(1, 6, dtype=torch.bool)
     with torch.no_grad():
         goals = policy(batch[keys.NEXT_OBS][None], {}, starts)[0].amax(-1)
         goals = batch[keys.RETURNS] + batch[keys.DISCOUNTS] * goals
-    values = policy(batch[keys.OBS][None], {}, starts)[0][torch.arange(6), batch[keys.ACTIONS]]
-    parameters = list(policy.parameters())
-    gradients = torch.autograd.grad(q_loss(values, goals, 1.0).mean(), parameters, allow_unused=True)
-    expected = [
-        each.detach().clone() if gradient is None else each.detach() - 0.1 * gradient
-        for each, gradient in zip(parameters, gradients, strict=True)
-    ]
-    updated(algorithm, batch)
-    for each, wanted in zip(parameters, expected, strict=True):
-        torch.testing.assert_close(each.detach(), wanted)
-
-
-@pytest.mark.parametrize("coeff", [0.0, 0.5])
-def test_the_conservative_term_by_hand(coeff):
-    plain, algorithm = (
-        build_offline("dqn", batch_size=6, optimizer="sgd", lr=0.1, max_grad_norm=None, cql_coeff=each)
-        for each in (0.0, coeff)
-    )
-    batch, policy = batch_of(algorithm), algorithm.policy
+    table = policy(batch[keys.OBS][None], {}, starts)[0]
+    values = table[torch.arange(6), batch[keys.ACTIONS]]
     terms = []
     for obs, action in zip(batch[keys.OBS], batch[keys.ACTIONS], strict=True):
         row = plain_outputs(algorithm, obs)[:, 0]
         terms.append(math.log(sum(math.exp(q) for q in row)) - row[action])
-    values = policy(batch[keys.OBS][None], {}, torch.zeros(1, 6, dtype=torch.bool))[0]
-    gap = torch.logsumexp(values, -1) - values[torch.arange(6), batch[keys.ACTIONS]]
-    assert gap.mean().item() == pytest.approx(np.mean(terms), rel=1e-5)
-    parameters = list(policy.parameters())
-    gradients = torch.autograd.grad(gap.mean(), parameters, allow_unused=True)
-    both = (plain, algorithm)
-    numbers = [updated(each, batch).metrics for each in both]
-    # The loss that is logged is the error alone; the step has the term's gradient beside the error's.
-    assert numbers[0]["losses/q"] == numbers[1]["losses/q"]
-    for one, other, gradient in zip(plain.policy.parameters(), parameters, gradients, strict=True):
-        moved = 0.0 if gradient is None else -0.1 * coeff * gradient
-        torch.testing.assert_close(other.detach() - one.detach(), torch.zeros_like(one) + moved, atol=1e-6, rtol=1e-4)
-
-
-@given(st.lists(st.integers(-20, 20).map(float), min_size=1, max_size=9))
-@settings(max_examples=30, deadline=None)
-def test_the_quantile_loss_is_least_at_the_quantiles(draws):
-    goals, num = torch.tensor([draws], dtype=torch.float64), 4
-    # The least number that at least a share tau of the draws does not exceed.
-    best = torch.tensor([[sorted(draws)[math.ceil((i + 0.5) / num * len(draws)) - 1] for i in range(num)]]).double()
-    least = quantile_loss(best, goals, None)
-    for shift in (-1.0, -0.1, 0.1, 1.0):
-        for i in range(num):
-            moved = best.clone()
-            moved[0, i] += shift
-            assert quantile_loss(moved, goals, None) >= least - 1e-9
+    gap = (table.logsumexp(-1) - values).mean()
+    assert gap.item() == pytest.approx(np.mean(terms), rel=1e-5)
+    parameters, error = list(policy.parameters()), q_loss(values, goals, 1.0).mean()
+    gradients = torch.autograd.grad(error + coeff * gap, parameters, allow_unused=True)
+    moves = [torch.zeros_like(each) if g is None else -0.1 * g for each, g in zip(parameters, gradients, strict=True)]
+    expected = [each.detach() + move for each, move in zip(parameters, moves, strict=True)]
+    assert updated(algorithm, batch).metrics["losses/q"].item() == pytest.approx(error.item(), rel=1e-5)
+    for each, wanted in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(each.detach(), wanted)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -254,15 +221,6 @@ def test_priorities_are_written_after_each_group_of_updates(monkeypatch):
         algorithm.step()
     assert groups == [(16, 4)] * 6
     assert algorithm.counters["algorithm/updates"] == 96
-
-
-def test_one_number_is_the_plain_algorithm_and_the_head_is_as_wide_as_it_must_be():
-    plain, one = build(), build(num_atoms=1, num_quantiles=1, v_min=-1.0)
-    assert not isinstance(one.policy.distribution, GreedyInMeans)
-    assert all(map(torch.equal, plain.nets.state, one.nets.state))
-    assert build(**ATOMS).policy.model.num_features == 14
-    assert build(**QUANTILES, dueling=True).policy.model.num_features == 15
-    assert build(**ATOMS).policy.atoms.tolist() == [-3, -2, -1, 0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("interval", "ratio"), [(1000, 0.25), (8, 1 / 3), (3, 0.5), (1, 0.25), (1, 2.0), (10, 1.0)])

@@ -36,62 +36,44 @@ def test_a_learning_rate_never_falls_below_0(config):
 FALLING = {"kind": "interp", "points": [[0, 5e-4], [100, 0.0]]}
 
 
-@pytest.mark.parametrize(
-    ("config", "options", "name"),
-    [
-        (PPOConfig, {"lr": 3e-3, "lr_schedule": FALLING}, "lr=0.003"),
-        (FlashSACConfig, {"lr": 1e-3, "buffer_size": 4096}, "lr=0.001"),
-        (DQNConfig, {"epsilon": 0.5, "epsilon_schedule": [[0, 1.0]], "buffer_size": 4096}, "epsilon=0.5"),
-        (PPOConfig, {"entropy_coeff": 0.1, "entropy_coeff_schedule": FALLING}, "entropy_coeff=0.1"),
-    ],
-)
-def test_a_number_that_a_schedule_replaces_is_warned_of(config, options, name):
-    made = config(num_envs=2, device="cpu", **options)
-    with pytest.warns(RuntimeWarning, match=f"^`{name}` has no effect: `{name.split('=')[0]}_schedule` replaces it"):
-        made.build(Pendulum if config is FlashSACConfig else CartPole)
+ADAPTS, CONSTANT = {"lr_schedule": FALLING}, {"lr_schedule": None}
+UNUSED = [  # options, and which have no effect: what schedules replace, and what others switch off
+    (PPOConfig, {"lr": 3e-3} | ADAPTS, ["lr=0.003"]),
+    (PPOConfig, {"entropy_coeff": 0.1, "entropy_coeff_schedule": FALLING}, ["entropy_coeff=0.1"]),
+    (FlashSACConfig, {"lr": 1e-3}, ["lr=0.001"]),
+    (FlashSACConfig, {"v_max": 9.0, "num_atoms": 1}, ["v_max=9.0"]),
+    (DQNConfig, {"epsilon": 0.5, "epsilon_schedule": [[0, 1.0]]}, ["epsilon=0.5"]),
+    (DQNConfig, {"v_max": 500.0, "num_quantiles": 8}, ["v_max=500.0"]),
+    (DQNConfig, {"huber_delta": 0.5, "num_atoms": 8}, ["huber_delta=0.5"]),
+    (DQNConfig, {"epsilon_decay_steps": 9, "epsilon_schedule": [[0, 0.05]]}, ["epsilon_decay_steps=9"]),
+    (DQNConfig, {"priority_alpha": 0.5}, ["priority_alpha=0.5"]),
+    (DQNConfig, {"priority_beta_schedule": [[0, 0.5]]}, ["priority_beta_schedule=[[0, 0.5]]"]),
+    (SACConfig, {"v_min": -9.0, "v_max": 9.0}, ["v_min=-9.0", "v_max=9.0"]),
+    (SACConfig, {"alpha": 0.2, "target_entropy": -1.0}, ["target_entropy=-1.0"]),
+    (SACConfig, {"alpha": 0.0, "initial_alpha": 0.5}, ["initial_alpha=0.5"]),
+    # What has an effect, is what a schedule begins with, or was given by nobody but a preset.
+    (PPOConfig, {"lr": 5e-4} | ADAPTS, []),
+    (PPOConfig, ADAPTS, []),
+    (PPOConfig, {"lr": 0.25, "entropy_coeff": 0.1} | CONSTANT, []),
+    (FlashSACConfig, {}, []),
+    (FlashSACConfig, {"lr": 1e-3} | CONSTANT, []),
+    (FlashSACConfig, {"alpha": 0.2, "num_atoms": 1}, []),
+    (SACConfig, {"v_min": -9.0, "num_atoms": 11}, []),
+    (SACConfig, {"target_entropy": -1.0, "initial_alpha": 0.5}, []),
+    (DQNConfig, {"priority_alpha": 0.5, "prioritized": True}, []),
+]
 
 
-@pytest.mark.parametrize(
-    ("config", "options", "names"),
-    [
-        (SACConfig, {"v_min": -9.0, "v_max": 9.0}, ["v_min=-9.0", "v_max=9.0"]),
-        (DQNConfig, {"v_max": 500.0, "num_quantiles": 8}, ["v_max=500.0"]),
-        (DQNConfig, {"huber_delta": 0.5, "num_atoms": 8}, ["huber_delta=0.5"]),
-        (DQNConfig, {"epsilon_decay_steps": 9, "epsilon_schedule": [[0, 0.05]]}, ["epsilon_decay_steps=9"]),
-        (FlashSACConfig, {"v_max": 9.0, "num_atoms": 1}, ["v_max=9.0"]),
-        (DQNConfig, {"priority_alpha": 0.5}, ["priority_alpha=0.5"]),
-        (DQNConfig, {"priority_beta_schedule": [[0, 0.5]]}, ["priority_beta_schedule=[[0, 0.5]]"]),
-        (SACConfig, {"alpha": 0.2, "target_entropy": -1.0}, ["target_entropy=-1.0"]),
-        (SACConfig, {"alpha": 0.0, "initial_alpha": 0.5}, ["initial_alpha=0.5"]),
-    ],
-)
-def test_what_another_option_leaves_unused_is_warned_of(config, options, names):
-    made = config(num_envs=2, buffer_size=4096, device="cpu", **options)
-    with pytest.warns(RuntimeWarning, match="has no effect") as caught:
-        made.build(CartPole if config is DQNConfig else Pendulum)
-    assert [str(each.message).split("`")[1] for each in caught] == names
-
-
-@pytest.mark.parametrize(
-    ("config", "options"),
-    [
-        (SACConfig, {"v_min": -9.0, "num_atoms": 11}),
-        (FlashSACConfig, {"alpha": 0.2, "num_atoms": 1}),  # the preset's initial_alpha: nobody gave it
-        (DQNConfig, {"priority_alpha": 0.5, "prioritized": True}),
-        (SACConfig, {"target_entropy": -1.0, "initial_alpha": 0.5}),
-    ],
-)
-def test_what_has_an_effect_or_is_the_presets_own_is_not_warned_of(config, options, recwarn):
-    config(num_envs=2, buffer_size=4096, device="cpu", **options).build(CartPole if config is DQNConfig else Pendulum)
-    assert list(recwarn) == []
-
-
-def test_a_number_that_a_schedule_begins_with_or_that_nobody_gave_is_not_warned_of(recwarn):
-    for options in ({"lr": 5e-4}, {}, {"lr": 0.25, "lr_schedule": None}, {"entropy_coeff": 0.1}):
-        PPOConfig(num_envs=2, horizon=2, device="cpu", **{"lr_schedule": FALLING, **options}).build(CartPole)
-    FlashSACConfig(num_envs=2, buffer_size=4096, device="cpu").build(Pendulum)
-    FlashSACConfig(num_envs=2, buffer_size=4096, device="cpu", lr=1e-3, lr_schedule=None).build(Pendulum)
-    assert list(recwarn) == []
+@pytest.mark.parametrize(("config", "options", "names"), UNUSED)
+def test_what_has_no_effect_is_warned_of(config, options, names, recwarn):
+    size = {} if config is PPOConfig else {"buffer_size": 4096}
+    made = config(num_envs=2, device="cpu", **size, **options)
+    made.build(Pendulum if issubclass(config, SACConfig) else CartPole)
+    told = [str(each.message) for each in recwarn]
+    assert [each.split("`")[1] for each in told] == names
+    assert all(each.startswith("`") and "` has no effect: " in each for each in told)
+    replaced = [name.split("=")[0] for name in names if f"{name.split('=')[0]}_schedule" in options]
+    assert all(f"`{name}_schedule` replaces it" in text for name, text in zip(replaced, told, strict=False))
 
 
 @pytest.mark.parametrize("name", ["num_envs", "horizon", "lr", "execution", "precision", "device", "model_config"])

@@ -4,14 +4,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.algorithms.by_hand import disturb, updated
 from tests.algorithms.off_policy.test_offline import dataset
 
 from rl8x import keys
 from rl8x.algorithms import IQLConfig
-from rl8x.algorithms.iql import expectile_loss
 from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.envs import CartPole, Pendulum
 from rl8x.replay.dataset import Dataset
@@ -21,19 +18,6 @@ SMALL = {"seed": 1, "device": "cpu", "batch_size": 6, "execution": "eager", "cri
 
 def build(data, **options):
     return IQLConfig(**{**SMALL, "model_config": {"hidden_sizes": [8]}, **options}).build(dataset=data)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.floats(-5, 5), min_size=2, max_size=8), st.floats(0.05, 0.95))
-def test_the_loss_is_least_at_the_expectile(values, expectile):
-    samples = torch.tensor(values, dtype=torch.float64)
-    estimates = torch.linspace(-5, 5, 2001, dtype=torch.float64)
-    losses = expectile_loss(samples - estimates[:, None], expectile).mean(1)
-    m = estimates[losses.argmin()]
-    # At the expectile, what lies above weighs as much as what lies below.
-    above = expectile * (samples - m).clamp(min=0).sum()
-    below = (1 - expectile) * (m - samples).clamp(min=0).sum()
-    assert abs(above - below) < 0.006 * len(values)
 
 
 def perceptron(weights, x, *layers):

@@ -207,26 +207,21 @@ class Own(Model):
         return self.two(hidden), hidden[..., 0], state
 
 
-IMAGE = functools.partial(Images, size=40)
 OFFLINE = {"device": "cpu", "batch_size": 2}
 
 
 @pytest.mark.parametrize(
     ("config_class", "options", "env"),
     [
-        (PPOConfig, {}, "CartPole"),
         (PPOConfig, {"model_config": {"shared": True, "layer_norm": True}}, "Pendulum"),
-        (PPOConfig, {"model": "cnn"}, IMAGE),
-        (PPOConfig, {"model": "lstm"}, "CartPole"),
+        (PPOConfig, {"model": "cnn"}, functools.partial(Images, size=40)),
         (PPOConfig, {"model": "gru", "optimizer": "sgd"}, "CartPole"),
         (PPOConfig, {"model": Own, "model_config": {"width": 5000, "frozen": 900}}, "CartPole"),
         (PPOConfig, {"model": Own(CartPole.single_observation_space, 2, width=5000)}, "CartPole"),
         (PPOConfig, {"model": "mlp", "normalize_observations": True, "normalize_values": True}, Images),
         (DQNConfig, {"dueling": True, "num_atoms": 11, "v_min": 0.0, "v_max": 1.0, "buffer_size": 64}, "CartPole"),
         (SACConfig, {"critic_hidden_sizes": [300, 20], "num_critics": 3, "buffer_size": 64}, "Pendulum"),
-        (SACConfig, {"alpha": 0.1, "buffer_size": 64}, "CartPole"),
         (TD3Config, {"buffer_size": 64, "critic_layer_norm": True}, "Pendulum"),
-        (BCConfig, OFFLINE, None),
         (IQLConfig, OFFLINE, None),
     ],
 )
@@ -261,8 +256,6 @@ def test_networks_are_counted_as_they_are_then_made(config_class, options, env, 
     "words",
     [
         ["model_config.hidden_sizes=[60000, 60000]"],
-        ["model=lstm", "model_config.hidden_size=60000"],
-        ["--algorithm", "dqn", "model_config.hidden_sizes=[60000, 60000]"],
         ["--algorithm", "sac", "critic_hidden_sizes=[60000, 60000]"],
     ],
 )
@@ -275,13 +268,6 @@ def test_a_dry_run_counts_networks_and_makes_none(words, dry, there_are, capsys)
     (line,) = capsys.readouterr().err.splitlines()
     assert "does not fit into memory: its networks, with gradients, moments and targets, need at least" in line
     assert "of memory on cpu, but 20.0 GB are available. Lower the sizes given, in `model_config`" in line
-
-
-def test_counting_networks_changes_no_numbers():
-    whole = config(seed=3).build(CartPole).policy.state_dict()
-    with memory.no_memory_checks():
-        uncounted = config(seed=3).build(CartPole).policy.state_dict()
-    assert all(part.equal(uncounted[name]) for name, part in whole.items())
 
 
 def test_other_errors_of_a_build_stay_as_they_are():

@@ -59,17 +59,6 @@ def test_what_cannot_be_built_is_refused():
         PPOConfig(device="cpu").build()
 
 
-def test_experience_that_is_discarded_begins_new_episodes():
-    config = PPOConfig(num_envs=4, horizon=3, seed=1, device="cpu", model_config={"hidden_sizes": [8]})
-    algorithm = config.build(CartPole)
-    algorithm.collect()
-    algorithm.collect()
-    assert not algorithm.rollout["starts"][0].all()
-    algorithm.discard_experience()
-    algorithm.collect()
-    assert algorithm.rollout["starts"][0].all()
-
-
 def test_training_goes_on_in_its_own_physics_where_an_evaluation_was_interrupted(monkeypatch):
     config = PPOConfig(num_envs=4, horizon=3, seed=1, device="cpu", model_config={"hidden_sizes": [8]})
     algorithm = dataclasses.replace(config, horizons_per_env_reset=2).build(CartPole)

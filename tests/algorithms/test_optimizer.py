@@ -131,13 +131,3 @@ def test_another_layout_is_refused_and_changes_nothing(case):
     with pytest.raises(ValueError, match=message):
         flat.load_state_dict(saved.state_dict())
     assert all(torch.equal(*pair) for pair in zip(flat.state, before, strict=True))
-
-
-def test_fewer_weights_are_refused():
-    with pytest.raises(ValueError, match=r"keeps nothing of '1.weight', this one exp_avg"):
-        saved_by(3, 5, 1).load_state_dict(saved_by(3, 5).state_dict())
-
-
-def test_unknown_options_are_refused():
-    with pytest.raises(ValueError, match="betas"):
-        make_rule("adam", {"beta": 1})

@@ -163,38 +163,6 @@ def learned(env, steps=60, **options):
     return algorithm
 
 
-def test_categorical_critics_learn_the_distribution_of_soft_returns():
-    """The cross-entropy by hand, atom by atom: alpha is fixed, and one reward lies beyond the last atom."""
-    options = {"num_atoms": 5, "v_min": -2.0, "v_max": 2.0, "alpha": 0.1, "optimizer": "sgd", "lr": 1e-9}
-    algorithm = build(**options)
-    disturb(algorithm)
-    batch, critics, policy = batch_of(algorithm), algorithm.critics, algorithm.policy
-    optimizer, target = algorithm.nets.trained["q"].optimizer, algorithm.nets.targets["target"][1]
-    atoms, kept, total, gaps = [-2.0, -1.0, 0.0, 1.0, 2.0], optimizer.weights.clone(), 0.0, []
-    for i in range(6):
-        obs, after = batch[keys.OBS][i : i + 1], batch[keys.NEXT_OBS][i : i + 1]
-        params = policy(after[None], {}, torch.zeros(1, 1, dtype=torch.bool))
-        action, logp = policy.distribution.rsample(params, batch[NOISE][0, i : i + 1])
-        optimizer.weights.copy_(target)
-        both = critics(after, action)[:, 0].softmax(-1).tolist()
-        optimizer.weights.copy_(kept)
-        probs = min(both, key=lambda each: sum(p * z for p, z in zip(each, atoms, strict=True)))
-        goal = [0.0] * 5
-        for p, z in zip(probs, atoms, strict=True):
-            y = batch[keys.RETURNS][i] + batch[keys.DISCOUNTS][i] * (z - 0.1 * (logp.item() + math.log(2)))
-            place = min(max(y.item(), -2.0), 2.0) + 2
-            low = min(int(place), 3)
-            goal[low] += p * (low + 1 - place)
-            goal[low + 1] += p * (place - low)
-        logs = critics(obs, batch[keys.ACTIONS][i : i + 1])[:, 0].log_softmax(-1)
-        total -= sum(goal[k] * logs[c, k].item() for c in range(2) for k in range(5)) / 6
-        wanted = sum(g * z for g, z in zip(goal, atoms, strict=True))
-        gaps.append((logs.exp() @ torch.tensor(atoms) - wanted).abs().mean().item())
-    numbers, errors = updated(algorithm, batch)
-    assert numbers["losses/q"].item() == pytest.approx(total, rel=1e-4)
-    np.testing.assert_allclose(errors.numpy(), gaps, rtol=1e-3, atol=1e-5)
-
-
 class FewLegal(Probe):
     """Two of eight actions are legal: no policy has an entropy of more than log 2."""
 
@@ -284,20 +252,6 @@ def test_values_of_actions_that_the_data_do_not_have_are_held_down(env):
     assert numbers["losses/q"].item() == pytest.approx(q_loss.item(), rel=1e-4)
     for one, two in zip(algorithm.critics.parameters(), other.critics.parameters(), strict=True):
         torch.testing.assert_close(one.detach(), two.detach(), rtol=1e-3, atol=1e-4)
-
-
-def test_samples_estimate_the_integral_over_all_actions():
-    algorithm = offline(Pendulum, cql_coeff=1.0, cql_samples=20_000, batch_size=1)
-    disturb(algorithm, 0.1)
-    batch = batch_of(algorithm)
-    batch |= {name: batch[name][:1] for name in (keys.OBS, keys.NEXT_OBS)}
-    penalty = algorithm._conservatism(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
-    grid = torch.linspace(-2.0, 2.0, 2001).unsqueeze(1)
-    with torch.no_grad():
-        found = penalty(algorithm.critics, torch.zeros(2, 1))
-        q = algorithm.critics(batch[keys.OBS].expand(2001, -1), grid)
-    expected = torch.trapezoid(q.exp(), grid.squeeze(1) / 2).log().sum()
-    assert found.item() == pytest.approx(expected.item(), abs=0.03)
 
 
 def test_illegal_actions_are_not_in_the_sum():

@@ -11,7 +11,6 @@ from tests import probes
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
-from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.on_policy.update import OnPolicyUpdater
 from rl8x.algorithms.ppo import PPO, PPO_LOSS_METRICS
 from rl8x.checkpoint.tree import clone
@@ -22,12 +21,6 @@ from rl8x.policy import Evaluation
 def tiny(**options):
     defaults = {"num_envs": 8, "horizon": 16, "seed": 3, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
     return PPOConfig.rl8(**(defaults | options))
-
-
-def probe_config(**options):
-    learns = {"num_envs": 64, "horizon": 8, "seed": 1, "lr": 1e-2, "gamma": 0.9, "normalize_rewards": False}
-    learns |= {"num_sgd_iters": 8, "sgd_minibatch_size": 128}
-    return tiny(**learns | {"model_config": {"hidden_sizes": [32], "activation": "tanh"}} | options)
 
 
 def losses(evaluation, batch, config, entropy_coeff):
@@ -45,21 +38,6 @@ def train(algorithm, steps):
 
 
 # -- probe environments: known values, known best actions
-
-
-@pytest.mark.parametrize(("precision", "near"), [("fp32", 0.05), ("bf16", 0.1)])
-def test_known_values_and_best_actions_are_learned(precision, near):
-    """Were a truncation taken for an end, the value of `Forever` would be 1.69 in the mean of its steps, not 4."""
-    options = {"num_envs": 66, "sgd_minibatch_size": 132, "gamma": 0.75, "precision": precision}
-    algorithm = train(probe_config(**options).build(probes.Discretes), 20)
-    starts = torch.ones(1, dtype=torch.bool)
-    for (probe, x), (first, second) in probes.KNOWN.items():
-        act = algorithm.policy.act(probes.Discretes.seen(probe, x), {}, starts)
-        if first == second:
-            value = algorithm.policy.values(probes.Discretes.seen(probe, x), {}, starts).item()
-            assert value == pytest.approx(first, abs=near), probe
-        else:
-            assert act.actions.item() == int(second > first), probe
 
 
 def test_rewards_behind_a_new_episode_do_not_scale_it():
@@ -431,8 +409,3 @@ def test_params_tell_the_arguments_of_model_and_distribution_with_their_defaults
     params = tiny(model_config={"activation": "tanh"}).build(Pendulum).params
     assert (params["model.hidden_sizes"], params["model.activation"]) == ((64, 64), "tanh")
     assert params["distribution.std"] == "free"
-
-
-@pytest.mark.parametrize(("number", "wanted", "nearest"), [(32, 5, 4), (32, 6, 4), (128, 100, 128), (7, 3, 1)])
-def test_nearest_divisor(number, wanted, nearest):
-    assert nearest_divisor(number, wanted) == nearest
