@@ -63,6 +63,13 @@ def all_rows(dataset, n=1, gamma=0.9):
 # -- rows
 
 
+def test_no_return_reaches_beyond_the_last_row_of_an_episode_that_goes_on():
+    found = all_rows(Dataset.from_tensors(episode_rows([4], ["open"])), n=3)
+    assert found["next_obs"].flatten().tolist() == [3.0, 4.0, 4.0, 4.0]
+    assert found["returns"].tolist() == pytest.approx([1 + 1.8 + 2.43, 2 + 2.7 + 3.24, 3 + 3.6, 4])
+    assert found["discounts"].tolist() == pytest.approx([0.729, 0.729, 0.81, 0.9])
+
+
 def test_without_next_obs_rows_are_left_out_of_which_it_is_not_known():
     # Rows 0-2 terminate, 3-5 are truncated, 6 is an episode of one truncated step, 7-8 stay open.
     rows = without_next(episode_rows([3, 3, 1, 2], ["terminated", "truncated", "truncated", "open"]))
