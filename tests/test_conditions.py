@@ -5,7 +5,9 @@ import math
 import random
 import statistics
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -250,6 +252,27 @@ def test_plain_callables_compose():
         as_condition(lambda stats: stats["losses/totl"] > 1)({X: 1.0})
     with pytest.raises(ValueError, match="no form in a run file"):
         to_spec(condition)
+
+
+class Says(Condition):
+    """Has the verdict that it was given, of the type that it was."""
+
+    def __init__(self, verdict):
+        self.verdict = verdict
+
+    def judge(self, stats):
+        return self.verdict
+
+
+@pytest.mark.parametrize("made", [bool, np.bool_, torch.tensor])
+def test_a_comparison_of_numpys_or_torchs_is_a_verdict(made):
+    yes, no = Says(made(True)), Says(made(False))
+    asked = Confirmed(yes, by=yes), Confirmed(yes, by=no), ~Confirmed(yes, by=no), Confirmed(no, by=yes)
+    for condition in asked:
+        condition.bind(Trainer(1.0))
+    verdicts_ = [condition({}) for condition in (yes, no, ~yes, ~no, yes & yes, yes & no, yes | no, no | no, *asked)]
+    assert verdicts_ == [True, False, False, True, True, False, True, False, True, False, True, False]
+    assert {type(verdict) for verdict in verdicts_} == {bool}
 
 
 def test_non_finite_names_the_culprit():

@@ -75,7 +75,7 @@ class Condition(ABC):
 
     def __call__(self, stats: Stats) -> bool:
         """Take in one row and return whether to stop."""
-        return self.judge(stats) is True
+        return bool(self.judge(stats))
 
     @property
     def children(self) -> tuple[Condition, ...]:

@@ -445,7 +445,7 @@ class Confirmed(Condition):
         """
         verdict = self.condition.judge(stats)
         # A callable may be met on one rank alone, and all have to evaluate.
-        if not ranks().any("what is to be confirmed", verdict is True):
+        if not ranks().any("what is to be confirmed", bool(verdict)):
             return verdict
         if self._trainer is None or self.test is None:
             raise RuntimeError("Confirmed evaluates through a trainer: pass it to run(), or call bind(trainer) first.")
@@ -455,8 +455,8 @@ class Confirmed(Condition):
                 return None
             self._measured = measured
             confirmed = self.test.judge(_joined(measured, stats))
-            if not ranks().all("what was measured", confirmed is True):
-                return False if ranks().any("what was refuted", confirmed is False) else None
+            if not ranks().all("what was measured", bool(confirmed)):
+                return False if ranks().any("what was refuted", confirmed is not None and not confirmed) else None
         return True
 
     def own_state(self) -> dict[str, Any]:
