@@ -387,6 +387,30 @@ def test_confirmed_refuses_what_evaluations_of_the_trainer_do_not_measure():
         Confirmed(inner, by=HitsUpperBound(EVAL, 9)).bind(Trainer())
 
 
+class Solved(HitsUpperBound):
+    def __init__(self):
+        super().__init__("episodes/returns/mean", 195)
+
+
+class SolvedWell(And):
+    def __init__(self):
+        super().__init__(Solved(), HitsLowerBound("episodes/returns/mean", 500))
+
+
+class NotSolved(Not):
+    def __init__(self):
+        super().__init__(Solved())
+
+
+@pytest.mark.parametrize("inner", [Solved(), SolvedWell(), ~NotSolved(), ~(NotSolved() | HitsLowerBound(X, 0))])
+def test_what_users_derive_from_conditions_is_confirmed_with_arguments_of_its_own(inner):
+    condition = Confirmed(inner)
+    condition.bind(Trainer(10.0, 200.0))
+    row = {"episodes/returns/mean": 300.0, X: 1.0}
+    assert [condition(row), condition(row)] == [False, True]
+    assert condition.metric_names - {X} == {"episodes/returns/mean"}
+
+
 def test_confirmed_needs_a_trainer_that_evaluates():
     condition = Confirmed(HitsUpperBound("episodes/returns/mean", 5))
     with pytest.raises(TypeError, match="needs a trainer with evaluate_now"):

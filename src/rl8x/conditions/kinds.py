@@ -5,6 +5,7 @@ A public class of this module is a kind that run files have: `WallTime` is `wall
 
 from __future__ import annotations
 
+import copy
 import math
 import numbers
 import operator
@@ -357,17 +358,19 @@ equivalent of to None."""
 
 def _on_evaluation(condition: Condition, evaluation_name: EvaluationName) -> Condition | None:
     """Return the same condition on `eval/*` metrics; None where one evaluation cannot decide it."""
-    match condition:
+    form: Any = copy.copy(condition)  # a user's subclass may have another constructor
+    match form:
         case _Bound():
-            name = evaluation_name(condition.name)
-            return None if name is None else type(condition)(name, condition.bound)
-        case And() | Or() | Not():
-            forms = [_on_evaluation(child, evaluation_name) for child in condition.children]
-            return None if None in forms else type(condition)(*forms)
-        case NonFinite():
-            return NonFinite(condition.names)
-        case WallTime():
-            return condition
+            form.name = evaluation_name(form.name)
+            return None if form.name is None else form
+        case And() | Or():
+            form.conditions = tuple(_on_evaluation(child, evaluation_name) for child in form.conditions)
+            return None if None in form.conditions else form
+        case Not():
+            form.condition = _on_evaluation(form.condition, evaluation_name)
+            return None if form.condition is None else form
+        case NonFinite() | WallTime():
+            return form
     return None
 
 
