@@ -462,6 +462,10 @@ class Confirmed(Condition):
                 return False if ranks().any("what was refuted", confirmed is not None and not confirmed) else None
         return True
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: all but the trainer, which the copy's own run gives it."""
+        return {**vars(self), "_trainer": None}
+
     def own_state(self) -> dict[str, Any]:
         """Nothing: what it measured is of one row."""
         return {}
