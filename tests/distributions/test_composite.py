@@ -80,9 +80,3 @@ def test_reparameterised_where_every_part_is():
 
 def test_parameters_of_the_parts_are_parameters_of_the_whole():
     assert [name for name, _ in Composite(SPACE).named_parameters()] == ["parts.1.log_std"]
-
-
-def test_the_users_options_stay_as_they_are():
-    options = {"distribution": "squashed_normal", "std": "free"}
-    Composite(SPACE, steer=options)
-    assert options == {"distribution": "squashed_normal", "std": "free"}

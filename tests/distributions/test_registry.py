@@ -16,10 +16,8 @@ from rl8x.distributions import (
     Categorical,
     Composite,
     Distribution,
-    EpsilonGreedy,
     MultiCategorical,
     Normal,
-    SquashedNormal,
     make_distribution,
 )
 from rl8x.envs import CartPole, Pendulum
@@ -36,25 +34,6 @@ def test_the_space_picks_a_distribution():
     assert type(make_distribution(None, spaces.Tuple([BOX]))) is Composite
 
 
-def test_names_classes_and_arguments():
-    assert type(make_distribution("squashed_normal", BOX)) is SquashedNormal
-    assert type(make_distribution("epsilon_greedy", spaces.Discrete(2), {"epsilon": 0.1})) is EpsilonGreedy
-    by_class = make_distribution(Normal, BOX, {"std": "state"})
-    assert isinstance(by_class, Normal)
-    assert by_class.num_features == 4
-
-    class Mine(Normal):
-        pass
-
-    assert type(make_distribution(Mine, BOX, {"initial_std": 0.5})) is Mine
-
-
-def test_the_users_config_stays_as_it_is():
-    config = {"std": "state"}
-    make_distribution(None, BOX, config)
-    assert config == {"std": "state"}
-
-
 CASES = [
     ("categorical", spaces.Discrete(4), {}),
     ("categorical", spaces.Discrete(40), {}),
@@ -67,6 +46,8 @@ CASES = [
     ("epsilon_greedy", spaces.Discrete(5, start=-2), {"epsilon": 0.3}),
     ("composite", spaces.Dict({"go": spaces.Discrete(3), "steer": BOX}), {}),
 ]
+
+CONTINUOUS = ("normal", "squashed_normal", "composite")  # which take no mask of all features
 
 
 def leaves(tree):
@@ -97,8 +78,7 @@ def test_nothing_depends_on_values_that_the_host_would_have_to_see(name, space, 
     distribution = make_distribution(name, space, config).to("meta")
     features = torch.empty(3, 5, distribution.num_features, device="meta")
     noise = noise_of(distribution, (3, 5), None, "meta")
-    has_mask = "normal" not in name and name != "composite"
-    for mask in (None, torch.ones_like(features, dtype=torch.bool)) if has_mask else (None,):
+    for mask in (None, torch.ones_like(features, dtype=torch.bool))[: 1 if name in CONTINUOUS else 2]:
         actions, logp, mode, *rest = everything(distribution, features, noise, mask)
         for tensor in (*leaves(actions), *leaves(mode)):
             assert tensor.shape[:2] == (3, 5)
@@ -145,15 +125,17 @@ def test_scores_modes_and_gradients_are_those_of_torch(name, space, config):
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("scale", [0.0, 1e-4, 1.0, 1e4, 1e30])
 @pytest.mark.parametrize(("name", "space", "config"), CASES)
-def test_extreme_features_give_finite_values_and_gradients(name, space, config, scale):
-    if name in ("normal", "squashed_normal", "composite"):
+def test_extreme_features_give_finite_values_and_gradients(name, space, config, scale, masked):
+    if name in CONTINUOUS:
         scale = min(scale, 1e4)  # of larger means float32 does not hold the squares
     distribution = make_distribution(name, space, config)
     noise = noise_of(distribution, (64,), torch.Generator().manual_seed(0))
     features = torch.randn(64, distribution.num_features, generator=torch.Generator().manual_seed(0)) * scale
-    _, logp, _, _, entropy, kl = everything(distribution, features.requires_grad_(), noise)
+    mask = torch.rand_like(features) < 0.5 if masked and name not in CONTINUOUS else None
+    _, logp, _, _, entropy, kl = everything(distribution, features.requires_grad_(), noise, mask)
     total = (logp + entropy + kl).sum()
     if total.requires_grad:  # greedy actions do not change with their values
         total.backward()
@@ -212,6 +194,8 @@ def test_one_that_does_what_it_must_is_taken():
     algorithm.collect()
     algorithm.step()
     assert build(type("Sharper", (Categorical,), {}), CartPole).policy.distribution.num_features == 2
+    flipped = type("Flipped", (Triangular,), {"env_actions": lambda self, actions: -actions})
+    assert (algorithm.policy.clips, build(flipped).policy.clips) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,12 @@ from __future__ import annotations
 
 import copy
 import math
-import os
-import sys
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.forks import ForkedPython
 
 from rl8x.functional import RunningMoments, explained_variance
 
@@ -56,18 +53,6 @@ def test_leading_axes_and_masks_of_any_shape():
     running.update(torch.where(mask.unsqueeze(-1), batch, torch.nan), mask)
     assert running.mean.numpy() == pytest.approx(batch[mask].double().numpy().mean(0), rel=1e-6)
     assert running.count == mask.sum()
-
-
-def test_merging_two_processes_equals_seeing_all():
-    first, second, both = RunningMoments((2,)), RunningMoments((2,)), RunningMoments((2,))
-    rows = torch.rand(30, 2, dtype=torch.float64)
-    first.update(rows[:7])
-    second.update(rows[7:])
-    both.update(rows)
-    first.merge(second.count, second.mean, second.var)
-    assert torch.allclose(first.mean, both.mean, rtol=1e-12)
-    assert torch.allclose(first.var, both.var, rtol=1e-12)
-    assert first.count == both.count
 
 
 def test_updates_are_in_place_and_leave_the_batch_alone():
@@ -135,52 +120,6 @@ def test_a_compiled_update_counts_too(shape):
     assert compiled.count == eager.count == 8
     assert torch.equal(compiled.mean, eager.mean)
     assert torch.equal(compiled.var, eager.var)
-
-
-RANK = """
-import os, sys
-import torch, torch.distributed as dist
-from rl8x import distributed
-from rl8x.functional import RunningMoments
-
-distributed._PRESENT = distributed._of_torchrun()  # a fork has what the process that was forked found
-rank, folder = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-rows = torch.load(f"{folder}/rows.pt", weights_only=True)
-moments = RunningMoments((3,))
-for batch in (rows[:10], rows[10:]):
-    own = batch[:4] if rank == 0 else batch[4:]
-    mask = torch.ones(len(own), dtype=torch.bool)
-    moments.update(own, mask)
-torch.save(dict(moments.state_dict()), f"{folder}/{rank}.pt")
-dist.destroy_process_group()
-"""
-
-
-def test_ranks_learn_from_all_ranks_rows(tmp_path):
-    rows = torch.rand(25, 3) * 5 + 100
-    torch.save(rows, tmp_path / "rows.pt")
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-    }
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # as torchrun says it; the group is made elsewhere
-    ranks = [
-        ForkedPython(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path)],
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert first["num_rows"].item() == 25
-    np.testing.assert_allclose(first["means"].numpy(), rows.double().numpy().mean(0), rtol=1e-9)
-    np.testing.assert_allclose(first["variances"].numpy(), rows.double().numpy().var(0), rtol=1e-6)
 
 
 def test_explained_variance_by_hand():

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict
+from torch import nn
 
-from rl8x.models import GRUModel, LSTMModel, RecurrentModel
+from rl8x.models import AttentionModel, GRUModel, LSTMModel, RecurrentModel
 
 OBS = Box(-1.0, 1.0, (5,), np.float32)
-STEPS, BATCH, UNITS = 9, 4, 6
+STEPS, BATCH, UNITS, WINDOW = 9, 4, 6, 4
 BOTH = pytest.mark.parametrize("model_class", [LSTMModel, GRUModel])
 SHARED = pytest.mark.parametrize("shared", [False, True])
 
@@ -31,6 +32,11 @@ def make(model_class: type[RecurrentModel], **options) -> RecurrentModel:
     return model
 
 
+def attention(**options) -> AttentionModel:
+    torch.manual_seed(0)
+    return AttentionModel(OBS, 3, window=WINDOW, width=8, num_heads=2, num_layers=2, policy_gain=1.0, **options)
+
+
 def test_the_state_is_a_dict_of_zeros():
     for model_class, shared, names in [
         (LSTMModel, False, ["actor_h", "actor_c", "critic_h", "critic_c"]),
@@ -43,22 +49,25 @@ def test_the_state_is_a_dict_of_zeros():
         assert all(torch.equal(value, torch.zeros(BATCH, UNITS)) for value in state.values())
 
 
-@BOTH
+@pytest.mark.parametrize("model_class", [LSTMModel, GRUModel, AttentionModel])
 @SHARED
-@pytest.mark.parametrize("encoder_sizes", [(), (8, 7)])
-def test_a_sequence_gives_what_its_steps_give_one_by_one(model_class, shared, encoder_sizes):
-    model = make(model_class, shared=shared, encoder_sizes=encoder_sizes)
+@pytest.mark.parametrize("options", [{}, {"encoder_sizes": (8, 7)}], ids=str)
+def test_a_sequence_gives_what_its_steps_give_one_by_one(model_class, shared, options):
+    model = attention(shared=shared) if model_class is AttentionModel else make(model_class, shared=shared, **options)
     obs, starts = sequence()
-    state = random_state(model)
-    features, values, last = model(obs, state, starts)
+    # A state in the middle of episodes.
+    before = model(sequence(9)[0][:2], model.initial_state(BATCH), torch.zeros(2, BATCH, dtype=torch.bool))[2]
+    features, values, last = model(obs, before, starts)
     assert features.shape == (STEPS, BATCH, 3)
     assert values.shape == (STEPS, BATCH)
+    state = before
     for t in range(STEPS):
         step_features, step_values, state = model(obs[t : t + 1], state, starts[t : t + 1])
-        assert torch.allclose(step_features[0], features[t], atol=1e-6)
-        assert torch.allclose(step_values[0], values[t], atol=1e-6)
+        assert torch.allclose(step_features[0], features[t], atol=1e-5)
+        assert torch.allclose(step_values[0], values[t], atol=1e-5)
     assert list(last) == list(state)
     assert all(torch.allclose(last[name], state[name], atol=1e-6) for name in state)
+    assert torch.allclose(model.values(obs, before, starts), values, atol=1e-6)
 
 
 @BOTH
@@ -107,19 +116,7 @@ def test_values_alone_need_the_critics_state_alone(model_class):
     assert torch.allclose(model.values(obs, critic, starts), model(obs, state, starts)[1], atol=1e-6)
 
 
-@BOTH
-def test_actor_and_critic_share_nothing_by_default(model_class):
-    model = make(model_class, encoder_sizes=(8,))
-    obs, starts = sequence()
-    features, values, _ = model(obs, model.initial_state(BATCH), starts)
-    stacked = [each for name, each in model.named_parameters() if not name.endswith(("head.weight", "head.bias"))]
-    for output, unused in ((features, 1), (values, 0)):
-        for gradient in torch.autograd.grad(output.sum(), stacked, retain_graph=True):
-            assert torch.equal(gradient[unused], torch.zeros_like(gradient[unused]))
-            assert gradient[1 - unused].abs().max().item() > 0
-
-
-def with_weights_of(model: RecurrentModel, trunk: int, cell: torch.nn.RNNBase) -> torch.nn.RNNBase:
+def with_weights_of(model: RecurrentModel, trunk: int, cell: nn.RNNBase) -> nn.RNNBase:
     """Copy one trunk's weights into a module of torch, which has the gates in the same order."""
     with torch.no_grad():
         cell.weight_ih_l0.copy_(model.inputs.weight[trunk].T)
@@ -131,29 +128,19 @@ def with_weights_of(model: RecurrentModel, trunk: int, cell: torch.nn.RNNBase) -
     return cell
 
 
-def test_the_lstm_agrees_with_torchs():
-    model = make(LSTMModel)
+@BOTH
+def test_a_cell_agrees_with_torchs(model_class):
+    model = make(model_class)
     obs, _ = sequence()
     state = random_state(model)
     hidden, last = model._run(obs, state, torch.zeros(STEPS, BATCH, dtype=torch.bool), slice(None))
     for trunk, name in enumerate(("actor", "critic")):
-        cell = with_weights_of(model, trunk, torch.nn.LSTM(5, UNITS))
-        outputs, (h, c) = cell(obs, (state[f"{name}_h"][None], state[f"{name}_c"][None]))
+        cell = with_weights_of(model, trunk, (nn.LSTM if model_class is LSTMModel else nn.GRU)(5, UNITS))
+        before = [state[f"{name}_{part}"][None] for part in model.state_names]
+        outputs, after = cell(obs, tuple(before) if len(before) > 1 else before[0])
         assert torch.allclose(hidden[trunk], outputs, atol=1e-6)
-        assert torch.allclose(last[f"{name}_h"], h[0], atol=1e-6)
-        assert torch.allclose(last[f"{name}_c"], c[0], atol=1e-6)
-
-
-def test_the_gru_agrees_with_torchs():
-    model = make(GRUModel)
-    obs, _ = sequence()
-    state = random_state(model)
-    hidden, last = model._run(obs, state, torch.zeros(STEPS, BATCH, dtype=torch.bool), slice(None))
-    for trunk, name in enumerate(("actor", "critic")):
-        cell = with_weights_of(model, trunk, torch.nn.GRU(5, UNITS))
-        outputs, h = cell(obs, state[f"{name}_h"][None])
-        assert torch.allclose(hidden[trunk], outputs, atol=1e-6)
-        assert torch.allclose(last[f"{name}_h"], h[0], atol=1e-6)
+        for part, tensor in zip(model.state_names, after if len(before) > 1 else [after], strict=True):
+            assert torch.allclose(last[f"{name}_{part}"], tensor[0], atol=1e-6)
 
 
 @BOTH
@@ -190,3 +177,42 @@ def test_the_state_keeps_its_digits_where_products_are_taken_in_bfloat16(model_c
         features, _, state = model(obs, model.initial_state(BATCH), starts)
     assert all(value.dtype == torch.float32 for value in state.values())
     assert torch.allclose(features.float(), exact, atol=0.05)
+
+
+# -- attention
+
+
+def test_each_step_sees_its_window_of_its_episode_and_nothing_else():
+    model = attention()
+    obs, starts = sequence()
+    features, _, _ = model(obs, model.initial_state(BATCH), starts)
+    for b in range(BATCH):
+        begin = 0
+        for t in range(STEPS):
+            begin = t if starts[t, b] else begin
+            # The same observations as an episode of their own, without anything before.
+            seen = obs[max(begin, t - WINDOW + 1) : t + 1, b : b + 1]
+            alone, _, _ = model(seen, model.initial_state(1), torch.zeros(len(seen), 1, dtype=torch.bool))
+            assert torch.allclose(features[t, b], alone[-1, 0], atol=1e-5)
+
+
+def test_the_state_holds_the_last_observations_and_counts_those_of_the_episode():
+    model = attention()
+    obs, starts = sequence()
+    starts[:] = False
+    starts[STEPS - 2, 1] = True
+    _, _, state = model(obs, model.initial_state(BATCH), starts)
+    assert torch.equal(state["history"], obs[-3:].transpose(0, 1))
+    assert state["length"].tolist() == [3.0, 2.0, 3.0, 3.0]
+    _, _, state = model(obs[:1], model.initial_state(BATCH), starts[:1])
+    assert state["length"].tolist() == [1.0] * 4
+
+
+def test_the_order_of_the_window_matters():
+    model = attention()
+    obs, starts = sequence()
+    starts[:] = False
+    swapped = obs.clone()
+    swapped[[STEPS - 2, STEPS - 3]] = obs[[STEPS - 3, STEPS - 2]]
+    state = model.initial_state(BATCH)
+    assert not torch.allclose(model(obs, state, starts)[0][-1], model(swapped, state, starts)[0][-1], atol=1e-4)

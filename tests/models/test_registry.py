@@ -14,7 +14,7 @@ from torch import nn
 from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.algorithms import DQNConfig
 from rl8x.envs import CartPole, Env
-from rl8x.models import BUILTIN, GRUModel, LSTMModel, MLPModel, Model, make_model
+from rl8x.models import BUILTIN, MLPModel, Model, make_model
 from rl8x.policy import Policy
 
 OBS = Box(-1.0, 1.0, (5,), np.float32)
@@ -32,20 +32,6 @@ class Mine(Model):
     def __init__(self, observation_space, num_features, width=3):
         super().__init__(observation_space, num_features)
         self.width = width
-
-
-def test_names_classes_and_instances():
-    assert type(make_model("mlp", OBS, 2)) is MLPModel
-    assert type(make_model("lstm", OBS, 2)) is LSTMModel
-    gru = make_model("gru", OBS, 2, {"hidden_size": 7})
-    assert isinstance(gru, GRUModel)
-    assert gru.hidden_size == 7
-    mine = make_model(Mine, OBS, 2, {"width": 9})
-    assert isinstance(mine, Mine)
-    assert mine.width == 9
-    copied = make_model(mine, OBS, 2)
-    assert isinstance(copied, Mine)
-    assert copied.width == 9
 
 
 def test_what_is_built_from_an_instance_has_its_weights_in_memory_of_its_own():
@@ -71,12 +57,6 @@ def test_an_instance_that_cannot_be_copied_is_refused_in_one_line():
     mine.lock = threading.Lock()
     with pytest.raises(TypeError, match=r"a copy of the Mine given, .*lock.*: give the class, and its arguments"):
         make_model(mine, OBS, 2)
-
-
-def test_the_users_config_stays_as_it_is():
-    config = {"hidden_sizes": [8]}
-    make_model("mlp", OBS, 2, config)
-    assert config == {"hidden_sizes": [8]}
 
 
 @pytest.mark.parametrize(
@@ -144,6 +124,20 @@ def test_the_last_layer_of_every_model_has_the_gain_that_is_asked_for(name):
     assert large.abs().max() > 0.1
     torch.testing.assert_close(100.0 * small, large, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(features(), 0.5 * small, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_actor_and_critic_share_nothing_unless_they_are_to(name):
+    for shared in (False, True):
+        space = IMAGE if name == "cnn" else OBS
+        model = make_model(name, space, 2, SMALL[name] | {"shared": shared})
+        _, obs, *_ = make(name)
+        features, values, _ = model(obs, model.initial_state(4), torch.zeros(3, 4, dtype=torch.bool))
+        options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+        gradients = [torch.autograd.grad(each.sum(), [*model.parameters()], **options) for each in (features, values)]
+        both = [bool(((one != 0) & (other != 0)).any()) for one, other in zip(*gradients, strict=True)]
+        assert any(both) == shared
+        assert all(bool(one.any() or other.any()) for one, other in zip(*gradients, strict=True))
 
 
 class Net(Model):
@@ -319,17 +313,3 @@ def test_updates_see_whole_numbers_as_they_were_acted_on():
     algorithm = PPOConfig(model=PerMillisecond, **{**CONFIG, "num_sgd_iters": 1}).build(Clock)
     algorithm.collect()
     assert algorithm.step()["monitors/kl_div"] == pytest.approx(0.0, abs=1e-6)
-
-
-class Doubler(Model):
-    def forward(self, obs, state, starts):
-        return obs * 2, obs.sum(-1), state
-
-
-def test_a_model_needs_forward_alone():
-    model = Doubler(Box(-1.0, 1.0, (2,), np.float32), 2)
-    obs, starts = torch.randn(3, 4, 2), torch.zeros(3, 4, dtype=torch.bool)
-    assert not model.recurrent
-    assert model.initial_state(4) == {}
-    assert torch.equal(model.values(obs, {}, starts), obs.sum(-1))
-    assert (model.num_features, model.observation_space.shape) == (2, (2,))

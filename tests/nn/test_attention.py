@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -20,45 +18,26 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return x, context, mask
 
 
-def by_hand(attention: Attention, x, context, mask) -> torch.Tensor:
-    """Attention one batch element, one head, one query at a time."""
-    query, key, value = attention.query(x), attention.key(context), attention.value(context)
-    size = query.shape[-1] // attention.num_heads
-    out = torch.zeros_like(query)
-    for b in range(x.shape[0]):
-        for head in range(attention.num_heads):
-            part = slice(head * size, (head + 1) * size)
-            for q in range(x.shape[1]):
-                seen = [k for k in range(context.shape[1]) if mask is None or mask[b, q, k]]
-                scores = [math.exp((query[b, q, part] @ key[b, k, part]).item() / math.sqrt(size)) for k in seen]
-                for score, k in zip(scores, seen, strict=True):
-                    out[b, q, part] += score / sum(scores) * value[b, k, part]
-    return attention.out(out)
+CAUSAL = torch.ones(QUERIES, KEYS, dtype=torch.bool).tril()
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_attention_agrees_with_a_plain_loop(masked):
+@pytest.mark.parametrize("masked", ["", "each query", "all alike"])
+def test_attention_agrees_with_torchs_module(masked):
     x, context, mask = inputs()
+    mask = {"": None, "each query": mask, "all alike": CAUSAL}[masked]
     attention = Attention(WIDTH, HEADS, context_width=6)
-    given = mask if masked else None
-    assert torch.allclose(attention(x, context, given), by_hand(attention, x, context, given), atol=1e-5)
-
-
-def test_attention_agrees_with_torchs_module():
-    x, _, _ = inputs()
-    attention, reference = Attention(WIDTH, HEADS), nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+    reference = nn.MultiheadAttention(WIDTH, HEADS, kdim=6, vdim=6, batch_first=True)
+    layers = (attention.query, attention.key, attention.value)
     with torch.no_grad():
-        for layer in (attention.query, attention.key, attention.value):
+        for layer, weight in zip(layers, ("q_proj_weight", "k_proj_weight", "v_proj_weight"), strict=True):
             layer.bias.normal_()
-        layers = (attention.query, attention.key, attention.value)
-        reference.in_proj_weight.copy_(torch.cat([layer.weight for layer in layers]))
+            getattr(reference, weight).copy_(layer.weight)
         reference.in_proj_bias.copy_(torch.cat([layer.bias for layer in layers]))
         reference.out_proj.load_state_dict(attention.out.state_dict())
-    # In torch's module, True is where a query may not look.
-    expected, _ = reference(
-        x, x, x, attn_mask=~torch.ones(QUERIES, QUERIES, dtype=torch.bool).tril(), need_weights=False
-    )
-    assert torch.allclose(attention(x, x, torch.ones(QUERIES, QUERIES, dtype=torch.bool).tril()), expected, atol=1e-6)
+    # In torch's module, True is where a query may not look, for each head.
+    theirs = None if mask is None else ~(mask if mask.dim() == 2 else mask.repeat_interleave(HEADS, 0))
+    expected, _ = reference(x, context, context, attn_mask=theirs, need_weights=False)
+    assert torch.allclose(attention(x, context, mask), expected, atol=1e-6)
 
 
 def test_a_query_that_may_look_nowhere_gathers_zeros_and_finite_gradients():
