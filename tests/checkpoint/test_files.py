@@ -14,7 +14,6 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.algorithms.test_conformance import EACH, build
 from tests.checkpoint import legal
 from tests.checkpoint.legal import described, metadata
 from tests.tracking.fakes import BothSides
@@ -23,7 +22,7 @@ from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, Checkpoints, describe, files, find, listed, read
 from rl8x.checkpoint.load import build_algorithm, changes, find_of_job, find_unfinished, problems_of
 from rl8x.checkpoint.manager import CheckpointManager
-from rl8x.checkpoint.tree import AS_FIRST, clone, copied, mapped, num_ranks, of_rank, packed, unpacked
+from rl8x.checkpoint.tree import AS_FIRST, clone, copied, num_ranks, of_rank, packed, unpacked
 from rl8x.conditions import Condition, Plateau, StopsIncreasing, WallTime
 from rl8x.conditions.base import parts
 from rl8x.config import RunSpec
@@ -98,42 +97,6 @@ class Kind(enum.StrEnum):
 )
 def test_what_acts_as_a_plain_value_is_saved_as_one(value, plain):
     assert same(through_a_file({"x": [value]}), {"x": [plain]})
-
-
-def test_tensors_keep_their_bits_whatever_they_are():
-    bits = torch.arange(2**16).to(torch.int16)
-    whole = bits.view(torch.bfloat16)
-    found = through_a_file({"half": whole, "view": whole[::7].view(-1, 1), "scalar": torch.tensor(3), "no": whole[:0]})
-    assert torch.equal(found["half"].view(torch.int16), bits)
-    assert torch.equal(found["view"].view(torch.int16)[:, 0], bits[::7])
-    assert (found["scalar"].item(), found["no"].shape) == (3, (0,))
-
-
-@pytest.mark.parametrize("name", EACH)
-def test_the_state_of_each_algorithm_is_read_back(name, tmp_path):
-    algorithm, fresh, manager = build(name), build(name), opened(tmp_path)
-    algorithm.collect()
-    algorithm.step()
-    state = algorithm.state_dict()
-    manager.save(1, metadata(), state)
-    found = read(manager.end()).state
-    assert same(with_rows(found), with_rows(copied_with(state)))
-    fresh.load_state_dict(found)
-    assert same(with_rows(copied_with(fresh.state_dict()), named=False), with_rows(found, named=False))
-
-
-def copied_with(state):
-    """Copy a state, but for its segments."""
-    return mapped(lambda leaf, _: leaf if isinstance(leaf, Segment) else copied(leaf), state)
-
-
-def with_rows(state, named=True):
-    """Put their content, by name or not, in the place of a state's segments."""
-
-    def content(leaf, _):
-        return {leaf.name if named else "": leaf.content()} if isinstance(leaf, Segment) else leaf
-
-    return mapped(content, state)
 
 
 class Often(Condition):
@@ -569,18 +532,6 @@ def test_the_best_is_better_than_ever_and_fresh(tmp_path, mode, improves):
     manager.end()
 
 
-def test_a_folder_belongs_to_one_run_and_one_process(tmp_path, monkeypatch):
-    monkeypatch.setattr("rl8x.checkpoint.manager._BUSY_WAIT_S", 0.0)
-    manager = opened(tmp_path, key="mine")
-    manager.save(1, metadata("mine"), {})
-    with pytest.raises(CheckpointError, match="in use by this process"):
-        opened(tmp_path, key="mine")
-    manager.end()
-    with pytest.raises(CheckpointError, match="checkpoints of another run: resume that"):
-        opened(tmp_path, key="other")
-    opened(tmp_path, key="mine").end()
-
-
 @pytest.mark.parametrize(
     "options", [{"keep": 0}, {"every_steps": 0}, {"every_steps": 1.5}, {"every_minutes": -1}, {"mode": "most"}]
 )
@@ -655,13 +606,6 @@ def test_a_hyperparameter_of_a_newer_version_is_one_clear_error():
     for attempt in (lambda: build_algorithm(*run, {}), lambda: changes(run[1], algorithm)):
         with pytest.raises(CheckpointError, match=r"^PPOConfig of rl8x .* not have the hyperparameters `look_ahead`"):
             attempt()
-
-
-def test_what_cannot_be_built_again_says_so():
-    with pytest.raises(CheckpointError, match=r"given as an instance. Pass `algorithm=`"):
-        build_algorithm(*described(config().build(CartPole(4))), {})
-    with pytest.raises(CheckpointError, match="not made by a class"):
-        build_algorithm(*described(config().build(lambda n, **options: CartPole(n, **options))), {})
 
 
 @pytest.mark.parametrize("path", ["os.system", "subprocess.Popen", "builtins.eval", "rl8x.PPOConfig", "nowhere.Env"])

@@ -4,14 +4,12 @@ import gc
 import time
 from pathlib import Path
 
-import gymnasium
-import numpy as np
 import pytest
 
 from rl8x.algorithms import PPOConfig
 from rl8x.conditions import HitsUpperBound
 from rl8x.config import RunSpec
-from rl8x.envs import CartPole, GymnasiumEnv
+from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
 
@@ -60,23 +58,6 @@ def test_every_row_param_tag_and_the_status_are_in_mlflow(mlruns, mlflow_client)
     assert "mlflow.source.name" in run.data.tags
 
 
-def test_a_gymnasium_run_tells_its_task_in_mlflow(mlruns, mlflow_client):
-    config = PPOConfig(**OPTIONS | {"num_envs": 3, "model_config": {}})
-    algorithm = config.build("CartPole-v1", sutton_barto_reward=True)
-    trainer = Trainer(algorithm, tracker=MLflowTracker(), num_eval_envs=2)
-    trainer.run(max_steps=1, progress="none")
-    params = mlflow_client.get_run(trainer.tracker.run_id).data.params
-    told = {
-        "env.id": "CartPole-v1",
-        "env.kwargs.sutton_barto_reward": "True",
-        "env.vectorization": "sync",
-        "env.time_limit": "500",
-        "model.hidden_sizes": "(64, 64)",
-        "num_eval_envs": "2",
-    }
-    assert {name: params.get(name) for name in told} == told
-
-
 @pytest.mark.parametrize("tags", [{}, {"mlflow.note.content": "my own words"}])
 def test_a_run_has_a_description_and_its_run_file(mlruns, mlflow_client, tmp_path, tags):
     trained(MLflowTracker(experiment_name="here", tags=tags))
@@ -94,40 +75,6 @@ def test_a_run_has_a_description_and_its_run_file(mlruns, mlflow_client, tmp_pat
     made = RunSpec.from_file(path)
     assert made.run.env_config == {"length": 0.7}
     assert made.algorithm.algorithm_config == OPTIONS | {"sgd_minibatch_size": 32}  # which fits 4 * 8
-
-
-class Luck(gymnasium.Env):
-    """Episodes of three steps; every other one of a copy is a success, which `info` says at its end."""
-
-    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-    episode = 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps, self.episode = 0, self.episode + 1
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        ended = self.steps == 3
-        info = {"effort": self.steps} | ({"success": self.episode % 2 == 0} if ended else {})
-        return np.zeros(1, np.float32), 1.0, ended, False, info
-
-
-def test_what_an_environment_tells_in_info_is_in_mlflow(mlruns, mlflow_client):
-    env = GymnasiumEnv(Luck, 4, metrics={"success": "last", "effort": "sum"})
-    trainer = Trainer(PPOConfig(**OPTIONS).build(env), tracker=MLflowTracker(experiment_name="here"), eval_env=False)
-    trainer.run(max_steps=3, progress="none")
-    (run,) = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("here").experiment_id])
-    history = {
-        name: [point.value for point in mlflow_client.get_metric_history(run.info.run_id, name)]
-        for name in ("episodes/info/success/mean", "episodes/info/effort/mean", "episodes/ended")
-    }
-    # Horizons of 8 steps: episodes 1 and 2; 3, 4 and 5; 6, 7 and 8 end in them.
-    assert history["episodes/ended"] == [8.0, 12.0, 12.0]
-    assert history["episodes/info/success/mean"] == pytest.approx([1 / 2, 1 / 3, 2 / 3])
-    assert history["episodes/info/effort/mean"] == [6.0, 6.0, 6.0]
 
 
 def store_processes():

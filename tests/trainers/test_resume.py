@@ -3,7 +3,6 @@ import dataclasses
 import functools
 import json
 import os
-import signal
 
 import pytest
 import torch
@@ -636,35 +635,3 @@ def test_damage_names_the_good_one_and_auto_takes_it(tmp_path):
     with pytest.raises(CheckpointError, match=r"state.pt does not have the digest .* good one is .*-step-2$"):
         Trainer.resume(tmp_path, tracker=NullTracker())
     assert Trainer.resume(tmp_path, auto=True, tracker=NullTracker()).state[keys.STEPS] == 2
-
-
-@pytest.mark.usefixtures("default_signals")
-def sends_itself_a_sigterm(trainer, stats):
-    if stats[keys.STEPS] == 2:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_a_run_in_mlflow_is_found_by_name_and_id_and_goes_on(mlruns, mlflow_client):
-    straight = make()
-    run(straight, max_steps=4)
-    first = make(trainer={"tracker": MLflowTracker(run_name="mine"), "callbacks": [sends_itself_a_sigterm]})
-    with pytest.raises(SystemExit):
-        run(first, max_steps=4)
-    run_id = first.tracker.run_id
-    folder = first.checkpoints.directory
-    assert folder.parent == mlruns / "checkpoints"
-    assert mlflow_client.get_run(run_id).info.status == "KILLED"
-    assert mlflow_client.get_run(run_id).data.tags["rl8x.checkpoints"] == str(folder)
-    for name in ("mine", run_id, folder.name):
-        assert find(name).path == listed(folder)[-1]
-    with pytest.raises(CheckpointError, match="did you mean mine"):
-        find("mime")
-    second = Trainer.resume("mine")
-    run(second)
-    assert second.tracker.run_id == run_id
-    found = mlflow_client.get_run(run_id)
-    assert found.info.status == "FINISHED"
-    assert found.data.tags["rl8x.stop_reason"] == "max_steps=4"
-    history = mlflow_client.get_metric_history(run_id, "losses/total")
-    assert [(point.step, point.value) for point in history] == straight.tracker.history("losses/total")
-    assert len(mlflow_client.search_runs([found.info.experiment_id])) == 1
