@@ -74,7 +74,8 @@ def problems_of(spec: RunSpec, resolved: Resolved, *, only_acts: bool = False) -
     problems = [*unwritable_in([lost, spec.algorithm.algorithm, spec.env.env])]
     if only_acts and None not in resolved["spaces"]:
         problems = [problem for problem in problems if not problem.startswith(_STOOD_IN_FOR)]
-    hidden = find_hidden(resolved["config"], "config") or (None if only_acts else _hidden_in(spec))
+    hidden = find_hidden(resolved["config"], "config")
+    hidden = hidden or (None if only_acts else find_hidden(spec.env.env_kwargs, "env_kwargs"))
     return problems if hidden is None else [*problems, f"no password is kept in a checkpoint, and `{hidden}` had one"]
 
 
@@ -82,10 +83,6 @@ def _saved_config(spec: RunSpec, resolved: Resolved) -> dict[str, Any]:
     """Return the hyperparameters that a file can hold, those that were resolved before those that were given."""
     both = (spec.algorithm.algorithm_config, resolved["config"])
     return {name: value for each in both for name, value in each.items() if not [*unwritable_in(value)]}
-
-
-def _hidden_in(spec: RunSpec) -> str | None:
-    return find_hidden(spec.env.env_kwargs, "env_kwargs")
 
 
 def build_algorithm(
@@ -134,7 +131,7 @@ def build_algorithm(
 
 def env_maker_of(spec: RunSpec, trust: bool) -> Any:
     """Return the maker of a run's environment; None where there is none, or the spec does not say all of it."""
-    if not spec.env.env or [*unwritable_in(spec.env.env)] or _hidden_in(spec) is not None:
+    if not spec.env.env or [*unwritable_in(spec.env.env)] or find_hidden(spec.env.env_kwargs, "env_kwargs"):
         return None
     return spec.env.maker(trust)
 
@@ -215,7 +212,12 @@ def changes(before: Resolved, algorithm: GenericAlgorithmBase[Any]) -> dict[str,
 
 
 def load_algorithm(
-    source: str | Path, *, device: str | None = None, auto: bool = False, trust: bool = False, env: Any = None
+    source: str | Path | Checkpoint,
+    *,
+    device: str | None = None,
+    auto: bool = False,
+    trust: bool = False,
+    env: Any = None,
 ) -> GenericAlgorithmBase[Any]:
     """Build the algorithm of a checkpoint with its learned weights, for acting with its `policy`.
 
@@ -223,7 +225,7 @@ def load_algorithm(
     not say how the environment is made, something stands for it that has its spaces and cannot be stepped.
 
     Args:
-        source: Path of a checkpoint, or of a run's folder of them; or the run's name or ID in MLflow.
+        source: A checkpoint, its path or that of a run's folder of them; or the run's name or ID in MLflow.
         device: Where it is to live; None is where it lived.
         auto: Take the run's newest good checkpoint where the one that is meant is damaged.
         trust: Whether modules that the checkpoint names may be imported.
@@ -232,12 +234,7 @@ def load_algorithm(
     Raises:
         CheckpointError: If there is no such checkpoint, or it does not say how to build the algorithm.
     """
-    return _algorithm_of(find(source, auto=auto), device=device, trust=trust, env=env)
-
-
-def _algorithm_of(
-    checkpoint: Checkpoint, *, device: str | None, trust: bool, env: Any = None
-) -> GenericAlgorithmBase[Any]:
+    checkpoint = source if isinstance(source, Checkpoint) else find(source, auto=auto)
     resolved, overrides = checkpoint.metadata["resolved"], {} if device is None else {"device": device}
     algorithm = build_algorithm(checkpoint.spec, resolved, overrides, trust=trust, only_acts=True, env=env)
     algorithm.load_learned_state(checkpoint.state["trainer"]["algorithm"])
@@ -259,7 +256,7 @@ def load_policy(source: str | Path | Checkpoint, *, device: str | None = None, t
     resolved = checkpoint.metadata["resolved"]
     described = resolved["policy"]
     if described is None:  # only its algorithm knows how it is made
-        return _algorithm_of(checkpoint, device=device or "cpu", trust=trust).policy
+        return load_algorithm(checkpoint, device=device or "cpu", trust=trust).policy
     if hidden := find_hidden(described, "policy"):
         raise CheckpointError(f"the policy cannot be made again: `{hidden}` had a password, which no checkpoint keeps")
     try:

@@ -290,15 +290,7 @@ class And(_Composed, kind="all"):
 
 
 class Or(_Composed, kind="any"):
-    """Met when at least one of its conditions is; `a | b` is the same.
-
-    Args:
-        conditions: Conditions, or callables on the statistics; at least one.
-
-    Raises:
-        TypeError: If one is neither.
-        ValueError: If there is none.
-    """
+    """Met when at least one of its conditions is; `a | b` is the same. Arguments and errors are those of `And`."""
 
     decisive = True
 

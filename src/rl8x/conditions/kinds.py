@@ -477,10 +477,14 @@ class Confirmed(Condition):
         return f"{self!r}: {', '.join(f'{name} = {row[name]:g}' for name in names if name in row)}"
 
 
+def is_collected(name: str) -> bool:
+    """Whether a metric of a training row comes from collecting, so that evaluations may measure its like."""
+    return name in keys.COLLECT_METRICS or name.startswith((keys.INFO_PREFIX, keys.AGENTS_PREFIX))
+
+
 def _prefixed(name: str) -> str:
     """Return the name that an evaluation may have for a metric, as long as there is no trainer to ask."""
-    is_collected = name in keys.COLLECT_METRICS or name.startswith((keys.INFO_PREFIX, keys.AGENTS_PREFIX))
-    return keys.EVAL_PREFIX + name if is_collected else name
+    return keys.EVAL_PREFIX + name if is_collected(name) else name
 
 
 def _joined(measured: Mapping[str, float], stats: Stats) -> Stats:

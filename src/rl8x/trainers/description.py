@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from rl8x import keys, models
 from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.hyperparameters import qualified_name
 from rl8x.checkpoint import listed
 from rl8x.checkpoint.files import Resolved
 from rl8x.checkpoint.load import names_in, problems_of
@@ -27,7 +28,7 @@ from rl8x.tracking import MLflowTracker, Tracker
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.runs import Whereabouts, shown_path
 from rl8x.tracking.secrets import hide, hide_in_words
-from rl8x.trainers.resume import REMADE, kind_of
+from rl8x.trainers.resume import REMADE
 from rl8x.trainers.rows import Results, counter_name
 from rl8x.trainers.run_state import RunState
 
@@ -256,7 +257,7 @@ class GoingOn:
         """List the arguments that `Trainer.resume` needs because no checkpoint has them."""
         missing = {
             "algorithm=...": bool(problems_of(self.spec, self.resolved)),
-            "tracker=...": kind_of(self.tracker) not in REMADE,
+            "tracker=...": qualified_name(type(self.tracker)) not in REMADE,
             "eval_env=...": bool([*unwritable_in(self.spec.trainer.eval_env)]),
             "callbacks=[...]": self.run is not None and bool(self.run.callbacks),
         }

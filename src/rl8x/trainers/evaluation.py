@@ -17,6 +17,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.horizons import ResetSchedule
 from rl8x.algorithms.memory_check import check_evaluation
 from rl8x.algorithms.seeds import part_seed
+from rl8x.conditions.kinds import is_collected
 from rl8x.distributed import ranks
 from rl8x.envs import Env, GymnasiumEnv, env_maker, validate
 from rl8x.envs.base import MAX_EVAL_ENVS
@@ -93,7 +94,7 @@ class Evaluations:
             )
         stats, *_ = pooled_row(self._algorithm.evaluate(env_config=env_config, deterministic=deterministic))
         named = {self._renamed.get(name) or name: value for name, value in stats.items()}
-        return {name: value for name, value in named.items() if name in self.measured or not _is_collected(name)}
+        return {name: value for name, value in named.items() if name in self.measured or not is_collected(name)}
 
     @property
     def is_their_turn(self) -> bool:
@@ -102,7 +103,7 @@ class Evaluations:
 
     def name_of(self, name: str) -> str | None:
         """Return the name by which an evaluation measures a metric of a training row; see `EvaluationName`."""
-        if not _is_collected(name):
+        if not is_collected(name):
             return name
         counterpart = self._renamed.get(name, name)
         return keys.EVAL_PREFIX + counterpart if counterpart in self.measured else None
@@ -236,10 +237,6 @@ def _metric_names(env: Env | None, *, whole_episodes: bool) -> tuple[dict[str, s
     sums = keys.summary("horizon_returns")
     renamed |= dict(zip(returns, sums, strict=True))
     return renamed, frozenset((*sums, *keys.summary("episodes/returns"), *lasting))
-
-
-def _is_collected(name: str) -> bool:
-    return name in keys.COLLECT_METRICS or name.startswith((keys.INFO_PREFIX, keys.AGENTS_PREFIX))
 
 
 def in_group(stats: Mapping[str, float], group: str | None) -> dict[str, float]:

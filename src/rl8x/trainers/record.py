@@ -18,6 +18,7 @@ import torch
 from rl8x import keys
 from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.hyperparameters import qualified_name
 from rl8x.checkpoint import Checkpoint
 from rl8x.checkpoint.files import Resolved
 from rl8x.checkpoint.load import CHECKPOINTS_TAG, resolve, spool_of
@@ -37,7 +38,7 @@ from rl8x.tracking.protocol import Status
 from rl8x.tracking.secrets import hide, hide_in_data
 from rl8x.trainers import description
 from rl8x.trainers.description import GoingOn
-from rl8x.trainers.resume import Origin, handle_for, job, kind_of, torch_generators
+from rl8x.trainers.resume import Origin, handle_for, job, torch_generators
 from rl8x.trainers.rows import Results, counter_name
 from rl8x.trainers.run_state import RunState
 
@@ -328,7 +329,7 @@ class Record:
         if directory is not None and not (self._database and (directory / self._database).exists()):
             self._database = beside(directory, getattr(tracker, "database", None))
         return {
-            "tracker": kind_of(tracker),
+            "tracker": qualified_name(type(tracker)),
             "handle": tracker.resume_handle,
             "id": tracker.run_id,
             "location": tracker.location,

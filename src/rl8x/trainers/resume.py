@@ -133,11 +133,6 @@ def _check_overrides(overrides: Mapping[str, Any], saved: Mapping[str, Any]) -> 
         )
 
 
-def kind_of(tracker: Tracker) -> str:
-    """Name a tracker's class: rl8x's own by its name, another by its module too."""
-    return qualified_name(type(tracker))
-
-
 def _tags(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any], overrides: Mapping[str, Any]) -> dict[str, str]:
     """Return what is recorded of a resume, and refuse what is different without having been asked for."""
     different = changes(checkpoint.metadata["resolved"], algorithm)
@@ -199,7 +194,7 @@ def _recorded_uri(run: Tracked, folder: Path, *, trust: bool) -> str | None:
 def handle_for(run: Tracked, tracker: Tracker) -> str | None:
     """Return the handle of the tracked run of a checkpoint, if this tracker can go on with it."""
     handle: str | None = run["handle"]
-    saved, now = str(run["tracker"]), kind_of(tracker)
+    saved, now = str(run["tracker"]), qualified_name(type(tracker))
     # A script's own class is of the module `__main__` in one process and of another in the next.
     if saved != now and ("." not in saved or "." not in now or _class_name(saved) != _class_name(now)):
         return None

@@ -186,8 +186,8 @@ class RunState:
     def evaluates(self) -> bool:
         """Whether the run evaluates by itself, every `steps_per_eval` or because a condition asks for it."""
         confirmed = [part for each in self.conditions for part in parts(each) if isinstance(part, Confirmed)]
-        asked = any(not _of_evaluations(part.awaited_names) for part in confirmed)  # without waiting for one
-        return asked or self.options.steps_per_eval is not None
+        waits = [any(name.startswith(keys.EVAL_PREFIX) for name in part.awaited_names) for part in confirmed]
+        return not all(waits) or self.options.steps_per_eval is not None
 
     # -- while it runs
 
@@ -265,12 +265,9 @@ class RunState:
 
 
 def _check_evaluated(condition: Condition, names: Iterable[str]) -> None:
-    for name in _of_evaluations(names):
-        raise ValueError(f"{condition!r} reads {name!r}, but {_GIVE}")
-
-
-def _of_evaluations(names: Iterable[str]) -> list[str]:
-    return sorted(name for name in names if name.startswith(keys.EVAL_PREFIX))
+    for name in sorted(names):
+        if name.startswith(keys.EVAL_PREFIX):
+            raise ValueError(f"{condition!r} reads {name!r}, but {_GIVE}")
 
 
 def _alternatives(conditions: Iterable[Condition]) -> Iterator[Condition]:

@@ -57,12 +57,6 @@ class NonFiniteError(ArithmeticError):
         self.diagnosis = dict(diagnosis)
 
 
-def take_counts(row: dict[str, float]) -> dict[str, float]:
-    """Take the counts out of a row of statistics, and return those that are not 0, by quantity."""
-    counts = {name.removeprefix(PREFIX): row.pop(name) for name in list(row) if name.startswith(PREFIX)}
-    return {quantity: count for quantity, count in counts.items() if count != 0}
-
-
 def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) -> dict[str, Any]:
     """Search the last experience and the weights for what `counts` says is not finite; return plain data."""
     places = algorithm.locate_non_finite()
@@ -239,11 +233,12 @@ class TrainStep:
 
         stats = Stats.merge(collected, learned)
         row, measured, fallen = pooled_row(stats, measure, algorithm.execution.fell_back)  # the one copy to the host
-        not_finite = take_counts(row)
+        counts = {name.removeprefix(PREFIX): row.pop(name) for name in list(row) if name.startswith(PREFIX)}
         counters[keys.ENV_EPISODES] += int(row.get(keys.EPISODES_ENDED, 0))
         row.update(counters)
         row.update(measured)
         self._record.log(row)
+        not_finite = {quantity: count for quantity, count in counts.items() if count != 0}
         self._guard.judge(algorithm, not_finite, self._record.tracker, self._record.checkpoints)
         execute_alike(algorithm, fallen)
         algorithm.watch(row)
