@@ -1,4 +1,4 @@
-"""What two ranks do; see `launch`. Some are also run by one process, to compare."""
+"""What two ranks do, and what must come of it; see `launch`. What returns numbers one process does too, to compare."""
 
 import dataclasses
 import os
@@ -6,6 +6,7 @@ import signal
 import warnings
 from unittest import mock
 
+import pytest
 import torch
 from tests.combinations.everything import everything
 from tests.ranks import problems
@@ -13,7 +14,7 @@ from tests.ranks.problems import COPIES, SEED
 
 from rl8x import keys
 from rl8x.algorithms import DistillationConfig
-from rl8x.checkpoint import Checkpoints, listed
+from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.conditions import Confirmed, HitsUpperBound, WallTime
 from rl8x.distributed import RankError, ranks
 from rl8x.execution import Execution, execution
@@ -25,6 +26,24 @@ from rl8x.tracking import MemoryTracker, NullTracker
 from rl8x.trainers import NonFiniteError, Trainer
 
 OFFLINE_STEPS = 2
+
+
+def both(value):
+    """Return what each of two ranks has, in their order."""
+    return ranks().share("what each has", value)
+
+
+def alike(value):
+    """Return what both ranks have, which must be the same."""
+    first, second = both(value)
+    assert first == second
+    return first
+
+
+def saved_steps(folder):
+    """Return the steps of the checkpoints that rank 0 has written."""
+    both("written")
+    return [int(path.name.rpartition("-")[2]) for path in listed(folder)]
 
 
 def ppo_equals_one_process(folder=None, env=problems.CartPole, env_options=None, **options):
@@ -97,7 +116,7 @@ class SlightlyOff(problems.Traced):
 
 
 def one_falls_back(folder):
-    """Rank 1 has no compiler when `auto` changes."""
+    """Rank 1 has no compiler when `auto` changes: all fall back."""
     no_process = mock.patch.object(Compiler, "start")  # nothing is compiled
     with no_process, mock.patch.multiple(execution, _CHANGE_SECONDS=0.05, _WORTH_SECONDS=0.0):
         algorithm = problems.rank_algorithm(problems.ppo(sgd_minibatch_size=32, execution="auto", num_threads=1))
@@ -107,30 +126,32 @@ def one_falls_back(folder):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             trainer.run(max_steps=12, progress="none")
-    return {
-        "digest": problems.digest(algorithm),
-        "ran": [algorithm.execution.mode, algorithm.execution.fell_back],
-        "told": [str(each.message) for each in told if "eagerly" in str(each.message)],
-    }
+    alike(problems.digest(algorithm))
+    assert (algorithm.execution.mode, algorithm.execution.fell_back) == ("eager", True)
+    (text,) = [str(each.message) for each in told if "eagerly" in str(each.message)]
+    if ranks().is_first:
+        assert text == "rank 1 cannot run programs, as it says itself: all ranks run eagerly."
+    else:
+        assert "no compiler found" in text
 
 
 def programs_come_late(folder):
     """Of `auto`, on rank 1: with a seed both wait at the step that is planned, without one both change three later."""
-    found = {}
     late = {"_CHANGE_SECONDS": 0.001, "_WORTH_SECONDS": 0.0}
     late["CompiledProgram"] = lambda function, check=None: problems.Traced(function, compiles=False)
-    for name, seed in (("seed", SEED), ("none", None)):
+    for seed, step in ((SEED, 1), (None, 4)):
         looks = iter([3, 2, 1] if ranks().rank else [])
         missing = staticmethod(lambda seconds=0.0, looks=looks: next(looks, 0))
         limits = mock.patch.multiple(execution, **late)
         with limits, mock.patch.object(Execution, "missing", missing):
             config = problems.ppo(sgd_minibatch_size=32, execution="auto", num_threads=1, seed=seed)
             algorithm = problems.rank_algorithm(config)
-            trainer = problems.trainer(algorithm, checkpoints=folder / f"late-{name}")
+            trainer = problems.trainer(algorithm, checkpoints=folder / f"late-{seed}")
             trainer.run(max_steps=6, progress="none")
-        run = algorithm.execution
-        found[name] = {"digest": problems.digest(algorithm), "ran": [run.mode, run.starts_at], "left": len(list(looks))}
-    return found
+        assert (algorithm.execution.mode, algorithm.execution.starts_at) == ("compile", step)
+        assert list(looks) == []
+        alike(problems.digest(algorithm))
+        assert saved_steps(folder / f"late-{seed}") == [0, step, 6]
 
 
 def moving(folder=None):
@@ -198,18 +219,18 @@ def one_rank_stops_all(folder):
     trainer = problems.trainer(problems.rank_algorithm(problems.ppo()))
     condition = lambda row: ranks().rank == 1 and row[keys.STEPS] >= 3  # noqa: E731
     row = trainer.run(stop_conditions=[condition], max_steps=9, progress="none")
-    return {"steps": row[keys.STEPS], "reason": row.stop_reason, "tracker": type(trainer.tracker).__name__}
+    assert row[keys.STEPS] == 3
+    assert alike(row.stop_reason).endswith("(rank 1)")
+    assert type(trainer.tracker) is (MemoryTracker if ranks().is_first else NullTracker)
 
 
 def one_ranks_callback_stops_all(folder):
     """`trainer.stop` on rank 1 alone ends both, in a run and in a loop."""
-    found = {}
-    for kind in ("run", "loop"):
+    for kind, reason in (("run", "enough (rank 1)"), ("loop", "enough")):
         callback = lambda trainer, row: trainer.stop("enough") if ranks().rank == 1 and row[keys.STEPS] == 2 else None  # noqa: E731
         trainer = problems.trainer(problems.rank_algorithm(problems.ppo()), callbacks=[callback])
         *_, row = trainer if kind == "loop" else [trainer.run(max_steps=9, progress="none")]
-        found[kind] = [row[keys.STEPS], row.stop_reason]
-    return found
+        assert (row[keys.STEPS], row.stop_reason) == (2, reason)
 
 
 def one_rank_asks_to_be_confirmed(folder):
@@ -219,7 +240,9 @@ def one_rank_asks_to_be_confirmed(folder):
     trainer = problems.trainer(problems.rank_algorithm(problems.ppo()), eval_env="auto", num_eval_envs=2)
     conditions = [Confirmed(asked, by=confirms), WallTime("1h")]
     row = trainer.run(stop_conditions=conditions, max_steps=9, progress="none")
-    return {"steps": row[keys.STEPS], "evaluated": "eval/returns/mean" in row, "reason": row.stop_reason}
+    assert row[keys.STEPS] == 3
+    assert "eval/returns/mean" in row
+    alike(row.stop_reason)
 
 
 def one_ranks_signal_stops_all(folder):
@@ -231,16 +254,15 @@ def one_ranks_signal_stops_all(folder):
 
     place = folder / "signal"
     trainer = problems.trainer(problems.rank_algorithm(problems.ppo()), checkpoints=place, callbacks=[callback])
-    try:
+    with pytest.raises(SystemExit) as ended:
         trainer.run(max_steps=9, progress="none")
-    except SystemExit as error:
-        code = error.code
-    return {"code": code, "steps": trainer.state[keys.STEPS]}
+    assert (ended.value.code, trainer.state[keys.STEPS]) == (143, 2)
+    assert saved_steps(place) == [0, 2]
+    assert read(listed(place)[-1]).metadata["status"] == "KILLED"
 
 
 def bad_numbers(folder):
     """A weight of rank 1 that is not a number: skipped by both at first, then the end of both."""
-    found = {}
     for mode in ("skip", "stop"):
         algorithm = problems.rank_algorithm(problems.ppo())
         trainer = problems.trainer(algorithm, on_non_finite=mode)
@@ -249,14 +271,18 @@ def bad_numbers(folder):
         if ranks().rank == 1:
             for tensor in algorithm.env.carry["state"].values():
                 tensor[3] = torch.nan
-        try:
+        if mode == "stop":
+            with pytest.raises(NonFiniteError, match="of rank 1") as error:
+                trainer.step()
+            assert error.value.diagnosis["rank"] == 1
+            alike(str(error.value))
+        else:
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
                 trainer.step()
-            found[mode] = [problems.digest(algorithm) == before, [str(each.message) for each in told]]
-        except NonFiniteError as error:
-            found[mode] = [str(error), error.diagnosis["rank"]]
-    return found
+            assert problems.digest(algorithm) == before
+            texts = alike([str(each.message) for each in told])
+            assert "in environments 3, slot 0 of the horizon of rank 1" in texts[0]
 
 
 def rolled_back(folder):
@@ -273,11 +299,10 @@ def rolled_back(folder):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         row = trainer.run(max_steps=6, progress="none")
-    return {
-        "steps": row[keys.STEPS],
-        "digest": problems.digest(algorithm),
-        "told": [str(each.message) for each in told],
-    }
+    assert row[keys.STEPS] == 6
+    alike(problems.digest(algorithm))
+    texts, _ = both([str(each.message) for each in told])
+    assert any("the weights are as they were in 000002-step-2" in text for text in texts)
 
 
 def evaluations(folder):
@@ -316,65 +341,66 @@ def unsavable(folder):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         row = trainer.run(max_steps=2, progress="none")
-    return {"steps": row[keys.STEPS], "saved": len(listed(folder / "unsavable"))}
+    assert row[keys.STEPS] == 2
+    assert saved_steps(folder / "unsavable") == []
 
 
 def evaluated_under_values_of_copies(folder):
     """Five values for five episodes, of which rank 0 has three and rank 1 two; a grid; and what training has."""
-    given = {
-        "list": {"length": [0.3, 0.4, 0.5, 0.6, 0.7]},
-        "tensor": {"length": torch.tensor([0.3, 0.4, 0.5, 0.6, 0.7], dtype=torch.float64)},
-        "grid": {"length": Grid([0.3, 0.4, 0.5, 0.6])},
-        "small grid": {"length": Grid([0.3, 0.4])},
-        "None": None,
-    }
-    found = {}
-    for name, config in given.items():
+    five = [0.3, 0.4, 0.5, 0.6, 0.7]
+    for config, lengths, shown in (
+        ({"length": five}, [[0.3, 0.4, 0.5], [0.6, 0.7]], "[0.3, 0.4, 0.5, 0.6, 0.7]"),
+        ({"length": torch.tensor(five, dtype=torch.float64)}, [[0.3, 0.4, 0.5], [0.6, 0.7]], str(five)),
+        ({"length": Grid(five[:4])}, [[0.3, 0.4, 0.5], [0.6, 0.3]], "Grid([0.3, 0.4, 0.5, 0.6])"),
+        ({"length": Grid(five[:2])}, [[0.3, 0.4, 0.3], [0.3, 0.4]], "Grid([0.3, 0.4])"),
+        (None, [[0.1, 0.3, 0.5], [0.6, 0.8]], "[0.1, 0.3, 0.5, 0.6, 0.8]"),  # evenly spaced, of eight
+    ):
         trainer = problems.trainer(problems.rank_algorithm(problems.ppo()), eval_env="auto", num_eval_envs=5)
         trained = {"length": [0.1 * (i + 1) for i in range(COPIES)]}
         trainer.run(env_config=trained, eval_env_config=config, steps_per_eval=1, max_steps=1, progress="none")
-        lengths = trainer.evaluator.env.carry["parameters"]["length"]
-        found[name] = [[round(value, 4) for value in lengths.tolist()], trainer.params.get("eval_env_config.length")]
-    try:
+        found = trainer.evaluator.env.carry["parameters"]["length"]
+        assert both([round(value, 4) for value in found.tolist()]) == lengths
+        assert config is None or trainer.params["eval_env_config.length"] == shown
+    with pytest.raises(
+        ValueError, match=r"env_config\['length'\] has 2 values for 5 copies \(`num_eval_envs`\)"
+    ) as error:
         trainer.eval(env_config={"length": [0.3, 0.4]})
-    except ValueError as error:
-        found["refused"] = str(error)
-    return found
+    alike(str(error.value))
 
 
 def unlike(folder):
-    """Rank 1 has another learning rate, then other run options."""
-    texts = []
-    try:
+    """Rank 1 has another learning rate, then other run options: ranks that are not alike are refused by name."""
+    with pytest.raises(RankError, match=r"^rank 1 is not like rank 0: lr is 0\.001, and 0\.0001 on rank 0\.") as error:
         problems.trainer(problems.rank_algorithm(problems.ppo(lr=1e-3 if ranks().rank else 1e-4)))
-    except RankError as error:
-        texts.append(str(error))
+    alike(str(error.value))
     trainer = problems.trainer(problems.rank_algorithm(problems.ppo()))
-    try:
+    with pytest.raises(RankError, match=r"^rank 1 is not like rank 0: max_steps is 4, and 3 on rank 0\.") as error:
         trainer.run(max_steps=3 + ranks().rank, progress="none")
-    except RankError as error:
-        texts.append(str(error))
-    return texts
+    alike(str(error.value))
 
 
 def going_on_from_different_places(folder):
-    """Only rank 0 sees the checkpoint; then each sees another one."""
-    place, texts = folder / "places", []
+    """Only rank 0 sees the checkpoint; then each sees another one: both are refused."""
+    place = folder / "places"
     trainer = problems.trainer(problems.rank_algorithm(problems.ppo()), checkpoints=Checkpoints(place, every_steps=1))
     trainer.run(max_steps=3, progress="none")
     path = ranks().first("the newest", str(listed(place)[-1]) if ranks().is_first else "")
     options = {"tracker": MemoryTracker(), "checkpoints": False}
-    try:
+
+    def go_on():
         if ranks().is_first:
             Trainer.resume(path, **options)
         problems.trainer(problems.rank_algorithm(problems.ppo())).run(max_steps=6, progress="none")
-    except RankError as error:
-        texts.append(str(error))
-    try:
+
+    with pytest.raises(RankError) as error:
+        go_on()
+    at = ["the checkpoint to go on from", "the start of the run"]
+    own, other = ranks().rank, 1 - ranks().rank
+    text = f"rank {other} is at {at[other]}, rank {own} at {at[own]}: all ranks must do the same."
+    assert str(error.value) == text
+    with pytest.raises(RankError, match=r"^rank 1 is not like rank 0: the checkpoint is 0000") as error:
         Trainer.resume(listed(place)[-1 - ranks().rank], **options)
-    except RankError as error:
-        texts.append(str(error))
-    return texts
+    alike(str(error.value))
 
 
 def other_weights(folder):
@@ -382,9 +408,10 @@ def other_weights(folder):
     algorithm = problems.rank_algorithm(problems.ppo())
     with torch.no_grad():
         algorithm.optimizer.weights.add_(ranks().rank)
-    before = problems.digest(algorithm)
+    first, second = both(problems.digest(algorithm))
+    assert first != second
     problems.trainer(algorithm)
-    return [before, problems.digest(algorithm)]
+    assert alike(problems.digest(algorithm)) == first
 
 
 def _make(name, tracker, checkpoints, **options):
@@ -401,50 +428,40 @@ def _own(trainer):
 
 
 def resumed(folder):
-    """Runs that are resumed at their third step, beside what went through."""
-    found = {}
+    """Runs that are resumed at their third step have the bits of what went through."""
     for name in ("ppo", "dqn"):
-        tracker, place = MemoryTracker(), folder / f"resumed-{name}"
-        trainer = _make(name, tracker, Checkpoints(place, every_steps=3, keep=9))
-        options = {"steps_per_eval": 2, "max_steps": 6, "progress": "none"}
-        trainer.run(**options)
-        paths = [path for path in sorted(place.iterdir()) if path.name.endswith("-step-3")] if place.exists() else []
-        path = ranks().first("the path", str(paths[0]) if paths else "")
-        again = Trainer.resume(path, tracker=MemoryTracker(), checkpoints=False)
-        row = again.run(progress="none")
-        timeless = [
+        place = folder / f"resumed-{name}"
+        trainer = _make(name, MemoryTracker(), Checkpoints(place, every_steps=3, keep=9))
+        row = trainer.run(steps_per_eval=2, max_steps=6, progress="none")
+        assert saved_steps(place)[1] == 3
+        again = Trainer.resume(listed(place)[1], tracker=MemoryTracker(), checkpoints=False)
+        rows = [
             {key: value for key, value in each.items() if not key.startswith(("profiling/", "memory/"))}
-            for each in (trainer.train_step.row, dict(row))
+            for each in (row, again.run(progress="none"))
         ]
-        one, other = everything(trainer), everything(again)
-        found[name] = {
-            "digests": [problems.digest(each.algorithm) for each in (trainer, again)],
-            "own": [_own(each) for each in (trainer, again)],
-            "rows": timeless,
-            "states": [dict(each.state) for each in (trainer, again)],
-            "differ": [place for place in one.keys() | other.keys() if one.get(place) != other.get(place)],
-            "places": len(one),
-            "null": isinstance(trainer.tracker, NullTracker),
-        }
-    return found
+        assert rows[0] == rows[1]
+        assert len(everything(trainer)) > 40
+        assert everything(again) == everything(trainer)
+        assert (again.state, _own(again)) == (trainer.state, _own(trainer))
+        assert problems.digest(again.algorithm) == alike(problems.digest(trainer.algorithm))
+        first, second = both(_own(trainer))
+        assert first != second
+        assert isinstance(trainer.tracker, NullTracker) == (not ranks().is_first)
 
 
 def one_process_goes_on_with_two(folder):
-    """A run of one process that two ranks go on with; see `test_checkpoints`."""
-    found = {}
+    """A run of one process that two ranks go on with, which they say; see `test_decisions`."""
     for name in ("ppo", "dqn"):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             trainer = Trainer.resume(folder / f"one-{name}", tracker=MemoryTracker(), checkpoints=False)
+        texts, _ = both([str(each.message) for each in told])
+        assert "was saved by 1 rank and goes on with 2" in texts[0]
         before = dict(trainer.state)
-        row = trainer.run(max_steps=6, progress="none", stop_conditions=[HitsUpperBound(keys.STEPS, 99)])
-        found[name] = {
-            "told": [str(each.message) for each in told],
-            "before": before,
-            "after": dict(trainer.state),
-            "digest": problems.digest(trainer.algorithm),
-            "own": _own(trainer),
-            "config": trainer.algorithm.env.config,
-            "finite": row[keys.STEPS],
-        }
-    return found
+        trainer.run(max_steps=6, progress="none", stop_conditions=[HitsUpperBound(keys.STEPS, 99)])
+        alike(problems.digest(trainer.algorithm))
+        first, second = both(_own(trainer))
+        assert first != second
+        assert trainer.algorithm.env.config == {"length": 0.75}
+        after = alike(dict(trainer.state))
+        assert after[keys.ENV_STEPS] - before[keys.ENV_STEPS] == 2 * before[keys.ENV_STEPS]
