@@ -274,9 +274,10 @@ def curves(panel):
     return {line.get_label(): line.get_xydata().tolist() for line in panel.get_lines()}
 
 
-def test_returns_of_training_and_evaluations_are_in_one_panel():
+@pytest.mark.parametrize("env", [CartPole, AlgoTrading], ids=["evaluated in its own", "in the training's"])
+def test_returns_of_training_and_evaluations_are_in_one_panel(env):
     tracker = MemoryTracker()
-    figure = plotted(tracker, steps_per_eval=2).plot()
+    figure = plotted(tracker, env, steps_per_eval=2).plot()
     (panel,) = figure.axes
     drawn = curves(panel)
     assert list(drawn) == ["episodes of the training", "evaluations"]
@@ -303,11 +304,6 @@ def test_before_an_episode_has_ended_horizons_are_drawn():
     trainer.run(max_steps=2, progress="none")
     (panel,) = trainer.plot().axes
     assert list(curves(panel)) == ["horizons of the training"]
-
-
-def test_evaluations_in_the_training_environment_are_drawn():
-    (panel,) = plotted(MemoryTracker(), AlgoTrading, steps_per_eval=2).plot().axes
-    assert list(curves(panel)) == ["episodes of the training", "evaluations"]
 
 
 def test_what_cannot_be_drawn_is_said():

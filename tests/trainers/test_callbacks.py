@@ -5,7 +5,6 @@ import pytest
 from tests.trainers.test_evaluation import build, run
 
 from rl8x import keys
-from rl8x.checkpoint import Checkpoints
 from rl8x.conditions import HitsUpperBound, Plateau
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
@@ -138,10 +137,3 @@ def test_a_callback_cannot_make_another_step():
         with pytest.raises(RuntimeError, match="not from its callbacks"):
             drive(make(runs))
     assert len(calls) == 2
-
-
-def test_the_best_checkpoint_goes_by_a_callbacks_metric(tmp_path):
-    trainer = make(Score(), checkpoints=Checkpoints(tmp_path / "run", best="score/mine"))
-    run(trainer, max_steps=4)
-    assert trainer.checkpoints.last_good() is not None
-    assert trainer.checkpoints.best["value"] == 3.0

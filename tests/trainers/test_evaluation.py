@@ -14,7 +14,7 @@ from rl8x.conditions import Confirmed, HitsUpperBound
 from rl8x.envs import CartPole, DiscreteDummy, Env, GymnasiumEnv
 from rl8x.execution.compiled import CompiledProgram
 from rl8x.randomization import Uniform
-from rl8x.tracking import MemoryTracker, MLflowTracker
+from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 from rl8x.trainers.evaluation import config_name
 
@@ -324,26 +324,6 @@ def test_training_on_after_an_evaluation_has_the_runs_status_follow():
     assert trainer.tracker.status == "RUNNING"
     trainer.close()
     assert trainer.tracker.status == "FINISHED"
-
-
-def test_evaluations_after_a_run_are_all_in_mlflow_and_leave_its_result_and_status(mlruns, mlflow_client):
-    trainer = make(trainer={"tracker": MLflowTracker(interval_s=0.05), "num_eval_envs": 2})
-    own = run(trainer, steps_per_eval=2, max_steps=2)["eval/returns/mean"]
-    values = {}
-    for n in range(20):
-        gravity = 5.0 + n / 2
-        values[f"gravity {gravity:g}"] = trainer.eval(env_config={"gravity": gravity})["eval/returns/mean"]
-    values["named"] = trainer.eval(name="named")["eval/named/returns/mean"]
-    trainer.close()
-    run_id = trainer.tracker.run_id
-    for name, value in values.items():
-        (point,) = mlflow_client.get_metric_history(run_id, f"eval/{name}/returns/mean")
-        assert (point.step, point.value) == (64, value)
-    found = mlflow_client.get_run(run_id)
-    assert found.data.metrics["eval/returns/mean"] == own
-    assert len(mlflow_client.get_metric_history(run_id, "eval/returns/mean")) == 1
-    assert found.info.status == "FINISHED"
-    assert len(mlflow_client.search_runs([found.info.experiment_id])) == 1
 
 
 # -- statistics of the environment's own

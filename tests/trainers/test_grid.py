@@ -274,17 +274,9 @@ def test_no_more_copies_are_made_than_an_environment_takes(trained):
     assert (few["returns"] == CellEvaluator(trained, CELLS, episodes=4, seed=1).evaluate()["returns"]).all()
 
 
-def test_what_cannot_be_tested_is_refused(trained):
-    with pytest.raises(ValueError, match="never end"):
-        CellEvaluator(trained, CELLS, episodes=1, env_factory=Never)
-    instance = PPOConfig(**CELL_SIZES).build(CartPole(16))
+def test_an_instance_alone_is_refused():
     with pytest.raises(ValueError, match="from a class or a name"):
-        CellEvaluator(instance, CELLS, episodes=1)
-
-
-class Never(CartPole):
-    terminates = False
-    default_time_limit = None
+        CellEvaluator(PPOConfig(**CELL_SIZES).build(CartPole(16)), CELLS, episodes=1)
 
 
 def test_the_training_notices_nothing(trained):

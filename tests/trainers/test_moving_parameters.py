@@ -1,6 +1,7 @@
 import re
 
 import pytest
+from tests.trainers.test_resume import Killed, killed_at, rows, weights
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
@@ -43,41 +44,23 @@ def run(trainer, config, **options):
     return trainer.run(env_config=config, progress="none", **{"steps_per_eval": 2, "max_steps": 7, **options})
 
 
-def rows(tracker):
-    timed = ("profiling/", "memory/")
-    return [(row.step, {n: v for n, v in row.metrics.items() if not n.startswith(timed)}) for row in tracker.rows]
-
-
-class Killed(BaseException):
-    pass
-
-
-def killed_after_an_evaluation(trainer, stats):
-    if stats[keys.STEPS] == 5:
-        raise Killed
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_killed_run_goes_on_to_the_same_bits(name, tmp_path):
     config, straight, tracker = CONFIGS[name], MemoryTracker(), MemoryTracker()
     whole = make(straight)
     run(whole, config)
     saves = Checkpoints(tmp_path, every_steps=2)  # the last is that of step 4, which was evaluated
-    first = make(tracker, trainer={"checkpoints": saves, "callbacks": [killed_after_an_evaluation]})
+    first = make(tracker, trainer={"checkpoints": saves, "callbacks": [killed_at(5)]})
     with pytest.raises(Killed):
         run(first, config)
     again = {} if name != "function" else {"env_config": config}
     second = Trainer.resume(tmp_path, tracker=tracker)
     second.run(progress="none", **again)
-    assert dict(rows(tracker)[-1][1]) == dict(rows(straight)[-1][1])
     assert rows(tracker) == rows(straight)
-    assert all(
-        a.equal(b)
-        for a, b in zip(second.algorithm.policy.parameters(), whole.algorithm.policy.parameters(), strict=True)
-    )
+    assert weights(second).equal(weights(whole))
     assert second.algorithm.env.present_config() == whole.algorithm.env.present_config()
     # What the rows say
-    shown = {n for _, row in rows(tracker) for n in row if n.startswith("env_config/")}
+    shown = {n for _, n in rows(tracker) if n.startswith("env_config/")}
     assert shown <= whole.metric_names
     for parameter in {"length", "masspole"} & {n.split("/")[1] for n in shown}:
         moves = name != "scheduled" or parameter == "length"
@@ -119,10 +102,7 @@ def test_what_has_moved_is_there_again_where_a_config_comes_back_after_a_resume(
             again.save()
     again.run(env_config=CONFIGS[name], max_steps=3, progress="none")
     assert states(again) == states(whole) != left
-    assert all(
-        a.equal(b)
-        for a, b in zip(again.algorithm.policy.parameters(), whole.algorithm.policy.parameters(), strict=True)
-    )
+    assert weights(again).equal(weights(whole))
 
 
 @pytest.mark.parametrize("name", ["adaptive", "learnable"])
@@ -131,8 +111,7 @@ def test_evaluations_change_nothing_in_training(name):
     run(make(with_them), CONFIGS[name], steps_per_eval=1)
     trainer = make(without)
     run(trainer, CONFIGS[name], steps_per_eval=None)
-    trained = [{n: v for n, v in row.items() if not n.startswith("eval/")} for _, row in rows(with_them)]
-    assert [row for row in trained if row] == [row for _, row in rows(without)]
+    assert {place: v for place, v in rows(with_them).items() if not place[1].startswith("eval/")} == rows(without)
     env = trainer.algorithm.env
     before = {
         key: {n: t.clone() for n, t in group.state.items()} for key, group in env.parameter_state.curricula.items()

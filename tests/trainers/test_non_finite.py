@@ -270,8 +270,3 @@ def test_rollback_never_takes_the_weights_of_another_run(tmp_path):
     with pytest.warns(RuntimeWarning, match="as they were before the step"):
         trainer.step()
     assert torch.equal(weights(trainer), before)
-
-
-def test_there_is_no_other_mode():
-    with pytest.raises(ValueError, match="`on_non_finite` must be one of 'stop', 'skip', 'rollback'; got 'ignore'"):
-        make_one(trainer={"on_non_finite": "ignore"})

@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-from tests.checkpoint.legal import described
 from tests.trainers.test_non_finite import at_step
 from tests.trainers.test_resume import run, weights
 
 from rl8x import keys
 from rl8x.algorithms import BCConfig
 from rl8x.checkpoint import Checkpoints
-from rl8x.checkpoint.load import build_algorithm, problems_of
 from rl8x.cli.collect import record
 from rl8x.conditions import Confirmed, HitsUpperBound
 from rl8x.envs import CartPole, CartPoleInfinite, Pendulum
@@ -82,13 +80,6 @@ def test_it_is_evaluated_in_an_environment_that_is_given(make):
     for other, message in ((Pendulum, "episodes that end|spaces"), (CartPoleInfinite, "never ends")):
         with pytest.raises(ValueError, match=message):
             make(eval_env=other)
-
-
-def test_it_is_described_and_built_again_without_an_environment(config):
-    algorithm = config(seed=None).build()
-    spec, resolved = described(algorithm)
-    assert (spec.env.env, resolved["env_class"], problems_of(spec, resolved)) == ("", None, [])
-    assert build_algorithm(spec, resolved, {"lr": 0.5}).config == config(seed=algorithm.seed, lr=0.5)
 
 
 def spoil(trainer):

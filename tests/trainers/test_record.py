@@ -266,15 +266,6 @@ def test_where_nothing_is_kept_there_is_nothing_to_say():
     assert trainer.ending == [f"run {trainer.tracker.run_id} is in memory"]
 
 
-def test_the_command_line_says_it_when_silent_too(tmp_path, capfd):
-    words = ["train", "CartPole", "--num-envs", "4", "--horizon", "4", "--no-tracking", "--progress", "none"]
-    folder = tmp_path / "a b"
-    words += [f"checkpoints.directory={folder}", "--stop", "hits_upper_bound: [env/steps, 32]"]
-    assert main(words) == 0
-    out = capfd.readouterr().out.splitlines()
-    assert out[-1] == f"to continue training: rl8x resume '{folder}' --stop CONDITION"
-
-
 def test_the_exit_code_says_that_rows_are_lost_and_sync_keeps_the_status(mlruns, mlflow_client, monkeypatch, capsys):
     write = Journal._write
     intercepted(monkeypatch, no_answer)

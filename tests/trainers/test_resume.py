@@ -380,22 +380,6 @@ def test_nothing_is_saved_unless_asked_where_nothing_is_kept(tmp_path, monkeypat
     assert (tmp_path / "mlruns" / ".gitignore").exists()
 
 
-def test_stepwise_loops_save_and_go_on(tmp_path):
-    straight = make()
-    for _ in range(6):
-        straight.step()
-    first = make(trainer={"checkpoints": tmp_path})
-    for _ in range(4):
-        first.step()
-    path = first.save()
-    assert path.name == "000001-step-4"
-    second = Trainer.resume(path, tracker=first.tracker)
-    for _ in range(2):
-        second.step()
-    assert torch.equal(weights(second), weights(straight))
-    second.close()
-
-
 def test_what_a_callback_asks_to_be_saved_is_saved_after_the_step_and_the_run_goes_on_saving(tmp_path):
     def saves(trainer, stats):
         if stats[keys.STEPS] == 2:
@@ -407,11 +391,6 @@ def test_what_a_callback_asks_to_be_saved_is_saved_after_the_step_and_the_run_go
     second = Trainer.resume(listed(tmp_path)[0], tracker=NullTracker())
     assert run(second)[keys.STEPS] == 5  # the condition has seen the second row
     assert second.save().name.endswith("step-5")
-
-
-def test_checkpoints_are_checked_at_once():
-    with pytest.raises(TypeError, match="`checkpoints` must be"):
-        make(trainer={"checkpoints": 3})
 
 
 def test_another_runs_folder_is_refused_before_training(tmp_path):

@@ -128,16 +128,6 @@ def test_a_run_in_another_store_is_found_by_its_name_there(mlruns, tmp_path, cap
     assert not (tmp_path / "third.db").exists()
 
 
-def test_the_usual_store_needs_none(mlruns, capsys):
-    words = ["train", "CartPole", *SMALL, "--max-steps", "2", "--run-name", "mine"]
-    assert main(words) == 0
-    assert "--trust" not in capsys.readouterr().out
-    assert main(["resume", "mine", "--max-steps", "3", "--progress", "none"]) == 0
-    [folder] = (mlruns / "checkpoints").iterdir()
-    assert main(["resume", str(folder), "--max-steps", "4", "--progress", "none"]) == 0
-    assert steps_in(mlruns / "mlflow.db") == [[1, 2, 3, 4]]
-
-
 X, Y = "sqlite:///x.db", "sqlite:///y.db"
 DOWN = "http://127.0.0.1:9"
 
@@ -149,6 +139,7 @@ DOWN = "http://127.0.0.1:9"
         (X, X, "mine", "resume mine"),
         (X, None, "FOLDER", "resume mine"),
         (None, None, "mine", "resume mine"),
+        (None, None, "FOLDER", "resume mine"),
         (None, X, "mine", "resume --trust FOLDER"),
         (None, "sqlite:///mlruns/x.db", "mine", "resume FOLDER"),
         (Y, X, "mine", "resume --tracking-uri sqlite:///HERE/x.db FOLDER"),

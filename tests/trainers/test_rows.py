@@ -135,6 +135,17 @@ def terminal(columns=80):
     os.close(master)
 
 
+def bar_of(columns, done, total, row):
+    """Return what a terminal has of a bar, once so many steps are done and a row is shown."""
+    with terminal(columns) as lines:
+        reporter = ProgressReporter("bar", total)
+        reporter._bar.update(done - 1)
+        reporter._bar.mininterval = 0
+        reporter.update(row, total)
+        reporter.close()
+        return lines()[-1]
+
+
 ROW = {
     keys.STEPS: 5.0,
     keys.ENV_STEPS: 1_234_567.0,
@@ -160,13 +171,7 @@ COMMON = ROW | {"episodes/returns/mean": 321.5, "eval/returns/mean": 345.25, "ep
     ],
 )
 def test_a_bar_of_ten_columns_stands_beside_whole_metrics(row, columns, done, metrics):
-    with terminal(columns) as lines:
-        reporter = ProgressReporter("bar", 1000)
-        reporter._bar.update(done - 1)
-        reporter._bar.mininterval = 0
-        reporter.update(row, 1000)
-        reporter.close()
-        line = lines()[-1]
+    line = bar_of(columns, done, 1000, row)
     assert len(line) <= columns
     assert line.endswith(f"{metrics}]")
     bar = re.fullmatch(r" 55%\|(.*)\| 550/1000 \[.*\]", line)
@@ -176,19 +181,9 @@ def test_a_bar_of_ten_columns_stands_beside_whole_metrics(row, columns, done, me
 
 
 def test_where_there_is_no_room_the_bar_goes_before_the_metrics():
-    with terminal(70) as lines:
-        reporter = ProgressReporter("bar", 1000)
-        reporter._bar.update(549)
-        reporter._bar.mininterval = 0
-        reporter.update(COMMON, 1000)
-        reporter.close()
-        assert re.fullmatch(r" 55% 550/1000 \[\S+<\S+, 851k/s, eval 345.2, return 321.5\]", lines()[-1])
-    with terminal(30) as lines:
-        reporter = ProgressReporter("bar", None)
-        reporter._bar.mininterval = 0
-        reporter.update(COMMON)
-        reporter.close()
-        assert re.fullmatch(r"1 steps \[\S+, 851k/s\]", lines()[-1])
+    line = bar_of(70, 550, 1000, COMMON)
+    assert re.fullmatch(r" 55% 550/1000 \[\S+<\S+, 851k/s, eval 345.2, return 321.5\]", line)
+    assert re.fullmatch(r"1 steps \[\S+, 851k/s\]", bar_of(30, 1, None, COMMON))
 
 
 @pytest.mark.parametrize(("silence", "count"), [(0.01, 1), (600.0, 0)])

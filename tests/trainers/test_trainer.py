@@ -8,38 +8,20 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tests.trainers import test_resume
+from tests.trainers.test_resume import run
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
+from rl8x.checkpoint import Checkpoints
 from rl8x.conditions import Condition, Confirmed, HitsUpperBound, Plateau
 from rl8x.envs import CartPole, CartPoleInfinite, DiscreteDummy, Pendulum
 from rl8x.randomization import Grid, Uniform
-from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 
 
-def config(**options):
-    return PPOConfig.rl8(
-        **(
-            {
-                "num_envs": 4,
-                "horizon": 8,
-                "seed": 5,
-                "device": "cpu",
-                "model_config": {"hidden_sizes": [8]},
-                "num_sgd_iters": 1,
-            }
-            | options
-        )
-    )
-
-
-def make(env=DiscreteDummy, *, trainer=None, **options):
-    return Trainer(config(**options).build(env), tracker=MemoryTracker(), **(trainer or {}))
-
-
-def run(trainer, **options):
-    return trainer.run(progress="none", **options)
+def make(env=DiscreteDummy, **options):
+    return test_resume.make(env, **{"num_sgd_iters": 1} | options)
 
 
 # -- warnings of an algorithm
@@ -223,15 +205,6 @@ def test_params_tell_that_evaluations_are_under_the_trainings_again(tmp_path):
     assert "eval_env_config.length" not in again.tracker.params
 
 
-def test_long_values_are_told_in_short():
-    trainer = make(CartPole, num_envs=64, trainer={"num_eval_envs": 2})
-    grid = [0.25 + 0.01 * i for i in range(50)]
-    run(trainer, env_config={"length": Grid(grid), "gravity": torch.arange(1.0, 65.0)}, max_steps=1)
-    assert trainer.tracker.params["env_config.length"] == "Grid of 50 values from 0.25 to 0.74"
-    assert trainer.tracker.params["env_config.gravity"] == "64 values from 1.0 to 64.0"
-    assert trainer.tracker.params["eval_env_config.gravity"] == "[17.0, 49.0]"
-
-
 def test_params_of_a_loop_over_steps_and_of_a_run_after_an_evaluation():
     trainer = make(CartPoleInfinite)
     trainer.eval()
@@ -356,17 +329,29 @@ def test_an_own_evaluation_plays_each_copys_first_episode():
     assert stats["eval/returns/max"] == float(lengths.max())
 
 
-def test_the_evaluation_environment_is_checked():
-    with pytest.raises(ValueError, match="never ends"):
-        make(trainer={"eval_env": True})
-    with pytest.raises(ValueError, match="spaces"):
-        make(trainer={"eval_env": CartPole(4)})
-    env = CartPole(4, device="cpu", seed=0)
-    with pytest.raises(ValueError, match="`eval_env` is the CartPole that is trained in, and evaluations would cut"):
-        make(env, trainer={"eval_env": env})
-    for copies in (0, -3, 2.5, True, "4"):
-        with pytest.raises(ValueError, match="`num_eval_envs` must be a whole number, at least 1, or None"):
-            make(CartPole, trainer={"num_eval_envs": copies})
+TRAINED_IN = CartPole(4, device="cpu", seed=0)
+WHOLE = "`num_eval_envs` must be a whole number, at least 1, or None"
+
+
+@pytest.mark.parametrize(
+    ("env", "option", "value", "message"),
+    [
+        (DiscreteDummy, "eval_env", True, "never ends"),
+        (DiscreteDummy, "eval_env", CartPole(4), "must have the training environment's spaces"),
+        (TRAINED_IN, "eval_env", TRAINED_IN, "`eval_env` is the CartPole that is trained in, and evaluations would"),
+        *[(CartPole, "num_eval_envs", copies, WHOLE) for copies in (0, -3, 2.5, True, "4")],
+        (CartPole, "tracker", "mlruns", r"`tracker` must keep runs, .* got 'mlruns'"),
+        (CartPole, "checkpoints", 3, "`checkpoints` must be"),
+        (CartPole, "checkpoints", Checkpoints("x", best="eval/return/mean"), "Did you mean 'eval/returns/mean'"),
+        (CartPole, "on_non_finite", "ignore", "must be one of 'stop', 'skip', 'rollback'; got 'ignore'"),
+    ],
+)
+def test_what_no_trainer_takes_is_told(env, option, value, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make(env, trainer={option: value})
+
+
+def test_evaluations_are_where_they_are_asked_to_be():
     assert make(trainer={"eval_env": False}).evaluator is None
     assert make(CartPole, trainer={"eval_env": CartPole(7)}).evaluator.env.num_envs == 7
 
@@ -445,9 +430,3 @@ TestTrainerMachine.settings = settings(max_examples=25, stateful_step_count=12, 
 def test_what_is_no_algorithm_is_told(algorithm):
     with pytest.raises(TypeError, match=r"a trainer needs an algorithm, such as PPOConfig\(\)\.build\(CartPole\); got"):
         Trainer(algorithm)
-
-
-def test_what_keeps_no_runs_is_told():
-    algorithm = PPOConfig(num_envs=2, horizon=2, device="cpu").build(CartPole)
-    with pytest.raises(TypeError, match=r"`tracker` must keep runs, .* got 'mlruns'"):
-        Trainer(algorithm, tracker="mlruns")
