@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.algorithms.seeds import part_seed
-from rl8x.envs import CartPole, GymnasiumEnv
+from rl8x.envs import BraxEnv, CartPole, GymnasiumEnv, MjlabEnv, VmasEnv
 from rl8x.envs.cells import make_cells
 from rl8x.envs.checks import narrow_seed
 from rl8x.trainers.grid import CellEvaluator
@@ -96,6 +96,8 @@ MAKERS = {
     "function": functools.partial(GymnasiumEnv, Narrow),
     "factory": factory,
     "own": functools.partial(OwnNarrow, time_limit=3),
+    "vmas": lambda *args, **options: VmasEnv("balance", *args, time_limit=3, n_agents=2, **options),
+    "brax": lambda *args, **options: BraxEnv("fast", *args, time_limit=3, **options),
 }
 INSTANCES = {
     "sync": lambda: SyncVectorEnv([Narrow] * 2, autoreset_mode=AutoresetMode.SAME_STEP),
@@ -128,6 +130,8 @@ def test_rl8xs_own_environments_get_the_whole_seed():
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("seed", [2**32 - 1, 2**70])
 def test_environments_of_32_bits_train_and_are_evaluated(name, seed):
+    if name in ("vmas", "brax"):
+        pytest.importorskip(name, reason=f"{name} is not installed: pip install 'rl8x[{name}]'")
     trainer = train(MAKERS[name], seed)
     assert trainer.evaluator.env is not trainer.algorithm.env
     if name == "own":  # the one that has parameters
@@ -151,8 +155,6 @@ def test_a_reset_takes_any_whole_number(seed):
 
 def test_mjlab_trains_and_is_evaluated_and_processes_start_afterwards(monkeypatch):
     pytest.importorskip("mjlab", reason="mjlab is not installed: pip install 'rl8x[mjlab]'")
-    from rl8x.envs.mjlab_env import MjlabEnv
-
     monkeypatch.setenv("MJLAB_WARP_QUIET", "1")
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     trainer = train(functools.partial(MjlabEnv, "Mjlab-Cartpole-Balance", time_limit=3), 2**40)
@@ -160,21 +162,3 @@ def test_mjlab_trains_and_is_evaluated_and_processes_start_afterwards(monkeypatc
     assert "PYTHONHASHSEED" not in os.environ
     subprocess.run([sys.executable, "-c", ""], check=True)
     MjlabEnv("Mjlab-Cartpole-Balance", 1).reset(seed=2**32)
-
-
-@pytest.mark.parametrize("name", ["vmas", "brax"])
-def test_other_simulators_train_and_are_evaluated(name):
-    package = pytest.importorskip(name, reason=f"{name} is not installed: pip install 'rl8x[{name}]'")
-    if name == "vmas":
-        from rl8x.envs.vmas_env import VmasEnv
-
-        make = functools.partial(VmasEnv, "balance", time_limit=3, n_agents=2)
-    else:
-        from brax import envs
-
-        from rl8x.envs.brax_env import BraxEnv
-
-        assert package
-        make = functools.partial(BraxEnv, envs.get_environment("fast"), time_limit=3)
-    for seed in (0, 2**32, 2**70):
-        train(make, seed)
