@@ -239,15 +239,6 @@ def test_actions_stay_as_they_were_where_a_scenario_writes_into_its_own(monkeypa
         env.step(actions)
 
 
-def test_an_episode_of_vmas_is_one_of_a_world():
-    needs("vmas")
-    make = functools.partial(VmasEnv, "balance", n_agents=2)
-    algorithm = PPOConfig(num_envs=4, horizon=4, seed=0, device="cpu").build(make, time_limit=3)
-    stats = algorithm.collect()
-    assert (stats["episodes/lengths/mean"], stats["episodes/ended"]) == (3.0, 4)
-    assert (algorithm.counters["env/steps"], algorithm.counters["env/copy_steps"]) == (32, 16)
-
-
 def test_parameters_of_vmas_are_those_of_worlds():
     needs("vmas")
     from vmas import make_env
