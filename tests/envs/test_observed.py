@@ -233,11 +233,12 @@ def test_what_cannot_be_shown_is_refused():
     ("make", "name"),
     [(CartPole, "CartPole"), (functools.partial(GymnasiumEnv, "CartPole-v1"), "GymnasiumEnv")],
 )
-def test_a_constructor_names_the_wrapper(make, name):
+def test_a_constructor_names_the_wrapper_and_takes_what_needs_none(make, name):
     with pytest.raises(
         TypeError, match=rf"{name}: .*Wrap the environment, .*ObservedParameters\({name}\(...\), 'all'\)"
     ):
         make(2, observe_parameters="all")
+    assert make(2, observe_parameters="none").observe_parameters == "none"
 
 
 # -- who sees them

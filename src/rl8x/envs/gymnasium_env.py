@@ -100,7 +100,7 @@ class GymnasiumEnv(SimulatorEnv):
     ) -> None:
         if not isinstance(time_limit, EllipsisType):
             check_time_limit(time_limit, "GymnasiumEnv")
-        refuse_observing(kwargs.get("observe_parameters", "none"), "GymnasiumEnv")
+        refuse_observing(kwargs.pop("observe_parameters", "none"), "GymnasiumEnv")
         self._bindings = bindings_of(parameters or {}, (Attribute, ModelField, Scale, Function), "GymnasiumEnv")
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names

@@ -81,7 +81,7 @@ class PettingZooEnv(SimulatorEnv):
         state: SharedState = None,
         **kwargs: Any,
     ) -> None:
-        refuse_observing(kwargs.get("observe_parameters", "none"), "PettingZooEnv")
+        refuse_observing(kwargs.pop("observe_parameters", "none"), "PettingZooEnv")
         seen: dict[str, Any] = {"team_return": team_return, "agent_id": agent_id, "state": state}
         self._kwargs = frozen(kwargs)
         self.made_from = make, frozen({"metrics": metrics, "parameters": parameters, **seen, **kwargs})

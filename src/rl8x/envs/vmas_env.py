@@ -75,7 +75,7 @@ class VmasEnv(SimulatorEnv):
         state: SharedState = None,
         **kwargs: Any,
     ) -> None:
-        refuse_observing(kwargs.get("observe_parameters", "none"), "VmasEnv")
+        refuse_observing(kwargs.pop("observe_parameters", "none"), "VmasEnv")
         try:
             from vmas import make_env
         except ImportError as error:
