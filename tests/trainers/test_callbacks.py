@@ -80,6 +80,12 @@ def test_names_that_are_taken_or_no_names_are_refused():
         make(callbacks=declaring(["score"]))
 
 
+def test_callbacks_of_an_iterator_are_all_called():
+    rows = []
+    make(callbacks=filter(None, [lambda trainer, stats: rows.append(dict(stats)), None])).step()
+    assert len(rows) == 1
+
+
 def test_what_a_callback_returns_is_checked():
     with pytest.raises(ValueError, match=r"returned 'scor', which its `metric_names` do not have. Nearest: score"):
         make(declaring(["score"], {"scor": 1.0})).step()

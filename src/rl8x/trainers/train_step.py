@@ -11,7 +11,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -337,10 +337,11 @@ def declared_by(callbacks: Iterable[Callback]) -> set[str]:
     return {name for callback in callbacks for name in declared_metrics(callback)}
 
 
-def check_callbacks(callbacks: Sequence[Callback], known: Collection[str]) -> None:
-    """Refuse callbacks that cannot be called, and declared names that MLflow refuses or that are taken."""
+def checked_callbacks(callbacks: Iterable[Callback], known: Collection[str]) -> tuple[Callback, ...]:
+    """Return callbacks; refuse what cannot be called, and declared names that MLflow refuses or that are taken."""
     if not isinstance(callbacks, Iterable):
         raise TypeError(f"`callbacks` must be a list of callbacks; got {callbacks!r}.")
+    callbacks = tuple(callbacks)
     taken = dict.fromkeys((name for name in known if not name.startswith(keys.EVAL_PREFIX)), "the trainer")
     for callback in callbacks:
         if not callable(callback):
@@ -356,6 +357,7 @@ def check_callbacks(callbacks: Sequence[Callback], known: Collection[str]) -> No
                     "Give it another name."
                 )
             taken[name] = f"the callback {callback_name(callback)}"
+    return callbacks
 
 
 def returned_metrics(

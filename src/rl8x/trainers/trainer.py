@@ -49,7 +49,7 @@ from rl8x.trainers.resume import (
 )
 from rl8x.trainers.rows import EvalStats, Progress, ProgressReporter, Timer, TrainStats
 from rl8x.trainers.run_state import RUN_OPTIONS, RunState, StopConditions
-from rl8x.trainers.train_step import Callback, OnNonFinite, TrainStep, callback_name, check_callbacks, declared_by
+from rl8x.trainers.train_step import Callback, OnNonFinite, TrainStep, callback_name, checked_callbacks, declared_by
 
 AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
@@ -117,8 +117,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         self.evaluator: EpisodeEvaluator | None = make_evaluator(algorithm, eval_env, num_eval_envs)
         self.evaluations = Evaluations(algorithm, self.evaluator, warns=eval_env == "auto")
         self.callbacks: tuple[Callback, ...] = ()
-        check_callbacks(callbacks, self.metric_names)
-        self.callbacks = tuple(callbacks)
+        self.callbacks = checked_callbacks(callbacks, self.metric_names)
         if ranks().is_first:
             self.tracker = default_tracker() if tracker is None else tracker
             if log_models:
