@@ -430,3 +430,12 @@ TestTrainerMachine.settings = settings(max_examples=25, stateful_step_count=12, 
 def test_what_is_no_algorithm_is_told(algorithm):
     with pytest.raises(TypeError, match=r"a trainer needs an algorithm, such as PPOConfig\(\)\.build\(CartPole\); got"):
         Trainer(algorithm)
+
+
+def test_a_tracker_that_lacks_a_part_is_told():
+    class Halfway:
+        log_metrics = start = describe = log_params = set_tags = log_artifact = log_text = flush = print
+
+    algorithm = PPOConfig(num_envs=2, horizon=2, device="cpu").build(CartPole)
+    with pytest.raises(TypeError, match=r"got <.*Halfway.*>, without location, finish\.$"):
+        Trainer(algorithm, tracker=Halfway())

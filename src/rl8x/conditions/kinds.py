@@ -359,18 +359,18 @@ equivalent of to None."""
 def _on_evaluation(condition: Condition, evaluation_name: EvaluationName) -> Condition | None:
     """Return the same condition on `eval/*` metrics; None where one evaluation cannot decide it."""
     form: Any = copy.copy(condition)  # a user's subclass may have another constructor
-    match form:
+    match condition:
         case _Bound():
-            form.name = evaluation_name(form.name)
+            form.name = evaluation_name(condition.name)
             return None if form.name is None else form
         case And() | Or():
-            form.conditions = tuple(_on_evaluation(child, evaluation_name) for child in form.conditions)
+            form.conditions = tuple(_on_evaluation(child, evaluation_name) for child in condition.conditions)
             return None if None in form.conditions else form
         case Not():
-            form.condition = _on_evaluation(form.condition, evaluation_name)
+            form.condition = _on_evaluation(condition.condition, evaluation_name)
             return None if form.condition is None else form
         case NonFinite() | WallTime():
-            return form
+            return condition
     return None
 
 

@@ -57,6 +57,7 @@ EvalEnv = str | bool | Env | Callable[..., Env] | None
 _GIVEN_ENV: Final = "the evaluation environment was an instance or a factory"
 # Metrics of collecting, which algorithms without an environment do not have.
 _COLLECTED = {*keys.COLLECT_METRICS, "profiling/env_steps_per_s"}
+_BEGUN: Final = ("run_id", "resume_handle")  # of a tracker once it has begun
 # Between two looks at signals and clocks while programs are waited for.
 _SECONDS_PER_LOOK: Final = 0.2
 
@@ -109,8 +110,11 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             )
         refuse_inference_mode()
         # A look at the protocol's properties, as `isinstance` takes it, would look for the store.
-        if tracker is not None and not callable(getattr(type(tracker), "log_metrics", None)):
-            raise TypeError(f"`tracker` must keep runs, as MLflowTracker(...) does; got {tracker!r:.200}.")
+        needed = [name for name in vars(Tracker) if name[0] != "_" and name not in _BEGUN]
+        lacking = [name for name in needed if not (hasattr(type(tracker), name) or hasattr(tracker, name))]
+        if tracker is not None and (lacking or isinstance(tracker, type)):
+            lacks = f", without {', '.join(lacking)}" if lacking else ""
+            raise TypeError(f"`tracker` must keep runs, as MLflowTracker(...) does; got {tracker!r:.200}{lacks}.")
         self.algorithm: AlgorithmT = algorithm
         begin(algorithm)
         algorithm.plan_execution(math.inf)
