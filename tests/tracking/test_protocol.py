@@ -1,6 +1,7 @@
 """Names, values and steps as they are logged, and the trackers that keep a run in memory, or none."""
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -180,6 +181,15 @@ def test_calls_out_of_turn(tmp_path):
         tracker.log_artifact(tmp_path / "none")
     with pytest.raises(TrackingError, match="relative path"):
         tracker.log_text("x", "../x")
+
+
+def test_a_memory_tracker_is_returned_from_another_process():
+    tracker = MemoryTracker()
+    tracker.start(params={"a": 1}, tags={})
+    tracker.log_metrics({"a": 1.0}, 1)
+    again = pickle.loads(pickle.dumps(tracker))
+    again.log_metrics({"a": 2.0}, 2)
+    assert (again.history("a"), tracker.history("a")) == ([(1, 1.0), (2, 2.0)], [(1, 1.0)])
 
 
 def test_null_tracker_is_a_tracker():
