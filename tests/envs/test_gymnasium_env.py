@@ -57,6 +57,23 @@ class Strict(Toy):
         return super().step(0)
 
 
+class Backwards(DictToy):
+    """Observes what lies in memory from its end, in the other order of bytes, as what is read from a file may."""
+
+    def observation(self):
+        obs = super().observation()
+        return {**obs, "x": obs["x"][::-1].astype(obs["x"].dtype.newbyteorder())[::-1]}
+
+
+def test_arrays_in_any_order_are_observed_also_where_an_episode_ends():
+    plain, backwards = (GymnasiumEnv(make, 3, seed=0) for make in (DictToy, Backwards))
+    assert backwards.reset()[0]["x"].tolist() == plain.reset()[0]["x"].tolist()
+    for _ in range(9):  # whose last observations are given one by one
+        one, other = (env.step(torch.full((3,), 3)) for env in (plain, backwards))
+        assert one[0]["x"].tolist() == other[0]["x"].tolist()
+        assert one[4]["final_obs"]["x"].tolist() == other[4]["final_obs"]["x"].tolist()
+
+
 def test_bounds_of_actions_in_float32_are_no_wider_than_the_simulators():
     env = GymnasiumEnv(Strict, 2, seed=1)
     space = env.single_action_space

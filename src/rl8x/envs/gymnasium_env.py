@@ -260,7 +260,7 @@ class GymnasiumEnv(SimulatorEnv):
             return obs, where_rows(done, self._observation(final), obs)
         dense = tree_map(Tensor.clone, obs)
         for row in done.nonzero().squeeze(1).tolist():
-            _write_row(dense, row, final[row])
+            _write_row(dense, row, self._observation(final[row]))
         return obs, dense
 
     def step(self, actions: Any) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
@@ -325,7 +325,9 @@ class GymnasiumEnv(SimulatorEnv):
         return tree_of(raw, self._observed)  # type: ignore[no-any-return]
 
     def _observed(self, part: Any) -> Tensor:
-        part = part if isinstance(part, Tensor) else np.asarray(part)
+        if not isinstance(part, Tensor):
+            part = np.asarray(part)
+            part = part.astype(part.dtype.newbyteorder("="), copy=False)
         return self._tensor(part, np.float32 if part.dtype in (np.float64, torch.float64) else None)
 
     def _raw_actions(self, space: spaces.Space[Any], actions: Tensor) -> Any:
@@ -371,6 +373,6 @@ def _write_row(dense: Any, row: int, value: Any) -> None:
     """Write one copy's observation into its row."""
     if isinstance(dense, dict):
         for key, target in dense.items():
-            _write_row(target, row, value[key] if isinstance(value, Mapping) else value[int(key)])
+            _write_row(target, row, value[key])
     else:
-        dense[row] = torch.as_tensor(value, dtype=dense.dtype)
+        dense[row] = value
