@@ -61,6 +61,27 @@ def test_what_is_no_number_for_each_copy_is_left_alone():
     assert EpisodeMetrics(["text", "wide", "nested", "other", "text/x"]).update({}, info, None, ALL) == {}
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [np.arange(3, dtype=kind) for kind in (">f4", ">i2", "u2", "u8", np.float16, np.longdouble)]
+    + [np.arange(3.0)[::-1][::-1], np.arange(3.0).repeat(2)[4::-2][::-1], np.broadcast_to(np.arange(3), (1, 3))],
+)
+def test_any_array_of_numbers_is_reported(numbers, recwarn):
+    metrics = EpisodeMetrics(["x"])
+    assert metrics.values(metrics.update({}, {"x": numbers}, None, ALL))["x"].tolist() == [0, 1, 2]
+    backwards = metrics.values(metrics.update({}, {"x": numbers.reshape(-1)[::-1]}, None, ALL))
+    assert backwards["x"].tolist() == [2, 1, 0]
+    assert list(recwarn) == []
+
+
+def test_infos_of_any_kind_are_looked_through_for_what_was_meant():
+    metrics = EpisodeMetrics(["sucess"])
+    info = {"success": np.ones(3), 3: np.ones(3), ("a",): 1, "paths": [[1], [1, 2]], "self": metrics, "none": None}
+    with pytest.warns(RuntimeWarning, match=r"Did you mean 'success'.* it reported 'success'\.$"):
+        metrics.check_reported({}, info, ALL)
+    assert EpisodeMetrics(["paths"]).update({}, info, None, ALL) == {}
+
+
 def test_wrong_reductions_are_named():
     with pytest.raises(ValueError, match=r"'lst' of 'x' in `metrics`.*last"):
         EpisodeMetrics({"x": "lst"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from rl8x.names import did_you_mean, unknown_name
 REDUCTIONS = ("last", "mean", "sum", "max", "min")
 AUTO = {"success": "last", "is_success": "last"}
 """Metrics that are reduced by default, where a simulator reports them, and how."""
+
+_WIDEST: Final = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}
+"""In which type torch takes each kind of number, whatever its size and the order of its bytes."""
 
 Accumulators: TypeAlias = dict[str, dict[str, Tensor]]
 """For each metric its value over the episode so far and how often it was reported, each `[num_envs]`."""
@@ -119,7 +122,7 @@ def _reported_names(info: Mapping[str, Any], like: Tensor) -> Iterator[str]:
     for name, value in info.items():
         if isinstance(value, Mapping) and name != "final_info":
             yield from (f"{name}/{inner}" for inner in _reported_names(value, like))
-        elif not name.startswith("_") and _lookup(info, name, like) is not None:
+        elif isinstance(name, str) and not name.startswith("_") and _lookup(info, name, like) is not None:
             yield name
 
 
@@ -183,10 +186,13 @@ def _mask(info: Mapping[str, Any], key: str, like: Tensor) -> Tensor | None:
 def _tensor(value: Any, like: Tensor) -> Tensor | None:
     """Return numbers as `[num_envs]` on the device; None for anything else."""
     if not isinstance(value, Tensor):
-        array = np.asarray(value)
-        if array.dtype.kind not in "biuf":
+        try:
+            array = np.asarray(value)
+        except ValueError:  # lists of several lengths
             return None
-        value = torch.as_tensor(array)
+        if array.dtype.kind not in _WIDEST:
+            return None
+        value = torch.from_numpy(array.astype(_WIDEST[array.dtype.kind]))
     if value.numel() not in (1, like.numel()):
         return None
     numbers: Tensor = value
