@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 import pickle
@@ -521,6 +522,32 @@ def test_by_default_a_condition_saves_its_attributes():
     assert (again.rows, again.inner.values, again.scale, again.function) == (rows_, [1.0], 2.0, abs)
     with pytest.raises(ValueError, match="occurs twice"):
         as_conditions([condition, condition])
+
+
+@dataclasses.dataclass
+class Rows(Condition):
+    """Counts in fields, which are arguments of its constructor."""
+
+    most: int
+    arrays: list
+    count: int = 0
+    seen: list = dataclasses.field(default_factory=list)
+
+    def judge(self, stats):
+        self.count += 1
+        self.seen.append([stats[X]])
+        return self.count >= self.most
+
+
+def test_what_counts_in_an_argument_is_saved():
+    arrays = [np.zeros(2)]
+    [condition], [again] = as_conditions(Rows(3, arrays)), as_conditions(Rows(3, arrays))
+    assert condition.own_state() == {}
+    assert [condition({X: value}) for value in (1.0, 2.0)] == [False, False]
+    assert condition.state_dict() == {"count": 2, "seen": [[1.0], [2.0]]}
+    again.load_state_dict(condition.state_dict())
+    assert again({X: 3.0})
+    again.load_state_dict({})  # of before the first row
 
 
 def test_a_state_of_other_conditions_is_refused():

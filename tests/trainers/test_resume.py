@@ -1,4 +1,5 @@
 import contextlib
+import copy
 import dataclasses
 import functools
 import json
@@ -329,6 +330,30 @@ def test_what_has_no_form_in_a_file_is_given_again_and_goes_on_counting(conditio
     assert " at 0x" not in str(second.params["run.stop_conditions"])  # another in each process, and on each rank
     # At its end it stays there, also with conditions that are others by their address alone.
     assert run(Trainer.resume(tmp_path, tracker=NullTracker()), stop_conditions=[condition()])[keys.STEPS] == 5
+
+
+@dataclasses.dataclass
+class Rows(Condition):
+    """Counts in a field, which is an argument of its constructor."""
+
+    most: int
+    count: int = 0
+
+    def judge(self, stats):
+        self.count += 1
+        return self.count >= self.most
+
+
+@pytest.mark.parametrize("again", [{}, {"stop_conditions": [Rows(6)]}])
+def test_a_condition_that_counts_in_an_argument_goes_on_counting_and_has_ended_once(again, tmp_path):
+    options = {"checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [killed_at(4)]}
+    with pytest.raises(Killed):
+        run(make(trainer=options), stop_conditions=[Rows(6)], max_steps=20)
+    for _ in range(2):
+        assert run(Trainer.resume(tmp_path, tracker=NullTracker()), **copy.deepcopy(again))[keys.STEPS] == 6
+    described = make()
+    run(described, stop_conditions=[Rows(2)])
+    assert "Until `Rows(most=2, count=0)`" in described.tracker.description
 
 
 class Keeps(Condition):

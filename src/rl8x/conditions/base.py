@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 from rl8x import keys
+from rl8x.plain import thawed
 
 Stats = Mapping[str, float]
 Verdict = bool | None
@@ -112,16 +113,19 @@ class Condition(ABC):
     def own_state(self) -> dict[str, Any]:
         """Return its own state, without that of its children, as plain data: numbers, texts, flags, None, lists, dicts.
 
-        By default what its attributes hold, but for the constructor's arguments and the children.
+        By default what its attributes hold, but for the children, and the constructor's arguments as a run began with
+        them: what counts in one of them, as a field of a dataclass may, is state.
 
         Raises:
             TypeError: If an attribute holds something else.
         """
-        arguments, children, state = self.arguments(), self.children, {}
+        arguments, children, state = vars(self).get("_given") or self.arguments(), self.children, {}
         for name, value in vars(self).items():
             items = value if isinstance(value, list | tuple) else (value,)
             holds_children = bool(items) and all(any(item is child for child in children) for item in items)
-            if holds_children or (arguments.get(name, ...) is value and not remembers(value)):
+            given = arguments.get(name, ...)
+            is_given = given is value or (type(value) in (list, dict) and repr(given) == repr(value))
+            if name == "_given" or holds_children or (is_given and not remembers(value)):
                 continue
             try:
                 state[name] = plain(value)
@@ -157,8 +161,8 @@ class Condition(ABC):
         """
         own, saved = dict(state), state.get("children", [])
         own.pop("children", None)
-        now, by_attribute = set(self.own_state()), type(self).own_state is Condition.own_state
-        # An attribute may come into being with the first row.
+        now, by_attribute = set(self.own_state()) - set(self.arguments()), type(self).own_state is Condition.own_state
+        # An attribute may come into being with the first row, and an argument change with it.
         fits = now <= set(own) if by_attribute else now == set(own)
         if not fits or len(saved) != len(self.children):
             raise ValueError(
@@ -349,6 +353,9 @@ def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) ->
         if id(condition) in seen and remembers(condition):
             raise ValueError(f"{condition!r} occurs twice and would count every row twice. Make one for each place.")
         seen.add(id(condition))
+        arguments = condition.arguments().items()
+        given = {name: thawed(value) if type(value) in (list, dict) else value for name, value in arguments}
+        vars(condition).setdefault("_given", given)
     return listed
 
 

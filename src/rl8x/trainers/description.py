@@ -98,7 +98,7 @@ def _configuration(algorithm: GenericAlgorithmBase[Any]) -> str:
 
 def _plan(run: RunState) -> str:
     """Write in Markdown when a run stops and evaluates, and the `env_config` of training and evaluations."""
-    ends = [_code(repr(condition)) for condition in run.conditions]
+    ends = list(map(_code, run.names))
     if run.options.max_steps is not None:
         ends.append(_code(f"max_steps={run.options.max_steps}"))
     parts = [f"until {' or '.join(ends)}"] if ends else []

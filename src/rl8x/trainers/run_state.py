@@ -66,6 +66,7 @@ class RunState:
                 )
             self.conditions = planned.conditions(trust)
         self.options = replace(planned, **{name: given[name] for name in _NUMBERS if name in given})
+        self.names = list(map(named, self.conditions))  # before the first row, which may change an argument
         self.callbacks = tuple(callbacks)  # their names
         self.steps = 0  # those before a resume among them
         self.met: list[Condition] = []  # by the last row
@@ -138,8 +139,8 @@ class RunState:
         """Restore the progress of a saved run; conditions that it did not have begin afresh."""
         self.steps = saved["steps"]
         entries = list(saved["conditions"])
-        for condition in self.conditions:
-            entry = next((entry for entry in entries if entry["repr"] == named(condition)), None)
+        for condition, name in zip(self.conditions, self.names, strict=True):
+            entry = next((entry for entry in entries if entry["repr"] == name), None)
             if entry is not None:
                 entries.remove(entry)
                 condition.load_state_dict(entry["state"])
@@ -157,7 +158,7 @@ class RunState:
         limit, entries = self.options.max_steps, saved["conditions"]
         if limit is not None and self.steps >= limit:
             return False
-        if limit != saved["max_steps"] or list(map(named, self.conditions)) != [each["repr"] for each in entries]:
+        if limit != saved["max_steps"] or self.names != [each["repr"] for each in entries]:
             return True
         # Plain callables cannot be compared: ask those that ended the run whether they still would.
         met = [condition for condition, entry in zip(self.conditions, entries, strict=True) if entry["met"]]
@@ -171,11 +172,11 @@ class RunState:
             "max_steps": self.options.max_steps,
             "conditions": [
                 {
-                    "repr": named(condition),
+                    "repr": name,
                     "state": condition.state_dict(),
                     "met": any(condition is met for met in self.met),
                 }
-                for condition in self.conditions
+                for condition, name in zip(self.conditions, self.names, strict=True)
             ],
             "callbacks": list(self.callbacks),
             "row": None if last is None else dict(last),
