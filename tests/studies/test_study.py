@@ -75,6 +75,11 @@ def make(**changes):
     return Study(**{"train": TRAIN, "test": TEST, "seeds": 2, **BASE, **changes})
 
 
+def test_a_tilde_is_the_home_in_the_folder_of_a_study(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert make(directory="~/study").folder == tmp_path / "study"
+
+
 def runs_of(client):
     found = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     parents = [run for run in found if "mlflow.parentRunId" not in run.data.tags]

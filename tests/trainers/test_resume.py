@@ -418,6 +418,12 @@ def test_what_a_callback_asks_to_be_saved_is_saved_after_the_step_and_the_run_go
     assert second.save().name.endswith("step-5")
 
 
+def test_a_tilde_is_the_home_in_a_folder_that_is_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Checkpoints("~/run").directory == tmp_path / "run"
+    assert Checkpoints("~nobody-of-this-name/run").directory.parent.name == "~nobody-of-this-name"
+
+
 def test_another_runs_folder_is_refused_before_training(tmp_path):
     run(make(trainer={"checkpoints": tmp_path}), max_steps=1)
     other = make(trainer={"checkpoints": tmp_path})

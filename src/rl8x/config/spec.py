@@ -105,7 +105,7 @@ class Checkpoints(_Section):
         if self.directory is not None:
             if not isinstance(self.directory, str | os.PathLike):
                 raise TypeError(f"Checkpoints: `directory` must be a path or None; got {self.directory!r}.")
-            object.__setattr__(self, "directory", Path(self.directory).absolute())
+            object.__setattr__(self, "directory", Path(os.path.expanduser(self.directory)).absolute())
 
 
 CheckpointsLike = Checkpoints | str | os.PathLike[str] | bool | None

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -207,7 +208,7 @@ class StudyConfig:
     def folder(self) -> Path:
         """The study's folder, absolute."""
         if self.directory is not None:
-            return Path(self.directory).absolute()
+            return Path(os.path.expanduser(self.directory)).absolute()
         return mlruns_dir() / "studies" / re.sub(r"[^\w.-]+", "-", self.name)
 
     # -- checking
