@@ -41,7 +41,6 @@ from rl8x._version import __version__
 from rl8x.disk import replace_synced
 from rl8x.distributions import Distribution
 from rl8x.distributions.composite import Composite
-from rl8x.functional.statistics import moments_of_part
 from rl8x.names import unknown_name
 from rl8x.policy import Policy
 from rl8x.portable import zeros
@@ -360,7 +359,7 @@ class _Observations:
         low, high = (torch.from_numpy(bound).to(rows.dtype) for bound in (leaf.low, leaf.high))
         normal = torch.randn(rows.shape, generator=self.generator).to(rows.dtype)
         obs_moments = self.policy.obs_moments
-        if obs_moments is not None and (moments := moments_of_part(obs_moments, name)) is not None:
+        if obs_moments is not None and (moments := obs_moments.of_part(name)) is not None:
             return moments.denormalize(normal).clamp(low, high)
         near = (low.abs() < _FAR) & (high.abs() < _FAR)
         return torch.where(near, rows, normal.clamp(low, high))

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
 
 import gymnasium
 import gymnasium.spaces as spaces
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from rl8x.disk import replace_synced
 from rl8x.distributions import Distribution, make_distribution
 from rl8x.distributions.registry import check_distribution
+from rl8x.execution.execution import kept_generators
 from rl8x.execution.private import tree_flatten, tree_unflatten
 from rl8x.functional import RunningMoments
-from rl8x.functional.statistics import make_obs_moments, normalize_obs, update_obs_moments
+from rl8x.functional.statistics import ObsMoments
+from rl8x.importing import NOT_PLAIN, Trust, dotted_path, from_plain, import_class, to_plain
 from rl8x.keys import ACTION_MASK
 from rl8x.models import BUILTIN, Model, State, make_model
 from rl8x.models.registry import TrainingEffects, check_model, config_with_critic_obs, run_model
 from rl8x.names import resolved_arguments
 from rl8x.plain import thawed
-from rl8x.portable import Portable, to_rows
-from rl8x.spaces import check_mask, critic_only, without_parts
-from rl8x.trees import Tree, tree_map
+from rl8x.portable import SUFFIX, Decision, check_finite, policy_bytes, read_policy, to_elements, to_rows, zeros
+from rl8x.spaces import check_mask, critic_only, space_from_plain, space_to_plain, without_parts
+from rl8x.trees import Tree, first_tensor, tree_map
+
+_KINDS: Final = (Model, Distribution, nn.Module)
 
 
 class Act(NamedTuple):
@@ -86,7 +95,7 @@ def training_mode(module: nn.Module) -> Iterator[None]:
         module.eval()
 
 
-class Policy(Portable):
+class Policy(nn.Module):
     """Map observations to actions and values.
 
     It is made in evaluation mode, in which everything acts: collecting, evaluations, films, exports. Algorithms put the
@@ -112,6 +121,7 @@ class Policy(Portable):
         has_modes: Whether training mode may differ from evaluation mode: built-in models have neither dropout nor
             anything else for which it does.
         inputs_space: Space of what `model_inputs` gives: all but the action mask.
+        unseen: Parts of a `Dict` observation that actions do not depend on: those that only a critic sees.
         clips: Whether `env_actions` may change actions; where not, it need not be called.
         shows_params: Whether `act` returns the distributions' parameters too.
         num_separate: Agents that have weights of their own, by the place of their row; 1 where all rows share them.
@@ -163,7 +173,7 @@ class Policy(Portable):
         critic_obs = model_arguments.get("critic_obs", ())
         parts = self.inputs_space.spaces if isinstance(self.inputs_space, spaces.Dict) else ()
         self.unseen = tuple(name for name in parts if name in {*self.hidden, *critic_obs})
-        self.obs_moments = make_obs_moments(self.inputs_space) if normalize_observations else None
+        self.obs_moments = ObsMoments(self.inputs_space) if normalize_observations else None
         self.value_moments = RunningMoments() if normalize_values else None
         self.has_modes = type(self.model) not in BUILTIN.values()
         self.eval()
@@ -173,7 +183,7 @@ class Policy(Portable):
                 run_model(self.model, obs, self.model.initial_state(2), starts)
 
     @property
-    def form(self) -> tuple[type[Portable], dict[str, Any]]:
+    def form(self) -> tuple[type[Policy], dict[str, Any]]:
         """The class and the constructor's arguments, beside the spaces, that make this policy again."""
         model = {"model": type(self.model), "model_config": self.arguments["model"]}
         return Policy, {
@@ -421,7 +431,7 @@ class Policy(Portable):
             ValueError: If the shapes do not fit.
         """
         if self.obs_moments is not None:
-            update_obs_moments(self.obs_moments, obs, valid, shared=shared)
+            self.obs_moments.observe(obs, valid, shared=shared)
 
     def model_inputs(self, obs: Any) -> tuple[Any, Any]:
         """Take the action mask out of observations and normalise the rest.
@@ -438,8 +448,221 @@ class Policy(Portable):
             mask = tree_map(lambda legal: legal.bool(), obs[ACTION_MASK])
             obs = {name: part for name, part in obs.items() if name != ACTION_MASK}
         if self.obs_moments is not None:
-            obs = normalize_obs(self.obs_moments, obs)
+            obs = self.obs_moments.normalize(obs)
         return obs, mask
+
+    # -- decisions without a trainer
+
+    @property
+    def seen_space(self) -> gymnasium.Space[Any]:
+        """Space of what a decision needs of an observation."""
+        return without_parts(self.observation_space, self.unseen)
+
+    def memory(self, num_envs: int) -> State:
+        """Return what decisions remember before the first observation; nothing of a critic's.
+
+        Args:
+            num_envs: How many observations there will be.
+
+        Returns:
+            Tensors by name, each `[num_envs, *]`.
+        """
+        return self.model.actor_state(self.model.initial_state(num_envs))
+
+    def choose(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> tuple[Any, State]:
+        """Choose the environment's action for each copy: from `seen_space` and `memory`, what `act` would from all.
+
+        Args:
+            obs: Observations, `[num_envs, *obs]` or a dict of them.
+            state: As `memory` gives it.
+            starts: Where an observation begins an episode, `[num_envs]`, bool.
+            noise: What sampling needs, `[num_envs, num_noise]`; None decides for the distribution's mode.
+
+        Returns:
+            Actions for the environment, `[num_envs, *action]` or a dict of them, and the state after.
+        """
+        if self.unseen:
+            # The model is made for them, and looks away.
+            blank = zeros(self.observation_space, starts.shape[0], starts.device)
+            obs = {name: part if name in self.unseen else obs[name] for name, part in blank.items()}
+        obs, mask = self.model_inputs(obs)
+        features, state = self.policy_features(obs, state, starts)
+        params = self.distribution.from_features(features, mask)
+        actions = self.distribution.mode(params) if noise is None else self.distribution.sample(params, noise)[0]
+        return self.distribution.env_actions(actions) if self.clips else actions, state
+
+    @torch.no_grad()
+    def decide(
+        self,
+        obs: Any,
+        state: State | None = None,
+        *,
+        starts: ArrayLike | None = None,
+        deterministic: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> Decision:
+        """Choose the environment's action for one observation, or for several with a leading axis.
+
+            state = None
+            while running:
+                actions, state = policy.decide(obs, state)
+                obs, ... = env.step(actions)
+
+        Args:
+            obs: As the environment gives it: arrays, numbers or tensors, in dicts and tuples where the space has such;
+                `[*obs]` of one, `[num, *obs]` of several. Parts that only a critic sees may be absent.
+            state: What the decision before returned; None where all observations begin an episode.
+            starts: Which observations begin an episode, bool, `[num]`; None: all without a state, none with one.
+            deterministic: Whether to take the distribution's mode rather than a sample.
+            generator: What samples are drawn with, on the policy's device; None is torch's own.
+
+        Returns:
+            An element of the action space for one observation, elements with a leading axis for several, as arrays;
+            and the state after it, each `[num, *]`.
+
+        Raises:
+            ValueError: If an observation is not of the space or not finite, as training has none either; or `state` or
+                `starts` are not for as many.
+        """
+        device = next(self.parameters()).device
+        rows, batched = to_rows(self.seen_space, obs, device)
+        check_finite(rows)
+        num = len(first_tensor(rows))
+        begins = torch.full((num,), state is None, device=device)
+        if starts is not None:
+            flags = torch.as_tensor(starts if isinstance(starts, Tensor) else np.asarray(starts), device=device)
+            if flags.numel() != num:
+                raise ValueError(f"`starts` must be one flag an observation, {[num]}; got {list(flags.shape)}.")
+            begins |= flags.reshape(-1).bool()
+        memory = self.memory(num)
+        state = memory if state is None else state
+        if missing := [name for name in memory if name not in state]:
+            raise ValueError(f"the state has no {', '.join(missing)}: give what the last decision returned, or None.")
+        for name, part in state.items():
+            if len(part) != num:
+                raise ValueError(f"the state `{name}` is of {len(part)} observations; got {num}.")
+        noise = None
+        if not deterministic:
+            size = (num, self.distribution.num_noise)
+            noise = self.distribution.draw(size, generator=generator, device=device)
+        actions, state = self.choose(rows, state, begins, noise)
+        return Decision(to_elements(self.action_space, actions, batched=batched), state)
+
+    # -- in a file
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the policy to a file that `load` reads, without pickle; an existing file is replaced.
+
+        Args:
+            path: The file; `.safetensors` is added where it has no suffix.
+
+        Raises:
+            TypeError: If the policy is made of something that cannot be saved to a file.
+
+        Returns:
+            The file's path.
+        """
+        target = Path(path)
+        target = target if target.suffix else target.with_suffix(SUFFIX)
+        replace_synced(target, self.to_bytes())
+        return target
+
+    def describe(self) -> dict[str, Any]:
+        """Describe as plain data by what class and arguments this policy is made, beside its spaces.
+
+        Raises:
+            TypeError: If the policy is made of something that cannot be saved to a file.
+        """
+        cls, arguments = self.form
+        problem = type(self).__name__ if "form" not in vars(type(self)) or dotted_path(cls) is None else None
+        plain = {}
+        for name, value in arguments.items():
+            plain[name] = to_plain(value)
+            if plain[name] is NOT_PLAIN:
+                problem = f"`{name}`"
+        if problem is not None:
+            raise TypeError(
+                f"{problem} of this policy cannot be saved to a file: give model and distribution by name or by a "
+                "class of a module, with plain arguments; a Policy of your own defines `form`."
+            )
+        return {"class": dotted_path(cls), "arguments": plain}
+
+    def to_bytes(self) -> bytes:
+        """Return what `save` writes.
+
+        Raises:
+            TypeError: If the policy is made of something that cannot be saved to a file.
+        """
+        given, chosen = map(space_to_plain, (self.observation_space, self.action_space))
+        about = {**self.describe(), "observation_space": given, "action_space": chosen}
+        return policy_bytes(about, self.state_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, device: str | torch.device = "cpu", trust: Trust = False) -> Self:
+        """Read a policy that `save` wrote: to call `decide`, or `act`.
+
+        Args:
+            path: The file.
+            device: Where its weights are to be.
+            trust: Whether modules that the file names, with a model of your own, may be imported.
+
+        Raises:
+            OSError: If the file cannot be read.
+            ValueError: If the file is damaged, is not a policy's, or is of a newer rl8x.
+        """
+        try:
+            content = Path(path).read_bytes()
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise type(error)(
+                f"there is no file {str(path)!r} that a policy's `save` wrote. For the policy of a run, by its name, "
+                f"ID or folder of checkpoints: rl8x.load_algorithm({str(path)!r}).policy"
+            ) from None
+        return cls.from_bytes(content, str(path), trust=trust).to(device)
+
+    @classmethod
+    def from_bytes(cls, content: bytes, name: str = "the policy", *, trust: Trust = False) -> Self:
+        """Make the policy of which `to_bytes` returned the content.
+
+        Args:
+            content: What it returned.
+            name: What error messages call it.
+            trust: As `load` has it.
+
+        Raises:
+            ValueError: If the content is damaged, is not a policy's, or is of a newer rl8x.
+        """
+        description, tensors = read_policy(content, name)
+        return cls.from_description(description, tensors, name, trust=trust)
+
+    @classmethod
+    def from_description(
+        cls, description: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str, *, trust: Trust = False
+    ) -> Self:
+        """Make the policy that `describe` described.
+
+        Args:
+            description: What it returned, and the two spaces as plain data.
+            tensors: The policy's weights and moments by name, its `state_dict`, of any shapes, `[...]`.
+            name: What error messages call where they are from.
+            trust: As `load` has it.
+
+        Raises:
+            ValueError: If they do not make a policy.
+        """
+        try:
+            made_of = import_class(description["class"], (cls,), trust=trust)
+            both = [space_from_plain(description[key]) for key in ("observation_space", "action_space")]
+            arguments = from_plain(description["arguments"], _KINDS, trust=trust)
+            with kept_generators():
+                policy: Self = made_of(*both, **arguments)
+            policy.load_state_dict(dict(tensors))
+            policy.eval()  # what a class of one's own has added, too
+        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"{name} does not say how its policy is made ({type(error).__name__}: {reason:.200})."
+            ) from None
+        return policy
 
 
 def _without_mask(space: gymnasium.Space[Any]) -> tuple[bool, gymnasium.Space[Any]]:

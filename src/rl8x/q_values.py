@@ -16,7 +16,6 @@ from rl8x.models import Model, State
 from rl8x.models.registry import BUILTIN
 from rl8x.nn.layers import masked_mean
 from rl8x.policy import Policy
-from rl8x.portable import Portable
 from rl8x.spaces import critic_only, describe_space
 from rl8x.trees import Tree, tree_map
 
@@ -142,7 +141,7 @@ class QPolicy(Policy):
         self.outputs = {"num_outputs": num_outputs, "support": support}
 
     @property
-    def form(self) -> tuple[type[Portable], dict[str, Any]]:
+    def form(self) -> tuple[type[Policy], dict[str, Any]]:
         """This class, and its arguments beside the spaces."""
         kept = ("model", "model_config", "normalize_observations")
         form: dict[str, Any] = {name: value for name, value in super().form[1].items() if name in kept}

@@ -11,7 +11,10 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
+import io
+import itertools
 import math
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +28,6 @@ from numpy.typing import NDArray
 from rl8x.disk import replace_synced
 from rl8x.envs import Env
 from rl8x.envs.canvas import BACKGROUND, INK, SIZE, CopyState, Picture, copy_of, font, mixed, numbers_of, on_host
-from rl8x.film_files import WRITERS, check_format
 from rl8x.policy import Policy
 from rl8x.rollouts.episodes import Moment, play_episodes
 from rl8x.spaces import describe_space
@@ -37,6 +39,8 @@ _GAP: Final = 8
 _LETTERS: Final = 13
 _LINE: Final = 20
 _PAST: Final = 100  # states that `draw` is given
+_PALETTE_ERROR: Final = 0.5  # mean distance of a colour, of 255, with which the palette of an earlier frame still fits
+_MAX_MISFITS: Final = 8  # frames whose colours are new, after which none is expected to fit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +138,10 @@ def film(
         raise TypeError(f"films are of a Policy in an Env; got {policy!r:.100} and {env!r:.100}.")
     check_format(suffix)
     check_pictures(env)
-    _check_numbers(episodes=episodes, shown=shown, columns=columns, max_steps=max_steps)
+    counts = {"episodes": episodes, "shown": shown, "columns": columns, "max_steps": max_steps}
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise ValueError(f"`{name}` must be at least 1; got {count!r}.")
     if fps is not None and not fps > 0:
         raise ValueError(f"`fps` must be greater than 0; got {fps!r}.")
     for name, own, given in (
@@ -167,12 +174,6 @@ def film(
     data, count = WRITERS[suffix.lower()](all_frames(), rate / every)
     returns, lengths = np.stack([end.returns[:shown] for end in ends]), np.stack([end.lengths[:shown] for end in ends])
     return Film(data, suffix.lower(), count, returns, lengths, np.stack([~end.running[:shown] for end in ends]))
-
-
-def _check_numbers(**counts: int | None) -> None:
-    for name, count in counts.items():
-        if count is not None and count < 1:
-            raise ValueError(f"`{name}` must be at least 1; got {count!r}.")
 
 
 def record_video(policy: Policy, env: Env, path: str | Path, **options: Any) -> Film:
@@ -229,7 +230,8 @@ class Camera:
         self._env, self._captions = env, captions
         count = min(shown or env.num_copies, env.num_copies)
         self._copies = range(count)
-        self._columns = min(columns or _columns(count), count)
+        # Up to three stand in one row, more in as many rows as columns.
+        self._columns = min(columns or (count if count <= 3 else math.ceil(math.sqrt(count))), count)
         self._size = SIZE
         if self._columns > 2:
             width = max(176, (_MAX_WIDTH - _GAP * (self._columns - 1)) // self._columns)
@@ -299,11 +301,6 @@ class Camera:
         return np.asarray(tile)
 
 
-def _columns(copies: int) -> int:
-    """Return how many copies stand in a row: up to three in one row, more in as many rows as columns."""
-    return copies if copies <= 3 else math.ceil(math.sqrt(copies))
-
-
 def _title(env: Env, parameters: Mapping[str, float], shown: Iterable[str]) -> str:
     units = {name: parameter.unit for name, parameter in env.parameters.items()}
     return ", ".join(f"{name} {parameters[name]:.4g} {units[name]}".rstrip() for name in shown)
@@ -344,3 +341,103 @@ def _side_by_side(tiles: Sequence[Picture], columns: int) -> Picture:
         top, left = number // columns * (height + _GAP), number % columns * (width + _GAP)
         whole[top : top + height, left : left + width] = tile
     return whole
+
+
+# -- the file: a GIF by Pillow, which comes with rl8x, a video by imageio
+
+
+def check_format(suffix: str) -> None:
+    """Refuse what no film can be written as."""
+    if suffix.lower() not in WRITERS:
+        raise ValueError(f"a film is one of {', '.join(WRITERS)}; got {suffix!r}.")
+    if suffix.lower() != ".gif":
+        try:
+            import imageio.v2  # noqa: F401
+            import imageio_ffmpeg  # noqa: F401
+        except ImportError:
+            raise ImportError(
+                f"a {suffix} needs imageio and ffmpeg: pip install 'rl8x[video]'. A .gif needs nothing."
+            ) from None
+
+
+def _write_gif(frames: Iterator[Picture], rate: float) -> tuple[bytes, int]:
+    """Return the content of a GIF, which repeats itself, and the number of its frames."""
+    count = itertools.count()
+    images = in_few_colours(frame for frame in frames if next(count) >= 0)
+    target = io.BytesIO()
+    next(images).save(target, "GIF", save_all=True, append_images=images, duration=1000 / rate, loop=0)
+    return target.getvalue(), next(count)
+
+
+def in_few_colours(frames: Iterable[Picture]) -> Iterator[Any]:
+    """Yield frames as images with a palette, which stays the same as long as it fits: so only changes take space."""
+    from PIL import Image
+
+    palette = _Palette(np.zeros((0, 3), np.uint8))
+    misfits = 0
+    for frame in frames:
+        few = None if misfits > _MAX_MISFITS else palette.image(frame)
+        if few is None:
+            few = Image.fromarray(frame).quantize(256, dither=Image.Dither.NONE)
+            misfits += 1
+            if misfits <= _MAX_MISFITS:
+                order = np.argsort(few.histogram()[:256])[::-1]
+                colours = np.array(few.getpalette(), dtype=np.uint8).reshape(-1, 3)
+                palette = _Palette(colours[order[order < len(colours)]])
+        yield few
+
+
+class _Palette:
+    """Colours, and which replaces any other: one with equal 5 bits of red, green and blue, or the nearest."""
+
+    def __init__(self, colours: NDArray[np.uint8]) -> None:
+        self.colours = colours
+        if not len(colours):
+            return
+        level = np.arange(32) * 8 + 4
+        cubes = np.stack(np.meshgrid(level, level, level, indexing="ij"), -1).reshape(-1, 3).astype(np.float32)
+        found = colours.astype(np.float32)
+        distances = (found**2).sum(1) - 2 * cubes @ found.T
+        self._nearest = distances.argmin(1).astype(np.uint8)
+        self._nearest[self._cubes(colours[::-1])] = np.arange(len(colours), dtype=np.uint8)[::-1]
+
+    @staticmethod
+    def _cubes(colours: NDArray[np.uint8]) -> NDArray[np.uint16]:
+        red, green, blue = (colours[..., i].astype(np.uint16) >> 3 for i in range(3))
+        return (red << 10 | green << 5 | blue).astype(np.uint16)
+
+    def image(self, frame: Picture) -> Any:
+        """Return a frame in these colours; None where they do not fit."""
+        from PIL import Image
+
+        if not len(self.colours):
+            return None
+        indices = self._nearest[self._cubes(frame)]
+        errors = np.abs(self.colours[indices][::2, ::2].astype(np.int16) - frame[::2, ::2])
+        if errors.mean() > _PALETTE_ERROR:
+            return None
+        image = Image.fromarray(indices, "P")
+        image.putpalette(self.colours.tobytes())
+        return image
+
+
+def _write_mp4(frames: Iterator[Picture], rate: float) -> tuple[bytes, int]:
+    """Return the content of a video (H.264) and the number of its frames."""
+    import imageio.v2 as imageio
+
+    count = 0
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "film.mp4"
+        opened: Any = imageio.get_writer(path, fps=rate, macro_block_size=2, quality=8)
+        with opened as writer:
+            for frame in frames:
+                writer.append_data(frame)
+                count += 1
+        return path.read_bytes(), count
+
+
+WRITERS: Final[dict[str, Callable[[Iterator[Picture], float], tuple[bytes, int]]]] = {
+    ".gif": _write_gif,
+    ".mp4": _write_mp4,
+}
+"""What writes frames, of so many a second, in the format of a suffix: the content, and the number of frames."""

@@ -17,10 +17,9 @@ from rl8x.cli.errors import FiniteRange, UserError, check_folder, users_mistakes
 from rl8x.config import apply_overrides, parse_value
 from rl8x.envs import Env
 from rl8x.envs.cells import make_cells
-from rl8x.film_files import check_format
 from rl8x.output import counted, say, table
 from rl8x.rollouts.episodes import play_episodes
-from rl8x.video import film, make_filmed
+from rl8x.video import check_format, film, make_filmed
 
 _EXAMPLES = """\b
 rl8x play my-run
