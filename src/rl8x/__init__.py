@@ -64,54 +64,28 @@ if TYPE_CHECKING:
     from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker
     from rl8x.trainers import Trainer
 
-_HOMES = {
-    "AlgorithmConfig": "algorithms",
-    "And": "conditions",
-    "BCConfig": "algorithms",
-    "Checkpoints": "checkpoint",
-    "Condition": "conditions",
-    "Confirmed": "conditions",
-    "DQNConfig": "algorithms",
-    "DistillationConfig": "algorithms",
-    "Distribution": "distributions",
-    "Env": "envs",
-    "FastSACConfig": "algorithms",
-    "FastTD3Config": "algorithms",
-    "FlashSACConfig": "algorithms",
-    "HitsLowerBound": "conditions",
-    "HitsUpperBound": "conditions",
-    "IQLConfig": "algorithms",
-    "LearnerConfig": "algorithms",
-    "MLflowTracker": "tracking",
-    "MemoryTracker": "tracking",
-    "Model": "models",
-    "NonFinite": "conditions",
-    "Not": "conditions",
-    "NullTracker": "tracking",
-    "OffPolicyConfig": "algorithms",
-    "OnPolicyConfig": "algorithms",
-    "OnlineConfig": "algorithms",
-    "Or": "conditions",
-    "PPO": "algorithms",
-    "PPOConfig": "algorithms",
-    "PQNConfig": "algorithms",
-    "Parameter": "envs",
-    "Plateau": "conditions",
-    "Policy": "policy",
-    "SACConfig": "algorithms",
-    "StopsDecreasing": "conditions",
-    "StopsIncreasing": "conditions",
-    "Study": "studies",
-    "TD3Config": "algorithms",
-    "Tracker": "tracking",
-    "Trainer": "trainers",
-    "WallTime": "conditions",
-    "compare": "studies.compare",
-    "distill": "algorithms",
-    "load_algorithm": "checkpoint",
-    "load_policy": "checkpoint",
-    "tuned": "config.tuned",
+_NAMES_OF = {
+    "algorithms": (
+        "AlgorithmConfig BCConfig DQNConfig DistillationConfig FastSACConfig FastTD3Config "
+        "FlashSACConfig IQLConfig LearnerConfig OffPolicyConfig OnPolicyConfig OnlineConfig PPO "
+        "PPOConfig PQNConfig SACConfig TD3Config distill"
+    ),
+    "conditions": (
+        "And Condition Confirmed HitsLowerBound HitsUpperBound NonFinite Not Or Plateau StopsDecreasing "
+        "StopsIncreasing WallTime"
+    ),
+    "checkpoint": "Checkpoints load_algorithm load_policy",
+    "distributions": "Distribution",
+    "envs": "Env Parameter",
+    "tracking": "MLflowTracker MemoryTracker NullTracker Tracker",
+    "models": "Model",
+    "policy": "Policy",
+    "studies": "Study",
+    "trainers": "Trainer",
+    "studies.compare": "compare",
+    "config.tuned": "tuned",
 }
+_HOMES = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
 
 __all__ = [
     "PPO",

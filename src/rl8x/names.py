@@ -35,6 +35,17 @@ def unknown_name(kind: str, name: object, legal: Collection[str], where: str = "
     return f"no {kind} {name!r}{where}.{did_you_mean(name, legal, most=2, cutoff=0.5)} There are {', '.join(legal)}."
 
 
+def class_named(kind: str, spec: Any, builtin: Mapping[str, type[Any]], base: type[Any], others: str) -> type[Any]:
+    """Return the built-in class of a name, or a subclass itself; `others` says in messages what else is legal."""
+    if isinstance(spec, str):
+        if spec not in builtin:
+            raise ValueError(unknown_name(kind, spec, builtin))
+        return builtin[spec]
+    if not inspect.isclass(spec) or not issubclass(spec, base):
+        raise TypeError(f"`{kind}` must be a name ({', '.join(builtin)}){others}; got {spec!r}.")
+    return spec
+
+
 def resolved_arguments(cls: type, config: Mapping[str, Any], *, num_positional: int) -> dict[str, Any]:
     """Return the keyword arguments of a class, defaults included, without those that the caller passes by position."""
     parameters = list(inspect.signature(cls).parameters.values())[num_positional:]

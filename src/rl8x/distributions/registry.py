@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rl8x.distributions.base import Distribution
-from rl8x.names import check_arguments, unknown_name
+from rl8x.names import check_arguments, class_named
 from rl8x.output import described
 from rl8x.plain import thawed
 from rl8x.spaces import describe_space
@@ -38,24 +37,16 @@ def make_distribution(
         TypeError: If `spec` is none of these, or the class is not for such a space.
         ValueError: If the name, the space or an argument is unknown.
     """
-    if spec is None:
-        spec = _default_name(action_space)
-    if isinstance(spec, str):
-        if spec not in BUILTIN:
-            raise ValueError(unknown_name("distribution", spec, BUILTIN))
-        spec = BUILTIN[spec]
-    if not inspect.isclass(spec) or not issubclass(spec, Distribution):
-        raise TypeError(
-            f"`distribution` must be a name ({', '.join(BUILTIN)}) or a subclass of Distribution; got {spec!r}."
-        )
+    named = _default_name(action_space) if spec is None else spec
+    cls = class_named("distribution", named, BUILTIN, Distribution, " or a subclass of Distribution")
     config = thawed(dict(config or {}))
-    check_arguments(spec, config, "distribution_config", num_positional=1)
-    made = spec(action_space, **config)
+    check_arguments(cls, config, "distribution_config", num_positional=1)
+    made: Distribution = cls(action_space, **config)
     for name in ("num_features", "num_noise"):
         number = getattr(made, name, None)
         if not isinstance(number, numbers.Integral) or number < 0:
             raise ValueError(
-                f"{spec.__name__}.{name} must be a whole number, at least 0, set by the class or its __init__; got "
+                f"{cls.__name__}.{name} must be a whole number, at least 0, set by the class or its __init__; got "
                 f"{number!r}."
             )
     return made

@@ -2,8 +2,7 @@
 
 from rl8x.models.attention import AttentionModel
 from rl8x.models.base import Model, State
-from rl8x.models.cnn import CNNModel
-from rl8x.models.mlp import Head, MLPModel
+from rl8x.models.mlp import CNNModel, Head, MLPModel
 from rl8x.models.recurrent import GRUModel, LSTMModel, RecurrentModel
 from rl8x.models.registry import BUILTIN, make_model, model_class
 

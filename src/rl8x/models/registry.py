@@ -14,7 +14,7 @@ from torch import Tensor
 from rl8x.execution.execution import kept_generators
 from rl8x.models.base import Model, State
 from rl8x.models.encoders import is_image
-from rl8x.names import check_arguments, unknown_name
+from rl8x.names import check_arguments, class_named
 from rl8x.output import described
 from rl8x.plain import thawed
 from rl8x.spaces import leaves
@@ -80,17 +80,8 @@ def model_class(spec: str | type[Model] | None, observation_space: gymnasium.Spa
         TypeError: If `spec` is none of these.
         ValueError: If the name is unknown.
     """
-    if spec is None:
-        spec = default_model(observation_space)
-    if isinstance(spec, str):
-        if spec not in BUILTIN:
-            raise ValueError(unknown_name("model", spec, BUILTIN))
-        spec = BUILTIN[spec]
-    if not inspect.isclass(spec) or not issubclass(spec, Model):
-        raise TypeError(
-            f"`model` must be a name ({', '.join(BUILTIN)}), a subclass of Model or an instance; got {spec!r}."
-        )
-    return spec
+    named = default_model(observation_space) if spec is None else spec
+    return class_named("model", named, BUILTIN, Model, ", a subclass of Model or an instance")
 
 
 def default_model(observation_space: gymnasium.Space[Any]) -> str:
