@@ -101,14 +101,10 @@ def _path() -> list[str]:
     named = {_ROOT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     here = None
     with contextlib.suppress(OSError):  # it was removed
-        here = os.getcwd()
+        here = os.path.realpath(os.getcwd())
     found = [os.path.abspath(entry) for entry in sys.path if entry and (here or os.path.isabs(entry))]
-    kept = [entry for entry in found if entry in named or (os.pathsep not in entry and not _is_same(entry, here))]
+    kept = [entry for entry in found if entry in named or (os.pathsep not in entry and os.path.realpath(entry) != here)]
     return kept if _ROOT in kept else [*kept, _ROOT]
-
-
-def _is_same(path: str, folder: str | None) -> bool:
-    return folder is not None and os.path.realpath(path) == os.path.realpath(folder)
 
 
 def leave_working_directory(*, runs_module: bool) -> None:

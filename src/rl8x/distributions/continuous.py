@@ -197,11 +197,7 @@ class SquashedNormal(Scaled):
     scores by the u that was drawn, whose gradient and value are right however far out it lies, as a maximum-entropy
     loss needs it.
 
-    Args:
-        space: The `Box` space, with finite bounds.
-        std: `"free"` or `"state"`, the default; see `Normal`.
-        initial_std: The first standard deviation, > 0, before squashing; see `Normal`.
-        log_std_bounds: Smallest and largest logarithm of a standard deviation; see `Normal`.
+    Arguments are those of `Normal`; standard deviations are those before squashing.
 
     Raises:
         TypeError: As for `Normal`.

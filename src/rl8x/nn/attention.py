@@ -218,18 +218,7 @@ class CrossAttention(nn.Module):
 
 
 class SelfAttention(CrossAttention):
-    """A block of attention of a sequence to itself.
-
-    Args:
-        width: Width of the sequence; a multiple of `num_heads`.
-        num_heads: Heads, at least 1.
-        hidden_size: As in `CrossAttention`.
-        activation: As in `CrossAttention`.
-        skip: As in `CrossAttention`.
-
-    Raises:
-        ValueError: As in `CrossAttention`.
-    """
+    """A block of attention of a sequence to itself; arguments are those of `CrossAttention` but for the context's."""
 
     def __init__(
         self,
@@ -244,15 +233,7 @@ class SelfAttention(CrossAttention):
         del self.context_norm
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """Apply the block to a sequence.
-
-        Args:
-            x: `[B, S, width]`.
-            mask: Where an element may look, as in `Attention`.
-
-        Returns:
-            `[B, S, num_outputs]`.
-        """
+        """Apply the block to a sequence `[B, S, width]`; return `[B, S, num_outputs]`."""
         normed = self.query_norm(x)
         return self._finish(x, self.attention(normed, normed, mask))
 

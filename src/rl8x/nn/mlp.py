@@ -228,7 +228,7 @@ class _Perceptron(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, kinds: Sequence[type[nn.Module] | None], *weights: Tensor) -> Tensor:
         results = [x]
         for kind, weight, bias in zip(kinds, weights[::2], weights[1::2], strict=True):
-            result = _output(results[-1], weight, bias)
+            result = matmul.multiply(results[-1], weight if weight.dim() == 3 else weight.t(), bias)
             results.append(result if kind is None else _ACTIVATIONS[kind][0](result))
         ctx.kinds = kinds
         ctx.save_for_backward(*results, *weights)
@@ -245,20 +245,6 @@ class _Perceptron(torch.autograd.Function):
         return gradients[0], None, *gradients[1:]
 
 
-def _output(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Apply a linear layer, of a weight `[outputs, inputs]`, or a stack of them, of `[size, inputs, outputs]`."""
-    return matmul.multiply(x, weight if weight.dim() == 3 else weight.t(), bias)
-
-
-def _weights_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of a layer's weight, in the layout of that."""
-    return matmul.multiply_transposed(*((x, gradient) if x.dim() == 3 else (gradient, x)))
-
-
-def _inputs_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
-    return matmul.multiply(gradient, weight.mT if weight.dim() == 3 else weight)
-
-
 def _gradients(
     gradient: Tensor,
     kinds: Sequence[type[nn.Module] | None],
@@ -268,6 +254,7 @@ def _gradients(
 ) -> list[Tensor | None]:
     """Go back through the layers; return the gradients of the input and of each weight and bias that needs one."""
     gradients: list[Tensor | None] = [None] * len(needed)
+    stacked = weights[0].dim() == 3  # `[size, inputs, outputs]`, where one weight is `[outputs, inputs]`
     for i in reversed(range(len(kinds))):
         kind = kinds[i]
         if kind is not None:
@@ -278,12 +265,13 @@ def _gradients(
             else:
                 derivative.grad_input(gradient, results[i + 1], *arguments, grad_input=gradient)
         if needed[2 * i + 1]:
-            gradients[2 * i + 1] = _weights_gradient(gradient, results[i])
+            both = (results[i], gradient) if stacked else (gradient, results[i])
+            gradients[2 * i + 1] = matmul.multiply_transposed(*both)
         if needed[2 * i + 2]:
             gradients[2 * i + 2] = gradient.sum(-2, keepdim=gradient.dim() == 3)
         if not any(needed[: 2 * i + 1]):
             break
-        gradient = _inputs_gradient(gradient, weights[2 * i])
+        gradient = matmul.multiply(gradient, weights[2 * i].mT if stacked else weights[2 * i])
         gradients[0] = gradient if i == 0 else None
     return gradients
 
