@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 
@@ -15,7 +16,7 @@ from rl8x.cli.main import COMMANDS
 from rl8x.config import algorithm_configs
 from rl8x.config.spec import FIELDS as RUN_KEYS
 from rl8x.models import GRUModel, MLPModel
-from rl8x.names import NAMES, WORDS, called_here, check_arguments, unknown_name
+from rl8x.names import NAMES, WORDS, called_here, check_arguments
 
 FIELDS = {*RUN_KEYS} | {each.name for config in algorithm_configs().values() for each in dataclasses.fields(config)}
 # Names that `renamed` of a run file understands, and what is no option.
@@ -111,35 +112,38 @@ def test_a_name_of_nobody_is_not_answered():
     assert called_here("n_steps", []) == ""
 
 
-class Thing:
-    def __init__(self, given, *, width=1, depth=2):
-        pass
+# -- defaults on the same pages
+
+DEFAULTS_ON = ("coming-from-sb3.md", "coming-from-cleanrl.md", "coming-from-rsl-rl.md")
 
 
-class Open:
-    def __init__(self, given, **anything):
-        pass
+def defaults(page: str) -> list[tuple[str, str, str]]:
+    """Return option, algorithm and default of each cell in a column of defaults, which comes after that of rl8x."""
+    found: list[tuple[str, str, str]] = []
+    header: list[str] | None = None
+    for line in (ROOT / "docs" / page).read_text().splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if not line.startswith("|"):
+            header = None
+        elif header is None:
+            header = cells
+        elif not set(line) <= {"|", "-"} and (at := header.index("rl8x") + 1) < len(header) and cells[at]:
+            names, told = header[at].split(", "), cells[at].split(", ")
+            option = re.findall(r"`(\w+)", cells[at - 1])[0]
+            found += zip([option] * len(names), names, told * len(names) if len(told) == 1 else told, strict=True)
+    return found
 
 
-class Plain:
-    def __init__(self, given):
-        pass
-
-
-def test_the_message_has_the_nearest_and_all():
-    assert (
-        unknown_name("colour", "gren", ["blue", "green"])
-        == "no colour 'gren'. Did you mean 'green'? There are blue, green."
-    )
-    assert unknown_name("colour", "xyz", ["blue", "green"]) == "no colour 'xyz'. There are blue, green."
-
-
-def test_only_arguments_of_the_class_pass():
-    check_arguments(Thing, {"width": 3, "depth": 4}, "config", num_positional=1)
-    check_arguments(Open, {"whatever": 3}, "config", num_positional=1)
-    with pytest.raises(ValueError, match="no argument 'widht' of Thing in `config`"):
-        check_arguments(Thing, {"widht": 3}, "config", num_positional=1)
-    with pytest.raises(ValueError, match="'given'"):
-        check_arguments(Thing, {"given": 3}, "config", num_positional=1)
-    with pytest.raises(ValueError, match="Plain takes nothing in `config`"):
-        check_arguments(Plain, {"width": 3}, "config", num_positional=1)
+@pytest.mark.parametrize("page", DEFAULTS_ON)
+def test_defaults_are_those_of_the_configs(page: str) -> None:
+    """`-` is where an algorithm has no option of that name."""
+    configs = algorithm_configs()
+    for option, algorithm, told in defaults(page):
+        fields = {field.name: field for field in dataclasses.fields(configs[algorithm])}
+        if told == "-":
+            assert option not in fields, f"{algorithm}: {option}"
+        else:
+            factory = fields[option].default_factory
+            default = fields[option].default if factory is dataclasses.MISSING else factory()
+            assert ast.literal_eval(told) == default, f"{algorithm}: {option}"
+    assert len(defaults(page)) > 20

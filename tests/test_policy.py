@@ -9,7 +9,8 @@ from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole
 from rl8x.keys import ACTION_MASK
 from rl8x.policy import Policy
-from rl8x.spaces import check_mask
+from rl8x.spaces import check_mask, leaves, only_legal
+from rl8x.trees import flatten_tree, unflatten_tree
 
 X = spaces.Box(-1, 1, (2,), np.float32)
 SMALL = {
@@ -44,41 +45,6 @@ CASES = {
 }
 
 
-def illegal(actions, space, mask):
-    """Count the copies whose action its mask forbids."""
-    if isinstance(mask, dict):
-        parts = dict(space.spaces.items()) if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
-        return sum(illegal(actions[key], parts[type(next(iter(parts)))(key)], part) for key, part in mask.items())
-    if isinstance(space, spaces.Discrete):
-        return int((~mask.gather(-1, actions.unsqueeze(-1))).sum())
-    if isinstance(space, spaces.MultiDiscrete):
-        pieces = mask.split(space.nvec.tolist(), -1)
-        return sum(int((~part.gather(-1, actions[..., i : i + 1])).sum()) for i, part in enumerate(pieces))
-    return int((actions.bool() & ~mask).sum())
-
-
-def random_mask(space, shape, generator):
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        return {str(key): random_mask(part, shape, generator) for key, part in parts}
-    mask = torch.rand(*shape, *space.shape, generator=generator) < 0.4
-    mask[..., 1] |= ~mask.any(-1)  # no row without a legal action
-    return mask
-
-
-def with_one_legal(mask, space):
-    """Let every choice of a `MultiDiscrete` have a legal action."""
-    if isinstance(mask, dict):
-        parts = dict(space.spaces.items()) if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
-        return {key: with_one_legal(part, parts[type(next(iter(parts)))(key)]) for key, part in mask.items()}
-    if not isinstance(space, spaces.MultiDiscrete):
-        return mask
-    pieces = [piece.clone() for piece in mask.split(space.nvec.tolist(), -1)]
-    for piece in pieces:
-        piece[..., 0] |= ~piece.any(-1)
-    return torch.cat(pieces, -1)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_masked_actions_are_never_sampled(name):
     actions, mask_space = CASES[name]
@@ -86,14 +52,19 @@ def test_masked_actions_are_never_sampled(name):
     generator = torch.Generator().manual_seed(1)
     rows = 250_000
     starts = torch.zeros(rows, dtype=torch.bool)
-    mask = with_one_legal(random_mask(mask_space, (rows,), generator), actions)
+    flags = {
+        "/".join((ACTION_MASK, *path)): torch.rand(rows, *leaf.shape, generator=generator) < 0.4
+        for path, leaf in leaves(mask_space)
+    }
+    mask = unflatten_tree(ACTION_MASK, flags)
     obs = {"x": torch.rand(rows, 2, generator=generator) * 2 - 1, ACTION_MASK: mask}
     noise = policy.noise(1, rows, generator)[0]
     noise[:100], noise[100:200] = 0.0, 1.0 - 2.0**-24
     with torch.no_grad():
         act, mode = policy.act(obs, {}, starts, noise), policy.act(obs, {}, starts).actions
-    assert illegal(act.actions, actions, mask) == 0
-    assert illegal(mode, actions, mask) == 0
+    for taken in (act.actions, mode):
+        legal = flatten_tree("", only_legal(taken, mask, actions))
+        assert all(torch.equal(legal[name], part) for name, part in flatten_tree("", taken).items())
     assert act.logp.isfinite().all()
 
 

@@ -4,11 +4,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl8x.q_values import QPolicy, check_discrete, q_values
+from rl8x.q_values import QPolicy, q_values
 
 OBS = Box(-1.0, 1.0, (3,), np.float32)
 
@@ -70,9 +70,3 @@ def test_a_mask_in_the_observation_rules_actions_out_of_values_and_maxima(duelin
     best = [max(q[0, 1:].tolist()), q[1, 0].item()]
     assert policy.values(obs, {}, starts[0]).tolist() == pytest.approx(best)
     assert policy.act(obs, {}, starts[0], torch.rand(2, 1)).values.tolist() == pytest.approx(best)
-
-
-def test_other_spaces_are_refused_with_what_fits():
-    check_discrete("DQN", Discrete(2), "PPO")
-    with pytest.raises(ValueError, match=r"PQN needs a Discrete action space; got MultiDiscrete.* Use PPO\."):
-        check_discrete("PQN", MultiDiscrete([2, 2]), "PPO")

@@ -99,16 +99,6 @@ def test_gradients_flow_to_means_and_free_standard_deviations():
     assert torch.equal(distribution.log_std.grad, torch.full((2,), 3.0))
 
 
-def test_reparameterised_samples_carry_gradients():
-    distribution = Normal(box(2), std="state")
-    features = torch.zeros(3, 4, requires_grad=True)
-    noise = torch.tensor([[1.0, -2.0]]).expand(3, 2)
-    actions, _ = distribution.rsample(distribution.from_features(features), noise)
-    actions.sum().backward()
-    # da / d mean = 1, da / d log std = std * noise = noise.
-    assert torch.allclose(features.grad, torch.tensor([[1.0, 1.0, 1.0, -2.0]]).expand(3, 4))
-
-
 def test_the_environment_gets_clipped_actions_where_there_are_bounds():
     space = Box(np.array([-1.0, -np.inf], np.float32), np.array([1.0, 5.0], np.float32))
     actions = torch.tensor([[3.0, 7.0], [-3.0, -70.0], [0.5, 0.5]])

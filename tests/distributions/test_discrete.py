@@ -10,26 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl8x.distributions import Bernoulli, Categorical, EpsilonGreedy, MultiCategorical
-from rl8x.distributions.discrete import BernoulliParams, CategoricalParams, _first_hit, inverse_cdf
+from rl8x.distributions.discrete import BernoulliParams, _first_hit, inverse_cdf
 
 torch.manual_seed(0)
 
 
 def random_logits(*shape: int, scale: float = 2.0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1)) * scale
-
-
-def test_two_actions_by_hand():
-    # p = (3/4, 1/4): log p = (-0.28768, -1.38629), entropy = 0.75 * 0.28768 + 0.25 * 1.38629 = 0.56234.
-    distribution = Categorical(Discrete(2))
-    params = distribution.from_features(torch.tensor([[np.log(3.0), 0.0]], dtype=torch.float32))
-    assert distribution.logp(params, torch.tensor([0])).item() == pytest.approx(-0.28768, abs=1e-5)
-    assert distribution.logp(params, torch.tensor([1])).item() == pytest.approx(-1.38629, abs=1e-5)
-    assert distribution.entropy(params).item() == pytest.approx(0.56234, abs=1e-5)
-    # Action 0 owns the uniform numbers in [0, 3/4), action 1 those in [3/4, 1).
-    noise = torch.tensor([0.0, 0.7499, 0.7501, 0.9999]).unsqueeze(-1)
-    actions, _ = distribution.sample(CategoricalParams(params.log_probs.expand(4, 2)), noise)
-    assert actions.tolist() == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("n", [2, 3, 16, 17, 60])

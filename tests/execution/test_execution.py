@@ -1,21 +1,20 @@
+import threading
 import warnings
 from typing import NamedTuple
 
 import pytest
 import torch
 from tests.probes import record_once
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from rl8x import execution, keys
-from rl8x.algorithms import PPOConfig
-from rl8x.envs import CartPole, Pendulum
+from rl8x.algorithms import DQNConfig, PPOConfig
+from rl8x.envs import CartPole
 from rl8x.execution import Execution
 from rl8x.execution import execution as module
 from rl8x.execution.captured import CapturedProgram
 from rl8x.execution.compiled import CompiledProgram
+from rl8x.execution.execution import flushed_denormals
 from rl8x.execution.programs import Loop, ProgramError, flat_of
-from rl8x.randomization import Uniform
-from rl8x.rollouts.statistics import Stats
 
 CPU = torch.device("cpu")
 
@@ -308,40 +307,77 @@ def test_loops_of_an_accelerator_are_made_in_their_mode(mode, fails, monkeypatch
     assert made == [mode]
 
 
-# -- copies to the host
+# -- threads
 
 
-CASES = {
-    "normalised": (Pendulum, {"normalize_observations": True}),
-    "lstm": (CartPole, {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3, "sgd_minibatch_size": 12}),
-}
+@pytest.fixture
+def _two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    assert torch.get_num_threads() == 2  # whatever was set for a while
+    torch.set_num_threads(before)
 
 
-@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-@pytest.mark.parametrize("case", CASES)
-def test_an_iteration_looks_at_no_value_but_in_its_one_copy_of_statistics(case, monkeypatch):
-    """Fake tensors have no values: whatever looks at one on the host raises."""
-    env, options = CASES[case]
-    fetched = []
-    reported = property(lambda stats: fetched.append(stats) or dict.fromkeys(stats._values, 0.0))
-    monkeypatch.setattr(Stats, "_reported", reported)
-    algorithm = build(
-        env, **{"num_envs": 4, "horizon": 3, "sgd_minibatch_size": 6, "num_sgd_iters": 1, **options}, mode="eager"
-    )
-    algorithm.execution.host_looks = False
-    config = {next(iter(env.parameters)): Uniform(0.5, 1.0), list(env.parameters)[1]: 1.0}
-    algorithm.collect(env_config=config)
+@pytest.mark.usefixtures("_two_threads")
+@pytest.mark.parametrize(
+    ("mode", "work", "threads", "workers"),
+    [("eager", 10**3, 1, 1), ("eager", 10**7, 2, 1), ("eager", 10**9, 2, 2), ("compile", 10**7, 2, 2)],
+)
+def test_small_work_uses_one_thread_and_one_worker(mode, work, threads, workers):
+    chosen = Execution(mode, "fp32", CPU).threads
+    with chosen.for_work(work):
+        assert torch.get_num_threads() == threads
+    with chosen.workers_for(work) as made:
+        assert made.count == workers
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_workers_do_jobs_at_once_each_on_one_thread_and_keep_their_order():
+    meeting = threading.Barrier(2, timeout=60)
+
+    def job(number):
+        meeting.wait()  # passes only if both are under way
+        return number, torch.get_num_threads(), threading.current_thread().name
+
+    with Execution("eager", "fp32", CPU).threads.workers_for(10**9) as workers:
+        (zero, mine, name), (one, others, other) = workers.share([lambda: job(0), lambda: job(1)])
+        assert (zero, one, mine, others) == (0, 1, 1, 1)
+        assert name != other
+        with pytest.raises(ZeroDivisionError):
+            workers.share([lambda: 1, lambda: 1 // 0])
+
+
+def flushes():
+    return torch.tensor(1e-39).mul(1.0).item() == 0.0
+
+
+@pytest.mark.parametrize("already", [False, True])
+def test_denormals_are_0_within_and_after_it_what_they_were(already):
+    torch.set_flush_denormal(already)
+    try:
+        with flushed_denormals(CPU):
+            assert flushes()
+            assert torch.tensor(1e-37).mul(1.0).item() > 0.0
+        assert flushes() == already
+        with pytest.raises(KeyError), flushed_denormals(CPU):
+            raise KeyError
+        assert flushes() == already
+        with flushed_denormals(torch.device("meta")):
+            assert flushes() == already
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("kind", [DQNConfig, PPOConfig])
+def test_moments_of_weights_without_gradient_end_at_0(kind):
+    options = {"n_step": 1, "warmup_steps": 0} if kind is DQNConfig else {"horizon": 4}
+    algorithm = kind(num_envs=8, seed=1, device="cpu", execution="eager", **options).build(CartPole)
+    optimizer = algorithm.optimizer if kind is PPOConfig else algorithm.nets.trained["q"].optimizer
+    mean = optimizer.moments["exp_avg"]
+    mean.fill_(1e-39)  # between the weights, and of dead units, no gradient ever comes
+    algorithm.collect()
     algorithm.step()
-    looks = build(Pendulum, mode="eager")  # which may look at whether episodes were cut
-    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
-        looks.collect()
-    # Nor does it make tensors of the host's numbers, which would be copies the other way.
-    monkeypatch.setattr(torch, "tensor", None)
-    monkeypatch.setattr(torch, "as_tensor", None)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        for _ in range(2):
-            row = Stats.merge(algorithm.collect(env_config=config), algorithm.step())
-            assert not fetched
-            assert "losses/total" in row
-            assert len(fetched) == 1
-            fetched.clear()
+    assert not ((mean != 0) & (mean.abs() < 1e-38)).any()
+    assert (mean != 0).any()
+    assert not flushes()

@@ -120,11 +120,3 @@ def test_every_kind_of_space_agrees_with_gymnasiums_flattening():
         assert vector[0, 0].tolist() == pytest.approx(spaces.flatten(SPACE, sample).tolist(), abs=1e-6)
         assert vector.shape == (1, 1, flat.width)
         assert vector.dtype == torch.float32
-
-
-def test_one_hot_by_hand():
-    flat = FlatObservations(spaces.Discrete(3, start=1))
-    assert flat(torch.tensor([[1, 3]])).tolist() == [[[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]
-    many = FlatObservations(spaces.MultiDiscrete([[2, 2], [1, 2]]))
-    assert many.width == 7
-    assert many(torch.tensor([[1, 0], [0, 1]])).tolist() == [0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0]

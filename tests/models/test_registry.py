@@ -88,6 +88,7 @@ def make(name):
 @pytest.mark.parametrize("name", BUILTIN)
 def test_every_model_keeps_the_contract(name):
     model, obs, state, starts = make(name)
+    assert type(model).__name__.lower() == f"{name}model"
     features, values, last = model(obs, state, starts)
     assert features.shape == (3, 4, 2)
     assert values.shape == (3, 4)
@@ -313,3 +314,16 @@ def test_updates_see_whole_numbers_as_they_were_acted_on():
     algorithm = PPOConfig(model=PerMillisecond, **{**CONFIG, "num_sgd_iters": 1}).build(Clock)
     algorithm.collect()
     assert algorithm.step()["monitors/kl_div"] == pytest.approx(0.0, abs=1e-6)
+
+
+class Doubler(Model):
+    def forward(self, obs, state, starts):
+        return obs * 2, obs.sum(-1), state
+
+
+def test_a_model_needs_forward_alone():
+    model = Doubler(Box(-1.0, 1.0, (2,), np.float32), 2)
+    obs, starts = torch.randn(3, 4, 2), torch.zeros(3, 4, dtype=torch.bool)
+    assert not model.recurrent
+    assert model.initial_state(4) == {}
+    assert torch.equal(model.values(obs, {}, starts), obs.sum(-1))
