@@ -103,28 +103,18 @@ def refusal(capsys, *words):
 
 def test_options_are_fields_of_the_algorithms_own_config(package, built, capsys):
     words = ["train", "Pendulum", "--algorithm", f"{package}.MyConfig", "--dry-run"]
-    assert (
-        main([*words, "--capacity", "5000", "--tau", "none", "--no-double", "--critic", "{width: 4}", "--seed", "3"])
-        == 0
-    )
+    typed = ["--capacity", "5000", "--tau", "none", "--no-double", "--critic", "{width: 4}", "--seed", "3"]
+    assert main([*words, *typed, "--run-name", "007", "--experiment-name", "None"]) == 0
     run = yaml.safe_load(capsys.readouterr().out)
     assert run["algorithm"] == f"{package}.MyConfig"
-    assert run["algorithm_config"] == {
-        "capacity": 5000,
-        "tau": None,
-        "double": False,
-        "critic": {"width": 4},
-        "seed": 3,
-    }
+    assert (run["run_name"], run.get("experiment_name")) == ("007", None)  # text stays text
+    given = {"capacity": 5000, "tau": None, "double": False, "critic": {"width": 4}, "seed": 3}
+    assert run["algorithm_config"] == given
     assert type(built[0]).__name__ == "Mine"
     assert built[0].config.capacity == 5000
     assert main([*words, "capacity=1e3", "critic.width=2", "model_cls=other", "algorithm_config.checkpoints=5"]) == 0
-    assert built[1].config.capacity == 1000
-    assert (built[1].config.critic, built[1].config.model_cls, built[1].config.checkpoints) == (
-        {"width": 2},
-        "other",
-        5,
-    )
+    config = built[1].config
+    assert (config.capacity, config.critic, config.model_cls, config.checkpoints) == (1000, {"width": 2}, "other", 5)
 
 
 def test_a_run_file_needs_trust_for_its_algorithm(package, capsys):
@@ -161,11 +151,7 @@ def test_help_lists_the_algorithms_options_in_groups_by_the_class_that_declares_
         (["--capacity", "many"], "`capacity` must be a whole number; got 'many'"),
         (["--capacity", "13"], "`capacity` is unlucky."),
         (["--critic", "3"], "`critic` must be a mapping of names to values; got 3"),
-        (
-            ["--checkpoints", "here"],
-            "must be a mapping of names to values, such as {every_steps: 100, every_minutes: 5",
-        ),
-        (["--checkpoints", "here"], "directory: ...}; got 'here'."),
+        (["--checkpoints", "here"], "must be a mapping of names to values, such as {every_steps: 100, every_minutes"),
         (["num_envs=2", "max_step=3"], "unknown key 'max_step'. Did you mean 'max_steps'?"),
         (["--algorithm", "{package}.Mine"], "must name a subclass of rl8x.algorithms.AlgorithmConfig"),
         (["--algorithm", "{package}.Mine"], ".Mine', an algorithm that no config builds."),

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from rl8x import output
-from rl8x.cli.bench import break_even, render, summarize, verdict
+from rl8x.cli.bench import render, summarize, verdict
 from rl8x.cli.main import main
 from rl8x.execution.compiled import CompiledProgram
 
@@ -21,10 +21,6 @@ BRIEF = [*SMALL, "--modes", "eager", "--seconds", "0"]
 def here(monkeypatch):
     """Measure in this process: a fresh one takes seconds to import torch."""
     monkeypatch.setattr(bench, "_in_fresh_process", lambda job, timeout_s: bench.measure(job))
-
-
-def timing(rate, first=1.0, transitions=1000, **others):
-    return {"transitions": transitions, "transitions_per_s": rate, "first_iteration_s": first, **others}
 
 
 # -- a measurement
@@ -59,12 +55,8 @@ def test_a_measurement_in_a_fresh_process(tmp_path, monkeypatch, capsys):
     assert set(document["machine"]) == {"cpu", "cores", "system", "python", "torch", "rl8x"}
     run = document["settings"]["run"]
     assert run["env"] == "my_bench_module.Mine"
-    assert run["algorithm_config"] == {
-        "num_envs": 4,
-        "horizon": 4,
-        "model_config": {"hidden_sizes": [8]},
-        "device": "cpu",
-    }
+    small = {"num_envs": 4, "horizon": 4, "model_config": {"hidden_sizes": [8]}, "device": "cpu"}
+    assert run["algorithm_config"] == small
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"my_bench_module.py", "bench.json"}
     text = (tmp_path / "bench.json").read_text()
     assert str(tmp_path) not in text
@@ -80,12 +72,8 @@ def test_a_run_file_and_precisions_in_turn(tmp_path, capsys):
     words = ["bench", "-f", str(path), "horizon=4", "--modes", "eager", "--seconds", "0", "--passes", "2"]
     assert main([*words, "--precisions", "fp32", "bf16", "--num-envs", "2", "--json", str(out)]) == 0
     document = json.loads(out.read_text())
-    assert [(row["precision"], row["pass"]) for row in document["rows"]] == [
-        ("fp32", 0),
-        ("bf16", 0),
-        ("fp32", 1),
-        ("bf16", 1),
-    ]
+    passes = [(row["precision"], row["pass"]) for row in document["rows"]]
+    assert passes == [("fp32", 0), ("bf16", 0), ("fp32", 1), ("bf16", 1)]
     assert {row["transitions"] for row in document["rows"]} == {2 * 4}
     assert {row["ran_as"] for row in document["rows"]} == {"eager"}
     assert "mine" not in out.read_text()
@@ -128,31 +116,11 @@ def test_a_process_that_dies_is_a_failure(code, stderr, reason, monkeypatch, cap
 # -- arithmetic
 
 
-def test_break_even_by_hand():
-    # Eager: 1 s, then 0.5 s each. Compiled: 11 s, then 0.25 s each. 10 s behind, 0.25 s gained each: after 1 + 40.
-    point = break_even(timing(2000.0), timing(4000.0, first=11.0))
-    assert point == (41_000, 11.0 + 40 * 0.25)
-    assert point[1] == 1.0 + 40 * 0.5  # eager is as far at the same time
-
-
-@pytest.mark.parametrize(
-    ("other", "expected"),
-    [
-        (timing(2000.0, first=2.0), None),  # later and no faster
-        (timing(1000.0, first=2.0), None),  # later and slower
-        (timing(1000.0, first=0.5), None),  # earlier, but behind in the end
-        (timing(4000.0, first=1.0), (0, 0.0)),
-        (timing(4000.0, first=0.5), (0, 0.0)),
-    ],
-)
-def test_break_even_at_once_or_never(other, expected):
-    assert break_even(timing(2000.0), other) == expected
-
-
 def row(execution, rate, **others):
     figures = dict.fromkeys(("collect_ms", "step_ms", "tracking_ms"), 1.0)
     named = {"execution": execution, "precision": "fp32", "peak_memory_mb": 400.0, "slowest_s": 2.0, "fastest_s": 0.5}
-    return timing(rate, **{**figures, **named, **others})
+    timed = {"transitions": 1000, "transitions_per_s": rate, "first_iteration_s": 1.0}
+    return {**timed, **figures, **named, **others}
 
 
 def test_passes_are_put_together():
@@ -162,17 +130,24 @@ def test_passes_are_put_together():
     assert (summary["collect_ms"], summary["peak_memory_mb"], summary["passes"]) == (1.0, 500.0, 3)
 
 
-def test_the_verdict_says_when_compiling_is_earned_back():
-    rows = summarize([row("eager", 2000.0), row("compile", 4000.0, first_iteration_s=11.0)])
-    assert verdict(rows) == (
-        "Fastest: compile fp32, 4.00k transitions/s, 2.00 times eager fp32; its first iteration is earned back after "
-        "41.0k transitions, 21.0 s of training."
-    )
-    rows = summarize([row("eager", 2000.0), row("compile", 4000.0)])
-    assert verdict(rows).endswith("; it is ahead from the first iteration on.")
-    assert verdict(summarize([row("eager", 2000.0), row("compile", 1000.0)])).endswith(
-        "eager fp32, 2.00k transitions/s."
-    )
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        # 10 s behind, 0.25 s gained by each iteration: after 1 + 40 of them, at 11 + 40 * 0.25 s.
+        (
+            row("compile", 4000.0, first_iteration_s=11.0),
+            "compile fp32, 4.00k transitions/s, 2.00 times eager fp32; its first iteration is earned back after "
+            "41.0k transitions, 21.0 s of training.",
+        ),
+        (row("compile", 4000.0), "2.00 times eager fp32; it is ahead from the first iteration on."),
+        (row("compile", 4000.0, first_iteration_s=0.5), "; it is ahead from the first iteration on."),
+        (row("compile", 1000.0), "eager fp32, 2.00k transitions/s."),
+    ],
+)
+def test_the_verdict_says_when_compiling_is_earned_back(other, says):
+    assert verdict(summarize([row("eager", 2000.0), other])).endswith(says)
+    late = row("compile", 2000.0, first_iteration_s=2.0)  # and no faster
+    assert verdict(summarize([late, row("eager", 2000.0)])).endswith("longer first iteration is never earned back.")
 
 
 def test_a_mode_that_takes_twice_the_memory_of_eager_is_named_above_the_verdict():

@@ -21,16 +21,13 @@ def kept(tmp_path, monkeypatch):
     return artifacts
 
 
-def test_the_programs_that_are_kept_are_listed_the_one_used_last_first(kept, capsys):
+def test_programs_are_listed_the_one_used_last_first_and_removed(kept, capsys):
     assert main(["cache"]) == 0
     head, first, second, _, total = capsys.readouterr().out.splitlines()
     assert head.split() == ["key", "MB", "last", "used", "torch"]
     assert re.fullmatch(rf"b{{12}} +0\.5 +19\d\d-.* +{re.escape(torch.__version__)}", first)
     assert second.startswith(f"{'a' * 12} ")
     assert total == f"2 programs, 0.8 of 500 MB, in {kept.folder}"
-
-
-def test_clearing_says_how_much_was_removed(kept, capsys):
     assert main(["cache", "--clear"]) == 0
     assert capsys.readouterr().out == f"0.8 MB removed from {kept.folder}\n"
     assert kept.list() == []

@@ -90,16 +90,8 @@ def test_each_extra_is_there_with_what_it_is_for(probed, mlruns, monkeypatch, ca
 @pytest.mark.parametrize(
     ("name", "fault", "said"),
     [
-        (
-            "torch",
-            "OSError: libtorch.so: cannot open",
-            "broken: torch: OSError: libtorch.so: cannot open; pip install 'torch<",
-        ),
-        (
-            "yaml",
-            "ends Python (exit status -11)",
-            "broken: PyYAML: ends Python (exit status -11); pip install 'PyYAML>=",
-        ),
+        ("torch", "OSError: no libtorch.so", "broken: torch: OSError: no libtorch.so; pip install 'torch<"),
+        ("yaml", "ends Python (exit -11)", "broken: PyYAML: ends Python (exit -11); pip install 'PyYAML>="),
     ],
 )
 def test_what_is_broken_is_said_with_the_command_that_mends_it(probed, mlruns, capsys, name, fault, said):
@@ -147,12 +139,8 @@ def test_what_cannot_be_found_out_hides_nothing_else(probed, mlruns, monkeypatch
 
 
 def test_a_package_that_ends_python_or_prints_is_no_end_of_the_diagnosis(tmp_path, monkeypatch):
-    broken = {
-        "one": "raise RuntimeError('torn')",
-        "two": "print('[1]\\n{}')",
-        "three": "import os; os._exit(3)",
-        "four": "",
-    }
+    broken = {"one": "raise RuntimeError('torn')", "two": "print('[1]\\n{}')", "three": "import os; os._exit(3)"}
+    broken["four"] = ""
     for name, code in broken.items():
         (tmp_path / f"rl8x_broken_{name}.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -74,23 +74,3 @@ def test_the_best_of_a_run_that_went_back_is_not_of_what_it_left_behind(tmp_path
     for run in (tmp_path / "run", left):
         assert main(["export", str(run), "--checkpoint", "best", "--output", str(tmp_path / "best.safetensors")]) == 0
         assert capsys.readouterr().out.startswith(f"{second.name} -> ")
-
-
-def test_mistakes_are_told_in_a_line(trainer, tmp_path, capsys):
-    run = str(trainer.checkpoints.directory)
-    for words, told in (
-        ([run, "--alias", "champion"], "give --register NAME too"),
-        ([run, "--output", "policy.tflite"], "no format 'tflite'"),
-        ([run, "--sampled"], "is the policy itself"),
-        (["nothing"], "nothing"),
-        ([run, "--output", "absent/policy.safetensors"], "there is no folder absent"),
-    ):
-        assert main(["export", *words]) == 2
-        err = capsys.readouterr().err
-        assert told in err
-        assert len(err.splitlines()) == 1
-    train(tracker=MLflowTracker(finish_timeout_s=300), checkpoints=tmp_path / "others")
-    assert main(["export", "others", "--checkpoint", "best"]) == 2
-    assert main(["export", str(tmp_path / "others"), "--checkpoint", "best"]) == 2
-    assert "is the best of a metric" in capsys.readouterr().err
-    assert list(tmp_path.glob("*.safetensors*")) == []

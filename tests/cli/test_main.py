@@ -101,15 +101,9 @@ def test_every_command_has_help(command, capsys):
 def test_no_mistake_repeats_a_password(words, capsys):
     assert main(["train", "CartPole", "--debug", *words]) == 2
     err = capsys.readouterr().err
-    assert "Traceback" in err
-    assert "p4ss" not in err
-
-
-def test_debug_shows_the_traceback_too(capsys):
-    assert main(["trian", "--debug"]) == 2
-    err = capsys.readouterr().err
     assert err.startswith("Traceback")
-    assert err.splitlines()[-1].startswith("rl8x: error: No such command")
+    assert err.splitlines()[-1].startswith("rl8x: error: ")
+    assert "p4ss" not in err
 
 
 def test_a_warning_of_ours_is_one_line_and_others_are_as_they_were(capsys):
@@ -117,14 +111,6 @@ def test_a_warning_of_ours_is_one_line_and_others_are_as_they_were(capsys):
     show_warning(UserWarning("mine"), UserWarning, "my_env.py", 3)
     err = capsys.readouterr().err
     assert err == "rl8x: warning: the critic learns nothing\nmy_env.py:3: UserWarning: mine\n"
-
-
-@pytest.mark.parametrize("module", ["rl8x.cli.main", "rl8x"])
-def test_the_installed_command_refuses_without_a_traceback(module):
-    done = subprocess.run([sys.executable, "-m", module, "trian"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("rl8x: error: ")
-    assert "Traceback" not in done.stderr
 
 
 def test_the_module_that_torchrun_starts_takes_nothing_from_the_working_directory(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +30,10 @@ MISTAKES = r"""
 trian  ->  No such command 'trian'; there are train, resume, study, play, collect, export, envs, tuned, bench, ui, cache, report, compare, sync, doctor. Did you mean 'train'? Try 'rl8x --help'.
 --verion  ->  No such option '--verion'
 ui --port 0  ->  0 is not in the range
-ui --port web  ->  'web' is not a valid integer
 ui --tracking-uri sqlit:///x.db  ->  unknown scheme 'sqlit'; legal:
 sync none  ->  there is no folder
 cache list  ->  Got unexpected extra argument (list)
 envs CartPol  ->  no built-in environment 'CartPol'. Did you mean CartPole
-envs CartPoel-v1  ->  Did you mean CartPole-v1
 envs rl8x.keys.COUNTERS  ->  An environment is a class
 tuned CartPole sac  ->  no tuned setting of CartPole by sac. There are
 compare  ->  there are no runs:
@@ -48,10 +47,7 @@ train -f a.yaml --file b.yaml  ->  one file at most; got -f a.yaml and -f b.yaml
 train --num-env 3  ->  '--num-envs'
 train gymnasium:CartPole-v1 --num-envs 2 env_kwargs.lenght=1  ->  takes no argument 'lenght'. It takes
 train CartPole --num-envs many  ->  `num_envs` must be a whole number; got 'many'
-train CartPole --gamma 2  ->  `gamma` must be
 train CartPole --device abacus  ->  `device` must be 'auto' or a device
-train CartPole --seq-len 3  ->  `seq_len` must divide `horizon`
-train CartPole env_config.lenght=1  ->  Did you mean 'length'
 train CartPole env_config.length=99  ->  must be in [0.025, 10] m; got 99
 train CartPole 'eval_env_config.length={unifrm: [1, 2]}'  ->  Did you mean 'uniform'
 train CartPole 'env_config.length=[1, 2, 3]' --dry-run  ->  has 3 values for
@@ -62,69 +58,41 @@ train CartPole env_kwargs.seed=9  ->  env_kwargs: `seed` is a hyperparameter. Pu
 train CartPole --lr=  ->  Invalid value for '--lr': it is empty. Leave the option out for its default.
 train CartPole --run-name ' '  ->  Invalid value for '--run-name': it is empty.
 train CartPole --lr null  ->  `lr` must have a value; got none.
-train CartPole num_threads=9999  ->  `num_threads` must be at least 1 and at most 1024; got 9999
-train CartPole --stop 'hits_upper_bound: [return/mean, 1]'  ->  Nearest: returns/mean
 train CartPole --stop 'plateau: {name: ['  ->  unknown stop condition
-train CartPole --stop 'env/steps ** 2 >= 5'  ->  unknown stop condition 'env/steps ** 2 >= 5'. '** 2
 train CartPole --stop 'return/mean >= 1'  ->  Nearest: returns/mean
-train CartPole --stop 'eval/returns/mean >= 475'  ->  this run makes no evaluations: give `steps_per_eval`
 train CartPole --stop 'eval/returns/mean >= 475' --dry-run  ->  this run makes no evaluations: give `steps_per_eval`
-train CartPole --stop 'confirmed: {hits_upper_bound: [returns/mean, 9]}'  ->  Watch episodes/returns/mean, or give `by`
-train CartPole 'stop_conditions=env/steps > '  ->  A metric, a number or a parenthesis is missing
-train CartPole --model rl8x.models.Nothing  ->  module 'rl8x.models' has no 'Nothing'
 train CartPole checkpoints.evry_steps=3  ->  every_steps
-train CartPole checkpoints.keep=0  ->  `keep` must be
 train CartPole --resume nothing  ->  there is no run 'nothing'
 train nowhere_at_all.Env  ->  No module named 'nowhere_at_all'
-train nowhere_at_all:Env-v0  ->  cannot import 'nowhere_at_all:Env-v0': No module named 'nowhere_at_all'
 train rl8x.keys.COUNTERS  ->  An environment is a class, a factory
+train CartPole --tracking --tracking-uri sqlit:///x.db  ->  unknown scheme 'sqlit'; legal:
+train CartPole --tracking --tracking-uri sqlite:///there.txt/x/mlflow.db  ->  runs cannot be kept in
+train CartPole checkpoints.directory=there.txt/a  ->  there.txt/a cannot hold checkpoints
+train CartPole checkpoints.directory=/proc/a --dry-run  ->  /proc/a cannot hold checkpoints (No such file
+train CartPole --horizons-per-env-reset 3 --steps-per-eval 4 --eval-env false  ->  got 4 and 3. Try 6
 train CartPoleInfinite --horizons-per-env-reset 2 --steps-per-eval 3  ->  `steps_per_eval` must be a multiple of `horizons_per_env_reset`; got 3 and 2
-train CartPole --tuned --algorithm td3  ->  no tuned setting of CartPole by td3. There are
 train HalfCheetah --tuned  ->  no tuned setting of HalfCheetah by PPO. Did you mean 'HalfCheetah-v5'? There
-train my_module.MyEnv --tuned  ->  no tuned setting of my_module.MyEnv by PPO. There are
 train --tuned  ->  --tuned needs the environment's name, as in `rl8x train CartPole --tuned`. There are Acrobot (ppo, dqn
 train CartPole --tuned -f run.yaml  ->  --tuned is a run file itself, so that -f run.yaml has no place beside it. There are Acrobot (ppo, dqn
 train CartPole --learning-rate 1e-3  ->  No such option '--learning-rate'. It is '--lr' here. Try
-train CartPole --learning-rate=1e-3  ->  It is '--lr' here.
 train CartPole --total-timesteps 9  ->  `--stop "env/steps >= N"`. Try
-train CartPole --num-steps 9  ->  It is '--horizon' here.
-train CartPole --algorithm dqn --n-steps 9  ->  It is '--n-step' here.
-train CartPole --eval-freq 9  ->  It is '--steps-per-eval' here.
 train CartPole learning_rate=1e-3  ->  unknown key 'learning_rate': it is 'lr' here. Put it under `algorithm_
-train CartPole eval_freq=3  ->  unknown key 'eval_freq'. It is 'steps_per_eval' here.
-train CartPole total_timesteps=3  ->  unknown key 'total_timesteps'. Here that is `HitsUpperBound(
-train CartPole algorithm_config.n_epochs=3  ->  It is 'num_sgd_iters' here.
-train CartPole 'algorithm_config.model_config.net_arch=[3]'  ->  It is 'hidden_sizes' here.
 train CartPole --algorithm a2c  ->  Here that is `PPOConfig(num_sgd_iters=1)`
-train CartPole --algorithm DDPG  ->  Here that is `TD3Config(num_critics=1, policy_delay=1,
-train CartPole --algorithm recurrent_ppo  ->  Here that is `PPOConfig(model="lstm")`
 train ALE/Pong-v5  ->  `pip install ale-py`, and name it 'ale_py:ALE/Pong-v5'.
-train BreakoutNoFrameskip-v4  ->  `pip install ale-py`
-train MiniGrid-Empty-5x5-v0  ->  `pip install minigrid`
 train -f foreign.yaml  ->  PPOConfig has no option 'clip_range'. It is 'clip_param' here.
 resume nothing  ->  there is no run 'nothing'
 
 bench  ->  no environment is named
-bench Cart  ->  no built-in environment 'Cart'. Did you mean CartPole
-bench CartPole Pendulum  ->  one environment at most
 bench CartPole --modes graph  ->  --modes: on cpu there are eager, compile; got 'graph'
 bench CartPole --modes eager fast  ->  --modes: on cpu there are eager, compile; got 'fast'
 bench CartPole --precisions fp32 fp64  ->  --precisions: on cpu there are fp32, bf16; got 'fp64'
 bench CartPole --precisions tf32  ->  --precisions: on cpu there are fp32, bf16; got 'tf32'
-bench CartPole --device abacus  ->  `device` must be 'auto' or a device
 bench CartPole --device meta  ->  rl8x bench measures on cpu and cuda; got the device meta
 bench CartPole horizn=3  ->  no option 'horizn'. Nearest: horizon
-bench CartPole max_step=3  ->  unknown key 'max_step'. Did you mean 'max_steps'?
 bench CartPole seq_len=3  ->  `seq_len` must divide `horizon`
-bench CartPole num_envs=many  ->  `num_envs` must be a whole number; got 'many'
-bench CartPole env_config.length=99  ->  must be in [0.025, 10] m; got 99
-bench CartPole --passes 0  ->  0 is not in the range x>=1
-bench CartPole --seconds -1  ->  -1.0 is not in the range x>=0
 bench CartPole --seconds nan  ->  nan
-bench CartPole --threads many  ->  'many' is not a valid integer
 bench CartPole --json no/such/folder.json  ->  there is no folder to write it to. Make no/such first.
 bench CartPole --json .  ->  --json names a file to write; . is a folder
-bench -f nowhere.yaml  ->  nowhere.yaml: cannot be read
 
 study  ->  name the study's file
 study tiny.yaml  ->  rl8x study -f tiny.yaml
@@ -132,8 +100,6 @@ study -f none.yaml  ->  cannot be read
 study -f tiny.yaml -f other.yaml  ->  one file at most; got -f tiny.yaml and -f other.yaml
 study -f tiny.yaml epsodes=1  ->  Did you mean 'episodes'
 study -f tiny.yaml test.lenght=[1]  ->  no parameter 'lenght'
-study -f tiny.yaml test.length=[]  ->  has no values
-study -f tiny.yaml train.wide.length=-1  ->  train['wide']['length'] must be in
 study -f tiny.yaml 'vary.lr={uniform: [0, 1]}'  ->  say by `trials`
 study -f tiny.yaml --cluster tcp://nowhere  ->  give backend='dask' too
 study -f tiny.yaml --cluster tcp://nowhere --dry-run  ->  give backend='dask' too
@@ -141,9 +107,7 @@ study -f tiny.yaml --backend ray  ->  pip install 'rl8x[ray]'
 report poles --baseline wide  ->  'wide' is no group of this study; there are fixed; uniform.
 report poles --parameters length,mass  ->  'mass' is no test parameter with several values; there are length.
 report poles --level 95  ->  95.0 is not in the range
-report poles --level nan  ->  nan
 report poles --output there.txt  ->  there.txt is no folder: give another --output.
-report poles --output there.txt/below  ->  there.txt is no folder: give another --output.
 report empty  ->  the table of evaluations is empty
 compare x --output there.txt/below  ->  there.txt is no folder: give another --output.
 compare x --level inf  ->  inf
@@ -159,26 +123,26 @@ play runs --grid length=1 --grid length=2  ->  --grid may be given once or twice
 play runs --grid length=1,2 --copies 3  ->  the same number of copies; got length for 2, --copies for 3
 play runs --grid length=1,2 'env_config.gravity=[1, 2, 3]'  ->  got length for 2, gravity for 3
 play runs --env Pendulum  ->  the policy was trained for other spaces
-play runs --episodes 0  ->  0 is not in the range
 play runs --fps inf  ->  inf
 collect runs --transitions 0  ->  --transitions must be a whole number of at least 1; got '0'
-collect runs --transitions many  ->  got 'many'
 collect runs --transitions 9 --seed 18446744073709551616  ->  18446744073709551616 is not in the range 0<=x<=9223372036854775807
 collect runs --transitions nan  ->  got 'nan'
 collect runs  ->  Missing option '--transitions'
 collect nothing --transitions 5  ->  there is no run 'nothing'
 collect runs --transitions 5 --output runs  ->  runs is there already: give another --output
 collect runs --transitions 5 --output /proc/x  ->  nothing can be written to /proc:
-collect runs --transitions 5 --epsilon 2  ->  2.0 is not in the range
 collect runs --transitions 5 --epsilon nan  ->  nan
 collect runs --transitions 5 --random --deterministic  ->  --random leaves nothing for
 collect runs --transitions 5 --env Pendulum  ->  the policy was trained for other spaces
-collect runs --transitions 5 --env CartPol  ->  no built-in environment 'CartPol'. Did you mean
-collect runs --transitions 5 env_config.lenght=1  ->  no parameter 'lenght'
-collect runs --transitions 5 env_config.length=-1  ->  must be
-collect runs --transitions 5 env_config=5  ->  env_config must be values by name
-collect runs --transitions 5 lr=1  ->  only env_config.NAME=VALUE may follow RUN; got lr=1
-collect runs --transitions 5 --format csv  ->  'csv' is not one of
+collect runs --transitions 5 --format minari  ->  needs Minari: pip install 'minari[hdf5]'
+export runs --alias champion  ->  give --register NAME too
+export runs --output policy.tflite  ->  no format 'tflite'
+export runs --sampled  ->  is the policy itself
+export runs --output absent/policy.safetensors  ->  there is no folder absent
+export runs --checkpoint best  ->  is the best of a metric
+export nothing  ->  there is no run 'nothing'
+resume runs gama=3  ->  gamma
+train CartPole --lr 0.5 --resume runs  ->  `lr` was
 """  # noqa: E501
 
 
@@ -190,7 +154,7 @@ def folder(tmp_path_factory):
         more = "--max-steps 1 checkpoints.directory=runs model_config.hidden_sizes=[8] --eval-env false"
         assert main(["train", "CartPole", *SMALL.split(), *more.split()]) == 0
         table = evaluations(grid={"length": np.linspace(0.1, 2.0, 4)})
-        write_study(Path("poles"), table, SUPPORTS, name="poles", run={"env": "CartPole"})
+        write_study(Path("poles"), table, SUPPORTS, name="poles", env="CartPole")
         write_study(Path("empty"), table.iloc[:0])
         Path("tiny.yaml").write_text(STUDY)
         Path("foreign.yaml").write_text("{env: CartPole, algorithm_config: {clip_range: 0.2}}")
@@ -203,6 +167,8 @@ def test_a_mistake_is_one_line(line, folder, monkeypatch, capsys):
     bench, find = importlib.import_module("rl8x.cli.bench"), importlib.util.find_spec
     monkeypatch.setattr(bench, "_in_fresh_process", lambda job, timeout_s: bench.measure(job))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: None if name == "ray" else find(name, *of))
+    for name in ("minari", *(name for name in sys.modules if name.startswith("minari."))):
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.chdir(folder)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     before = sorted(folder.rglob("*"))

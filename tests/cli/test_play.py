@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rl8x.checkpoint import load_algorithm
 from rl8x.cli.main import main
 from rl8x.envs import CartPole
 from rl8x.rollouts.episodes import play_episodes
 
 DATA = ["--no-tracking", "--device", "cpu", "--progress", "none", "--max-steps", "1"]
+TRAINED = {"gravity": 12.0, "length": {"uniform": [0.2, 0.3]}}
 SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu", "--progress", "none"]
 
 
@@ -22,17 +24,12 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("play")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for name, env, *words in (
-            ("runs", "CartPole", "model_config.hidden_sizes=[8]"),
-            (
-                "memory",
-                "CartPole",
-                "model=gru",
-                "model_config.hidden_size=8",
-                "seq_len=2",
-                "env_config={length: {uniform: [0.2, 0.3]}, gravity: 12.0}",
-            ),
-            ("trading", "AlgoTrading", "model_config.hidden_sizes=[8]"),
+        plain, memory = ["model_config.hidden_sizes=[8]"], ["model=gru", "model_config.hidden_size=8", "seq_len=2"]
+        memory += ["env_config={length: {uniform: [0.2, 0.3]}, gravity: 12.0}"]
+        for name, env, words in (
+            ("runs", "CartPole", plain),
+            ("memory", "CartPole", memory),
+            ("trading", "AlgoTrading", plain),
         ):
             fixed = ["--max-steps", "1", "--eval-env", "false", f"checkpoints.directory={name}", "seed=1"]
             assert main(["train", env, *words, *SMALL, *fixed]) == 0
@@ -45,14 +42,8 @@ def here(folder, tmp_path, monkeypatch):
     return folder
 
 
-def policy(run):
-    from rl8x.checkpoint import load_algorithm
-
-    return load_algorithm(run).policy
-
-
 def played(run, env, **options):
-    *_, last = play_episodes(policy(run), env, **options)
+    *_, last = play_episodes(load_algorithm(run).policy, env, **options)
     return last
 
 
@@ -71,11 +62,7 @@ def test_without_a_file_the_returns_are_printed(here, capsys):
 def test_it_plays_under_the_env_config_of_the_training_or_another(here, capsys):
     run = str(here / "memory")
     for words, shown, config in (
-        (
-            [],
-            "gravity = 12.0, length = Uniform(0.2, 0.3), as in the training",
-            {"gravity": 12.0, "length": {"uniform": [0.2, 0.3]}},
-        ),
+        ([], "gravity = 12.0, length = Uniform(0.2, 0.3), as in the training", TRAINED),
         (["env_config.length=0.7"], "gravity = 12.0, length = 0.7\n", {"gravity": 12.0, "length": 0.7}),
         (["--env-config", "{length: 0.7}"], "length = 0.7\n", {"length": 0.7}),
         (["--env-config", "{}"], "the defaults\n", {}),
@@ -107,9 +94,8 @@ def test_a_grid_is_one_picture_and_a_row_of_the_table_for_each_copy(here, capsys
 
 def test_masks_and_tasks_that_never_end_are_filmed_and_samples_differ(here, capsys):
     for words in ([], ["--sample"]):
-        assert (
-            main(["play", str(here / "trading"), "--max-steps", "4", "--copies", "2", *words, "--output", "a.gif"]) == 0
-        )
+        fixed = ["--max-steps", "4", "--copies", "2", "--output", "a.gif"]
+        assert main(["play", str(here / "trading"), *fixed, *words]) == 0
         assert Image.open("a.gif").n_frames >= 4
     assert "2 episodes of 2 had not ended" in capsys.readouterr().out
 
@@ -137,23 +123,24 @@ class Noting(CartPole):
 
 
 @pytest.mark.parametrize("words", [["play"], ["play", "--output", "a.gif"], ["collect", "--transitions", "20"]])
-@pytest.mark.parametrize("fault", [None, KeyboardInterrupt, RuntimeError, "lenght"])
-def test_environments_are_closed_whatever_happens(here, monkeypatch, words, fault):
+@pytest.mark.parametrize("fault", [None, KeyboardInterrupt, ValueError, "lenght"])
+def test_environments_are_closed_whatever_happens(here, monkeypatch, capsys, words, fault):
     monkeypatch.setattr("rl8x.cli.acting.env_maker", lambda *_, **__: Noting)
     monkeypatch.setattr(Noting, "open", 0)
 
     def broken(*_, **__):
-        raise fault
+        raise fault("mine")
 
     if isinstance(fault, type):
         monkeypatch.setattr(Noting, "advance", broken)
     words = [words[0], str(here / "runs"), "--env", "Noting", *words[1:]]
-    if fault is RuntimeError:  # a bug
-        with pytest.raises(RuntimeError):
+    if fault is ValueError:  # of the environment's own code: a bug, not a mistake on the command line
+        with pytest.raises(ValueError, match="mine"):
             main(words)
     else:
         words += ["env_config.lenght=1"] if fault == "lenght" else []
         assert main(words) == {None: 0, KeyboardInterrupt: 130, "lenght": 2}[fault]
+        assert capsys.readouterr().err.endswith("rl8x: interrupted\n") == (fault is KeyboardInterrupt)
     assert Noting.open == 0
 
 

@@ -51,7 +51,7 @@ def acting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting:
     """Make the policy of a run's checkpoint, and find what makes the environment that it is to act in.
 
-    `env` is the environment; None is the training's, or if there is none the one that the run evaluated in.
+    None is the training's, or if there is none the one that the run evaluated in.
     """
     from rl8x.algorithms.hyperparameters import resolve_device
     from rl8x.checkpoint import find, load_policy
@@ -66,7 +66,9 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
         return Acting(policy, env_maker(env, trust=True), *about, {})
     maker = env_maker_of(spec, trust)
     if maker is not None:
-        return Acting(policy, maker, *about, _trained_config(checkpoint.state["trainer"]["algorithm"]))
+        state = checkpoint.state["trainer"]["algorithm"].get("collector", {}).get("env", {})
+        config = state.get("present") or state.get("next_config") or state.get("config") or {}
+        return Acting(policy, maker, *about, config)
     evaluated_in = spec.trainer.eval_env
     if not isinstance(evaluated_in, str) or evaluated_in == "auto":
         raise UserError(f"{run} does not say in which environment: give it by --env, as in --env CartPole.")
@@ -81,11 +83,6 @@ def acting_at_random(name: str) -> Callable[..., Env] | None:
         with contextlib.suppress(ValueError):
             return env_maker(name, trust=True)
     return None
-
-
-def _trained_config(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    env = state.get("collector", {}).get("env", {})
-    return env.get("present") or env.get("next_config") or env.get("config") or {}
 
 
 def check_spaces(env: Env, policy: Policy) -> None:

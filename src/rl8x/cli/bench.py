@@ -310,11 +310,10 @@ def _time_iterations(trainer: Trainer, run: RunSpec, seconds: float) -> dict[str
 
 
 def break_even(eager: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[int, float] | None:
-    """Return after how many transitions and seconds, whole iterations, a mode is not behind eager execution.
+    """Return after how many transitions and seconds a mode is not behind eager; zeros if it never was, None if always.
 
     n iterations take `first_iteration_s + (n - 1) * each` with `each = transitions / transitions_per_s`, so that both
-    modes are level at `n = 1 + (first' - first) / (each - each')`. Zeros where it never was behind, None if it never
-    catches up.
+    modes are level at `n = 1 + (first' - first) / (each - each')`.
     """
     transitions = int(other["transitions"])
     behind = other["first_iteration_s"] - eager["first_iteration_s"]
@@ -329,10 +328,9 @@ def break_even(eager: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[int,
 
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Put the passes of each mode and precision together, in the order of their first.
+    """Put the passes of each mode and precision together: medians, and the range of rates of the passes.
 
-    Rates and times are medians of the passes; the range of rates is that of the passes, or of the iterations of a
-    single pass. A mode of which every pass failed has its `error`.
+    The range of a single pass is that of its iterations. A mode of which a pass failed has its `error`.
     """
     summaries = []
     for mode, precision in dict.fromkeys((row["execution"], row["precision"]) for row in rows):

@@ -146,20 +146,11 @@ def record(
     state_reset_every: int = 0,
     env_config: Mapping[str, Any] | None = None,
 ) -> Recording:
-    """Step a policy in an environment and keep what it does.
+    """Step a policy in an environment, which is reset, and keep so many transitions.
 
-    Actions are those that the environment gets. Where the recording of a copy ends in the middle of an episode, that
-    is marked as truncated.
-
-    Args:
-        policy: The policy; None draws all actions from the action space.
-        env: The environment, which is reset.
-        transitions: How many are kept.
-        epsilon: Share of actions that are drawn from the action space, in [0, 1].
-        deterministic: Whether the others are the most likely ones rather than samples.
-        seed: Seeds the environment and the actions.
-        state_reset_every: The policy's state is reset every so many steps; 0 is never.
-        env_config: Values of the environment's parameters; None: no change.
+    Actions are those that the environment gets; without a policy all are drawn from the action space, else a share
+    `epsilon`, and the others are samples or the most likely ones. Where the recording of a copy ends in the middle of
+    an episode, that is marked as truncated. The policy's state is reset every `state_reset_every` steps; 0 is never.
     """
     generator = torch.Generator(env.device if policy is None else policy.device).manual_seed(seed)
     env.action_space.seed(seed)
@@ -179,7 +170,11 @@ def record(
             noise = None if deterministic else policy.noise(1, env.num_envs, generator)[0]
             act = policy.act(obs, state, starts, noise)
             state = act.state
-            actions = _mixed(policy.env_actions(act.actions), obs, env, epsilon, generator)
+            actions = policy.env_actions(act.actions)
+            if epsilon:
+                device = first_tensor(actions).device
+                random = torch.rand(env.num_envs, generator=generator, device=device) < epsilon
+                actions = where_rows(random, _drawn(obs, env), actions)
         carry, step = advanced(env, carry, actions, env.noise(1)[0])
         ends = step.terminated | step.truncated
         valid = torch.ones_like(ends) if step.valid is None else step.valid
@@ -204,14 +199,6 @@ def record(
     returns = returns if env.team is None else torch.cat(of_teams)
     spaces: Any = {"observation_space": env.single_observation_space, "action_space": env.single_action_space}
     return Recording(Dataset(rows, **spaces), returns)
-
-
-def _mixed(actions: Any, obs: Any, env: Env, epsilon: float, generator: torch.Generator) -> Any:
-    """Return actions `[num_envs, *action]` of which a share, drawn for each, is random; those that a mask allows."""
-    if not epsilon:
-        return actions
-    device = first_tensor(actions).device
-    return where_rows(torch.rand(env.num_envs, generator=generator, device=device) < epsilon, _drawn(obs, env), actions)
 
 
 def _drawn(obs: Any, env: Env) -> Any:

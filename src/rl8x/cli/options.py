@@ -91,11 +91,9 @@ class FieldOption(click.Option):
     """The option of a config field; None as its group is the group of the command's own options."""
 
     def __init__(self, field: dataclasses.Field[Any], group: str | None = None) -> None:
-        flag, self.group = "--" + field.name.replace("_", "-"), group
-        if kind_of(field) == "bool":
-            super().__init__([f"{flag}/--no-{flag[2:]}", field.name], default=None, help=_explanation(field))
-        else:
-            super().__init__([flag, field.name], type=FieldType(field), default=None, help=_explanation(field))
+        self.group, flag, is_flag = group, field.name.replace("_", "-"), kind_of(field) == "bool"
+        flags, kind = (f"--{flag}/--no-{flag}", None) if is_flag else (f"--{flag}", FieldType(field))
+        super().__init__([flags, field.name], type=kind, default=None, help=_explanation(field))
 
 
 def _explanation(field: dataclasses.Field[Any]) -> str:
@@ -117,15 +115,9 @@ def _explanation(field: dataclasses.Field[Any]) -> str:
 class AlgorithmCommand(click.Command):
     """A command with an option for each hyperparameter of the algorithm that it runs; help lists them in groups.
 
-    Of those options its function gets the ones that were given.
-
-    Args:
-        find: Returns the algorithm's config class by the command's own parameters, as they were typed; the second
-            argument says whether help is asked for. None: its options are not wanted.
-        title: Group of the command's own options.
-        left_out: Hyperparameters without an option.
-        group_of: Names the group of a hyperparameter's option.
-        attributes: Those of `click.Command`.
+    Of those options its function gets the ones that were given. `find` returns the algorithm's config class by the
+    command's own parameters, as they were typed, and whether help is asked for; None where its options are not wanted.
+    `title` is the group of the command's own options, `left_out` names hyperparameters without an option.
     """
 
     def __init__(
@@ -171,12 +163,14 @@ class AlgorithmCommand(click.Command):
 
     def _make_options(self, config_class: type[AlgorithmConfig]) -> list[click.Option]:
         """Make options of hyperparameters, but of those whose names the command has itself."""
-        taken = {*_OFFIELDS, *self._left_out, "help", "--help"}
-        for parameter in self.params:
-            taken |= {parameter.name or "", *parameter.opts, *parameter.secondary_opts}
+
+        def names(parameter: click.Parameter) -> set[str]:
+            return {parameter.name or "", *parameter.opts, *parameter.secondary_opts}
+
+        taken = {*_OFFIELDS, *self._left_out, "help", "--help"}.union(*map(names, self.params))
         fields = dataclasses.fields(config_class)
         options = [FieldOption(field, self._group_of(field, config_class)) for field in fields]
-        return [option for option in options if not taken & {option.name or "", *option.opts, *option.secondary_opts}]
+        return [option for option in options if not taken & names(option)]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the command's parameters and the algorithm's."""
@@ -204,13 +198,7 @@ def _owner(field: dataclasses.Field[Any], config_class: type[AlgorithmConfig]) -
 
 
 class RunCommand(AlgorithmCommand):
-    """A command that takes a run: from a run file, KEY=VALUE and options.
-
-    Args:
-        run_fields: Keys of a run file that are options.
-        display: Those of them that help lists in a group of their own.
-        attributes: Those of `AlgorithmCommand`.
-    """
+    """A command that takes a run: from a run file, KEY=VALUE and options, of which help lists `display` by itself."""
 
     def __init__(self, *, run_fields: Sequence[str], display: Sequence[str] = (), **attributes: Any) -> None:
         super().__init__(find=_config_class_of, **attributes)
@@ -314,10 +302,7 @@ def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunSpec
 def _without_schedules(
     data: Mapping[str, Any], given: Mapping[str, Any], hyperparameters: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a run file's data without the schedules of numbers that were typed, since what comes later wins.
-
-    One that adapts stays: the number is what it begins with.
-    """
+    """Return a run file's data without the schedules of numbers that were typed, but for those that adapt."""
     inner, typed = (each.get("algorithm_config") for each in (data, given))
     if not isinstance(inner, Mapping):
         return dict(data)

@@ -241,7 +241,8 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
     from rl8x.tracking.shipping import end_unused
 
     before, failed = dict(trainer.state), True
-    if not isinstance(trainer.tracker, MLflowTracker):  # as the run file says
+    tracker = trainer.tracker if isinstance(trainer.tracker, MLflowTracker) else None
+    if tracker is None:  # as the run file says
         end_unused()
     try:
         stats = run()
@@ -263,7 +264,8 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
     finally:
         for line in trainer.ending if progress == "none" and ranks().is_first else ():
             say(line, err=failed)
-    return LOST_ROWS if _has_lost_rows(trainer) else 0
+    where = None if tracker is None else tracker.whereabouts()  # neither in the store nor on the disk are lost rows
+    return LOST_ROWS if where is not None and (where.unsent.num_lost or where.unsent.num_others_lost) else 0
 
 
 def _summarize(stats: TrainStats, evaluated_at: int) -> None:
@@ -286,11 +288,3 @@ def _describe_evaluation(stats: TrainStats, group: str, evaluated_at: int) -> st
     played = f"{episodes:,.0f} whole episodes, " if episodes and group == "returns" else ""
     measured = f"{quantity} {mean:.4g} +- {std:.3g} (from {low:.4g} to {high:.4g})"
     return f"evaluated   {measured}, {played}deterministic, {when}"
-
-
-def _has_lost_rows(trainer: Trainer) -> bool:
-    """Whether something that the run logged is neither in the store nor on the disk."""
-    from rl8x.tracking import MLflowTracker
-
-    where = trainer.tracker.whereabouts() if isinstance(trainer.tracker, MLflowTracker) else None
-    return where is not None and bool(where.unsent.num_lost or where.unsent.num_others_lost)
