@@ -30,7 +30,8 @@ def evaluations(*, trainings=("fixed", "uniform"), seeds=3, vary=(None,), points
                     for at, (low, high) in zip(cell, (SUPPORTS[training][name] for name in grid), strict=True)
                 ]
                 returns = 400 * np.exp(-sum(outside)) * (1 + 0.1 * (value or 0)) * steps / 10_000 + offset
-                row = {"training": training, "seed": seed, "run_id": "", "env_steps": steps, "final": final}
+                row = {"training": training, "seed": seed, "run_id": "", "env_steps": steps, "updates": 2 * steps}
+                row |= {"final": final, "cell": cells.index(cell)}
                 row |= {"inside": max(outside) == 0, "episodes": 4, "returns": returns + generator.normal(0, 5)}
                 row |= {"returns_std": 1.0, "returns_min": returns - 1, "lengths": 25.0}
                 row |= {f"test.{name}": at for name, at in zip(grid, cell, strict=True)}

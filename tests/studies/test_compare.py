@@ -14,7 +14,6 @@ from rl8x.tracking import TrackingError
 from rl8x.tracking.location import locate
 from rl8x.tracking.private import RunRecord
 from rl8x.tracking.repeats import Point
-from rl8x.tracking.runs import RunReader
 from rl8x.tracking.store import MLflowStore, NewRun
 
 POINTS = pd.DataFrame(columns=["run_id", "metric", "step", "value"])
@@ -153,24 +152,6 @@ def test_runs_are_found_by_experiment_parent_and_checkpoints(store, tmp_path, mo
         compare([folder])
 
 
-def test_a_database_is_read_as_mlflow_reads_it(store, mlflow_client):
-    ids = fill(store)
-    reader = RunReader()
-    for name, run_id in ids.items():
-        data = mlflow_client.get_run(run_id).data
-        ours = reader.run(name)
-        assert (ours.id, ours.params, ours.tags) == (run_id, data.params, data.tags)
-        assert ours.metrics == pytest.approx(data.metrics, nan_ok=True)
-    histories = reader.histories([*ids.values()], ["returns/mean"])["returns/mean"]
-    assert histories.keys() == {ids["a"], ids["b"], ids["c"]}
-    for run_id, (steps, values) in histories.items():
-        points = mlflow_client.get_metric_history(run_id, "returns/mean")
-        assert steps == [point.step for point in points]
-        assert values == pytest.approx([point.value for point in points], nan_ok=True)
-    mlflow_client.delete_run(ids["c"])
-    assert [run.name for run in reader.children(ids["parent"])] == ["a", "b"]
-
-
 def test_a_run_that_went_on_with_another_value_of_a_param_is_not_like_the_others(store):
     ids = fill(store)
     store.set_tags(ids["b"], {"rl8x.param_change.lr": "0.5"})
@@ -202,8 +183,8 @@ def server(mlruns, monkeypatch):
     served.server_close()
 
 
-def test_a_server_gives_the_same_comparison(store, server):
-    fill(store)
+def test_a_server_gives_the_same_comparison(store, server, mlflow_client):
+    ids = fill(store)
     local, remote = compare(["parent"], group_by="lr"), compare(["parent"], group_by="lr", tracking_uri=server)
     pd.testing.assert_frame_equal(local.frame, remote.frame)
     pd.testing.assert_frame_equal(local.grouped, remote.grouped)
@@ -211,6 +192,9 @@ def test_a_server_gives_the_same_comparison(store, server):
     assert [run.id for run in compare(experiment="poles", tracking_uri=server).runs] == [run.id for run in local.runs]
     with pytest.raises(TrackingError, match=r"there is no run 'paren' in http://127.*; did you mean parent"):
         compare(["paren"], tracking_uri=server)
+    mlflow_client.delete_run(ids["c"])
+    for uri in (None, server):
+        assert [run.name for run in compare(["parent"], tracking_uri=uri).runs] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import signal
 
@@ -13,7 +14,6 @@ import pytest
 import torch
 from tests.cli.test_collect import policy_for, record
 from tests.conftest import InProcess, intercepted
-from tests.studies.killing import killed_at
 from tests.studies.synthetic import evaluations
 
 from rl8x.checkpoint.manager import CheckpointManager
@@ -27,11 +27,12 @@ from rl8x.studies import Study, StudyConfig, StudyError, table
 from rl8x.studies import study as module
 from rl8x.studies import training as work
 from rl8x.studies.definition import Training
-from rl8x.studies.parent import _best, _complete, _results, _series
+from rl8x.studies.parent import _results, _series
 from rl8x.tracking.journal import is_sent
 from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.protocol import StoreDownError
 from rl8x.trainers import Trainer
+from rl8x.trainers.grid import CellEvaluator
 
 BASE = {
     "env": "CartPole",
@@ -145,64 +146,32 @@ def run_with_trouble(study, monkeypatch):
 def test_the_table_has_a_row_for_each_policy_point_and_cell(ran):
     _, frame, *_ = ran
     assert len(frame) == 2 * 2 * 2 * 6  # rates, seeds, points, cells
-    assert list(frame.columns) == [
-        table.TRAINING,
-        "vary.lr",
-        table.SEED,
-        table.RUN,
-        table.ENV_STEPS,
-        table.UPDATES,
-        table.FINAL,
-        table.INSIDE,
-        table.CELL,
-        "test.length",
-        "test.gravity",
-        table.EPISODES,
-        table.RETURNS,
-        table.RETURNS_STD,
-        table.RETURNS_MIN,
-        table.LENGTHS,
-    ]
+    who = [table.TRAINING, "vary.lr", table.SEED, table.RUN, table.ENV_STEPS, table.UPDATES, table.FINAL]
+    assert list(frame) == [*who, table.INSIDE, table.CELL, "test.length", "test.gravity", *table.MEASURED]
     assert set(frame[table.ENV_STEPS]) == {128, 192}
     assert set(frame[frame[table.FINAL]][table.ENV_STEPS]) == {192}
     # inside: lengths 0.25 and 0.5 at the default gravity
-    assert frame.groupby(["test.length", "test.gravity"])[table.INSIDE].first().to_dict() == {
-        (0.25, 9.8): True,
-        (0.25, 20.0): False,
-        (0.5, 9.8): True,
-        (0.5, 20.0): False,
-        (2.0, 9.8): False,
-        (2.0, 20.0): False,
-    }
+    within = frame[frame[table.INSIDE]][["test.length", "test.gravity"]].drop_duplicates()
+    assert within.to_numpy().tolist() == [[0.25, 9.8], [0.5, 9.8]]
 
 
-def test_the_table_is_what_the_evaluations_one_by_one_give(ran):
-    from rl8x.trainers.grid import CellEvaluator
-
+def test_the_table_is_what_a_training_by_hand_gives(ran):
     study, frame, *_ = ran
-    training = Training("wide", {"lr": 1e-2}, 1)
-    run = RunSpec.from_plain({**study.config.run_data(training), "tracking": False})
+    run = RunSpec.from_plain({**study.config.run_data(Training("wide", {"lr": 1e-2}, 1)), "tracking": False})
     trainer = Trainer.from_spec(run)
     trainer.run()
     rows = frame[frame[table.FINAL] & (frame["vary.lr"] == 1e-2) & (frame[table.SEED] == 1)]
-    for index, row in enumerate(rows.itertuples(index=False)):
-        cells = study.config.cells()
-        whole = {name: values[: index + 1] for name, values in cells.items()}
-        measured = CellEvaluator(trainer.algorithm, whole, episodes=4, copies=4).evaluate()
-        assert measured["returns"][index] == row.returns
-        assert measured["lengths"][index] == row.lengths
+    measured = CellEvaluator(trainer.algorithm, study.config.cells(), episodes=4, copies=4).evaluate()
+    for name in table.MEASURED:
+        assert rows[name].tolist() == list(measured[name]), name
 
 
 def test_the_runs_are_a_parent_and_its_children(ran):
     _, frame, client, *_ = ran
     (parent,), children = runs_of(client)
     assert {child.data.tags["mlflow.parentRunId"] for child in children} == {parent.info.run_id}
-    assert sorted((child.data.params["vary.lr"], child.data.params["study.seed"]) for child in children) == [
-        ("0.001", "0"),
-        ("0.001", "1"),
-        ("0.01", "0"),
-        ("0.01", "1"),
-    ]
+    varied = [(child.data.params["vary.lr"], child.data.params["study.seed"]) for child in children]
+    assert sorted(varied) == [("0.001", "0"), ("0.001", "1"), ("0.01", "0"), ("0.01", "1")]
     assert {child.data.params["study.training"] for child in children} == {"wide"}
     assert {child.info.run_id for child in children} == set(frame[table.RUN])
     assert {run.info.status for run in (parent, *children)} == {"FINISHED"}
@@ -212,11 +181,11 @@ def test_the_runs_are_a_parent_and_its_children(ran):
     assert parent.data.metrics["best/returns/mean"] == pytest.approx(by_rate.max())
     assert parent.data.tags["study.best"] == f"wide lr={by_rate.idxmax()}"
     result = f"{by_rate.max():.4g}, mean return of wide lr={by_rate.idxmax()}"
-    named = {name: parent.data.tags[f"rl8x.{name}"] for name in ("task", "algorithm", "result")}
-    assert (named["algorithm"], named["result"]) == ("PPO", result)
+    named = [parent.data.tags[f"rl8x.{name}"] for name in ("task", "algorithm", "result")]
+    assert named == ["CartPole", "PPO", result]
     note = parent.data.tags["mlflow.note.content"].split("\n\n")
     assert note[0] == f"Best `wide lr={by_rate.idxmax()}`: mean return {by_rate.max():.4g} over seeds and test cells."
-    assert note[1].startswith(f"**Study of PPO on `{named['task']}`**: training `wide`; `lr` ")
+    assert note[1].startswith("**Study of PPO on `CartPole`**: training `wide`; `lr` ")
     assert note[-1].startswith("Its runs side by side: `rl8x compare /")
     gap = final[final[table.INSIDE]][table.RETURNS].mean() - final[~final[table.INSIDE]][table.RETURNS].mean()
     assert parent.data.metrics["result/returns/gap"] == pytest.approx(gap)
@@ -379,13 +348,22 @@ def test_what_learns_from_a_data_set_is_tested_in_the_environment_that_it_names(
     assert figure.axes[0].lines[0].get_xdata().tolist() == [per_step, 2 * per_step]
 
 
-def test_a_job_is_plain_data(here, monkeypatch):
-    jobs = []
-    monkeypatch.setattr("rl8x.studies.study.run_job", lambda job: jobs.append(job) or {"key": job["key"], "error": "x"})
-    make(tracking=False, vary={"env_kwargs.time_limit": [5, 7]}).run()
-    assert len(jobs) == 8
-    for job in jobs:
-        assert json.loads(json.dumps(job)) == job
+def test_the_support_of_what_moves_is_that_of_the_time_of_the_test(here):
+    # From exactly 0.5 at no transition to [0.3, 0.7] at 128. A horizon has what the ones before it came to.
+    moving = {"scheduled": {"points": [[0, {"uniform": [0.5, 0.5]}], [128, {"uniform": [0.3, 0.7]}]]}}
+    study = make(
+        train={"moving": {"length": moving}},
+        test={"length": [0.31, 0.45, 0.5, 0.55, 0.69]},
+        evaluate_at=1,
+        seeds=1,
+        tracking=False,
+    )
+    frame = study.run()
+    within = {steps: rows[table.INSIDE].tolist() for steps, rows in frame.groupby(table.ENV_STEPS)}
+    assert within[64] == [False, False, True, False, False]
+    assert within[128] == [False, True, True, True, False]
+    assert within[192] == [True] * 5
+    assert study.supports["moving"]["length"] == pytest.approx([0.3, 0.7])
 
 
 def test_cells_of_a_sample_count_each_where_some_are_alike(here):
@@ -414,12 +392,12 @@ def test_a_return_that_is_not_finite_makes_no_policy_the_best():
     final = rows[rows["final"]].reset_index(drop=True)
     worst = final[(final["training"] == "fixed") & (final["seed"] == 1)]["returns"].nsmallest(15).index
     final.loc[worst, "returns"] = np.nan  # the mean of the others is the highest
-    kept = _complete(final)
-    assert set(zip(kept["training"], kept["seed"], strict=True)) == {("fixed", 0), ("uniform", 0), ("uniform", 1)}
     means = final.groupby(["training", "seed"])["returns"].mean().drop(("fixed", 1))
-    assert _results(kept, 20)["result/policies"] == 3
-    assert _results(kept, 20)["result/returns/mean"] == pytest.approx(means.mean())
-    assert _best(kept)[0] == means.groupby("training").mean().idxmax()
+    best, mean, metrics = _results(final)
+    of_trainings = means.groupby("training").mean()
+    assert (best, mean) == (of_trainings.idxmax(), pytest.approx(of_trainings.max()))
+    assert (metrics["result/policies"], metrics["result/cells"]) == (3, 20)
+    assert metrics["result/returns/mean"] == pytest.approx(means.mean())
     curves = [("fixed", [[10, 1.0]]), ("fixed", [[10, 3.0], [20, 5.0]]), ("wide", [])]
     assert _series(curves, 9)["returns/fixed/mean"] == {10: 2.0, 20: 3.0}
     assert not any("wide" in name for name in _series(curves, 9))
@@ -432,7 +410,6 @@ def test_a_return_that_is_not_finite_makes_no_policy_the_best():
         ({"train": {"a": {"lenght": 1}}}, r"train\['a'\] has no parameter 'lenght'.*Did you mean 'length'"),
         ({"test": {"length": [100]}}, r"test\['length'\] must be in"),
         ({"seeds": [1, 1]}, "`seeds` must be"),
-        ({"episodes": 0}, "`episodes` must be at least 1"),
         ({"env_config": {}}, "give it by name under `train`"),
         ({"vary": {"lr": [1, 0.5, 1.0]}}, "twice"),
         ({"vary": {"env_config.length": [1]}}, r"vary\['env_config.length'\] .*: give it by name under `train`"),
@@ -475,6 +452,30 @@ def test_a_file_says_the_same_as_a_script(here):
     config = StudyConfig.from_file(here / "tiny.yaml", ["seeds=2", "lr=1e-2"])
     expected = make(name="tiny", algorithm_config={**BASE["algorithm_config"], "lr": 1e-2}).config
     assert config.to_dict() == expected.to_dict()
+
+
+def killed_at(run, owner, name, when="before", number=1):
+    """Call `run` in a fork that is killed before or after its n-th call of an attribute, which it must reach."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            whole, calls = getattr(owner, name), []
+
+            def call(*args, **kwargs):
+                calls.append(name)
+                is_now = len(calls) == number
+                if is_now and when == "before":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                returned = whole(*args, **kwargs)
+                if is_now:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return returned
+
+            setattr(owner, name, call)
+            run()
+        finally:
+            os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1]), f"{name} was not called {number} times"
 
 
 def test_a_study_that_is_killed_anywhere_goes_on(here):

@@ -174,16 +174,12 @@ class Comparison:
         return "\n\n".join([*(table(rows, width) for rows in tables), *["\n".join(self.notes)] * bool(self.notes)])
 
     def curves(self, metric: str) -> dict[str, Curve]:
-        """Return the mean learning curve of each group, on steps that its runs have in common, with its interval.
-
-        Args:
-            metric: The metric's name.
-        """
+        """Return a metric's mean learning curve of each group, on steps that its runs have in common."""
         curves = {}
         for label, runs in self.groups.items():
-            parts = [own for run in runs if not (own := self._of(metric, run)).empty]
-            if parts:
-                points = [(own["step"].to_numpy(), own["value"].to_numpy()) for own in parts]
+            parts = [self._of(metric, run)[["step", "value"]].to_numpy().T for run in runs]
+            points = [(steps, values) for steps, values in parts if len(steps)]
+            if points:
                 curves[label] = statistics.mean_curve(points, level=self.level)
         return curves
 
@@ -222,11 +218,7 @@ class Comparison:
         return figures.page("Comparison of runs", lead, [*sections, *map(figures.image, self.drawings)])
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write the page, tables and figures; returns their paths, the page first.
-
-        Args:
-            folder: The folder, which is made.
-        """
+        """Write the page, tables and figures into a folder, which is made; returns their paths, the page first."""
         tables = {"runs.csv": self.frame}
         if self.group_by:
             tables["groups.csv"] = self.grouped
@@ -418,13 +410,9 @@ def grouped_runs(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list
         return groups
     params = {run.id: params_of(run) for run in runs}
     for run in sorted(runs, key=lambda run: [_order(params[run.id].get(name)) for name in by]):
-        label = ", ".join(f"{name}={_cut(str(params[run.id].get(name)))}" for name in by)
+        label = ", ".join(f"{name}={cut_middle(str(params[run.id].get(name)), _MAX_VALUE)}" for name in by)
         groups.setdefault(label, []).append(run)
     return groups
-
-
-def _cut(value: str) -> str:
-    return cut_middle(value, _MAX_VALUE)
 
 
 def _order(value: str | None) -> tuple[int, float, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import hashlib
@@ -20,6 +21,7 @@ from rl8x.algorithms.hyperparameters import check_options, option
 from rl8x.config import RunSpec, apply_overrides, load_run_file
 from rl8x.config.files import ALIASES, algorithm_config_class, one_line, put_at, renamed, shortened
 from rl8x.config.spec import FIELDS, AlgorithmSpec, under_algorithm
+from rl8x.envs import Env
 from rl8x.envs import cells as test_cells
 from rl8x.envs.cells import Cells
 from rl8x.envs.parameters import moving_in
@@ -44,13 +46,9 @@ _RANGES: Final = ("uniform", "log_uniform", "int", "log_int", "choice")
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """One training of a study: a training configuration, varied hyperparameters, and a seed.
+    """One training of a study: the name of a training configuration, varied keys with their values, and a seed.
 
-    Attributes:
-        training: Name of the training configuration.
-        vary: The varied keys and their values.
-        seed: The seed.
-        trial: Number of the trial of a search; None elsewhere.
+    In a search `trial` is the number of its trial.
     """
 
     training: str
@@ -61,7 +59,7 @@ class Training:
     @property
     def label(self) -> str:
         """Its name for people: `wide lr=0.001 seed=0`."""
-        return " ".join([self.group, f"seed={self.seed}"])
+        return f"{self.group} seed={self.seed}"
 
     @property
     def group(self) -> str:
@@ -297,8 +295,7 @@ class StudyConfig:
         return list(notes)
 
     def _check_env(self, run: RunSpec, name: str, num_envs: int) -> list[str]:
-        env = run.env.maker(run.trust, env=tested_env(run))(num_envs, device="cpu", seed=0)
-        try:
+        with _opened(run, num_envs) as env:
             env.plain_config(self.train[name], called=f"train[{name!r}]")
             cells, config = self.cells(), self.train[name]
             test_cells.check_test(env, cells, self.episodes, name=str(tested_env(run)))
@@ -306,8 +303,6 @@ class StudyConfig:
             if moving_in(config) or test_cells.inside(cells, *trained).any():
                 return []
             return [f"{name}: {test_cells.why_none_is_inside(cells, test_cells.support(*trained))}"]
-        finally:
-            env.close()
 
     # -- what it is made of
 
@@ -322,12 +317,8 @@ class StudyConfig:
 
     def units(self) -> dict[str, str]:
         """Return the units of the test parameters that have one, as the environment of the first training says."""
-        run = self.run_of(self.first_trainings()[0])
-        env = run.env.maker(run.trust, env=tested_env(run))(1, device="cpu", seed=0)
-        try:
+        with _opened(self.run_of(self.first_trainings()[0]), 1) as env:
             units = {name: known.unit for name, known in env.parameters.items()}
-        finally:
-            env.close()
         return {name: units[name] for name in self.test if units.get(name)}
 
     def trainings(self) -> list[Training]:
@@ -339,12 +330,7 @@ class StudyConfig:
         ]
 
     def trainings_of_trial(self, number: int, vary: Mapping[str, Any]) -> list[Training]:
-        """List the trainings of a trial of a search.
-
-        Args:
-            number: The trial's number, from 0.
-            vary: Its value of each varied key.
-        """
+        """List the trainings of a trial of a search, by its number, from 0, and its value of each varied key."""
         return [Training(name, vary, seed, number) for name in self.train for seed in self.seeds]
 
     def first_trainings(self) -> list[Training]:
@@ -358,9 +344,6 @@ class StudyConfig:
 
     def run_data(self, training: Training) -> dict[str, Any]:
         """Return the run file of a training.
-
-        Args:
-            training: One of `trainings()`.
 
         Raises:
             ValueError: If a varied key leads into something that is not a mapping, or two are the same.
@@ -383,15 +366,13 @@ class StudyConfig:
         return data
 
     def run_of(self, training: Training) -> RunSpec:
-        """Make the run of a training.
-
-        Args:
-            training: One of `trainings()`.
-
-        Raises:
-            ValueError: If it is not legal.
-        """
+        """Make the run of a training; raises `ValueError` if it is not legal."""
         return RunSpec.from_plain(self.run_data(training), trust=self.trusted)
+
+
+def _opened(run: RunSpec, num_envs: int) -> contextlib.closing[Env]:
+    """Make the environment that a training's policies are tested in, which the context closes."""
+    return contextlib.closing(run.env.maker(run.trust, env=tested_env(run))(num_envs, device="cpu", seed=0))
 
 
 def tested_env(run: RunSpec) -> str:
@@ -419,17 +400,12 @@ def _check_range(name: str, values: Mapping[str, Any]) -> None:
     if kind == "choice":
         return
     whole = kind in ("int", "log_int")
-    legal = len(given) == 2 and all(
-        type(end) is int if whole else isinstance(end, int | float) and not isinstance(end, bool) and math.isfinite(end)
-        for end in given
-    )
+    kinds = (int,) if whole else (int, float)
+    legal = len(given) == 2 and all(type(end) in kinds and (whole or math.isfinite(end)) for end in given)
     if not legal or not given[0] < given[1] or (kind.startswith("log") and given[0] <= 0):
         need = "two whole numbers" if whole else "two finite numbers"
-        raise ValueError(
-            f"vary[{name!r}]: {kind!r} takes {need}, the lower one first"
-            + (", above 0" if kind.startswith("log") else "")
-            + f"; got {given!r}."
-        )
+        above = ", above 0" if kind.startswith("log") else ""
+        raise ValueError(f"vary[{name!r}]: {kind!r} takes {need}, the lower one first{above}; got {given!r}.")
 
 
 def _comparable_text(value: Any) -> str:
@@ -442,12 +418,8 @@ def _listed_seeds(seeds: Any) -> list[int]:
     """Return the seeds of each training as a list: 0, 1, ... where their number is given."""
     if type(seeds) is int and 1 <= seeds <= 10_000:
         return list(range(seeds))
-    if (
-        not isinstance(seeds, list)
-        or not seeds
-        or any(type(seed) is not int or seed < 0 for seed in seeds)
-        or len(set(seeds)) < len(seeds)
-    ):
+    legal = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
+    if not legal or not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"`seeds` must be their number, or a list of different whole numbers; got {shortened(seeds)}.")
     return list(seeds)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import math
 import os
 import signal
 import socket
@@ -75,18 +76,12 @@ def do_jobs(
     address: str | None,
     say: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
-    """Run jobs and yield what each returns, in the order in which they end.
+    """Run jobs, plain data each with a `key`, and yield what `work` returns of each, in the order in which they end.
 
     Jobs that were under way in a worker that is lost are run again, and continue where they were. After two losses in a
-    row a job is run alone: it fails if its worker is lost too, and the others continue.
-
-    Args:
-        jobs: Plain data each, with a `key`.
-        work: Does one; it can be imported by its name.
-        num_jobs: How many are done at the same time on this machine; a cluster does as many as it has room for.
-        backend: One of `BACKENDS`.
-        address: Of a Dask scheduler; None is a cluster of this machine.
-        say: Tells the user that a worker was lost.
+    row a job is run alone: it fails if its worker is lost too, and the others continue. `work` can be imported by its
+    name; `num_jobs` are done at the same time on this machine, as many as a cluster has room for; `address` is that of
+    a Dask scheduler, None a cluster of this machine; `say` tells the user that a worker was lost.
     """
     if not jobs:  # no cluster for that
         return
@@ -157,28 +152,15 @@ def _by_ray(jobs: Sequence[Job], work: Callable[[Job], dict[str, Any]]) -> Itera
 
 def begin_worker(parent: int) -> None:
     """Begin a process that does one job after another: it keeps MLflow's process, and ends with its parent."""
-    restore_variables()
-    end_with(parent)
-    keep_shipper()
 
-
-_watched: set[int] = set()
-
-
-def end_with(parent: int) -> None:
-    """End this process when its parent has: a driver that was killed must not leave workers behind."""
-    if parent in _watched:
-        return
-    _watched.add(parent)
-
-    def watch() -> None:
+    def watch() -> None:  # a driver that was killed must not leave workers behind
         while os.getppid() == parent:
             time.sleep(0.2)
         os._exit(1)
 
-    if os.getppid() != parent:  # killed while this process began
-        os._exit(1)
+    restore_variables()
     threading.Thread(target=watch, name="rl8x-watch", daemon=True).start()
+    keep_shipper()
 
 
 @contextlib.contextmanager
@@ -258,8 +240,8 @@ class StudyProgress:
         self._quiet, self._folder = mode == "none", folder
         has_bar = mode in ("auto", "bar") and self._stream.isatty()
         self._bar: Any = tqdm(total=0, unit="training", dynamic_ncols=True, file=self._stream, disable=not has_bar)
-        self._trainings: dict[str, Training] = {}
-        self._waiting: dict[str, float] = {}
+        self._waiting: dict[str, Training] = {}
+        self._round_began = 0.0
         self._begun: dict[str, float] = {}
         self._guard = threading.Lock()
         self._end = threading.Event()
@@ -267,16 +249,15 @@ class StudyProgress:
         if not self._quiet:
             threading.Thread(target=self._watch, name="rl8x-study", daemon=True).start()
 
-    def begin(self, trainings: Mapping[str, Training], left: Mapping[str, Training]) -> None:
-        """Begin a round of trainings, given by their keys; `left` are those that are not done yet."""
-        done = len(trainings) - len(left)
+    def begin(self, total: int, left: Mapping[str, Training]) -> None:
+        """Begin a round of so many trainings, of which some are `left` to do, given by their keys."""
+        done = total - len(left)
         with self._guard:
-            self._trainings |= dict(trainings)
-            self._total += len(trainings)
-            self._count += done
-            self._waiting = dict.fromkeys(left, time.time())
+            self._waiting, self._round_began = dict(left), time.time()
+        self._total += total
+        self._count += done
         if done:
-            self.say(f"{done} of {len(trainings)} trainings are done already")
+            self.say(f"{done} of {total} trainings are done already")
         self._bar.total, self._bar.n = self._total, self._count
         self._bar.refresh()
 
@@ -284,27 +265,27 @@ class StudyProgress:
         """Say which trainings have begun, by the locks in their folders."""
         while not self._end.wait(0.5):
             with self._guard:
-                waiting = dict(self._waiting)
-            for key, since in waiting.items():
-                with contextlib.suppress(OSError):
-                    if self._locked_since(key) >= since - 1.0:
-                        self._note(key)
+                waiting, earliest = list(self._waiting.values()), self._round_began - 1.0
+            for training in waiting:
+                if self._locked_since(training) >= earliest:
+                    self._note(training)
 
-    def _locked_since(self, key: str) -> float:
-        return (self._folder / key / "lock").stat().st_mtime
+    def _locked_since(self, training: Training) -> float:
+        with contextlib.suppress(OSError):
+            return (self._folder / training.key / "lock").stat().st_mtime
+        return -math.inf
 
-    def _note(self, key: str) -> None:
+    def _note(self, training: Training) -> None:
+        """Say, once, that a training has begun."""
         with self._guard:
-            if self._waiting.pop(key, None) is None:
+            if self._waiting.pop(training.key, None) is None:
                 return
-            self._begun[key] = time.time()
-            with contextlib.suppress(OSError):
-                self._begun[key] = self._locked_since(key)
-        self.say(f"{self._trainings[key].label}: begins")
+            self._begun[training.key] = max(self._locked_since(training), self._round_began)
+        self.say(f"{training.label}: begins")
 
     def end(self, training: Training, done: Mapping[str, Any]) -> None:
         """Say what a training came to."""
-        self._note(training.key)
+        self._note(training)
         self._count += 1
         if "error" in done:
             text = f"failed: {done['error']}"

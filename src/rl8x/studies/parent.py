@@ -24,9 +24,7 @@ from rl8x.tracking.secrets import hide_in_data
 if TYPE_CHECKING:
     import pandas as pd
 
-# Metrics of a run at most, and points of each.
-_MAX_KEYS: Final = 80
-_MAX_POINTS: Final = 500
+_MAX_KEYS: Final = 80  # metrics of a run at most
 # At idle priority on a busy computer MLflow was imported in more than 90 s.
 _PATIENCE_S: Final = 600.0
 _MEANS: Final = ["mean", "min", "inside", "outside"]
@@ -34,19 +32,18 @@ _Points = Sequence[Sequence[float]]  # the returns of a training: the clock and 
 
 
 class ParentRun:
-    """The tracked run of a study; it has been begun when this is made.
+    """The tracked run of a study, found again by its key; it has been begun when this is made.
 
     Without an answer of the store it is refused with a `TrackingError`: no run of a training could name its parent.
-
-    Args:
-        study: The study.
-        key: The run's own key, by which it is found again.
-        repeats: Whether its report will repeat earlier ones.
+    `repeats` says whether its report will repeat earlier ones.
     """
 
     def __init__(self, study: StudyConfig, key: str, *, repeats: bool) -> None:
         self.study = study
-        self.tracker: Tracker = _tracker(study, key)
+        self.tracker: Tracker = NullTracker()
+        if study.run.get("tracking") is not False:
+            named: dict[str, Any] = {name: study.run.get(name) for name in ("experiment_name", "tracking_uri")}
+            self.tracker = MLflowTracker(**named, run_name=study.name, run_key=key, finish_timeout_s=_PATIENCE_S)
         tested = [f"{name}: {_described(value)}" for name, value in study.test.items()]
         params = {
             "study.name": study.name,
@@ -89,19 +86,31 @@ class ParentRun:
         """The whole address of the store."""
         return locate(self.study.run.get("tracking_uri")).uri
 
+    def child_options(self, run_key: str) -> dict[str, Any] | None:
+        """Return the tracker's options for a training, as plain data; None where nothing is tracked."""
+        if not isinstance(self.tracker, MLflowTracker):
+            return None
+        return {
+            # The whole address: on a cluster a worker has neither this working directory nor this environment.
+            "tracking_uri": self.store_uri,
+            "experiment_name": self.study.run.get("experiment_name"),
+            "spool_dir": str(self.tracker.spool_root),
+            "tags": {**parent_tag(str(self.tracker.run_id)), table.STUDY_TAG: self.study.name},
+            "run_key": run_key,
+        }
+
     def log_results(self, frame: pd.DataFrame, curves: Iterable[tuple[str, _Points]], folder: Path) -> None:
         """Log what came out: curves, each with the group that it is averaged with, results, the best, and the files."""
-        final = frame[frame[table.FINAL]]
-        policies, results = _complete(final), dict[str, float]()
-        if not policies.empty:
-            results = _results(policies, final[table.CELL].nunique())
-            self.tracker.log_metrics(results, int(final[table.clock_of(final)].max()))
-            name, means = _best(policies)
-            self._result = f"Best `{name}`: mean return {means['mean']:.4g} over seeds and test cells."
-            self.tracker.set_tags({"study.best": name, "rl8x.result": f"{means['mean']:.4g}, mean return of {name}"})
+        final, metrics = frame[frame[table.FINAL]], dict[str, float]()
+        found = _results(final)
+        if found is not None:
+            name, mean, metrics = found
+            self.tracker.log_metrics(metrics, int(final[table.clock_of(final)].max()))
+            self._result = f"Best `{name}`: mean return {mean:.4g} over seeds and test cells."
+            self.tracker.set_tags({"study.best": name, "rl8x.result": f"{mean:.4g}, mean return of {name}"})
             self.tracker.describe(self._description())
         rows: dict[int, dict[str, float]] = {}
-        for name, points in _series(curves, (_MAX_KEYS - len(results)) // 3).items():
+        for name, points in _series(curves, (_MAX_KEYS - len(metrics)) // 3).items():
             for step, value in points.items():
                 rows.setdefault(step, {})[name] = value
         for step, row in sorted(rows.items()):
@@ -109,36 +118,12 @@ class ParentRun:
         log_table(self.tracker, folder / table.EVALUATIONS)
         self.tracker.log_artifact(folder / table.DEFINITION)
 
-    def finish(self, *, failed: Sequence[str], interrupted: bool = False) -> bool:
+    def finish(self, *, failed: Sequence[str], interrupted: bool) -> bool:
         """End the run; `failed` are the trainings that did. Returns whether the store has all of it."""
-        tags = {"study.failed": "; ".join(failed) or "none"}
-        self.tracker.set_tags(tags)
+        self.tracker.set_tags({"study.failed": "; ".join(failed) or "none"})
         self.tracker.finish("KILLED" if interrupted else "FAILED" if failed else "FINISHED")
         where = self.tracker.whereabouts() if isinstance(self.tracker, MLflowTracker) else None
         return where is None or where.unsent == Unsent()
-
-
-def _tracker(study: StudyConfig, key: str) -> Tracker:
-    if study.run.get("tracking") is False:
-        return NullTracker()
-    uri, experiment = study.run.get("tracking_uri"), study.run.get("experiment_name")
-    options: dict[str, Any] = {"experiment_name": experiment, "run_name": study.name, "tracking_uri": uri}
-    return MLflowTracker(**options, run_key=key, finish_timeout_s=_PATIENCE_S)
-
-
-def child_tracking(study: StudyConfig, parent: ParentRun, run_key: str, run_name: str) -> dict[str, Any] | None:
-    """Return what a training needs to track its run in the same store, as plain data; None where nothing is tracked."""
-    if not isinstance(parent.tracker, MLflowTracker):
-        return None
-    return {
-        # The whole address: on a cluster a worker has neither this working directory nor this environment.
-        "tracking_uri": parent.store_uri,
-        "experiment_name": study.run.get("experiment_name"),
-        "spool_dir": str(parent.tracker.spool_root),
-        "tags": {**parent_tag(str(parent.tracker.run_id)), table.STUDY_TAG: study.name},
-        "run_key": run_key,
-        "run_name": run_name,
-    }
 
 
 def _described(values: Any) -> str:
@@ -148,29 +133,24 @@ def _described(values: Any) -> str:
     return str(hide_in_data(values))
 
 
-def _complete(final: pd.DataFrame) -> pd.DataFrame:
-    """Average the policies' cells; one with a return that is not finite is left out, as the report does."""
+def _results(final: pd.DataFrame) -> tuple[str, float, dict[str, float]] | None:
+    """Return the best training, by its mean over seeds and cells, that mean, and metrics of all policies and of it.
+
+    A policy with a return that is not finite is left out, as the report does; None where that leaves none.
+    """
     policies = table.policies(final)
-    return policies[np.isfinite(policies["mean"])]
-
-
-def _best(policies: pd.DataFrame) -> tuple[str, pd.Series]:
-    """Return the best training, by the mean over its seeds and all cells, and the means of its seeds."""
+    policies = policies[np.isfinite(policies["mean"])]
+    if policies.empty:
+        return None
     by = table.who(policies)
-    means = policies.groupby(by, sort=False, dropna=False)[_MEANS].mean()
-    row = means.loc[means["mean"].idxmax()]
-    training, *values = row.name if isinstance(row.name, tuple) else (row.name,)
-    varied = [f"{name.removeprefix(table.VARY)}={value}" for name, value in zip(by[1:], values, strict=True)]
-    return " ".join([str(training), *varied]), row
-
-
-def _results(policies: pd.DataFrame, num_cells: int) -> dict[str, float]:
-    """Name what came out as metrics: of all policies, and of the best training."""
-    metrics = {"result/policies": float(len(policies)), "result/cells": float(num_cells)}
-    for name, of in (("result", policies[_MEANS].mean()), ("best", _best(policies)[1])):
+    groups = policies.groupby(by, sort=False, dropna=False)[_MEANS].mean().reset_index()
+    best = groups.loc[groups["mean"].idxmax()]
+    metrics = {"result/policies": float(len(policies)), "result/cells": float(final[table.CELL].nunique())}
+    for name, of in (("result", policies[_MEANS].mean()), ("best", best[_MEANS])):
         each = {**of, "gap": of["inside"] - of["outside"]}
         metrics |= {f"{name}/returns/{part}": float(value) for part, value in each.items() if np.isfinite(value)}
-    return metrics
+    varied = [f"{name.removeprefix(table.VARY)}={best[name]}" for name in by[1:]]
+    return " ".join([str(best[table.TRAINING]), *varied]), float(best["mean"]), metrics
 
 
 def _series(curves: Iterable[tuple[str, _Points]], most: int) -> dict[str, dict[int, float]]:
@@ -184,7 +164,7 @@ def _series(curves: Iterable[tuple[str, _Points]], most: int) -> dict[str, dict[
     names.legal({_curve_name(group, name): 0 for group in groups for name in ("mean", "low", "high")})
     series: dict[str, dict[int, float]] = {}
     for group in ordered[:most]:
-        mean = mean_curve([(at, values) for at, values in groups[group]], max_points=_MAX_POINTS)
+        mean = mean_curve([(at, values) for at, values in groups[group]])
         for name, values in (("mean", mean.mean), ("low", mean.low), ("high", mean.high)):
             if np.isfinite(values).all():
                 averaged = zip(map(int, mean.steps), map(float, values), strict=True)

@@ -19,7 +19,7 @@ from rl8x.output import table as in_columns
 from rl8x.studies import figures, table
 from rl8x.studies.figures import MAX_PANELS, chosen
 from rl8x.studies.statistics import HEADINGS, MEANINGS, Over, Summary, cells_of, summarize
-from rl8x.studies.table import DEFINITION, EVALUATIONS, Evaluations, Supports, about, of_run, plain_name, read
+from rl8x.studies.table import DEFINITION, EVALUATIONS, Evaluations, Supports, about, plain_name, read
 from rl8x.tracking import TrackingError
 from rl8x.tracking.protocol import PARENT_TAG
 from rl8x.tracking.runs import RunReader
@@ -38,17 +38,10 @@ _UNFINISHED: Final = "they are there when it has come to its end; `rl8x study` g
 
 @dataclass(frozen=True)
 class FoundStudy:
-    """The parts of a study that a report is made of.
+    """The parts of a study that a report is made of; what is not known is empty, or None.
 
-    Attributes:
-        table: Its evaluations.
-        supports: By training and parameter the ends of what was trained on; drawn where known.
-        definition: The study as it was asked for; empty where it is not known.
-        units: Units of test parameters.
-        created: The day on which it was begun, `2026-11-25`; empty where it is not known.
-        title: Its name.
-        folder: Where the report's files go.
-        run_id: Its parent run; None where it is not known.
+    `supports` has by training and parameter the ends of what was trained on, `definition` what was asked for, `created`
+    the day on which it was begun (`2026-11-25`), `folder` is where the report's files go, `run_id` its parent run.
     """
 
     table: pandas.DataFrame
@@ -67,7 +60,7 @@ class FoundStudy:
 
     def parent_run(self, tracking_uri: str | None) -> tuple[str | None, str | None]:
         """Return the ID of its parent run, by the runs in its table where it is not known, and the store."""
-        uri = tracking_uri or of_run(self.definition, "tracking_uri")
+        uri = tracking_uri or self.definition.get("tracking_uri")
         if self.run_id is not None:
             return self.run_id, uri
         return (RunReader(uri).run(self.runs[0]).tags.get(PARENT_TAG) if self.runs else None), uri
@@ -106,23 +99,16 @@ def _read_study(folder: Path, title: str, output: Path, run_id: str | None) -> F
     if not all(isinstance(evaluations.get(name), list) for name in ("columns", "data")):
         raise ValueError(f"{folder / EVALUATIONS} is no table: it needs `columns` and `data`, as MLflow logs tables.")
     stored = read(folder / DEFINITION) if (folder / DEFINITION).exists() else {}
-    definition = stored.get("definition", stored)
-    units, created = dict(stored.get("units") or {}), str(stored.get("created") or "")
-    named = str(definition.get("name") or title)
-    supports = dict(stored.get("supports") or {})
-    return FoundStudy(table.from_plain(evaluations), supports, definition, units, created, named, output, run_id)
+    known = {name: stored[name] for name in ("supports", "definition", "units", "created") if name in stored}
+    named = stored.get("definition", {}).get("name", title)
+    return FoundStudy(table.from_plain(evaluations), **known, title=named, folder=output, run_id=run_id)
 
 
 @dataclass
 class Report:
-    """A study's statistics and figures; its text is the table for a terminal.
+    """A study's statistics and figures, drawn when they are asked for; its text is the table for a terminal.
 
-    Attributes:
-        study: What it is made of.
-        evaluations: Its table of evaluations.
-        summary: The statistics.
-        drawings: The figures, which are drawn when they are asked for.
-        folder: Where its files were written last; None where they were not.
+    `folder` is where its files were written last; None where they were not.
     """
 
     study: FoundStudy
@@ -219,7 +205,7 @@ def report(
         ValueError: If there is no such study, its table is empty or incomplete, or an option is not legal.
     """
     found = find_study(study, tracking_uri)
-    report = make_report(found, baseline=baseline, parameters=parameters, over=over, level=level, seed=seed)
+    report = make_report(found, parameters, baseline=baseline, over=over, level=level, seed=seed)
     files = report.write(found.folder if output is None else output)
     if log:
         run_id, uri = found.parent_run(tracking_uri)
@@ -228,19 +214,11 @@ def report(
     return report
 
 
-def make_report(
-    study: FoundStudy,
-    *,
-    baseline: str | None = None,
-    parameters: Sequence[str] | None = None,
-    over: Over = "policies",
-    level: float = 0.95,
-    seed: int = 0,
-) -> Report:
-    """Make the report of a study that was found, without writing it; the options are those of `report`."""
+def make_report(study: FoundStudy, parameters: Sequence[str] | None = None, **options: Any) -> Report:
+    """Make the report of a study that was found, without writing it, with options of `summarize`."""
     evaluations = table.read_evaluations(study.table)
     axes, notes = chosen_axes(evaluations.cells, parameters)
-    summary = summarize(evaluations, baseline=baseline, over=over, level=level, seed=seed)
+    summary = summarize(evaluations, **options)
     summary = summary._replace(notes=(*summary.notes, *_missing(evaluations, study.definition), *notes))
     return Report(study, evaluations, summary, tuple(_drawings(evaluations, summary, axes, study)))
 
@@ -269,7 +247,12 @@ def _drawings(evaluations: Evaluations, summary: Summary, axes: list[Axis], stud
     ]
     if len(axes) >= 2:
         drawings.append(_heat_maps(evaluations, summary, axes, study))
-    for axis in _main_axes(axes, evaluations):
+
+    def explained(axis: Axis) -> float:
+        return sum(float(along(group.scores.mean(axis=0), axis).var()) for group in evaluations.groups)
+
+    main = sorted(axes, key=explained, reverse=True)[:_MAX_CURVES]
+    for axis in (axis for axis in axes if axis in main):
         rest = [other.name for other in axes if other is not axis]
         marginal = f" Averaged over {', '.join(rest)}." if rest else ""
         binned = f" {axis.name} stands in {len(axis.values)} bins." if axis.binned else ""
@@ -306,16 +289,6 @@ def _heat_maps(evaluations: Evaluations, summary: Summary, axes: list[Axis], stu
     caption += _some(len(rows), len(evaluations.groups))
     draw = partial(figures.heat_maps, groups, study.supports, x, y, dict(study.units))
     return Drawing("heat-maps", f"Return over {x.name} and {y.name}", caption, draw)
-
-
-def _main_axes(axes: list[Axis], evaluations: Evaluations) -> list[Axis]:
-    """Return the axes along which the mean over all policies varies most."""
-
-    def explained(axis: Axis) -> float:
-        return -float(sum(along(group.scores.mean(axis=0), axis).var() for group in evaluations.groups))
-
-    kept = sorted(axes, key=explained)[:_MAX_CURVES]
-    return [axis for axis in axes if axis in kept] if len(axes) > _MAX_CURVES else list(axes)
 
 
 def _some(shown: int, of: int) -> str:

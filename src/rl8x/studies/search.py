@@ -61,17 +61,18 @@ def next_trials(search: Any, study: StudyConfig, count: int, tried: Collection[i
     """
     from optuna.trial import TrialState
 
-    running = [trial for trial in search.trials if trial.state == TrialState.RUNNING]
-    for trial in running:
-        if _KEY not in trial.user_attrs:  # killed before its values were noted: it has no trainings
+    known, begun = 0, []
+    for trial in search.trials:
+        is_running, has_trainings = trial.state == TrialState.RUNNING, _KEY in trial.user_attrs
+        known += has_trainings
+        if is_running and not has_trainings:  # killed before its values were noted: it does not count
             search.tell(trial.number, state=TrialState.FAIL)
-    begun = [trial for trial in running if _KEY in trial.user_attrs and trial.number not in tried]
+        elif is_running and trial.number not in tried:
+            begun.append(study.trainings_of_trial(trial.number, json.loads(trial.user_attrs[_KEY])))
     if begun:
-        return [study.trainings_of_trial(trial.number, json.loads(trial.user_attrs[_KEY])) for trial in begun]
+        return begun
     assert study.trials is not None
     trials = []
-    # One that was killed before its trainings were known does not count.
-    known = sum(_KEY in trial.user_attrs for trial in search.trials)
     for _ in range(min(count, study.trials - known)):
         trial = search.ask()
         vary = {name: _suggest(trial, name, values) for name, values in study.vary.items()}
@@ -119,8 +120,9 @@ def tell(search: Any, number: int, values: Sequence[float], *, pruned: bool) -> 
 def should_prune(folder: Path, training: Training, steps: int, value: float) -> bool:
     """Note what a training was worth at a point, and say whether its trial is to be given up.
 
-    The notes are files, a training's own each, so that any number of processes may write them, and a training that is
-    resumed decides as it did before.
+    That is where it is below the median of at least four others (Golovin et al. 2017, KDD, section 3.2.2). The notes
+    are files, a training's own each, so that any number of processes may write them, and a training that is resumed
+    decides as it did before.
     """
     notes = folder / "search"
     notes.mkdir(exist_ok=True)
@@ -131,11 +133,6 @@ def should_prune(folder: Path, training: Training, steps: int, value: float) -> 
     alike = (path for path in notes.glob("*.json") if path.name.partition("-")[2] == own.name.partition("-")[2])
     others = [float(note["value"]) for path in alike if (note := table.read_if_there(path)) is not None]
     value = -math.inf if math.isnan(value) else value  # which has no place in an order
-    pruned = is_below_median(value, others)
+    pruned = len(others) >= _WARM_UP_TRIALS and value < statistics.median(others)
     table.write(own, {"value": value, "pruned": pruned})
     return pruned
-
-
-def is_below_median(value: float, others: Sequence[float]) -> bool:
-    """Whether a value is below the median of at least four others (Golovin et al. 2017, KDD, section 3.2.2)."""
-    return len(others) >= _WARM_UP_TRIALS and value < statistics.median(others)

@@ -28,6 +28,7 @@ Over = Literal["policies", "cells"]
 RESAMPLES = 2000
 """Resamples of a bootstrap, as many as Agarwal et al. take for their profiles."""
 _MAX_ELEMENTS = 4_000_000  # scores that are resampled at once: 32 MB
+_MAX_POINTS = 500  # of a mean curve
 
 
 class Estimate(NamedTuple):
@@ -53,14 +54,9 @@ def iqm(scores: Array) -> Array:
 
 
 def cvar(scores: Array, fraction: float) -> Array:
-    """Average each policy's worst `fraction` of the cells, then the policies (conditional value at risk).
+    """Average each policy's worst `fraction` of the cells, in (0, 1], then the policies (conditional value at risk).
 
-    Where `fraction` of the cells is not a whole number, the last cell has a fractional weight; where it is less than
-    one cell, the worst cell alone counts.
-
-    Args:
-        scores: `[..., seeds, cells]`.
-        fraction: Share of the cells, in (0, 1].
+    Where that is not a whole number of cells, the last one has a fractional weight; below one, the worst cell counts.
 
     Source: Rockafellar and Uryasev 2002, "Conditional value-at-risk for general loss distributions", proposition 8;
         over the parameters of an environment as in Rajeswaran et al. 2017, arXiv:1610.01283, equation 4.
@@ -81,33 +77,8 @@ def worst_cell(scores: Array) -> Array:
     return np.asarray(np.asarray(scores).min(axis=-1).mean(axis=-1))
 
 
-def gap(scores: Array, inside: NDArray[np.bool_]) -> Array:
-    """Subtract the mean of the cells outside the training's support from that of the cells inside; NaN without either.
-
-    Source: the generalisation gap of Kirk et al. 2021, arXiv:2111.09794, equation 2.
-    """
-    return subset_mean(scores, inside) - subset_mean(scores, ~np.asarray(inside))
-
-
-def subset_mean(scores: Array, chosen: NDArray[np.bool_]) -> Array:
-    """Average each policy's chosen cells, then the policies; NaN where none of one's cells is chosen.
-
-    Args:
-        scores: `[..., seeds, cells]`.
-        chosen: The cells, the same of all policies, `[cells]`, or of each its own, `[..., seeds, cells]`.
-    """
-    scores = np.asarray(scores, dtype=np.float64)
-    counts = np.broadcast_to(chosen, scores.shape).sum(axis=-1)
-    with np.errstate(invalid="ignore"):
-        return np.asarray((np.where(chosen, scores, 0.0).sum(axis=-1) / counts).mean(axis=-1))
-
-
 def probability_of_improvement(x: Array, y: Array) -> Array:
     """Return how often a policy of `x` beats one of `y` in a cell, over all pairs and cells; a tie counts as half.
-
-    Args:
-        x: `[..., seeds of x, cells]`.
-        y: `[..., seeds of y, cells]`, the same cells.
 
     Source: Agarwal et al. 2021, section 4.3 and appendix A.6 (the Mann-Whitney U statistic).
     """
@@ -183,42 +154,30 @@ def _checked(scores: ArrayLike) -> Array:
     return array
 
 
-def mean_curve(
-    curves: Sequence[tuple[ArrayLike, ArrayLike]], *, max_points: int = 500, level: float = 0.95, seed: int = 0
-) -> Curve:
-    """Average learning curves over seeds at common steps, with a percentile interval of resampled seeds.
-
-    Args:
-        curves: Steps and values of each run. A step that is there twice counts by its last value; a value that is not
-            finite is left out.
-        max_points: Points at most.
-        level: Coverage of the interval.
-        seed: Of the random numbers.
+def mean_curve(curves: Sequence[tuple[ArrayLike, ArrayLike]], *, level: float = 0.95) -> Curve:
+    """Average learning curves, steps and values of each run, at the steps of `align`, with the interval of `bootstrap`.
 
     Raises:
         ValueError: If a curve has no finite value.
     """
-    steps, values = align(curves, max_points=max_points)
-    if len(values) < 2:
-        nothing = np.full_like(steps, np.nan)
-        return Curve(steps, values.mean(axis=0), nothing, nothing)
-    estimate = bootstrap(lambda scores: scores.mean(axis=-2), values, level=level, seed=seed)
-    return Curve(steps, *estimate)
+    steps, values = align(curves)
+    return Curve(steps, *bootstrap(lambda scores: scores.mean(axis=-2), values, level=level))
 
 
-def align(curves: Sequence[tuple[ArrayLike, ArrayLike]], *, max_points: int = 500) -> tuple[Array, Array]:
+def align(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Array, Array]:
     """Put curves on common steps, by lines between their points: steps `[points]` and values `[curves, points]`.
 
-    The steps are those of all curves' points, from the latest beginning on, thinned evenly. A run that has stopped
-    keeps its last value: were it left out, the mean would jump when the good runs are done.
+    A step that is there twice counts by its last value; a value that is not finite is left out. The steps are those of
+    all curves' points, from the latest beginning on, thinned evenly. A run that has stopped keeps its last value: were
+    it left out, the mean would jump when the good runs are done.
     """
     cleaned = [_cleaned(*curve) for curve in curves]
     if not cleaned:
         raise ValueError("there is no curve to align.")
     steps = np.unique(np.concatenate([each for each, _ in cleaned]))
     steps = steps[steps >= max(each[0] for each, _ in cleaned)]
-    if len(steps) > max_points:
-        steps = steps[np.unique(np.linspace(0, len(steps) - 1, max_points).round().astype(int))]
+    if len(steps) > _MAX_POINTS:
+        steps = steps[np.unique(np.linspace(0, len(steps) - 1, _MAX_POINTS).round().astype(int))]
     return steps, np.stack([np.interp(steps, *each) for each in cleaned])
 
 
@@ -227,13 +186,12 @@ def _cleaned(steps: ArrayLike, values: ArrayLike) -> tuple[Array, Array]:
     at, of = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
     if at.shape != of.shape or at.ndim != 1:
         raise ValueError(f"a curve needs as many steps as values; got {list(at.shape)} and {list(of.shape)}.")
-    at, of = at[np.isfinite(of)], of[np.isfinite(of)]
-    if not len(at):
+    finite = np.isfinite(of)
+    if not finite.any():
         raise ValueError("a curve has no finite value.")
-    order = np.argsort(at, kind="stable")
-    at, of = at[order], of[order]
-    last = np.append(at[1:] != at[:-1], True)
-    return at[last], of[last]
+    backwards = slice(None, None, -1)  # of equal steps `unique` takes the first
+    at, first = np.unique(at[finite][backwards], return_index=True)
+    return at, of[finite][backwards][first]
 
 
 # -- the table of a report
@@ -268,14 +226,9 @@ _NOTHING: Final = (math.nan,) * 3
 
 
 class Summary(NamedTuple):
-    """The table of a report.
+    """The table of a report: a row for each group, of each statistic `iqm`, `iqm_low` and `iqm_high`; and its notes.
 
-    Attributes:
-        frame: A row for each group, with three columns for each statistic: `iqm`, `iqm_low` and `iqm_high`.
-        baseline: Label of the group that `improvement` compares with; empty where there is one group alone.
-        over: The units that the bootstrap resampled.
-        level: Coverage of the intervals.
-        notes: Reservations about the figures, in sentences.
+    `baseline` is the label of the group that `improvement` compares with, empty where there is one group alone.
     """
 
     frame: pandas.DataFrame
@@ -353,16 +306,22 @@ def of_policies(scores: Array, inside: NDArray[np.bool_]) -> dict[str, Array]:
     """Compute what each policy has for itself, `[..., seeds]`, from scores and `inside`, `[..., seeds, cells]`.
 
     A policy without cells inside, or outside, has no such mean and no gap: they are NaN.
+
+    Source: the gap is the generalisation gap of Kirk et al. 2021, arXiv:2111.09794, equation 2.
     """
-    alone, within = scores[..., None, :], inside[..., None, :]  # each policy as a group of one
+    alone = scores[..., None, :]  # each policy as a group of one
+    with np.errstate(invalid="ignore"):
+        inside_mean, outside_mean = (
+            np.where(chosen, scores, 0.0).sum(axis=-1) / chosen.sum(axis=-1) for chosen in (inside, ~inside)
+        )
     return {
         "mean": mean(alone),
         "cvar_10": cvar(alone, 0.1),
         "cvar_1": cvar(alone, 0.01),
         "worst_cell": worst_cell(alone),
-        "inside": subset_mean(alone, within),
-        "outside": subset_mean(alone, ~within),
-        "gap": gap(alone, within),
+        "inside": inside_mean,
+        "outside": outside_mean,
+        "gap": inside_mean - outside_mean,
     }
 
 

@@ -35,7 +35,7 @@ from rl8x.importing import Trust
 from rl8x.studies import search, table
 from rl8x.studies.definition import StudyConfig, Training
 from rl8x.studies.jobs import RAY_ADDRESS, StudyProgress, check_backend, do_jobs, refuse_ranks, threads_of
-from rl8x.studies.parent import ParentRun, child_tracking
+from rl8x.studies.parent import ParentRun
 from rl8x.studies.table import DEFINITION, EVALUATIONS, RESULT
 from rl8x.studies.training import run_job
 from rl8x.tracking import MLflowTracker, sync
@@ -95,11 +95,7 @@ class Study:
 
     @classmethod
     def from_config(cls, config: StudyConfig) -> Self:
-        """Make a study of a config.
-
-        Args:
-            config: The definition, such as `StudyConfig.from_file` returns.
-        """
+        """Make a study of its definition, such as `StudyConfig.from_file` returns."""
         return cls(**config.plain, trust=config.trusted)
 
     @property
@@ -184,7 +180,7 @@ class Study:
             )
         if (definition.get("trials") or 0) > (self.config.trials or 0):
             raise StudyError(f"the study in {self.folder} has {definition['trials']} trials: ask for as many, or more.")
-        return {"reports": [], **stored}
+        return stored
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -252,7 +248,7 @@ class Study:
         by_key = {each.key: each for each in trainings}
         self._trainings = list(({each.key: each for each in self._trainings} | by_key).values())
         left = {name: each for name, each in by_key.items() if self._result_of(each) is None}
-        shown.begin(by_key, left)
+        shown.begin(len(by_key), left)
         jobs = [self._job(training, parent, key, options) for training in left.values()]
         for training in left.values():
             lock = FolderLock(self._folder_of(training))
@@ -266,20 +262,15 @@ class Study:
 
     def _job(self, training: Training, parent: ParentRun, key: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Describe a job as plain data."""
-        config = self.config
         local = options["address"] is None and not (options["backend"] == "ray" and os.environ.get(RAY_ADDRESS))
-        trust = config.trusted
-        run_key = _run_key(key, training)
+        trust = self.config.trusted
         return {
             "key": training.key,
-            "study": config.plain,
-            "training": training.training,
-            "vary": dict(training.vary),
-            "seed": training.seed,
-            "trial": training.trial,
+            "study": self.config.plain,
+            **vars(training),
             "folder": str(self._folder_of(training)),
             "threads": threads_of(options["num_jobs"]) if local else None,
-            "tracking": child_tracking(config, parent, run_key, f"{config.name} {training.label}"[:240]),
+            "tracking": parent.child_options(_run_key(key, training)),
             "trust": trust if isinstance(trust, bool) else sorted(trust),
         }
 

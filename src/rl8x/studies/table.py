@@ -64,6 +64,8 @@ STUDY_TAG: Final = "rl8x.study"
 RESULT: Final = "result.json"
 _POINTS: Final = "points"
 
+_NEEDED: Final = (TRAINING, SEED, ENV_STEPS, UPDATES, FINAL, INSIDE, CELL, EPISODES, RETURNS, LENGTHS)
+
 Supports = Mapping[str, Mapping[str, tuple[float, float]]]
 """By training and parameter the lowest and highest value that was trained on; equal where it was fixed."""
 
@@ -164,19 +166,13 @@ def about(definition: Mapping[str, Any]) -> dict[str, str]:
     if not definition:
         return {}
     varied = definition.get("vary") or {}
-    tasks = varied.get("env") or [of_run(definition, "env") or of_run(definition, "eval_env")]
-    algorithms = varied.get("algorithm") or [of_run(definition, "algorithm") or AlgorithmSpec.algorithm]
+    tasks = varied.get("env") or [definition.get("env") or definition.get("eval_env")]
+    algorithms = varied.get("algorithm") or [definition.get("algorithm") or AlgorithmSpec.algorithm]
     names = [str(name).rpartition(".")[2].removesuffix("Config") for name in algorithms]
     return {
         "task": ", ".join(map(str, tasks)),
         "algorithm": ", ".join(name.upper() if name.islower() else name for name in names),
     }
-
-
-def of_run(definition: Mapping[str, Any], name: str) -> Any:
-    """Return what a study's definition says of its runs, among its own keys or under `run`; None where it does not."""
-    run = definition.get("run")
-    return run[name] if isinstance(run, dict) and name in run else definition.get(name)
 
 
 # -- groups of policies
@@ -186,14 +182,8 @@ def of_run(definition: Mapping[str, Any], name: str) -> Any:
 class Group:
     """The policies of one training with one set of hyperparameters, one for each seed.
 
-    Attributes:
-        training: Its name.
-        vary: The hyperparameters that the study varies.
-        label: Its name, made of the training and hyperparameters in which groups differ.
-        seeds: `[seeds]`.
-        scores: Mean returns of the last policies, `[seeds, cells]`.
-        inside: Whether each cell lies in what the policy was trained on, `[seeds, cells]`: distributions that move go
-            with each seed to other ends.
+    `label` names what groups differ in; `scores` are mean returns of the last policies, `[seeds, cells]`. `inside` says
+    whether each cell lies in what the policy was trained on: distributions that move go with each seed to other ends.
     """
 
     training: str
@@ -208,12 +198,8 @@ class Group:
 class Evaluations:
     """The content of a table of evaluations.
 
-    Attributes:
-        groups: In the order of the table.
-        cells: The test cells, a row each and a column for each test parameter, in the order of the scores' columns.
-        points: The whole table without what was left out, with a column `group`, the position in `groups`.
-        counts: What evaluations and training took, in a sentence.
-        notes: The rows that were left out, in sentences.
+    `cells` has a row for each test cell, in the order of the scores' columns; `points` is the whole table without what
+    was left out, with a column `group`, the position in `groups`; `counts` says what evaluations and training took.
     """
 
     groups: tuple[Group, ...]
@@ -244,17 +230,15 @@ def read_evaluations(table: pandas.DataFrame) -> Evaluations:
     """
     import pandas
 
-    missing = [name for name in (TRAINING, SEED, ENV_STEPS, FINAL, INSIDE, EPISODES, RETURNS) if name not in table]
+    missing = [name for name in _NEEDED if name not in table]
     if table.empty:  # maybe without columns too: all trainings have failed so far
         raise ValueError("the table of evaluations is empty: no training of the study has been evaluated yet.")
     if missing:
         raise ValueError(f"the table of evaluations lacks the columns {', '.join(missing)}.")
     tests, by = [name for name in table if name.startswith(TEST)], who(table)
-    if CELL not in table:
-        table = table.assign(**{CELL: table.groupby(tests).ngroup() if tests else 0})
     table = table.assign(**{name: table[name].map(_comparable) for name in by[1:]})
-    clocks = [name for name in (ENV_STEPS, UPDATES) if name in table]  # what learns from data counts updates alone
-    table = table.drop_duplicates([*by, SEED, *clocks, FINAL, CELL], keep="last")
+    point = [*by, SEED, ENV_STEPS, UPDATES, FINAL]  # what learns from data counts updates alone
+    table = table.drop_duplicates([*point, CELL], keep="last")
     table = table.assign(group=table.groupby(by, sort=False, dropna=False).ngroup())
     final = table[table[FINAL].astype(bool)].drop_duplicates(["group", SEED, CELL], keep="last")
     if final.empty:
@@ -272,33 +256,31 @@ def read_evaluations(table: pandas.DataFrame) -> Evaluations:
         if not is_finite.all()
     ]
     complete = finite.all(axis=1)
-    groups = {
-        number: Group(
+    groups: dict[Any, Group] = {}
+    for number, own in scores[complete].groupby(level="group"):
+        vary = {name.removeprefix(VARY): firsts.loc[number, name] for name in by[1:]}
+        groups[number] = Group(
             str(firsts.loc[number, TRAINING]),
-            {
-                name.removeprefix(VARY): firsts.loc[number, name]
-                for name in by[1:]
-                if firsts.loc[number, name] is not None
-            },
+            {name: value for name, value in vary.items() if value is not None},
             labels[number],
             tuple(own.index.get_level_values(SEED)),
             own.to_numpy(dtype=np.float64),
             inside.loc[own.index].to_numpy().astype(bool),
         )
-        for number, own in scores[complete].groupby(level="group")
-    }
     if not groups:
         raise ValueError(f"no policy of the study is complete: {notes[0]}.")
     left_out = pandas.MultiIndex.from_frame(table[["group", SEED]]).isin(complete.index[~complete])
     points = table[~left_out & table["group"].isin(groups)]
     points = points.assign(group=points["group"].map({number: index for index, number in enumerate(groups)}))
     named = cells[tests].rename(columns=lambda name: name.removeprefix(TEST)).reset_index(drop=True)
-    return Evaluations(tuple(groups.values()), named, points, _counts(table, [*by, SEED, *clocks, FINAL]), tuple(notes))
+    return Evaluations(
+        tuple(groups.values()), named, points, _counts(table, table.drop_duplicates(point)), tuple(notes)
+    )
 
 
 def clock_of(points: pandas.DataFrame) -> str:
     """Return the column that counts the progress of training: transitions, or updates if there are no transitions."""
-    return UPDATES if UPDATES in points.columns and not points[ENV_STEPS].any() else ENV_STEPS
+    return ENV_STEPS if points[ENV_STEPS].any() else UPDATES
 
 
 def _comparable(value: Any) -> Any:
@@ -337,14 +319,11 @@ def _why_left_out(cells: pandas.DataFrame, inside: pandas.Series, is_finite: pan
     )
 
 
-def _counts(table: pandas.DataFrame, names: list[str]) -> str:
+def _counts(table: pandas.DataFrame, tested: pandas.DataFrame) -> str:
     """Say how many policies, episodes and transitions the evaluations took, and the training of the last policies."""
-    each, episodes = table.drop_duplicates(names), counted(int(table[EPISODES].sum()), "episode", "episodes")
-    evaluated = f"Evaluations online: {counted(len(each), 'policy', 'policies')} in {episodes}"
-    if LENGTHS not in table or table[LENGTHS].isna().any():
-        return f"{evaluated}."
-    last = each[each[FINAL].astype(bool)]
-    steps = round(float((table[EPISODES] * table[LENGTHS]).sum()))
-    transitions, updates = int(last[ENV_STEPS].sum()), int(last[UPDATES].sum()) if UPDATES in last else 0
+    policies = counted(len(tested), "policy", "policies")
+    episodes = counted(int(table[EPISODES].sum()), "episode", "episodes")
+    steps = counted(round(float((table[EPISODES] * table[LENGTHS]).sum())), "transition", "transitions")
+    transitions, updates = tested[tested[FINAL].astype(bool)][[ENV_STEPS, UPDATES]].sum().astype(int)
     training = counted(updates, "update", "updates") if updates and not transitions else f"{transitions:,}"
-    return f"{evaluated}, {counted(steps, 'transition', 'transitions')}; training took {training}."
+    return f"Evaluations online: {policies} in {episodes}, {steps}; training took {training}."

@@ -46,14 +46,10 @@ _PATIENCE_S: Final = 600.0
 
 
 def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Train and test one policy, unless that is done; a failure is returned, not raised.
+    """Train and test one policy, unless that is done; returns `key`, and `result`, or `error` in one line.
 
-    Args:
-        job: Plain data: `study` (the definition), `training`, `seed`, `vary`, `trial`, `folder`, `threads`, `tracking`
-            (None, or arguments of `MLflowTracker`) and `trust`.
-
-    Returns:
-        `key`, and `result`, or `error` in one line.
+    The job is plain data: `study` (the definition), `training`, `seed`, `vary`, `trial`, `folder`, `threads`,
+    `tracking` (None, or arguments of `MLflowTracker`) and `trust`.
     """
     folder = Path(job["folder"])
     if not folder.parent.is_dir():
@@ -81,24 +77,6 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
         return {"key": job["key"], "error": " ".join(hide(described(error)).split())[:300]}
 
 
-def _tracker(job: Mapping[str, Any]) -> Tracker:
-    """Make the tracker of a training: a child of the study's run, with the same params as all others."""
-    if job["tracking"] is None:
-        return NullTracker()
-    params = {"study.name": job["study"]["name"], "study.training": job["training"], "study.seed": job["seed"]}
-    if job["trial"] is not None:
-        params["study.trial"] = job["trial"]
-    params |= {f"{table.VARY}{name}": value for name, value in job["vary"].items()}
-    return MLflowTracker(
-        **job["tracking"],
-        params=params,
-        finish_timeout_s=_PATIENCE_S,
-        outage_timeout_s=_PATIENCE_S / 10,
-        curves=False,  # the study draws its own
-        thinning=Thinning(Path(job["folder"]) / "rows.jsonl"),
-    )
-
-
 class _TrainingJob:
     """The training of one job, and what is measured of it; a callback of its trainer."""
 
@@ -107,8 +85,9 @@ class _TrainingJob:
         self.study = StudyConfig.from_dict(job["study"], trust=job["trust"])
         self.cells = self.study.cells()
         self.training = Training(job["training"], job["vary"], job["seed"], job["trial"])
+        self.checkpoints = self.folder / "checkpoints"
         data = self.study.run_data(self.training)
-        data["checkpoints"] = {**data.get("checkpoints", {}), "directory": str(self.folder / "checkpoints")}
+        data["checkpoints"] = {**data.get("checkpoints", {}), "directory": str(self.checkpoints)}
         self.run = RunSpec.from_plain(data, trust=job["trust"])
         self.metric_names = TESTED
         self._evaluator: CellEvaluator | None = None
@@ -131,11 +110,11 @@ class _TrainingJob:
         """Make the trainer, or have it go on from the newest good checkpoint."""
         from rl8x.trainers import Trainer
 
-        tracker, directory = _tracker(self.job), self.folder / "checkpoints"
-        if listed(directory):
+        tracker = self._tracker()
+        if listed(self.checkpoints):
             with contextlib.suppress(CheckpointError):
                 return Trainer.resume(
-                    directory,
+                    self.checkpoints,
                     auto=True,
                     algorithm=self.run.make_algorithm(),
                     tracker=tracker,
@@ -143,6 +122,25 @@ class _TrainingJob:
                     trust=True,
                 )
         return Trainer.from_spec(self.run, tracker=tracker, callbacks=[self])
+
+    def _tracker(self) -> Tracker:
+        """Make the tracker: of a child of the study's run, with the same params as all others."""
+        if self.job["tracking"] is None:
+            return NullTracker()
+        training = self.training
+        params = {"study.name": self.study.name, "study.training": training.training, "study.seed": training.seed}
+        if training.trial is not None:
+            params["study.trial"] = training.trial
+        params |= {f"{table.VARY}{name}": value for name, value in training.vary.items()}
+        return MLflowTracker(
+            **self.job["tracking"],
+            run_name=self.run.trainer.run_name,
+            params=params,
+            finish_timeout_s=_PATIENCE_S,
+            outage_timeout_s=_PATIENCE_S / 10,
+            curves=False,  # the study draws its own
+            thinning=Thinning(self.folder / "rows.jsonl"),
+        )
 
     # -- in the course of it
 
@@ -242,7 +240,7 @@ class _TrainingJob:
 
 def _means(measured: Mapping[str, Any]) -> dict[str, float]:
     """Average returns over all cells, and over those inside and outside of the training's support, if there are any."""
-    means = table.policies(table.from_plain(measured)).iloc[0]
-    within = table.from_plain(measured)[table.INSIDE]
+    frame = table.from_plain(measured)
+    means, within = table.policies(frame).iloc[0], frame[table.INSIDE]
     shown = {"mean": True, "min": True, "inside": within.any(), "outside": not within.all()}
     return {f"test/returns/{name}": float(means[name]) for name, there in shown.items() if there}
