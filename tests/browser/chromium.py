@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -89,11 +90,7 @@ class Browser:
         self._ask("Page.navigate", url=address)
 
     def run(self, script: str) -> Any:
-        """Return the value of a JavaScript expression in the page.
-
-        Raises:
-            RuntimeError: If it throws.
-        """
+        """Return the value of a JavaScript expression in the page; raises `RuntimeError` if it throws."""
         found = self._ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in found:
             raise RuntimeError(f"{script}: {found['exceptionDetails']}")
@@ -104,60 +101,44 @@ class Browser:
         """What the page shows, frames of the same origin included."""
         return str(self.run(_TEXT))
 
-    def wait_for(self, *texts: str, patience_s: float = PATIENCE_S) -> str:
-        """Wait until the page shows all of some texts; returns what it shows then.
-
-        Raises:
-            TimeoutError: If it does not; the message has what it shows.
-        """
-        deadline = time.monotonic() + patience_s
-        while True:
-            shown = self.text
-            missing = [text for text in texts if text not in shown]
-            if not missing:
-                return shown
+    def _wait(self, found: Callable[[], Any], problem: str) -> Any:
+        """Wait until something is found, and return it; a `TimeoutError` has what the page shows."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (what := found()):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the page does not show {missing}; it shows:\n{shown}")
+                raise TimeoutError(f"{problem}; it shows:\n{self.text}")
             time.sleep(0.2)
+        return what
 
-    def wait_until(self, condition: str, patience_s: float = PATIENCE_S) -> None:
-        """Wait until a JavaScript expression is true in the page, as where a picture is loaded.
+    def wait_for(self, *texts: str) -> str:
+        """Wait until the page shows all of some texts; returns what it shows then, or raises `TimeoutError`."""
 
-        Raises:
-            TimeoutError: If it never is.
-        """
-        deadline = time.monotonic() + patience_s
-        while not self.run(condition):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"in the page it is never true that {condition}")
-            time.sleep(0.2)
+        def shown() -> str | None:
+            text = self.text
+            return text if all(each in text for each in texts) else None
 
-    def settle(self, quiet_s: float = 1.5, patience_s: float = PATIENCE_S) -> None:
-        """Wait until nothing of the page has changed for a while, as where charts are drawn one after the other.
+        return str(self._wait(shown, f"the page does not show all of {texts}"))
 
-        Raises:
-            TimeoutError: If it never stops.
-        """
-        before, since, deadline = "", time.monotonic(), time.monotonic() + patience_s
-        while time.monotonic() - since < quiet_s:
-            if time.monotonic() > deadline:
-                raise TimeoutError("the page goes on changing")
+    def wait_until(self, condition: str) -> None:
+        """Wait until a JavaScript expression is true in the page, as where a picture is loaded; or `TimeoutError`."""
+        self._wait(lambda: self.run(condition), f"in the page it is never true that {condition}")
+
+    def settle(self, quiet_s: float = 1.5) -> None:
+        """Wait until nothing of the page has changed for a while, as where charts are drawn; or `TimeoutError`."""
+        seen, since = "", time.monotonic()
+
+        def is_quiet() -> bool:
+            nonlocal seen, since
             now = str(self.run("document.readyState + document.documentElement.outerHTML.length"))
-            if now != before:
-                before, since = now, time.monotonic()
-            time.sleep(0.1)
+            if now != seen:
+                seen, since = now, time.monotonic()
+            return time.monotonic() - since >= quiet_s
 
-    def click(self, text: str, selector: str = "*", patience_s: float = PATIENCE_S) -> None:
-        """Click the smallest element whose whole text, or label, is this one, as a mouse does.
+        self._wait(is_quiet, "the page goes on changing")
 
-        Raises:
-            TimeoutError: If there is none.
-        """
-        deadline = time.monotonic() + patience_s
-        while (at := self.run(f"({_FIND})({json.dumps(text)}, {json.dumps(selector)})")) is None:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"there is no {text!r} to click; the page shows:\n{self.text}")
-            time.sleep(0.2)
+    def click(self, text: str) -> None:
+        """Click the smallest element whose whole text, or label, is this one, as a mouse does; or `TimeoutError`."""
+        at = self._wait(lambda: self.run(f"({_FIND})({json.dumps(text)})"), f"there is no {text!r} to click")
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             options = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
             self._ask("Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], **options)
@@ -230,8 +211,8 @@ _TEXT: Final = """(() => {
   return texts.join("\\n");
 })()"""
 
-_FIND: Final = """(text, selector) => {
-  const shown = [...document.querySelectorAll(selector)].filter(element =>
+_FIND: Final = """text => {
+  const shown = [...document.querySelectorAll("*")].filter(element =>
     (element.innerText || "").trim() === text || element.getAttribute("aria-label") === text);
   const sizes = shown.map(element => [element, element.getBoundingClientRect()]).filter(([, box]) => box.width > 0);
   if (!sizes.length) return null;

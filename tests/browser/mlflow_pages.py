@@ -67,13 +67,7 @@ localStorage.setItem("mlflow.assistant.panelOpen_v1", "false");
 
 
 class Pages:
-    """MLflow's pages of a run and its experiment, in a browser.
-
-    Args:
-        browser: It shows them.
-        address: Of MLflow's server.
-        run: The run, as MLflow's client gives it.
-    """
+    """MLflow's pages of a run, as its client gives it, and of the run's experiment, in a browser."""
 
     def __init__(self, browser: Browser, address: str, run: Any) -> None:
         self.browser = browser
@@ -137,15 +131,7 @@ class Pages:
 
 
 def arguments(name: str, *, steps: int, every: int, films: int, settings: Sequence[str]) -> list[str]:
-    """Return the words after `rl8x` that train a run, with models and films.
-
-    Args:
-        name: The run's, of `LEARNING_RATES`.
-        steps: Of the trainer.
-        every: Steps between evaluations.
-        films: Evaluations between films.
-        settings: Further words.
-    """
+    """Return the words after `rl8x` that train a run of `LEARNING_RATES`, evaluated and filmed every so many steps."""
     asked = f"--run-name {name} --lr {LEARNING_RATES[name]} --num-threads 1 --device cpu --seed 0 --log-models"
     asked += f" --max-steps {steps} --steps-per-eval {every} --evals-per-film {films}"
     return ["train", "CartPole", *asked.split(), "checkpoints.best=eval/returns/mean", *settings]
@@ -171,7 +157,4 @@ def film_of(folder: Path, run: Any) -> str:
 
 def parent_of(folder: Path, name: str) -> Any:
     """Return the parent run of a study, as MLflow's client gives it."""
-    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
-    experiments = [each.experiment_id for each in client.search_experiments()]
-    runs = client.search_runs(experiments, f"tags.`rl8x.study` = '{name}'")
-    return next(run for run in runs if "mlflow.parentRunId" not in run.data.tags)
+    return runs_in(folder)[0][name]
