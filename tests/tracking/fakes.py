@@ -1,5 +1,7 @@
-"""A store in memory that can be away, hang or refuse, with the rules of MLflow that matter here."""
+"""A store in memory that can be away, hang or refuse, with the rules of MLflow that matter here; journals to send."""
 
+import functools
+import inspect
 import threading
 
 from rl8x.tracking.appending import Journal
@@ -8,7 +10,49 @@ from rl8x.tracking.locks import FileLock
 from rl8x.tracking.protocol import RunMissingError, StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import LeftBehind, left_behind, left_tag
 
+# What of its arguments a call's failure may hang on, and the calls whose answer may be lost.
+CONTENT = {
+    "create_run": 0,
+    "log_points": 1,
+    "log_params": 1,
+    "set_tags": 1,
+    "log_text": 2,
+    "set_status": 1,
+    "points": 1,
+}
+LOSABLE = ("create_run", "log_points", "log_params", "set_tags")
 
+
+def failing(cls):
+    """Let each call of a store be noted, hang, or fail before it is made or after it."""
+
+    def of(name, method):
+        @functools.wraps(method)
+        def call(self, *args):
+            self.calls.append(name)
+            self.entered.set()
+            if self.hang is not None:
+                self.hang.wait(20)
+            error = StoreDownError("no answer") if self.down else None
+            if error is None and name in CONTENT:
+                error = self.fails(name, args[CONTENT[name]])
+            if error is not None:
+                raise error
+            answer = method(self, *args)
+            if name in LOSABLE and self.lose_answers > 0:
+                self.lose_answers -= 1
+                raise StoreDownError("the answer was lost")
+            return answer
+
+        return call
+
+    for name, method in inspect.getmembers(cls, inspect.isfunction):
+        if not name.startswith("_"):
+            setattr(cls, name, of(name, method))
+    return cls
+
+
+@failing
 class FakeStore:
     """Keeps runs in dicts; shared by all "connections", as a server is."""
 
@@ -25,24 +69,6 @@ class FakeStore:
         self.calls = []
         self.runs = {}
 
-    def _enter(self, call):
-        self.calls.append(call)
-        self.entered.set()
-        if self.hang is not None:
-            self.hang.wait(20)
-        if self.down:
-            raise StoreDownError("no answer")
-
-    def _may_fail(self, call, content):
-        error = self.fails(call, content)
-        if error is not None:
-            raise error
-
-    def _leave(self):
-        if self.lose_answers > 0:
-            self.lose_answers -= 1
-            raise StoreDownError("the answer was lost")
-
     def _run(self, run_id):
         if run_id not in self.runs:
             raise RunMissingError(f"no run {run_id}")
@@ -55,120 +81,100 @@ class FakeStore:
         return next(iter(self.runs.values()))
 
     def find_runs(self, spool_id):
-        self._enter("find_runs")
         return [run_id for run_id, run in self.runs.items() if run["spool_id"] == spool_id]
 
     def create_run(self, spec, tags):
-        self._enter("create_run")
-        self._may_fail("create_run", spec)
         run_id = f"run{len(self.runs)}"
-        self.runs[run_id] = {
-            "spool_id": spec.spool_id,
-            "name": spec.run_name,
-            "points": set(),
-            "params": {},
-            "tags": dict(tags),
-            "texts": {},
-            "files": {},
-            "curves": [],
-            "status": "RUNNING",
-            "end_time": None,
-        }
-        self._leave()
+        kept = {"points": set(), "params": {}, "tags": dict(tags), "texts": {}, "files": {}, "curves": []}
+        about = {"spool_id": spec.spool_id, "name": spec.run_name, "status": "RUNNING", "end_time": None}
+        self.runs[run_id] = {**kept, **about}
         return run_id
 
     def delete_run(self, run_id):
-        self._enter("delete_run")
         del self.runs[run_id]
 
     def check_run(self, run_id):
-        self._enter("check_run")
         self._run(run_id)
 
     def run_name(self, run_id):
-        self._enter("run_name")
         return self._run(run_id).get("name") or f"made-up-{run_id}", True
 
     def status(self, run_id):
-        self._enter("status")
         run = self._run(run_id)
         return run["status"], run["end_time"]
 
     def log_points(self, run_id, points):
-        self._enter("log_points")
-        self._may_fail("log_points", points)
         assert 0 < len(points) <= self.most_points
         if any(self.refuse(point) for point in points):
             raise StoreRefusedError("bad point")
         self._run(run_id)["points"].update(points)
-        self._leave()
 
     def params(self, run_id):
-        self._enter("params")
         return dict(self._run(run_id)["params"])
 
     def log_params(self, run_id, params):
-        self._enter("log_params")
-        self._may_fail("log_params", params)
         assert len(params) <= 100
         self._run(run_id)["params"].update(params)
-        self._leave()
 
     def tags(self, run_id):
-        self._enter("tags")
         return dict(self._run(run_id)["tags"])
 
     def set_tags(self, run_id, tags):
-        self._enter("set_tags")
-        self._may_fail("set_tags", tags)
         assert len(tags) <= 100
         self._run(run_id)["tags"].update(tags)
-        self._leave()
 
     def log_artifact(self, run_id, path, to):
-        self._enter("log_artifact")
         if self.artifacts_down:
             raise StoreDownError("no credentials")
         name = path.name if to is None else f"{to}/{path.name}"
         self._run(run_id)["files"][name] = path.read_text()
 
     def log_curves(self, run_id, series, title, clock):
-        self._enter("log_curves")
         self._run(run_id)["curves"].append((series, title, clock))
 
     def start_time(self, run_id):
-        self._enter("start_time")
         self._run(run_id)
         return 1000
 
     def log_text(self, run_id, text, name):
-        self._enter("log_text")
-        self._may_fail("log_text", name)
         self._run(run_id)["texts"][name] = text
 
     def set_status(self, run_id, status, end_time):
-        self._enter("set_status")
-        self._may_fail("set_status", status)
         self._run(run_id).update(status=status, end_time=end_time)
 
     def last_steps(self, run_id):
-        self._enter("last_steps")
         steps = {}
         for point in self._run(run_id)["points"]:
             steps[point.name] = max(point.step, steps.get(point.name, point.step))
         return steps
 
     def points(self, run_id, name):
-        self._enter("points")
-        self._may_fail("points", name)
         return sorted((list(point) for point in self._run(run_id)["points"] if point.name == name), key=lambda p: p[2])
 
     def leave_behind(self, run_id, step, before):
-        self._enter("leave_behind")
         left = LeftBehind(step, before)
         known = [each for each in left_behind(self._run(run_id)["tags"]) if each != left]
         self._run(run_id)["tags"].update(left_tag([*known, left]))
         return str(left)
+
+
+def header(spool_id="abc", **more):
+    """The first line of a journal."""
+    return {"op": "open", "version": 1, "spool_id": spool_id, "t": 1, "experiment": "e", **more}
+
+
+def row(step, **metrics):
+    """The line of a row, of the metric `a` with its step as the value by default."""
+    return {"op": "m", "t": 1000 + step, "s": step, "m": metrics or {"a": float(step)}}
+
+
+def left_over(root, spool_id, num_rows=0, *ops, **more):
+    """Make the journal of a process that is gone; returns its folder."""
+    journal = Journal.create(root, header(spool_id, uri="http://x") | more)
+    for op in (*map(row, range(num_rows)), *ops):
+        journal.append(op)
+    journal.close()
+    return journal.folder
 
 
 class BothSides(SendingJournal):

@@ -16,14 +16,13 @@ from rl8x.tracking import journal as module
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.journal import (
     ACK,
+    EMPTY_ACK,
     JOURNAL,
     Ack,
     JournalInUseError,
     Rejected,
     SendingJournal,
     Unsent,
-    conclude,
-    empty_ack,
     encode,
     is_sent,
     parse_ack,
@@ -31,17 +30,9 @@ from rl8x.tracking.journal import (
     read_header,
 )
 from rl8x.tracking.runs import journal_folders
-from tracking.fakes import BothSides
+from tracking.fakes import BothSides, header, row
 
 FINISH = {"op": "finish", "status": "FAILED", "t": 9}
-
-
-def header(spool_id="abc"):
-    return {"op": "open", "version": 1, "spool_id": spool_id, "t": 1}
-
-
-def row(step):
-    return {"op": "m", "t": 1000 + step, "s": step, "m": {"a": step / 2}}
 
 
 def ops(journal):
@@ -58,9 +49,6 @@ def arrive(journal, number=None):
         journal.acknowledge(offset, line)
 
 
-# -- lines
-
-
 def test_what_is_appended_is_read_from_where_it_has_not_arrived(tmp_path):
     journal = BothSides(tmp_path, header())
     for step in range(3):
@@ -72,28 +60,16 @@ def test_what_is_appended_is_read_from_where_it_has_not_arrived(tmp_path):
     journal.close()
     again = BothSides(journal.folder)
     assert (again.ack.run_id, steps(again)) == ("r", [1, 2])
+    mark = again.journal.mark()
+    again.append({"op": "params", "params": {}})
+    assert (again.journal.unsent(), mark()) == (Unsent(2, 1), False)
+    arrive(again, 2)
+    assert (again.journal.unsent(), mark(), again.pending) == (Unsent(0, 1), True, True)
     arrive(again)
     assert not again.pending
     assert again.journal.has_arrived
     again.close()
-
-
-def test_what_has_not_arrived_is_counted(tmp_path):
-    journal = BothSides(tmp_path, header())
-    assert journal.journal.unsent() == Unsent(0, 1)  # the header
-    journal.append({"op": "params", "params": {}})
-    for step in range(3):
-        journal.append(row(step))
-    mark = journal.journal.mark()
-    assert journal.journal.unsent() == Unsent(3, 2)
-    arrive(journal, 3)
-    journal.append(row(3))
-    assert journal.journal.unsent() == Unsent(3, 0)
-    assert not mark()
-    arrive(journal, 2)
-    assert mark()
-    journal.close()
-    assert journal.journal.unsent() == Unsent(1, 0)
+    assert again.journal.unsent() == Unsent()
 
 
 def test_secrets_are_not_kept(tmp_path, monkeypatch):
@@ -108,7 +84,7 @@ def test_secrets_are_not_kept(tmp_path, monkeypatch):
     ]
     for op in given:
         journal.append(op)
-    journal.set_aside(given[0], f"no {uri}")
+    journal.rejected.add(given[0], f"no {uri}")
     assert ops(journal) == [
         {**header(), "uri": shown, "folder": str(journal.folder)},
         {"op": "tags", "tags": {"url": shown, "pages": [shown]}},
@@ -125,7 +101,7 @@ def test_a_journal_is_for_its_owner(tmp_path):
     try:
         journal = BothSides(tmp_path / "spool", header())
         journal.append(row(0))
-        journal.set_aside(row(0), "refused")
+        journal.rejected.add(row(0), "refused")
     finally:
         os.umask(before)
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in journal.folder.iterdir()}
@@ -183,9 +159,6 @@ def test_no_journal(tmp_path):
         read_header(tmp_path)
 
 
-# -- the two locks, and what has arrived
-
-
 def test_one_process_appends_and_one_sends(tmp_path):
     journal = BothSides(tmp_path, header())
     with pytest.raises(JournalInUseError, match="in use by this process"):
@@ -201,7 +174,7 @@ def test_one_process_appends_and_one_sends(tmp_path):
 def slot(number, **changes):
     text = changes.pop("text", None) or json.dumps({**dataclasses.asdict(Ack()), **changes}).encode()
     line = b"%d %s" % (number, text)
-    return (b"%08x %s" % (zlib.crc32(line), line)).ljust(len(empty_ack()) // 2, b"\0")
+    return (b"%08x %s" % (zlib.crc32(line), line)).ljust(len(EMPTY_ACK) // 2, b"\0")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +202,9 @@ def test_what_has_arrived_is_overwritten_in_place_in_two_slots(tmp_path):
         assert read_ack(journal.folder).beat == beat
     journal.acknowledge(run_name="é" * 250, outage="\N{GRINNING FACE}" * 200)  # as long as they can be
     assert (read_ack(journal.folder).run_name, read_ack(journal.folder).beat) == ("é" * 250, 3)
-    assert (path.stat().st_ino, path.stat().st_size) == (node, len(empty_ack()))
+    assert (path.stat().st_ino, path.stat().st_size) == (node, len(EMPTY_ACK))
+    assert parse_ack(path.read_bytes()[len(EMPTY_ACK) // 2 :])[0].beat == 3  # each of them alone
+    assert parse_ack(path.read_bytes()[: len(EMPTY_ACK) // 2])[0].beat == 3
 
 
 @pytest.mark.parametrize("offset", [-3, 1, 5, 500])
@@ -249,9 +224,6 @@ def test_after_an_acknowledgement_that_is_no_lines_end_all_are_sent_again(tmp_pa
     again.close()
 
 
-# -- a full disk
-
-
 class Disk:
     """Stands in for the disk: full where `room` is 0, else writes through."""
 
@@ -262,15 +234,19 @@ class Disk:
         monkeypatch.setattr(appending, "_RETRY_S", 0.0)
 
     def pwrite(self, fd, data, offset):
-        if not self.full or len(data) == len(empty_ack()) // 2:  # a slot has its room
+        if not self.full or len(data) == len(EMPTY_ACK) // 2:  # a slot has its room
             return self._pwrite(fd, data, offset)
         if len(data) > 20:  # a full disk often takes the beginning of a line
             return self._pwrite(fd, data[:5], offset)
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, caplog):
-    disk = Disk(monkeypatch)
+@pytest.fixture
+def disk(monkeypatch):
+    return Disk(monkeypatch)
+
+
+def test_a_full_disk_loses_nothing(tmp_path, disk, caplog):
     journal = BothSides(tmp_path, header())
     journal.append(row(0))
     disk.full = True
@@ -286,8 +262,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, caplog):
     assert steps(BothSides(journal.folder)) == [0, 1, 2, 3, 4]
 
 
-def test_lines_that_no_disk_takes_count_once_they_have_arrived_past_it(tmp_path, monkeypatch):
-    disk = Disk(monkeypatch)
+def test_lines_that_no_disk_takes_count_once_they_have_arrived_past_it(tmp_path, disk):
     journal = BothSides(tmp_path, header())
     disk.full = True
     for step in range(3):
@@ -301,6 +276,8 @@ def test_lines_that_no_disk_takes_count_once_they_have_arrived_past_it(tmp_path,
     arrive(journal, 2)
     journal.journal.look()
     assert journal.journal.unsent() == Unsent(0, 0, 1, 1)
+    journal.acknowledge(ending=FINISH)
+    assert journal.journal.unsent() == Unsent(0, 1, 1, 0)  # the end is safe there
     assert journal.journal.waiting(0)[0][0] == 3
     arrive(journal)
     assert journal.journal.has_arrived
@@ -310,19 +287,6 @@ def test_lines_that_no_disk_takes_count_once_they_have_arrived_past_it(tmp_path,
     again.append(row(9))
     assert again.waiting(0)[0][0] == 5  # numbers go on
     again.close()
-
-
-def test_the_end_is_known_where_memory_alone_had_it(tmp_path, monkeypatch):
-    disk = Disk(monkeypatch)
-    journal = BothSides(tmp_path, header())
-    journal.append(row(0))
-    disk.full = True
-    journal.append(row(1))
-    journal.journal.end(FINISH)
-    journal.acknowledge(ending={**FINISH, "lost_rows": 1}, outage="away")
-    assert journal.journal.unsent() == Unsent(1, 2, 1, 0)  # the header and the end are safe
-    journal.close()
-    assert read_ack(journal.folder).ending == {**FINISH, "lost_rows": 1}
 
 
 def test_a_journal_that_the_disk_does_not_take_is_made_elsewhere(tmp_path, monkeypatch, caplog):
@@ -340,8 +304,7 @@ def test_a_journal_that_the_disk_does_not_take_is_made_elsewhere(tmp_path, monke
         Journal.create(tmp_path / "blocked", header())
 
 
-def test_memory_is_bounded(tmp_path, monkeypatch, caplog):
-    disk = Disk(monkeypatch)
+def test_memory_is_bounded(tmp_path, disk, monkeypatch, caplog):
     monkeypatch.setattr(appending, "MAX_MEMORY_LINES", 3)
     journal = Journal.create(tmp_path, header())
     disk.full = True
@@ -379,25 +342,6 @@ def test_syncing_covers_what_was_appended_and_the_folders_that_lead_there(tmp_pa
     journal.close()
 
 
-# -- moved and deleted
-
-
-def test_a_journal_that_is_deleted_under_its_owner_is_written_anew_at_the_end(tmp_path, caplog):
-    journal = Journal.create(tmp_path / "mlruns/spool", header())
-    journal.append(row(0))
-    shutil.rmtree(tmp_path / "mlruns")
-    for step in (1, 2):
-        journal.look()
-        journal.append(row(step))
-    assert len(caplog.records) == 1  # one warning
-    assert not journal.folder.exists()
-    journal.end(FINISH)
-    journal.close()
-    again = BothSides(journal.folder)
-    assert [op["op"] for op in ops(again)] == ["open", "m", "m", "m", "finish"]
-    assert (tmp_path / "mlruns/.gitignore").exists()
-
-
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="only Linux leads to a folder that was moved")
 def test_a_journal_that_is_moved_under_its_owner_gets_the_rest(tmp_path):
     journal = BothSides(tmp_path / "mlruns/spool", header())
@@ -410,13 +354,10 @@ def test_a_journal_that_is_moved_under_its_owner_gets_the_rest(tmp_path):
         artifacts.keep(journal.folder, tmp_path / "moved")
     arrive(journal)
     journal.acknowledge(run_id="r")
-    journal.set_aside(row(0), "refused")
+    journal.rejected.add(row(0), "refused")
     assert {path.name for path in moved.iterdir()} == {JOURNAL, ACK, "rejected.jsonl", "lock"}
     assert not (tmp_path / "mlruns").exists()
     assert read_ack(moved).run_id == "r"
-
-
-# -- set aside
 
 
 def test_a_row_is_set_aside_without_a_look_at_those_before(tmp_path, monkeypatch):
@@ -430,9 +371,6 @@ def test_a_row_is_set_aside_without_a_look_at_those_before(tmp_path, monkeypatch
     aside.replaced_by({"op": "tags", "tags": {"a": "2", "b": "3"}})
     aside.add(row(3), "refused")
     assert aside.entries == Rejected(tmp_path).entries == [row(step) for step in range(50)]
-
-
-# -- the end
 
 
 def finished(tmp_path, **tags):
@@ -463,7 +401,7 @@ def test_a_journal_whose_run_has_checkpoints_keeps_its_rows_as_long_as_they_are_
     assert str(sync(tmp_path / "spool")) == "nothing to send"
     # Killed between the two steps: what is sent again adds nothing, and the run is over all the same.
     path, ack = folder / ACK, read_ack(folder)
-    path.write_bytes(empty_ack())
+    path.write_bytes(EMPTY_ACK)
     killed = SendingJournal.open(folder)
     offset = killed.end + len(encode(row(1)))  # of the longer file, and a line's end in this one too, before long
     killed.acknowledge(**{**ack.__dict__, "generation": 0, "offset": offset})
@@ -483,7 +421,6 @@ def test_a_journal_whose_run_has_checkpoints_keeps_its_rows_as_long_as_they_are_
 
 
 def test_a_journal_that_is_being_removed_is_not_opened_any_more(tmp_path, monkeypatch):
-    """Its files go one by one. Another process could lock it once its lock's file has gone, and lose the next file."""
     whole, others, root = shutil.rmtree, [], tmp_path / "spool"
 
     def slow(folder, **options):
@@ -507,12 +444,5 @@ def test_what_a_killed_process_was_removing_is_no_journal(tmp_path, monkeypatch)
     finished(tmp_path)
     monkeypatch.undo()
     (left,) = (tmp_path / "spool").iterdir()
-    assert journal_folders(tmp_path / "spool") == []
-    assert sync(tmp_path / "spool").spools == []
+    assert journal_folders(tmp_path / "spool") == sync(tmp_path / "spool").spools == []
     assert not left.exists()
-
-
-def test_concluding_what_is_no_journal_changes_nothing(tmp_path):
-    (tmp_path / JOURNAL).write_text("odd\n")
-    conclude(tmp_path)
-    assert (tmp_path / JOURNAL).read_text() == "odd\n"

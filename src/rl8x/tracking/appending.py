@@ -7,7 +7,7 @@ import os
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Final
 from rl8x.disk import sync_folder
 from rl8x.tracking.journal import (
     ACK,
+    EMPTY_ACK,
     JOURNAL,
     LOST_ROWS_TAG,
     READ_BYTES,
@@ -28,14 +29,13 @@ from rl8x.tracking.journal import (
     check_is_no_copy,
     check_plain,
     conclude,
-    count_lines,
     decode,
-    empty_ack,
     encode,
     last_time,
     open_regular,
     parse_ack,
     read_header,
+    read_lines,
     remove,
     whole_lines,
     without_secrets,
@@ -70,8 +70,8 @@ class Journal:
         with contextlib.ExitStack() as unless_open:
             self._ack_fd = open_regular(folder / ACK, os.O_RDWR | os.O_CREAT)
             unless_open.callback(os.close, self._ack_fd)
-            if os.fstat(self._ack_fd).st_size < len(empty_ack()):
-                _write_all(self._ack_fd, empty_ack(), 0)
+            if os.fstat(self._ack_fd).st_size < len(EMPTY_ACK):
+                _write_all(self._ack_fd, EMPTY_ACK, 0)
                 os.fsync(self._ack_fd)  # else the disk may refuse it later
             self._fd = open_regular(folder / JOURNAL, os.O_RDWR | (os.O_CREAT if self.is_new else 0))
             unless_open.callback(os.close, self._fd)
@@ -108,7 +108,7 @@ class Journal:
     @classmethod
     def _create(cls, folder: Path, header: Op) -> Journal:
         was_there = folder.is_dir()
-        cls._make_folder(folder)
+        _make_folder(folder)
         lock = FolderLock(folder)
         if not lock.acquire():
             raise JournalInUseError(f"the journal {folder} is in use by {lock.owner()}")
@@ -119,13 +119,6 @@ class Journal:
                 remove(folder)
             lock.release()
             raise
-
-    @staticmethod
-    def _make_folder(folder: Path) -> None:
-        if folder.parents[1].name == "mlruns":
-            make_mlruns(folder.parents[1])
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
 
     @classmethod
     def open(cls, folder: Path, timeout_s: float = 0.0) -> Journal:
@@ -146,7 +139,7 @@ class Journal:
             raise
 
     def _read_ack(self) -> Ack:
-        return parse_ack(os.pread(self._ack_fd, len(empty_ack()), 0))[0]
+        return parse_ack(os.pread(self._ack_fd, len(EMPTY_ACK), 0))[0]
 
     @property
     def ack(self) -> Ack:
@@ -157,8 +150,6 @@ class Journal:
             if self._ack.offset > self._end or self._ack.generation != self.header.get("generation", 0):
                 self._ack = replace(self._ack, offset=0, finished=False)
         return self._ack
-
-    # Appending.
 
     def append(self, op: Mapping[str, object]) -> None:
         """Add an op. A full or read-only disk never raises: lines wait in memory, bounded, until it takes them."""
@@ -255,8 +246,6 @@ class Journal:
         """Return when something was last appended, in milliseconds since 1970."""
         return last_time(self._fd, self._end, self.header)
 
-    # What has arrived.
-
     @property
     def has_arrived(self) -> bool:
         """Whether the store has all of it."""
@@ -284,13 +273,11 @@ class Journal:
             if self._unsent is not None:
                 return self._unsent
             ack = self.ack
-            num_rows, num_others = count_lines(self._fd, ack.offset, self._end)
-            waiting = [line for number, line in self._memory if number > ack.memory]
-            num_waiting = sum(line.startswith(ROW) for line in waiting)
+            num_rows, num_others = _count(line for line, _ in read_lines(self._fd, ack.offset, self._end))
+            num_waiting, others = _count(line for number, line in self._memory if number > ack.memory)
             ending = 0 if ack.ending is None else 1
-            others = len(waiting) - num_waiting - ending + ack.lost[1]
             lost = num_waiting + self._num_dropped + ack.lost[0]
-            return Unsent(num_rows, num_others + ending, lost, max(0, others), ack.rejected)
+            return Unsent(num_rows, num_others + ending, lost, max(0, others - ending + ack.lost[1]), ack.rejected)
 
     def sync_to_disk(self) -> None:
         """Make what was appended survive a power cut; may be called by any thread, and appending does not wait."""
@@ -326,19 +313,24 @@ class Journal:
     def _write_once_more(self) -> None:
         """Write a journal that was deleted where it was, as its files, which are still open, have it."""
         with contextlib.suppress(OSError):
-            self._make_folder(self.folder)
-            for name, source, size in ((ACK, self._ack_fd, len(empty_ack())), (JOURNAL, self._fd, self._end)):
+            _make_folder(self.folder)
+            for name, source, size in ((ACK, self._ack_fd, len(EMPTY_ACK)), (JOURNAL, self._fd, self._end)):
                 with os.fdopen(open_regular(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                     for start in range(0, size, READ_BYTES):
                         file.write(os.pread(source, min(READ_BYTES, size - start), start))
 
-    def release_in_child(self) -> None:
-        """Forget the journal in a forked child: it is the parent's."""
-        self._guard = threading.RLock()
-        if self._unsent is None:
-            self._unsent = Unsent()
-            os.close(self._fd)
-            os.close(self._ack_fd)
+
+def _make_folder(folder: Path) -> None:
+    if folder.parents[1].name == "mlruns":
+        make_mlruns(folder.parents[1])
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def _count(lines: Iterable[bytes]) -> tuple[int, int]:
+    """Count the rows and the other lines."""
+    counts = Counter(line.startswith(ROW) for line in lines)
+    return counts[True], counts[False]
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:

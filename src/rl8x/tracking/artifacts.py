@@ -71,24 +71,21 @@ def kept_path(spool: Path, file: str) -> Path:
     return spool / name
 
 
-def check_kept(path: Path, spool: Path) -> None:
-    """Refuse what no spool of ours has: a link on the way to a copy or in a copied folder, a device, a pipe."""
+def checked_copy(spool: Path, file: str) -> Path:
+    """Return `kept_path`, without a link on the way to the copy, or a link, a device or a pipe in it."""
+    path = kept_path(spool, file)
     if not os.path.lexists(path):
         raise TrackingError("its file is not in the spool")
-    for folder in list(path.relative_to(spool).parents)[:-1]:
-        _check_mode(spool / folder)
-    left = [path]
+    folders = [path.parent, path.parents[1]]
+    left = [path, *folders]
     while left:
         entry = left.pop()
-        if stat.S_ISDIR(_check_mode(entry)):
+        mode = entry.lstat().st_mode
+        if stat.S_ISDIR(mode) and entry not in folders:
             left += entry.iterdir()
-
-
-def _check_mode(path: Path) -> int:
-    mode = path.lstat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise TrackingError(f"{path.name} is no plain file: links are not followed, devices and pipes not read")
-    return mode
+        elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise TrackingError(f"{entry.name} is no plain file: links are not followed, devices and pipes not read")
+    return path
 
 
 LOADER: Final = "rl8x.tracking.artifacts"

@@ -1,6 +1,4 @@
-"""A run's journal: what every process may read of it, and the side that sends.
-
-A journal is a folder, `mlruns/spool/<id>`:
+"""A run's journal, `mlruns/spool/<id>`: what every process may read of it, and the side that sends.
 
     journal.jsonl   one JSON object a line: the header, then params, tags, metrics, artifacts, the final status
     ack.json        what has arrived, overwritten in place by the process that sends, which has the lock on this file
@@ -197,22 +195,19 @@ def read_header(folder: Path) -> Op:
         raise TrackingError(f"{folder} is not a journal: it has no readable {JOURNAL}, which begins with a header")
     if header.get("version") != 1:
         raise TrackingError(f"the journal {folder} has version {header.get('version')!r}; this rl8x reads version 1")
+    odd = ""
     for name, types in _HEADER.items():
-        required = name in ("spool_id", "t")
-        if (required or name in header) and type(header.get(name)) not in types:
-            raise TrackingError(f"the journal {folder} cannot be sent: its header has {name}={header.get(name)!r:.80}")
-    if not re.fullmatch(r"\w[\w.-]*", header["spool_id"]) or not 0 <= header["t"] < 2**63:
+        if (name in ("spool_id", "t") or name in header) and type(header.get(name)) not in types:
+            odd = odd or f"{name}={header.get(name)!r:.80}"
+    if not odd and not (re.fullmatch(r"\w[\w.-]*", header["spool_id"]) and 0 <= header["t"] < 2**63):
         odd = f"spool_id={header['spool_id']!r:.80} and t={header['t']!r:.80}"
+    if odd:
         raise TrackingError(f"the journal {folder} cannot be sent: its header has {odd}")
     return header
 
 
-# What has arrived.
-
-
-def empty_ack() -> bytes:
-    """Return the content of a new `ack.json`: its full size, so that a full disk stops nothing that comes later."""
-    return bytes(2 * _SLOT)
+# A new `ack.json` has its full size, so that a full disk stops nothing that comes later.
+EMPTY_ACK: Final = bytes(2 * _SLOT)
 
 
 def parse_ack(data: bytes) -> tuple[Ack, int]:
@@ -256,9 +251,6 @@ def boot_id() -> str:
     return ""
 
 
-# Lines.
-
-
 def whole_lines(fd: int, end: int) -> int:
     """Return the length of the first `end` bytes of a file up to the last newline."""
     while end > 0:
@@ -283,15 +275,6 @@ def read_lines(fd: int, start: int, end: int) -> Iterator[tuple[bytes, int]]:
         for line in lines:
             at += len(line) + 1
             yield line + b"\n", at
-
-
-def count_lines(fd: int, start: int, end: int) -> tuple[int, int]:
-    """Count the rows and the other lines between two offsets."""
-    num_rows = num_others = 0
-    for line, _ in read_lines(fd, start, end):
-        is_row = line.startswith(ROW)
-        num_rows, num_others = num_rows + is_row, num_others + (not is_row)
-    return num_rows, num_others
 
 
 class Rejected:
@@ -439,14 +422,12 @@ class SendingJournal:
     def open(cls, folder: Path, timeout_s: float = 0.0) -> SendingJournal | None:
         """Open a journal; None where another process sends it, or the disk refuses."""
         lock = FileLock(folder / ACK, signs=False)
-        try:
-            return cls(folder, lock) if lock.acquire(timeout_s) else None
-        except OSError:
-            lock.release()
-            return None
-        except TrackingError:
-            lock.release()
-            raise
+        with contextlib.ExitStack() as unless_opened, contextlib.suppress(OSError):
+            unless_opened.callback(lock.release)
+            journal = cls(folder, lock) if lock.acquire(timeout_s) else None
+            unless_opened.pop_all()
+            return journal
+        return None
 
     @property
     def end(self) -> int:
@@ -474,9 +455,9 @@ class SendingJournal:
         return last_time(self._fd, self.end, self.header)
 
     def acknowledge(self, offset: int | None = None, number: int = 0, **changes: Any) -> None:
-        """Note how far the store has the journal, to `offset` or the line of a number that no disk took, or what else.
+        """Write in the older slot how far the store has the journal, to `offset` or the line `number`, or what else.
 
-        It is written in the older slot. What the disk refuses is sent twice, which adds nothing. Any thread may call.
+        What the disk refuses is sent twice, which adds nothing. Any thread may call.
         """
         with self._guard:
             if offset is not None:
@@ -494,11 +475,6 @@ class SendingJournal:
                 with contextlib.suppress(OSError):
                     os.pwrite(self._lock.fd, slot.ljust(_SLOT, b"\0"), (self._number % 2) * _SLOT)
 
-    def set_aside(self, op: Op, reason: str) -> None:
-        """Write down an entry that the store does not take."""
-        self.rejected.add(op, reason)
-        self.note_rejected()
-
     def note_rejected(self) -> None:
         """Tell how many entries are set aside."""
         self.acknowledge(rejected=len(self.rejected), lost=list(self.rejected.lost))
@@ -509,9 +485,6 @@ class SendingJournal:
             os.close(self._fds.pop())
         with self._guard:
             self._lock.release()
-
-
-# The end of a journal, by whoever has the lock on appending.
 
 
 def is_sent(folder: Path) -> bool:
@@ -526,7 +499,7 @@ def is_sent(folder: Path) -> bool:
 
 
 def conclude(folder: Path) -> None:
-    """Remove a journal that has been sent, or keep its rows alone where its run has checkpoints."""
+    """Remove a journal that has been sent and is locked; keep its rows alone where its run has checkpoints."""
     with contextlib.suppress(OSError, TrackingError):
         header = read_header(folder)
         checkpoints, is_compact = header.get("checkpoints"), True
@@ -536,11 +509,12 @@ def conclude(folder: Path) -> None:
                 is_compact = is_compact and line.startswith(_KEPT)
                 if not line.startswith(ROW) and CHECKPOINTS_TAG.encode() in line:
                     checkpoints = decode(line).get("tags", {}).get(CHECKPOINTS_TAG, checkpoints)
-        if not _has_checkpoints(folder, checkpoints):
+        # Their path may be one from the journal's folder.
+        if not (isinstance(checkpoints, str) and (Path(os.path.realpath(folder)) / checkpoints).is_dir()):
             remove(folder)
         elif not is_compact:
-            if os.path.isabs(str(checkpoints)):
-                checkpoints = os.path.relpath(str(checkpoints), os.path.realpath(folder))
+            if os.path.isabs(checkpoints):
+                checkpoints = os.path.relpath(checkpoints, os.path.realpath(folder))
             generation = header.get("generation", 0) + 1
             _compact(folder, {**header, "generation": generation, "checkpoints": checkpoints})
 
@@ -556,9 +530,8 @@ def _compact(folder: Path, header: Op) -> None:
             os.fdopen(open_regular(folder / JOURNAL), "rb") as whole,
             os.fdopen(open_regular(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file,
         ):
-            whole.readline()
             file.write(encode(header))
-            file.writelines(line for line in whole if line.startswith(_KEPT))
+            file.writelines(line for line in whole if line.startswith(_KEPT))  # which may be many: none is kept here
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
@@ -570,17 +543,8 @@ def _compact(folder: Path, header: Op) -> None:
         journal.close()
 
 
-def _has_checkpoints(folder: Path, checkpoints: object) -> bool:
-    """Return whether there is a folder of checkpoints at a path, which may be one from the journal's folder."""
-    return isinstance(checkpoints, str) and (Path(os.path.realpath(folder)) / checkpoints).is_dir()
-
-
 def remove(folder: Path) -> None:
-    """Remove a journal, whose lock the caller has: under its name it is gone at once, or all there.
-
-    Were its files removed one by one, another process could take a lock of its own when the lock's file has gone, and
-    would write to a file that goes next.
-    """
+    """Remove a journal, whose lock the caller has, at once under its name: nobody takes its lock halfway and writes."""
     gone = folder.with_name(f".{folder.name}{REMOVED}")
     with contextlib.suppress(OSError):
         shutil.rmtree(gone, ignore_errors=True)  # of a process that was killed here

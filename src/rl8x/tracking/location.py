@@ -108,7 +108,12 @@ def locate(tracking_uri: str | None = None) -> Location:
     if base == "sqlite":
         return _sqlite_location(uri)
     if base in ("", "file") or len(base) == 1:
-        return _file_store(uri)
+        if os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() in ("true", "1"):
+            return Location(uri)
+        raise TrackingError(
+            f"tracking_uri {hide(uri)!r} is MLflow's old file store, which MLflow 3 cannot write: "
+            f"use a database, as in sqlite:///mlruns/mlflow.db (`mlflow migrate-filestore` moves old runs)"
+        )
     known = {*_SQL, *_REMOTE, "uc", *(point.name for point in entry_points(group="mlflow.tracking_store"))}
     if base not in known:
         near = difflib.get_close_matches(base, known, n=2)
@@ -184,15 +189,6 @@ def _sqlite_location(uri: str) -> Location:
     # Beside the database in our own layout; elsewhere MLflow's default, which users know.
     root = database.parent / "artifacts" if database.parent.name == "mlruns" else None
     return Location(absolute, database, root)
-
-
-def _file_store(uri: str) -> Location:
-    if os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() in ("true", "1"):
-        return Location(uri)
-    raise TrackingError(
-        f"tracking_uri {hide(uri)!r} is MLflow's old file store, which MLflow 3 cannot write: "
-        f"use a database, as in sqlite:///mlruns/mlflow.db (`mlflow migrate-filestore` moves old runs)"
-    )
 
 
 def make_mlruns(folder: Path) -> None:

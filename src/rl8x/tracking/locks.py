@@ -21,9 +21,8 @@ _held_guard = threading.RLock()
 class FileLock:
     """An exclusive lock between processes, and between the threads of one.
 
-    It is `flock`'s, which belongs to one opening of the file: other than a POSIX record lock it stays where this
-    process opens and closes the file once more, as it does to copy a folder. A forked child would share it, and keep it
-    beyond the end of its parent: so the child closes it at once.
+    It is `flock`'s: other than a POSIX record lock it stays where this process opens and closes the file once more. A
+    forked child would share it, and keep it beyond the end of its parent: so the child closes it at once.
     """
 
     def __init__(self, path: Path, *, signs: bool = True) -> None:
@@ -110,10 +109,10 @@ class FileLock:
 
 
 class FolderLock(FileLock):
-    """A lock on a folder: on the folder itself, which no clean-up removes unnoticed, and on the file `lock` in it.
+    """A lock on a folder, which no clean-up removes unnoticed, and on the file `lock` in it.
 
-    The file says which process has it, or had it when it was killed, and keeps other machines away: file systems of
-    networks pass the lock of a file on, and that of a folder not.
+    The file says who has it, or had it when it was killed, and keeps other machines away: file systems of networks pass
+    on locks of files, not of folders.
     """
 
     def __init__(self, folder: Path) -> None:

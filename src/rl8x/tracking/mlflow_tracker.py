@@ -99,11 +99,7 @@ class MLflowTracker:
     interval_s: float = 1.0
 
     def __post_init__(self) -> None:
-        """Begin without a run.
-
-        Raises:
-            ValueError: If a number of seconds is none.
-        """
+        """Begin without a run; `ValueError` if a number of seconds is none."""
         for name in ("finish_timeout_s", "outage_timeout_s", "request_timeout_s", "interval_s"):
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
@@ -154,19 +150,12 @@ class MLflowTracker:
 
     def whereabouts(self) -> Whereabouts | None:
         """Describe where the last run is, and what of it has not arrived and why; None before the first run."""
-        journal, location = self._journal, self._location
-        if journal is None or location is None:
+        if self._journal is None or self._location is None:
             return None
-        return Whereabouts(location, journal, self._outage)
-
-    # Beginning and end.
+        return Whereabouts(self._location, self._journal, self._outage)
 
     def check(self) -> None:
-        """Refuse a store that cannot be used, before `start()`; touches nothing.
-
-        Raises:
-            TrackingError: If MLflow is not installed, or the store's folder cannot be written.
-        """
+        """Raise `TrackingError` where MLflow is not installed or the store cannot be written; touches nothing."""
         _check_installed()
         location = locate(self.tracking_uri)
         for folder in () if location.database is None else (location.database.parent, self.spool_root):
@@ -187,7 +176,7 @@ class MLflowTracker:
         repeats: bool = True,
         keeps_status: bool = False,
     ) -> None:
-        """Begin a run, or go on with one; see `Tracker.start`. The store's work happens in another process.
+        """Begin a run, or go on with one.
 
         Raises:
             RuntimeError: A run has been started and not finished.
@@ -198,17 +187,16 @@ class MLflowTracker:
         _check_installed()
         self._pid = os.getpid()
         self._outage = ""
-        begins = resume is None
+        if resume is None or self.names_before:
+            self._names = _name_tables({} if resume is None else self.names_before)
+            self.names_before = {}
         if resume is None and self.run_key is not None:
             resume = HANDLE_PREFIX + self.run_key  # a missing spool or run is made
-        if begins or self.names_before:
-            self._names = _name_tables({} if begins else self.names_before)
-            self.names_before = {}
         first = [
             self._texts("params", {**(self.params or {}), **params}),
             self._texts("tags", {**(self.tags or {}), **tags}),
         ]
-        going_on = resume is not None and not repeats and resume == self.resume_handle
+        going_on = not repeats and resume is not None and resume == self.resume_handle
         before = self._repeats if going_on else None  # what had not come again yet
         journal, location = self._journal, self._location = self._open(resume, going_on=going_on)
         self._repeats = before
@@ -351,23 +339,19 @@ class MLflowTracker:
 
     def sync_to_disk(self) -> None:
         """Make what was logged survive a power cut; may be called by any thread."""
-        if self._own_run is not None and self._journal is not None:
+        run = self._own_run
+        if run is not None:
             if self.thinning is not None:
                 self.thinning.sync()
-            self._journal.sync_to_disk()
+            run.journal.sync_to_disk()
 
     @property
     def _own_run(self) -> OpenRun | None:
         """The run; None in a forked child, which has a copy of this object, but the run is its parent's."""
         return self._run if os.getpid() == self._pid else None
 
-    # Logging.
-
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log one row at a step of the clock.
-
-        A name that MLflow does not take is logged under one that it takes, with a warning; of several that would become
-        one there, all but one get a number.
+        """Log one row; a name that MLflow does not take is logged under one of its own that it takes, with a warning.
 
         Raises:
             TypeError: A value is not a number, a name not a string, or the step not an integer.
@@ -411,18 +395,11 @@ class MLflowTracker:
         return {"op": kind, kind: {name: _text(value) for name, value in named.items()}}
 
     def describe(self, text: str, folder: str | None = None) -> None:
-        """Describe the run on its page, in Markdown; a description that the user gave or changed stays.
-
-        Args:
-            text: The description.
-            folder: What its commands call the run, until MLflow has said whether its name finds it.
-        """
+        """Describe the run on its page, in Markdown; a description that the user gave or changed stays."""
         self._append({"op": "describe", "text": text, "folder": folder})
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
-        """Keep a copy of a file or folder, as it is now, in the folder `artifact_path` of the run's artifacts.
-
-        Of a folder that has the spools, or the artifacts of runs in `mlruns`, in it, those are left out.
+        """Keep a copy of a file or folder, as it is now, without the spools and the artifacts of runs in it.
 
         Raises:
             FileNotFoundError: It is not there.
@@ -481,12 +458,13 @@ class MLflowTracker:
 
     def _kept(self, source: Path) -> str | None:
         """Copy a file or folder to the journal and return its name there; None where the disk refuses, or in a fork."""
-        journal = self._running()
-        if self._own_run is None:
+        self._running()
+        run = self._own_run
+        if run is None:
             return None
         try:
-            artifacts = None if self._location is None else self._location.artifact_root
-            return keep(journal.folder, source.absolute(), [] if artifacts is None else [artifacts])
+            artifacts = run.location.artifact_root
+            return keep(run.journal.folder, source.absolute(), [] if artifacts is None else [artifacts])
         except OSError as error:
             _log.warning("tracking: the artifact %s is not logged, it cannot be copied to the spool: %s", source, error)
             return None
@@ -496,7 +474,7 @@ class MLflowTracker:
         self._append({"op": "text", "to": artifact_name(artifact_file), "text": text})
 
     def log_curves(self, series: Series, title: str, clock: str) -> None:
-        """Have learning curves drawn, by the process that talks to MLflow, and kept as an artifact.
+        """Have learning curves drawn and kept as an artifact.
 
         Args:
             series: (step, value) pairs by a curve's name; see `rl8x.tracking.pages`.
@@ -507,9 +485,10 @@ class MLflowTracker:
             self._append({"op": "curves", "series": series, "title": title, "clock": clock})
 
     def _running(self) -> Journal:
-        if self._run is None or self._journal is None:
+        run = self._run
+        if run is None:
             raise RuntimeError("the tracker has no run; call start() first")
-        return self._journal
+        return run.journal
 
     def _append(self, op: Op) -> None:
         self._running()
@@ -517,10 +496,7 @@ class MLflowTracker:
             self._own_run.append(op)
 
     def _now(self) -> int:
-        """Return milliseconds since 1970, always more than before.
-
-        The clock of a computer may be set back, and MLflow takes two equal values of one step and time for one.
-        """
+        """Return milliseconds since 1970, always more than before: of one step and time MLflow keeps a value once."""
         self._last_time = max(self._last_time + 1, time.time_ns() // 1_000_000)
         return self._last_time
 

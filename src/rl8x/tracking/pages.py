@@ -106,8 +106,12 @@ class Thinning:
         self._file.seek(0)
         for line in self._file:
             row = _parsed(line)
-            if row is None or (again is not None and _is_from(row, *again)):
+            if row is None:
                 break
+            if again is not None:
+                step, names = again
+                if row["step"] > step or (row["step"] == step and any(name in row["metrics"] for name in names)):
+                    break
             end += len(line)
             self._count(row)
         self._file.truncate(end)
@@ -215,11 +219,6 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) and row.keys() >= {"step", "time", "metrics"} else None
-
-
-def _is_from(row: Mapping[str, Any], step: int, names: Collection[str]) -> bool:
-    """Whether a row is of a later step, or of this one with some of these metrics."""
-    return bool(row["step"] > step or (row["step"] == step and any(name in row["metrics"] for name in names)))
 
 
 def is_sent_at_once(place: int) -> bool:

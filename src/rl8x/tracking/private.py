@@ -128,10 +128,9 @@ def merge_log(database: Path) -> None:
 def add_past_points(database: Path, run_id: str, points: Sequence[Point]) -> list[Point]:
     """Add the points of a run that are not the newest of their metric; return the others, which are left to MLflow.
 
-    MLflow makes several objects of each point: 0.1 ms of a processor, and runs of small steps give thousands a second.
-    A point that a newer one follows is a row of one table and of no consequence for anything else that MLflow keeps.
-    What MLflow might refuse (a run that is deleted, a name that it has not taken yet, a negative time), or store
-    as something else (what is not finite), is left to it; so is everything where its tables are not those known here.
+    MLflow needs 0.1 ms for a point, and a point that a newer one follows is only a row of one table. What MLflow might
+    refuse (a run that is deleted, a name that is new to it, a negative time), or store as something else (what is not
+    finite), is left to it; so is everything where its tables are not those known here.
     """
     newest: dict[str, Point] = {}
     for point in points:

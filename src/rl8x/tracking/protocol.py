@@ -70,10 +70,7 @@ def status_of(error: BaseException) -> Status:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Keeps the params, metrics, tags and artifacts of one run.
-
-    `start()` comes first; `start()` after `finish()` begins another run, or with `resume` goes on with an old one.
-    """
+    """Keeps one run; `start()` after `finish()` begins another run, or with `resume` goes on with an old one."""
 
     @property
     def run_id(self) -> str | None:
@@ -347,8 +344,7 @@ class MemoryTracker:
     """A `Tracker` that keeps one run in memory.
 
     `rows`, `params`, `tags`, `description`, `texts`, `artifacts` (names), `models` (what is said of each, by name) and
-    `status` (None before `start()`, then "RUNNING", then what `finish` was given) can be read at any time. `start()`
-    without `resume` begins anew.
+    `status` (None before `start()`, then "RUNNING", then what `finish` was given) can be read at any time.
     """
 
     location: str = "memory"
@@ -384,11 +380,7 @@ class MemoryTracker:
         repeats: bool = True,
         keeps_status: bool = False,
     ) -> None:
-        """Begin a run, or go on with the one that is here; see `Tracker.start`.
-
-        Raises:
-            TrackingError: If another run is to be gone on with.
-        """
+        """Begin a run anew, or go on with the one that is here; `TrackingError` where `resume` is another one."""
         if resume is None:
             self._clear()
             self.run_id = uuid.uuid4().hex
@@ -416,13 +408,11 @@ class MemoryTracker:
         self.description = text
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Keep one row, without what a resumed run already had at this step, as often as it had it.
-
-        A resumed run that comes to other values than it had leaves behind those from this step on.
+        """Keep one row, without what a resumed run had at this step; other values than it had take the place of those.
 
         Raises:
             RuntimeError: If no run goes on.
-            TypeError: If a value is not a number, a name not a string, or the step not a whole number.
+            TypeError: If a value is not a number, or the step not a whole number.
         """
         if not self._open:
             raise RuntimeError("log_metrics() needs a running run; call start() first")
@@ -438,11 +428,7 @@ class MemoryTracker:
         self.rows += [Row(when, values) for when, _, values in rows if values]
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
-        """Keep the name that the file would have.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
-        """
+        """Keep the name that the file would have."""
         if not Path(path).exists():
             raise FileNotFoundError(f"no such file to log as an artifact: {os.fspath(path)}")
         name = Path(path).name
@@ -479,12 +465,9 @@ class MemoryTracker:
             self.status = status
 
     def history(self, name: str) -> list[tuple[int, float]]:
-        """List the values of one metric, in the order in which they were logged.
+        """List (step, value) pairs of one metric, in the order in which they were logged.
 
         Args:
             name: The metric.
-
-        Returns:
-            (step, value) pairs.
         """
         return [(row.step, row.metrics[name]) for row in self.rows if name in row.metrics]

@@ -17,14 +17,7 @@ from typing import Any
 from rl8x.output import counted
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.journal import JOURNAL, REJECTED, REMOVED, Unsent, read_ack, read_header
-from rl8x.tracking.location import (
-    Location,
-    beside,
-    is_default,
-    locate,
-    mlruns_dir,
-    shell_tracking_uri,
-)
+from rl8x.tracking.location import Location, beside, is_default, locate, mlruns_dir, shell_tracking_uri
 from rl8x.tracking.private import DatabaseRuns, RunRecord
 from rl8x.tracking.protocol import PARENT_TAG, StoreDownError, StoreRefusedError, TrackingError, readable
 from rl8x.tracking.repeats import Point, left_behind
@@ -64,15 +57,15 @@ def journal_folders(root: Path) -> list[Path]:
     """List the spools in a folder, the oldest first; the folder may be a spool itself."""
     if os.path.lexists(root / JOURNAL):
         return [root]
-    folders = []
+    times = {}
     with contextlib.suppress(OSError):
-        there = [path for path in root.iterdir() if not (path.name.startswith(".") and path.name.endswith(REMOVED))]
-        folders = [path for path in there if os.path.lexists(path / JOURNAL) or unreadable(path)]
-    times = dict.fromkeys(folders, 0.0)
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            times[folder] = (folder / JOURNAL).lstat().st_mtime
-    return sorted(folders, key=lambda folder: (times[folder], folder.name))
+        for folder in root.iterdir():
+            is_removed = folder.name.startswith(".") and folder.name.endswith(REMOVED)
+            if not is_removed and (os.path.lexists(folder / JOURNAL) or unreadable(folder)):
+                times[folder] = 0.0
+                with contextlib.suppress(OSError):
+                    times[folder] = (folder / JOURNAL).lstat().st_mtime
+    return sorted(times, key=lambda folder: (times[folder], folder.name))
 
 
 def unreadable(folder: Path) -> bool:
@@ -103,12 +96,7 @@ class Whereabouts:
         """The argument with which `rl8x resume`, started in this folder, finds the run: its name if that is unique."""
         if self.ack.run_id is None or not is_default(self.location) or self.unsent != Unsent():
             return None
-        return self.name_word or self.ack.run_id
-
-    @property
-    def name_word(self) -> str | None:
-        """The run's name as a command started in this folder takes it, once all of the run has arrived."""
-        return self.ack.name_word(is_default(self.location))
+        return self.ack.name_word(is_default=True) or self.ack.run_id
 
     def lines(self) -> list[str]:
         """Write it in words, a fact a line."""
@@ -125,9 +113,8 @@ class Whereabouts:
         if unsent.num_rejected:
             entries = counted(unsent.num_rejected, "entry", "entries")
             where = shown_path(self.spool / REJECTED)
-            lines.append(
-                f"{entries} of {name} could not be logged; to try again what is in {where}: {self.sync_command}"
-            )
+            again = f"to try again what is in {where}: {self.sync_command}"
+            lines.append(f"{entries} of {name} could not be logged; {again}")
         if not (unsent.num_rows or unsent.num_others) and self.ack.run_id is not None:
             uri = "" if is_default(self.location) else f" --tracking-uri {shlex.quote(store)}"
             look = "" if self.location.remote else f"; to look at it: rl8x ui{uri}"
@@ -160,9 +147,9 @@ class Whereabouts:
 
     def _is_beside(self, folder: Path) -> bool:
         """Return whether the database is beside a folder of the run, where both may have been moved."""
-        moved = folder.absolute() / str(self._database_beside)
-        is_there = self._database_beside is not None and moved.exists()
-        return is_there or beside(folder.absolute(), self.location.database) is not None
+        if self._database_beside is not None and (folder.absolute() / str(self._database_beside)).exists():
+            return True
+        return beside(folder.absolute(), self.location.database) is not None
 
 
 def shown_path(path: Path) -> str:
@@ -177,7 +164,6 @@ _REQUESTS = 4  # at once, to a server
 _TIMEOUT_S = 30  # of a request: nothing waits for it but the reader
 _WAITS_S = (0.5, 2.0)  # a busy server drops connections
 
-
 Points = tuple[list[int], list[float]]
 """Steps and values of a metric, in the order in which they were logged."""
 
@@ -191,9 +177,8 @@ class RunReader:
         if database is not None and not database.exists():
             raise TrackingError(f"there are no runs: {database} does not exist; train, or give another tracking_uri")
         with self._told():
-            self._runs: _StoreRuns | DatabaseRuns = (
-                _StoreRuns(self._location) if database is None else DatabaseRuns(database)
-            )
+            self._runs: _StoreRuns | DatabaseRuns
+            self._runs = _StoreRuns(self._location) if database is None else DatabaseRuns(database)
 
     def _find(self, by: str, *values: str) -> list[RunRecord]:
         """Read runs, the oldest first; their metrics are without what they have left behind."""
@@ -235,13 +220,11 @@ class RunReader:
         """List the runs of an experiment, by its name or ID, the oldest first."""
         with self._told():
             experiments = self._runs.experiments()
-            ids = [key for key, known in experiments.items() if name == known] or [
-                key for key in experiments if key == name
-            ]
-            if not ids:
-                known = ", ".join(sorted(experiments.values()))
+            ids = {known: key for key, known in experiments.items()}
+            if name not in ids and name not in experiments:
+                known = ", ".join(sorted(ids))
                 raise TrackingError(f"there is no experiment {name!r} in {self._location.shown}; there are {known}")
-            return self._find("experiment", ids[0])
+            return self._find("experiment", ids.get(name, name))
 
     def histories(self, run_ids: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Points]]:
         """Read metrics of several runs at once, by metric and run, without what the runs have left behind."""
@@ -298,8 +281,7 @@ def _at(point: Point) -> tuple[int, int]:
 def _without_bars() -> Iterator[None]:
     """Keep MLflow from drawing a progress bar for each file, unless the user has asked for them."""
     mine = _BARS not in os.environ
-    if mine:
-        os.environ[_BARS] = "false"
+    os.environ.setdefault(_BARS, "false")
     try:
         yield
     finally:

@@ -143,9 +143,6 @@ def _replaced(data: Any, known: re.Pattern[str]) -> Any:
     return data
 
 
-# What this process knows.
-
-
 def _known(shortest: int) -> re.Pattern[str]:
     """Return a pattern of the secrets that this process knows."""
     here = ""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from rl8x.disk import replace_synced
-from rl8x.tracking.artifacts import check_kept, kept_path
+from rl8x.tracking.artifacts import checked_copy, kept_path
 from rl8x.tracking.journal import KNOWN, LOST_ROWS_TAG, Op, SendingJournal
 from rl8x.tracking.protocol import (
     MAX_TAG_LENGTH,
@@ -58,9 +58,8 @@ class NotNowError(StoreDownError):
 class Sender:
     """Sends one journal: finds or makes its run, applies its entries in order, and ends it.
 
-    Replaying is safe: a store keeps one row for the same name, step, timestamp and value, so that what was sent but not
-    acknowledged may be sent again. An entry that the store does not take, whatever its kind, is set aside after some
-    tries, and all others go on.
+    A store keeps one row for the same name, step, timestamp and value: what was sent but not acknowledged may be sent
+    again. An entry of any kind that the store does not take is set aside after some tries, and all others go on.
     """
 
     def __init__(
@@ -170,8 +169,6 @@ class Sender:
         words = str(error) if isinstance(error, ValueError | TypeError) else in_words(error)
         self._aside.append((op, f"it has no {error}" if isinstance(error, KeyError) else words))
 
-    # Whether the store works, whatever is sent.
-
     def _check(self) -> None:
         """Raise unless the run is there and active."""
         self.store.check_run(self.run_id)
@@ -181,8 +178,6 @@ class Sender:
         self._check()
         spool_id = self.store.tags(self.run_id).get(SPOOL_TAG, str(self.journal.header["spool_id"]))
         self.store.set_tags(self.run_id, {SPOOL_TAG: spool_id})
-
-    # Its end.
 
     def _finish(self, status: str, end_time: int) -> None:
         """Set the final status; of a run that the user started, only a tag."""
@@ -286,9 +281,11 @@ class Sender:
                 shutil.rmtree(kept_path(self.journal.place, op["file"]).parent, ignore_errors=True)
 
     def _write_aside(self) -> None:
-        for op, reason in self._aside:
-            self.journal.set_aside(op, reason)
-        self._aside = []
+        if self._aside:
+            for op, reason in self._aside:
+                self.journal.rejected.add(op, reason)
+            self.journal.note_rejected()
+            self._aside = []
 
     def _done(self, offset: int | None, number: int, **changes: Any) -> None:
         self._write_aside()
@@ -345,8 +342,6 @@ class Sender:
         half = len(items) // 2
         for part in (items[:half], items[half:]):
             self._send(part, call, op_of, check)
-
-    # Metrics.
 
     def _send_rows(self, rows: list[tuple[list[Point], int | None, int]]) -> None:
         """Send the points of rows, and note that they have arrived."""
@@ -443,8 +438,6 @@ class Sender:
             lambda point: {"op": "m", "t": point.timestamp, "s": point.step, "m": {point.name: point.value}},
         )
 
-    # Everything else.
-
     def _apply(self, op: Op) -> dict[str, Any]:
         """Make the calls of an op other than a row; returns what it changes in the acknowledgement."""
         handler = getattr(self, f"_apply_{op['op']}", None)
@@ -527,14 +520,10 @@ class Sender:
 
     def _apply_artifact(self, op: Op) -> None:
         to = None if op["to"] is None else artifact_name(op["to"])
-        path = kept_path(self.journal.place, op["file"])
-        check_kept(path, self.journal.place)
-        self.store.log_artifact(self.run_id, path, to)
+        self.store.log_artifact(self.run_id, checked_copy(self.journal.place, op["file"]), to)
 
     def _apply_model(self, op: Op) -> None:
-        path = kept_path(self.journal.place, op["file"])
-        check_kept(path, self.journal.place)
-        self.store.log_model(self.run_id, path, op["about"])
+        self.store.log_model(self.run_id, checked_copy(self.journal.place, op["file"]), op["about"])
 
     def _apply_resume(self, op: Op) -> dict[str, Any]:
         repeats, keeps_status = bool(op["repeats"]), bool(op["keeps_status"])

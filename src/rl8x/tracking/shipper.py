@@ -229,18 +229,18 @@ class Tail(threading.Thread):
         return max(0.02, float(self._told["interval_s"]))
 
     def _send(self, journal: SendingJournal) -> None:
-        uri, database, root, guarded = self._told["location"]
-        location = Location(uri, database and Path(database), root and Path(root), guarded)
         if self._store is None:
+            uri, database, root, guarded = self._told["location"]
+            location = Location(uri, database and Path(database), root and Path(root), guarded)
             if self.orphaned and location.database is not None and not has_tables(location.database):
                 raise StoreDownError(f"there is no database {location.database}")
             with _importing, contextlib.suppress(Exception):  # it is raised again where it is needed
                 import mlflow.entities  # noqa: F401
             self._store = MLflowStore(location, request_timeout_s=self._told["timeout_s"])
         if self._sender is None:
-            fresh = bool(self._told["fresh"]) and journal.ack.run_id is None and not journal.ack.attempted
-            is_default = bool(self._told["is_default"])
-            self._sender = Sender(journal, self._store, new_tags=_source_tags, fresh=fresh, is_default=is_default)
+            fresh = self._told["fresh"] and journal.ack.run_id is None and not journal.ack.attempted
+            options = {"fresh": fresh, "is_default": self._told["is_default"]}
+            self._sender = Sender(journal, self._store, new_tags=_source_tags, **options)
         self._sender.send_some()
 
     def _opened(self) -> SendingJournal | None:

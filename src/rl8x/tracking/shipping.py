@@ -84,8 +84,6 @@ class OpenRun:
         self._tell()
         _watch()
 
-    # Logging.
-
     def append(self, op: Mapping[str, object]) -> None:
         """Add an op to the journal; none of a thread that still runs when the run has been ended at exit."""
         with self._appending:
@@ -105,8 +103,6 @@ class OpenRun:
             status = status or self.last_call.status(at_exit=True)
             self.journal.end({"op": "finish", "status": None if self.keeps_status else status, "t": time_ms})
         self._say("hurry")
-
-    # The shipper.
 
     def _tell(self) -> None:
         """Tell the shipper of the journal, and start it where it does not run."""
@@ -189,8 +185,14 @@ class OpenRun:
         if not reason or progress != self._progress:
             self._answered_at, self._progress = time.monotonic(), progress  # or would have, had it been asked
         self._note(reason)
-        if ack.rejected > self._num_rejected:
-            self._tell_rejected()
+        path = self.journal.folder / REJECTED
+        for entry in read_rejected(path) if ack.rejected > self._num_rejected else ():
+            name = name_of(entry["rejected"])
+            if name not in self._named:
+                self._named.add(name)
+                where = f"it is in {path}, and `rl8x sync` tries it again"
+                reason = entry.get("reason")
+                _log.warning("tracking: %s could not be logged (%s) and is set aside: %s", name, reason, where)
         self._num_rejected = ack.rejected
 
     def _note(self, reason: str) -> None:
@@ -200,18 +202,6 @@ class OpenRun:
         elif self.outage and not reason:
             _log.info("tracking: %s takes rows again; what waited is being sent", self.location.shown)
         self.outage = reason
-
-    def _tell_rejected(self) -> None:
-        path = self.journal.folder / REJECTED
-        for entry in read_rejected(path):
-            name = name_of(entry["rejected"])
-            if name not in self._named:
-                self._named.add(name)
-                where = f"it is in {path}, and `rl8x sync` tries it again"
-                reason = entry.get("reason")
-                _log.warning("tracking: %s could not be logged (%s) and is set aside: %s", name, reason, where)
-
-    # Waiting.
 
     @property
     def has_arrived(self) -> bool:
@@ -227,11 +217,10 @@ class OpenRun:
         first_contact_s: float = 0.0,
         begin: float | None = None,
     ) -> bool:
-        """Wait until `done`; False where that does not come in time.
+        """Wait from `begin` on (by `time.monotonic()`) until `done`; False where that does not come in time.
 
         A store that is down is waited for from its last answer on, for `outage_timeout_s` and as long as a request is
-        under way; one that has not been tried when this begins for `first_contact_s` more. `begin` is of
-        `time.monotonic()`.
+        under way; one that has not been tried when this begins for `first_contact_s` more.
         """
         begin = time.monotonic() if begin is None else begin
         bound = timeout_s if self.journal.ack.tried else timeout_s + first_contact_s
@@ -430,13 +419,11 @@ def _end_at_exit() -> None:
 
 
 def _leave_to_parent() -> None:
-    """Close what a forked child has of the shipper and of journals: with its pipe held open, it would outlive both."""
+    """Close the pipe in a forked child, which would keep the shipper alive, and leave the runs to the parent."""
     global _guard, _shared, _watcher
     _guard, _watcher = threading.RLock(), None
     if _shared is not None:
         _shared.leave_to_parent()
-    for run in _open:
-        run.journal.release_in_child()
     _open.clear()
     _shared = None
 
@@ -456,9 +443,8 @@ class _Call(NamedTuple):
 class LastCall:
     """Remembers the code that logged last; the run is FINISHED, unless that code was interrupted.
 
-    - An exception came after the last row, out of the code that logged it: FAILED, or what `status_of` says.
-      `sys.last_value` is what ended a script, a cell of a notebook or a line of an interpreter, and stays for good: an
-      earlier one, or one of another cell, has nothing to do with this run. Of `sys.exit()` a script leaves none.
+    - An exception came after the last row, out of the code that logged it: FAILED, or what `status_of` says. An older
+      `sys.last_value`, or one of another cell, has nothing to do with this run. Of `sys.exit()` a script leaves none.
     - A daemon thread is still in that code when the interpreter ends, which cuts it off: KILLED.
     """
 

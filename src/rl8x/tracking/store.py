@@ -119,13 +119,13 @@ class MLflowStore:
                 return function(*args, **kwargs)
         except Exception as error:  # sqlite, requests, OSError, a plugin's own: training goes on whatever it is
             kind: type[Exception] = StoreDownError
-            text = f"{type(error).__name__}: {_short(error)}"
-            if isinstance(error, MlflowException):
-                text = _short(error)
-                if _refuses(error):
-                    kind = StoreRefusedError
-                elif error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                    kind = RunMissingError
+            text = _short(error)
+            if not isinstance(error, MlflowException):
+                text = f"{type(error).__name__}: {text}"
+            elif _refuses(error):
+                kind = StoreRefusedError
+            elif error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                kind = RunMissingError
             raise kind(self._explained(error) or text) from showable(error)
 
     def _explained(self, error: Exception) -> str | None:
@@ -361,11 +361,7 @@ class MLflowStore:
 
 
 def _refuses(error: Any) -> bool:
-    """Return whether MLflow itself will never take what was sent.
-
-    A proxy or a gate before it answers with a page of HTML or JSON of its own, which MLflow's client turns into an
-    error of the same class, with a code made of the HTTP status.
-    """
+    """Return whether MLflow itself will never take what was sent: of a proxy's answer its client makes like errors."""
     answer = getattr(error, "json", None)  # of an error that a server answered with
     code = answer.get("error_code") if isinstance(answer, dict) else error.error_code
     return code in ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS")
@@ -379,10 +375,10 @@ def _short(error: Exception) -> str:
 
 @contextlib.contextmanager
 def short_requests(timeout_s: int) -> Iterator[None]:
-    """Let MLflow's HTTP calls end after one try of `timeout_s`, in silence, for as long as the context lasts.
+    """Let MLflow's HTTP calls end after one try of `timeout_s`, in silence, where the user has not set another time.
 
-    MLflow reads these settings from the environment at each call and offers no argument for them. A setting that the
-    user made stays. A call by another thread in the same moment sees ours too; it then fails sooner than it would.
+    MLflow reads these settings from the environment at each call and offers no argument for them: a call by another
+    thread in the same moment sees ours too.
     """
     global _users
     settings = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s)}

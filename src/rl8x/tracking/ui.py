@@ -45,6 +45,7 @@ _SHOWN: Final = ("", "losses", "monitors", "eval", "episodes", "returns", "rewar
 _FOLDED: Final = ("final", "best", "best_step", "coefficients", "profiling", "memory", "env", "algorithm")
 # What the list of runs shows beside their names, as MLflow's page writes columns.
 _COLUMNS: Final = tuple(f"tags.`rl8x.{name}`" for name in ("task", "algorithm", "result"))
+_SECTION: Final = {"isReordered": True, "deleted": False, "isGenerated": True}
 _QUIET: Final = "ignore:starlette.middleware.wsgi is deprecated"  # which MLflow uses
 _COMPARED: Final = 3  # newest runs whose histories say which metrics are constant
 
@@ -254,20 +255,17 @@ def _keep_view(store: MLflowStore, experiment_id: str, present: str | None, stat
     text = f"deflate;{base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()}"
     # MLflow's page writes no `by`: where it is missing, the view is the user's own.
     envelope = json.dumps({"name": VIEW, "createdAt": 0, "updatedAt": 0, "by": VIEW, "state": text})
-    if present is not None and (present == envelope or not _is_ours(present)):
-        return True
+    if present is not None:
+        is_ours = False
+        with contextlib.suppress(ValueError, AttributeError):
+            is_ours = json.loads(present).get("by") == VIEW
+        if present == envelope or not is_ours:
+            return True
     try:
         store.set_experiment_tag(experiment_id, VIEW_TAG, envelope)
     except (StoreDownError, StoreRefusedError):  # such as a server with read-only access
         return present is not None
     return True
-
-
-def _is_ours(envelope: str) -> bool:
-    try:
-        return bool(json.loads(envelope).get("by") == VIEW)
-    except (ValueError, AttributeError):
-        return False
 
 
 def view(names: Iterable[str], constants: Collection[str] = ()) -> dict[str, Any]:
@@ -283,24 +281,21 @@ def view(names: Iterable[str], constants: Collection[str] = ()) -> dict[str, Any
     return {
         "selectedColumns": list(_COLUMNS),
         "compareRunCharts": [_line_chart(name) for name in first],
-        "compareRunSections": [_section(name, shown=name not in folded) for name in (_FIRST_SECTION, *sections)],
+        "compareRunSections": [
+            {"uuid": f"rl8x-{name}", "name": name, "display": name not in folded, **_SECTION}
+            for name in (_FIRST_SECTION, *sections)
+        ],
         "isAccordionReordered": True,
     }
 
 
 def _rank(section: str) -> int:
-    group = section.split("/")[0]
-    order = (*_SHOWN, *_FOLDED)
+    group, order = section.split("/")[0], (*_SHOWN, *_FOLDED)
     return order.index(group if group in order else "")
 
 
 def _section_of(metric: str) -> str:
     return metric.rpartition("/")[0] or _WITHOUT_GROUP
-
-
-def _section(name: str, *, shown: bool) -> dict[str, Any]:
-    state = {"display": shown, "isReordered": True, "deleted": False, "isGenerated": True}
-    return {"uuid": f"rl8x-{name}", "name": name, **state}
 
 
 def _line_chart(metric: str) -> dict[str, Any]:
