@@ -9,12 +9,11 @@ import pytest
 from tests.conftest import InProcess
 
 from rl8x.tracking import MLflowTracker, TrackingError, sync
-from rl8x.tracking.appending import Journal
 from rl8x.tracking.artifacts import keep
 from rl8x.tracking.journal import read_header
 from rl8x.tracking.location import locate
 from rl8x.tracking.store import ensure_database
-from tracking.fakes import FakeStore
+from tracking.fakes import FakeStore, left_over, row
 
 
 def no_process(database):
@@ -111,7 +110,7 @@ def test_what_a_deleted_database_had_is_sent_to_the_new_one_too(mlruns, tmp_path
     assert runs_in(mlruns / "mlflow.db") == [ALL]
 
 
-def test_runs_whose_folder_is_deleted_lose_no_row(mlruns, tmp_path):
+def test_runs_whose_folder_is_deleted_lose_no_row(mlruns, tmp_path, caplog):
     tracker = MLflowTracker(interval_s=0.01, outage_timeout_s=0.0)
     tracker.start(params={}, tags={})
     tracker.log_metrics({"a": 0.0}, 0)
@@ -121,8 +120,12 @@ def test_runs_whose_folder_is_deleted_lose_no_row(mlruns, tmp_path):
         shutil.rmtree(tmp_path / "gone")
     for step in (1, 2):
         tracker.log_metrics({"a": float(step)}, step)
+        tracker._journal.look()
+    assert not mlruns.exists()
     tracker.finish("FINISHED")
+    assert caplog.text.count("was deleted; what has not arrived at the end is written there once more") == 1
     assert tracker.whereabouts().unsent.num_rows == 2
+    assert (mlruns / ".gitignore").exists()
     assert not (mlruns / "mlflow.db").exists()
     later = MLflowTracker(interval_s=0.01)
     later.start(params={}, tags={})
@@ -141,11 +144,7 @@ def test_the_store_of_a_spool_from_elsewhere_is_used_only_where_the_user_names_i
         reached.append(location.uri)
         return FakeStore()
 
-    def left_over():
-        header = {"op": "open", "version": 1, "spool_id": "one", "t": 1, "experiment": "e", "uri": "http://theirs/"}
-        Journal.create(root, header).close()
-
-    left_over()
+    left_over(root, "one", uri="http://theirs/")
     report = sync(root, connect=connect)
     assert (report.num_failed, reached) == (1, [])
     assert "http://theirs/" in str(report)
@@ -158,9 +157,10 @@ def test_the_store_of_a_spool_from_elsewhere_is_used_only_where_the_user_names_i
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://theirs")
     assert sync(root, connect=connect).num_sent == 1
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    left_over()
+    left_over(root, "one", uri="http://theirs/")
     assert sync(root, connect=connect, allow=lambda location: True).num_sent == 1
-    left_over()
+    left_over(root, "one", uri="http://me:***@server")
+    assert "the password of http://me:***@server is needed" in str(sync(root, connect=connect))
     assert sync(root, to="http://mine", connect=connect).num_sent == 1
     assert reached == ["http://theirs/", "http://theirs/", "http://mine"]
     with pytest.raises(TrackingError, match="unknown scheme"):
@@ -169,8 +169,7 @@ def test_the_store_of_a_spool_from_elsewhere_is_used_only_where_the_user_names_i
 
 @pytest.mark.parametrize("database", ["../../../theirs.db", "/etc/passwd", "../../..", "../../a/b.db", "mlflow.db", 7])
 def test_a_spool_cannot_name_a_database_elsewhere_as_its_own(database, tmp_path):
-    header = {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://theirs", "database": database}
-    Journal.create(tmp_path / "root/spool", header).close()
+    left_over(tmp_path / "root/spool", "one", uri="http://theirs", database=database)
     report = sync(tmp_path / "root/spool", connect=lambda location: pytest.fail(f"reached {location}"))
     assert "http://theirs" in str(report)
     assert report.num_failed == 1
@@ -210,8 +209,10 @@ def snapshot(folder: Path):
 
 
 def link(path, target):
-    """Put a link into the place of a file or folder."""
-    if path.is_dir():
+    """Put a link into the place of a file or folder, which is moved to where the link leads if nothing is there."""
+    if path.exists() and not target.exists():
+        path.rename(target)
+    elif path.is_dir():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
     path.symlink_to(target)
@@ -228,26 +229,6 @@ def pipe(path):
     os.mkfifo(path)
 
 
-def all_copies(secret, copy):
-    shutil.copytree(copy.parent, secret / copy.parent.name)
-    link(copy.parents[1], secret)
-
-
-def whole_spool(secret, copy):
-    shutil.copytree(copy.parents[2], secret / "spool")
-    link(copy.parents[2], secret / "spool")
-
-
-def link_of(name):
-    def spoil(secret, copy):
-        path = copy.parents[2] / name
-        if path.exists():
-            shutil.copyfile(path, secret / "key")
-        link(path, secret / "key")
-
-    return spoil
-
-
 SET_ASIDE = {
     "a copy": lambda secret, copy: link(copy, secret / "key"),
     "a folder for a copy": lambda secret, copy: link(copy, secret / "folder"),
@@ -256,9 +237,13 @@ SET_ASIDE = {
     "a pipe": lambda secret, copy: pipe(copy),
 }
 REFUSED = {
-    **{name: link_of(name) for name in ("journal.jsonl", "ack.json", "ack.json.new", "rejected.jsonl", "lock")},
-    "files": all_copies,
-    "all": whole_spool,
+    "ack.json.new": lambda secret, copy: link(copy.parents[2] / "ack.json.new", secret / "key"),
+    "rejected.jsonl": lambda secret, copy: link(copy.parents[2] / "rejected.jsonl", secret / "key"),
+    "journal.jsonl": lambda secret, copy: link(copy.parents[2] / "journal.jsonl", secret / "moved"),
+    "ack.json": lambda secret, copy: link(copy.parents[2] / "ack.json", secret / "moved"),
+    "lock": lambda secret, copy: link(copy.parents[2] / "lock", secret / "moved"),
+    "files": lambda secret, copy: link(copy.parents[1], secret / "moved"),
+    "all": lambda secret, copy: link(copy.parents[2], secret / "moved"),
     "a pipe of lines": lambda secret, copy: pipe(copy.parents[2] / "journal.jsonl"),
 }
 
@@ -270,13 +255,10 @@ def test_nothing_outside_of_a_spool_is_read_changed_or_deleted(what, tmp_path):
     (secret / "key").write_text("secret")
     (secret / "folder/a.txt").write_text("secret")
     (tmp_path / "a.txt").write_text("mine")
-    spool = Journal.create(
-        tmp_path / "spool", {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://x"}
-    )
-    spool.append({"op": "artifact", "file": keep(spool.folder, tmp_path / "a.txt"), "to": None})
-    spool.append({"op": "m", "t": 1, "s": 1, "m": {"a": 1.0}})
-    spool.close()
-    [copy] = spool.folder.glob("files/*/a.txt")
+    folder = left_over(tmp_path / "spool", "one")
+    artifact = {"op": "artifact", "file": keep(folder, tmp_path / "a.txt"), "to": None}
+    left_over(tmp_path / "spool", "one", 0, artifact, row(1))
+    [copy] = folder.glob("files/*/a.txt")
     {**SET_ASIDE, **REFUSED}[what](secret, copy)
     before, store = snapshot(secret), FakeStore()
     report = sync(tmp_path / "spool", to="http://mine", connect=lambda location: store)
@@ -284,7 +266,7 @@ def test_nothing_outside_of_a_spool_is_read_changed_or_deleted(what, tmp_path):
     assert [run["files"] for run in store.runs.values() if run["files"]] == []
     if what in SET_ASIDE:
         assert len(store.run["points"]) == 1
-        assert "no plain file" in (spool.folder / "rejected.jsonl").read_text()
+        assert "no plain file" in (folder / "rejected.jsonl").read_text()
     else:
         assert (report.num_failed, store.runs) == (1, {})
         assert "link, which is not followed" in str(report) or "no plain file" in str(report)
@@ -295,22 +277,17 @@ def test_nothing_outside_of_a_spool_is_read_changed_or_deleted(what, tmp_path):
 )
 def test_a_kept_file_has_no_name_outside_of_its_folder(name, tmp_path):
     (tmp_path / "a.txt").write_text("secret")
-    spool = Journal.create(
-        tmp_path / "spool", {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://x"}
-    )
-    spool.append({"op": "artifact", "file": name, "to": None})
-    spool.close()
+    folder = left_over(tmp_path / "spool", "one", 0, {"op": "artifact", "file": name, "to": None})
     store = FakeStore()
     sync(tmp_path / "spool", to="http://mine", connect=lambda location: store)
     assert store.run["files"] == {}
     assert (tmp_path / "a.txt").read_text() == "secret"
-    assert (spool.folder / "journal.jsonl").exists()
+    assert (folder / "journal.jsonl").exists()
 
 
 @pytest.mark.parametrize("spool_id", ["x' OR tags.a = 'b", "", "../up"])
 def test_a_spool_id_that_would_search_for_other_runs_is_refused(spool_id, tmp_path):
-    header = {"op": "open", "version": 1, "spool_id": spool_id, "t": 1, "uri": "http://x"}
-    (tmp_path / "spool/one").mkdir(parents=True)
-    (tmp_path / "spool/one/journal.jsonl").write_text(json.dumps(header) + "\n")
+    path = left_over(tmp_path / "spool", "one") / "journal.jsonl"
+    path.write_text(path.read_text().replace('"one"', json.dumps(spool_id)))
     report = sync(tmp_path / "spool", to="http://mine", connect=lambda location: pytest.fail("reached"))
     assert f"its header has spool_id={spool_id!r}" in str(report)

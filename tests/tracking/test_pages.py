@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import itertools
 import json
 import logging
@@ -28,9 +27,13 @@ from rl8x.tracking.pages import CURVES_FILE, SystemSampler, draw_curves, is_aske
 from rl8x.trainers import Trainer
 
 
-def sent_of(thinning, steps):
-    """Send rows of one metric, and return the steps sent at once and those added in the end."""
-    at_once = [step for step in steps if thinning.take(step, step * 10, {"x": float(step)})]
+def sent_of(thinning, steps, every=None):
+    """Send rows of one metric, and of `every` so many steps another; return the steps sent at once and those added."""
+    at_once = []
+    for step in steps:
+        at_once += [step] * bool(thinning.take(step, step * 10, {"x": float(step)}))
+        if every is not None and step % every == 1:  # an evaluation
+            thinning.take(step, step * 10 + 1, {"eval/y": 2.0})
     added = [step for step, time, points in thinning.rest() if points == {"x": float(step)} and time == step * 10]
     return at_once, added
 
@@ -68,39 +71,21 @@ def test_a_resumed_run_sends_the_same(tmp_path_factory, count, kill, back, tear)
     folder = tmp_path_factory.mktemp("thin")
     whole = Thinning(folder / "whole.jsonl")
     whole.begin(repeats=False)
-    expected, added = sent_of(whole, range(count))
+    expected, added = sent_of(whole, range(count), 3)
     kill = min(kill, count - 1)
     killed = Thinning(folder / "killed.jsonl")
     killed.begin(repeats=False)
-    before = [step for step in range(kill) if killed.take(step, step * 10, {"x": float(step)})]
+    before, _ = sent_of(killed, range(kill), 3)
     killed.close()
     if tear:
         with open(folder / "killed.jsonl", "ab") as file:
             file.write(b'{"step": 3, "ti')
     resumed = Thinning(folder / "killed.jsonl")
     resumed.begin(repeats=True)
-    again, last = sent_of(resumed, range(max(0, kill - back), count))
+    again, last = sent_of(resumed, range(max(0, kill - back), count), 3)
     assert sorted({*before, *again}) == expected
     assert last == added
     assert (folder / "killed.jsonl").read_bytes() == (folder / "whole.jsonl").read_bytes()
-
-
-def test_an_evaluation_at_the_same_step_stays_with_its_row(tmp_path):
-    thinning = Thinning(tmp_path / "rows.jsonl")
-    thinning.begin(repeats=False)
-    for step in (8, 16):
-        thinning.take(step, step, {"x": 1.0})
-        thinning.take(step, step + 1, {"eval/y": 2.0})
-    thinning.begin(repeats=True)
-    assert thinning.take(16, 20, {"x": 3.0}) == {"x": 3.0}
-    assert thinning.take(16, 21, {"eval/y": 4.0}) == {"eval/y": 4.0}
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [(row["step"], row["metrics"]) for row in rows] == [
-        (8, {"x": 1.0}),
-        (8, {"eval/y": 2.0}),
-        (16, {"x": 3.0}),
-        (16, {"eval/y": 4.0}),
-    ]
 
 
 @pytest.mark.parametrize("had_end", [False, True])
@@ -213,18 +198,6 @@ def test_each_metric_is_a_line_of_its_own(tmp_path, names, found):
 @pytest.mark.parametrize("series", [{}, {"a": [[0, 1.0]]}, {"a": []}, {"a": [[0], [1]]}, {"a": ["x", "y"]}])
 def test_what_is_no_line_has_no_picture(series):
     assert draw_curves(series, "", "") is None
-
-
-def test_without_matplotlib_there_is_no_picture(monkeypatch):
-    plain = builtins.__import__
-
-    def missing(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return plain(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    assert draw_curves(LINES, "", "") is None
 
 
 def run(tracker, **options):

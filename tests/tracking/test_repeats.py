@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rl8x.tracking.repeats import JournalRepeats, Point, ServerRepeats, left_behind, left_tag, read_rows
+from rl8x.tracking.repeats import JournalRepeats, LeftBehind, Point, ServerRepeats, left_tag, read_rows
 
 LOSS, EVAL = "losses/total", "eval/returns/mean"
 RESUMED = 1500
@@ -99,7 +99,8 @@ def test_rows_that_are_older_than_what_the_server_has_leave_nothing_behind():
 
 
 def test_what_was_left_behind_before_does_not_come_again():
-    tags = left_tag([*left_behind({}), *left_behind(left_tag([]))]) | {"rl8x.left_behind": "[[2, 1400]]"}
-    points = [Point(LOSS, 9.0, 1300, 2), Point(LOSS, 2.0, 1450, 2)]
-    repeats = ServerRepeats(RESUMED, {LOSS: 2}, lambda name: points, tags)
+    points = [Point(LOSS, 9.0, 1300, 2), Point(LOSS, 9.0, 1301, 3), Point(LOSS, 2.0, 1450, 2)]
+    repeats = ServerRepeats(RESUMED, {LOSS: 3}, lambda name: points, left_tag([LeftBehind(2, 1400)]))
     assert repeats.new_rows((2, 2000, {LOSS: 2.0})) == []
+    assert repeats.new_rows((3, 2001, {LOSS: 3.0})) == [(3, 2001, {LOSS: 3.0})]
+    assert repeats.left is None  # a second time

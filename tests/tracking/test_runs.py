@@ -1,9 +1,8 @@
 import pytest
 
 from rl8x.tracking import TrackingError, find_run
-from rl8x.tracking.appending import Journal
 from rl8x.tracking.runs import find_journal, user_run_id
-from tracking.fakes import BothSides
+from tracking.fakes import BothSides, header, left_over
 
 
 def test_find_run(mlruns, mlflow_client):
@@ -38,10 +37,9 @@ def test_find_run_without_a_store(tmp_path, monkeypatch):
 
 
 def test_find_journal(tmp_path):
-    header = {"op": "open", "version": 1, "t": 1}
-    Journal.create(tmp_path, {**header, "spool_id": "one"}).close()
-    Journal.create(tmp_path, {**header, "spool_id": "two", "run_id": "mine"}).close()
-    journal = BothSides(tmp_path, {**header, "spool_id": "three"})
+    left_over(tmp_path, "one")
+    left_over(tmp_path, "two", run_id="mine")
+    journal = BothSides(tmp_path, header("three"))
     journal.acknowledge(run_id="sent")
     journal.close()
     assert find_journal(tmp_path, "spool-one") == tmp_path / "one"

@@ -7,16 +7,8 @@ from rl8x.tracking.journal import name_of
 from rl8x.tracking.protocol import StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import Point, left_behind
 from rl8x.tracking.sender import NotNowError, Sender
-from tracking.fakes import BothSides, FakeStore, values
-
-
-def header(**more):
-    about = {"spool_id": "abc", "writer": "w"}
-    return {"op": "open", "version": 1, **about, "t": 1, "experiment": "e", "run_name": "n", **more}
-
-
-def row(step, **metrics):
-    return {"op": "m", "t": 1000 + step, "s": step, "m": metrics or {"a": float(step)}}
+from rl8x.tracking.store import NewRun
+from tracking.fakes import BothSides, FakeStore, header, row, values
 
 
 @pytest.fixture
@@ -26,9 +18,13 @@ def store():
 
 @pytest.fixture
 def journal(tmp_path):
-    journal = BothSides(tmp_path, header())
+    journal = BothSides(tmp_path, header(writer="w", run_name="n"))
     yield journal
     journal.close()
+
+
+def raises(error):
+    raise error
 
 
 def send(journal, store, **options):
@@ -57,15 +53,9 @@ def test_sends_all_in_order(journal, store):
     assert "find_runs" not in store.calls  # a new run costs no search
 
 
-def test_batches_are_whole_rows_of_at_most_what_a_store_takes(journal, store, monkeypatch):
+def test_batches_are_whole_rows_of_at_most_what_a_store_takes(journal, store):
     sizes = []
-    log_points = store.log_points
-
-    def watched(run_id, points):
-        sizes.append(len(points))
-        log_points(run_id, points)
-
-    monkeypatch.setattr(store, "log_points", watched)
+    store.fails = lambda call, content: sizes.append(len(content)) if call == "log_points" else None
     for step in range(7):
         journal.append(row(step, **{f"m{i}": 1.0 for i in range(300)}))
     journal.append(row(7, **{f"m{i}": 1.0 for i in range(1500)}))
@@ -126,19 +116,6 @@ def test_unreadable_and_unknown_ops_do_not_block(journal, store):
     assert (journal.folder / "rejected.jsonl").read_text().count("\n") == 9
 
 
-def test_params_many_big_and_changed(journal, store):
-    many = {f"p{i}": str(i) for i in range(250)}
-    journal.append({"op": "params", "params": {**many, "big": "x" * 7000}})
-    journal.append({"op": "params", "params": {"p1": "1", "p2": "two", "big": "x" * 7000}})
-    send(journal, store)
-    params = store.run["params"]
-    assert {name: params[name] for name in many} == many
-    assert len(params["big"]) == 6000
-    assert params["big"].endswith("(the whole value is the artifact params/big.txt)")
-    assert store.run["texts"] == {"params/big.txt": "x" * 7000}
-    assert store.run["tags"] == {"rl8x.param_change.p2": "two"}
-
-
 def test_the_tag_of_a_changed_param_has_its_present_value(journal, store):
     for lr, now in (("0.1", {}), ("0.2", "0.2"), ("0.2", "0.2"), ("0.1", "0.1"), ("0.1", "0.1"), ("0.3", "0.3")):
         journal.append({"op": "params", "params": {"lr": lr, "gamma": "0.99"}})
@@ -180,53 +157,28 @@ def test_an_artifact_store_that_fails_does_not_hold_up_rows(journal, store, tmp_
     assert list((journal.folder / "files").iterdir()) == []
 
 
-def test_a_deleted_run_stops_the_sending_and_loses_nothing(journal, store):
-    journal.append(row(0))
-    sender = send(journal, store)
-    gone = store.runs.pop("run0")
-    journal.append(row(1))
-    with pytest.raises(StoreDownError, match="no run run0"):
-        sender.send_some()
-    store.runs["run0"] = gone
-    sender.send_some()
-    assert values(store.run, "a") == [(0, 0.0), (1, 1.0)]
-
-
 def test_resumed_rows_are_not_doubled(journal, store):
-    for step in range(5):
-        journal.append(row(step))
-    journal.append({"op": "finish", "status": "KILLED", "t": 5})
-    journal.append({"op": "resume", "t": 6, "repeats": True, "keeps_status": False})
-    for step in range(3, 8):
+    for op in (*map(row, range(5)), KILLED, RESUME):
+        journal.append(op)
+    for step in (3, 4, 5):
         journal.append({**row(step, a=float(step), b=1.0), "t": 2000 + step})
     send(journal, store)
-    assert values(store.run, "a") == [(step, float(step)) for step in range(8)]
-    assert values(store.run, "b") == [(step, 1.0) for step in range(3, 8)]
+    for step in (5, 6):  # one more at that step, which the run has not had before
+        journal.append({**row(step), "t": 3000 + step})
+    journal.close()  # another kill
+    again = BothSides(journal.folder)
+    send(again, store)
+    again.close()
+    assert values(store.run, "a") == [(step, float(step)) for step in (0, 1, 2, 3, 4, 5, 5, 6)]
+    assert values(store.run, "b") == [(step, 1.0) for step in (3, 4, 5)]
     assert {point.timestamp for point in store.run["points"] if point.step == 4 and point.name == "a"} == {1004}
     assert store.run["status"] == "RUNNING"
     assert store.calls.count("points") == 0  # no history is read for what cannot tell another course
 
 
-def test_resuming_survives_another_kill(journal, store):
-    for step in range(5):
-        journal.append(row(step))
-    journal.append({"op": "resume", "t": 6, "repeats": True, "keeps_status": False})
-    send(journal, store)
-    journal.append({**row(4), "t": 2004})
-    journal.append({**row(5), "t": 2005})
-    folder = journal.folder
-    journal.close()
-    again = BothSides(folder)
-    send(again, store)
-    again.close()
-    assert values(store.run, "a") == [(step, float(step)) for step in range(6)]
-
-
 def test_what_the_store_had_at_a_resume_is_known_after_an_outage_on_a_full_disk_too(journal, store, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("rl8x.tracking.sender.replace_synced", full)
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr("rl8x.tracking.sender.replace_synced", lambda *_: raises(full))
     for op in (row(4), RESUME, {**row(5), "t": 2005}):
         journal.append(op)
     sender = send(journal, store)
@@ -239,27 +191,21 @@ def test_what_the_store_had_at_a_resume_is_known_after_an_outage_on_a_full_disk_
     assert values(store.run, "a") == [(4, 4.0), (5, 5.0), (5, 5.0)]
 
 
-def test_a_name_that_cannot_be_read_holds_nothing_up(tmp_path, store, monkeypatch):
-    def refuses(run_id):
-        store.calls.append("run_name")
-        raise StoreDownError("not allowed")
-
-    monkeypatch.setattr(store, "run_name", refuses)
-    journal = BothSides(tmp_path, header())
+def test_a_name_that_cannot_be_read_holds_nothing_up(journal, store, monkeypatch):
+    asked = []
+    monkeypatch.setattr(store, "run_name", lambda run_id: asked.append(run_id) or raises(StoreDownError("not allowed")))
     sender = Sender(journal, store)
     for step in range(5):
         journal.append(row(step))
         sender.send_some()
-    assert len(store.run["points"]) == 5
-    assert store.calls.count("run_name") == 3
-    assert journal.ack.run_name is None
+    assert (len(store.run["points"]), len(asked), journal.ack.run_name) == (5, 3, None)
 
 
 def test_a_resumed_run_repeats_each_of_several_points_of_a_step_once(journal, store):
     for time, value in enumerate((1.0, 2.0)):
         journal.append({**row(7, **{TOTAL: value}), "t": 100 + time})
     send(journal, store)
-    journal.append({"op": "resume", "t": 200, "repeats": True, "keeps_status": False})
+    journal.append({**RESUME, "t": 200})
     sender = send(journal, store)
     for time, value in enumerate((1.0, 2.0, 3.0)):
         journal.append({**row(7, **{TOTAL: value}), "t": 300 + time})
@@ -273,7 +219,7 @@ def test_a_resumed_run_repeats_each_of_several_points_of_a_step_once(journal, st
 def test_what_is_added_by_the_process_that_logged_it_is_all_new_and_may_keep_the_status(journal, store):
     journal.append(row(7))
     journal.append({"op": "finish", "status": "FAILED", "t": 5})
-    journal.append({"op": "resume", "t": 6, "repeats": False, "keeps_status": True})
+    journal.append({**RESUME, "repeats": False, "keeps_status": True})
     journal.append({**row(7), "t": 2000})
     send(journal, store)
     assert len(values(store.run, "a")) == 2
@@ -285,8 +231,8 @@ def test_what_is_added_by_the_process_that_logged_it_is_all_new_and_may_keep_the
 
 
 def test_a_run_of_the_user_keeps_its_status(tmp_path, store):
-    store.runs["mine"] = {**_empty(), "status": "RUNNING"}
-    journal = BothSides(tmp_path, header(run_id="mine", owns=False))
+    mine = store.create_run(NewRun("other", "e", None, None, 1), {})
+    journal = BothSides(tmp_path, header(run_id=mine, owns=False))
     journal.append(row(1))
     journal.append({"op": "finish", "status": "FAILED", "t": 5})
     send(journal, store)
@@ -294,10 +240,6 @@ def test_a_run_of_the_user_keeps_its_status(tmp_path, store):
     assert store.run["status"] == "RUNNING"
     assert store.run["tags"] == {"rl8x.status": "FAILED"}
     assert values(store.run, "a") == [(1, 1.0)]
-
-
-def _empty():
-    return {"spool_id": None, "points": set(), "params": {}, "tags": {}, "texts": {}, "files": {}}
 
 
 @pytest.mark.parametrize(
@@ -341,16 +283,9 @@ def test_a_description_is_renewed_until_the_user_writes_another(journal, store):
 def test_a_description_whose_answer_was_lost_is_sent_again(journal, store):
     send(journal, store)
     journal.append({"op": "describe", "text": "running"})
-    sender, set_tags = Sender(journal, store), store.set_tags
-
-    def lost(run_id, tags):
-        set_tags(run_id, tags)
-        raise StoreDownError("the answer was lost")
-
-    store.set_tags = lost
+    store.lose_answers = 2  # also that of the check whether the store takes anything
     with pytest.raises(StoreDownError):
-        sender.send_some()
-    store.set_tags = set_tags
+        Sender(journal, store).send_some()
     assert describe(journal, store, "ended") == "ended"
 
 
@@ -390,6 +325,11 @@ def test_an_entry_of_any_kind_that_is_not_taken_holds_nothing_up(what, error, jo
     assert len({step for step, _ in values(store.run, "a")}) == 3
     assert len(journal.rejected) == 1
     assert name_of(journal.rejected.entries[0]) == what
+    if what == "the run's name 'n'":  # which is given later
+        assert store.run["name"] is None
+        store.fails = lambda call, content: None
+        sender.send_all()
+        assert (store.run["tags"]["mlflow.runName"], len(journal.rejected)) == ("n", 0)
 
 
 @pytest.mark.parametrize("kind", ["params", "tags"])
@@ -454,6 +394,10 @@ def test_a_store_that_takes_no_writes_is_an_outage_and_nothing_is_set_aside(jour
         with pytest.raises(NotNowError, match="400"):
             sender.send_some()
     store.fails = lambda call, content: None
+    gone = store.runs.pop("run0")  # as where it is deleted, until it is restored
+    with pytest.raises(NotNowError, match="no run run0"):
+        sender.send_some()
+    store.runs["run0"] = gone
     sender.send_all()
     assert [step for step, _ in values(store.run, "a")] == [0, 1, 2, 3]
     assert not journal.rejected
@@ -462,33 +406,22 @@ def test_a_store_that_takes_no_writes_is_an_outage_and_nothing_is_set_aside(jour
 def test_a_param_that_is_too_long_is_logged_where_artifacts_are_out_of_reach(journal, store):
     journal.append({"op": "params", "params": {"big": "x" * 7000, "small": "1"}})
     journal.append(row(1))
+    journal.append({"op": "params", "params": {"big": "x" * 7000}})
     store.fails = lambda call, content: StoreDownError("no bucket") if call == "log_text" else None
     sender = Sender(journal, store)
     with pytest.raises(NotNowError, match="no bucket"):
         sender.send_some()
     assert (len(store.run["params"]["big"]), store.run["params"]["small"]) == (6000, "1")
+    assert store.run["params"]["big"].endswith("(the whole value is the artifact params/big.txt)")
     sender.send_all()
     assert values(store.run, "a") == [(1, 1.0)]
     assert journal.rejected.entries == [{"op": "text", "to": "params/big.txt", "text": "x" * 7000}]
     store.fails = lambda call, content: None
     sender.send_all()
     assert store.run["texts"] == {"params/big.txt": "x" * 7000}
+    assert store.run["tags"] == {}  # no param has changed
     assert not journal.rejected
 
-
-def test_a_name_of_a_run_that_was_refused_is_given_later(journal, store):
-    store.fails = lambda call, content: StoreRefusedError("no") if call == "create_run" and content.run_name else None
-    sender = Sender(journal, store)
-    journal.append(row(1))
-    sender.send_some()
-    assert store.run["name"] is None
-    assert values(store.run, "a") == [(1, 1.0)]
-    sender.send_all()
-    assert store.run["tags"]["mlflow.runName"] == "n"
-    assert not journal.rejected
-
-
-# -- what a page shows beside metrics and params
 
 CURVES = {"op": "curves", "series": {"returns/mean": [[0, 1.0], [8, 2.0]]}, "title": "PPO", "clock": "transitions"}
 SAMPLE = (63_500, {"system/cpu_utilization_percentage": 12.5})
@@ -530,7 +463,7 @@ def goes_back(journal, store, first, then):
         for step, value in rows.items():
             journal.append({**row(step, **{TOTAL: value, "profiling/step_ms": float(time + step)}), "t": time + step})
         journal.append({"op": "finish", "status": "FINISHED", "t": time + 100})
-        journal.append({"op": "resume", "t": time + 200, "repeats": True, "keeps_status": False})
+        journal.append({**RESUME, "t": time + 200})
     send(journal, store)
     left = left_behind(store.run["tags"])
     counted = [p for p in store.run["points"] if not any(each.has(p.name, p.step, p.timestamp) for each in left)]
@@ -554,17 +487,6 @@ def test_a_run_that_goes_back_and_comes_to_other_values_leaves_the_old_ones_behi
     assert store.run["tags"]["mlflow.note.content"] == description.replace("PPO on CartPole", "PPO, at its end")
 
 
-def test_what_is_left_behind_is_no_row_that_comes_again(journal, store):
-    left, _ = goes_back(journal, store, dict.fromkeys(range(1, 9), 1.0), dict.fromkeys(range(3, 7), 2.0))
-    assert left[0] == (3, 1200)
-    for step in range(6, 9):  # killed after step 6, with a checkpoint of step 5
-        journal.append({**row(step, **{TOTAL: 2.0}), "t": 3000 + step})
-    send(journal, store)
-    assert left_behind(store.run["tags"]) == left
-    late = [(p.step, p.value) for p in store.run["points"] if p.name == TOTAL and p.timestamp >= 2003]
-    assert sorted(late) == [(step, 2.0) for step in range(3, 9)]
-
-
 def test_what_an_older_process_sends_late_is_no_other_course(journal, store, tmp_path):
     goes_back(journal, store, {1: 1.0}, {1: 1.0, 2: 2.0})
     older = BothSides(tmp_path / "other", header(run_id="run0"))
@@ -583,7 +505,7 @@ def test_what_came_again_at_the_step_that_is_left_stays(lost, journal, store):
         for at, metrics in ((1, {TOTAL: 0.5, "a": 5.0}), (1, {"eval/returns/mean": value}), (2, {TOTAL: value})):
             journal.append({**row(at, **metrics), "t": time + at})
         if time == 1000:
-            journal.append({"op": "resume", "t": 1500, "repeats": True, "keeps_status": False})
+            journal.append({**RESUME, "t": 1500})
     if lost:
         store.most_points = lost  # with 2 a batch ends at the row that is of another course
 

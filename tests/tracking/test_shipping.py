@@ -21,7 +21,7 @@ from rl8x.tracking.journal import Unsent, read_ack
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.protocol import StoreRefusedError
 from rl8x.tracking.shipping import OpenRun
-from tracking.fakes import FakeStore, values
+from tracking.fakes import FakeStore, header, row, values
 
 
 def wait_for(condition, timeout_s=60.0):
@@ -33,10 +33,6 @@ def wait_for(condition, timeout_s=60.0):
 
 def messages(caplog, level):
     return [r.getMessage() for r in caplog.records if r.levelno == level and r.name.startswith("rl8x")]
-
-
-def row(step):
-    return {"op": "m", "t": 1000 + step, "s": step, "m": {"a": float(step)}}
 
 
 def drain(run, timeout_s=60.0):
@@ -63,9 +59,9 @@ def make(tmp_path, store, monkeypatch, caplog):
     made = []
 
     def make(**options):
-        header = {"op": "open", "version": 1, "spool_id": f"abc{len(made)}", "t": 1, "experiment": "e", "owns": True}
         options = {"interval_s": 0.01, "finish_timeout_s": 20.0, "outage_timeout_s": 0.0, **options}
-        run = OpenRun(Journal.create(tmp_path / "spool", header), Location("the store"), **options)
+        journal = Journal.create(tmp_path / "spool", header(f"abc{len(made)}", owns=True))
+        run = OpenRun(journal, Location("the store"), **options)
         made.append(run)
         return run
 
@@ -224,9 +220,6 @@ def test_two_runs_are_sent_at_once_where_one_store_hangs(make, store, monkeypatc
     assert drain(first)
 
 
-# -- the process
-
-
 @pytest.fixture
 def forks():
     """Let the process be a fork of this one, which has imported MLflow once for all of them."""
@@ -269,6 +262,10 @@ def test_a_run_arrives_whole_and_its_process_ends(mlruns, monkeypatch):
     monkeypatch.setenv("LOGNAME", "someone")
     tracker, process = started(tags={"team": "a"})
     assert process.pid != os.getpid()
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(19, os.nice(0) + 10)  # it gives way to the training
+    # In the same session, without which Linux would not compare the two; in a group of its own, so that Ctrl-C in the
+    # terminal does not reach it.
+    assert (os.getsid(process.pid), os.getpgid(process.pid)) == (os.getsid(0), process.pid)
     tracker.log_text("hello", "note.txt")
     tracker.finish("FINISHED")
     run = mlflow().get_run(tracker.run_id)
@@ -339,18 +336,6 @@ def test_a_stopped_process_is_an_outage_until_it_goes_on_and_is_replaced_where_i
     assert tracker.flush(60)
     tracker.finish("FINISHED")
     assert history(tracker.run_id, "a") == [(1, 1.0), (2, 2.0)]
-
-
-@pytest.mark.store_process
-@pytest.mark.usefixtures("forks")
-def test_it_gives_way_to_the_training(mlruns):
-    tracker, process = started()
-    assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(19, os.nice(0) + 10)
-    # In the same session, without which Linux would not compare the two; in a group of its own, so that Ctrl-C in the
-    # terminal does not reach it.
-    assert os.getsid(process.pid) == os.getsid(0)
-    assert os.getpgid(process.pid) == process.pid
-    tracker.finish("FINISHED")
 
 
 @pytest.mark.store_process

@@ -171,59 +171,48 @@ def test_a_locked_database_is_an_outage_without_a_traceback(store, mlruns, caplo
     assert [record for record in caplog.records if record.exc_info] == []
 
 
-@pytest.fixture
-def server():
-    """A server that answers 500, or nothing at all while `server.hang` is set."""
+@contextlib.contextmanager
+def served(answer, **options):
+    """A store on a server, or on a proxy before it, whose answer to a method (GET, POST) is a code and a text."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            self.server.requests += 1
-            if self.server.hang:
-                self.server.released.wait(20)
-            self.send_response(500)
-            self.send_header("Content-Length", "0")
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            code, text = answer(self.command)
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(text)))
             self.end_headers()
+            self.wfile.write(text.encode())
 
         do_POST = do_GET
 
-        def log_message(self, *_):
+        def log_message(self, *args):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.requests, server.hang, server.released = 0, False, threading.Event()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.released.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield MLflowStore(locate(f"http://127.0.0.1:{server.server_port}"), **options)
+        server.shutdown()
 
 
-@pytest.mark.parametrize("hang", [False, True])
-def test_a_sick_server_is_found_out_soon(server, hang):
-    server.hang = hang
-    store = MLflowStore(locate(f"http://127.0.0.1:{server.server_port}"), request_timeout_s=1)
-    begin = time.monotonic()
-    with pytest.raises(StoreDownError):
-        store.check_run("abc")
-    assert time.monotonic() - begin < 4
-    assert server.requests == 1  # one try: waiting is the writer's business
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_sick_server_is_found_out_soon(hangs):
+    requests, released = [], threading.Event()
+
+    def sick(method):
+        requests.append(method)
+        if hangs:
+            released.wait(20)
+        return 500, ""
+
+    with served(sick, request_timeout_s=1) as store:
+        begin = time.monotonic()
+        with pytest.raises(StoreDownError):
+            store.check_run("abc")
+        assert time.monotonic() - begin < 4
+        released.set()
+    assert requests == ["GET"]  # one try: waiting is the writer's business
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
-
-
-class Answering(BaseHTTPRequestHandler):
-    """Stands in for a server or a proxy before it."""
-
-    def answer(self, text, code=200):
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *args):
-        pass
 
 
 ANSWERS = {
@@ -243,17 +232,8 @@ ANSWERS = {
 @pytest.mark.parametrize("what", ANSWERS)
 def test_only_mlflows_own_refusal_is_one(what):
     code, text, error = ANSWERS[what]
-
-    class Handler(Answering):
-        def do_POST(self):
-            self.answer(text, code)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as proxy:
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        store = MLflowStore(locate(f"http://127.0.0.1:{proxy.server_port}"))
-        with pytest.raises(error) as caught:
-            store.log_points("r", [Point("a", 1.0, 5, 1)])
-        proxy.shutdown()
+    with served(lambda method: (code, text)) as store, pytest.raises(error) as caught:
+        store.log_points("r", [Point("a", 1.0, 5, 1)])
     assert type(caught.value) is error  # a run that is gone is an outage too, of another kind
 
 
@@ -304,20 +284,15 @@ ANSWERS_TO_WRITES = {"an empty answer": "", "any object": '{"detail": "Not Found
 def test_what_a_proxy_takes_in_place_of_the_server_has_not_arrived(what, monkeypatch):
     monkeypatch.setattr("rl8x.tracking.store._LOOK_AGAIN_S", (0.0,))
     asked = []
+    info = '{"run_id": "r", "status": "RUNNING", "lifecycle_stage": "active"}'
+    metrics = '{"key": "a", "value": 1.0, "timestamp": 4, "step": 0}'
 
-    class Handler(Answering):
-        def do_POST(self):
-            self.answer(ANSWERS_TO_WRITES[what])
+    def answer(method):
+        asked.append(method)
+        run = f'{{"run": {{"info": {info}, "data": {{"metrics": [{metrics}]}}}}}}'
+        return 200, run if method == "GET" else ANSWERS_TO_WRITES[what]
 
-        def do_GET(self):
-            asked.append(self.path)
-            info = '{"run_id": "r", "status": "RUNNING", "lifecycle_stage": "active"}'
-            metrics = '{"key": "a", "value": 1.0, "timestamp": 4, "step": 0}'
-            self.answer(f'{{"run": {{"info": {info}, "data": {{"metrics": [{metrics}]}}}}}}')
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as proxy:
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        store = MLflowStore(locate(f"http://127.0.0.1:{proxy.server_port}"))
+    with served(answer) as store:
         store.log_points("r", [Point("a", 1.0, 4, 0)])  # which the server has
         for call in (
             lambda: store.log_points("r", [Point("a", 1.0, 5, 1)]),
@@ -327,8 +302,7 @@ def test_what_a_proxy_takes_in_place_of_the_server_has_not_arrived(what, monkeyp
         ):
             with pytest.raises(StoreDownError, match="as if it had been taken"):
                 call()
-        proxy.shutdown()
-    assert len(asked) >= 5
+    assert asked.count("GET") >= 5
 
 
 def test_short_requests_keeps_what_the_user_set(monkeypatch):
