@@ -191,8 +191,8 @@ class OpenRun:
             if name not in self._named:
                 self._named.add(name)
                 where = f"it is in {path}, and `rl8x sync` tries it again"
-                refusal = entry.get("reason")
-                _log.warning("tracking: %s could not be logged (%s) and is set aside: %s", name, refusal, where)
+                why = entry.get("reason")
+                _log.warning("tracking: %s could not be logged (%s) and is set aside: %s", name, why, where)
         self._num_rejected = ack.rejected
 
     def _note(self, reason: str) -> None:
