@@ -174,7 +174,11 @@ class Comparison:
         return "\n\n".join([*(table(rows, width) for rows in tables), *["\n".join(self.notes)] * bool(self.notes)])
 
     def curves(self, metric: str) -> dict[str, Curve]:
-        """Return a metric's mean learning curve of each group, on steps that its runs have in common."""
+        """Return the mean learning curve of each group, on steps that its runs have in common, with its interval.
+
+        Args:
+            metric: The metric's name.
+        """
         curves = {}
         for label, runs in self.groups.items():
             parts = [self._of(metric, run)[["step", "value"]].to_numpy().T for run in runs]
@@ -218,7 +222,11 @@ class Comparison:
         return figures.page("Comparison of runs", lead, [*sections, *map(figures.image, self.drawings)])
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write the page, tables and figures into a folder, which is made; returns their paths, the page first."""
+        """Write the page, tables and figures; returns their paths, the page first.
+
+        Args:
+            folder: The folder, which is made.
+        """
         tables = {"runs.csv": self.frame}
         if self.group_by:
             tables["groups.csv"] = self.grouped

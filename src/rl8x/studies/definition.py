@@ -330,7 +330,12 @@ class StudyConfig:
         ]
 
     def trainings_of_trial(self, number: int, vary: Mapping[str, Any]) -> list[Training]:
-        """List the trainings of a trial of a search, by its number, from 0, and its value of each varied key."""
+        """List the trainings of a trial of a search.
+
+        Args:
+            number: The trial's number, from 0.
+            vary: Its value of each varied key.
+        """
         return [Training(name, vary, seed, number) for name in self.train for seed in self.seeds]
 
     def first_trainings(self) -> list[Training]:
@@ -344,6 +349,9 @@ class StudyConfig:
 
     def run_data(self, training: Training) -> dict[str, Any]:
         """Return the run file of a training.
+
+        Args:
+            training: One of `trainings()`.
 
         Raises:
             ValueError: If a varied key leads into something that is not a mapping, or two are the same.
@@ -366,7 +374,14 @@ class StudyConfig:
         return data
 
     def run_of(self, training: Training) -> RunSpec:
-        """Make the run of a training; raises `ValueError` if it is not legal."""
+        """Make the run of a training.
+
+        Args:
+            training: One of `trainings()`.
+
+        Raises:
+            ValueError: If it is not legal.
+        """
         return RunSpec.from_plain(self.run_data(training), trust=self.trusted)
 
 

@@ -95,7 +95,11 @@ class Study:
 
     @classmethod
     def from_config(cls, config: StudyConfig) -> Self:
-        """Make a study of its definition, such as `StudyConfig.from_file` returns."""
+        """Make a study of a config.
+
+        Args:
+            config: The definition, such as `StudyConfig.from_file` returns.
+        """
         return cls(**config.plain, trust=config.trusted)
 
     @property
