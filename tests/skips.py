@@ -32,7 +32,8 @@ class _Notes:
     pytest_collectreport = pytest_runtest_logreport  # of a whole module
 
     def pytest_sessionfinish(self) -> None:
-        self.config.cache.set(KEY, sorted(self.skipped))
+        if hasattr(self.config, "cache"):  # not under `-p no:cacheprovider`
+            self.config.cache.set(KEY, sorted(self.skipped))
 
 
 def pytest_collection_modifyitems(config, items) -> None:

@@ -229,6 +229,36 @@ def test_what_a_process_adds_to_a_run_that_is_over_is_not_added_again(mlruns, ml
     assert history(mlflow_client, tracker.run_id, "a") == [(1, 1.0)]
 
 
+def test_two_processes_at_once(mlruns, mlflow_client, tmp_path):
+    process = run_script(
+        """
+        from rl8x.tracking import MLflowTracker
+        tracker = MLflowTracker(experiment_name="both", run_name="one", interval_s=0.0)
+        tracker.start(params={}, tags={})
+        assert tracker.flush(60)
+        print("started", flush=True)
+        for step in range(150):
+            tracker.log_metrics({f"m{i}": float(step) for i in range(10)}, step)
+        print("ok" if tracker.flush(60) else "lost")
+        # no finish(): the end of the script is the end of the run
+        """,
+        cwd=tmp_path,
+    )
+    assert process.stdout.readline() == "started\n"
+    tracker = tracker_of(tmp_path, experiment_name="both", run_name="two", interval_s=0.0)
+    tracker.start(params={}, tags={})
+    for step in range(150):
+        tracker.log_metrics({f"m{i}": float(step) for i in range(10)}, step)
+    tracker.finish("FINISHED")
+    assert process.communicate(timeout=120)[0] == "ok\n"
+    runs = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("both").experiment_id])
+    assert sorted(run.info.run_name for run in runs) == ["one", "two"]
+    for run in runs:
+        assert run.info.status == "FINISHED"
+        for name in ("m0", "m9"):
+            assert history(mlflow_client, run.info.run_id, name) == [(step, float(step)) for step in range(150)]
+
+
 def test_problems_are_told_at_once(mlruns, tmp_path):
     tracker = tracker_of(tmp_path)
     with pytest.raises(RuntimeError, match="call start"):

@@ -46,6 +46,7 @@ _FOR_DEVELOPERS: Final = ("dev", "test-all")
 _MODULES: Final = {"PyYAML": "yaml", "pillow": "PIL"}
 _IMPORT_S: Final = 180.0
 _COMPILER_S: Final = 60.0
+_UNTRIED: Final = "not tried, as"
 # Runs in a process of its own: a broken package may end it, or never come back.
 _PROBE: Final = """
 import importlib, json, sys
@@ -178,7 +179,8 @@ def _probe(modules: list[str]) -> tuple[dict[str, str | None], dict[str, Any]]:
                 machine = answer
             elif name in modules:
                 errors[name] = end if answer == "begins" else answer
-    return {name: errors.get(name, "not reached, as another package ended Python") for name in modules}, machine
+    untried = f"{_UNTRIED} {[*errors][-1]} {end}" if errors else end
+    return {name: errors.get(name, untried) for name in modules}, machine
 
 
 def _packages(requirements: list[Any], probed: dict[str, str | None], broken: list[str]) -> list[str]:
@@ -191,7 +193,8 @@ def _packages(requirements: list[Any], probed: dict[str, str | None], broken: li
         else:
             said = f"{requirement.name}: {' '.join(error.split()):.200}"
             lines.append(said)
-            broken.append(f"{said}; {_install([requirement])}")
+            if not error.startswith(_UNTRIED):
+                broken.append(f"{said}; {_install([requirement])}")
     if not requirements:
         for name, error in probed.items():
             lines.append(f"{name} {'works' if error is None else error}")
