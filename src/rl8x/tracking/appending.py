@@ -319,6 +319,14 @@ class Journal:
                     for start in range(0, size, READ_BYTES):
                         file.write(os.pread(source, min(READ_BYTES, size - start), start))
 
+    def release_in_child(self) -> None:
+        """Forget the journal in a forked child: it is the parent's."""
+        self._guard = threading.RLock()
+        if self._unsent is None:
+            self._unsent = Unsent()
+            os.close(self._fd)
+            os.close(self._ack_fd)
+
 
 def _make_folder(folder: Path) -> None:
     if folder.parents[1].name == "mlruns":

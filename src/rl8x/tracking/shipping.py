@@ -419,11 +419,13 @@ def _end_at_exit() -> None:
 
 
 def _leave_to_parent() -> None:
-    """Close the pipe in a forked child, which would keep the shipper alive, and leave the runs to the parent."""
+    """Close what a forked child has of the shipper and of journals: with its pipe held open, it would outlive both."""
     global _guard, _shared, _watcher
     _guard, _watcher = threading.RLock(), None
     if _shared is not None:
         _shared.leave_to_parent()
+    for run in _open:
+        run.journal.release_in_child()
     _open.clear()
     _shared = None
 
