@@ -195,6 +195,12 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
         assert (ROOT / path).exists(), path
 
 
+def test_the_architecture_names_files_that_are_there() -> None:
+    named = re.findall(r"`((?:\w+/)*\w+\.(?:py|h))`", (ROOT / "docs" / "architecture.md").read_text())
+    there = [f"/{path.relative_to(ROOT)}" for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.[ph]*")]
+    assert [name for name in named if not any(path.endswith(f"/{name}") for path in there)] == []
+
+
 def test_the_architecture_names_the_layers_that_are_tested() -> None:
     from tests.test_layers import LAYERS
 
