@@ -68,8 +68,8 @@ def test_a_description_says_when_a_run_stops_and_what_it_trains_under(tmp_path):
     assert "Last evaluation, at 32 of 48 transitions: `eval/returns` " in note[0]
     assert not [line for line in note if line.startswith("To ")]  # it is not saved
 
-    steered = trained(run={"env_config": narrower}).tracker.description
-    assert "Until `max_steps=2`; under the function `tests.trainers.test_description.narrower`.\n" in steered
+    steered = trained(run={"env_config": narrower}).tracker.description.split("\n\n")
+    assert "Until `max_steps=2`; under the function `tests.trainers.test_description.narrower`." in steered
 
 
 def narrower(known):
