@@ -306,7 +306,8 @@ def test_the_end_of_a_run_names_a_stopped_process_and_the_spool(mlruns, monkeypa
     tracker.log_metrics({"a": 2.0}, 2)
     tracker.finish("FINISHED")
     reason = f"the process that talks to MLflow (process ID {process.pid}) does not answer: is it stopped?"
-    began, ended = messages(caplog, logging.WARNING)
+    # On a busy machine the process may have been silent for as long before it was stopped, too.
+    *_, began, ended = messages(caplog, logging.WARNING)
     assert f"does not take rows ({reason})" in began
     assert f"({reason}); it is in {tracker.spool_folder}, and `rl8x sync` sends it" in ended
     assert reason in tracker.whereabouts().lines()[0]
