@@ -44,7 +44,7 @@ _WITHOUT_GROUP: Final = "Model metrics"  # MLflow's name of the section of metri
 _SHOWN: Final = ("", "losses", "monitors", "eval", "episodes", "returns", "rewards")
 _FOLDED: Final = ("final", "best", "best_step", "coefficients", "profiling", "memory", "env", "algorithm")
 # What the list of runs shows beside their names, as MLflow's page writes columns.
-_COLUMNS: Final = tuple(f"tags.`rl8x.{name}`" for name in ("task", "algorithm", "result"))
+_COLUMNS: Final = ("tags.`rl8x.task`", "tags.`rl8x.algorithm`", "tags.`rl8x.result`")
 _SECTION: Final = {"isReordered": True, "deleted": False, "isGenerated": True}
 _QUIET: Final = "ignore:starlette.middleware.wsgi is deprecated"  # which MLflow uses
 _COMPARED: Final = 3  # newest runs whose histories say which metrics are constant
