@@ -60,7 +60,8 @@ faults: $(STAMP)
 	$(BIN)/python -m tests.faults --minutes $(or $(MINUTES),60)
 
 learning: $(STAMP)
-	$(BIN)/python benchmarks/learning.py --publish
+	$(BIN)/python -m benchmarks.learning
+	$(BIN)/python -m benchmarks.pages
 
 # The study of docs/studies.md: its figures, its table, and screenshots of MLflow's page where there is a Chromium.
 study-figures: $(STAMP)

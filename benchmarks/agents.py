@@ -22,16 +22,15 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import RESULTS, ROOT, Row, held, machine, save, short, table, version
+from benchmarks.processes import ask, carried, environment
+from benchmarks.results import RESULTS, Row, about, held, save, short, table, version
 
 OUT = RESULTS / "agents.json"
 EPISODES = 64
@@ -188,22 +187,15 @@ def speed_of(library: str, settings: str) -> Row:
     return {"steps_per_s": round(steps * ITERATIONS / (marks[-1] - marks[0]), 1)}
 
 
-def asked_for(python: str, *words: Any) -> Any:
-    """Return what a process of its own tells of a training, on one thread and with an empty cache."""
-    with tempfile.TemporaryDirectory() as folder:
-        own = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RL8X_CACHE_DIR": f"{folder}/cache"}
-        paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "PYTHONWARNINGS": "ignore"}
-        command = [python, "-m", "benchmarks.agents", "--one", *map(str, words)]
-        done = subprocess.run(
-            command,
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-            env=os.environ | own | paths,
-            start_new_session=True,
-        )
-    return json.loads(done.stdout.splitlines()[-1])
+def answer(asked: dict[str, Any]) -> Row:
+    """Tell a speed, or of a training."""
+    library = asked["library"]
+    if "settings" in asked:
+        row = speed_of(library, asked["settings"])
+    else:
+        train = {"rl8x": of_rl8x, "benchmarl": of_benchmarl}[library]
+        row = train(*(asked[key] for key in ("work", "algorithm", "seed", "steps")))
+    return row | {"version": version(library)}
 
 
 def report(result: Row) -> str:
@@ -214,16 +206,14 @@ def report(result: Row) -> str:
         if rows := [row for row in result.get("rows", []) if row.items() >= tags.items()]:
             returns, seconds = ([row[key] for row in rows] for key in ("mean_return", "cpu_s"))
             cells = [str(len(rows)), _spread(returns), f"{statistics.median(seconds):.0f}"]
-            lines.append([f"`{name}`", f"{library_name(library)}, {algorithm.upper()}", *cells])
+            lines.append([f"`{name}`", f"{named(library)}, {algorithm.upper()}", *cells])
     header = ["work", "library, algorithm", "seeds", "mean return", "seconds"]
-    speeds = [
-        [library_name(row["library"]), row["settings"], short(row["steps_per_s"])] for row in result.get("speed", [])
-    ]
+    speeds = [[named(row["library"]), row["settings"], short(row["steps_per_s"])] for row in result.get("speed", [])]
     shown = ((header, lines), (["MAPPO in spread", "settings", "agent steps/s"], speeds))
     return "\n\n".join(table(head, rows) for head, rows in shown if rows)
 
 
-def library_name(library: str) -> str:
+def named(library: str) -> str:
     """Return how a library writes its name."""
     return {"benchmarl": "BenchMARL"}.get(library, library)
 
@@ -234,54 +224,39 @@ def _spread(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.2f}{error}"
 
 
-def measured(library: str, *words: str) -> Row:
-    """Return what a process of its own is asked for: a speed, or a training."""
-    if len(words) == 1:
-        return speed_of(library, *words)
-    name, algorithm, seed, steps = words
-    return {"rl8x": of_rl8x, "benchmarl": of_benchmarl}[library](name, algorithm, int(seed), int(steps))
-
-
 def main() -> None:
     """Measure what has no result yet; a result is written as soon as it is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--benchmarl", metavar="PYTHON", help="the Python that has BenchMARL")
+    parser.add_argument("--benchmarl", metavar="PYTHON", help="the Python that has BenchMARL, which else is left out")
     parser.add_argument("--works", nargs="*", default=[*WORKS], choices=[*WORKS])
-    parser.add_argument("--libraries", nargs="*", default=["rl8x", "benchmarl"], choices=["rl8x", "benchmarl"])
-    parser.add_argument("--seeds", type=int, default=5, help="at most so many of each work")
     parser.add_argument("--share", type=float, default=1.0, help="of the steps: to try, with --out")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--speed", action="store_true", help="measure the speed alone, anew")
-    parser.add_argument("--one", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        library, *words = options.one
-        print(json.dumps(measured(library, *words) | {"version": version(library)}))
-        return
     pythons = {"rl8x": sys.executable, "benchmarl": options.benchmarl}
+    group, works = (
+        "rows",
+        [
+            {"work": name, "algorithm": algorithm, "library": library, "seed": seed}
+            for seed in range(max(work["seeds"] for work in WORKS.values()))
+            for name in options.works
+            for library, algorithm in RUNS
+            if seed < WORKS[name]["seeds"]
+        ],
+    )
     if options.speed:
-        rows = [
-            {"library": library, "settings": settings} | asked_for(pythons[library], library, settings)
-            for library, settings in SPEEDS
-        ]
-        save(options.out, {"machine": machine(), "rows": [], **held(options.out), "speed": rows})
-        return
-    works = [
-        (seed, name, library, algorithm)
-        for seed in range(options.seeds)
-        for name in options.works
-        for library, algorithm in RUNS
-        if seed < WORKS[name]["seeds"] and library in options.libraries
-    ]
-    for seed, name, library, algorithm in works:
-        tags = {"work": name, "algorithm": algorithm, "library": library, "seed": seed}
-        if any(row.items() >= tags.items() for row in held(options.out).get("rows", [])) or not pythons[library]:
+        group, works = "speed", [{"library": library, "settings": settings} for library, settings in SPEEDS]
+    for tags in works:
+        result = {"rows": [], **about(), **held(options.out)}
+        others = [row for row in result.get(group, []) if not row.items() >= tags.items()]
+        if not (python := pythons[tags["library"]]) or (group == "rows" and len(others) < len(result["rows"])):
             continue
-        steps = round(WORKS[name]["steps"] * options.share)
-        row = tags | asked_for(pythons[library], library, name, algorithm, seed, steps)
-        result = held(options.out)
-        save(options.out, {"machine": machine(), **result, "rows": [*result.get("rows", []), row]})
+        steps = {} if options.speed else {"steps": round(WORKS[tags["work"]]["steps"] * options.share)}
+        env = environment(1, carried() | {"PYTHONWARNINGS": "ignore"})
+        row = tags | ask(python, "agents", json.dumps({"threads": 1, **tags, **steps}), env)
         print(row, file=sys.stderr, flush=True)
+        if "error" not in row:
+            save(options.out, {**result, group: [*others, row]})
 
 
 if __name__ == "__main__":

@@ -12,12 +12,10 @@ All on one thread. Each writes benchmarks/results/NAME.json.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ import numpy as np
 import torch
 from tests.policies import ACTIONS, MODELS, policy_of
 
-from benchmarks.results import RESULTS, Row, machine, save, table, version
+from benchmarks.results import RESULTS, Row, about, save, table
 from rl8x import NullTracker, Trainer
 from rl8x.algorithms import DQNConfig
 from rl8x.checkpoint import Checkpoints
@@ -92,21 +90,16 @@ def envs(quick: bool) -> Iterator[Row]:
         steppers = {"built-in": Stepper(kind_of_own(num_envs), STEPS["built-in"])}
         for kind in ("sync", "vector") if name in VECTORISED else ("sync",):
             steppers[kind] = Stepper(GymnasiumEnv(name, num_envs, vectorization=kind), STEPS[kind])
-        for stepper in steppers.values():
-            stepper.rate()  # the first one makes tensors that later ones find
-        each_round = [{kind: stepper.rate() for kind, stepper in steppers.items()} for _ in range(rounds)]
+        # The first round makes tensors that later ones find.
+        _, *each_round = [{kind: stepper.rate() for kind, stepper in steppers.items()} for _ in range(1 + rounds)]
         for stepper in steppers.values():
             stepper.env.close()
-        rates = {kind: [found[kind] for found in each_round] for kind in steppers}
-        medians = {kind: statistics.median(values) for kind, values in rates.items()}
-        yield {
-            "env": name,
-            "num_envs": num_envs,
-            "transitions_per_s": {kind: round(rate) for kind, rate in medians.items()},
-            "ratio": round(medians["built-in"] / medians["sync"], 1),
-            "worst_ratio": round(min(found["built-in"] / found["sync"] for found in each_round), 1),
-            "rounds": {kind: [round(rate) for rate in values] for kind, values in rates.items()},
-        }
+        rates = {kind: [round(found[kind]) for found in each_round] for kind in steppers}
+        medians = {kind: round(statistics.median(values)) for kind, values in rates.items()}
+        ratio = round(medians["built-in"] / medians["sync"], 1)
+        worst = round(min(found["built-in"] / found["sync"] for found in each_round), 1)
+        told = {"env": name, "num_envs": num_envs, "transitions_per_s": medians, "ratio": ratio, "worst_ratio": worst}
+        yield told | {"rounds": rates}
 
 
 def envs_table(document: Row) -> str:
@@ -117,7 +110,7 @@ def envs_table(document: Row) -> str:
         ratios = [f"{row['ratio']:.0f}", f"{row['worst_ratio']:.0f}"]
         lines.append([row["env"], rates["built-in"], rates["sync"], *ratios, rates.get("vector", "")])
     header = "environment | built-in, steps/s | Gymnasium's, through the adapter | ratio | worst round | its numpy form"
-    return table(header.split(" | "), lines)
+    return table(header, lines)
 
 
 # -- exported policies
@@ -206,17 +199,9 @@ def replay_costs(quick: bool) -> Iterator[Row]:
 
 def filled(rows: int, *, folder: Path) -> Trainer:
     """Return a trainer whose replay of `rows` transitions is full."""
-    config = DQNConfig(
-        num_envs=rows // 20,
-        horizon=1,
-        buffer_size=rows,
-        batch_size=256,
-        prioritized=True,
-        warmup_steps=rows * 100,
-        device="cpu",
-        execution="eager",
-        model_config={"hidden_sizes": [256, 256]},
-    )
+    sizes = {"num_envs": rows // 20, "horizon": 1, "buffer_size": rows, "batch_size": 256, "warmup_steps": rows * 100}
+    model = {"model_config": {"hidden_sizes": [256, 256]}}
+    config = DQNConfig(**sizes, **model, prioritized=True, device="cpu", execution="eager")
     checkpoints = Checkpoints(folder, every_steps=None, every_minutes=None)
     trainer = Trainer(config.build(CartPole), tracker=NullTracker(), checkpoints=checkpoints, eval_env=False)
     while trainer.algorithm.replay.size < rows:
@@ -232,14 +217,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; writes no file")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    load, rows = round(os.getloadavg()[0], 1), []  # the load before it adds its own
+    begun, rows = about(*PACKAGES), []  # with the load before it adds its own
     for row in costs[options.cost](options.quick):
         rows.append(row)
         print(*(f"{value:.2e}" if isinstance(value, float) else value for value in row.values()), flush=True)
-    about = {"machine": machine(), "date": date.today().isoformat(), "load": load}
-    versions = {name: version(name) for name in PACKAGES}
     if not options.quick:
-        save(RESULTS / f"{options.cost}.json", {**about, "versions": versions, "rows": rows})
+        save(RESULTS / f"{options.cost}.json", {**begun, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ execution is compared.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -89,14 +87,13 @@ def checked(name: str, case: str, function: Callable[..., tuple[bool | None, str
     return {"name": name, "case": case, "passed": passed, "told": told.replace("|", "/")}
 
 
-if __name__ == "__main__":
-    asked = json.loads(sys.stdin.read())
+def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """Do all checks on a device."""
     checks = Checks(asked["device"], asked["sizes"])
-    same = f"{checks.mode} as eager, weights within {TOLERANCE:g}"
-    rows = [checked(same, case, checks.compare) for case in CASES]
-    for case in CASES:
-        for mode in ("eager", "graph"):
-            name = f"{mode}: no wait for the device in an iteration"
-            rows.append(checked(name, case, checks.without_waiting, mode))
-    gpu = {} if checks.device == "cpu" else {"gpu": torch.cuda.get_device_name()}
-    print(json.dumps({"checks": rows, **gpu}))
+    rows = [checked(f"{checks.mode} as eager, weights within {TOLERANCE:g}", case, checks.compare) for case in CASES]
+    rows += [
+        checked(f"{mode}: no wait for the device in an iteration", case, checks.without_waiting, mode)
+        for case in CASES
+        for mode in ("eager", "graph")
+    ]
+    return {"checks": rows} | ({} if checks.device == "cpu" else {"gpu": torch.cuda.get_device_name()})

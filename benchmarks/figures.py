@@ -10,6 +10,7 @@ python -m benchmarks.figures runs --folder DIR  # what was trained there is not 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -19,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import RESULTS, ROOT, Row, machine, save, table
+from benchmarks.results import RESULTS, ROOT, Row, about, save, table
 
 IMAGES = ROOT / "docs" / "images"
 STUDY = ROOT / "examples" / "study.yaml"
@@ -38,17 +39,9 @@ def play(folder: Path, options: argparse.Namespace) -> None:
     from rl8x.randomization import Uniform
 
     transitions = 163_840
-    config = PPOConfig(
-        num_envs=64,
-        horizon=32,
-        gamma=0.99,
-        lr_schedule={"kind": "interp", "points": [[0, 1e-2], [transitions, 0.0]]},
-        sgd_minibatch_size=512,
-        max_grad_norm=0.5,
-        model_config={"hidden_sizes": [64, 64]},
-        device="cpu",
-        seed=0,
-    )
+    sizes = {"num_envs": 64, "horizon": 32, "sgd_minibatch_size": 512, "model_config": {"hidden_sizes": [64, 64]}}
+    falling = {"kind": "interp", "points": [[0, 1e-2], [transitions, 0.0]]}
+    config = PPOConfig(**sizes, gamma=0.99, lr_schedule=falling, max_grad_norm=0.5, device="cpu", seed=0)
     trainer = Trainer(config.build(CartPole), tracker=NullTracker(), checkpoints=False, num_eval_envs=64)
     trainer.run(
         env_config={"length": Uniform(0.1, 1.3)},
@@ -74,27 +67,29 @@ def runs(folder: Path, options: argparse.Namespace) -> None:
     found, models = runs_in(folder)
     run = found["fast"]
 
-    def keep(browser: Browser, name: str) -> None:
-        browser.settle()
-        browser.run(_NO_TOOL_BARS)
-        browser.screenshot(IMAGES / f"mlflow-{name}.png")
-
     with served(folder) as address, Browser(1360, 860) as browser:
-        pages = Pages(browser, address, run)
+        pages, keep = Pages(browser, address, run), functools.partial(photograph, browser)
         pages.listed(*found)
-        keep(browser, "runs")
+        keep("runs")
         pages.overview("CartPole")
         browser.click("Show more")
         browser.wait_for("rl8x play")
-        keep(browser, "run")
+        keep("run")
         pages.charts("mean returns")
-        keep(browser, "charts")
+        keep("charts")
         pages.compared([each.info.run_id for each in found.values()], *found)
-        keep(browser, "compare")
+        keep("compare")
         pages.model(models["fast"][0].model_id, "eval/returns/mean")
-        keep(browser, "model")
+        keep("model")
         pages.artifact(film_of(folder, run))
-        keep(browser, "film")
+        keep("film")
+
+
+def photograph(browser: Any, name: str) -> None:
+    """Take a screenshot of MLflow's page, without what comes with a mouse."""
+    browser.settle()
+    browser.run(_NO_TOOL_BARS)
+    browser.screenshot(IMAGES / f"mlflow-{name}.png")
 
 
 def study(folder: Path, options: argparse.Namespace) -> None:
@@ -113,9 +108,8 @@ def study(folder: Path, options: argparse.Namespace) -> None:
         "table": cells_of(report.summary),
         "notes": list(report.summary.notes),
         "rows": json.loads(report.frame.to_json(orient="records", double_precision=10)),
-        "machine": machine(),
     }
-    save(RESULTS / "study.json", document)
+    save(RESULTS / "study.json", {**document, **about("rl8x", "torch")})
     for name, image in STUDY_FIGURES.items():
         (IMAGES / f"{image}.png").write_bytes((made.folder / "report" / f"{name}.png").read_bytes())
     print(report)
@@ -131,20 +125,15 @@ def _photograph_study(folder: Path, name: str, trainings: tuple[str, ...]) -> No
         print("no screenshots: there is no Chromium")
         return
     with served(folder) as address, Browser(1360, 860) as browser:
-        pages = Pages(browser, address, parent_of(folder, name))
-
-        def keep(image: str) -> None:
-            browser.settle()
-            browser.screenshot(IMAGES / f"mlflow-study-{image}.png")
-
+        pages, keep = Pages(browser, address, parent_of(folder, name)), functools.partial(photograph, browser)
         pages.overview("Metrics", "result/returns/mean")
-        keep("parent")
+        keep("study-parent")
         pages.artifact("evaluations.json", "training", "test.length")
-        keep("table")
+        keep("study-table")
         pages.artifact("report/heat-maps.png", "report.html")
-        keep("report")
+        keep("study-report")
         pages.grouped("study.training", *trainings)
-        keep("compare")
+        keep("study-compare")
 
 
 def study_table(document: Row) -> str:

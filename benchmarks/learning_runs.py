@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,15 @@ class Task:
         needed = (module for part, module in SIMULATORS.items() if part in entry_point)
         return next((module for module in needed if importlib.util.find_spec(module) is None), None)
 
+    @property
+    def asked(self) -> str:
+        """What is asked of every seed, in words."""
+        return "" if self.bound is None else f"{'<' if self.fails else '≥'} {self.bound:g}"
+
+    def worst(self, means: Sequence[float]) -> float:
+        """Return the mean return that is the farthest from what is asked."""
+        return max(means) if self.fails else min(means)
+
     def passes(self, row: Mapping[str, Any], rows: object = ()) -> bool:
         """Whether the mean return at the end is what is asked, and the transitions when the bound was first reached."""
         first_at, mean = row.get("first_at"), row.get("return_mean", math.nan)
@@ -101,16 +110,8 @@ class Task:
         folder = None if checkpoints is None else checkpoints / f"{name}-{seed}"
         notes = Notes(None if folder is None else folder.with_suffix(".jsonl"), {"seed": seed, **self.described})
         trainer = self.train(seed, notes, folder)
-        spent = notes.spent
-        row = {
-            **self.judge(trainer, seed),
-            **notes.best,
-            **spent,
-            "env_steps": trainer.state["env/steps"],
-            "updates": trainer.state["algorithm/updates"],
-            "load": round(os.getloadavg()[0], 1),
-            "curve": thinned(notes.curve),
-        }
+        spent = notes.ended(trainer)
+        row = {**self.judge(trainer, seed), **notes.best, **spent, "curve": thinned(notes.curve)}
         if self.first_within is not None:
             row["first_at"] = None if self.bound is None else notes.first_at(self.bound)
         if notes.invalid is not None:
@@ -183,6 +184,11 @@ class Notes:
         """Seconds of all the processes that the run has had, but what they did after their last checkpoints."""
         wall, cpu = self._began
         return {"wall_s": round(time.perf_counter() - wall, 2), "cpu_s": round(time.process_time() - cpu, 2)}
+
+    def ended(self, trainer: Trainer[Any]) -> dict[str, float]:
+        """Return what a row has of the training that has ended now."""
+        counts = {"env_steps": trainer.state["env/steps"], "updates": trainer.state["algorithm/updates"]}
+        return {**self.spent, **counts, "load": round(os.getloadavg()[0], 1)}
 
     def __call__(self, trainer: object, stats: Mapping[str, float]) -> None:
         """Note a row."""

@@ -1,6 +1,6 @@
 """Train Stable-Baselines3's PPO on Gymnasium's Ant-v5 by its zoo's settings, as learning.py trains and evaluates rl8x.
 
-    python benchmarks/learning_sb3.py [SEED ...]    # half an hour a seed; each adds a row to results/learning-sb3.json
+    python -m benchmarks.learning_sb3 [SEED ...]    # half an hour a seed; each adds a row to results/learning-sb3.json
 
 What others published of Ant is of v3, whose observations are others. Evaluations are deterministic: ten episodes as
 often as rl8x's run file has them, whose best is kept, and 64 fresh ones of the policy at the end.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize, sync_envs_normalization
 
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.results import RESULTS, Row, held, machine, save, version
+from benchmarks.results import RESULTS, Row, about, held, save
 
 ENV, TRANSITIONS, OUT = "Ant-v5", 1_003_520, RESULTS / "learning-sb3.json"
 # hyperparams/ppo.yml of rl-baselines3-zoo, Ant: normalised observations and rewards, one copy, PPO's own defaults.
@@ -78,6 +74,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for given in map(int, sys.argv[1:] or range(3)):
         others = [row for row in held(OUT).get("rows", []) if row["seed"] != given]
-        versions = {name: version(name) for name in ("stable_baselines3", "gymnasium", "mujoco", "torch")}
-        about = {"settings": SETTINGS, "machine": machine(), "versions": versions}
-        save(OUT, {**about, "rows": sorted([*others, measure(given)], key=lambda row: row["seed"])})
+        made = {"settings": SETTINGS, **about("stable_baselines3", "gymnasium", "mujoco", "torch")}
+        save(OUT, {**made, "rows": sorted([*others, measure(given)], key=lambda row: row["seed"])})

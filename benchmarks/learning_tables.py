@@ -6,17 +6,19 @@ import functools
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.learning import TABLES, is_of_now
 from benchmarks.learning_tasks import BY_DEFAULTS, FACTORS, NEAR, NUMBERS, TASKS, Task
 from benchmarks.offline import OFFLINE
-from benchmarks.randomization import METHODS
 from benchmarks.results import Row, held, table
 from rl8x.config import RunSpec
 from rl8x.config.tuned import tuned_files
+from rl8x.drawing import LIGHT, Curve, draw_panels
 
 SUFFIXES = ("", "-dqn", "-pqn", "-sac", "-td3")  # of a task's name: the algorithm, nothing for PPO
 # The tasks of README.md, and those of docs/which-algorithm.md: the same ones by several algorithms.
@@ -58,32 +60,48 @@ def faults(name: str) -> list[str]:
     return wrong
 
 
+def measured(name: str, tasks: Mapping[str, Any]) -> Iterator[tuple[str, Any, list[Row]]]:
+    """Yield those of some tasks that a table has rows of, with these."""
+    rows = rows_of(name)
+    return ((each, task, rows[each]) for each, task in tasks.items() if each in rows)
+
+
+def numbers(rows: Sequence[Row], key: str = "return_mean") -> list[float]:
+    """Return a number of each seed."""
+    return [row[key] for row in rows]
+
+
+def digits_for(values: Sequence[float]) -> int:
+    """Return the decimals of returns."""
+    return 2 if max(map(abs, values)) < 20 else 1
+
+
+def median(rows: Sequence[Row], key: str, digits: int = 1) -> str:
+    """Write the median over seeds."""
+    return f"{statistics.median(numbers(rows, key)):.{digits}f}"
+
+
 def report(names: Sequence[str]) -> str:
     """Lay out the worst and the median of each task's seeds."""
-    rows, lines = rows_of("learning"), []
-    for name, task in TASKS.items():
-        if name not in names or not (mine := rows.get(name)):
-            continue
-        means = [row["return_mean"] for row in mine]
-        worst = max(means) if task.fails else min(means)
-        middle = {key: statistics.median(row[key] for row in mine) for key in ("return_mean", "cpu_s")}
-        digits = 2 if max(map(abs, means)) < 20 else 1
-        bound = "" if task.bound is None else f"{'<' if task.fails else '≥'} {task.bound:g}"
-        first = ""
+    lines = []
+    for name, task, mine in measured("learning", {name: task for name, task in TASKS.items() if name in names}):
+        means, bound, first = numbers(mine), task.asked, ""
+        digits = digits_for(means)
         if task.first_within is not None:
             bound += f", first within {task.first_within:,}"
             at = [row["first_at"] for row in mine]
             first = ", first never" if None in at else f", first at {max(at):,}"
+        returns = [f"{task.worst(means):.{digits}f}{first}", median(mine, "return_mean", digits)]
         seeds = f"{len(mine)}{'' if len(mine) == task.seeds else f' of {task.seeds}'}"
-        spent = [*(_span([row[key] for row in mine]) for key in ("env_steps", "updates")), f"{middle['cpu_s']:.1f}"]
-        returns = [f"{worst:.{digits}f}{first}", f"{middle['return_mean']:.{digits}f}", _best(mine, task, digits)]
-        lines.append([name, bound, *returns, seeds, *spent])
+        spent = [_span(mine, "env_steps"), _span(mine, "updates"), median(mine, "cpu_s")]
+        lines.append([name, bound, *returns, _best(mine, task, digits), seeds, *spent])
     header = "task | bound | worst seed | median seed | best on the way, mean | seeds | transitions | updates | CPU s"
-    return table(header.split(" | "), lines)
+    return table(header, lines)
 
 
-def _span(counts: Sequence[int]) -> str:
+def _span(rows: Sequence[Row], key: str) -> str:
     """Write what all seeds have, or from what to what."""
+    counts = numbers(rows, key)
     return " to ".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
 
 
@@ -91,61 +109,51 @@ def _best(rows: Sequence[Row], task: Task, digits: int) -> str:
     """Write the mean of the seeds' best evaluations on the way, and what it must be; nothing where there are none."""
     if not all("best" in row for row in rows):
         return ""
-    mean = statistics.mean(row["best"] for row in rows)
+    mean = statistics.mean(numbers(rows, "best"))
     asked = "" if task.best_bound is None else f" ({'≥' if mean >= task.best_bound else 'misses'} {task.best_bound:g})"
     return f"{mean:.{digits}f}{asked}"
 
 
 def report_offline() -> str:
     """Lay out the returns of each task's seeds, and the score of the worst."""
-    rows, lines = rows_of("learning"), []
-    for name, task in OFFLINE.items():
-        if mine := rows.get(name):
-            score, cpu = min(row["score"] for row in mine), sorted(row["cpu_s"] for row in mine)[len(mine) // 2]
-            about = [f"{score:.0f}", f"{mine[0]['updates']:,}", f"{cpu:.1f}"]
-            lines.append([name, task.asked, f"{mine[0]['data_mean']:.1f}", _returns(mine), *about])
+    lines = []
+    for name, task, mine in measured("learning", OFFLINE):
+        about = [f"{min(numbers(mine, 'score')):.0f}", f"{mine[0]['updates']:,}", median(mine, "cpu_s")]
+        lines.append([name, task.asked, f"{mine[0]['data_mean']:.1f}", _returns(mine), *about])
     header = "task | asked of every seed | mean of the data | returns by seed | worst score | updates | CPU s"
-    return table(header.split(" | "), lines)
+    return table(header, lines)
 
 
 def _returns(rows: Sequence[Row]) -> str:
-    return ", ".join(f"{row['return_mean']:.1f}" for row in rows)
+    return ", ".join(f"{value:.1f}" for value in numbers(rows))
 
 
 def report_precision() -> str:
     """Lay out the returns of both precisions, of the tasks that have at least two seeds of each."""
     rows, lines = rows_of("precision"), []
     for name, task in TASKS.items():
-        returns = {
-            precision: [row["return_mean"] for row in rows.get(f"{name} {precision}", [])]
-            for precision in ("fp32", "bf16")
-        }
-        if min(map(len, returns.values())) < 2:
+        returns = [numbers(rows.get(f"{name} {precision}", [])) for precision in ("fp32", "bf16")]
+        if min(map(len, returns)) < 2:
             continue
-        digits, cells = 2 if max(map(abs, returns["fp32"])) < 20 else 1, []
-        for found in returns.values():
-            worst = max(found) if task.fails else min(found)
-            cells += [f"{worst:.{digits}f}", f"{statistics.median(found):.{digits}f}"]
-        difference = statistics.mean(returns["bf16"]) - statistics.mean(returns["fp32"])
-        error = math.sqrt(sum(statistics.variance(found) / len(found) for found in returns.values()))
-        seeds = " and ".join(map(str, sorted(set(map(len, returns.values())))))
-        cells += [f"{difference:+.{digits}f} ± {error:.{digits}f}", seeds]
-        lines.append([name, f"{'<' if task.fails else '≥'} {task.bound:g}", *cells])
+        digits = digits_for(returns[0])
+        cells = [f"{of(found):.{digits}f}" for found in returns for of in (task.worst, statistics.median)]
+        difference = statistics.mean(returns[1]) - statistics.mean(returns[0])
+        error = math.sqrt(sum(statistics.variance(found) / len(found) for found in returns))
+        seeds = " and ".join(map(str, sorted(set(map(len, returns)))))
+        lines.append([name, task.asked, *cells, f"{difference:+.{digits}f} ± {error:.{digits}f}", seeds])
     header = "task | bound | fp32 worst | fp32 median | bf16 worst | bf16 median | bf16 - fp32, means | seeds"
-    return table(header.split(" | "), lines)
+    return table(header, lines)
 
 
 def report_defaults() -> str:
     """Lay out the returns of each task's seeds."""
-    rows, lines = rows_of("defaults"), []
-    for name, task in BY_DEFAULTS.items():
-        if mine := rows.get(name):
-            reached = f"{sum(row['passed'] for row in mine)} of {len(mine)}"
-            seconds = statistics.median(row["cpu_s"] for row in mine)
-            about = [task.run.env.env, task.run.algorithm.algorithm, f"{mine[0]['env_steps']:,}", f"≥ {task.bound:g}"]
-            lines.append([*about, _returns(mine), reached, f"{seconds:.1f}"])
+    lines = []
+    for _, task, mine in measured("defaults", BY_DEFAULTS):
+        about = [task.run.env.env, task.run.algorithm.algorithm, f"{mine[0]['env_steps']:,}", task.asked]
+        reached = f"{sum(row['passed'] for row in mine)} of {len(mine)}"
+        lines.append([*about, _returns(mine), reached, median(mine, "cpu_s")])
     header = "environment | algorithm | transitions | asked of 4 seeds | returns by seed | reached by | CPU s"
-    return table(header.split(" | "), lines)
+    return table(header, lines)
 
 
 def report_near() -> str:
@@ -163,19 +171,15 @@ def report_near() -> str:
 def report_randomization() -> str:
     """Lay out the methods: intervals are Student's t at 95% over seeds, those of differences to Uniform Welch's."""
     rows, lines = rows_of("randomization"), []
-    for task in ("cartpole", "pendulum"):
-        for method in METHODS:
-            if not (mine := rows.get(f"{task} {method}")):
-                continue
-            cells = [task, method]
-            for key in ("cvar", "outside"):
-                values = [row[key] for row in mine]
-                uniform = [row[key] for row in rows.get(f"{task} uniform", [])]
-                compared = bool(uniform) and method != "uniform"
-                cells += [_interval(values), _interval(values, uniform) if compared else ""]
-            lines.append([*cells, str(len(mine)), f"{statistics.median(row['cpu_s'] for row in mine):.0f}"])
+    for name, _, mine in measured("randomization", TABLES["randomization"].tasks):
+        task, method = name.split()
+        uniform, cells = rows.get(f"{task} uniform", []) if method != "uniform" else [], [task, method]
+        for key in ("cvar", "outside"):
+            ours, theirs = numbers(mine, key), numbers(uniform, key)
+            cells += [_interval(ours), _interval(ours, theirs) if theirs else ""]
+        lines.append([*cells, str(len(mine)), median(mine, "cpu_s", 0)])
     header = "task | trained under | CVaR 10% | ahead of Uniform | outside | ahead of Uniform | seeds | CPU s"
-    return table(header.split(" | "), lines)
+    return table(header, lines)
 
 
 def _interval(ours: Sequence[float], theirs: Sequence[float] | None = None) -> str:
@@ -193,32 +197,19 @@ def _interval(ours: Sequence[float], theirs: Sequence[float] | None = None) -> s
 
 def draw(names: Sequence[str], path: Path) -> None:
     """Draw the returns of the episodes that ended in training, a panel for each task and a line for each seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows = rows_of("learning")
-    names = [name for name in names if name in rows]
-    columns = min(6, len(names))
-    lines = -(-len(names) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(2.9 * columns, 2.6 * lines), squeeze=False)
-    for axis in axes.flat[len(names) :]:
-        axis.remove()
-    for name, axis in zip(names, axes.flat, strict=False):
-        for row in rows[name]:
-            steps, returns = zip(*row["curve"], strict=True)
-            axis.plot([step / 1e3 for step in steps], returns, linewidth=1.2, alpha=0.8)
-        if TASKS[name].bound is not None:
-            axis.axhline(TASKS[name].bound, color="gray", linestyle=":", linewidth=1)
-        axis.set_title(name, fontsize=10)
-        axis.set_xlabel("thousand transitions", fontsize=8)
-        axis.tick_params(labelsize=8)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel("return of training episodes", fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    rows = {name: mine for name, mine in rows_of("learning").items() if name in names}
+    shown = [name for name in names if name in rows]
+    panels = [
+        {str(row["seed"]): Curve(*np.array(row["curve"]).T, *[np.array(np.nan)] * 2) for row in rows[name]}
+        for name in shown
+    ]
+    figure = draw_panels(panels, [""] * len(shown), "transitions", LIGHT, width=6)
+    for name, panel in zip(shown, figure.axes, strict=False):
+        panel.set_title(name)
+        if (bound := TASKS[name].bound) is not None:
+            panel.axhline(bound, color=LIGHT.text, linestyle=":", linewidth=1)
+    figure.axes[0].set_ylabel("return of training episodes")
+    figure.savefig(path, dpi=70)
 
 
 def curves() -> dict[str, Sequence[str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,23 +21,25 @@ from rl8x.config.tuned import tuned_files
 from rl8x.plain import thawed
 from rl8x.randomization import LogUniform
 
+Fields = dict[str, Any]
 
-def falling(lr: float, end: float) -> dict[str, Any]:
+
+def falling(lr: float, end: float) -> Fields:
     """Return a learning rate that falls to 0 in a straight line."""
     return {"kind": "interp", "points": [[0, lr], [end, 0.0]]}
 
 
-def own(env: str, transitions: int, lr: float, env_kwargs: dict[str, Any] | None = None, **config: Any) -> RunSpec:
-    """Return the run of a task of the benchmark's own, by PPO; the learning rate falls to 0 in a straight line."""
-    return RunSpec.from_plain(
-        {
-            "env": env,
-            "env_kwargs": env_kwargs or {},
-            "algorithm_config": {"lr_schedule": falling(lr, transitions), **COMMON, **config},
-            "stop_conditions": [{"hits_upper_bound": ["env/steps", transitions]}],
-        },
-        trust=True,
-    )
+def run_of(env: str, transitions: int, lr: float | None, config: Fields, **others: Any) -> RunSpec:
+    """Return a run of so many transitions; a learning rate that is given falls to 0."""
+    schedule = {} if lr is None else {"lr_schedule": falling(lr, transitions)}
+    stop = {"hits_upper_bound": ["env/steps", transitions]}
+    plain = {"env": env, "algorithm_config": {**schedule, **config}, "stop_conditions": [stop], **others}
+    return RunSpec.from_plain(plain, trust=env.startswith("benchmarks."))
+
+
+def own(env: str, transitions: int, lr: float, env_kwargs: Fields | None = None, **config: Any) -> RunSpec:
+    """Return the run of a task of the benchmark's own, by PPO."""
+    return run_of(env, transitions, lr, {**COMMON, **config}, env_kwargs=env_kwargs or {})
 
 
 def published(env: str, algorithm: str, best_bound: float | None, bound: float | None, seeds: int) -> Task:
@@ -50,46 +53,20 @@ def published(env: str, algorithm: str, best_bound: float | None, bound: float |
     return Task(run=run, bound=bound, best_bound=best_bound, seeds=seeds, **watched)
 
 
+ON_ONE_THREAD = {"device": "cpu", "num_threads": 1}
 SMALL = {"hidden_sizes": [64, 64]}
 BATCH = {"num_envs": 64, "horizon": 32, "sgd_minibatch_size": 512}
 # Written out, so that what was measured stays what it was where a default changes.
-COMMON = {
-    "num_sgd_iters": 4,
-    "gamma": 0.99,
-    "gae_lambda": 0.95,
-    "clip_param": 0.2,
-    "entropy_coeff": 0.0,
-    "vf_coeff": 1.0,
-    "vf_clip_param": 5.0,
-    "max_grad_norm": 0.5,
-    "normalize_observations": False,
-    "normalize_rewards": True,
-    "normalize_advantages": True,
-    "model": "mlp",
-    "model_config": {**SMALL, "activation": "relu"},
-    "device": "cpu",
-    "num_threads": 1,
-}
-MASKED = {
-    "env": "benchmarks.learning_envs.MaskedCartPole",
-    "transitions": 262_144,
-    "lr": 5e-3,
-    "num_envs": 128,
-    "horizon": 32,
-    "sgd_minibatch_size": 1024,
-    # Without it the angle, a tenth of the position, is hardly seen, and the policy at the end is not a stable one.
-    "normalize_observations": True,
-}
-TRADING = {
-    "env": "AlgoTrading",
-    "env_kwargs": {"time_limit": 32},
-    "transitions": 245_760,
-    "lr": 3e-3,
-    "num_envs": 256,
-    "horizon": 32,
-    "sgd_minibatch_size": 2048,
-    "gamma": 0.9,
-}
+COMMON: Fields = {"num_sgd_iters": 4, "gamma": 0.99, "gae_lambda": 0.95, "clip_param": 0.2, "entropy_coeff": 0.0}
+COMMON |= {"vf_coeff": 1.0, "vf_clip_param": 5.0, "max_grad_norm": 0.5, "normalize_observations": False}
+COMMON |= {"normalize_rewards": True, "normalize_advantages": True, **ON_ONE_THREAD}
+COMMON |= {"model": "mlp", "model_config": {**SMALL, "activation": "relu"}}
+MASKED: Fields = {"env": "benchmarks.learning_envs.MaskedCartPole", "transitions": 262_144, "lr": 5e-3}
+MASKED |= {"num_envs": 128, "horizon": 32, "sgd_minibatch_size": 1024}
+# Without it the angle, a tenth of the position, is hardly seen, and the policy at the end is not a stable one.
+MASKED |= {"normalize_observations": True}
+TRADING: Fields = {"env": "AlgoTrading", "env_kwargs": {"time_limit": 32}, "transitions": 245_760, "lr": 3e-3}
+TRADING |= {"num_envs": 256, "horizon": 32, "sgd_minibatch_size": 2048, "gamma": 0.9}
 PIXELS = {"convolutions": [[16, 4, 2], [32, 3, 1]], "hidden_sizes": [64]}
 ATTENTION = {"window": 8, "width": 32, "num_heads": 2}
 SWINGS = {"bound": -200.0, "first_within": 10_000, "steps_per_eval": 16}  # Pendulum, from a replay
@@ -162,8 +139,7 @@ class ByDefaults(Task):
 
 def by_defaults(env: str, algorithm: str, transitions: int, bound: float, **given: Any) -> ByDefaults:
     """Return the task of an environment; it passes with at least 4 of its 5 seeds."""
-    stop = {"hits_upper_bound": ["env/steps", transitions]}
-    run = RunSpec.from_plain({"env": env, "algorithm": algorithm, "algorithm_config": given, "stop_conditions": [stop]})
+    run = run_of(env, transitions, None, given, algorithm=algorithm)
     return ByDefaults(run=run, bound=bound, seeds=1 if given else 5, episodes=100)
 
 
@@ -172,18 +148,16 @@ def near(name: str, width: Sequence[int]) -> dict[str, ByDefaults]:
     task = BY_DEFAULTS[name]
     config, tasks = task.run.algorithm.make_config(), {}
     assert task.bound is not None
-    for number in NUMBERS:
-        for word, factor in FACTORS.items():
-            if number == "width":
-                widths = [int(factor * each) for each in width]
-                given: dict[str, Any] = {"model_config": {"hidden_sizes": widths}}
-                if hasattr(config, "critic_hidden_sizes"):
-                    given["critic_hidden_sizes"] = widths
-            else:
-                value = getattr(config, number)
-                given = {number: type(value + 0)(value * factor)}
-            changed = by_defaults(task.run.env.env, task.run.algorithm.algorithm, task.transitions, task.bound, **given)
-            tasks[f"{name}-{number}-{word}"] = changed
+    for number, (word, factor) in itertools.product(NUMBERS, FACTORS.items()):
+        if number == "width":
+            widths = [int(factor * each) for each in width]
+            given: Fields = {"model_config": {"hidden_sizes": widths}}
+            given |= {"critic_hidden_sizes": widths} if hasattr(config, "critic_hidden_sizes") else {}
+        else:
+            value = getattr(config, number)
+            given = {number: type(value + 0)(value * factor)}
+        changed = by_defaults(task.run.env.env, task.run.algorithm.algorithm, task.transitions, task.bound, **given)
+        tasks[f"{name}-{number}-{word}"] = changed
     return tasks
 
 
@@ -219,34 +193,21 @@ def teacher(seed: int) -> Trainer[Any]:
     return DISTILLED["teacher"].train(seed, Notes(None, {}))
 
 
-def partly_seen(
-    transitions: int, model: dict[str, Any], *, env_kwargs: dict[str, Any] | None = None, taught: bool = False
-) -> Task:
+def partly_seen(transitions: int, model: Fields, *, env_kwargs: Fields | None = None, taught: bool = False) -> Task:
     """Return the task of CartPole with hidden velocities, and pole and motor drawn anew for each episode."""
-    own, lr = (BY_TEACHER, 2e-3) if taught else (BY_PPO, 3e-3)
-    plain = {
-        "env": "benchmarks.learning_envs.PartlySeenCartPole",
-        "env_kwargs": env_kwargs or {},
-        "algorithm_config": {**DRAWN, **model, **own, "lr_schedule": falling(lr, transitions)},
-        "env_config": {name: drawn.to_dict() for name, drawn in PHYSICS.items()},
-        "stop_conditions": [{"hits_upper_bound": ["env/steps", transitions]}],
-    }
-    by = {"algorithm": "distillation"} if taught else {"preset": "rl8"}
-    return (Student if taught else Task)(run=RunSpec.from_plain({**plain, **by}, trust=True))
+    by, lr, config = ({"algorithm": "distillation"}, 2e-3, BY_TEACHER) if taught else ({"preset": "rl8"}, 3e-3, BY_PPO)
+    drawn = {name: distribution.to_dict() for name, distribution in PHYSICS.items()}
+    others = {"env_kwargs": env_kwargs or {}, "env_config": drawn, **by}
+    env, config = "benchmarks.learning_envs.PartlySeenCartPole", {**DRAWN, **model, **config}
+    return (Student if taught else Task)(run=run_of(env, transitions, lr, config, **others))
 
 
 PHYSICS = {"length": LogUniform(0.1, 2.0), "force_mag": LogUniform(4.0, 25.0)}
-DRAWN = {"num_envs": 32, "horizon": 64, "device": "cpu", "num_threads": 1, "execution": "eager"}
+DRAWN = {"num_envs": 32, "horizon": 64, **ON_ONE_THREAD, "execution": "eager", "max_grad_norm": 0.5}
 MLP = {"model": "mlp", "model_config": {"hidden_sizes": [64, 64], "activation": "tanh"}}
 GRU = {"model": "gru", "model_config": {"hidden_size": 64, "encoder_sizes": [64]}, "seq_len": 16}
-BY_PPO = {
-    "gamma": 0.99,
-    "max_grad_norm": 0.5,
-    "vf_clip_param": None,
-    "normalize_rewards": True,
-    "sgd_minibatch_size": 256,
-}
-BY_TEACHER = {"max_grad_norm": 0.5, "sgd_minibatch_size": 512, "teacher_obs": ["velocities", "parameters"]}
+BY_PPO = {"gamma": 0.99, "vf_clip_param": None, "normalize_rewards": True, "sgd_minibatch_size": 256}
+BY_TEACHER = {"sgd_minibatch_size": 512, "teacher_obs": ["velocities", "parameters"]}
 BLIND = {"blind": True}
 # A student with memory beside the same network trained by PPO from scratch, on as many transitions as the student, and
 # on as many as teacher and student together. Settings were chosen on seeds from 10 on.

@@ -9,10 +9,7 @@ second those could be done.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ROWS = (512, 2048, 4096, 16384)
+ROWS, ROWS_OF_GPU = (512, 2048, 4096, 16384), (65536, 262144)
 WIDTHS = (64, 256)
 KINDS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 
@@ -42,7 +39,7 @@ def seconds_a_call(function: Callable[[], Any], device: str, budget_s: float = 0
     return statistics.median(times)
 
 
-def ways(precision: str, x: Tensor, weight: Tensor, bias: Tensor) -> dict[str, Callable[[], Tensor]]:
+def ways(x: Tensor, weight: Tensor, bias: Tensor) -> dict[str, Callable[[], Tensor]]:
     """Return the ways of computing a linear layer, by name."""
     out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
     found: dict[str, Callable[[], Tensor]] = {
@@ -57,32 +54,30 @@ def ways(precision: str, x: Tensor, weight: Tensor, bias: Tensor) -> dict[str, C
     return found
 
 
-def measure(device: str = "cpu", rows: tuple[int, ...] | None = None, copied: int = 2**28) -> dict[str, Any]:
+def measure(device: str, rows: tuple[int, ...], copied: int) -> dict[str, Any]:
     """Measure a device: the best GFLOP/s by precision and width, and GB of memory read and written a second."""
-    on_cpu = device == "cpu"
-    rows = rows or (ROWS if on_cpu else (65536, 262144))
     limits: dict[str, Any] = {}
-    for precision in ("fp32", "bf16") if on_cpu else KINDS:
+    for precision in ("fp32", "bf16") if device == "cpu" else KINDS:
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         limits[precision] = {str(width): fastest(precision, width, rows, device) for width in WIDTHS}
     source = torch.zeros(copied // 4, device=device)
     target = torch.empty_like(source)
     seconds = seconds_a_call(lambda: target.copy_(source), device)
-    limits["bytes_gb_per_s"] = round(2 * copied / seconds / 1e9, 1)
-    return limits
+    return {**limits, "bytes_gb_per_s": round(2 * copied / seconds / 1e9, 1)}
+
+
+def layer(precision: str, m: int, k: int, n: int, device: str) -> dict[str, Callable[[], Tensor]]:
+    """Return the ways of computing a linear layer `[m, k] x [k, n]` of random numbers, by name."""
+    x, weight, bias = (torch.randn(*shape, device=device).to(KINDS[precision]) for shape in ((m, k), (n, k), (n,)))
+    return ways(x, weight, bias)
 
 
 def fastest(precision: str, width: int, rows: tuple[int, ...], device: str) -> dict[str, Any]:
     """Return the best GFLOP/s of one width, with the way and the rows that gave it."""
     best: dict[str, Any] = {"gflops": 0.0}
     for count in rows:
-        x, weight, bias = (
-            torch.randn(*shape, device=device).to(KINDS[precision])
-            for shape in ((count, width), (width, width), (width,))
-        )
-        for name, call in ways(precision, x, weight, bias).items():
-            with torch.no_grad():
-                rate = 2 * count * width * width / seconds_a_call(call, device) / 1e9
+        for name, call in layer(precision, count, width, width, device).items():
+            rate = 2 * count * width * width / seconds_a_call(call, device) / 1e9
             if rate > best["gflops"]:
                 best = {"gflops": round(rate, 1), "way": name, "rows": count}
     return best
@@ -94,21 +89,18 @@ def products_per_s(products: Sequence[tuple[int, int, int]], precision: str, dev
     Each call comes from Python, which adds about a microsecond to it.
     """
     total = 0.0
-    for (m, k, n), count in Counter(map(tuple, products)).items():
-        x, weight, bias = (torch.randn(*shape, device=device).to(KINDS[precision]) for shape in ((m, k), (n, k), (n,)))
-        with torch.no_grad():
-            found = [seconds_a_call(call, device, budget_s) for call in ways(precision, x, weight, bias).values()]
-        total += count * min(found)
+    for shape, count in Counter(map(tuple, products)).items():
+        calls = layer(precision, *shape, device).values()
+        total += count * min(seconds_a_call(call, device, budget_s) for call in calls)
     return 1.0 / total
 
 
-if __name__ == "__main__":
-    arguments = json.loads(sys.stdin.read())
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments["threads"]])
-    torch.set_num_threads(arguments["threads"])
-    if "products" in arguments:
-        about = arguments["products"], arguments["precision"], arguments["device"]
-        print(json.dumps({"per_s": products_per_s(*about, 0.01 if arguments["quick"] else 0.3)}))
-        sys.exit()
-    sizes = {"rows": (512,), "copied": 2**20} if arguments.get("quick") else {}
-    print(json.dumps(measure(arguments["device"], **sizes)))
+@torch.no_grad()
+def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """Measure a device, or how often a second some products could be done."""
+    device, is_quick = asked["device"], asked["quick"]
+    if "products" in asked:
+        budget_s = 0.01 if is_quick else 0.3
+        return {"per_s": products_per_s(asked["products"], asked["precision"], device, budget_s)}
+    rows = (512,) if is_quick else ROWS if device == "cpu" else ROWS_OF_GPU
+    return measure(device, rows, 2**20 if is_quick else 2**28)

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from benchmarks.learning_runs import judged
-from benchmarks.learning_tasks import SMALL, TASKS, falling
+from benchmarks.learning_runs import Notes, judged
+from benchmarks.learning_tasks import ON_ONE_THREAD, SMALL, TASKS, falling
 from rl8x import HitsUpperBound, NullTracker, Trainer
 from rl8x.algorithms import BCConfig, DQNConfig, IQLConfig, SACConfig, TD3Config
 from rl8x.algorithms.off_policy.config import LearnerConfig
@@ -126,13 +124,8 @@ class OfflineTask:
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments of `algorithm` but for the seed."""
-        common = {
-            "lr_schedule": falling(self.lr, self.updates),
-            "model_config": SMALL,
-            "device": "cpu",
-            "num_threads": 1,
-        }
-        return {**common, **self.config}
+        schedule = {"lr_schedule": falling(self.lr, self.updates)}
+        return {**schedule, "model_config": SMALL, **ON_ONE_THREAD, **self.config}
 
     @property
     def described(self) -> dict[str, Any]:
@@ -168,11 +161,11 @@ class OfflineTask:
             self._reference(seed, rows)  # before minutes of training
         data = make_data(self.data)
         make_env = TASKS[RECIPES[self.data].task].make_env
-        wall, cpu = time.perf_counter(), time.process_time()
+        notes = Notes(None, {})  # counts seconds from here
         algorithm = self.algorithm(seed=seed, **self.settings).build(dataset=data.dataset)
         trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=make_env, num_eval_envs=self.episodes)
         trainer.run(stop_conditions=[HitsUpperBound("algorithm/updates", self.updates)], progress="none")
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        spent = notes.ended(trainer)
         result = trainer.eval(deterministic=True)
         trainer.close()
         return {
@@ -181,11 +174,7 @@ class OfflineTask:
             "data_mean": round(data.mean, 2),
             "data_score": round(data.score(data.mean), 1),
             "data_digest": data.dataset.digest,
-            "wall_s": round(wall, 2),
-            "cpu_s": round(cpu, 2),
-            "env_steps": 0,
-            "updates": trainer.state["algorithm/updates"],
-            "load": round(os.getloadavg()[0], 1),
+            **spent,
         }
 
 
@@ -200,37 +189,22 @@ def mixed(env: str, algorithm: type[LearnerConfig], updates: int, above: str | N
     return OfflineTask(data=f"{env}-mixed", algorithm=algorithm, updates=updates, lr=1e-3, above=above, config=config)
 
 
+DQN = {"cql_coeff": 1.0, "batch_size": 128, "target_interval": 200, **FLAT}
+SAC = {**FAST, "cql_coeff": 1.0, "cql_samples": 4, "critic_layer_norm": True}
+# The coefficient of TD3+BC is the paper's alpha of 2.5.
+TD3_BC = {**FAST, "actor_bc_coeff": 0.4}
+REBRAC = {**FAST, "actor_bc_coeff": 0.01, "critic_bc_coeff": 0.01, "critic_layer_norm": True}
+# Without the normaliser the pole's angle, a tenth of the position, is hardly seen, and where the policy turns is not
+# exact.
+MEDIUM = {"updates": 5_000, "lr": 3e-3, "config": {"normalize_observations": True}, "near": 0.05}
 OFFLINE = {
-    # Without the normaliser the pole's angle, a tenth of the position, is hardly seen, and where the policy turns is
-    # not exact.
-    "cartpole-medium-bc": OfflineTask(
-        data="cartpole-medium",
-        algorithm=BCConfig,
-        updates=5_000,
-        lr=3e-3,
-        config={"normalize_observations": True},
-        near=0.05,
-    ),
+    "cartpole-medium-bc": OfflineTask(data="cartpole-medium", algorithm=BCConfig, **MEDIUM),
     "cartpole-mixed-bc": mixed("cartpole", BCConfig, 3_000, None),
-    "cartpole-mixed-cql": mixed(
-        "cartpole", DQNConfig, 4_000, CLONED[0], cql_coeff=1.0, batch_size=128, target_interval=200, **FLAT
-    ),
+    "cartpole-mixed-cql": mixed("cartpole", DQNConfig, 4_000, CLONED[0], **DQN),
     "cartpole-mixed-iql": mixed("cartpole", IQLConfig, 4_000, CLONED[0], **CRITICS),
     "pendulum-mixed-bc": mixed("pendulum", BCConfig, 3_000, None),
     "pendulum-mixed-iql": mixed("pendulum", IQLConfig, 4_000, CLONED[1], **CRITICS),
-    "pendulum-mixed-cql": mixed(
-        "pendulum", SACConfig, 3_000, CLONED[1], **FAST, cql_coeff=1.0, cql_samples=4, critic_layer_norm=True
-    ),
-    # The coefficient is the paper's alpha of 2.5.
-    "pendulum-mixed-td3-bc": mixed("pendulum", TD3Config, 4_000, CLONED[1], **FAST, actor_bc_coeff=0.4),
-    "pendulum-mixed-rebrac": mixed(
-        "pendulum",
-        TD3Config,
-        4_000,
-        "pendulum-mixed-td3-bc",
-        **FAST,
-        actor_bc_coeff=0.01,
-        critic_bc_coeff=0.01,
-        critic_layer_norm=True,
-    ),
+    "pendulum-mixed-cql": mixed("pendulum", SACConfig, 3_000, CLONED[1], **SAC),
+    "pendulum-mixed-td3-bc": mixed("pendulum", TD3Config, 4_000, CLONED[1], **TD3_BC),
+    "pendulum-mixed-rebrac": mixed("pendulum", TD3Config, 4_000, "pendulum-mixed-td3-bc", **REBRAC),
 }

@@ -1,4 +1,7 @@
-"""The libraries that are compared, their virtual environments, and fresh processes in them."""
+"""The libraries that are compared, their virtual environments, and fresh processes that answer a question.
+
+The standard library alone: `python -m benchmarks.processes MODULE`, the process's side of `ask`, runs in all of them.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import ROOT
+from benchmarks.results import ROOT, Row
 from benchmarks.works import Job
+
+Variants = Mapping[str, Mapping[str, Any]]
 
 VENVS = ROOT / ".bench-venvs"
 TORCH = "torch==2.13.0"
@@ -28,12 +33,19 @@ MALLOC_SETTINGS = {
 # Where MLflow keeps the rows that are timed: in a file, or behind its server.
 STORES = ("sqlite", "http")
 MALLOC, UNTRACKED = "malloc", "untracked"
-AS_IT_COMES: dict[str, dict[str, Any]] = {"as it comes": {}, MALLOC: {"env": MALLOC_SETTINGS}}
-OWN_MODES: dict[str, dict[str, Any]] = {
-    f"{execution} {precision}": {"execution": execution, "precision": precision}
-    for precision in ("fp32", "bf16")
-    for execution in ("eager", "compile")
-} | {f"compile fp32 {UNTRACKED}": {"execution": "compile", "tracks": False}}
+AS_IT_COMES: Variants = {"as it comes": {}}
+
+
+def modes(executions: Iterable[str], precisions: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+    """Return rl8x's modes of execution in each precision."""
+    pairs = [(execution, precision) for precision in precisions for execution in executions]
+    return {
+        f"{execution} {precision}": {"execution": execution, "precision": precision} for execution, precision in pairs
+    }
+
+
+OWN_MODES = modes(("eager", "compile"), ("fp32", "bf16"))
+OWN_MODES[f"compile fp32 {UNTRACKED}"] = {"execution": "compile", "tracks": False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +57,9 @@ class Peer:
     # What pip installs, one call for each; none for the environment that runs the benchmark.
     requirements: tuple[str, ...]
     algorithms: tuple[str, ...] = ("ppo",)  # those of the works that it is measured with
-    # The ways in which it is run, by name: fields of the job that they change, and under `"env"` additions to the
-    # environment of the process.
-    variants: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=lambda: AS_IT_COMES)
+    # The ways in which it is run on a CPU, by name: fields of the job that they change, and under `"env"` additions to
+    # the environment of the process.
+    variants: Variants = dataclasses.field(default_factory=lambda: {**AS_IT_COMES, MALLOC: {"env": MALLOC_SETTINGS}})
 
 
 ALL = ("ppo", "dqn", "sac")
@@ -62,17 +74,11 @@ PEERS = {
 }
 
 
-def variants_of(peer: str, device: str) -> Mapping[str, Mapping[str, Any]]:
+def variants_of(peer: str, device: str) -> Variants:
     """Return the ways in which a library is run on a device."""
     if device == "cpu":
         return PEERS[peer].variants
-    if peer != "rl8x":
-        return {"as it comes": {}}
-    return {
-        f"{execution} {precision}": {"execution": execution, "precision": precision}
-        for execution in ("graph", "eager", "compile")
-        for precision in ("fp32", "tf32", "bf16")
-    }
+    return modes(("graph", "eager", "compile"), ("fp32", "tf32", "bf16")) if peer == "rl8x" else AS_IT_COMES
 
 
 def is_there(peer: str) -> bool:
@@ -117,28 +123,47 @@ def environment(threads: int, extra: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def run(peer: Peer, job: Job, extra: Mapping[str, str], timeout_s: float, *, here: bool = False) -> dict[str, Any]:
+def run(peer: Peer, job: Job, extra: Mapping[str, str], timeout_s: float, *, here: bool = False) -> Row:
     """Do a job in a fresh process of the library's environment, or of this interpreter; as `ask` answers."""
     python = sys.executable if here else python_of(peer)
     return ask(python, f"peers.{peer.module}", job.to_json(), environment(job.threads, extra), timeout_s)
 
 
-def ask(python: str, module: str, text: str, env: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
-    """Run a module of the benchmarks in an empty folder, give it text, and read its last line as JSON, or the error.
+def ask(python: str, module: str, text: str, env: Mapping[str, str], timeout_s: float | None = None) -> Row:
+    """Ask a module of the benchmarks, in an empty folder, and return its answer, or the error.
 
-    Compilers find nothing in their caches, so that the first iteration has all of the compiling in it, unless the
-    environment names them.
+    The text is JSON, of a mapping with `threads`. Compilers find nothing in their caches, so that the first iteration
+    has all of the compiling in it, unless the environment names them.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         caches = {f"{name}_CACHE_DIR": f"{folder}/{name.lower()}" for name in ("RL8X", "TORCHINDUCTOR", "TRITON")}
-        command, env = [python, "-m", f"benchmarks.{module}"], {**caches, **env}
-        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": timeout_s, "check": False}
+        options: dict[str, Any] = {"capture_output": True, "text": True, "start_new_session": True, "check": False}
+        command, options["env"] = [python, "-m", "benchmarks.processes", module], {**caches, **env}
         try:
-            done = subprocess.run(command, input=text, env=env, cwd=folder, **options)
+            done = subprocess.run(command, input=text, cwd=folder, timeout=timeout_s, **options)
         except subprocess.TimeoutExpired:
             return {"error": f"took more than {timeout_s:.0f} s"}
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["said nothing"]
         return {"error": lines[-1].replace(str(ROOT), ".").replace(folder, "..."), "exit_status": done.returncode}
-    row: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return row
+    return json.loads(done.stdout)
+
+
+def main() -> None:
+    """Have a module answer the question that standard input has, on so many cores and threads, and print that."""
+    module, asked = importlib.import_module(f"benchmarks.{sys.argv[1]}"), json.loads(sys.stdin.read())
+    cores = sorted(os.sched_getaffinity(0))[: asked["threads"]]
+    os.sched_setaffinity(0, cores)  # some libraries have no other way to be told how many threads to use
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(asked["threads"])
+    answer = os.dup(1)
+    os.dup2(2, 1)  # what a library prints while it trains is no part of the answer
+    row = module.answer(asked)
+    sys.stdout.flush()
+    os.write(answer, json.dumps(row).encode())
+    # Threads of a library's logger must not keep the process, and nothing that they still write is wanted.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

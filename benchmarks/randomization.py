@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from benchmarks.learning_runs import Task
-from benchmarks.learning_tasks import falling
+from benchmarks.learning_tasks import ON_ONE_THREAD, SMALL, run_of
 from rl8x import Trainer
-from rl8x.config import RunSpec
 from rl8x.envs import CartPole, Env, Pendulum
 from rl8x.randomization import Adaptive, Learnable, ParameterDistribution, Uniform
 
@@ -69,13 +68,9 @@ class Randomized(Task):
         physics = torch.tensor([*self.grid.values()], dtype=torch.float64).T[:: self.episodes]
         nearest = int(((physics - fixed) / spans).square().sum(1).argmin())
         others = torch.cat([cells[:nearest], cells[nearest + 1 :]])
-        support = trainer.algorithm.env.parameter_support()
         return {
-            "mean": round(float(cells.mean()), 2),
             "cvar": round(float(cells.sort().values[: math.ceil(WORST * len(cells))].mean()), 2),
             "outside": round(float(others.mean()), 2),
-            "at_fixed": round(float(cells[nearest]), 2),
-            "support": {key: [round(end, 4) for end in support[key]] for key in self.ranges},
             "cells": [round(value, 1) for value in cells.tolist()],
         }
 
@@ -98,57 +93,27 @@ def by_methods(
             return Learnable(Uniform(low, high), threshold=solved, levels=32, candidates=96, episodes=3)
         return Uniform(low, high)
 
-    plain = {
-        "env": env,
-        "preset": "rl8",
-        "algorithm_config": {**SHARED, **config, "lr_schedule": falling(lr, transitions)},
-        "stop_conditions": [{"hits_upper_bound": ["env/steps", transitions]}],
-    }
-    physics = {
+    drawings = {
         method: {} if method == "fixed" else {name: drawn(method, name).to_dict() for name in ranges}
         for method in METHODS
     }
-    return {
-        f"{env.lower()} {method}": Randomized(run=RunSpec.from_plain({**plain, "env_config": each}), ranges=ranges)
-        for method, each in physics.items()
+    runs = {
+        method: run_of(env, transitions, lr, {**SHARED, **config}, preset="rl8", env_config=drawing)
+        for method, drawing in drawings.items()
     }
+    return {f"{env.lower()} {method}": Randomized(run=run, ranges=ranges) for method, run in runs.items()}
 
 
-SHARED: dict[str, Any] = {
-    "num_envs": 64,
-    "horizon": 64,
-    "sgd_minibatch_size": 512,
-    "num_sgd_iters": 4,
-    "max_grad_norm": 0.5,
-    "model_config": {"hidden_sizes": [64, 64]},
-    "device": "cpu",
-    "num_threads": 1,
-}
+SHARED: dict[str, Any] = {"num_envs": 64, "horizon": 64, "sgd_minibatch_size": 512, "num_sgd_iters": 4}
+SHARED |= {"max_grad_norm": 0.5, "model_config": SMALL, **ON_ONE_THREAD}
+CARTPOLE: dict[str, Any] = {"thresholds": (50.0, 200.0), "solved": 475.0, "gamma": 0.99, "gae_lambda": 0.95}
+CARTPOLE |= {"ranges": {"length": (0.1, 5.0), "force_mag": (1.0, 25.0)}}
+CARTPOLE |= {"start": {"length": (0.3, 3.0), "force_mag": (5.0, 15.0)}}
+PENDULUM: dict[str, Any] = {"thresholds": (-1200.0, -300.0), "solved": -400.0, "gamma": 0.98, "gae_lambda": 0.9}
+PENDULUM |= {"ranges": {"m": (0.2, 1.2), "l": (0.2, 1.2)}, "start": {"m": (0.2, 0.8), "l": (0.2, 0.8)}}
+PENDULUM |= {"num_envs": 256, "horizon": 32, "sgd_minibatch_size": 1024}
+PENDULUM |= {"distribution_config": {"std": "state", "initial_std": 1.5}}
 RANDOMIZED = {
-    **by_methods(
-        "CartPole",
-        614_400,
-        5e-3,
-        ranges={"length": (0.1, 5.0), "force_mag": (1.0, 25.0)},
-        start={"length": (0.3, 3.0), "force_mag": (5.0, 15.0)},
-        thresholds=(50.0, 200.0),
-        solved=475.0,
-        gamma=0.99,
-        gae_lambda=0.95,
-    ),
-    **by_methods(
-        "Pendulum",
-        1_228_800,
-        4e-3,
-        ranges={"m": (0.2, 1.2), "l": (0.2, 1.2)},
-        start={"m": (0.2, 0.8), "l": (0.2, 0.8)},
-        thresholds=(-1200.0, -300.0),
-        solved=-400.0,
-        num_envs=256,
-        horizon=32,
-        sgd_minibatch_size=1024,
-        gamma=0.98,
-        gae_lambda=0.9,
-        distribution_config={"std": "state", "initial_std": 1.5},
-    ),
+    **by_methods("CartPole", 614_400, 5e-3, **CARTPOLE),
+    **by_methods("Pendulum", 1_228_800, 4e-3, **PENDULUM),
 }

@@ -1,4 +1,4 @@
-"""The clock of the measured processes, and their result as a line of JSON.
+"""The clock of a library's training loop, and what it has measured.
 
 This runs in the virtual environments of all libraries: it imports the standard library and, to evaluate, numpy.
 """
@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import platform
 import resource
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.results import version
-from benchmarks.works import TIME_LIMITS, Job
+from benchmarks.processes import ask
+from benchmarks.results import Row, version
+from benchmarks.works import Job
 
 EVAL_EPISODES = 128
 LAST = 100  # iterations at either end of a long run that are compared
@@ -89,45 +87,32 @@ class Recorder:
             return
         work = dataclasses.replace(job.work, iterations=LAST // 2)
         other = dataclasses.replace(job, fresh=0, timed_s=0.0, work=work)
-        command = [sys.executable, "-m", sys.modules["__main__"].__spec__.name]
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            options: dict[str, Any] = {"cwd": folder, "capture_output": True, "text": True, "check": True}
-            done = subprocess.run(command, input=other.to_json(), **options)
-        row = json.loads(done.stdout.strip().splitlines()[-1])
+        row = ask(sys.executable, sys.argv[1], other.to_json(), os.environ)
         self.fresh.append(job.work.transitions / row["transitions_per_s"])
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Row:
         """Summarise what was measured."""
-        work, timed = self.job.work, self.durations[self.warmup :]
-        row: dict[str, Any] = {
+        job, timed, total = self.job, self.durations[self.warmup :], round(sum(self.durations), 3)
+        count, transitions = len(self.durations), self.job.work.transitions
+        row: Row = {
             "first_iteration_s": round(self.durations[0], 4),
             "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, 1),
             "resident_mb": [round(self.resident_mb[0], 1), round(self.resident_mb[-1], 1)],
         }
-        if self.job.device != "cpu":
+        if job.device != "cpu":
             row["peak_device_mb"] = round(sys.modules["torch"].cuda.max_memory_allocated() / 1e6, 1)
-        if self.job.target is not None:
-            total = sum(self.durations)
-            row.update(
-                reached=self.reached,
-                seconds=round(total, 3),
-                iterations=len(self.durations),
-                final_return=round(self.returns[-1], 1),
-            )
-        elif self.job.transitions is not None:
-            count = len(self.durations)
-            row.update(seconds=round(sum(self.durations), 3), transitions=count * work.transitions)
-        elif timed:
-            row.update(
-                transitions_per_s=round(work.transitions / statistics.median(timed), 1),
-                iterations=len(timed),
-                warmup_iterations=self.warmup,
-            )
-            if len(timed) >= 4 * LAST:
-                last = statistics.median(timed[-LAST:])
-                row["last_over_first"] = round(last / statistics.median(timed[:LAST]), 4)
-                if self.fresh:
-                    row["last_over_fresh"] = round(last / statistics.median(self.fresh), 4)
+        if job.target is not None:
+            reached = {"reached": self.reached, "final_return": round(self.returns[-1], 1)}
+            return row | reached | {"seconds": total, "iterations": count}
+        if job.transitions is not None:
+            return row | {"seconds": total, "transitions": count * transitions}
+        row |= {"iterations": len(timed), "warmup_iterations": self.warmup}
+        row["transitions_per_s"] = round(transitions / statistics.median(timed), 1)
+        if len(timed) >= 4 * LAST:
+            last = statistics.median(timed[-LAST:])
+            row["last_over_first"] = round(last / statistics.median(timed[:LAST]), 4)
+            if self.fresh:
+                row["last_over_fresh"] = round(last / statistics.median(self.fresh), 4)
         return row
 
 
@@ -146,7 +131,7 @@ def evaluate(env_name: str, act: Act, *, seed: int, episodes: int = EVAL_EPISODE
     env = NumpyEnv(env_name, episodes, seed)
     obs = env.reset()
     returns, running = np.zeros(episodes), np.ones(episodes, dtype=bool)
-    for _ in range(TIME_LIMITS[env_name]):
+    for _ in range(env.task.time_limit):
         step = env.step(np.asarray(act(obs)))
         obs = step.obs
         returns += np.where(running, step.rewards, 0.0)
@@ -156,33 +141,21 @@ def evaluate(env_name: str, act: Act, *, seed: int, episodes: int = EVAL_EPISODE
     return float(returns.mean())
 
 
-def main(library: str, train: Callable[[Job, Recorder], None], packages: tuple[str, ...] = ()) -> None:
-    """Read a job from standard input, do it in the working folder, and print one line of JSON.
+def recorded(train: Callable[[Job, Recorder], None], library: str, *packages: str) -> Callable[[dict[str, Any]], Row]:
+    """Return what answers a job: `train` builds the work with a library, of some packages.
 
-    `train` builds the work with the library, calls `recorder.start()`, and `recorder.tick()` after every iteration.
+    It calls `recorder.start()`, and `recorder.tick()` after every iteration.
     """
-    job = Job.from_json(sys.stdin.read())
-    cores = sorted(os.sched_getaffinity(0))[: job.threads]
-    os.sched_setaffinity(0, cores)  # some libraries have no other way to be told how many threads to use
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(job.threads)
-        sys.modules["torch"].manual_seed(job.seed)
-    answer = os.dup(1)
-    os.dup2(2, 1)  # what the library prints while it trains is no part of the answer
-    recorder = Recorder(job)
-    with contextlib.suppress(DoneError):
-        train(job, recorder)
-    row = {
-        "library": library,
-        "version": version(library),
-        "packages": {name: version(name) for name in packages},
-        "python": platform.python_version(),
-        "threads": job.threads,
-        "device": job.device,
-        "seed": job.seed,
-        **recorder.row(),
-    }
-    sys.stdout.flush()
-    os.write(answer, (json.dumps(row) + "\n").encode())
-    # Threads of a library's logger must not keep the process, and nothing that they still write is wanted.
-    os._exit(0)
+
+    def answer(asked: dict[str, Any]) -> Row:
+        job = Job.of(asked)
+        if "torch" in sys.modules:
+            sys.modules["torch"].manual_seed(job.seed)
+        recorder = Recorder(job)
+        with contextlib.suppress(DoneError):
+            train(job, recorder)
+        versions = {"version": version(library), "packages": {name: version(name) for name in packages}}
+        about = {"python": platform.python_version(), "threads": job.threads, "device": job.device, "seed": job.seed}
+        return {"library": library, **versions, **about, **recorder.row()}
+
+    return answer

@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
-from benchmarks.results import RESULTS, Row, save, table
+from benchmarks.results import RESULTS, Row, about, save, table
 
 WORKS: Final = ((256, 64), (1024, 256))  # copies of the environment, units of a layer
 ALONE: Final = 0  # the number of ranks of a process that torchrun has not started
@@ -37,18 +36,10 @@ def train(path: str, num_envs: int, width: int, settings: Mapping[str, Any]) -> 
     from rl8x.distributed import ranks
     from rl8x.envs import CartPole
 
-    horizon, device = settings["horizon"], settings["device"]
-    config = PPOConfig.rl8(
-        num_envs=num_envs,
-        horizon=horizon,
-        num_sgd_iters=4,
-        sgd_minibatch_size=num_envs * horizon // 4,
-        model_config={"hidden_sizes": [width, width]},
-        device=device,
-        execution=settings["execution"],
-        num_threads=1 if device == "cpu" else None,
-        seed=0,
-    )
+    device, rows = settings["device"], num_envs * settings["horizon"]
+    sizes = {"num_envs": num_envs, "sgd_minibatch_size": rows // 4, "model_config": {"hidden_sizes": [width, width]}}
+    given = {name: settings[name] for name in ("horizon", "device", "execution")}
+    config = PPOConfig.rl8(**sizes, **given, num_sgd_iters=4, num_threads=1 if device == "cpu" else None, seed=0)
     trainer = Trainer(config.build(CartPole), tracker=NullTracker(), eval_env=False, checkpoints=False)
     turns, answers = Path(f"{path}.turns"), Path(f"{path}.answers")
     while count := ranks().first("a turn", int(turns.read_text()) if ranks().is_first else 0):
@@ -126,20 +117,19 @@ def measure(counts: list[int], steps: int, rounds: int, asked: str) -> dict[str,
     return found
 
 
-def summarised(found: dict[str, list[tuple[float, float]]]) -> list[dict[str, Any]]:
+def summarised(found: dict[str, list[tuple[float, float]]]) -> list[Row]:
     """Return a row for each that took turns, given the seconds of a step, and those of the processor, of each round."""
-    rows = []
+    rows, alone = [], found["1 process"]
     for name, rounds in found.items():
-        count = name.split()[0]
-        beside = found.get(f"{count} processes", found["1 process"])
-        row: dict[str, Any] = {"what": name}
-        row["step_ms"], row["processor_ms"] = (
-            round(1e3 * statistics.median(each), 2) for each in zip(*rounds, strict=True)
+        beside = found.get(f"{name.split()[0]} processes", alone)
+        step_ms, processor_ms = (round(1e3 * statistics.median(each), 2) for each in zip(*rounds, strict=True))
+        costs = (
+            statistics.median(its[0] / other[0] for its, other in zip(rounds, others, strict=True)) - 1.0
+            for others in (alone, beside)
         )
-        for label, others in (("cost", found["1 process"]), ("cost_beside_as_many_processes", beside)):
-            ratios = [its[0] / other[0] for its, other in zip(rounds, others, strict=True)]
-            row[label] = round(statistics.median(ratios) - 1.0, 4)
-        rows.append(row)
+        cost, cost_beside = (round(cost, 4) for cost in costs)
+        times = {"what": name, "step_ms": step_ms, "processor_ms": processor_ms}
+        rows.append({**times, "cost": cost, "cost_beside_as_many_processes": cost_beside})
     return rows
 
 
@@ -159,22 +149,17 @@ def report(document: Row) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print a table, and write JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--execution", default="eager", choices=["eager", "compile", "graph", "auto"])
-    parser.add_argument(
-        "--work",
-        type=int,
-        nargs=2,
-        action="append",
-        metavar=("COPIES", "UNITS"),
-        help="Copies of the environment of each rank, and units of its two layers; may be given several times.",
-    )
-    parser.add_argument("--horizon", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=5, help="Steps of a turn.")
-    parser.add_argument("--rounds", type=int, default=20, help="Turns of each number of ranks.")
-    parser.add_argument("--output", type=Path, default=RESULTS / "scaling.json", help="Where the results go as JSON.")
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("--ranks", type=int, nargs="+", default=[1, 2])
+    add("--device", default="cpu", choices=["cpu", "cuda"])
+    add("--execution", default="eager", choices=["eager", "compile", "graph", "auto"])
+    units = "copies of the environment of each rank, and units of its two layers; may be given several times"
+    add("--work", type=int, nargs=2, action="append", metavar=("COPIES", "UNITS"), help=units)
+    add("--horizon", type=int, default=32)
+    add("--steps", type=int, default=5, help="steps of a turn (default: %(default)s)")
+    add("--rounds", type=int, default=20, help="turns of each number of ranks (default: %(default)s)")
+    add("--output", type=Path, default=RESULTS / "scaling.json", help="where the results go as JSON")
+    add("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child:
         path, asked = options.child
@@ -185,12 +170,7 @@ def main(arguments: list[str] | None = None) -> None:
     for work in options.work or WORKS:
         found = measure(options.ranks, options.steps, options.rounds, json.dumps([*work, settings]))
         works.append({"work": work, "rows": summarised(found), "rounds": found})
-    import torch
-
-    device = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or "CPU"
-    machine = {"device": device, "cpus": os.cpu_count(), "load": os.getloadavg()[0], "system": platform.system()}
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
-    document = {"machine": machine, "versions": versions, "settings": settings, "works": works}
+    document = {**about("rl8x", "torch"), "settings": settings, "works": works}
     print(report(document))
     save(options.output, document)
 

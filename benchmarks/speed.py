@@ -4,12 +4,12 @@ Every measurement is a fresh process. The libraries take turns within a pass (A 
 that changes its speed changes it for all of them. Each runs in a virtual environment of its own, made at the
 first call.
 
-    python benchmarks/speed.py --quick                          # does everything run? (the rates mean nothing)
-    python benchmarks/speed.py --passes 4                       # limits and throughput; about two hours on two cores
-    python benchmarks/speed.py --only small --peers rl8x sb3    # one work, two libraries
-    python benchmarks/speed.py --measure return --seeds 10      # seconds to CartPole 475 and Pendulum -200
-    python benchmarks/speed.py --measure replay --threads 1     # DQN and SAC, beside their own matrix products
-    python benchmarks/speed.py --measure starting               # how soon a run is fast; half an hour on two cores
+    python -m benchmarks.speed --quick                          # does everything run? (the rates mean nothing)
+    python -m benchmarks.speed --passes 4                       # limits and throughput; about two hours on two cores
+    python -m benchmarks.speed --only small --peers rl8x sb3    # one work, two libraries
+    python -m benchmarks.speed --measure return --seeds 10      # seconds to CartPole 475 and Pendulum -200
+    python -m benchmarks.speed --measure replay --threads 1     # DQN and SAC, beside their own matrix products
+    python -m benchmarks.speed --measure starting               # how soon a run is fast; half an hour on two cores
 
 Results go to benchmarks/results, and from there into the pages by `python -m benchmarks.pages`. What a file has is not
 measured again: a measurement that was cut off goes on, and more `--passes` add to it.
@@ -19,14 +19,13 @@ libraries are measured where they can be imported, and what there is no time for
 
     pip install --no-deps --target carried gymnasium farama-notifications cloudpickle tensordict pyvers psutil tqdm
     pip install --no-deps --target carried platformdirs PyYAML
-    PYTHONPATH=carried python benchmarks/speed.py --device cuda --measure checks limits throughput --minutes 9
+    PYTHONPATH=carried python -m benchmarks.speed --device cuda --measure checks limits throughput --minutes 9
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import json
 import subprocess
 import sys
@@ -36,26 +35,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from benchmarks import speed_tables
 from benchmarks.processes import (
     MALLOC,
     MALLOC_SETTINGS,
     PEERS,
-    STORES,
     UNTRACKED,
     ask,
     carried,
     environment,
     is_there,
-    python_of,
     run,
     variants_of,
 )
-from benchmarks.results import RESULTS, ROOT, held, machine, save, version
-from benchmarks.works import ALL_WORKS, CUDA_WORKS, REPLAY_WORKS, TARGETS, WORKS, Job, ReplayWork, Work, quick
+from benchmarks.results import RESULTS, ROOT, Row, about, held, save, version
+from benchmarks.works import ALL_WORKS, CUDA_WORKS, REPLAY_WORKS, TARGETS, WORKS, AnyWork, Job, Work, quick
 
 TUNED = ROOT / "benchmarks" / "tuned.json"
 SCALING_ENVS = (1024, 4096, 16384, 65536)
@@ -78,44 +72,43 @@ print(time.perf_counter() - begin)
 """
 
 
-def settings_of(args: argparse.Namespace, works: Mapping[str, Work | ReplayWork]) -> dict[str, Any]:
-    """Return what a result says of where and how it was measured."""
-    settings = {"threads": args.threads, "device": args.device, "malloc": MALLOC_SETTINGS, "quick": args.quick}
-    described = {name: work.described() for name, work in works.items()}
-    about = {"machine": machine(), "date": datetime.date.today().isoformat()}
-    return {**about, "settings": settings, "works": described}
-
-
 class Session:
     """The result so far, written after every process, and added to where its file exists."""
 
-    def __init__(self, args: argparse.Namespace, out: Path | None, works: Mapping[str, Work | ReplayWork]) -> None:
-        self.args, self.out, self.on_gpu = args, out, args.device != "cpu"
+    def __init__(self, args: argparse.Namespace, out: Path | None, works: Mapping[str, AnyWork]) -> None:
+        self.args, self.out, self.on_gpu, self.quick = args, out, args.device != "cpu", args.quick
         self.works = {name: quick(work) if args.quick else work for name, work in works.items()}
-        before: dict[str, Any] = held(out) if out else {}
-        self.result = {**before, **settings_of(args, self.works)}
+        before = held(out) if out else {}
+        settings = {"threads": args.threads, "device": args.device, "malloc": MALLOC_SETTINGS, "quick": args.quick}
+        described = {name: work.described() for name, work in self.works.items()}
+        self.result = {**before, **about("rl8x", "torch"), "settings": settings, "works": described}
         self.result["machine"] |= {name: gpu for name, gpu in before.get("machine", {}).items() if name == "gpu"}
         self.carried = carried() if self.on_gpu else {}
 
-    def save(self) -> None:
-        """Write the result."""
-        if self.out is not None:
-            save(self.out, self.result)
-
-    def keep(self, group: str, row: dict[str, Any]) -> dict[str, Any]:
+    def keep(self, group: str, row: Row) -> None:
         """Add a row to a group of the result, and say so."""
         self.result.setdefault(group, []).append(row)
-        self.save()
+        if self.out is not None:
+            save(self.out, self.result)
         tags = [str(row[name]) for name in ("work", "peer", "variant", "store", "case") if name in row]
         told = {key: row[key] for key in TOLD if key in row}
         print(group, *tags, told or row, file=sys.stderr, flush=True)
-        return row
+
+    def chosen(self) -> dict[str, AnyWork]:
+        """Return the works that are asked for, by default all."""
+        return {name: self.works[name] for name in self.args.only or self.works}
+
+    def turns(self, group: str, works: Mapping[Any, AnyWork], **fields: Any) -> None:
+        """Do each of some works as `each` does, in so many passes."""
+        for index in range(self.args.passes):
+            for name, work in works.items():
+                self.each(group, name, work, index, seed=index, **fields)
 
     def each(
         self,
         group: str,
         name: str | int,
-        work: Work | ReplayWork,
+        work: AnyWork,
         index: int,
         *,
         peers: list[str] | None = None,
@@ -123,38 +116,42 @@ class Session:
         **fields: Any,
     ) -> None:
         """Do a work by each library in each of its variants but some, the libraries in turn, where it was not done."""
-        if self.args.quick:
+        if self.quick:
             fields = {"warmup_s": 0.0, "timed_s": 0.0, **fields}
+        for peer, variant, changes in self.ways(work, peers, left_out):
+            cell = {"peer": peer, "variant": variant, "work": name, "run": index}
+            if any(cell.items() <= row.items() and "error" not in row for row in self.result.get(group, [])):
+                continue
+            if time.monotonic() > self.args.end:
+                self.result.setdefault("left_out", []).append(f"{name} {peer} {variant}")
+                continue
+            changed = {key: value for key, value in changes.items() if key != "env"}
+            job = Job(work=work, threads=self.args.threads, device=self.args.device, **fields, **changed)
+            extra = {**changes.get("env", {}), **self.carried}
+            self.keep(group, cell | run(PEERS[peer], job, extra, self.args.timeout, here=self.on_gpu))
+
+    def ways(
+        self, work: AnyWork, peers: list[str] | None, left_out: tuple[str, ...]
+    ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+        """Yield the libraries that can do a work, with the variants that are asked for, and what these change."""
         for peer in peers or self.args.peers:
             if work.algorithm not in PEERS[peer].algorithms or (self.on_gpu and not is_there(peer)):
                 continue
             for variant, changes in variants_of(peer, self.args.device).items():
-                if any(each in variant for each in left_out) or (
-                    self.args.variants and variant not in self.args.variants
-                ):
-                    continue
-                cell = {"peer": peer, "variant": variant, "work": name, "run": index}
-                if any(cell.items() <= row.items() and "error" not in row for row in self.result.get(group, [])):
-                    continue
-                if time.monotonic() > self.args.end:
-                    self.result.setdefault("left_out", []).append(f"{name} {peer} {variant}")
-                    continue
-                changed = {key: value for key, value in changes.items() if key != "env"}
-                job = Job(work=work, threads=self.args.threads, device=self.args.device, **fields, **changed)
-                extra = {**changes.get("env", {}), **self.carried}
-                row = run(PEERS[peer], job, extra, self.args.timeout, here=self.on_gpu)
-                self.keep(group, {**cell, **row})
+                is_wanted = not self.args.variants or variant in self.args.variants
+                if is_wanted and not any(each in variant for each in left_out):
+                    yield peer, variant, changes
 
-    def ask(self, module: str, **question: Any) -> dict[str, Any]:
+    def ask(self, module: str, **question: Any) -> Row:
         """Ask a module in a fresh process of rl8x's environment."""
-        question = {"threads": self.args.threads, "device": self.args.device, "quick": self.args.quick, **question}
+        question = {"threads": self.args.threads, "device": self.args.device, "quick": self.quick, **question}
         env = environment(self.args.threads, self.carried)
         return ask(sys.executable, module, json.dumps(question), env, self.args.timeout)
 
 
 def measure_checks(session: Session) -> None:
     """Check that captured execution does what eager execution does, and waits for nothing."""
-    sizes = {"num_envs": 8, "horizon": 8} if session.args.quick else {"num_envs": 512, "horizon": 32}
+    sizes = {"num_envs": 8, "horizon": 8} if session.quick else {"num_envs": 512, "horizon": 32}
     answer = session.ask("cuda_checks", sizes=sizes)
     if "gpu" in answer:
         session.result["machine"]["gpu"] = answer["gpu"]
@@ -172,15 +169,13 @@ def measure_limits(session: Session) -> None:
 def measure_throughput(session: Session) -> None:
     """Time iterations of every work, library and variant."""
     session.result.pop("left_out", None)
-    times = {"warmup_s": 1.0, "timed_s": 1.5} if session.on_gpu and not session.args.quick else {}
-    for index in range(session.args.passes):
-        for name in session.args.only or session.works:
-            session.each("throughput", name, session.works[name], index, seed=index, **times)
+    times = {"warmup_s": 1.0, "timed_s": 1.5} if session.on_gpu and not session.quick else {}
+    session.turns("throughput", session.chosen(), **times)
 
 
 def measure_return(session: Session) -> None:
     """Time training until a deterministic evaluation reaches the target, on settings tuned for each library."""
-    budget = {"budget_s": 2.0} if session.args.quick else {}
+    budget = {"budget_s": 2.0} if session.quick else {}
     for seed in range(session.args.seeds):
         for env, target in TARGETS.items():
             for peer in session.args.peers:
@@ -194,76 +189,70 @@ def measure_return(session: Session) -> None:
 
 def measure_scaling(session: Session) -> None:
     """Time iterations over the number of environments, the minibatches growing with it."""
-    for index in range(session.args.passes):
-        for num_envs in SCALING_ENVS:
-            size = {} if session.args.quick else {"num_envs": num_envs, "iterations": 4}
-            work = dataclasses.replace(session.works["pendulum-64"], **size)
-            session.each("scaling", num_envs, work, index, seed=index)
+    sizes = {count: {} if session.quick else {"num_envs": count, "iterations": 4} for count in SCALING_ENVS}
+    work = session.works["pendulum-64"]
+    session.turns("scaling", {count: dataclasses.replace(work, **size) for count, size in sizes.items()})
 
 
 def measure_soak(session: Session) -> None:
     """Time many iterations in one process: the last as fast as the first, and no more memory."""
-    is_quick = session.args.quick
-    steps = 5 if is_quick else session.args.soak_steps
+    steps, fresh = (5, 0) if session.quick else (session.args.soak_steps, 4)
     work = dataclasses.replace(session.works["pendulum-64"], num_envs=1024, iterations=steps)
-    for index in range(session.args.passes):
-        session.each("soak", "soak", work, index, seed=index, fresh=0 if is_quick else 4)
+    session.turns("soak", {"soak": work}, fresh=fresh)
 
 
 def measure_tracking(session: Session) -> None:
     """Measure what logging a row takes of rl8x's training thread, with each store."""
-    for store in STORES:
-        row = session.ask("tracking_cost", store=store, steps=3 if session.args.quick else 300)
-        session.keep("tracking", {"store": store, **row})
+    for store in ("sqlite", "http"):
+        session.keep("tracking", {"store": store, **session.ask("tracking_cost", store=store)})
 
 
 def measure_replay(session: Session) -> None:
     """Time DQN and SAC, and how often a second the matrix products of an update alone could be done."""
-    names = session.args.only or list(REPLAY_WORKS)
-    session.result.setdefault("products", {})
-    for name in names:
-        products = session.works[name].products
-        rates = {kind: session.ask("limits", products=products, precision=kind) for kind in ("fp32", "bf16")}
+    works = session.chosen()
+    for name, work in works.items():
+        rates = {kind: session.ask("limits", products=work.products, precision=kind) for kind in ("fp32", "bf16")}
         per_s = {kind: rate.get("per_s") for kind, rate in rates.items()}
-        session.result["products"][name] = per_s
-    for index in range(session.args.passes):
-        for name in names:
-            session.each("rows", name, session.works[name], index, left_out=(MALLOC,), seed=index)
+        session.result.setdefault("products", {})[name] = per_s
+    session.turns("rows", works, left_out=(MALLOC,))
 
 
 def measure_starting(session: Session) -> None:
     """Measure imports, and seconds of training to so many transitions from an empty cache of programs."""
     names = session.args.only or list(TRANSITIONS)
-    session.result.update(
-        starting={name: TRANSITIONS[name] for name in names}, torch=version("torch"), commands=commands(), rows=[]
-    )
+    counts = {name: TRANSITIONS[name] for name in names}
+    session.result.update(starting=counts, torch=version("torch"), commands=commands(), rows=[])
     session.result["to_return"] = list(to_return(session))
     for name in names:
-        work = session.works[name]
-        transitions = 5000 if session.args.quick else TRANSITIONS[name]
-        options = {"work": work, "threads": session.args.threads}
-        with tempfile.TemporaryDirectory(prefix="rl8x-starting-") as folder:
-            for case, execution, part in CASES:
-                # An eager run of `auto` has to be asked for all transitions to know how long it will be.
-                count = max(int(part * transitions), 3 * work.transitions)
-                caches = {f"{kind}_CACHE_DIR": f"{folder}/{execution}/{kind}" for kind in ("RL8X", "TORCHINDUCTOR")}
-                job = Job(**options, transitions=count, execution=execution, tracks=False)
-                row = run(PEERS["rl8x"], job, caches, session.args.timeout)
-                if "error" not in row:
-                    rate = (row["transitions"] - work.transitions) / (row["seconds"] - row["first_iteration_s"])
-                    row["seconds_to_all"] = row["seconds"] + max(0, transitions - row["transitions"]) / rate
-                session.keep("rows", {"work": name, "case": case, **row})
+        work, transitions = session.works[name], 5000 if session.quick else TRANSITIONS[name]
+        job = Job(work=work, threads=session.args.threads, warmup_s=1.0, timed_s=2.0)
+        for case, row in own_cases(job, transitions, session.args.timeout):
+            if "error" not in row:
+                rate = (row["transitions"] - work.transitions) / (row["seconds"] - row["first_iteration_s"])
+                row["seconds_to_all"] = row["seconds"] + max(0, transitions - row["transitions"]) / rate
+            session.keep("rows", {"work": name, "case": case, **row})
         for peer in session.args.peers:
             if peer == "rl8x" or work.algorithm not in PEERS[peer].algorithms:
                 continue
-            row = run(PEERS[peer], Job(**options, warmup_s=1.0, timed_s=2.0), {}, session.args.timeout)
+            row = run(PEERS[peer], job, {}, session.args.timeout)
             if "error" not in row:
                 rest = (transitions - work.transitions) / row["transitions_per_s"]
                 row["seconds_to_all"] = row["first_iteration_s"] + rest
             session.keep("rows", {"work": name, "case": PEERS[peer].title, **row})
 
 
-def to_return(session: Session) -> Iterator[dict[str, Any]]:
+def own_cases(job: Job, transitions: int, timeout_s: float) -> Iterator[tuple[str, Row]]:
+    """Train rl8x in each of `CASES` for its part of the transitions; each execution has a cache of its own."""
+    with tempfile.TemporaryDirectory(prefix="rl8x-starting-") as folder:
+        for case, execution, part in CASES:
+            # An eager run of `auto` has to be asked for all transitions to know how long it will be.
+            count = max(int(part * transitions), 3 * job.work.transitions)
+            caches = {f"{kind}_CACHE_DIR": f"{folder}/{execution}/{kind}" for kind in ("RL8X", "TORCHINDUCTOR")}
+            own = dataclasses.replace(job, transitions=count, execution=execution, tracks=False)
+            yield case, run(PEERS["rl8x"], own, caches, timeout_s)
+
+
+def to_return(session: Session) -> Iterator[Row]:
     """Train CartPole to a return of 475, eagerly, compiled with an empty cache, and with the cache of that."""
     settings = held(TUNED)["rl8x"]["cartpole"]["settings"]
     fields: dict[str, Any] = {"threads": session.args.threads, "target": TARGETS["cartpole"], "budget_s": 120.0}
@@ -291,17 +280,16 @@ def commands() -> dict[str, float]:
     return {"import_s": min(imports), "train_one_step_s": min(shell)}
 
 
-# Each with the file of its results, which those of one file share.
 MEASURES = {
-    "checks": (measure_checks, "cpu"),
-    "limits": (measure_limits, "cpu"),
-    "throughput": (measure_throughput, "cpu"),
-    "return": (measure_return, "cpu"),
-    "scaling": (measure_scaling, "cpu"),
-    "soak": (measure_soak, "cpu"),
-    "tracking": (measure_tracking, "cpu"),
-    "replay": (measure_replay, "replay"),
-    "starting": (measure_starting, "starting"),
+    "checks": measure_checks,
+    "limits": measure_limits,
+    "throughput": measure_throughput,
+    "return": measure_return,
+    "scaling": measure_scaling,
+    "soak": measure_soak,
+    "tracking": measure_tracking,
+    "replay": measure_replay,
+    "starting": measure_starting,
 }
 
 
@@ -320,7 +308,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--timeout", type=float, default=900.0, help="seconds that one process may take (default: %(default)s)")
     add("--quick", action="store_true", help="tiny sizes and one pass, to see that everything runs; no file but --out")
     add("--out", type=Path, help="JSON to write, and to add to where it exists (default: in benchmarks/results)")
-    add("--install", action="store_true", help="only make the libraries' virtual environments")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
     add("--minutes", type=float, default=float("inf"), help="what is not begun by then is left out, and named")
     args = parser.parse_args(argv)
@@ -333,16 +320,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Measure what the command line asks for; returns 1 if a check did not hold."""
     args, failed = parse(argv), 0
-    if args.install:
-        for name in args.peers:
-            print(name, python_of(PEERS[name]))
-        return 0
     for name in args.measure:
-        measure, file = MEASURES[name]
         on_cpu = args.device == "cpu"
-        out = args.out or (None if args.quick else RESULTS / f"{file if on_cpu else args.device}.json")
+        file = name if on_cpu and name in ("replay", "starting") else args.device
+        out = args.out or (None if args.quick else RESULTS / f"{file}.json")
         session = Session(args, out, REPLAY_WORKS if name == "replay" else WORKS if on_cpu else CUDA_WORKS)
-        measure(session)
+        MEASURES[name](session)
         print(speed_tables.render(session.result))
         failed += name == "checks" and any(row["passed"] is False for row in session.result["checks"])
     return int(failed > 0)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import results
 from benchmarks.processes import PEERS
-from benchmarks.results import Row, names, percent, select, short
+from benchmarks.results import Row, names, percent, select, short, table
 
 PRECISIONS = ("fp32", "tf32", "bf16")
-table = functools.partial(results.table, rule="| --- ")
 
 
 class Cell(NamedTuple):
@@ -39,53 +36,47 @@ class Cell(NamedTuple):
         """The range of transitions a second."""
         return f"{short(min(self.rates))} - {short(max(self.rates))}"
 
+    @property
+    def precision(self) -> str:
+        """The precision that the variant multiplies in."""
+        return next((precision for precision in PRECISIONS if precision in self.variant), "fp32")
+
     def most(self, key: str) -> float:
         """Return the largest of a value; NaN where it was not measured."""
         return max(select(self.rows, key), default=float("nan"))
 
 
-def ordered(peers: Iterable[str]) -> list[str]:
-    """Return peers in the order of the tables."""
-    return [peer for peer in PEERS if peer in set(peers)]
+def cells(rows: Sequence[Row], **tags: Any) -> list[Cell]:
+    """Return the cells of the rows with these tags: works as they came, libraries as in `PEERS`, then precisions."""
+    found: dict[tuple[Any, str, str], list[Row]] = {}
+    for row in rows:
+        if row.items() >= tags.items():
+            found.setdefault((row["work"], row["peer"], row["variant"]), []).append(row)
+    made = [Cell(*key, select(mine, "transitions_per_s"), mine) for key, mine in found.items()]
+    works, peers = names(rows, "work"), [*PEERS]
+
+    def place(cell: Cell) -> tuple[int, ...]:
+        return works.index(cell.work), peers.index(cell.peer), PRECISIONS.index(cell.precision)
+
+    return sorted(made, key=place)
 
 
-def tried_variants(rows: Sequence[Row], peer: str) -> list[str]:
-    """Return the variants of a peer that were tried: those that it always has, then others as they came."""
-    tried = names(rows, "variant", peer=peer)
-    known = [variant for variant in PEERS[peer].variants if variant in tried]
-    return known + [variant for variant in tried if variant not in known]
-
-
-def cells(rows: Sequence[Row], *peers: str, work: Any = None) -> list[Cell]:
-    """Return the cells of rows, of all peers and works or of some, in the order of the tables."""
-    return [
-        Cell(each, peer, variant, select(mine, "transitions_per_s"), mine)
-        for each in (names(rows, "work") if work is None else [work])
-        for peer in peers or ordered(names(rows, "peer"))
-        for variant in tried_variants(rows, peer)
-        for mine in [[row for row in rows if (row["work"], row["peer"], row["variant"]) == (each, peer, variant)]]
-    ]
-
-
-def precision_of(variant: str) -> str:
-    """Return the precision that a variant multiplies in."""
-    return next((precision for precision in PRECISIONS if precision in variant), "fp32")
-
-
-def own_precisions(rows: Sequence[Row]) -> list[str]:
-    """Return the precisions in which rl8x was tried."""
-    tried = {precision_of(variant) for variant in tried_variants(rows, "rl8x")}
-    return [precision for precision in PRECISIONS if precision in tried]
+def over_works(rows: Sequence[Row]) -> list[dict[Any, Cell]]:
+    """Return the cells of each library and variant, by their work."""
+    found: dict[tuple[str, str], dict[Any, Cell]] = {}
+    for cell in cells(rows):
+        found.setdefault((cell.peer, cell.variant), {})[cell.work] = cell
+    return sorted(found.values(), key=lambda mine: [*PEERS].index(next(iter(mine.values())).peer))
 
 
 def others(rows: Sequence[Row]) -> list[str]:
     """Return the libraries beside rl8x."""
-    return [peer for peer in ordered(names(rows, "peer")) if peer != "rl8x"]
+    return [peer for peer in PEERS if peer in names(rows, "peer") and peer != "rl8x"]
 
 
 def best(rows: Sequence[Row], work: str, peer: str, precision: str | None = None) -> Cell | None:
     """Find the fastest variant of a library on a work, in a precision or in any; None where nothing was measured."""
-    found = [cell for cell in cells(rows, peer, work=work) if precision in (None, precision_of(cell.variant))]
+    found = [cell for cell in cells(rows, peer=peer, work=work) if precision in (None, cell.precision)]
     return max((cell for cell in found if cell.rates), key=lambda cell: cell.rate, default=None)
 
 
@@ -113,7 +104,7 @@ def best_bandwidth(result: Row) -> float | None:
 def share_of_limit(result: Row, cell: Cell) -> float | None:
     """Return the share that a rate is of what the matrix product allows; None where that was not measured."""
     about = result["works"][cell.work]
-    limit = best_limits(result).get(precision_of(cell.variant), {}).get(str(about["hidden"]))
+    limit = best_limits(result).get(cell.precision, {}).get(str(about["hidden"]))
     return None if not limit else cell.rate * about["flops"] / limit / 1e9
 
 
@@ -122,7 +113,7 @@ def share_of_memory(result: Row, cell: Cell) -> float | None:
     bandwidth, numbers = best_bandwidth(result), result["works"][cell.work].get("activations")
     if bandwidth is None or numbers is None:
         return None
-    return cell.rate * float(numbers) * (2 if precision_of(cell.variant) == "bf16" else 4) / bandwidth / 1e9
+    return cell.rate * float(numbers) * (2 if cell.precision == "bf16" else 4) / bandwidth / 1e9
 
 
 def seconds_of(cell: Cell) -> tuple[float, list[float]]:
@@ -134,13 +125,9 @@ def seconds_of(cell: Cell) -> tuple[float, list[float]]:
 
 def render(result: Row) -> str:
     """Return every table that a result has, as Markdown."""
-    if "starting" in result:
-        parts = starting_parts(result)
-    elif "products" in result:
-        parts = replay_parts(result)
-    else:
-        parts = speed_parts(result)
-    return "\n\n".join(parts) + "\n"
+    lay_out = starting_parts if "starting" in result else replay_parts if "products" in result else speed_parts
+    is_quick = ["**A quick run: tiny sizes, the rates mean nothing.**"] * result["settings"]["quick"]
+    return "\n\n".join([*is_quick, *lay_out(result)]) + "\n"
 
 
 def speed_parts(result: Row) -> list[str]:
@@ -169,26 +156,19 @@ def describe(result: Row) -> str:
     gpu = f"{machine['gpu']}; " if "gpu" in machine else ""
     about = f"{machine['cores']} cores, {machine['memory_gb']:.0f} GB, {machine['system']}, Python {machine['python']}"
     run = f"{settings['threads']} threads, device {settings['device']}, {result['date']}"
-    lines = [f"{gpu}{machine['cpu']}, {about}; {run}."]
-    if settings["quick"]:
-        lines.append("**A quick run: tiny sizes, the rates mean nothing.**")
-    versions = {}
-    for group in ("throughput", "return", "scaling", "soak"):
-        for row in result.get(group, []):
-            if "version" in row:
-                told = [
-                    f"{name} {row['packages'][name]}" for name in ("torch", "jax", "gymnax") if name in row["packages"]
-                ]
-                versions[row["peer"]] = f"{row['library']} {row['version']} ({', '.join(told)})"
+    lines, versions = [f"{gpu}{machine['cpu']}, {about}; {run}."], {}
+    for row in [row for group in ("throughput", "return", "scaling", "soak") for row in result.get(group, [])]:
+        if "version" in row:
+            packages = [
+                f"{name} {row['packages'][name]}" for name in ("torch", "jax", "gymnax") if name in row["packages"]
+            ]
+            versions[row["peer"]] = f"{row['library']} {row['version']} ({', '.join(packages)})"
     if versions:
-        lines.append("Versions: " + "; ".join(versions[peer] for peer in ordered(versions)) + ".")
-    limits = best_limits(result)
-    if limits:
+        lines.append("Versions: " + "; ".join(versions[peer] for peer in PEERS if peer in versions) + ".")
+    if limits := best_limits(result):
         told = [f"{kind} {w}x{w}: {limit:.0f}" for kind, widths in limits.items() for w, limit in widths.items()]
         lines.append("Fastest matrix product, GFLOP/s: " + ", ".join(told) + ".")
-        bandwidth = best_bandwidth(result)
-        if bandwidth is not None:
-            lines.append(f"Fastest copy of memory, bytes read and written: {bandwidth:.0f} GB/s.")
+        lines.append(f"Fastest copy of memory, bytes read and written: {best_bandwidth(result):.0f} GB/s.")
     if result.get("left_out"):
         lines.append("Left out for lack of time: " + ", ".join(result["left_out"]) + ".")
     return "\n".join(lines)
@@ -215,17 +195,17 @@ def short_table(result: Row) -> str:
     for work in names(rows, "work"):
         shape = result["works"][work]
         sizes = f"{shape['num_envs']} x {shape['horizon']}, {shape['hidden']} x 2, {shape['minibatches']}"
-        own = [cell for cell in cells(rows, "rl8x", work=work) if precision_of(cell.variant) == "fp32"]
+        own = [cell for cell in cells(rows, peer="rl8x", work=work) if cell.precision == "fp32"]
         found = [*own, *(best(rows, work, peer) for peer in others(rows))]
         lines.append([f"{shape['env']}, {sizes}", *map(shown, found)])
-    modes = [variant for variant in tried_variants(rows, "rl8x") if precision_of(variant) == "fp32"]
-    titles = [f"rl8x {mode.split()[0]}" for mode in modes] + [PEERS[peer].title for peer in others(rows)]
+    titles = [f"rl8x {cell.variant.split()[0]}" for cell in own] + [PEERS[peer].title for peer in others(rows)]
     return table(["transitions/s: task, copies x steps, network, minibatches", *titles], lines)
 
 
 def ratio_table(rows: Sequence[Row]) -> str:
     """Return how many times as fast rl8x is as each other library, in each precision, the fastest variant of each."""
-    precisions, lines = own_precisions(rows), []
+    tried, lines = {cell.precision for cell in cells(rows, peer="rl8x")}, []
+    precisions = [precision for precision in PRECISIONS if precision in tried]
     for work in names(rows, "work"):
         own = [best(rows, work, "rl8x", precision) for precision in precisions]
         line = [[shown(one, lambda cell: f"{short(cell.rate)} ({cell.variant.split()[0]})") for one in own]]
@@ -239,7 +219,7 @@ def ratio_table(rows: Sequence[Row]) -> str:
 
 def work_table(result: Row, work: str) -> str:
     """Return a row for each library and variant: rate, range, first iteration, memory, share of the limits."""
-    mine = [cell for cell in cells(result["throughput"], work=work) if cell.rows]
+    mine = cells(result["throughput"], work=work)
     on_device = any("peak_device_mb" in row for cell in mine for row in cell.rows)
     header = ["library", "variant", "transitions/s", "range", "first iteration, s", "peak memory, MB"]
     header += ["share of the limit", *(["share of memory's", "peak device memory, MB"] if on_device else [])]
@@ -259,14 +239,13 @@ def work_table(result: Row, work: str) -> str:
 def return_table(rows: Sequence[Row]) -> str:
     """Return a row for each library and variant: median seconds, range, how many seeds reached it."""
     works, lines = names(rows, "work"), []
-    for cell in cells(rows, work=works[0]):
-        line = cell.names
-        for work in works:
-            mine = next(each for each in cells(rows, cell.peer, work=work) if each.variant == cell.variant)
-            middle, seconds = seconds_of(mine)
-            line.append(f"{middle:.2f}" if middle < float("inf") else "-")
-            line.append(f"{min(seconds):.2f} - {max(seconds):.2f}" if seconds else "")
-            line.append(f"{len(seconds)} of {len(mine.rows)}" if mine.rows else "")
+    for mine in over_works(rows):
+        line = next(iter(mine.values())).names
+        for cell in map(mine.get, works):
+            middle, seconds = (float("inf"), []) if cell is None else seconds_of(cell)
+            line += [f"{middle:.2f}" if middle < float("inf") else "-"]
+            line += [f"{min(seconds):.2f} - {max(seconds):.2f}" if seconds else ""]
+            line += ["" if cell is None else f"{len(seconds)} of {len(cell.rows)}"]
         lines.append(line)
     header = [column for work in works for column in (f"{work}, s", "range", "seeds that reached it")]
     return table(["library", "variant", *header], lines)
@@ -275,11 +254,11 @@ def return_table(rows: Sequence[Row]) -> str:
 def scaling_table(rows: Sequence[Row]) -> str:
     """Return a row for each library and variant: transitions a second at each number of environments."""
     counts, lines = names(rows, "work"), []
-    for first, *between, last in zip(*(cells(rows, work=count) for count in counts), strict=True):
-        if first.rates or last.rates:
-            ratio = f"{last.rate / first.rate:.2f}" if first.rates and last.rates else ""
-            memory = f"{last.most('peak_rss_mb'):.0f}" if last.rates else ""
-            lines.append([*first.names, *map(shown, (first, *between, last)), ratio, memory])
+    for mine in over_works(rows):
+        first, last = mine.get(counts[0]), mine.get(counts[-1])
+        ratio = f"{last.rate / first.rate:.2f}" if first and last and first.rates and last.rates else ""
+        memory = shown(last, lambda cell: f"{cell.most('peak_rss_mb'):.0f}")
+        lines.append([*next(iter(mine.values())).names, *map(shown, map(mine.get, counts)), ratio, memory])
     ends = [f"{counts[-1]:,} over {counts[0]:,}", f"peak MB at {counts[-1]:,}"]
     return table(["library", "variant", *(f"{count:,}" for count in counts), *ends], lines)
 
@@ -292,28 +271,23 @@ def soak_table(rows: Sequence[Row]) -> str:
             ratios = [f"{row[name]:.3f}" if name in row else "" for name in ("last_over_first", "last_over_fresh")]
             memory = [f"{resident:.0f}" for resident in row["resident_mb"]]
             lines.append([PEERS[row["peer"]].title, row["variant"], str(row["iterations"]), *ratios, *memory])
-    header = "library | variant | iterations | last hundred / first hundred | last hundred / fresh processes then"
-    return table([*header.split(" | "), "MB after the first", "MB after the last"], lines)
+    compared = "last hundred / first hundred | last hundred / fresh processes then"
+    return table(f"library | variant | iterations | {compared} | MB after the first | MB after the last", lines)
 
 
 def tracking_table(rows: Sequence[Row]) -> str:
     """Return a row for each process: the store, and milliseconds a row of metrics."""
     columns = ("metrics", "steps", "first_ms", "median_ms", "p99_ms", "max_ms")
-    header = "MLflow's store | metrics a row | rows | the first row, ms | median, ms | 99th percentile | longest"
     lines = [[row["store"], *(str(row[name]) for name in columns)] for row in rows if "median_ms" in row]
-    return table(header.split(" | "), lines)
-
-
-# -- results of their own
+    milliseconds = "the first row, ms | median, ms | 99th percentile | longest"
+    return table(f"MLflow's store | metrics a row | rows | {milliseconds}", lines)
 
 
 def replay_parts(result: Row) -> list[str]:
     """Return what a result of algorithms with a replay has."""
-    settings = result["settings"]
+    settings, rows = result["settings"], result["rows"]
     parts = [f"{result['machine']['cpu']}, {settings['threads']} threads, {result['date']}."]
-    if settings["quick"]:
-        parts.append("**A quick run: tiny sizes, the rates mean nothing.**")
-    for name in names(result["rows"], "work"):
+    for name in names(rows, "work"):
         parts += [f"### {name}", replay_table(result, name)]
     return parts
 
@@ -322,16 +296,14 @@ def replay_table(result: Row, name: str) -> str:
     """Return a row for each library and variant: transitions/s, updates/s, and the share of the products' rate."""
     lines = []
     for cell in cells(result["rows"], work=name):
-        if not cell.rows:
-            continue
         line = [*cell.names, "failed", "", "", ""]
         if cell.rates:
             updates = cell.rate * result["works"][name]["updates_per_sample"]
-            limit = result["products"][name][precision_of(cell.variant)]
+            limit = result["products"][name][cell.precision]
             share = "" if limit is None else f"{updates / limit:.0%} of {short(limit)}"
             line = [*cell.names, shown(cell), cell.spread, short(updates), share]
         lines.append(line)
-    return table(["library", "variant", "transitions/s", "range", "updates/s", "of the products' rate"], lines)
+    return table("library | variant | transitions/s | range | updates/s | of the products' rate", lines)
 
 
 def starting_parts(result: Row) -> list[str]:

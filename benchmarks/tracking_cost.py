@@ -6,49 +6,16 @@ A fresh process trains with a full row of metrics at every step; the trainer mea
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.browser.mlflow_pages import served
 
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole
 from rl8x.tracking import MLflowTracker
 from rl8x.trainers import Trainer
-
-
-@contextlib.contextmanager
-def opened(store: str) -> Iterator[str]:
-    """Give the address of a fresh store in the current folder, "sqlite" or "http"."""
-    database = f"sqlite:///{Path('mlflow.db').resolve()}"
-    if store == "sqlite":
-        yield database
-        return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(port)]
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    options = {"env": environment, "stdout": sys.stderr, "stderr": sys.stderr, "start_new_session": True}
-    server = subprocess.Popen([*command, "--backend-store-uri", database], **options)
-    try:
-        for _ in range(600):
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
-                break
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)  # with its workers
-        server.wait()
 
 
 def measure(address: str, steps: int, threads: int) -> dict[str, Any]:
@@ -71,8 +38,9 @@ def measure(address: str, steps: int, threads: int) -> dict[str, Any]:
     return {"steps": len(others), "metrics": int(np.median(metrics)), **milliseconds}
 
 
-if __name__ == "__main__":
-    asked = json.loads(sys.stdin.read())
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: asked["threads"]])
-    with opened(asked["store"]) as store:
-        print(json.dumps(measure(store, asked["steps"], asked["threads"])))
+def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """Measure a store, `"sqlite"` or `"http"`, in the current folder."""
+    here = Path.cwd()
+    local = contextlib.nullcontext(f"sqlite:///{here / 'mlflow.db'}")
+    with served(here) if asked["store"] == "http" else local as address:
+        return measure(address, 3 if asked["quick"] else 300, asked["threads"])

@@ -26,33 +26,15 @@ from benchmarks.works import TARGETS, WORKS, Job
 SEEDS = range(6)
 # A try that takes this many times as long as the best is given up.
 PATIENCE = 1.5
-SHARED: dict[str, tuple[Any, ...]] = {
-    "hidden": (32, 64),
-    "minibatches": (1, 2, 4, 8),
-    "passes": (2, 4, 6, 10),
-    "gae_lambda": (0.8, 0.9, 0.95),
-    "clip": (0.2, 0.3),
-    "max_grad_norm": (0.5, 1.0, 5.0),
-    "normalize_rewards": (False, True),
-}
-SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
-    "cartpole": {
-        **SHARED,
-        "num_envs": (32, 64, 128, 256),
-        "horizon": (16, 32, 64),
-        "lr": (3e-3, 5e-3, 7e-3, 1e-2, 1.5e-2),
-        "gamma": (0.97, 0.98, 0.99),
-        "entropy_coeff": (0.0, 0.01),
-    },
-    "pendulum": {
-        **SHARED,
-        "num_envs": (64, 128, 256, 512),
-        "horizon": (16, 25, 32, 50),
-        "lr": (2e-3, 3e-3, 5e-3, 7e-3, 1e-2),
-        "gamma": (0.9, 0.95, 0.97),
-        "entropy_coeff": (0.0,),
-    },
-}
+Space = dict[str, tuple[Any, ...]]
+SHARED: Space = {"hidden": (32, 64), "minibatches": (1, 2, 4, 8), "passes": (2, 4, 6, 10)}
+SHARED |= {"gae_lambda": (0.8, 0.9, 0.95), "clip": (0.2, 0.3), "max_grad_norm": (0.5, 1.0, 5.0)}
+SHARED |= {"normalize_rewards": (False, True)}
+CARTPOLE: Space = {"num_envs": (32, 64, 128, 256), "horizon": (16, 32, 64), "lr": (3e-3, 5e-3, 7e-3, 1e-2, 1.5e-2)}
+CARTPOLE |= {"gamma": (0.97, 0.98, 0.99), "entropy_coeff": (0.0, 0.01)}
+PENDULUM: Space = {"num_envs": (64, 128, 256, 512), "horizon": (16, 25, 32, 50), "lr": (2e-3, 3e-3, 5e-3, 7e-3, 1e-2)}
+PENDULUM |= {"gamma": (0.9, 0.95, 0.97), "entropy_coeff": (0.0,)}
+SPACES = {"cartpole": SHARED | CARTPOLE, "pendulum": SHARED | PENDULUM}
 
 
 def drawn(env: str, rng: random.Random, best: dict[str, Any] | None) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 OBSERVATIONS = {"cartpole": 4, "pendulum": 3}
 OUTPUTS = {"cartpole": 2, "pendulum": 1}
-TIME_LIMITS = {"cartpole": 500, "pendulum": 200}
 TARGETS = {"cartpole": 475.0, "pendulum": -200.0}
 MAX_ITERATIONS = 1_000_000  # that a library is asked for; the recorder stops it
 
@@ -22,6 +21,7 @@ MAX_ITERATIONS = 1_000_000  # that a library is asked for; the recorder stops it
 class _Work:
     """What an iteration of any algorithm has, the same for every library."""
 
+    told: ClassVar[tuple[str, ...]]  # what a result has of it besides the fields
     env: str  # `"cartpole"` (CartPole-v1, 500 steps) or `"pendulum"` (Pendulum-v1, 200 steps)
     num_envs: int  # copies of the environment
     horizon: int  # steps of each copy before the updates that are due for them
@@ -30,12 +30,27 @@ class _Work:
     gamma: float = 0.99
     iterations: int = 8  # iterations that are timed, at least
 
+    @property
+    def widths(self) -> list[int]:
+        """The widths of the hidden layers of each network."""
+        return [self.hidden, self.hidden]
+
+    def fields(self, *names: str) -> dict[str, Any]:
+        """Return some fields, by names that a library shares."""
+        return {name: getattr(self, name) for name in names}
+
+    def described(self) -> dict[str, Any]:
+        """Return the fields and what is computed of them, for the result."""
+        return {**dataclasses.asdict(self), **self.fields(*self.told)}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work(_Work):
     """PPO: a horizon of every copy, then passes over the data."""
 
     algorithm: ClassVar[str] = "ppo"
+    told = ("flops", "activations")
+    blocks: ClassVar[int] = 1  # times that an iteration collects and updates
     minibatches: int  # minibatches of a pass
     passes: int  # passes over the data of an iteration
     gae_lambda: float = 0.95
@@ -75,10 +90,6 @@ class Work(_Work):
         """
         return 4 * self.hidden * (2 * (1 + 1 / self.horizon) + 6 * self.passes)
 
-    def described(self) -> dict[str, Any]:
-        """Return the fields and what is computed of them, for the result."""
-        return {**dataclasses.asdict(self), "flops": self.flops, "activations": self.activations}
-
 
 Products = list[tuple[int, int, int]]
 
@@ -100,6 +111,7 @@ def products(batch_size: int, widths: Sequence[int]) -> tuple[Products, Products
 class ReplayWork(_Work):
     """An algorithm with a replay."""
 
+    told = ("products",)
     # `"dqn"`, without the options of later papers, or `"sac"`, with two critics and a learned temperature.
     algorithm: str
     batch_size: int  # transitions of an update
@@ -118,13 +130,13 @@ class ReplayWork(_Work):
         return self.num_envs * self.horizon * self.blocks
 
     @property
-    def updates_per_block(self) -> int:
-        """Updates after `horizon` steps of each copy."""
-        return round(self.num_envs * self.horizon * self.updates_per_sample)
+    def transitions_per_target(self) -> int:
+        """Transitions from one renewal of DQN's target network to the next."""
+        return round(self.updates_per_target / self.updates_per_sample)
 
     @property
-    def products(self) -> list[tuple[int, int, int]]:
-        """The matrix products of one update, `[m, k] x [k, n]` as (m, k, n).
+    def products(self) -> Products:
+        """The matrix products of one update.
 
         DQN's network goes forward and back on a batch, the target network forward once. SAC's targets take the policy
         and both target critics forward; both critics go forward and back for their loss, and for the policy's forward
@@ -141,27 +153,17 @@ class ReplayWork(_Work):
         of_policy = forward + by_weights + by_inputs[1:] + 2 * (critic + critic_inputs)
         return targets + of_critics + of_policy
 
-    def described(self) -> dict[str, Any]:
-        """Return the fields and what is computed of them, for the result."""
-        return {**dataclasses.asdict(self), "products": self.products}
 
-
-def _large(env: str, hidden: int, **others: Any) -> Work:
-    return Work(env=env, num_envs=4096, horizon=32, hidden=hidden, minibatches=8, passes=4, **others)
-
-
+AnyWork = Work | ReplayWork
+_LARGE: dict[str, Any] = {"num_envs": 4096, "horizon": 32, "minibatches": 8, "passes": 4}
+_RL8 = _LARGE | {"num_envs": 8192, "minibatches": 1, "gamma": 0.95, "max_grad_norm": 5.0, "normalize_rewards": True}
+_SMALL: dict[str, Any] = {"num_envs": 16, "horizon": 128, "minibatches": 32, "passes": 10, "lr": 3e-4}
 WORKS = {
-    "pendulum-64": _large("pendulum", 64),
-    "cartpole-64": _large("cartpole", 64),
-    "pendulum-256": _large("pendulum", 256, iterations=3),
-    "rl8-defaults": dataclasses.replace(
-        _large("cartpole", 256, gamma=0.95, max_grad_norm=5.0, normalize_rewards=True, iterations=2),
-        num_envs=8192,
-        minibatches=1,
-    ),
-    "small": Work(
-        env="cartpole", num_envs=16, horizon=128, hidden=64, minibatches=32, passes=10, lr=3e-4, iterations=12
-    ),
+    "pendulum-64": Work(env="pendulum", hidden=64, **_LARGE),
+    "cartpole-64": Work(env="cartpole", hidden=64, **_LARGE),
+    "pendulum-256": Work(env="pendulum", hidden=256, **_LARGE, iterations=3),
+    "rl8-defaults": Work(env="cartpole", hidden=256, **_RL8, iterations=2),
+    "small": Work(env="cartpole", hidden=64, **_SMALL, iterations=12),
 }
 _DQN = {"algorithm": "dqn", "env": "cartpole", "num_envs": 64, "horizon": 2, "batch_size": 64}
 _SAC = {"algorithm": "sac", "env": "pendulum", "num_envs": 16, "horizon": 4, "batch_size": 256, "blocks": 2}
@@ -172,10 +174,10 @@ REPLAY_WORKS = {
 }
 CUDA_WORKS = {name: WORKS[name] for name in ("rl8-defaults", "pendulum-64", "pendulum-256", "small")}
 CUDA_WORKS["rl8-defaults-65536"] = dataclasses.replace(WORKS["rl8-defaults"], num_envs=65536)
-ALL_WORKS: dict[str, Work | ReplayWork] = {**WORKS, **CUDA_WORKS, **REPLAY_WORKS}
+ALL_WORKS: dict[str, AnyWork] = {**WORKS, **CUDA_WORKS, **REPLAY_WORKS}
 
 
-def quick(work: Work | ReplayWork) -> Work | ReplayWork:
+def quick(work: AnyWork) -> AnyWork:
     """Shrink a work to a second or two, to see that a library runs at all; the rates mean nothing."""
     if isinstance(work, ReplayWork):
         return dataclasses.replace(work, num_envs=8, hidden=32, warmup_steps=32, blocks=2, iterations=2)
@@ -188,7 +190,7 @@ def quick(work: Work | ReplayWork) -> Work | ReplayWork:
 class Job:
     """What one process is asked to do."""
 
-    work: Work | ReplayWork  # the work of an iteration
+    work: AnyWork  # the work of an iteration
     threads: int = 2  # CPU threads
     device: str = "cpu"  # where torch libraries put everything
     seed: int = 0  # seed of the run
@@ -212,8 +214,7 @@ class Job:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Job:
-        """Read what `to_json` wrote."""
-        fields = json.loads(text)
+    def of(cls, fields: dict[str, Any]) -> Job:
+        """Return what `to_json` wrote, read as JSON."""
         kind = ReplayWork if "algorithm" in fields["work"] else Work
         return cls(**{**fields, "work": kind(**fields["work"])})

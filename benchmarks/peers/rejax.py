@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
 from gymnax.environments.classic_control import cartpole, pendulum
 from jax import numpy as jnp
 from rejax import PPO
 
-from benchmarks.recorder import Recorder, main
+from benchmarks.peers.envs import Array
+from benchmarks.recorder import Recorder, recorded
 from benchmarks.works import Job
 
 
@@ -44,29 +44,25 @@ def train(job: Job, recorder: Recorder) -> None:
     """Run `train_iteration` under `jax.jit`; the first iteration includes the compilation."""
     work = job.work
     algorithm = PPO.create(
+        **work.fields("num_envs", "gamma", "gae_lambda", "max_grad_norm", "normalize_rewards"),
         env={"cartpole": CartPole, "pendulum": Pendulum}[work.env](),
-        agent_kwargs={"activation": "relu", "hidden_layer_sizes": (work.hidden, work.hidden)},
-        num_envs=work.num_envs,
+        agent_kwargs={"activation": "relu", "hidden_layer_sizes": tuple(work.widths)},
         num_steps=work.horizon,
         num_minibatches=work.minibatches,
         num_epochs=work.passes,
         learning_rate=work.lr,
-        gamma=work.gamma,
-        gae_lambda=work.gae_lambda,
         clip_eps=work.clip,
         ent_coef=work.entropy_coeff,
-        max_grad_norm=work.max_grad_norm,
-        normalize_rewards=work.normalize_rewards,
         reward_normalization_discount=work.gamma,
     )
     state = algorithm.init_state(jax.random.PRNGKey(job.seed))
     # With the types that an iteration returns: else the second one compiles again.
     state = state.replace(rew_rms_state=jax.tree.map(jnp.float32, state.rew_rms_state))
     iterate = jax.jit(algorithm.train_iteration)
-    likeliest = jax.jit(lambda params, obs: greedy(algorithm, params, obs))
+    likeliest = jax.jit(lambda params, obs: algorithm.actor.apply(params, obs, method="_action_dist").mode())
 
-    def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return np.asarray(likeliest(state.actor_ts.params, obs))
+    def act(obs: Array) -> Array:
+        return likeliest(state.actor_ts.params, obs)
 
     recorder.start()
     while True:
@@ -74,11 +70,4 @@ def train(job: Job, recorder: Recorder) -> None:
         recorder.tick(act)
 
 
-def greedy(algorithm: Any, params: Any, obs: Any) -> Any:
-    """Return the likeliest actions."""
-    distribution = algorithm.actor.apply(params, obs, method="_action_dist")
-    return jnp.asarray(distribution.mode())
-
-
-if __name__ == "__main__":
-    main("rejax", train, ("jax", "jaxlib", "gymnax", "flax", "optax", "distrax", "numpy"))
+answer = recorded(train, "rejax", "jax", "jaxlib", "gymnax", "flax", "optax", "distrax", "numpy")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from rl8 import AlgorithmConfig, Trainer
 from rl8.env import Env
@@ -16,8 +15,8 @@ from tensordict import TensorDict
 from torch import Tensor
 from torchrl.data import Categorical, Unbounded
 
-from benchmarks.peers.envs import TorchEnv
-from benchmarks.recorder import Recorder, main
+from benchmarks.peers.envs import Array, TorchEnv
+from benchmarks.recorder import Recorder, recorded
 from benchmarks.works import OBSERVATIONS, Job
 
 
@@ -30,10 +29,8 @@ class Adapter(Env):
         super().__init__(num_envs, horizon, device=device)
         self.env = TorchEnv(self.name, num_envs, device)
         self.observation_spec = Unbounded(OBSERVATIONS[self.name], device=device)
-        if self.name == "cartpole":
-            self.action_spec = Categorical(2, shape=torch.Size([1]), device=device)
-        else:
-            self.action_spec = Unbounded(shape=torch.Size([1]), device=device)
+        about: dict[str, Any] = {"shape": torch.Size([1]), "device": device}
+        self.action_spec = Categorical(2, **about) if self.name == "cartpole" else Unbounded(**about)
 
     def reset(self, *, config: dict[str, Any] | None = None) -> Tensor:
         """Start an episode in every copy."""
@@ -45,42 +42,25 @@ class Adapter(Env):
         return TensorDict({"obs": step.obs, "rewards": step.rewards.unsqueeze(-1)}, batch_size=self.num_envs)
 
 
-class CartPole(Adapter):
-    """CartPole-v1."""
-
-    name = "cartpole"
-
-
-class Pendulum(Adapter):
-    """Pendulum-v1."""
-
-    name = "pendulum"
-
-
 def train(job: Job, recorder: Recorder) -> None:
     """Train with rl8's trainer."""
     work = job.work
     config = AlgorithmConfig(
-        model_config={"hiddens": (work.hidden, work.hidden)},
-        horizon=work.horizon,
+        **work.fields("num_envs", "horizon", "gamma", "gae_lambda"),
+        **work.fields("entropy_coeff", "max_grad_norm", "normalize_rewards"),
+        model_config={"hiddens": work.widths},
         horizons_per_env_reset=-1,
-        num_envs=work.num_envs,
         optimizer_config={"lr": work.lr},
-        entropy_coeff=work.entropy_coeff,
-        gae_lambda=work.gae_lambda,
-        gamma=work.gamma,
         sgd_minibatch_size=None if work.minibatches == 1 else work.minibatch_size,
         num_sgd_iters=work.passes,
         clip_param=work.clip,
         vf_clip_param=1e9,  # no limit, as in rl8x
-        max_grad_norm=work.max_grad_norm,
-        normalize_rewards=work.normalize_rewards,
         device=job.device,
     )
-    algorithm = config.build({"cartpole": CartPole, "pendulum": Pendulum}[work.env])
+    algorithm = config.build(type("Env", (Adapter,), {"name": work.env}))
     trainer = Trainer(algorithm)
 
-    def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def act(obs: Array) -> Array:
         batch = TensorDict({"obs": torch.from_numpy(obs).to(job.device).unsqueeze(1)}, batch_size=[len(obs), 1])
         return algorithm.policy.sample(batch, kind="last", deterministic=True)["actions"].cpu().numpy()
 
@@ -90,5 +70,4 @@ def train(job: Job, recorder: Recorder) -> None:
         recorder.tick(act)
 
 
-if __name__ == "__main__":
-    main("rl8", train, ("torch", "tensordict", "torchrl", "mlflow-skinny", "numpy"))
+answer = recorded(train, "rl8", "torch", "tensordict", "torchrl", "mlflow-skinny", "numpy")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-import numpy as np
 import torch
 
-from benchmarks.recorder import Recorder, main
-from benchmarks.works import Job, ReplayWork, Work
+from benchmarks.peers.envs import Array
+from benchmarks.recorder import Recorder, recorded
+from benchmarks.works import Job, Work
 from rl8x import HitsUpperBound, NullTracker, Trainer, keys
-from rl8x.algorithms import DQNConfig, OffPolicyConfig, OnlineConfig, PPOConfig, SACConfig
+from rl8x.algorithms import DQNConfig, OnlineConfig, PPOConfig, SACConfig
 from rl8x.envs import CartPole, Pendulum
 
 ENVS = {"cartpole": CartPole, "pendulum": Pendulum}
@@ -19,36 +19,27 @@ ENVS = {"cartpole": CartPole, "pendulum": Pendulum}
 
 def make_config(job: Job) -> OnlineConfig:
     """Return the hyperparameters of a job."""
-    work: Work | ReplayWork = job.work
-    shared: dict[str, Any] = {"num_threads": job.threads, "device": job.device, "seed": job.seed}
-    shared |= {"execution": job.execution, "precision": job.precision}
-    if isinstance(work, ReplayWork):
-        return replay_config(work, shared)
-    return PPOConfig.rl8(**settings(work), **shared)
-
-
-def replay_config(work: ReplayWork, shared: dict[str, Any]) -> OffPolicyConfig:
-    """Return the hyperparameters of a work with a replay."""
-    fields: dict[str, Any] = {
-        "num_envs": work.num_envs,
-        "horizon": work.horizon,
-        "model_config": {"hidden_sizes": [work.hidden, work.hidden]},
-        "batch_size": work.batch_size,
-        "updates_per_sample": work.updates_per_sample,
-        "buffer_size": work.buffer_size,
-        "warmup_steps": work.warmup_steps,
-        "gamma": work.gamma,
-        "lr": work.lr,
-        **shared,
-    }
+    work = job.work
+    fields = work.fields("num_envs", "horizon", "gamma", "lr") | {"model_config": {"hidden_sizes": work.widths}}
+    fields |= {"num_threads": job.threads, "device": job.device, "seed": job.seed}
+    fields |= {"execution": job.execution, "precision": job.precision}
+    if isinstance(work, Work):
+        return PPOConfig.rl8(
+            **fields,
+            **work.fields("gae_lambda", "entropy_coeff", "max_grad_norm", "normalize_rewards"),
+            sgd_minibatch_size=None if work.minibatches == 1 else work.minibatch_size,
+            num_sgd_iters=work.passes,
+            clip_param=work.clip,
+            vf_clip_param=None,  # the default silences large errors of values, and rewards are not always scaled
+        )
+    fields |= work.fields("batch_size", "updates_per_sample", "buffer_size", "warmup_steps")
     if work.algorithm == "sac":
-        widths = [work.hidden, work.hidden]
-        return SACConfig(**fields, tau=work.tau, critic_hidden_sizes=widths, max_grad_norm=None)
+        return SACConfig(**fields, tau=work.tau, critic_hidden_sizes=work.widths, max_grad_norm=None)
     fields["model_config"]["layer_norm"] = False
     return DQNConfig(
         **fields,
         n_step=1,
-        target_interval=round(work.updates_per_target / work.updates_per_sample),
+        target_interval=work.transitions_per_target,
         epsilon=work.epsilon,
         epsilon_decay_steps=0,
         max_grad_norm=work.max_grad_norm,
@@ -56,33 +47,13 @@ def replay_config(work: ReplayWork, shared: dict[str, Any]) -> OffPolicyConfig:
     )
 
 
-def settings(work: Work) -> dict[str, Any]:
-    """Return what PPO's config has of a work."""
-    return {
-        "num_envs": work.num_envs,
-        "horizon": work.horizon,
-        "model_config": {"hidden_sizes": [work.hidden, work.hidden]},
-        "sgd_minibatch_size": None if work.minibatches == 1 else work.minibatch_size,
-        "num_sgd_iters": work.passes,
-        "gamma": work.gamma,
-        "gae_lambda": work.gae_lambda,
-        "clip_param": work.clip,
-        "vf_clip_param": None,  # the default silences large errors of values, and rewards are not always scaled
-        "entropy_coeff": work.entropy_coeff,
-        "max_grad_norm": work.max_grad_norm,
-        "normalize_rewards": work.normalize_rewards,
-        "lr": work.lr,
-    }
-
-
 def train(job: Job, recorder: Recorder) -> None:
     """Train with rl8x's trainer."""
     work = job.work
     algorithm = make_config(job).build(ENVS[work.env])
     policy = algorithm.policy
-    steps = work.blocks if isinstance(work, ReplayWork) else 1
 
-    def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def act(obs: Array) -> Array:
         with torch.no_grad():
             batch = torch.from_numpy(obs).to(job.device)
             starts = torch.zeros(len(obs), dtype=torch.bool, device=job.device)
@@ -97,7 +68,7 @@ def train(job: Job, recorder: Recorder) -> None:
     recorder.start()
     if job.transitions is not None:  # `execution="auto"` compiles in a run that says how long it will be
         trainer.run(stop_conditions=[HitsUpperBound(keys.ENV_STEPS, job.transitions)], progress="none")
-    for _ in range(steps):
+    for _ in range(work.blocks):
         trainer.step()
     recorder.tick(act)
     if job.target is None:
@@ -105,10 +76,9 @@ def train(job: Job, recorder: Recorder) -> None:
         trainer.tracker.flush()
         recorder.start()
     while True:
-        for _ in range(steps):
+        for _ in range(work.blocks):
             trainer.step()
         recorder.tick(act)
 
 
-if __name__ == "__main__":
-    main("rl8x", train, ("torch", "tensordict", "mlflow", "numpy"))
+answer = recorded(train, "rl8x", "torch", "tensordict", "mlflow", "numpy")

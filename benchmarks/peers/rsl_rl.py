@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from rsl_rl.env import VecEnv
 from rsl_rl.modules.distribution import Distribution
@@ -15,8 +14,8 @@ from rsl_rl.runners import OnPolicyRunner
 from tensordict import TensorDict
 from torch import Tensor
 
-from benchmarks.peers.envs import TorchEnv
-from benchmarks.recorder import Recorder, main
+from benchmarks.peers.envs import Array, TorchEnv
+from benchmarks.recorder import Recorder, recorded
 from benchmarks.works import MAX_ITERATIONS, Job
 
 
@@ -39,23 +38,16 @@ class Adapter(VecEnv):
         """Steps of the running episodes."""
         return self.env.lengths
 
-    def _pack(self) -> TensorDict:
-        return TensorDict({"policy": self.obs}, batch_size=self.num_envs)
-
     def get_observations(self) -> TensorDict:
         """Return the present observations."""
-        return self._pack()
+        return TensorDict({"policy": self.obs}, batch_size=self.num_envs)
 
     def step(self, actions: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
         """Move every copy."""
         step = self.env.step(actions)
         self.obs = step.obs
-        return (
-            self._pack(),
-            self.reward_scale * step.rewards,
-            step.terminated | step.truncated,
-            {"time_outs": step.truncated},
-        )
+        ended = step.terminated | step.truncated
+        return self.get_observations(), self.reward_scale * step.rewards, ended, {"time_outs": step.truncated}
 
 
 class Categorical(Distribution):
@@ -113,7 +105,7 @@ def config(job: Job) -> dict[str, Any]:
     distribution: dict[str, Any] = {"class_name": Categorical}
     if work.env == "pendulum":
         distribution = {"class_name": "GaussianDistribution", "init_std": 1.0, "std_type": "log"}
-    network = {"class_name": "MLPModel", "hidden_dims": [work.hidden, work.hidden], "activation": "relu"}
+    network = {"class_name": "MLPModel", "hidden_dims": work.widths, "activation": "relu"}
     return {
         "num_steps_per_env": work.horizon,
         "save_interval": 1_000_000_000,
@@ -144,7 +136,7 @@ def train(job: Job, recorder: Recorder) -> None:
     runner = OnPolicyRunner(env, config(job), log_dir=".", device=job.device)
     log = runner.logger.log
 
-    def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def act(obs: Array) -> Array:
         with torch.inference_mode():
             batch = TensorDict({"policy": torch.from_numpy(obs).to(job.device)}, batch_size=len(obs))
             return runner.alg.get_policy()(batch).cpu().numpy()
@@ -158,5 +150,4 @@ def train(job: Job, recorder: Recorder) -> None:
     runner.learn(MAX_ITERATIONS)
 
 
-if __name__ == "__main__":
-    main("rsl-rl-lib", train, ("torch", "tensordict", "tensorboard", "numpy"))
+answer = recorded(train, "rsl-rl-lib", "torch", "tensordict", "tensorboard", "numpy")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from skrl.agents.torch.ppo import PPO, PPO_CFG
 from skrl.envs.wrappers.torch import Wrapper
@@ -15,8 +14,8 @@ from skrl.trainers.torch import SequentialTrainer
 from skrl.utils import set_seed
 from torch import Tensor, nn
 
-from benchmarks.peers.envs import TorchEnv, spaces_of
-from benchmarks.recorder import Recorder, main
+from benchmarks.peers.envs import Array, TorchEnv, spaces_of
+from benchmarks.recorder import Recorder, recorded
 from benchmarks.works import MAX_ITERATIONS, OUTPUTS, Job
 
 
@@ -34,7 +33,7 @@ class Adapter(Wrapper):
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Move every copy."""
-        obs, *columns = self._env.step(actions)
+        obs, *columns = self._env.step(actions)[:4]
         rewards, terminated, truncated = (column.unsqueeze(-1) for column in columns)
         return obs, rewards, terminated, truncated, {}
 
@@ -48,51 +47,26 @@ class Adapter(Wrapper):
         """Do nothing."""
 
 
-def network(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """Return a perceptron with two hidden layers."""
-    return nn.Sequential(
-        nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
-    )
+def perceptron(mixin: type[Any], hidden: int, outputs: int, **spaces: Any) -> Model:
+    """Make a model with two hidden layers, whose outputs a mixin of skrl's says the meaning of."""
 
+    class Perceptron(mixin, Model):
+        """Means, beside a standard deviation that is free, or logits, or values."""
 
-class GaussianPolicy(GaussianMixin, Model):
-    """Continuous actions: a mean from the network, a standard deviation that is free."""
+        def __init__(self) -> None:
+            Model.__init__(self, **spaces)
+            mixin.__init__(self)
+            first, second = nn.Linear(self.num_observations, hidden), nn.Linear(hidden, hidden)
+            self.net = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(hidden, outputs))
+            is_gaussian = mixin is GaussianMixin
+            self.log_std = nn.Parameter(torch.zeros(outputs)) if is_gaussian else None
 
-    def __init__(self, hidden: int, **spaces: Any) -> None:
-        Model.__init__(self, **spaces)
-        GaussianMixin.__init__(self)
-        self.net = network(self.num_observations, hidden, self.num_actions)
-        self.log_std = nn.Parameter(torch.zeros(self.num_actions))
+        def compute(self, inputs: dict[str, Any], role: str = "") -> tuple[Tensor, dict[str, Any]]:
+            """Return the outputs."""
+            more = {} if self.log_std is None else {"log_std": self.log_std}
+            return self.net(inputs["observations"]), more
 
-    def compute(self, inputs: dict[str, Any], role: str = "") -> tuple[Tensor, dict[str, Any]]:
-        """Return means and logarithms of standard deviations."""
-        return self.net(inputs["observations"]), {"log_std": self.log_std}
-
-
-class CategoricalPolicy(CategoricalMixin, Model):
-    """Discrete actions: logits from the network."""
-
-    def __init__(self, hidden: int, outputs: int, **spaces: Any) -> None:
-        Model.__init__(self, **spaces)
-        CategoricalMixin.__init__(self)
-        self.net = network(self.num_observations, hidden, outputs)
-
-    def compute(self, inputs: dict[str, Any], role: str = "") -> tuple[Tensor, dict[str, Any]]:
-        """Return logits."""
-        return self.net(inputs["observations"]), {}
-
-
-class Value(DeterministicMixin, Model):
-    """The critic."""
-
-    def __init__(self, hidden: int, **spaces: Any) -> None:
-        Model.__init__(self, **spaces)
-        DeterministicMixin.__init__(self)
-        self.net = network(self.num_observations, hidden, 1)
-
-    def compute(self, inputs: dict[str, Any], role: str = "") -> tuple[Tensor, dict[str, Any]]:
-        """Return values."""
-        return self.net(inputs["observations"]), {}
+    return Perceptron()
 
 
 class TickingPPO(PPO):
@@ -140,38 +114,28 @@ def train(job: Job, recorder: Recorder) -> None:
     set_seed(job.seed)
     env = Adapter(work.env, work.num_envs, job.device)
     spaces = {"observation_space": env.observation_space, "action_space": env.action_space, "device": job.device}
-    policy: Model = (
-        CategoricalPolicy(work.hidden, OUTPUTS[work.env], **spaces)
-        if work.env == "cartpole"
-        else GaussianPolicy(work.hidden, **spaces)
-    )
+    mixin = CategoricalMixin if work.env == "cartpole" else GaussianMixin
+    policy = perceptron(mixin, work.hidden, OUTPUTS[work.env], **spaces)
+    values = perceptron(DeterministicMixin, work.hidden, 1, **spaces)
     agent = TickingPPO(
-        models={"policy": policy, "value": Value(work.hidden, **spaces)},
+        models={"policy": policy, "value": values},
         memory=RandomMemory(memory_size=work.horizon, num_envs=work.num_envs, device=job.device),
         cfg=config(job),
         **spaces,
     )
 
-    def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def act(obs: Array) -> Array:
         with torch.no_grad():
             outputs, _ = policy.compute({"observations": torch.from_numpy(obs).to(job.device)})
             actions = outputs.argmax(-1) if work.env == "cartpole" else outputs
             return actions.cpu().numpy()
 
     agent.tick = lambda: recorder.tick(act)
-    trainer = SequentialTrainer(
-        cfg={
-            "timesteps": MAX_ITERATIONS * work.horizon,
-            "headless": True,
-            "disable_progressbar": True,
-            "close_environment_at_exit": False,
-        },
-        env=env,
-        agents=agent,
-    )
+    options = {"headless": True, "disable_progressbar": True, "close_environment_at_exit": False}
+    options["timesteps"] = MAX_ITERATIONS * work.horizon
+    trainer = SequentialTrainer(cfg=options, env=env, agents=agent)
     recorder.start()
     trainer.train()
 
 
-if __name__ == "__main__":
-    main("skrl", train, ("torch", "tensorboard", "numpy"))
+answer = recorded(train, "skrl", "torch", "tensorboard", "numpy")

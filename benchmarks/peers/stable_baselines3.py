@@ -13,7 +13,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from benchmarks.peers.envs import NumpyEnv, spaces_of
-from benchmarks.recorder import Recorder, main
+from benchmarks.recorder import Recorder, recorded
 from benchmarks.works import MAX_ITERATIONS, Job, ReplayWork, Work
 
 Array = np.ndarray[Any, Any]
@@ -63,11 +63,9 @@ class Adapter(VecEnv):
 class Ticker(BaseCallback):
     """Tells when an iteration of so many rollouts has ended, which is when the next one begins."""
 
-    def __init__(self, recorder: Recorder, rollouts: int = 1) -> None:
+    def __init__(self, recorder: Recorder, rollouts: int) -> None:
         super().__init__()
-        self.recorder = recorder
-        self.rollouts = rollouts
-        self.begun = 0
+        self.recorder, self.rollouts, self.begun = recorder, rollouts, 0
 
     def act(self, obs: Array) -> Array:
         """Return the likeliest actions."""
@@ -96,10 +94,7 @@ def ppo(job: Job, work: Work, env: VecEnv) -> BaseAlgorithm:
         clip_range=work.clip,
         ent_coef=work.entropy_coeff,
         max_grad_norm=work.max_grad_norm,
-        policy_kwargs={
-            "net_arch": {"pi": [work.hidden, work.hidden], "vf": [work.hidden, work.hidden]},
-            "activation_fn": torch.nn.ReLU,
-        },
+        policy_kwargs={"net_arch": {"pi": work.widths, "vf": work.widths}, "activation_fn": torch.nn.ReLU},
         seed=job.seed,
         device=job.device,
     )
@@ -114,8 +109,8 @@ def off_policy(job: Job, work: ReplayWork, env: VecEnv) -> BaseAlgorithm:
         "batch_size": work.batch_size,
         "gamma": work.gamma,
         "train_freq": work.horizon,
-        "gradient_steps": work.updates_per_block,
-        "policy_kwargs": {"net_arch": [work.hidden, work.hidden], "activation_fn": torch.nn.ReLU},
+        "gradient_steps": round(work.num_envs * work.horizon * work.updates_per_sample),
+        "policy_kwargs": {"net_arch": work.widths, "activation_fn": torch.nn.ReLU},
         "seed": job.seed,
         "device": job.device,
     }
@@ -124,7 +119,7 @@ def off_policy(job: Job, work: ReplayWork, env: VecEnv) -> BaseAlgorithm:
     return DQN(
         "MlpPolicy",
         env,
-        target_update_interval=round(work.updates_per_target / work.updates_per_sample),
+        target_update_interval=work.transitions_per_target,
         exploration_fraction=1e-9,
         exploration_initial_eps=work.epsilon,
         exploration_final_eps=work.epsilon,
@@ -137,18 +132,14 @@ def train(job: Job, recorder: Recorder) -> None:
     """Train with `learn`."""
     work = job.work
     env: VecEnv = Adapter(work.env, work.num_envs, job.seed)
-    if isinstance(work, ReplayWork):
-        model, rollouts = off_policy(job, work, env), work.blocks
-    else:
-        if work.normalize_rewards:
-            env = VecNormalize(env, norm_obs=False, clip_reward=np.inf, gamma=work.gamma)
-        model, rollouts = ppo(job, work, env), 1
+    if isinstance(work, Work) and work.normalize_rewards:
+        env = VecNormalize(env, norm_obs=False, clip_reward=np.inf, gamma=work.gamma)
+    model = off_policy(job, work, env) if isinstance(work, ReplayWork) else ppo(job, work, env)
     model.set_logger(configure(".", ["csv"]))
-    ticker = Ticker(recorder, rollouts)
+    ticker = Ticker(recorder, work.blocks)
     recorder.start()
     model.learn(MAX_ITERATIONS * work.transitions, callback=ticker)
     recorder.tick(ticker.act)
 
 
-if __name__ == "__main__":
-    main("stable-baselines3", train, ("torch", "gymnasium", "numpy"))
+answer = recorded(train, "stable-baselines3", "torch", "gymnasium", "numpy")

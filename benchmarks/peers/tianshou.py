@@ -12,7 +12,7 @@ from tianshou.trainer import OffPolicyTrainerParams
 from tianshou.utils.net.common import Net
 from tianshou.utils.net.continuous import ContinuousActorProbabilistic, ContinuousCritic
 
-from benchmarks.recorder import Recorder, main
+from benchmarks.recorder import Recorder, recorded
 from benchmarks.works import MAX_ITERATIONS, Job, ReplayWork
 
 
@@ -20,9 +20,7 @@ class Ticker:
     """Tells when an iteration of so many collects and updates has ended, which is when the next one begins."""
 
     def __init__(self, recorder: Recorder, collects: int) -> None:
-        self.recorder = recorder
-        self.collects = collects
-        self.begun = 0
+        self.recorder, self.collects, self.begun = recorder, collects, 0
 
     def __call__(self, epoch: int, env_step: int) -> None:
         """Be called before each collect."""
@@ -33,7 +31,7 @@ class Ticker:
 
 def sac(work: ReplayWork, env: gymnasium.Env[object, object]) -> SAC:
     """Make the `SAC` of a work."""
-    widths, space = [work.hidden, work.hidden], env.action_space
+    widths, space = work.widths, env.action_space
     assert isinstance(space, gymnasium.spaces.Box)
     assert env.observation_space.shape is not None
     adam, shape = AdamOptimizerFactory(lr=work.lr), env.observation_space.shape
@@ -86,5 +84,4 @@ def train(job: Job, recorder: Recorder) -> None:
     )
 
 
-if __name__ == "__main__":
-    main("tianshou", train, ("torch", "gymnasium", "numpy"))
+answer = recorded(train, "tianshou", "torch", "gymnasium", "numpy")
