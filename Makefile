@@ -59,6 +59,7 @@ fuzz-cuda: $(STAMP)
 faults: $(STAMP)
 	$(BIN)/python -m tests.faults --minutes $(or $(MINUTES),60)
 
+# The tasks of docs/learning.md anew, and the pages that quote them: hours.
 learning: $(STAMP)
 	$(BIN)/python -m benchmarks.learning
 	$(BIN)/python -m benchmarks.pages

@@ -36,20 +36,14 @@ OUT = RESULTS / "agents.json"
 EPISODES = 64
 OWN: dict[str, Any] = {"num_envs": 32, "horizon": 32, "sgd_minibatch_size": 512, "lr": 5e-4}
 OWN |= {"model_config": {"hidden_sizes": [256, 256]}}
+_BALANCE = {"random_package_pos_on_line": True, "package_mass": 5}
 _NAVIGATION = {"collisions": True, "agents_with_same_goal": 1, "observe_all_goals": False, "shared_rew": False}
 _NAVIGATION |= {"split_goals": False, "lidar_range": 0.35, "agent_radius": 0.1}
 # Steps are those of agents; the options are those of BenchMARL's task files but for the steps of an episode of the
 # first, and are given to both.
 WORKS: dict[str, dict[str, Any]] = {
     "simple_spread": {"agents": 3, "steps": 1_000_000, "seeds": 5, "limit": 25, "options": {"local_ratio": 0.5}},
-    "balance": {
-        "agents": 4,
-        "steps": 300_000,
-        "seeds": 3,
-        "limit": 100,
-        "options": {"random_package_pos_on_line": True, "package_mass": 5},
-        "own": {"gamma": 0.95},
-    },
+    "balance": {"agents": 4, "steps": 300_000, "seeds": 3, "limit": 100, "options": _BALANCE, "own": {"gamma": 0.95}},
     "navigation": {"agents": 3, "steps": 300_000, "seeds": 3, "limit": 100, "options": _NAVIGATION},
 }
 RUNS = (("rl8x", "mappo"), ("rl8x", "ippo"), ("benchmarl", "mappo"))
@@ -114,10 +108,10 @@ def of_rl8x(name: str, algorithm: str, seed: int, steps: int) -> Row:
     return row | {"agent_steps": trainer.state["env/steps"], "mean_return": round(tested["eval/returns/mean"], 4)}
 
 
-def experiment(name: str, algorithm: str, seed: int, agent_steps: int, *, pettingzoo: bool) -> Any:
-    """Make a training of BenchMARL's, whose frames are steps of copies; spread has discrete actions."""
+def experiment(name: str, seed: int, agent_steps: int, *, pettingzoo: bool) -> Any:
+    """Make a training of BenchMARL's MAPPO, whose frames are steps of copies; spread has discrete actions."""
     import torch
-    from benchmarl.algorithms import IppoConfig, MappoConfig
+    from benchmarl.algorithms import MappoConfig
     from benchmarl.environments import PettingZooTask, VmasTask
     from benchmarl.experiment import Experiment, ExperimentConfig
     from benchmarl.models.mlp import MlpConfig
@@ -138,7 +132,7 @@ def experiment(name: str, algorithm: str, seed: int, agent_steps: int, *, pettin
     assert task.config.items() >= work["options"].items() or pettingzoo != (name == "simple_spread")
     return Experiment(
         task=task,
-        algorithm_config={"mappo": MappoConfig, "ippo": IppoConfig}[algorithm].get_from_yaml(),
+        algorithm_config=MappoConfig.get_from_yaml(),
         model_config=MlpConfig.get_from_yaml(),
         critic_model_config=MlpConfig.get_from_yaml(),
         seed=seed,
@@ -147,8 +141,8 @@ def experiment(name: str, algorithm: str, seed: int, agent_steps: int, *, pettin
 
 
 def of_benchmarl(name: str, algorithm: str, seed: int, steps: int) -> Row:
-    """Train and test BenchMARL's."""
-    made = experiment(name, algorithm, seed, steps, pettingzoo=name == "simple_spread")
+    """Train and test BenchMARL's MAPPO."""
+    made = experiment(name, seed, steps, pettingzoo=name == "simple_spread")
     close, played = made.close, []
     made.close = lambda: None  # a run closes the environment of evaluations
     row, logger, (group,) = timed(made.run), made.logger, made.group_map
@@ -181,7 +175,7 @@ def speed_of(library: str, settings: str) -> Row:
         steps = made.env.num_envs * config.horizon
     else:
         steps = 3 * 6000  # of three agents
-        theirs = experiment("simple_spread", "mappo", 0, (ITERATIONS + 1) * steps, pettingzoo=False)
+        theirs = experiment("simple_spread", 0, (ITERATIONS + 1) * steps, pettingzoo=False)
         theirs.logger.commit = lambda: marks.append(time.process_time())  # the last of each iteration
         theirs.run()
     return {"steps_per_s": round(steps * ITERATIONS / (marks[-1] - marks[0]), 1)}

@@ -10,13 +10,14 @@ python -m benchmarks.figures runs --folder DIR  # what was trained there is not 
 from __future__ import annotations
 
 import argparse
-import functools
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,7 @@ def play(folder: Path, options: argparse.Namespace) -> None:
 
 def runs(folder: Path, options: argparse.Namespace) -> None:
     """Train CartPole twice and photograph list, description, charts, comparison, model and film."""
-    from tests.browser.chromium import Browser
-    from tests.browser.mlflow_pages import LEARNING_RATES, Pages, arguments, film_of, runs_in, served
+    from tests.browser.mlflow_pages import LEARNING_RATES, arguments, film_of, runs_in
 
     if not (folder / "mlruns" / "mlflow.db").exists():
         for name in LEARNING_RATES:
@@ -67,13 +67,12 @@ def runs(folder: Path, options: argparse.Namespace) -> None:
     found, models = runs_in(folder)
     run = found["fast"]
 
-    with served(folder) as address, Browser(1360, 860) as browser:
-        pages, keep = Pages(browser, address, run), functools.partial(photograph, browser)
+    with opened(folder, run) as (pages, keep):
         pages.listed(*found)
         keep("runs")
         pages.overview("CartPole")
-        browser.click("Show more")
-        browser.wait_for("rl8x play")
+        pages.browser.click("Show more")
+        pages.browser.wait_for("rl8x play")
         keep("run")
         pages.charts("mean returns")
         keep("charts")
@@ -85,15 +84,27 @@ def runs(folder: Path, options: argparse.Namespace) -> None:
         keep("film")
 
 
-def photograph(browser: Any, name: str) -> None:
-    """Take a screenshot of MLflow's page, without what comes with a mouse."""
-    browser.settle()
-    browser.run(_NO_TOOL_BARS)
-    browser.screenshot(IMAGES / f"mlflow-{name}.png")
+@contextlib.contextmanager
+def opened(folder: Path, run: Any) -> Iterator[tuple[Any, Callable[[str], None]]]:
+    """Give MLflow's pages on a run in a browser, and what takes a screenshot of a name."""
+    from tests.browser.chromium import Browser
+    from tests.browser.mlflow_pages import Pages, served
+
+    with served(folder) as address, Browser(1360, 860) as browser:
+
+        def keep(name: str) -> None:
+            browser.settle()
+            browser.run(_NO_TOOL_BARS)
+            browser.screenshot(IMAGES / f"mlflow-{name}.png")
+
+        yield Pages(browser, address, run), keep
 
 
 def study(folder: Path, options: argparse.Namespace) -> None:
-    """Run the example study, and keep its figures and what its report says."""
+    """Run the example study, and keep its figures, what its report says, and screenshots where there is a Chromium."""
+    from tests.browser.chromium import find_chromium
+    from tests.browser.mlflow_pages import parent_of
+
     from rl8x.studies import Study, StudyConfig
     from rl8x.studies.statistics import cells_of
 
@@ -113,26 +124,17 @@ def study(folder: Path, options: argparse.Namespace) -> None:
     for name, image in STUDY_FIGURES.items():
         (IMAGES / f"{image}.png").write_bytes((made.folder / "report" / f"{name}.png").read_bytes())
     print(report)
-    _photograph_study(folder, made.config.name, tuple(made.config.train))
-
-
-def _photograph_study(folder: Path, name: str, trainings: tuple[str, ...]) -> None:
-    """Take the screenshots of a study's pages in MLflow, where there is a Chromium."""
-    from tests.browser.chromium import Browser, find_chromium
-    from tests.browser.mlflow_pages import Pages, parent_of, served
-
     if find_chromium() is None:
         print("no screenshots: there is no Chromium")
         return
-    with served(folder) as address, Browser(1360, 860) as browser:
-        pages, keep = Pages(browser, address, parent_of(folder, name)), functools.partial(photograph, browser)
+    with opened(folder, parent_of(folder, made.config.name)) as (pages, keep):
         pages.overview("Metrics", "result/returns/mean")
         keep("study-parent")
         pages.artifact("evaluations.json", "training", "test.length")
         keep("study-table")
         pages.artifact("report/heat-maps.png", "report.html")
         keep("study-report")
-        pages.grouped("study.training", *trainings)
+        pages.grouped("study.training", *made.config.train)
         keep("study-compare")
 
 

@@ -19,13 +19,12 @@ Runs of hours go on after they were cut off, by `--checkpoints FOLDER`; several 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import fcntl
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,22 +87,15 @@ def merged(old: Row, row: Row, tasks: Mapping[str, Any]) -> Row:
 def keep(path: Path, row: Row, tasks: Mapping[str, Any]) -> None:
     """Write a row into the file, beside those that stay, a line each; of several processes one after another."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(path.parent):
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
         document = merged(held(path), row, tasks)
         described = ",\n".join(f"{json.dumps(name)}: {json.dumps(task)}" for name, task in document["tasks"].items())
         rows = ",\n".join(map(json.dumps, document["rows"]))
         save(path, f'{{"tasks": {{\n{described}\n}},\n"rows": [\n{rows}\n]}}\n')
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process writes into the folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
     finally:
-        os.close(descriptor)
+        os.close(folder)
 
 
 def measure(

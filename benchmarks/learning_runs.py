@@ -91,11 +91,10 @@ class Task:
             and (self.bound is None or (mean < self.bound if self.fails else mean >= self.bound))
         )
 
-    def changed(self, transitions: int | None = None, **hyperparameters: Any) -> Task:
-        """Return the task with other hyperparameters, or with another number of transitions."""
-        run, stop = self.run, {"hits_upper_bound": ["env/steps", transitions or self.transitions]}
-        config = {**run.algorithm.algorithm_config, **hyperparameters}
-        return dataclasses.replace(self, run=run.replace(algorithm_config=config, stop_conditions=[stop]))
+    def changed(self, **hyperparameters: Any) -> Task:
+        """Return the task with other hyperparameters."""
+        config = {**self.run.algorithm.algorithm_config, **hyperparameters}
+        return dataclasses.replace(self, run=self.run.replace(algorithm_config=config))
 
     def make_algorithm(self, seed: int) -> Any:
         """Build environment and algorithm."""

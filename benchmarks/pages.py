@@ -23,7 +23,6 @@ from benchmarks.learning_tasks import TASKS
 from benchmarks.results import RESULTS, ROOT, held, short
 
 SETTINGS = ROOT / "src" / "rl8x" / "config" / "settings" / "measured.json"
-_MARK = r"(<!-- (?:results: )?{mark} -->\n)(.*?)(<!-- (?:/{mark}|end of (?:results|{mark})) -->)"
 
 
 @functools.cache
@@ -45,8 +44,7 @@ SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/agents.md": {"agents": lambda: "\n" + agents.report(result("agents")) + "\n"},
     "docs/benchmarks.md": {
-        f"{name}.json": functools.partial(speed, name)
-        for name in ("starting", "replay", "replay-2-threads", "cpu", "cuda")
+        name: functools.partial(speed, name) for name in ("starting", "replay", "replay-2-threads", "cpu", "cuda")
     },
     "docs/conditions.md": {"curves": stop_conditions.report},
     "docs/environments.md": {"envs": lambda: costs.envs_table(result("envs"))},
@@ -119,7 +117,7 @@ QUOTES: dict[str, Callable[[], list[str]]] = {
 def filled(name: str, text: str) -> str:
     """Return a page with its sections made anew."""
     for mark, make in SECTIONS[name].items():
-        pattern = re.compile(_MARK.replace("{mark}", re.escape(mark)), re.DOTALL)
+        pattern = re.compile(f"(<!-- {mark} -->\n)(.*?)(<!-- /{mark} -->)", re.DOTALL)
         made = make()
         text, count = pattern.subn(lambda match, made=made: f"{match[1]}{made}\n{match[3]}", text)
         assert count == 1, f"{name} has {count} sections {mark}"

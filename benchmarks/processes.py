@@ -25,23 +25,15 @@ Variants = Mapping[str, Mapping[str, Any]]
 VENVS = ROOT / ".bench-venvs"
 TORCH = "torch==2.13.0"
 # glibc unmaps blocks over 32 MB when they are freed, and the next ones page-fault again; with these it keeps them.
-MALLOC_SETTINGS = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "100000000000",
-    "MALLOC_TOP_PAD_": "268435456",
-}
-# Where MLflow keeps the rows that are timed: in a file, or behind its server.
-STORES = ("sqlite", "http")
+MALLOC_SETTINGS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_TOP_PAD_": "268435456"}
 MALLOC, UNTRACKED = "malloc", "untracked"
 AS_IT_COMES: Variants = {"as it comes": {}}
 
 
 def modes(executions: Iterable[str], precisions: Iterable[str]) -> dict[str, Mapping[str, Any]]:
     """Return rl8x's modes of execution in each precision."""
-    pairs = [(execution, precision) for precision in precisions for execution in executions]
-    return {
-        f"{execution} {precision}": {"execution": execution, "precision": precision} for execution, precision in pairs
-    }
+    pairs = [{"execution": execution, "precision": precision} for precision in precisions for execution in executions]
+    return {" ".join(pair.values()): pair for pair in pairs}
 
 
 OWN_MODES = modes(("eager", "compile"), ("fp32", "bf16"))
@@ -151,13 +143,13 @@ def ask(python: str, module: str, text: str, env: Mapping[str, str], timeout_s: 
 
 def main() -> None:
     """Have a module answer the question that standard input has, on so many cores and threads, and print that."""
+    answer = os.dup(1)
+    os.dup2(2, 1)  # what a library prints when it is imported and while it trains is no part of the answer
     module, asked = importlib.import_module(f"benchmarks.{sys.argv[1]}"), json.loads(sys.stdin.read())
     cores = sorted(os.sched_getaffinity(0))[: asked["threads"]]
     os.sched_setaffinity(0, cores)  # some libraries have no other way to be told how many threads to use
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(asked["threads"])
-    answer = os.dup(1)
-    os.dup2(2, 1)  # what a library prints while it trains is no part of the answer
     row = module.answer(asked)
     sys.stdout.flush()
     os.write(answer, json.dumps(row).encode())

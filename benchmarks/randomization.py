@@ -14,8 +14,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from benchmarks.learning_runs import Task
 from benchmarks.learning_tasks import ON_ONE_THREAD, SMALL, run_of
 from rl8x import Trainer
@@ -36,42 +34,18 @@ class Randomized(Task):
     cells: int = 15  # cells of the test grid along each parameter
     episodes: int = 8  # episodes in each cell
 
-    @property
-    def grid(self) -> dict[str, list[float]]:
-        """The physics of each copy of the test environment, cell by cell."""
-        axes = [torch.linspace(low, high, self.cells, dtype=torch.float64) for low, high in self.ranges.values()]
-        cells = torch.cartesian_prod(*axes).repeat_interleave(self.episodes, 0)
-        return dict(zip(self.ranges, cells.T.tolist(), strict=True))
-
-    @torch.no_grad()
-    def tested(self, policy: Any, seed: int) -> torch.Tensor:
-        """Return the mean return of each cell of the test grid, `[cells ** parameters]`."""
-        grid = self.grid
-        num_envs = len(next(iter(grid.values())))
-        env = self.make_env(num_envs, seed=seed)
-        obs, _ = env.reset(config=grid)
-        running, returns = torch.ones(num_envs, dtype=torch.bool), torch.zeros(num_envs)
-        state, starts = policy.initial_state(num_envs), torch.ones(num_envs, dtype=torch.bool)
-        while running.any():
-            act = policy.act(obs, state, starts, None)
-            obs, _, terminated, truncated, info = env.step(policy.env_actions(act.actions))
-            returns = torch.where(running, info["episode"]["r"], returns)
-            starts, state = terminated | truncated, act.state
-            running = running & ~starts
-        return returns.view(-1, self.episodes).mean(1)
-
     def judge(self, trainer: Trainer[Any], seed: int) -> dict[str, Any]:
-        """Test the policy on the grid."""
-        cells, parameters = self.tested(trainer.algorithm.policy, 10_000 + seed), ENVS[self.run.env.env].parameters
-        fixed = torch.tensor([[parameters[key].default for key in self.ranges]], dtype=torch.float64)
-        spans = torch.tensor([high - low for low, high in self.ranges.values()], dtype=torch.float64)
-        physics = torch.tensor([*self.grid.values()], dtype=torch.float64).T[:: self.episodes]
-        nearest = int(((physics - fixed) / spans).square().sum(1).argmin())
-        others = torch.cat([cells[:nearest], cells[nearest + 1 :]])
+        """Test the policy on a grid of the ranges."""
+        grid = {name: {"linspace": [low, high, self.cells]} for name, (low, high) in self.ranges.items()}
+        frame = trainer.evaluate_grid(grid, episodes=self.episodes, seed=10_000 + seed)
+        fixed, returns = ENVS[self.run.env.env].parameters, frame["returns"]
+        far = sum(
+            ((frame[name] - fixed[name].default) / (high - low)) ** 2 for name, (low, high) in self.ranges.items()
+        )
         return {
-            "cvar": round(float(cells.sort().values[: math.ceil(WORST * len(cells))].mean()), 2),
-            "outside": round(float(others.mean()), 2),
-            "cells": [round(value, 1) for value in cells.tolist()],
+            "cvar": round(float(returns.nsmallest(math.ceil(WORST * len(frame))).mean()), 2),
+            "outside": round(float(returns.drop(far.idxmin()).mean()), 2),
+            "cells": returns.round(1).tolist(),
         }
 
 

@@ -36,13 +36,9 @@ class Recorder:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.durations: list[float] = []
-        self.fresh: list[float] = []
-        self.resident_mb: list[float] = []
-        self.returns: list[float] = []
-        self.reached = False
-        self.warmup = 1
-        self._mark = 0.0
+        self.durations, self.resident_mb = list[float](), list[float]()
+        self.fresh, self.returns, self.reached = list[float](), list[float](), False
+        self.warmup, self.begun, self._mark = 1, 0, 0.0
 
     def start(self) -> None:
         """Call this when everything is built and training begins."""
@@ -64,6 +60,12 @@ class Recorder:
             raise DoneError
         self._time_fresh()
         self._mark = time.perf_counter()
+
+    def block(self, act: Act | None = None) -> None:
+        """Call this before each block of an iteration, where a library does not tell when one has ended."""
+        if self.begun and self.begun % self.job.work.blocks == 0:
+            self.tick(act)
+        self.begun += 1
 
     def _enough(self) -> bool:
         job, total = self.job, sum(self.durations)
@@ -131,13 +133,11 @@ def evaluate(env_name: str, act: Act, *, seed: int, episodes: int = EVAL_EPISODE
     env = NumpyEnv(env_name, episodes, seed)
     obs = env.reset()
     returns, running = np.zeros(episodes), np.ones(episodes, dtype=bool)
-    for _ in range(env.task.time_limit):
+    while running.any():  # each episode ends at the limit of its time
         step = env.step(np.asarray(act(obs)))
         obs = step.obs
         returns += np.where(running, step.rewards, 0.0)
         running &= ~(step.terminated | step.truncated)
-        if not running.any():
-            break
     return float(returns.mean())
 
 

@@ -81,8 +81,3 @@ def short(rate: float) -> str:
         if rate >= size:
             return f"{rate / size:.{1 if rate < 10 * size else 0}f}{unit}"
     return f"{rate:.0f}"
-
-
-def percent(share: float | None) -> str:
-    """Write a share; nothing where there is none."""
-    return "" if share is None else f"{share:.0%}"

@@ -1,25 +1,15 @@
 """Measure rl8x beside other libraries on the same work: speed, seconds to a return, memory, scaling, a long run.
 
-Every measurement is a fresh process. The libraries take turns within a pass (A B C ... A B C ...), so that a machine
-that changes its speed changes it for all of them. Each runs in a virtual environment of its own, made at the
-first call.
-
     python -m benchmarks.speed --quick                          # does everything run? (the rates mean nothing)
-    python -m benchmarks.speed --passes 4                       # limits and throughput; about two hours on two cores
     python -m benchmarks.speed --only small --peers rl8x sb3    # one work, two libraries
-    python -m benchmarks.speed --measure return --seeds 10      # seconds to CartPole 475 and Pendulum -200
-    python -m benchmarks.speed --measure replay --threads 1     # DQN and SAC, beside their own matrix products
-    python -m benchmarks.speed --measure starting               # how soon a run is fast; half an hour on two cores
+
+docs/benchmarks.md has the other commands, also for a GPU. Every measurement is a fresh process. The libraries take
+turns within a pass (A B C ... A B C ...), so that a machine that changes its speed changes it for all of them. Each
+runs in a virtual environment of its own, made at the first call; for a GPU in this interpreter, where it can be
+imported there.
 
 Results go to benchmarks/results, and from there into the pages by `python -m benchmarks.pages`. What a file has is not
 measured again: a measurement that was cut off goes on, and more `--passes` add to it.
-
-A GPU is checked and measured by this interpreter, with torch and what else is carried along on PYTHONPATH; other
-libraries are measured where they can be imported, and what there is no time for is left out and named:
-
-    pip install --no-deps --target carried gymnasium farama-notifications cloudpickle tensordict pyvers psutil tqdm
-    pip install --no-deps --target carried platformdirs PyYAML
-    PYTHONPATH=carried python -m benchmarks.speed --device cuda --measure checks limits throughput --minutes 9
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.processes import PEERS
-from benchmarks.results import Row, names, percent, select, short, table
+from benchmarks.results import Row, names, select, short, table
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 
@@ -101,19 +101,15 @@ def best_bandwidth(result: Row) -> float | None:
     return max(select(result.get("limits", []), "bytes_gb_per_s"), default=None)
 
 
-def share_of_limit(result: Row, cell: Cell) -> float | None:
-    """Return the share that a rate is of what the matrix product allows; None where that was not measured."""
-    about = result["works"][cell.work]
-    limit = best_limits(result).get(cell.precision, {}).get(str(about["hidden"]))
-    return None if not limit else cell.rate * about["flops"] / limit / 1e9
+def shares(result: Row, cell: Cell) -> list[str]:
+    """Write the shares that a rate is of what the matrix product, and what moving the activations, allow.
 
-
-def share_of_memory(result: Row, cell: Cell) -> float | None:
-    """Return the share that a rate is of what moving the activations allows; None where that was not measured."""
-    bandwidth, numbers = best_bandwidth(result), result["works"][cell.work].get("activations")
-    if bandwidth is None or numbers is None:
-        return None
-    return cell.rate * float(numbers) * (2 if cell.precision == "bf16" else 4) / bandwidth / 1e9
+    A share whose limit was not measured is empty.
+    """
+    about, size = result["works"][cell.work], 2 if cell.precision == "bf16" else 4
+    product = best_limits(result).get(cell.precision, {}).get(str(about["hidden"]))
+    needs = ((about["flops"], product), (about.get("activations", 0) * size, best_bandwidth(result)))
+    return [f"{cell.rate * need / limit / 1e9:.0%}" if need and limit else "" for need, limit in needs]
 
 
 def seconds_of(cell: Cell) -> tuple[float, list[float]]:
@@ -229,9 +225,7 @@ def work_table(result: Row, work: str) -> str:
         if cell.rates:
             first = statistics.median(select(cell.rows, "first_iteration_s"))
             line = [*cell.names, shown(cell), cell.spread, f"{first:.2f}", f"{cell.most('peak_rss_mb'):.0f}"]
-            line += [percent(share_of_limit(result, cell))]
-            if on_device:
-                line += [percent(share_of_memory(result, cell)), f"{cell.most('peak_device_mb'):.0f}"]
+            line += [*shares(result, cell), f"{cell.most('peak_device_mb'):.0f}"][: 3 if on_device else 1]
         lines.append(line)
     return table(header, lines)
 

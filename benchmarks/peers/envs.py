@@ -145,8 +145,7 @@ class NumpyEnv:
 
     def step(self, actions: Array) -> Step:
         """Move every copy, and restart those whose episode ended."""
-        moved = self.task.move(np, self.state, actions.reshape(-1).astype(np.float32))
-        self.state, rewards, terminated = moved
+        self.state, rewards, terminated = self.task.move(np, self.state, actions.reshape(-1).astype(np.float32))
         self.lengths += 1
         self.returns += rewards
         truncated = (self.lengths >= self.task.time_limit) & ~terminated

@@ -117,11 +117,10 @@ def config(job: Job) -> dict[str, Any]:
             "num_learning_epochs": work.passes,
             "num_mini_batches": work.minibatches,
             "clip_param": work.clip,
-            "gamma": work.gamma,
             "lam": work.gae_lambda,
             "entropy_coef": work.entropy_coeff,
             "learning_rate": work.lr,
-            "max_grad_norm": work.max_grad_norm,
+            **work.fields("gamma", "max_grad_norm"),
             "schedule": "fixed",
             "use_clipped_value_loss": False,  # as in rl8x
         },

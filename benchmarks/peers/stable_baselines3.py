@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from benchmarks.peers.envs import NumpyEnv, spaces_of
 from benchmarks.recorder import Recorder, recorded
-from benchmarks.works import MAX_ITERATIONS, Job, ReplayWork, Work
+from benchmarks.works import MAX_ITERATIONS, Job, Work
 
 Array = np.ndarray[Any, Any]
 
@@ -61,70 +61,51 @@ class Adapter(VecEnv):
 
 
 class Ticker(BaseCallback):
-    """Tells when an iteration of so many rollouts has ended, which is when the next one begins."""
+    """Tells when the next rollout begins."""
 
-    def __init__(self, recorder: Recorder, rollouts: int) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__()
-        self.recorder, self.rollouts, self.begun = recorder, rollouts, 0
+        self.recorder = recorder
 
     def act(self, obs: Array) -> Array:
         """Return the likeliest actions."""
         return self.model.predict(obs, deterministic=True)[0]
 
     def _on_rollout_start(self) -> None:
-        if self.begun and self.begun % self.rollouts == 0:
-            self.recorder.tick(self.act)
-        self.begun += 1
+        self.recorder.block(self.act)
 
     def _on_step(self) -> bool:
         return True
 
 
-def ppo(job: Job, work: Work, env: VecEnv) -> BaseAlgorithm:
-    """Make the `PPO` of a work."""
-    return PPO(
-        "MlpPolicy",
-        env,
-        learning_rate=work.lr,
-        n_steps=work.horizon,
-        batch_size=work.minibatch_size,
-        n_epochs=work.passes,
-        gamma=work.gamma,
-        gae_lambda=work.gae_lambda,
-        clip_range=work.clip,
-        ent_coef=work.entropy_coeff,
-        max_grad_norm=work.max_grad_norm,
-        policy_kwargs={"net_arch": {"pi": work.widths, "vf": work.widths}, "activation_fn": torch.nn.ReLU},
-        seed=job.seed,
-        device=job.device,
-    )
-
-
-def off_policy(job: Job, work: ReplayWork, env: VecEnv) -> BaseAlgorithm:
-    """Make the `DQN` or the `SAC` of a work."""
-    shared: dict[str, Any] = {
-        "learning_rate": work.lr,
-        "buffer_size": work.buffer_size,
-        "learning_starts": work.warmup_steps,
-        "batch_size": work.batch_size,
-        "gamma": work.gamma,
-        "train_freq": work.horizon,
-        "gradient_steps": round(work.num_envs * work.horizon * work.updates_per_sample),
-        "policy_kwargs": {"net_arch": work.widths, "activation_fn": torch.nn.ReLU},
-        "seed": job.seed,
-        "device": job.device,
-    }
+def model_of(job: Job, env: VecEnv) -> BaseAlgorithm:
+    """Make the `PPO`, `DQN` or `SAC` of a work."""
+    work, relu = job.work, {"activation_fn": torch.nn.ReLU}
+    given: dict[str, Any] = {"policy": "MlpPolicy", "env": env, "learning_rate": work.lr, "gamma": work.gamma}
+    given |= {"seed": job.seed, "device": job.device, "policy_kwargs": {"net_arch": work.widths, **relu}}
+    if isinstance(work, Work):
+        given["policy_kwargs"]["net_arch"] = {"pi": work.widths, "vf": work.widths}
+        return PPO(
+            **given,
+            **work.fields("gae_lambda", "max_grad_norm"),
+            n_steps=work.horizon,
+            batch_size=work.minibatch_size,
+            n_epochs=work.passes,
+            clip_range=work.clip,
+            ent_coef=work.entropy_coeff,
+        )
+    given |= work.fields("buffer_size", "batch_size") | {"learning_starts": work.warmup_steps}
+    updates = round(work.num_envs * work.horizon * work.updates_per_sample)
+    given |= {"train_freq": work.horizon, "gradient_steps": updates}
     if work.algorithm == "sac":
-        return SAC("MlpPolicy", env, tau=work.tau, **shared)
+        return SAC(**given, tau=work.tau)
     return DQN(
-        "MlpPolicy",
-        env,
+        **given,
         target_update_interval=work.transitions_per_target,
         exploration_fraction=1e-9,
         exploration_initial_eps=work.epsilon,
         exploration_final_eps=work.epsilon,
         max_grad_norm=work.max_grad_norm,
-        **shared,
     )
 
 
@@ -134,9 +115,9 @@ def train(job: Job, recorder: Recorder) -> None:
     env: VecEnv = Adapter(work.env, work.num_envs, job.seed)
     if isinstance(work, Work) and work.normalize_rewards:
         env = VecNormalize(env, norm_obs=False, clip_reward=np.inf, gamma=work.gamma)
-    model = off_policy(job, work, env) if isinstance(work, ReplayWork) else ppo(job, work, env)
+    model = model_of(job, env)
     model.set_logger(configure(".", ["csv"]))
-    ticker = Ticker(recorder, work.blocks)
+    ticker = Ticker(recorder)
     recorder.start()
     model.learn(MAX_ITERATIONS * work.transitions, callback=ticker)
     recorder.tick(ticker.act)

@@ -16,19 +16,6 @@ from benchmarks.recorder import Recorder, recorded
 from benchmarks.works import MAX_ITERATIONS, Job, ReplayWork
 
 
-class Ticker:
-    """Tells when an iteration of so many collects and updates has ended, which is when the next one begins."""
-
-    def __init__(self, recorder: Recorder, collects: int) -> None:
-        self.recorder, self.collects, self.begun = recorder, collects, 0
-
-    def __call__(self, epoch: int, env_step: int) -> None:
-        """Be called before each collect."""
-        if self.begun and self.begun % self.collects == 0:
-            self.recorder.tick()
-        self.begun += 1
-
-
 def sac(work: ReplayWork, env: gymnasium.Env[object, object]) -> SAC:
     """Make the `SAC` of a work."""
     widths, space = work.widths, env.action_space
@@ -77,7 +64,7 @@ def train(job: Job, recorder: Recorder) -> None:
             collection_step_num_env_steps=work.num_envs * work.horizon,
             update_step_num_gradient_steps_per_sample=work.updates_per_sample,
             batch_size=work.batch_size,
-            training_fn=Ticker(recorder, work.blocks),
+            training_fn=lambda *_: recorder.block(),
             show_progress=False,
             verbose=False,
         )
