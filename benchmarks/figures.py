@@ -50,7 +50,7 @@ def play(folder: Path, options: argparse.Namespace) -> None:
         steps_per_eval=8,
         stop_conditions=[HitsUpperBound("env/steps", transitions)],
     )
-    film = trainer.play(env_config={"length": LENGTHS}, max_steps=230, seed=4)
+    film = trainer.play(env_config={"length": LENGTHS}, max_steps=215, seed=4)
     if len(film.data) > MAX_FILM_BYTES:
         raise SystemExit(f"the film has {len(film.data):,} bytes, more than {MAX_FILM_BYTES:,}: give it fewer steps")
     film.save(IMAGES / "playing.gif")
