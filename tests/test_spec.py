@@ -1,18 +1,15 @@
 """One description of a run: what it is compared by, what a script's run says of itself, what `run()` takes from it."""
 
-import functools
 import json
 
 import pytest
-from tests.checkpoint.legal import described
 
-from rl8x import DQNConfig, HitsUpperBound, MemoryTracker, PPOConfig, Trainer
+from rl8x import HitsUpperBound, MemoryTracker, PPOConfig, Trainer
 from rl8x.checkpoint import Checkpoints, find
 from rl8x.checkpoint.load import problems_of
 from rl8x.config import RunSpec
-from rl8x.config.describe import run_spec
 from rl8x.config.files import unwritable_in
-from rl8x.envs import CartPole, Pendulum
+from rl8x.envs import CartPole
 from rl8x.models import MLPModel
 
 SMALL = {
@@ -93,36 +90,6 @@ def test_a_resumed_run_has_its_spec_and_what_is_given_anew(tmp_path):
     }
     assert checkpoint.metadata["resolved"]["config"]["lr"] == 0.5  # the next resume builds with it
     assert Trainer.resume(tmp_path).algorithm.config.lr == 0.5
-
-
-@pytest.mark.parametrize(
-    ("build", "plain"),
-    [
-        (lambda: PPOConfig(**SMALL).build(CartPole), {"env": "CartPole", "algorithm_config": SMALL}),
-        (
-            lambda: DQNConfig(num_envs=2, device="cpu", model=MLPModel).build("CartPole-v1", time_limit=5),
-            {
-                "env": "CartPole-v1",
-                "env_kwargs": {"time_limit": 5},
-                "algorithm": "DQN",
-                "algorithm_config": {"num_envs": 2, "device": "cpu", "model": "rl8x.models.MLPModel"},
-            },
-        ),
-        (
-            lambda: PPOConfig(**SMALL).build(functools.partial(Pendulum, time_limit=7)),
-            {"env": "Pendulum", "env_kwargs": {"time_limit": 7}, "algorithm_config": SMALL},
-        ),
-    ],
-)
-def test_what_a_script_made_is_made_again_by_its_spec(build, plain):
-    algorithm = build()
-    spec, resolved = described(algorithm)
-    assert spec.to_plain() == plain
-    assert problems_of(spec, resolved) == []
-    again = RunSpec.from_plain(plain).make_algorithm()
-    assert run_spec(again) == run_spec(algorithm)
-    assert again.config == algorithm.config
-    assert again.env.params == algorithm.env.params
 
 
 def test_what_no_file_can_hold_says_why_in_its_place():

@@ -22,7 +22,6 @@ from rl8x.algorithms.teacher import (
     read_weights,
 )
 from rl8x.checkpoint import CheckpointError
-from rl8x.cli.main import main
 from rl8x.distributions import make_distribution
 from rl8x.envs import AlgoTrading, CartPole, ObservedParameters, Parameter, Pendulum
 from rl8x.models import BUILTIN
@@ -81,9 +80,6 @@ def train(algorithm, steps, **collect):
         algorithm.collect(**collect)
         row = algorithm.step()
     return dict(row)
-
-
-# -- a second formulation
 
 
 # -- labels
@@ -428,14 +424,3 @@ def test_a_student_that_came_as_an_instance_leaves_as_it_is(tmp_path):
         ours, theirs = policy.model.policy_head.weight, student.model.policy_head.weight
         assert ours.data_ptr() != theirs.data_ptr()
         policy.decide({"obs": np.zeros(1, np.float32)})
-
-
-def test_the_command_line_names_the_teachers_run(runs, tmp_path, monkeypatch, capsys):
-    folder, _, _ = runs
-    monkeypatch.chdir(tmp_path)
-    words = ["train", "CartPole", "--algorithm", "distillation", "--teacher", str(folder / "teacher")]
-    words += ["env_kwargs.observe_parameters=all", "--num-envs", "4", "--horizon", "4", "--max-steps", "1"]
-    assert main([*words, "--no-tracking", "--progress", "none"]) == 0
-    words[5] = str(tmp_path / "nothing")
-    assert main([*words, "--no-tracking"]) == 2
-    assert "there is no checkpoint" in capsys.readouterr().err

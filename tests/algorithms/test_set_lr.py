@@ -11,7 +11,6 @@ from tests.probes import traced_only
 
 from rl8x import MemoryTracker, Trainer, keys
 from rl8x.algorithms.base import LR, GenericAlgorithmBase
-from rl8x.checkpoint import Checkpoints
 
 CASES = [*EACH, "ppo, gru", "sac from data", "td3 from data"]
 
@@ -97,33 +96,9 @@ def lowers(trainer, stats):
         trainer.algorithm.set_lr(1e-4)
 
 
-class Killed(BaseException):
-    pass
-
-
-def dies(trainer, stats):
-    if stats[keys.STEPS] == 4:
-        raise Killed
-
-
 def trained(callbacks, **options):
     tracker = MemoryTracker()
     return Trainer(build("ppo", lr=1e-3), tracker=tracker, eval_env=False, callbacks=callbacks, **options)
-
-
-def test_a_callback_sets_it_and_a_resumed_run_goes_on_with_it(tmp_path):
-    straight = trained([lowers])
-    straight.run(max_steps=6, progress="none")
-    rates = [value for _, value in straight.tracker.history(LR)]
-    assert rates == [1e-3, 1e-3, 1e-4, 1e-4, 1e-4, 1e-4]  # from the next step on, and in its row
-
-    killed = trained([lowers, dies], checkpoints=Checkpoints(tmp_path, every_steps=1))
-    with pytest.raises(Killed):
-        killed.run(max_steps=6, progress="none")
-    resumed = Trainer.resume(tmp_path, tracker=killed.tracker, callbacks=[lowers])
-    resumed.run(progress="none")
-    assert [value for _, value in killed.tracker.history(LR)] == rates
-    assert torch.equal(weights(resumed.algorithm), weights(straight.algorithm))
 
 
 @pytest.mark.parametrize(

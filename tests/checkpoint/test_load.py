@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import shlex
 import sys
 from pathlib import Path
 
@@ -92,15 +91,6 @@ def test_every_command_finds_it(name, stored, tmp_path, capsys):
     capsys.readouterr()
     assert main(["report", name]) == 2
     assert "it is no study's parent run" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["ppo/seed0", "it's", "a b/c", "-x"])
-def test_the_last_lines_name_it_as_it_is_typed(name, mlruns, capsys):
-    assert main(["train", "CartPole", *WORDS, f"run_name={name}", "--progress", "none"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "to continue" in line]
-    words = shlex.split(line.split(": rl8x ")[1].split(",")[0])
-    assert (words[1] == name) == (name != "-x")  # which would be an option: its ID
-    assert main([*("2" if word == "N" else word for word in words), "--progress", "none"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import torch
 from rl8x import DQNConfig, MemoryTracker, NullTracker, PPOConfig, Trainer
 from rl8x.envs import Spread, make, validate
 from rl8x.randomization import Adaptive
-from rl8x.rollouts.step import Stepper
 from rl8x.video import film
 
 COPIES = 3
@@ -77,19 +76,6 @@ def test_agents_of_a_copy_are_in_one_place_with_one_physics():
         for agent in range(3):
             assert torch.equal(obs["state"][f"agent_{agent}"].view(3, 4, -1)[2], own[agent])
     assert env.another(4).num_envs == 12
-
-
-def test_programs_give_what_eager_steps_do():
-    options = {"num_envs": 4, "horizon": 30, "seed": 0, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
-    build = functools.partial(Spread, state="shared", agent_id=True, team_return="min")
-    eager = PPOConfig(**options, execution="eager").build(build)
-    compiled = PPOConfig(**options, execution="compile").build(build)
-    for _ in range(2):
-        one, other = dict(eager.collect()), dict(compiled.collect())
-        assert one == pytest.approx(other, rel=1e-4, abs=1e-4)
-        assert dict(eager.step()) == pytest.approx(dict(compiled.step()), rel=1e-3, abs=1e-3)
-    assert type(compiled.horizons.collector.stepper) is not Stepper
-    assert not compiled.execution.fell_back
 
 
 def test_a_run_counts_copies_and_measures_the_team():

@@ -14,10 +14,6 @@ OBS = Box(-1.0, 1.0, (5,), np.float32)
 STARTS = torch.zeros(3, 4, dtype=torch.bool)
 
 
-def count(model: torch.nn.Module) -> int:
-    return sum(weights.numel() for weights in model.parameters())
-
-
 def orthogonality_error(weight: torch.Tensor, gain: float) -> float:
     square = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
     return (square - gain**2 * torch.eye(len(square))).abs().max().item()
@@ -39,12 +35,6 @@ def test_the_arithmetic_is_two_perceptrons():
     assert state == {}
     assert features.shape == (3, 4, 3)
     assert values.shape == (3, 4)
-
-
-def test_actor_and_critic_are_apart_unless_shared():
-    # Apart: 2 x (5 x 8 + 8 + 8 x 8 + 8) + (8 x 3 + 3) + (8 + 1) = 2 x 120 + 36; shared: 120 + 36.
-    assert count(MLPModel(OBS, 3, hidden_sizes=(8, 8))) == 276
-    assert count(MLPModel(OBS, 3, hidden_sizes=(8, 8), shared=True)) == 156
 
 
 def test_values_alone_skip_the_actor():

@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from rl8x.algorithms import DQNConfig
-from rl8x.checkpoint import listed
-from rl8x.cli.main import main
 from rl8x.envs import CartPole
 from rl8x.tracking import NullTracker
 from rl8x.trainers import Trainer
@@ -19,21 +17,6 @@ def run(folder, steps=2):
     trainer = Trainer(DQNConfig(**options).build(CartPole), tracker=NullTracker(), checkpoints=folder, eval_env=False)
     trainer.run(max_steps=steps, progress="none")
     return trainer
-
-
-def test_a_damaged_segment_is_one_line_on_the_command_line(tmp_path, capsys):
-    run(tmp_path)
-    newest = listed(tmp_path)[-1]
-    segment = max(newest.glob("*.segment.pt"))
-    for damage, message in (
-        (lambda: segment.write_bytes(b"damaged"), "does not have the digest that was written"),
-        (segment.unlink, "is missing"),
-    ):
-        damage()
-        assert main(["resume", str(tmp_path)]) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
-        assert f"{newest} cannot be used: {segment.name} {message}" in error
 
 
 def test_rows_keep_their_returns_where_a_resume_changes_what_returns_are(tmp_path):

@@ -13,7 +13,7 @@ from tests.probes import traced_only
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
-from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
+from rl8x.envs import CartPole, GymnasiumEnv, Pendulum, env_maker
 from rl8x.randomization import Uniform
 
 
@@ -29,7 +29,11 @@ def build(env, **options):
 
 
 CASES = {  # others are those of algorithms/test_conformance.py
-    "randomised": (CartPole, {}, {"length": Uniform(0.3, 0.6), "gravity": [9.0, 9.5, 10.0, 11.0]}),
+    "randomised, and observed": (
+        env_maker(CartPole, {"observe_parameters": "all"}),
+        {},
+        {"length": Uniform(0.3, 0.6), "gravity": [9.0, 9.5, 10.0, 11.0]},
+    ),
     "lstm, forgetful": (
         Pendulum,
         {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3, "seqs_per_state_reset": 1},

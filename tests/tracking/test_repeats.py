@@ -57,16 +57,6 @@ def test_a_row_may_repeat_in_part(kind):
     assert repeats.new_rows((1, 2001, {"a": 1.0, "b": 2.0, LOSS: 5.0})) == [(1, 2001, {"b": 2.0})]
 
 
-@pytest.mark.parametrize("kind", [by_journal, by_server])
-def test_what_came_again_at_the_step_that_is_left_is_owed(kind):
-    """The training of the step is as it was, and an evaluation after it is not."""
-    repeats = kind([(1, 1001, {LOSS: 0.5, "a": 5.0}), (1, 1002, {EVAL: 1.0})])
-    assert repeats.new_rows((1, 2001, {LOSS: 0.5, "a": 5.0})) == []
-    again = repeats.new_rows((1, 2002, {EVAL: 2.0}))
-    assert again == [(1, 2001, {LOSS: 0.5, "a": 5.0}), (1, 2002, {EVAL: 2.0})]
-    assert repeats.left == (1, RESUMED)
-
-
 def test_the_journal_is_read_from_the_first_step_that_comes_and_again_for_lower_ones():
     reads = []
     had = rows_of(1000, {step: float(step) for step in range(10)})

@@ -28,23 +28,6 @@ def make(config):
     return lambda **options: Trainer(config(execution="eager").build(), **({"tracker": MemoryTracker()} | options))
 
 
-def test_a_run_goes_by_its_updates(make):
-    trainer = make()
-    steps = 5
-    stats = run(trainer, stop_conditions=[HitsUpperBound(keys.UPDATES, steps)], max_steps=200)
-    assert stats.stop_reason.startswith("HitsUpperBound('algorithm/updates', 5)")
-    assert [step for step, _ in trainer.tracker.history("losses/bc")] == list(range(1, steps + 1))
-    assert stats.keys() <= trainer.metric_names
-    assert not [
-        name for name in trainer.metric_names if name.startswith(("returns/", "rewards/", "episodes/", "eval/"))
-    ]
-    assert trainer.tracker.params["lr"] == 1e-2
-    assert not [name for name in trainer.tracker.params if name.startswith(("env", "eval", "num_eval"))]
-    result, head, *_ = trainer.tracker.description.split("\n\n")
-    assert head.startswith(f"**BC on `{trainer.algorithm.config.dataset}`**, model `mlp`: seed")
-    assert result.startswith(f"Stopped after {steps} steps, {steps} updates: ")
-
-
 def test_what_needs_an_environment_is_refused_before_the_first_step(make):
     trainer = make()
     for options, message in (

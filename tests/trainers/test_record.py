@@ -214,19 +214,6 @@ def test_a_database_that_takes_nothing_is_not_said_to_have_the_run(spoil, mend, 
     assert "1 sent" in capfd.readouterr().out
 
 
-def test_what_the_disk_refused_is_said_to_be_lost(mlruns, monkeypatch):
-    intercepted(monkeypatch, no_answer)
-    full = lambda trainer, stats: monkeypatch.setattr(Journal, "_write", lambda spool, line: False)  # noqa: E731
-    trainer = make(trainer={"tracker": tracker(), "checkpoints": False, "callbacks": [full]})
-    run(trainer, max_steps=3)
-    # Two rows and what the run came to, its tag, the picture, the reason, tags, the description, and perhaps the tags
-    # of the script, which come when they come.
-    lost, waits = trainer.ending[:2]
-    words = r"run spool-\w+ has lost 3 rows and [56] other entries: neither the disk nor sqlite:\S+ took them"
-    assert re.fullmatch(words, lost)
-    assert re.fullmatch(r"1 row of run spool-\w+ did not reach .* \(no answer\)", waits)
-
-
 def test_what_a_checkpoint_cannot_say_is_asked_for_in_a_script(mlruns):
     given = {"tracker": LinesTracker(), "eval_env": CartPole(2), "callbacks": [fails_at_2]}
     trainer = make(CartPole(4), trainer={**given, "checkpoints": "saved"})

@@ -43,15 +43,6 @@ def test_a_moved_run_goes_on_in_the_database_that_moved_with_it(name, mlruns, tm
     assert not mlruns.exists()
 
 
-def test_a_copied_run_goes_on_in_the_copy(mlruns, tmp_path, monkeypatch):
-    folder = trained(MLflowTracker(interval_s=0.05))
-    shutil.copytree(mlruns, tmp_path / "copy/mlruns")
-    monkeypatch.chdir(tmp_path / "copy")
-    run(Trainer.resume(f"mlruns/checkpoints/{folder.name}"), max_steps=3)
-    assert steps_in(tmp_path / "copy/mlruns/mlflow.db") == [[1, 2, 3]]
-    assert steps_in(mlruns / "mlflow.db") == [[1, 2]]
-
-
 @pytest.mark.parametrize("original_stays", [True, False])
 def test_checkpoints_elsewhere_in_a_copied_project_find_the_run_in_the_copy(
     original_stays, mlruns, tmp_path, monkeypatch

@@ -245,14 +245,6 @@ def test_a_plain_callable_that_waits_for_them_is_refused_at_the_first_row():
     assert run(trainer, stop_conditions=[waits], steps_per_eval=2)[keys.STEPS] == 3
 
 
-def test_a_confirmation_evaluates_by_itself():
-    confirmed = Confirmed(HitsUpperBound("episodes/returns/mean", 1), by=HitsUpperBound("eval/returns/mean", 1))
-    assert run(make(), stop_conditions=[confirmed])
-    # What it measures others read in the same row.
-    stats = run(make(), stop_conditions=[Confirmed(HitsUpperBound(keys.STEPS, 2), by=HIGH), ~HIGH])
-    assert stats[keys.STEPS] == 2
-
-
 @pytest.mark.parametrize(("text", "steps"), [("env/steps >= 96", 3), ("env/steps > 96", 4), ("not env/steps <= 96", 4)])
 def test_a_run_until_more_than_a_bound_is_as_long_as_one_that_reaches_the_next(text, steps):
     trainer = make()

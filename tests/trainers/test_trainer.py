@@ -45,22 +45,6 @@ def test_a_silenced_critic_is_told_once():
 # -- rl8's semantics: see also the state machine at the end
 
 
-def test_an_eval_config_that_nothing_would_apply_is_refused():
-    trainer = make(horizons_per_env_reset=-1)
-    trainer.step()
-    with pytest.raises(ValueError, match="never apply"):
-        trainer.eval(env_config={"bounds": 10.0})
-    trainer.eval()
-    with pytest.raises(ValueError, match="never apply"):
-        run(make(horizons_per_env_reset=-1), steps_per_eval=1, eval_env_config={"bounds": 10.0}, max_steps=1)
-
-
-def test_steps_per_eval_must_be_a_multiple():
-    text = r"`steps_per_eval` must be a multiple of `horizons_per_env_reset`; got 1 and 2\. Try 2"
-    with pytest.raises(ValueError, match=text):
-        run(make(horizons_per_env_reset=2), steps_per_eval=1, max_steps=1)
-
-
 @pytest.mark.parametrize(("env_config", "gravity"), [(None, 9.8), ({}, 9.8), ({"gravity": 12.0}, 12.0)])
 def test_an_evaluations_config_is_not_the_trainings(env_config, gravity):
     trainer = make(CartPoleInfinite)
@@ -305,28 +289,6 @@ def test_run_options_are_checked():
 
 
 # -- evaluation
-
-
-def test_an_own_evaluation_plays_each_copys_first_episode():
-    trainer = make(CartPole, trainer={"num_eval_envs": 64})
-    stats = trainer.eval(deterministic=False)
-    assert stats["eval/episodes/ended"] == 64
-    # Oracle: the same environment and policy stepped through Gymnasium's API, an episode a copy.
-    twin = make(CartPole, trainer={"num_eval_envs": 64})
-    env, policy, generator = twin.evaluator.env, twin.algorithm.policy, twin.evaluator.generator
-    obs, _ = env.reset()
-    lengths, running = torch.zeros(64), torch.ones(64, dtype=torch.bool)
-    while running.any():
-        # As the evaluator draws them: the noise of 16 steps at once, the environment's before the policy's.
-        env_noise, policy_noise = env.noise(16), policy.noise(16, 64, generator)
-        for t in range(16):
-            act = policy.act(obs, {}, torch.zeros(64, dtype=torch.bool), policy_noise[t])
-            env.carry, step = env.advance(env.carry, act.actions, env_noise[t])
-            obs = step.obs
-            lengths += running
-            running &= ~(step.terminated | step.truncated)
-    assert stats["eval/episodes/lengths/mean"] == pytest.approx(float(lengths.mean()))
-    assert stats["eval/returns/max"] == float(lengths.max())
 
 
 TRAINED_IN = CartPole(4, device="cpu", seed=0)

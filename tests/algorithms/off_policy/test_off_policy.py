@@ -75,14 +75,6 @@ def test_counters_say_what_was_done(ratio, n_step, horizon, warmup):
     assert algorithm.replay.total == collected * steps - 8 * (n_step - 1)
 
 
-def test_updates_wait_for_the_first_rows():
-    algorithm = build(n_step=4, horizon=1, warmup_steps=0, updates_per_sample=1.0)
-    train(algorithm, 3)
-    assert (algorithm.replay.size, algorithm.counters["algorithm/updates"]) == (0, 0)
-    train(algorithm, 1)
-    assert (algorithm.replay.size, algorithm.counters["algorithm/updates"]) == (8, 32)
-
-
 def test_a_row_without_updates_has_no_losses_and_conditions_wait_for_them():
     trainer = Trainer(build(updates_per_sample=1 / 64), tracker=NullTracker(), eval_env=False)
     condition, found = HitsUpperBound("losses/q", 0.0), []

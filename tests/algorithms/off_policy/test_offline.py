@@ -76,7 +76,10 @@ def test_a_run_goes_by_its_updates(name):
     assert algorithm.counters == dict.fromkeys(keys.COUNTERS, 0) | done
     clocks, rates = zip(*trainer.tracker.history("coefficients/lr"), strict=True)
     assert (clocks, rates) == ((4, 8, 12, 16, 20), pytest.approx((1e-3, 1e-3, 1e-4, 1e-4, 1e-4)))
-    assert set(algorithm.update_metrics) <= stats.keys()
+    assert set(algorithm.update_metrics) <= stats.keys() <= trainer.metric_names
+    assert not [
+        each for each in trainer.metric_names if each.startswith(("returns/", "rewards/", "episodes/", "eval/"))
+    ]
     params = trainer.tracker.params
     assert (params["dataset.transitions"], params["dataset.episodes"], params["batch_size"]) == (120, 12, 16)
     assert not params.keys() & {
@@ -88,6 +91,8 @@ def test_a_run_goes_by_its_updates(name):
         "prioritized",
     }
     assert params["dataset.digest"] == dataset(env).digest != dataset(env, seed=4).digest
+    assert not [each for each in params if each.startswith(("env", "eval", "num_eval"))]
+    assert trainer.tracker.description.startswith("Stopped after 5 steps, 20 updates: ")
 
 
 def test_rows_are_an_algorithms_own():
@@ -267,26 +272,3 @@ def test_whole_numbers_of_any_type_become_those_of_their_spaces():
         assert torch.equal(found.transitions["obs"], image.to(torch.uint8))
     with pytest.raises(ValueError, match=r"`obs` must be from 0 to 255, as Box.* says; got -?\d+ to "):
         Dataset(given | {"obs": image + 300}, gaps="truncate", observation_space=IMAGE)
-
-
-# -- the command line
-
-
-def test_a_run_on_the_command_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    dataset().save("data")
-    small = ["--device", "cpu", "--batch-size", "8", "--updates-per-step", "2", "--progress", "none", "--no-tracking"]
-    words = ["train", "--dataset", "data", *small, "--max-steps", "2", "model_config.hidden_sizes=[8]"]
-    evaluated = ["--eval-env", "CartPole", "--num-eval-envs", "2", "--steps-per-eval", "2"]
-    for name in ("bc", "dqn"):
-        assert main([*words, "--algorithm", name, *evaluated]) == 0
-        assert "evaluated   return" in capsys.readouterr().out
-    for wrong, message in (
-        (["train", "--algorithm", "bc", *small], "give `dataset`"),
-        (["train", "CartPole", "--dataset", "data", "--algorithm", "bc", *small], "give it as `eval_env`"),
-        (["train", "--dataset", "nowhere", "--algorithm", "bc", *small], "no data set in 'nowhere'"),
-    ):
-        assert main(wrong) == 2
-        error = capsys.readouterr().err
-        assert message in error
-        assert error.count("\n") == 1

@@ -267,36 +267,6 @@ def test_means_are_of_losses_applied_and_of_all_that_was_measured_before_an_upda
 # -- counters, schedules, rules
 
 
-def test_schedules_advance_by_transitions_and_not_by_evaluation():
-    algorithm = tiny(num_envs=8, horizon=16, horizons_per_env_reset=1, lr_schedule=[[0, 1.0e-3], [129, 5.0e-4]]).build(
-        CartPole
-    )
-    algorithm.evaluate()
-    algorithm.collect()
-    assert algorithm.step()["coefficients/lr"] == 1e-3  # 128 transitions: the evaluation's do not count
-    algorithm.collect()
-    assert algorithm.step()["coefficients/lr"] == 5e-4
-
-
-def test_a_step_needs_a_fresh_collect():
-    algorithm = tiny().build(CartPole)
-    with pytest.raises(RuntimeError, match="collect"):
-        algorithm.step()
-    algorithm.collect()
-    algorithm.step()
-    with pytest.raises(RuntimeError, match="collect"):
-        algorithm.step()
-
-
-def test_evaluation_leaves_the_training_data_alone():
-    algorithm = tiny(horizons_per_env_reset=1).build(CartPole)
-    algorithm.collect()
-    before = {name: value.clone() for name, value in algorithm.rollout.tensors.items()}
-    algorithm.evaluate()
-    for name, value in before.items():
-        assert torch.equal(value, algorithm.rollout[name]), name
-
-
 @pytest.mark.parametrize(("every", "resets"), [(2, [1, 3, 5]), (1, [1, 2, 3, 4, 5]), (-1, [1])])
 def test_resets_follow_horizons_per_env_reset(every, resets):
     algorithm = tiny(horizons_per_env_reset=every).build(DiscreteDummy)

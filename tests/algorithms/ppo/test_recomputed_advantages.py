@@ -176,15 +176,6 @@ def test_each_epoch_learns_from_advantages_by_its_first_weights(name):
     assert terminates == ("terminations" in name)
 
 
-def test_without_it_the_first_estimates_stay():
-    one, other = build(), build(recompute_advantages=False)
-    for algorithm in (one, other):
-        algorithm.collect()
-        algorithm.step()
-    assert keys.FINAL_OBS not in other.rollout.tensors
-    assert (weights(one) - weights(other)).abs().max() > 1e-4
-
-
 def test_several_threads_have_the_bits_of_one(monkeypatch):
     found = []
     for count in (1, 3):

@@ -97,23 +97,18 @@ def test_a_minibatch_has_the_same_steps_of_all_agents():
 
 
 def test_a_run_goes_on_and_its_policy_acts(tmp_path):
-    config, drawn = PPOConfig(**OPTIONS, model_config={"separate": True, "hidden_sizes": [4]}), {"uniform": [0.1, 0.4]}
+    """Its bits after a resume are those of test_conformance.py."""
+    config = PPOConfig(**OPTIONS, model_config={"separate": True, "hidden_sizes": [4]})
     obs = np.random.default_rng(0).normal(size=(6, 14)).astype(np.float32)
     for env in (Spread, lambda num_envs, **options: Spread(num_envs, **options)):
         folder = tmp_path / env.__name__
         trainer = Trainer(config.build(env), tracker=MemoryTracker(), checkpoints=folder)
-        trainer.run(max_steps=2, env_config={"size": drawn}, progress="none")
+        trainer.run(max_steps=2, progress="none")
         expected = trainer.algorithm.policy.decide(obs).actions
         assert (load_policy(folder, trust=True).decide(obs).actions == expected).all()
         assert (load_algorithm(folder, trust=True).policy.decide(obs).actions == expected).all()
-    whole = Trainer(config.build(Spread), tracker=MemoryTracker(), checkpoints=False)
-    whole.run(max_steps=4, env_config={"size": drawn}, progress="none")  # its last ends the first episodes
     again = Trainer.resume(tmp_path / "Spread", tracker=MemoryTracker(), trust=True)
-    again.run(max_steps=4, progress="none")
-    assert again.state == whole.state
-    assert again.state["env/copy_steps"] == 4 * 64
-    assert again.known["episodes/returns/mean"] == whole.known["episodes/returns/mean"]
-    assert torch.equal(again.algorithm.optimizer.weights, whole.algorithm.optimizer.weights)
+    assert again.run(max_steps=4, progress="none")["env/copy_steps"] == 4 * 64
 
 
 @pytest.mark.parametrize(

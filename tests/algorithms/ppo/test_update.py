@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 from tests.algorithms.test_conformance import build, train, weights
@@ -73,17 +71,3 @@ def test_chunks_of_wide_observations_are_smaller():
     assert algorithm.pack.width == algorithm.pack.sources[0].shape[-1]
     algorithm.pack.width += 4 * 84 * 84
     assert algorithm.updater._chunk_steps == 2**24 // algorithm.pack.width < narrow
-
-
-@pytest.mark.usefixtures("_traced_only", "small_chunks")
-@pytest.mark.parametrize("mode", ["eager", "compile"])
-def test_a_resumed_process_adds_gradients_in_the_same_order(mode):
-    # What compiles is the first update of a process, also of one that resumes.
-    straight, resumed = build("ppo", execution=mode), build("ppo", execution=mode)
-    straight.collect()
-    straight.step()
-    resumed.load_state_dict(copy.deepcopy(straight.state_dict()))
-    for algorithm in (straight, resumed):
-        algorithm.collect()
-        algorithm.step()
-    assert torch.equal(weights(resumed), weights(straight))
