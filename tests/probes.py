@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
@@ -156,6 +157,29 @@ class Boxes(Together):
     )
 
 
+class Steps(gymnasium.Env):
+    """A simulator of one copy that observes how many steps were taken since its reset, each worth 1.
+
+    An episode terminates after `length` of them. No state of it could be saved.
+    """
+
+    observation_space = Box(0.0, np.inf, (1,), dtype=np.float32)
+    action_space = Discrete(2)
+    length = None
+
+    def observation(self):
+        return np.full(self.observation_space.shape, self.time, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observation(), {}
+
+    def step(self, action):
+        self.time += 1
+        return self.observation(), 1.0, self.time == self.length, False, {}
+
+
 # Values of the two actions of its probes at x, with gamma 0.75.
 KNOWN = {
     (OneStep, 0): [1, 1],
@@ -193,6 +217,11 @@ class Remember(Probe):
 def noise_of(distribution, shape, generator=None, device="cpu"):
     """Draw what sampling `shape` actions needs, `[*shape, num_noise]`."""
     return distribution.draw((*shape, distribution.num_noise), generator=generator, device=device)
+
+
+def weights_of(algorithm):
+    """All weights of its policy, as one vector."""
+    return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
 
 
 def described(function, *tensors):

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import functools
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tests.probes import Steps
 
 from rl8x import PPOConfig
 from rl8x.algorithms import SACConfig, TD3Config
@@ -80,19 +80,14 @@ def test_a_critics_part_that_is_none_is_refused(names):
 LARGEST = {dtype: float(np.finfo(dtype).max) for dtype in (np.float16, np.float32, np.float64)}
 
 
-class Moves(gymnasium.Env):
-    """One copy of a task whose actions may be bounded by anything."""
+class Moves(Steps):
+    """One copy of a task of single steps whose actions may be bounded by anything."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    length = 1
 
     def __init__(self, action_space):
         self.action_space = action_space
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        return np.ones(2, np.float32), 1.0, True, False, {}
 
 
 def build_moves(config, action_space, **options):

@@ -7,8 +7,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from PIL import Image, ImageDraw
+from tests.probes import Steps
 
 from rl8x.envs import CartPole, Env, GymnasiumEnv, Pendulum
 from rl8x.policy import Policy
@@ -16,24 +16,14 @@ from rl8x.rollouts.episodes import play_episodes
 from rl8x.video import film, in_few_colours, record_video
 
 
-class Pictures(gymnasium.Env):
+class Pictures(Steps):
     """Five steps, each a picture whose brightness is the step."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
-    observation_space = spaces.Box(-1, 1, (2,), np.float32)
-    action_space = spaces.Discrete(2)
+    length = 5
 
     def __init__(self, render_mode=None):
         self.render_mode = render_mode
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.time += 1
-        return np.zeros(2, np.float32), 1.0, self.time == 5, False, {}
 
     def render(self):
         return np.full((32, 48, 3), 40 * self.time, np.uint8)

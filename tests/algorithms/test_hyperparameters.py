@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Optional
 
 import numpy as np
@@ -100,6 +101,7 @@ def test_none_is_legal_where_an_annotation_or_a_default_says_so():
         ({"betas": 0.9}, r"`betas` must be two numbers; got 0\.9"),
         ({"weight_decay": "0.1"}, "`weight_decay` must be finite, at least 0; got '0.1'"),
         ({"epsilon": 1e-8}, "no option 'epsilon'"),
+        ({"eps": math.nan}, "`eps` must be finite, at least 0; got nan"),
     ],
 )
 def test_options_of_an_optimizer_are_checked_with_the_config(config, options, message):

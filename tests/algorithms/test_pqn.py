@@ -21,10 +21,6 @@ def tiny(env=CartPole, time_limit=5, **options):
     return PQNConfig(**(defaults | small | options)).build(env, time_limit=time_limit)
 
 
-def weights(algorithm):
-    return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
-
-
 def q_of(algorithm, x):
     obs, starts = torch.full((1, 1, 1), x), torch.ones(1, 1, dtype=torch.bool)
     return algorithm.policy(obs, algorithm.policy.initial_state(1), starts)[0, 0].tolist()
@@ -127,7 +123,7 @@ def test_one_update_equals_plain_autograd_and_torchs_radam():
     assert stats["monitors/td_error"] == pytest.approx((taken - returns).abs().mean().item(), rel=1e-4)
     assert stats["monitors/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     expected = torch.cat([weight.detach().flatten() for weight in twin.parameters()])
-    torch.testing.assert_close(weights(algorithm), expected, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(probes.weights_of(algorithm), expected, atol=1e-6, rtol=1e-4)
 
 
 # -- the algorithm

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from tests.probes import record_once
+from tests.probes import record_once, weights_of
 
 from rl8x import execution, keys
 from rl8x.algorithms import DQNConfig, PPOConfig
@@ -33,10 +33,6 @@ def build(env=CartPole, *, mode="graph", **options):
     algorithm.execution.mode = algorithm.execution.target = mode
     algorithm.execution.host_looks = mode == "eager"
     return algorithm
-
-
-def weights(algorithm):
-    return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
 
 
 def test_graph_needs_cuda():
@@ -96,7 +92,7 @@ def test_a_captured_horizon_and_limited_updates_equal_eager_ones():
             algorithm.step()
         for name, value in eager.rollout.tensors.items():
             torch.testing.assert_close(captured.rollout[name], value, atol=1e-5, rtol=1e-4, msg=name)
-        torch.testing.assert_close(weights(captured), weights(eager), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(weights_of(captured), weights_of(eager), atol=1e-5, rtol=1e-5)
     assert captured.counters == eager.counters
     assert (eager.tags["rl8x.execution"], captured.tags["rl8x.execution"]) == ("eager", "graph")
 

@@ -45,6 +45,8 @@ def column(numbers_: list[float], dtype=torch.float64) -> Tensor:
 def test_equals_the_definition(rows, last, gamma, gae_lambda):
     rewards, values, finals, terminated, truncated = map(list, zip(*rows, strict=True))
     values.append(last)
+    unread = [end or not cut for end, cut in zip(terminated, truncated, strict=True)]
+    finals = [math.nan if never else final for never, final in zip(unread, finals, strict=True)]
     expected = oracle(rewards, values, finals, terminated, truncated, gamma, gae_lambda)
     inputs = (
         column(rewards),
@@ -60,30 +62,6 @@ def test_equals_the_definition(rows, last, gamma, gae_lambda):
         [a + v for a, v in zip(expected, values, strict=False)], abs=1e-9
     )
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(inputs, before, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("terminated", "truncated", "expected"),
-    [
-        # V' of step 0 is 0: delta_0 = 1 + 0 - 1 = 0, and A_1 = 2 + 0.5 * 4 - 2 = 2 stays out of it
-        (True, False, [0.0, 2.0]),
-        # V' is the final value 6, not values[1]: delta_0 = 1 + 0.5 * 6 - 1 = 3
-        (False, True, [3.0, 2.0]),
-        # both at once: the end is real, the time limit does not matter
-        (True, True, [0.0, 2.0]),
-    ],
-)
-def test_by_hand_at_the_end_of_an_episode(terminated, truncated, expected):
-    advantages, _ = generalized_advantages(
-        column([1.0, 2.0]),
-        column([1.0, 2.0, 4.0]),
-        column([6.0, math.nan]),
-        column([terminated, False], torch.bool),
-        column([truncated, False], torch.bool),
-        gamma=0.5,
-        gae_lambda=0.5,
-    )
-    assert advantages.squeeze(1).tolist() == expected
 
 
 def test_copies_do_not_mix_and_gradients_stop():

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.probes import traced_only
+from tests.probes import traced_only, weights_of
 
 from rl8x import HitsUpperBound, MemoryTracker, NullTracker, PPOConfig, Trainer, WallTime, keys
 from rl8x.checkpoint import Checkpoints, listed, read
@@ -48,14 +48,10 @@ def slightly_off(self, tensors):
     return run
 
 
-def weights(algorithm):
-    return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
-
-
 def trained(algorithm, steps, tracker=None, **options):
     trainer = Trainer(algorithm, tracker=tracker or NullTracker(), checkpoints=False, eval_env=False)
     trainer.run(max_steps=steps, progress="none", **options)
-    return weights(algorithm)
+    return weights_of(algorithm)
 
 
 # -- the plan
@@ -86,7 +82,7 @@ def test_it_is_eager_to_the_bit_before_and_compiled_to_the_bit_after():
     auto = build()
     assert torch.equal(trained(auto, 9), trained(compiled, 6))
     assert auto.execution.mode == "compile"
-    assert not torch.equal(weights(auto), trained(build("eager"), 9))
+    assert not torch.equal(weights_of(auto), trained(build("eager"), 9))
 
 
 MODELS = {
@@ -108,7 +104,7 @@ def whole_run(tmp_path_factory):
         checkpoints = Checkpoints(folder, every_steps=1, keep=9)
         whole = Trainer(build(**MODELS[model]), tracker=NullTracker(), checkpoints=checkpoints)
         whole.run(max_steps=9, steps_per_eval=2, progress="none")
-        return weights(whole.algorithm), folder
+        return weights_of(whole.algorithm), folder
 
     return make
 
@@ -123,7 +119,7 @@ def test_a_resumed_run_changes_at_the_same_step(model, cut, whole_run):
     rest.run(progress="none")
     assert rest.state[keys.STEPS] == 9
     assert rest.algorithm.execution.mode == "compile"
-    assert torch.equal(weights(rest.algorithm), expected)
+    assert torch.equal(weights_of(rest.algorithm), expected)
 
 
 @pytest.mark.usefixtures("changes_at_3")
@@ -250,7 +246,7 @@ def test_what_is_missing_at_the_step_is_waited_for_after_a_checkpoint_and_said(m
     assert slow.waited == [0.0, 0.2, 0.2, 0.2]
     assert "step 4 waits for 3 programs of the compiler; later runs like this one find" in capsys.readouterr().err
     assert trainer.params["execution.compiled_from"] == 3
-    assert torch.equal(weights(trainer.algorithm), trained(build(), 9))
+    assert torch.equal(weights_of(trainer.algorithm), trained(build(), 9))
 
 
 def end(trainer):
@@ -290,7 +286,7 @@ def test_a_run_ends_while_it_waits_and_goes_on_to_the_same_bits(how, monkeypatch
     SlowCompiler(monkeypatch, 3)
     rest = Trainer.resume(tmp_path, tracker=MemoryTracker(), checkpoints=False, algorithm=build())
     rest.run(max_steps=10, stop_conditions=None, progress="none")
-    assert torch.equal(weights(rest.algorithm), trained(build(), 10))
+    assert torch.equal(weights_of(rest.algorithm), trained(build(), 10))
 
 
 @pytest.mark.usefixtures("changes_at_3")
@@ -313,7 +309,7 @@ def test_without_a_seed_it_changes_once_the_programs_are_there_and_never_waits(m
     assert rest.params["execution.compiled_from"] == 5
     rest.run(progress="none")
     assert rest.algorithm.execution.mode == "compile"
-    assert torch.equal(weights(rest.algorithm), weights(trainer.algorithm))
+    assert torch.equal(weights_of(rest.algorithm), weights_of(trainer.algorithm))
     slow = SlowCompiler(monkeypatch, 100)
     first = Trainer.resume(listed(tmp_path)[0], tracker=MemoryTracker(), checkpoints=False, callbacks=[note])
     first.run(progress="none")

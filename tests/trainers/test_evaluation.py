@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import wrappers
-from tests.probes import Probe
+from tests.probes import Probe, Steps
 
 from rl8x import keys
 from rl8x.algorithms import DQNConfig, PPOConfig
@@ -32,25 +32,17 @@ def run(trainer, **options):
     return trainer.run(progress="none", **options)
 
 
-class Countdown(gymnasium.Env):
+class Countdown(Steps):
     """Episodes of five steps, each of reward 1, or `reward`."""
 
-    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-    made = 0
+    length = 5
 
     def __init__(self, reward=1.0):
-        type(self).made += 1
-        self.reward, self.steps = reward, 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(1, np.float32), {}
+        self.reward = reward
 
     def step(self, action):
-        self.steps += 1
-        return np.zeros(1, np.float32), self.reward, self.steps == 5, False, {"success": True}
+        obs, _, *ends, _ = super().step(action)
+        return obs, self.reward, *ends, {"success": True}
 
 
 # -- an environment of its own, from an instance

@@ -45,6 +45,13 @@ def test_a_silenced_critic_is_told_once():
 # -- rl8's semantics: see also the state machine at the end
 
 
+def test_an_eval_config_that_no_evaluation_of_a_run_would_apply_is_refused_before_the_first_step():
+    trainer = make(horizons_per_env_reset=-1)
+    with pytest.raises(ValueError, match="never apply"):
+        run(trainer, steps_per_eval=1, eval_env_config={"bounds": 10.0}, max_steps=1)
+    assert trainer.state[keys.COLLECTS] == 0
+
+
 @pytest.mark.parametrize(("env_config", "gravity"), [(None, 9.8), ({}, 9.8), ({"gravity": 12.0}, 12.0)])
 def test_an_evaluations_config_is_not_the_trainings(env_config, gravity):
     trainer = make(CartPoleInfinite)

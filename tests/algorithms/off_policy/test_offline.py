@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from tests.probes import Steps
 
 from rl8x import HitsUpperBound, NullTracker, Trainer, keys, load_algorithm
 from rl8x.algorithms import (
@@ -156,18 +157,13 @@ def test_observations_are_normalised_by_the_moments_of_the_data():
     assert moments.count.item() == 120
 
 
-class Doubles(gymnasium.Env):
+class Doubles(Steps):
     """Its observations are float64, as those of MuJoCo's tasks, and so are those that Minari has of them."""
 
     observation_space = gymnasium.spaces.Dict({"x": gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float64)})
-    action_space = gymnasium.spaces.Discrete(2)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return {"x": np.zeros(4)}, {}
-
-    def step(self, action):
-        return {"x": np.zeros(4)}, 1.0, False, False, {}
+    def observation(self):
+        return {"x": np.zeros(4)}
 
 
 def test_what_was_recorded_in_float64_is_evaluated_in_the_simulator():

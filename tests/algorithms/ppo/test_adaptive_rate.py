@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from gymnasium import spaces
-from tests.probes import traced_only
+from tests.probes import traced_only, weights_of
 from torch import distributions as torch_distributions
 
 from rl8x import keys
@@ -33,10 +33,6 @@ def build(env=Pendulum, **options):
     given = {"num_envs": 8, "horizon": 8, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
     given |= {"sgd_minibatch_size": 16, "num_sgd_iters": 3, "lr_schedule": ADAPTIVE, "shuffle_minibatches": False}
     return PPOConfig.rl8(**given | options).build(env)
-
-
-def weights(algorithm):
-    return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
 
 
 @pytest.mark.parametrize(
@@ -178,7 +174,7 @@ def test_rates_and_weights_are_those_of_rsl_rls_rule(name):
     row = algorithm.step()
     assert len(set(rates)) > 1
     assert row[LR] == pytest.approx(rates[-1], rel=1e-5)
-    torch.testing.assert_close(weights(algorithm), expected, rtol=1e-3, atol=2e-5)
+    torch.testing.assert_close(weights_of(algorithm), expected, rtol=1e-3, atol=2e-5)
 
 
 def test_updates_after_the_limit_leave_the_rate():
@@ -211,7 +207,7 @@ def test_a_rate_that_is_set_takes_the_place_of_one_that_adapts(execution, monkey
             one.collect()
             rows.append(one.step()[LR])
         assert rows == pytest.approx([1e-4, 1e-4])
-    torch.testing.assert_close(weights(algorithm), weights(constant), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(weights_of(algorithm), weights_of(constant), atol=1e-5, rtol=1e-5)
     assert algorithm.params["lr_schedule"] == {"kind": "step", "points": [[0, 1e-4]]}
     again = build(CartPole)
     again.load_state_dict(algorithm.state_dict())

@@ -5,6 +5,7 @@ import copy
 import gymnasium
 import pytest
 import torch
+from tests.probes import weights_of
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
@@ -18,10 +19,6 @@ def build(env=Pendulum, *, time_limit=5, **options):
     given |= {"sgd_minibatch_size": 12, "num_sgd_iters": 3, "gamma": GAMMA, "gae_lambda": LAMBDA, "lr": 1e-2}
     given |= {"vf_clip_param": None, "recompute_advantages": True}
     return PPOConfig.rl8(**given | options).build(env, time_limit=time_limit)
-
-
-def weights(algorithm):
-    return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
 
 
 def observed_ends(algorithm):
@@ -184,7 +181,7 @@ def test_several_threads_have_the_bits_of_one(monkeypatch):
         algorithm = build(**GRU, seq_len=2)
         algorithm.collect()
         algorithm.step()
-        found.append(weights(algorithm))
+        found.append(weights_of(algorithm))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
 
 

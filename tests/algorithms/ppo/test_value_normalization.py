@@ -1,10 +1,10 @@
 """Values in units of the running moments of their targets; and what the observation normaliser may learn from."""
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tests.probes import Steps
 from torch.nn import functional as F
 
 from rl8x import keys
@@ -67,21 +67,13 @@ def test_moments_learn_from_the_targets_before_the_update_and_the_loss_is_in_the
         assert stats["losses/vf"] == pytest.approx(expected.item(), rel=1e-4)
 
 
-class Flagged(gymnasium.Env):
+class Flagged(Steps):
     """Shows 0 while an episode goes on and 1000 at its end, after two steps."""
 
-    observation_space = gymnasium.spaces.Box(0, 1000, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
+    length = 2
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        ended = self.steps == 2
-        return np.full(1, 1000.0 * ended, np.float32), 1.0, ended, False, {}
+    def observation(self):
+        return np.full(1, 1000.0 * (self.time == self.length), np.float32)
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
