@@ -194,9 +194,31 @@ def test_repr_and_spec_make_the_condition_again(tree):
 # -- one by one
 
 
-def test_numbers_of_which_no_float_is_the_sum_are_no_plateau():
-    condition = Plateau(X, patience=2, rtol=1.0)
-    assert not any(condition({X: value}) for value in [1e308, 1.7e308] * 3)
+@pytest.mark.parametrize(
+    ("arguments", "values", "met_at"),
+    [
+        # means, before and now: 1.5 1.7 (13% apart), 1.7 1.9 (12%) twice, 1.9 2.05 (8%), 1.9 2 (5%), 2.05 1.95 (5%)
+        ({"patience": 2, "rtol": 0.1}, [1, 2, 1.4, 2, 1.8, 2, 2.1, 1.9, 2], {7, 8}),
+        # windows of three have the same mean, in whatever order of their values
+        ({"patience": 3, "rtol": 0.0}, [0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0], {7, 8}),
+        # exactly equal: patience + 1 of them, at once, and no longer than they are
+        ({"patience": 3, "rtol": 0.0}, [5, 1, 1, 1, 1, 1, 2, 2, 2, 2], {4, 5, 9}),
+        ({"patience": 1}, [0.0, 0.0], {1}),  # rl8 compares the first value with 0
+        # around 0 no relative tolerance helps
+        ({"patience": 1, "rtol": 0.5}, [0.01, -0.01, 0.01], set()),
+        ({"patience": 1, "atol": 0.03}, [0.01, -0.01, 0.01, 0.05], {1, 2}),
+        ({"patience": 1, "rtol": 0.1, "atol": 5}, [100, 110, 104, 88], {1, 2}),  # the larger of the two: 10, 11, 10.4
+        # values that are not finite begin anew, and are no plateau themselves
+        ({"patience": 1, "rtol": 0.5}, [math.inf, 1.0, math.inf, math.inf, math.nan, math.nan, 2, 2], {7}),
+        ({"patience": 2, "rtol": 0.5}, [1, 1.1, 1, 1.1, math.nan, 1.1, 1, 1.1, 1, 1.1], {9}),
+        # the first values are left out, those that are not finite among them
+        ({"patience": 2, "after": 3}, [7, 7, 7, 7, 7, 7, 7], {5, 6}),
+        ({"patience": 2, "rtol": 1.0}, [1e308, 1.7e308] * 3, set()),  # no float is their sum
+    ],
+)
+def test_plateaus_by_hand(arguments, values, met_at):
+    met = verdicts(Plateau(X, **arguments), values)
+    assert {i for i, verdict in enumerate(met) if verdict} == met_at
 
 
 def stops_at(condition, curve):

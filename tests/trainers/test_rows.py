@@ -79,6 +79,7 @@ def test_a_resumed_run_has_the_results_of_all_of_it(mlflow_client, tmp_path):
     second = Trainer.resume(tmp_path / "kept")
     second.run(max_steps=4, progress="none")
     assert second.tracker.run_id == first.tracker.run_id
+    assert second.record.results.courses == whole.record.results.courses
     for name in ("eval/returns/mean", "episodes/returns/mean"):
         resumed = [course[-1] for course in ends(mlflow_client, second, name)]
         assert resumed == [course[-1] for course in ends(mlflow_client, whole, name)]

@@ -198,6 +198,32 @@ def test_accumulated_minibatches_equal_one_batch():
         assert stats[0][name] == pytest.approx(stats[1][name], abs=1e-5)
 
 
+def test_one_update_equals_plain_autograd_and_adam():
+    algorithm = tiny(num_sgd_iters=1, entropy_coeff=0.01, max_grad_norm=0.1, normalize_rewards=False).build(CartPole)
+    algorithm.collect()
+    twin = tiny().build(CartPole).policy
+    twin.load_state_dict(algorithm.policy.state_dict())
+    algorithm.set_targets()
+    batch, _ = algorithm.pack.gather(slice(0, 128))
+    batch = {name: value.clone() for name, value in batch.items()}
+    adam = torch.optim.Adam(twin.parameters(), lr=1e-3)
+    ratio = (twin.evaluate(batch[keys.OBS], batch[keys.ACTIONS], {}, batch[keys.STARTS]).logp - batch[keys.LOGP]).exp()
+    evaluation = twin.evaluate(batch[keys.OBS], batch[keys.ACTIONS], {}, batch[keys.STARTS])
+    advantages = batch[keys.ADVANTAGES]
+    surrogate = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+    vf_loss = (
+        torch.nn.functional.smooth_l1_loss(evaluation.values, batch[keys.RETURNS], reduction="none").clamp(max=5).mean()
+    )
+    (vf_loss - surrogate - 0.01 * evaluation.entropy.mean()).backward()
+    norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+    adam.step()
+    stats = algorithm.step()
+    assert stats["monitors/grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    torch.testing.assert_close(
+        probes.weights_of(algorithm), torch.cat([w.detach().flatten() for w in twin.parameters()]), atol=1e-6, rtol=1e-5
+    )
+
+
 def test_a_kl_limit_ends_the_updates_and_leaves_the_weights():
     free = tiny(lr=0.05, num_sgd_iters=20).build(CartPole)
     held = tiny(lr=0.05, num_sgd_iters=20, target_kl_div=0.002).build(CartPole)
