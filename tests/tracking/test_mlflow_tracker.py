@@ -3,6 +3,7 @@ import logging
 import math
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import textwrap
 
 import pytest
 
-from rl8x.tracking import MLflowTracker, Tracker, TrackingError
+from rl8x.tracking import MLflowTracker, Tracker, TrackingError, sync
 
 
 def tracker_of(tmp_path, **options):
@@ -156,6 +157,54 @@ def test_a_run_that_had_no_id_yet_is_resumed_where_it_is(mlruns, mlflow_client, 
     again.finish("FINISHED")
     assert again.run_id == tracker.run_id
     assert history(mlflow_client, again.run_id, "a") == [(1, 1.0), (2, 2.0)]
+
+
+def test_killed_then_synced_then_resumed(mlruns, mlflow_client, tmp_path):
+    process = run_script(
+        """
+        import os, signal, time
+        from rl8x.tracking import MLflowTracker, shipping
+        tracker = MLflowTracker(interval_s=0.05)
+        tracker.start(params={"lr": 0.1}, tags={})
+        for step in range(100):
+            tracker.log_metrics({"a": step / 7, "b": 1.0}, step)
+        assert tracker.flush(240)
+        os.kill(shipping._shared.popen.pid, signal.SIGKILL)  # which would send the rest
+        shipping._started = lambda database: 1 / 0
+        for step in range(100, 400):
+            tracker.log_metrics({"a": step / 7, "b": 1.0}, step)
+        print(tracker.resume_handle, flush=True)
+        time.sleep(60)
+        """,
+        cwd=tmp_path,
+    )
+    handle = process.stdout.readline().strip()
+    [folder] = (mlruns / "spool").iterdir()
+    busy = sync()
+    assert (busy.num_busy, busy.num_sent) == (1, 0)
+    assert f"in use by process {process.pid}" in busy.spools[0].message
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with open(folder / "journal.jsonl", "ab") as file:
+        file.write(b'{"op":"m","t":17')  # and the kill came in the middle of a line
+
+    report = sync()
+    assert report.num_sent == 1, report
+    assert not folder.exists()
+    run = mlflow_client.get_run(handle)
+    assert run.info.status == "KILLED"
+    assert history(mlflow_client, handle, "a") == [(step, step / 7) for step in range(400)]
+    assert str(sync()) == "nothing to send"
+
+    tracker = tracker_of(tmp_path)
+    tracker.start(params={"lr": 0.1}, tags={}, resume=handle)
+    for step in range(350, 500):
+        tracker.log_metrics({"a": step / 7, "b": 1.0}, step)
+    tracker.finish("FINISHED")
+    run = mlflow_client.get_run(handle)
+    assert run.info.status == "FINISHED"
+    for name, value in (("a", lambda step: step / 7), ("b", lambda step: 1.0)):
+        assert history(mlflow_client, handle, name) == [(step, value(step)) for step in range(500)]
 
 
 def test_what_a_process_adds_to_a_run_that_is_over_is_not_added_again(mlruns, mlflow_client, tmp_path):
