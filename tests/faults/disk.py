@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import glob
 import os
 import resource
 import shutil
@@ -89,7 +90,8 @@ def safe(timing: Timing) -> int:
 
 def place_of(attempt: Try, name: str) -> Path:
     """Find a place by its name; where there is no journal yet, their folder."""
-    return next(iter(sorted(attempt.work.glob(PLACES[name]))), attempt.work / PLACES[name].removesuffix("/*"))
+    found = sorted(glob.glob(str(attempt.work / PLACES[name])))
+    return Path(found[0]) if found else attempt.work / PLACES[name].removesuffix("/*")
 
 
 # A full disk.
