@@ -16,10 +16,12 @@ from tests.probes import ActionMatches
 
 from rl8x.algorithms import DQNConfig, PPOConfig, SACConfig, TD3Config
 from rl8x.algorithms.teacher import Student
+from rl8x.envs import CartPole
 from rl8x.models import MLPModel
 from rl8x.policy import Policy
 from rl8x.portable import zeros
 from rl8x.q_values import QPolicy
+from rl8x.replay.dataset import Dataset
 
 VECTOR = Box(-np.inf, np.inf, (4,), np.float32)
 STEER = Box(np.float32([-2, 0]), np.float32([2, 1]))
@@ -123,6 +125,37 @@ def test_deciding_is_acting_clipped_and_as_the_environment_wants_it():
     assert np.allclose(one, decided[3], atol=1e-6)
     assert np.array_equal(policy.decide(obs.astype(np.float64)).actions, decided)
     assert np.array_equal(policy.decide(obs.tolist()).actions, decided)
+
+
+def read_only(array):
+    array.setflags(write=False)
+    return array
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda rows: rows[::-1].copy()[::-1],
+        lambda rows: rows[:, ::-1].copy()[:, ::-1],
+        lambda rows: rows.astype(rows.dtype.newbyteorder()),
+        lambda rows: rows.astype(np.longdouble),
+        lambda rows: read_only(rows.copy()),
+    ],
+)
+def test_arrays_of_any_layout_are_read(odd):
+    policy, rows = Policy(VECTOR, Discrete(2), model_config=SMALL), random_rows(6)
+    starts = np.array([True, False] * 3)
+    decided = policy.decide(rows, starts=starts).actions
+    assert np.array_equal(policy.decide(odd(rows), starts=starts[::-1]).actions, decided)
+    env, other = (CartPole(6, seed=0) for _ in range(2))
+    env.reset(), other.reset()
+    actions = odd(rows)[:, 0] > 0
+    assert torch.equal(
+        env.step(actions.astype(int)[::-1])[0], other.step(torch.tensor((rows[:, 0] > 0) * 1).flip(0))[0]
+    )
+    columns = {"obs": odd(rows), "next_obs": odd(rows), "actions": rows[:, 0] > 0, "rewards": rows[:, 1][::-1]}
+    columns |= {"terminated": np.ones(6, bool), "truncated": np.zeros(6, bool)}
+    assert Dataset.from_tensors(columns).transitions["obs"].tolist() == rows.tolist()
 
 
 def test_decisions_have_the_form_of_the_space():

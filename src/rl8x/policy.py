@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple, Self
 
 import gymnasium
 import gymnasium.spaces as spaces
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
@@ -32,7 +31,7 @@ from rl8x.names import resolved_arguments
 from rl8x.plain import thawed
 from rl8x.portable import SUFFIX, Decision, check_finite, policy_bytes, read_policy, to_elements, to_rows, zeros
 from rl8x.spaces import check_mask, critic_only, space_from_plain, space_to_plain, without_parts
-from rl8x.trees import Tree, first_tensor, tree_map
+from rl8x.trees import Tree, as_tensor, first_tensor, tree_map
 
 _KINDS: Final = (Model, Distribution, nn.Module)
 
@@ -530,7 +529,7 @@ class Policy(nn.Module):
         num = len(first_tensor(rows))
         begins = torch.full((num,), state is None, device=device)
         if starts is not None:
-            flags = torch.as_tensor(starts if isinstance(starts, Tensor) else np.asarray(starts), device=device)
+            flags = as_tensor(starts, device)
             if flags.numel() != num:
                 raise ValueError(f"`starts` must be one flag an observation, {[num]}; got {list(flags.shape)}.")
             begins |= flags.reshape(-1).bool()

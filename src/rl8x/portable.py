@@ -21,7 +21,7 @@ from torch import Tensor
 from rl8x._version import __version__
 from rl8x.models import State
 from rl8x.spaces import describe_space, element_of, leaves, named_parts, torch_dtype
-from rl8x.trees import Tree, flatten_tree, unflatten_tree
+from rl8x.trees import Tree, as_tensor, flatten_tree, unflatten_tree
 
 SUFFIX: Final = ".safetensors"
 _FORMAT: Final = "rl8x-policy"
@@ -117,7 +117,9 @@ def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None =
     for path, leaf in leaves(space):
         name, part = "/".join(("obs", *path)), obs
         for key in path:
-            known = part if isinstance(part, Mapping) else dict(enumerate(part)) if isinstance(part, tuple) else {}
+            known = (
+                part if isinstance(part, Mapping) else dict(enumerate(part)) if isinstance(part, tuple | list) else {}
+            )
             part = known.get(key, known.get(int(key) if key.isdecimal() else key))
             if part is None:
                 hint = ""
@@ -127,7 +129,7 @@ def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None =
         array = part if isinstance(part, Tensor) else np.asarray(part)
         if not isinstance(array, Tensor) and array.dtype.kind not in "biuf":
             raise ValueError(f"`{name}` must be numbers; got {part!r:.60}.")
-        tensor = torch.as_tensor(array)
+        tensor = as_tensor(array)
         shape = tuple(leaf.shape or ())
         axes = tensor.dim() - len(shape)
         if axes not in (0, 1) or tuple(tensor.shape[axes:]) != shape:

@@ -208,11 +208,17 @@ def only_legal(actions: Any, mask: Any, space: spaces.Space[Any]) -> Any:
     return (torch.stack(columns, 1) + start).reshape(actions.shape).to(actions.dtype)
 
 
-def tree_of(element: Any, convert: Callable[[Any], Tensor]) -> Any:
+def tree_of(element: Any, convert: Callable[[Any], Tensor], space: spaces.Space[Any] | None = None) -> Any:
     """Return nested dicts of tensors from nested dicts and tuples of whatever `convert` makes tensors of.
 
-    They are `[num, *shape]` each. A tuple becomes a dict with the keys "0", "1", ...
+    They are `[num, *shape]` each. A tuple becomes a dict with the keys "0", "1", ... Where the element's `space` is
+    given, it says what has parts: simulators also return a `Tuple` as a list, and a `Box` as a tuple of numbers.
     """
+    if space is not None:
+        if not isinstance(space, spaces.Dict | spaces.Tuple):
+            return convert(element)
+        by_name = element if isinstance(element, Mapping) else {str(i): part for i, part in enumerate(element)}
+        return {key: tree_of(by_name[key], convert, part) for key, part in named_parts(space)}
     if isinstance(element, tuple):
         element = {str(i): part for i, part in enumerate(element)}
     if isinstance(element, Mapping):

@@ -8,11 +8,27 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 Tree: TypeAlias = "Tensor | dict[str, Tree]"
 """A tensor, or a dict of trees; the parts of a `Tuple` space have the keys "0", "1", ..."""
+
+
+def as_tensor(value: Any, device: torch.device | str | None = None) -> Tensor:
+    """Return numbers, `[*]`, as a tensor: those of a tensor, of lists, or of an array.
+
+    Torch refuses arrays that run backwards (a picture that was flipped), of another byte order or of long doubles, and
+    warns of those that may not be written to: of such arrays it gets copies.
+    """
+    if isinstance(value, Tensor):
+        return torch.as_tensor(value, device=device)
+    array = np.asarray(value)
+    if array.dtype.kind in "biuf":
+        is_long = array.dtype == np.longdouble
+        array = np.require(array, np.float64 if is_long else array.dtype.newbyteorder("="), ["C", "W", "A"])
+    return torch.as_tensor(array, device=device)
 
 
 def tree_map(function: Callable[[Tensor], Any], tree: Any) -> Any:

@@ -8,6 +8,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit, TransformReward
 
+from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, GymnasiumEnv
 
 
@@ -72,6 +73,43 @@ def test_arrays_in_any_order_are_observed_also_where_an_episode_ends():
         one, other = (env.step(torch.full((3,), 3)) for env in (plain, backwards))
         assert one[0]["x"].tolist() == other[0]["x"].tolist()
         assert one[4]["final_obs"]["x"].tolist() == other[4]["final_obs"]["x"].tolist()
+
+
+class Loose(DictToy):
+    """Gives a `Tuple` as a list and a `Box` as a tuple of numbers."""
+
+    observation_space = spaces.Dict({"x": Toy.observation_space, "pair": spaces.Tuple([spaces.Discrete(9)] * 2)})
+
+    def observation(self):
+        obs = super().observation()
+        return {"x": tuple(obs["x"].tolist()), "pair": [self.left, self.time]}
+
+
+def test_what_the_space_says_has_parts_and_is_numbers_is_read_so():
+    loose, plain = (PPOConfig(num_envs=3, seed=0).build(make).env for make in (Loose, DictToy))
+    loose.reset(), plain.reset()
+    for _ in range(9):  # whose last observations are given one by one
+        one, other = (env.step(torch.full((3,), 3)) for env in (loose, plain))
+        for mine, theirs in ((one[0], other[0]), (one[4]["final_obs"], other[4]["final_obs"])):
+            assert mine["x"].tolist() == theirs["x"].tolist()
+            assert mine["pair"]["0"].tolist() == theirs["more"]["left"].tolist()
+
+
+def test_a_copy_whose_arrays_run_backwards_is_tried_before_training():
+    assert PPOConfig(num_envs=2).build(Backwards).env.num_envs == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda env: GymnasiumEnv(lambda: env, 2),
+        lambda env: GymnasiumEnv(lambda: TimeLimit(env, 3), 2),
+        lambda env: GymnasiumEnv(SyncVectorEnv([lambda: env] * 2, autoreset_mode=AutoresetMode.SAME_STEP)),
+    ],
+)
+def test_copies_that_are_one_environment_are_refused(make):
+    with pytest.raises(ValueError, match=r"2 copies are 1 environment\(s\), .* must make a new one at each call"):
+        make(Toy())
 
 
 def test_bounds_of_actions_in_float32_are_no_wider_than_the_simulators():

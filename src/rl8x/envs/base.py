@@ -36,7 +36,7 @@ from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, plain
 from rl8x.envs.steps import Actions, Carry, Dynamics, Observation, Outcome, Parameters, State, Step
 from rl8x.envs.team import Team
 from rl8x.spaces import tree_of
-from rl8x.trees import tree_map
+from rl8x.trees import as_tensor, tree_map
 
 __all__ = ["Actions", "Carry", "Env", "Observation", "Outcome", "Parameter", "Parameters", "State", "Step"]
 
@@ -346,7 +346,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """
         if self.carry is None:
             raise RuntimeError(f"{type(self).__name__}: call reset() before step().")
-        actions = tree_of(actions, lambda part: torch.as_tensor(part, device=self.device))
+        actions = tree_of(actions, lambda part: as_tensor(part, self.device))
         actions = taken_actions(actions, self.single_action_space, self.num_envs, type(self).__name__)
         self.carry, step = advanced(self, self.carry, actions, self.noise(1)[0])
         done = step.terminated | step.truncated

@@ -322,7 +322,7 @@ class GymnasiumEnv(SimulatorEnv):
 
     def _observation(self, raw: Any) -> Observation:
         """Copy an observation to the device, floats as float32, a tuple as a dict with the keys "0", "1", ..."""
-        return tree_of(raw, self._observed)  # type: ignore[no-any-return]
+        return tree_of(raw, self._observed, self.single_observation_space)  # type: ignore[no-any-return]
 
     def _observed(self, part: Any) -> Tensor:
         if not isinstance(part, Tensor):

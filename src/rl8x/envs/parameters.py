@@ -28,6 +28,7 @@ from rl8x.names import did_you_mean
 from rl8x.randomization import Choice, Grid, ParameterDistribution, Scheduled
 from rl8x.randomization.curriculum import RETURNS, Curriculum, make_curricula
 from rl8x.randomization.scheduled import NumbersCurriculum, PerCopy
+from rl8x.trees import as_tensor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,7 +238,7 @@ def _numbers(value: object, num_envs: int, copies: str) -> Tensor:
         raise ValueError(f"{need}; got {value!r}.")
     try:
         # In float64 from the start: the plain form of 0.6 shall be 0.6, not its nearest float32.
-        numbers = torch.as_tensor(value, dtype=torch.float64)
+        numbers = as_tensor(value).to(torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"{need}; got {value!r}.") from None
     if numbers.ndim == 1 and len(numbers) != num_envs:

@@ -35,7 +35,7 @@ from rl8x.spaces import (
     tree_of,
     where_rows,
 )
-from rl8x.trees import tree_map
+from rl8x.trees import as_tensor, tree_map
 
 STEPS = 32
 """Steps with random actions; the first few also check purity, the rest look for a rare termination."""
@@ -331,16 +331,12 @@ def _try_layer(env: Any) -> list[str]:
     result = _came(env.reset, seed=0)
     if result is not _RAISED:
         check_reset(env, result, space)
-        far += outside(tree_of(result[0], _as_tensor), space)
+        far += outside(tree_of(result[0], as_tensor, space), space)
         result = _came(_step_at_random, env, result)
     if result is not _RAISED:
         check_step(env, result, space)
-        far += outside(tree_of(result[0], _as_tensor), space)
+        far += outside(tree_of(result[0], as_tensor, space), space)
     return far
-
-
-def _as_tensor(part: Any) -> Tensor:
-    return torch.as_tensor(np.asarray(part))
 
 
 def _step_at_random(env: Any, reset: Any) -> Any:
@@ -348,7 +344,8 @@ def _step_at_random(env: Any, reset: Any) -> Any:
     obs, _ = reset
     space = copy.deepcopy(env.action_space)
     space.seed(0)
-    actions, seen = tree_of((space.sample(), obs), lambda part: torch.as_tensor(np.asarray(part)[None])).values()
+    both = spaces.Tuple((space, env.observation_space))
+    actions, seen = tree_of((space.sample(), obs), lambda part: as_tensor(part)[None], both).values()
     if isinstance(seen, Mapping) and ACTION_MASK in seen:
         actions = only_legal(actions, seen[ACTION_MASK], space)
     return env.step(element_of(space, actions, lambda part, rows: rows[0].numpy().astype(part.dtype)[()]))

@@ -122,9 +122,18 @@ def _own(value: Any) -> Any:
 
 
 def own_results(vector_env: VectorEnv[Any, Any, Any]) -> None:
-    """Have the copies that a vector environment steps in this process copy and look at their results."""
+    """Have the copies that a vector environment steps in this process copy and look at their results.
+
+    Raises:
+        ValueError: If two of them are one environment.
+    """
     inner = vector_env.unwrapped
     if isinstance(inner, SyncVectorEnv):
+        if len(single_copies(inner)) < len(inner.envs):
+            raise ValueError(
+                f"GymnasiumEnv: {len(inner.envs)} copies are {len(single_copies(inner))} environment(s), which several "
+                "would step in turn: the function that makes a copy must make a new one at each call."
+            )
         inner.envs = [env if isinstance(env, OwnResults) else OwnResults(env) for env in inner.envs]
 
 

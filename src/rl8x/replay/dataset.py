@@ -35,7 +35,7 @@ from rl8x.replay.dataset_files import (
 from rl8x.replay.dataset_rows import check_gaps, check_legal, checked, with_next
 from rl8x.replay.nstep import NStep
 from rl8x.spaces import as_elements, only_legal, tree_of
-from rl8x.trees import flatten_tree, is_part, unflatten_tree
+from rl8x.trees import as_tensor, flatten_tree, is_part, unflatten_tree
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -112,7 +112,7 @@ class Dataset:
             ValueError: If something is wrong with them; it says what, and in which row.
         """
         flat = {key: leaf for name, tree in tensors.items() for key, leaf in flatten_tree(name, tree).items()}
-        return cls({name: torch.as_tensor(leaf).detach().clone() for name, leaf in flat.items()}, device, **options)
+        return cls({name: as_tensor(leaf).detach().clone() for name, leaf in flat.items()}, device, **options)
 
     @classmethod
     def stand_in(cls, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> Self:
