@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+from rl8x.algorithms import DQNConfig, PPOConfig, SACConfig
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply, make_rule
+from rl8x.envs import CartPole, Pendulum
 
 CASES = [
     ("adam", {}, torch.optim.Adam, {}),
@@ -36,7 +38,7 @@ def nets():
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_steps_equal_torchs(name, config, reference, options, clip):
     ours, theirs = nets()
-    flat = FlatOptimizer(ours.named_parameters(), make_rule(name, config), lr=0.01)
+    flat = FlatOptimizer(ours, make_rule(name, config), lr=0.01)
     optimizer = reference(theirs.parameters(), lr=0.01, **(config if options is None else options))
     for _ in range(9):  # the rectification of RAdam begins at the sixth
         x = torch.randn(7, 3)
@@ -54,7 +56,7 @@ def test_steps_equal_torchs(name, config, reference, options, clip):
 
 def test_modules_hold_aligned_views_of_the_vector():
     net, _ = nets()
-    flat = FlatOptimizer(net.named_parameters(), make_rule("adam", {}), lr=0.1)
+    flat = FlatOptimizer(net, make_rule("adam", {}), lr=0.1)
     for weight in net.parameters():
         offset = weight.data_ptr() - flat.weights.data_ptr()
         assert offset % 64 == 0
@@ -65,7 +67,7 @@ def test_modules_hold_aligned_views_of_the_vector():
 
 def test_an_inactive_step_changes_nothing_even_with_bad_gradients():
     net, _ = nets()
-    flat = FlatOptimizer(net.named_parameters(), make_rule("adam", {}), lr=0.1)
+    flat = FlatOptimizer(net, make_rule("adam", {}), lr=0.1)
     flat.gradient.fill_(1.0)
     step(flat, 1.0, torch.tensor(True))
     before = [tensor.clone() for tensor in (flat.weights, *flat.moments.values())]
@@ -75,12 +77,17 @@ def test_an_inactive_step_changes_nothing_even_with_bad_gradients():
         assert torch.equal(tensor, old)
 
 
+class Reversed(nn.Sequential):
+    def named_parameters(self, *args, **kwargs):
+        return reversed(list(super().named_parameters(*args, **kwargs)))
+
+
 @pytest.mark.parametrize("name", ["adam", "radam", "sgd"])
 def test_a_restored_optimizer_goes_on_in_place_by_names_in_any_order(name):
     net, other = nets()
     rule = make_rule(name, {"momentum": 0.9} if name == "sgd" else {})
-    first = FlatOptimizer(net.named_parameters(), rule, lr=0.1)
-    second = FlatOptimizer(reversed(list(other.named_parameters())), rule, lr=0.3)
+    first = FlatOptimizer(net, rule, lr=0.1)
+    second = FlatOptimizer(Reversed(*other), rule, lr=0.3)
     first.gradient.normal_()
     step(first)
     pointers = [moment.data_ptr() for moment in second.moments.values()]
@@ -98,7 +105,7 @@ def test_a_restored_optimizer_goes_on_in_place_by_names_in_any_order(name):
 
 def test_a_restored_state_has_no_number_of_the_padding():
     net, _ = nets()
-    flat = FlatOptimizer(net.named_parameters(), make_rule("adam", {}), lr=0.1)
+    flat = FlatOptimizer(net, make_rule("adam", {}), lr=0.1)
     state = copy.deepcopy(flat.state_dict())
     flat.gradient.fill_(torch.nan)
     step(flat)
@@ -109,7 +116,7 @@ def test_a_restored_state_has_no_number_of_the_padding():
 
 def saved_by(*sizes, optimizer="adam", **config):
     layers = [nn.Linear(*pair) for pair in itertools.pairwise(sizes)]
-    flat = FlatOptimizer(nn.Sequential(*layers).named_parameters(), make_rule(optimizer, config), lr=0.1)
+    flat = FlatOptimizer(nn.Sequential(*layers), make_rule(optimizer, config), lr=0.1)
     step(flat)
     return flat
 
@@ -131,3 +138,76 @@ def test_another_layout_is_refused_and_changes_nothing(case):
     with pytest.raises(ValueError, match=message):
         flat.load_state_dict(saved.state_dict())
     assert all(torch.equal(*pair) for pair in zip(flat.state, before, strict=True))
+
+
+ALGORITHMS = {
+    "ppo": (PPOConfig(num_envs=4, horizon=8, num_sgd_iters=2, execution="eager", seed=0), CartPole),
+    "dqn": (DQNConfig(num_envs=4, warmup_steps=8, batch_size=8, execution="eager", seed=0), CartPole),
+    "sac": (SACConfig(num_envs=4, warmup_steps=8, batch_size=8, execution="eager", seed=0), Pendulum),
+}
+
+
+def trained(name, steps=2):
+    config, env = ALGORITHMS[name]
+    return went_on(config.build(env), steps)
+
+
+def went_on(algorithm, steps=2):
+    for _ in range(steps):
+        algorithm.collect()
+        algorithm.step()
+    return algorithm
+
+
+def assigned(algorithm):
+    state = {name: value.clone() for name, value in algorithm.policy.state_dict().items()}
+    algorithm.policy.load_state_dict(state, assign=True)
+    return algorithm
+
+
+def moved_and_back(algorithm):
+    algorithm.policy.double().float()
+    return algorithm
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("put", [assigned, moved_and_back, copy.deepcopy])
+def test_weights_that_take_the_place_of_trained_ones_are_trained(name, put):
+    straight, put_in = went_on(trained(name)), went_on(put(trained(name)))
+    pairs = list(zip(straight.policy.parameters(), put_in.policy.parameters(), strict=True))
+    assert all(torch.equal(*pair) for pair in pairs)
+    before = trained(name).policy.parameters()
+    assert not all(torch.equal(old, new) for old, (_, new) in zip(before, pairs, strict=True))
+
+
+def test_shared_weights_stay_shared():
+    layer = nn.Linear(3, 3)
+    net = nn.Sequential(layer, nn.Tanh(), nn.Sequential(layer))
+    flat = FlatOptimizer(net, make_rule("adam", {}), lr=0.1)
+    net.load_state_dict({name: torch.full_like(value, 2.0) for name, value in net.state_dict().items()}, assign=True)
+    flat.rejoin()
+    flat.weights.add_(1.0)
+    assert net[0].weight is net[2][0].weight
+    assert all((weight == 3.0).all() for weight in net.parameters())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda policy: policy.double(), "are float64 .* and are trained as float32"),
+        (lambda policy: policy.to(torch.device("meta")), r"on meta, and are trained as float32 \[64, 4\] on cpu"),
+        (lambda policy: policy.requires_grad_(False), r"frozen, and are trained .* freeze in the model's constructor"),
+    ],
+)
+def test_weights_that_cannot_be_trained_are_named(change, words):
+    algorithm = trained("ppo")
+    change(algorithm.policy)
+    with pytest.raises(RuntimeError, match=words):
+        algorithm.collect()
+
+
+def test_what_others_hold_is_not_replaced():
+    algorithm = trained("ppo")
+    for name, advice in {"policy": "load_state_dict", "env": "build another", "config": "overrides"}.items():
+        with pytest.raises(AttributeError, match=f"`{name}` of an algorithm cannot be replaced: .*{advice}"):
+            setattr(algorithm, name, copy.copy(getattr(algorithm, name)))

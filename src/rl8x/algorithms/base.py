@@ -9,7 +9,7 @@ import math
 import numbers
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 import torch
@@ -27,6 +27,7 @@ from rl8x.algorithms.hyperparameters import (
     resolve_device,
 )
 from rl8x.algorithms.memory_check import allocations_refused
+from rl8x.algorithms.optimizer import FlatOptimizer
 from rl8x.algorithms.presets import with_preset
 from rl8x.algorithms.seeds import draw_seed, part_seed, seeded
 from rl8x.distributed import ranks
@@ -56,6 +57,12 @@ def refuse_inference_mode() -> None:
 # Numbers of an observation from which on it counts as an image: PPO on 84 x 84 x 4 of them, 8 x 128 steps, makes 307
 # transitions/s compiled and 314 eager (an Intel Xeon, two threads).
 _IMAGE: Final = 2**12
+
+_ONCE: Final = {
+    "policy": "load weights into it, algorithm.policy.load_state_dict(other.state_dict())",
+    "env": "build another algorithm, config.build(env)",
+    "config": "build another algorithm of another config, or resume the run with `overrides`",
+}
 
 LR: Final = "coefficients/lr"
 """The metric of the learning rate of a step's updates."""
@@ -286,6 +293,27 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         self.counters: dict[str, int] = dict.fromkeys(keys.COUNTERS, 0)
         self.clock = keys.UPDATES if env is None else keys.ENV_STEPS
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raise AttributeError where something is replaced whose parts others hold: they would go on with the old."""
+        if name in _ONCE and name in vars(self):
+            raise AttributeError(f"`{name}` of an algorithm cannot be replaced: {_ONCE[name]}.")
+        super().__setattr__(name, value)
+
+    @property
+    def optimizers(self) -> Sequence[FlatOptimizer]:
+        """What updates the weights."""
+        return ()
+
+    def make_ready(self) -> None:
+        """Prepare for experience or updates: weights that were put in the place of trained ones are trained now.
+
+        Raises:
+            RuntimeError: If they cannot be trained, or in `torch.inference_mode()`.
+        """
+        refuse_inference_mode()
+        for optimizer in self.optimizers:
+            optimizer.rejoin()
+
     # -- experience
 
     def follow(self, row: Mapping[str, float]) -> None:
@@ -314,7 +342,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         """
         if self.horizons is None:
             return Stats({})
-        refuse_inference_mode()
+        self.make_ready()
         self.horizons.reset_if_due(env_config)
         self.horizons.collector.fill(self.horizons.rollout)
         return self.horizons.finish()

@@ -28,7 +28,7 @@ _ALIGNMENT = 16
 
 
 class FlatOptimizer:
-    """A set of weights as one vector, with their gradient, and what a rule keeps beside them.
+    """The weights of a module as one vector, with their gradient, and what a rule keeps beside them.
 
     Weights that do not require gradients are left out.
 
@@ -39,20 +39,56 @@ class FlatOptimizer:
         lr: Learning rate, 0-d: a tensor, so that a compiled step reads the current value, not the traced one.
     """
 
-    def __init__(self, weights: Iterable[tuple[str, nn.Parameter]], rule: Rule, *, lr: float) -> None:
-        trained = [(name, parameter) for name, parameter in weights if parameter.requires_grad]
+    def __init__(self, module: nn.Module, rule: Rule, *, lr: float) -> None:
+        trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
         self.names, self.views = [name for name, _ in trained], [parameter for _, parameter in trained]
         self.sizes = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in self.views]
         self._shapes = [parameter.shape for parameter in self.views]
         self._padded = [size > shape.numel() for size, shape in zip(self.sizes, self._shapes, strict=True)]
         self.weights = self.joined(self.views)
         self.gradient = torch.zeros_like(self.weights)
-        parts = zip(self.views, self.split(self.weights), self.split(self.gradient), strict=True)
-        for parameter, values, gradients in parts:
-            parameter.data, parameter.grad = values, gradients
+        order = {id(parameter): i for i, parameter in enumerate(self.views)}
+        owned = [(each, *pair) for each in module.modules() for pair in each.named_parameters(recurse=False)]
+        # A weight that layers share has several places.
+        self._places = [(each, name, order[id(value)]) for each, name, value in owned if id(value) in order]
+        self._join()
         self.rule = rule
         self.moments = rule.moments(self.weights)
         self.lr = torch.tensor(lr, dtype=torch.float32, device=self.weights.device)
+
+    def _join(self) -> None:
+        """Make the module's weights views of the vector."""
+        parts = zip(self.views, self.split(self.weights), self.split(self.gradient), strict=True)
+        for parameter, values, gradients in parts:
+            parameter.data, parameter.grad = values, gradients
+        self._pointers = [parameter.data_ptr() for parameter in self.views]
+
+    def rejoin(self) -> None:
+        """Take over weights that were put in the place of the views, so that updates go on changing the module's.
+
+        `module.to(...)` and back, `load_state_dict(assign=True)` and `copy.deepcopy` make tensors of their own.
+
+        Raises:
+            RuntimeError: If they have another type, device or shape, or do not require gradients any more.
+        """
+        found = [(getattr(owner, name), i) for owner, name, i in self._places]
+        views, pointers = self.views, self._pointers
+        if all(each is views[i] and each.data_ptr() == pointers[i] and each.requires_grad for each, i in found):
+            return
+        for each, i in found:
+            now, trained = (_kind(tensor) for tensor in (each, self.split(self.weights)[i]))
+            if now != trained or not each.requires_grad:
+                frozen = "" if each.requires_grad else ", frozen"
+                raise RuntimeError(
+                    f"the weights {self.names[i]!r} are {now}{frozen}, and are trained as {trained}. Move or freeze a "
+                    "copy.deepcopy() of the policy; what is to stay as it is, freeze in the model's constructor."
+                )
+        first = {i: each for each, i in reversed(found)}
+        self.views = [first[i] for i in range(len(self.views))]
+        for owner, name, i in self._places:
+            setattr(owner, name, self.views[i])
+        self.weights.copy_(self.joined(self.views))
+        self._join()
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Return a vector's parts in the shapes of the weights, as views."""
@@ -106,6 +142,10 @@ class FlatOptimizer:
             moment.copy_(state[STEP] if kind == STEP else self.joined(saved[name][kind] for name in self.names))
         self.lr.fill_(state["lr"])
         self.weights.copy_(self.joined(self.views))
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} on {tensor.device}"
 
 
 def _layout(parts: Mapping[str, Tensor]) -> str:

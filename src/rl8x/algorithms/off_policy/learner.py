@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase, refuse_inference_mode
+from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.memory_check import CountedNets, check_networks, row_bytes
 from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig
 from rl8x.algorithms.off_policy.sources import (
@@ -50,7 +50,7 @@ from rl8x.algorithms.off_policy.updates import (
     block_size,
     update_stats,
 )
-from rl8x.algorithms.optimizer import make_rule
+from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
 from rl8x.algorithms.seeds import part_seed, seeded
 from rl8x.envs import Env, validate
 from rl8x.envs.parameters import AnyEnvConfig
@@ -270,6 +270,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     def _make_networks(self) -> None:
         check_networks(type(self).__name__, vars(self.config), self.device, self._count_networks)
+        vars(self).pop("policy", None)  # that was counted
         with seeded(part_seed(self.seed, "weights"), self.device):
             self.policy = self.make_policy().to(self.device)
             if self.policy.recurrent:
@@ -281,9 +282,14 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     # -- collecting and learning
 
+    @property
+    def optimizers(self) -> list[FlatOptimizer]:
+        """Those of the trained networks."""
+        return [each.optimizer for each in self.nets.trained.values()]
+
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Collect what the source learns from; see `GenericAlgorithmBase.collect`."""
-        refuse_inference_mode()
+        self.make_ready()
         return self.source.collect(env_config, self.exploring)
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
@@ -298,7 +304,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     def step(self) -> Stats:
         """Make the updates that are due; if none is, the step's row has no losses."""
-        refuse_inference_mode()
+        self.make_ready()
         lr = self.lr_schedule(self.counters[self.clock])
         self.nets.set_lr(lr)
         rows, threads = [], self.execution.threads.for_work(self._work)

@@ -114,7 +114,7 @@ class Nets:
 
     def add(self, name: str, module: nn.Module, rule: Rule, *, lr: float, max_grad_norm: float | None = None) -> None:
         """Add a trained network; the module's weights become views of one vector."""
-        optimizer = FlatOptimizer(module.named_parameters(), rule, lr=lr)
+        optimizer = FlatOptimizer(module, rule, lr=lr)
         has_modes = any(isinstance(part, Policy) and part.has_modes for part in module.modules())
         under = Substitution(module, optimizer.names)
         self.trained[name] = Trained(module, optimizer, max_grad_norm, under, has_modes)

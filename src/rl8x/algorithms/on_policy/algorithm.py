@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase, refuse_inference_mode
+from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.horizons import Horizons
 from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.memory_check import CountedNets, check_networks, check_training
@@ -80,7 +80,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         self.pack = SequencePack(config.horizon, env.num_envs, self.seq_len, exact)
         self.lr_schedule = config.schedule("lr")
         rule = make_rule(config.optimizer, config.optimizer_config)
-        self.optimizer = FlatOptimizer(self.policy.named_parameters(), rule, lr=self.lr_schedule(0))
+        self.optimizer = FlatOptimizer(self.policy, rule, lr=self.lr_schedule(0))
         self.updater = OnPolicyUpdater(
             self.policy,
             config,
@@ -254,7 +254,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Collect a rollout; see `GenericAlgorithmBase.collect`."""
-        refuse_inference_mode()
+        self.make_ready()
         self.horizons.reset_if_due(env_config)
         waits = self.execution.mode == "compile" and self.device.type == "cpu" and not self.updater.prepared
         self.horizons.collector.fill(self.rollout, self._prepare_update if waits else None)
@@ -263,13 +263,18 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
 
     # -- learning
 
+    @property
+    def optimizers(self) -> tuple[FlatOptimizer]:
+        """That of the policy."""
+        return (self.optimizer,)
+
     def step(self) -> Stats:
         """Update the policy with the last collect's data.
 
         Raises:
             RuntimeError: If `collect()` has not been called since the last `step()`, or in `torch.inference_mode()`.
         """
-        refuse_inference_mode()
+        self.make_ready()
         if not self.fresh:
             raise RuntimeError("`step()` needs fresh experience: call `collect()` before each `step()`.")
         self.fresh = False
