@@ -301,6 +301,9 @@ def test_what_does_not_fit_a_decision_is_refused():
     assert feedforward.decide(random_rows(1)[0], starts=True).actions.shape == (2,)
     with pytest.raises(ValueError, match="the state has no actor_h: give what the last decision returned, or None"):
         recurrent.decide(random_rows(3), {})
+    for other in (torch.float64, torch.float16, torch.bfloat16):
+        with pytest.raises(TypeError, match=rf"the weights are {other}, .* in float32: call policy\.float\(\)"):
+            Policy(VECTOR, STEER, model_config=SMALL).to(other).decide(random_rows(3))
     for wrong in ("left", None, [None] * 3):
         with pytest.raises(ValueError, match=r"`obs` must be numbers; got|the observation has no `obs`"):
             feedforward.decide(wrong)

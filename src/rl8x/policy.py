@@ -523,7 +523,9 @@ class Policy(nn.Module):
             ValueError: If an observation is not of the space or not finite, as training has none either; or `state` or
                 `starts` are not for as many.
         """
-        device = next(self.parameters()).device
+        device, dtype = next((each.device, each.dtype) for each in self.parameters())
+        if dtype != torch.float32:
+            raise TypeError(f"the weights are {dtype}, and policies decide in float32: call policy.float().")
         rows, batched = to_rows(self.seen_space, obs, device)
         check_finite(rows)
         num = len(first_tensor(rows))

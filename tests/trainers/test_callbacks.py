@@ -74,6 +74,8 @@ def test_names_that_are_taken_or_no_names_are_refused():
             make(declaring([name]))
     with pytest.raises(TypeError, match="must be a list of names; got 'score'"):
         make(declaring("score"))
+    with pytest.raises(TypeError, match="must be a list of names; got <generator"):  # which a look uses up
+        make(declaring(name for name in ["score"]))
     with pytest.raises(TypeError, match="A callback is called with"):
         make("score")
     with pytest.raises(TypeError, match="`callbacks` must be a list of callbacks; got <function"):

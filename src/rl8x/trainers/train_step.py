@@ -325,7 +325,7 @@ class TrainStep:
 def declared_metrics(callback: object) -> tuple[str, ...]:
     """Return the metrics that a callback declares in its attribute `metric_names`, if it has one."""
     names: Any = getattr(callback, "metric_names", ())
-    if isinstance(names, str) or not isinstance(names, Iterable):
+    if isinstance(names, str) or not isinstance(names, Collection):  # an iterator would be used up
         raise TypeError(
             f"`metric_names` of the callback {callback_name(callback)} must be a list of names; got {names!r}."
         )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, NoReturn, Self, TypeVar
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase, refuse_inference_mode
@@ -148,6 +148,13 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         self.origin = Origin()
         self.stop_reason: str | None = None
         self.ending: list[str] = []
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raise: a copy would go on with the same run, in the same folder."""
+        raise TypeError(
+            "a trainer drives one run, and can be neither copied nor pickled: copy.deepcopy(trainer.algorithm.policy) "
+            "is what acts; trainer.save() and Trainer.resume(...) go on elsewhere."
+        )
 
     @classmethod
     def from_spec(cls, spec: RunSpec, *, tracker: Tracker | None = None, callbacks: Sequence[Callback] = ()) -> Self:
