@@ -522,7 +522,15 @@ def test_the_best_is_better_than_ever_and_fresh(tmp_path, mode, improves):
 
 
 @pytest.mark.parametrize(
-    "options", [{"keep": 0}, {"every_steps": 0}, {"every_steps": 1.5}, {"every_minutes": -1}, {"mode": "most"}]
+    "options",
+    [
+        {"keep": 0},
+        {"every_steps": 0},
+        {"every_steps": 1.5},
+        {"every_minutes": -1},
+        {"mode": "most"},
+        {"directory": "a\0b"},
+    ],
 )
 def test_options_are_checked(options):
     with pytest.raises((TypeError, ValueError), match=f"`{next(iter(options))}` must be"):

@@ -488,8 +488,11 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_tracked_run_begins
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     (tmp_path / "mlruns").touch()
+    (tmp_path / "link").symlink_to("nowhere/runs")
     for options, message in (
         ({"checkpoints": "file/run"}, "file/run cannot hold checkpoints .Not a directory.: give another folder"),
+        ({"checkpoints": "link"}, "link cannot hold checkpoints .*link is a link that leads nowhere.: give another"),
+        ({"checkpoints": "link/run"}, "link/run cannot hold checkpoints .*link is a link that leads nowhere.: give"),
         ({"checkpoints": True}, "mlruns/checkpoints/.* cannot hold checkpoints"),
         ({"tracker": MLflowTracker()}, "runs cannot be kept in .*/mlruns .Not a directory.: change to a folder"),
         ({"tracker": MLflowTracker(tracking_uri="sqlite:///a.db")}, "runs cannot be kept in .*/mlruns/spool "),
@@ -500,7 +503,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_tracked_run_begins
             with pytest.raises(ValueError, match=message):
                 call()
         assert trainer.tracker.resume_handle is None
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mlruns"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "mlruns"]
 
 
 def test_run_options_can_be_checked_without_running(tmp_path):

@@ -97,10 +97,7 @@ class CheckpointManager:
         try:
             check_writable(directory)
         except OSError as error:
-            raise CheckpointError(
-                f"{shown_path(directory)} cannot hold checkpoints ({error.strerror}): give another folder by "
-                "Checkpoints(directory=...), or change to one that can be written"
-            ) from None
+            raise _cannot_hold(directory, error) from None
         return True
 
     @property
@@ -124,7 +121,7 @@ class CheckpointManager:
             if not lock.acquire(wait_s):
                 raise CheckpointError(f"{directory} is in use by {lock.owner()}; wait for it or end it")
         except OSError as error:
-            raise CheckpointError(f"{directory} cannot hold checkpoints: {error.strerror}") from None
+            raise _cannot_hold(directory, error) from None
         try:
             self._look_around(directory)
         except CheckpointError:
@@ -345,6 +342,13 @@ class CheckpointManager:
             path.write_text(text)
             return path
         return None
+
+
+def _cannot_hold(directory: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"{shown_path(directory)} cannot hold checkpoints ({error.strerror}): give another folder by "
+        "Checkpoints(directory=...), or change to one that can be written"
+    )
 
 
 def _names(directory: Path) -> frozenset[str]:

@@ -11,6 +11,7 @@ import numbers
 import operator
 import re
 import time
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
@@ -410,7 +411,7 @@ class Confirmed(Condition):
         elif self.by.metric_names and not any(name.startswith(keys.EVAL_PREFIX) for name in self.by.metric_names):
             raise ValueError(f"Confirmed: no evaluation measures what by={self.by!r} reads. {_GIVE_BY}")
         self.test = self.by
-        self._trainer: Any = None
+        self._trainer: Callable[[], Any] = _nobody
         self._measured: Mapping[str, float] = {}
 
     @property
@@ -428,7 +429,7 @@ class Confirmed(Condition):
         super().bind(trainer)
         if not hasattr(trainer, "evaluate_now") or not hasattr(trainer, "evaluation_name"):
             raise TypeError(f"Confirmed needs a trainer with evaluate_now(); got {type(trainer).__name__}.")
-        self._trainer = trainer
+        self._trainer = weakref.ref(trainer)  # which may be gone before the condition
         if self.by is not None:
             return
         self.test = _on_evaluation(self.condition, trainer.evaluation_name)
@@ -450,10 +451,11 @@ class Confirmed(Condition):
         # A callable may be met on one rank alone, and all have to evaluate.
         if not ranks().any("what is to be confirmed", bool(verdict)):
             return verdict
-        if self._trainer is None or self.test is None:
+        trainer = self._trainer()
+        if trainer is None or self.test is None:
             raise RuntimeError("Confirmed evaluates through a trainer: pass it to run(), or call bind(trainer) first.")
         for _ in range(self.evaluations):
-            measured = self._trainer.evaluate_now()
+            measured = trainer.evaluate_now()
             if measured is None:
                 return None
             self._measured = measured
@@ -464,7 +466,7 @@ class Confirmed(Condition):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy has: all but the trainer, which the copy's own run gives it."""
-        return {**vars(self), "_trainer": None}
+        return {**vars(self), "_trainer": _nobody}
 
     def own_state(self) -> dict[str, Any]:
         """Nothing: what it measured is of one row."""
@@ -475,6 +477,10 @@ class Confirmed(Condition):
         names = sorted(self.condition.metric_names | (set() if self.test is None else self.test.metric_names))
         row = _joined(self._measured, stats)
         return f"{self!r}: {', '.join(f'{name} = {row[name]:g}' for name in names if name in row)}"
+
+
+def _nobody() -> None:
+    """No trainer, in the form of a reference to one."""
 
 
 def is_collected(name: str) -> bool:

@@ -105,6 +105,8 @@ class Checkpoints(_Section):
         if self.directory is not None:
             if not isinstance(self.directory, str | os.PathLike):
                 raise TypeError(f"Checkpoints: `directory` must be a path or None; got {self.directory!r}.")
+            if "\0" in os.fsdecode(self.directory):
+                raise ValueError(f"Checkpoints: `directory` must be a path, without NUL; got {self.directory!r}.")
             object.__setattr__(self, "directory", Path(os.path.expanduser(self.directory)).absolute())
 
 

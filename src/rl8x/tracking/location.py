@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import os
 import re
 import sys
@@ -201,8 +202,10 @@ def make_mlruns(folder: Path) -> None:
 
 def check_writable(folder: Path) -> None:
     """Raise `OSError` where a folder cannot be written, or made; leaves no trace."""
-    while not folder.exists() and folder != folder.parent:
+    while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent
+    if not folder.exists():
+        raise FileNotFoundError(errno.ENOENT, f"{folder} is a link that leads nowhere")
     with tempfile.TemporaryFile(dir=folder):  # asking for permissions would not know of read-only disks
         pass
 
