@@ -530,6 +530,8 @@ def test_the_best_is_better_than_ever_and_fresh(tmp_path, mode, improves):
         {"every_minutes": -1},
         {"mode": "most"},
         {"directory": "a\0b"},
+        {"directory": ""},
+        {"directory": " "},
     ],
 )
 def test_options_are_checked(options):

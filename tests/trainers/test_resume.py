@@ -254,9 +254,13 @@ def test_an_algorithm_given_must_be_as_it_was_but_for_the_overrides(tmp_path):
 
 def test_what_does_not_fit_is_one_line(tmp_path):
     run(make(trainer={"checkpoints": tmp_path}), max_steps=1)
-    with pytest.raises(CheckpointError, match="does not fit this trainer") as error:
-        Trainer.resume(tmp_path, tracker=NullTracker(), overrides={"model_config": {"hidden_sizes": [16]}})
-    assert "\n" not in str(error.value)
+    for name, value in {"model_config": {"hidden_sizes": [16]}, "optimizer": "sgd", "normalize_values": True}.items():
+        advice = (
+            rf"does not fit this trainer.* Leave out of `overrides` what .* \('{name}', 'lr'\), or begin a new run$"
+        )
+        with pytest.raises(CheckpointError, match=advice) as error:
+            Trainer.resume(tmp_path, tracker=NullTracker(), overrides={name: value, "lr": 0.5})
+        assert "\n" not in str(error.value)
 
 
 def test_an_evaluation_environment_that_was_given_must_be_given_again(tmp_path):

@@ -105,7 +105,7 @@ class Checkpoints(_Section):
         if self.directory is not None:
             if not isinstance(self.directory, str | os.PathLike):
                 raise TypeError(f"Checkpoints: `directory` must be a path or None; got {self.directory!r}.")
-            if "\0" in os.fsdecode(self.directory):
+            if not (path := os.fsdecode(self.directory)).strip() or "\0" in path:
                 raise ValueError(f"Checkpoints: `directory` must be a path, without NUL; got {self.directory!r}.")
             object.__setattr__(self, "directory", Path(os.path.expanduser(self.directory)).absolute())
 

@@ -710,9 +710,10 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             if origin.overrides.keys() & {"lr", "lr_schedule"}:
                 algorithm.set_lr(None)
         except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
-            reason = " ".join(described(error).split())
+            reason, given = " ".join(described(error).split()), ", ".join(map(repr, origin.overrides))
+            advice = f". Leave out of `overrides` what made it so ({given}), or begin a new run" if given else ""
             raise CheckpointError(
-                f"the checkpoint {checkpoint.path} does not fit this trainer: {reason:.300}"
+                f"the checkpoint {checkpoint.path} does not fit this trainer: {reason:.300}{advice}"
             ) from error
         algorithm.seed = saved_in["resolved"]["config"].get("seed", algorithm.seed)
         saved = state["run"]
