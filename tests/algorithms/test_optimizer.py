@@ -180,6 +180,18 @@ def test_weights_that_take_the_place_of_trained_ones_are_trained(name, put):
     assert not all(torch.equal(old, new) for old, (_, new) in zip(before, pairs, strict=True))
 
 
+def test_programs_go_on_with_the_tensors_that_they_hold():
+    algorithm = trained("ppo")
+    pointers = {name: tensor.data_ptr() for name, tensor in algorithm.policy.state_dict().items()}
+    state = {name: tensor + 1 for name, tensor in algorithm.policy.state_dict().items()}
+    algorithm.policy.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
+    algorithm.collect()
+    after = algorithm.policy.state_dict()
+    assert {name: tensor.data_ptr() for name, tensor in after.items()} == pointers
+    assert any("moments" in name for name in pointers)
+    assert all(torch.equal(after[name], tensor) for name, tensor in state.items())
+
+
 def test_shared_weights_stay_shared():
     layer = nn.Linear(3, 3)
     net = nn.Sequential(layer, nn.Tanh(), nn.Sequential(layer))

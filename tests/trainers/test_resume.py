@@ -652,3 +652,16 @@ def test_damage_names_the_good_one_and_auto_takes_it(tmp_path):
     with pytest.raises(CheckpointError, match=r"state.pt does not have the digest .* good one is .*-step-2$"):
         Trainer.resume(tmp_path, tracker=NullTracker())
     assert Trainer.resume(tmp_path, auto=True, tracker=NullTracker()).state[keys.STEPS] == 2
+
+
+def test_a_device_that_is_torchs_is_saved_as_its_name(tmp_path):
+    first = Trainer(
+        PPOConfig(num_envs=4, horizon=4, device=torch.device("cpu")).build(CartPole),
+        tracker=NullTracker(),
+        checkpoints=tmp_path,
+    )
+    assert first.algorithm.config == PPOConfig(num_envs=4, horizon=4, device="cpu")
+    run(first, max_steps=1)
+    trainer = Trainer.resume(tmp_path, overrides={"device": torch.device("cpu", 0)})
+    assert trainer.algorithm.config.device == "cpu:0"
+    assert run(trainer, max_steps=2)[keys.STEPS] == 2

@@ -129,6 +129,8 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
 
     def __post_init__(self) -> None:
         """Check every field against its declaration."""
+        if isinstance(self.device, torch.device):  # a config is plain data
+            object.__setattr__(self, "device", str(self.device))
         check_options(self)
         separate = (getattr(self, "model_config", None) or {}).get("separate", False)
         if separate and not self.separates:

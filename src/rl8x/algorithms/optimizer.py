@@ -51,6 +51,7 @@ class FlatOptimizer:
         owned = [(each, *pair) for each in module.modules() for pair in each.named_parameters(recurse=False)]
         # A weight that layers share has several places.
         self._places = [(each, name, order[id(value)]) for each, name, value in owned if id(value) in order]
+        self._buffers = [(each, *pair) for each in module.modules() for pair in each.named_buffers(recurse=False)]
         self._join()
         self.rule = rule
         self.moments = rule.moments(self.weights)
@@ -71,6 +72,11 @@ class FlatOptimizer:
         Raises:
             RuntimeError: If they have another type, device or shape, or do not require gradients any more.
         """
+        for owner, name, own in self._buffers:  # which compiled programs hold, too
+            put = getattr(owner, name)
+            if put is not own and _kind(put) == _kind(own):
+                own.copy_(put)
+                setattr(owner, name, own)
         found = [(getattr(owner, name), i) for owner, name, i in self._places]
         views, pointers = self.views, self._pointers
         if all(each is views[i] and each.data_ptr() == pointers[i] and each.requires_grad for each, i in found):
