@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rl8x.algorithms.hyperparameters import check_names_in
 from rl8x.execution.adam import adam_step, advance
+from rl8x.execution.private import places
 from rl8x.rollouts.statistics import any_not_finite
 
 STEP: Final = "step"
@@ -48,10 +49,9 @@ class FlatOptimizer:
         self.weights = self.joined(self.views)
         self.gradient = torch.zeros_like(self.weights)
         order = {id(parameter): i for i, parameter in enumerate(self.views)}
-        owned = [(each, *pair) for each in module.modules() for pair in each.named_parameters(recurse=False)]
+        weights, self._buffers = places(module)
         # A weight that layers share has several places.
-        self._places = [(each, name, order[id(value)]) for each, name, value in owned if id(value) in order]
-        self._buffers = [(each, *pair) for each in module.modules() for pair in each.named_buffers(recurse=False)]
+        self._places = [(owner, name, order[id(value)]) for owner, name, value in weights if id(value) in order]
         self._join()
         self.rule = rule
         self.moments = rule.moments(self.weights)
@@ -73,11 +73,10 @@ class FlatOptimizer:
             RuntimeError: If they have another type, device or shape, or do not require gradients any more.
         """
         for owner, name, own in self._buffers:  # which compiled programs hold, too
-            put = getattr(owner, name)
-            if put is not own and _kind(put) == _kind(own):
-                own.copy_(put)
-                setattr(owner, name, own)
-        found = [(getattr(owner, name), i) for owner, name, i in self._places]
+            put = owner[name]
+            if put is not own and put is not None and _kind(put) == _kind(own):
+                owner[name] = own.copy_(put)
+        found = [(owner[name], i) for owner, name, i in self._places]
         views, pointers = self.views, self._pointers
         if all(each is views[i] and each.data_ptr() == pointers[i] and each.requires_grad for each, i in found):
             return
@@ -92,7 +91,7 @@ class FlatOptimizer:
         first = {i: each for each, i in reversed(found)}
         self.views = [first[i] for i in range(len(self.views))]
         for owner, name, i in self._places:
-            setattr(owner, name, self.views[i])
+            owner[name] = self.views[i]
         self.weights.copy_(self.joined(self.views))
         self._join()
 

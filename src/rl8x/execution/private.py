@@ -11,7 +11,7 @@ import contextlib
 import importlib
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +94,20 @@ def fused_adam(decoupled: bool) -> Any:
     return (torch.ops.aten._fused_adamw_ if decoupled else torch.ops.aten._fused_adam_).tensor_lr
 
 
+Place: TypeAlias = tuple[dict[str, Any], str, Any]
+"""Where PyTorch looks a tensor of a module up, its name there, and the tensor."""
+
+
+def places(module: nn.Module) -> tuple[list[Place], list[Place]]:
+    """Return the places of a module's weights, `[*]` each, and of its buffers; a shared one has several."""
+
+    def there(tensors: list[dict[str, Any]]) -> list[Place]:
+        return [(part, name, part[name]) for part in tensors for name in part if part[name] is not None]
+
+    owners: list[Any] = list(module.modules())
+    return there([each._parameters for each in owners]), there([each._buffers for each in owners])
+
+
 class Substitution:
     """Calls a module with other weights, like `torch.func.functional_call`, but resolves their names only once.
 
@@ -105,14 +119,14 @@ class Substitution:
         self.module = module
         named = dict(module.named_parameters())
         order = {id(named[name]): i for i, name in enumerate(names)}
-        owned = [(owner._parameters, name) for owner in module.modules() for name in owner._parameters]
-        self._places = [(owner, name, order[id(owner[name])]) for owner, name in owned if id(owner[name]) in order]
+        weights, _ = places(module)
+        self._places = [(owner, name, order[id(weight)]) for owner, name, weight in weights if id(weight) in order]
 
     def __call__(self, weights: Sequence[Tensor], *inputs: Any) -> Any:
         """Call the module on inputs, with weights `[*]` in the order of the names."""
         before = [owner[name] for owner, name, _ in self._places]
         for owner, name, i in self._places:
-            owner[name] = weights[i]  # type: ignore[assignment] # any tensor does
+            owner[name] = weights[i]  # any tensor does
         try:
             return self.module(*inputs)
         finally:
