@@ -115,22 +115,15 @@ class _BenchCommand(RunCommand):
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: torch's own choice]")
 @click.option("--json", "path", metavar="FILE", help="Write every measurement with machine and settings to a file.")
-def bench(
-    modes: str | None,
-    precisions: str | None,
-    passes: int,
-    seconds: float,
-    threads: int | None,
-    path: str | None,
-    **run: Any,
-) -> int:
+def bench(passes: int, seconds: float, threads: int | None, path: str | None, **run: Any) -> int:
     """Measure how fast ENV trains in each execution mode, update and logging included.
 
     ENV and KEY=VALUE are as in `rl8x train`. The exit code is 1 if every mode failed.
     """
+    asked = {"--precisions": run.pop("precisions"), "--modes": run.pop("modes")}
     with users_mistakes():
         config = read_run(run if threads is None else run | {"num_threads": threads})
-        device, cells = _plan(config, modes, precisions)
+        device, cells = _plan(config, asked)
         if path is not None and Path(path).is_dir():
             raise UserError(f"--json names a file to write; {path} is a folder.")
         if path is not None and not os.access(Path(path).absolute().parent, os.W_OK):
@@ -151,24 +144,22 @@ def bench(
     return 0 if any("transitions_per_s" in row for row in rows) else 1
 
 
-def _plan(run: RunSpec, modes: str | None, precisions: str | None) -> tuple[torch.device, list[dict[str, str]]]:
+def _plan(run: RunSpec, asked: Mapping[str, str | None]) -> tuple[torch.device, list[dict[str, str]]]:
     """Return the device, and the modes and precisions to measure on it."""
-    config: Any = run.algorithm.make_config(run.trust)
-    device = resolve_device(config.device)
+    config: Any = run.config
+    device, wanted = resolve_device(config.device), {}
     if device.type not in _MODES:
         raise UserError(f"rl8x bench measures on {' and '.join(_MODES)}; got the device {device}.")
-    wanted = {}
-    for option, words, legal in (
-        ("--precisions", config.precision if precisions is None else precisions, _PRECISIONS[device.type]),
-        ("--modes", ",".join(_MODES[device.type]) if modes is None else modes, _MODES[device.type]),
-    ):
-        wanted[option] = list(dict.fromkeys(re.findall(r"[^\s,]+", words) or [""]))
-        for name in wanted[option]:
-            if name not in legal:
-                raise UserError(f"{option}: on {device} there are {', '.join(legal)}; got {name!r}.")
-    return device, [
-        {"execution": mode, "precision": name} for name in wanted["--precisions"] for mode in wanted["--modes"]
-    ]
+    legal = {"--precisions": _PRECISIONS[device.type], "--modes": _MODES[device.type]}
+    defaults = {"--precisions": [config.precision], "--modes": _MODES[device.type]}
+    for option, words in asked.items():
+        names = defaults[option] if words is None else re.findall(r"[^\s,]+", words) or [""]
+        wanted[option] = list(dict.fromkeys(names))
+        for name in names:
+            if name not in legal[option]:
+                raise UserError(f"{option}: on {device} there are {', '.join(legal[option])}; got {name!r}.")
+    cells = itertools.product(wanted["--precisions"], wanted["--modes"])
+    return device, [{"execution": mode, "precision": precision} for precision, mode in cells]
 
 
 def _measure(
@@ -213,10 +204,9 @@ def _in_fresh_process(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any
 
 def _machine(device: torch.device) -> dict[str, Any]:
     """Describe this machine and what is installed, without its name."""
-    info = Path("/proc/cpuinfo")
-    model_name = re.search(r"^model name\s*:\s*(.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
+    cpu = _told_by("/proc/cpuinfo", r"model name\s*:\s*(.+?)\s*")
     machine = {
-        "cpu": model_name[1].strip() if model_name else platform.processor() or platform.machine(),
+        "cpu": cpu or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "system": platform.system(),
         "python": platform.python_version(),
@@ -226,6 +216,13 @@ def _machine(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         machine |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
     return machine
+
+
+def _told_by(path: str, line: str) -> str | None:
+    """Return what the first matching line of a file of Linux's tells; None where there is none."""
+    with contextlib.suppress(OSError):
+        return next((found[1] for found in re.finditer(f"^{line}$", Path(path).read_text(), re.MULTILINE)), None)
+    return None
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,10 +267,8 @@ def _make_trainer(run: RunSpec, folder: str) -> Trainer:
 
 def _peak_memory() -> int:
     """Return the most bytes that this process had resident; `ru_maxrss` of Linux counts its parent's before it."""
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    known = _told_by("/proc/self/status", r"VmHWM:\s*(\d+) kB")
+    return int(known) * 1024 if known else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _time_iterations(trainer: Trainer, run: RunSpec, seconds: float) -> dict[str, Any]:
@@ -309,24 +304,6 @@ def _time_iterations(trainer: Trainer, run: RunSpec, seconds: float) -> dict[str
     return row
 
 
-def break_even(eager: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[int, float] | None:
-    """Return after how many transitions and seconds a mode is not behind eager; zeros if it never was, None if always.
-
-    n iterations take `first_iteration_s + (n - 1) * each` with `each = transitions / transitions_per_s`, so that both
-    modes are level at `n = 1 + (first' - first) / (each - each')`.
-    """
-    transitions = int(other["transitions"])
-    behind = other["first_iteration_s"] - eager["first_iteration_s"]
-    each = transitions / other["transitions_per_s"]
-    gained = transitions / eager["transitions_per_s"] - each
-    if gained < 0 or (gained == 0 and behind > 0):
-        return None
-    if behind <= 0:
-        return 0, 0.0
-    more = math.ceil(behind / gained - 1e-9)  # no further iteration for a rounding error
-    return (1 + more) * transitions, other["first_iteration_s"] + more * each
-
-
 def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Put the passes of each mode and precision together: medians, and the range of rates of the passes.
 
@@ -356,26 +333,28 @@ def render(summary: Sequence[Mapping[str, Any]]) -> str:
     """Return the table; below it why modes failed, which take much memory, and which was the fastest."""
     on_device = any("peak_device_mb" in row for row in summary)
     columns = {title: form for title, form in _COLUMNS.items() if on_device or "device" not in title}
-    lines, notes, heavy = [tuple(columns)], list[str](), list[str]()
+    lines, failed, heavy = [tuple(columns)], list[str](), list[str]()
     eager = {row["precision"]: row for row in summary if row["execution"] == "eager" and "transitions_per_s" in row}
     for row in summary:
         name = f"{row['execution']} {row['precision']}"
-        if "error" in row:
-            notes.append(f"{name} failed: {row['error']}")
+        failed += [f"{name} failed: {row['error']}"] if "error" in row else []
         if "transitions_per_s" not in row:
             lines.append((row["execution"], row["precision"], "failed", *[""] * (len(columns) - 3)))
             continue
         counts = {each: short(row[each]) for each in ("transitions_per_s", "lowest", "highest")}
         lines.append(tuple(form.format_map({"peak_device_mb": 0, **row, **counts}) for form in columns.values()))
         more = row["peak_memory_mb"] / eager.get(row["precision"], row)["peak_memory_mb"]
-        if more >= 2:
-            heavy.append(f"{name} takes {more:.1f} times the memory of eager {row['precision']}.")
-    notes += heavy
+        heavy += [f"{name} takes {more:.1f} times the memory of eager {row['precision']}."] if more >= 2 else []
+    notes = [*failed, *heavy]
     return "\n".join([table(lines), *([""] if notes else []), *notes, "", verdict(summary)])
 
 
 def verdict(summary: Sequence[Mapping[str, Any]]) -> str:
-    """Say in one line which mode was the fastest, and when it has earned back what it takes to compile."""
+    """Say in one line which mode was the fastest, and when it has earned back what it takes to compile.
+
+    n iterations take `first_iteration_s + (n - 1) * each` with `each = transitions / transitions_per_s`, so that it is
+    level with eager at `n = 1 + (first' - first) / (each - each')`.
+    """
     measured = {(row["execution"], row["precision"]): row for row in summary if "transitions_per_s" in row}
     if not measured:
         return "No mode could be measured."
@@ -385,13 +364,15 @@ def verdict(summary: Sequence[Mapping[str, Any]]) -> str:
     if eager is best:
         return f"{fastest}."
     fastest += f", {best['transitions_per_s'] / eager['transitions_per_s']:.2f} times eager {precision}"
-    point = break_even(eager, best)
-    if point is None:
-        return f"{fastest}; its longer first iteration is never earned back."
-    transitions, seconds = point
-    if not transitions:
+    transitions, first = int(best["transitions"]), best["first_iteration_s"]
+    behind, each = first - eager["first_iteration_s"], transitions / best["transitions_per_s"]
+    gained = transitions / eager["transitions_per_s"] - each
+    if behind <= 0:
         return f"{fastest}; it is ahead from the first iteration on."
-    earned = f"{short(transitions)} transitions, {seconds:.1f} s of training"
+    if gained <= 0:
+        return f"{fastest}; its longer first iteration is never earned back."
+    more = math.ceil(behind / gained - 1e-9)  # no further iteration for a rounding error
+    earned = f"{short((1 + more) * transitions)} transitions, {first + more * each:.1f} s of training"
     return f"{fastest}; its first iteration is earned back after {earned}."
 
 

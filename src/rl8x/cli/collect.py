@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,9 @@ rl8x train --algorithm bc --dataset medium --eval-env CartPole --steps-per-eval 
 """
 
 
+_OUTPUT = "A new folder for the data set, or a new id of Minari's. [default: datasets/RUN-N, or rl8x/RUN-N-v0]"
+_FORMAT = "A memory-mapped TensorDict, or Minari's HDF5 in its own folder of data sets. [default: rl8x]"
+_RANDOM = "Act at random: a run only says in which environment, and RUN may be the name of one."
 # Where an episode ended by itself, beside `truncated`, which the end of the recording sets too.
 _ENDED = "ended"
 
@@ -48,24 +51,9 @@ class Recording(NamedTuple):
 
 @click.command("collect", epilog=_EXAMPLES, context_settings={"max_content_width": 120})
 @click.option("--transitions", required=True, metavar="N", help="How many transitions.")
-@click.option(
-    "--output",
-    metavar="NAME",
-    help="A new folder for the data set, or a new id of Minari's. [default: datasets/RUN-N, or rl8x/RUN-N-v0]",
-)
-@click.option(
-    "--format",
-    "file_format",
-    type=click.Choice(["rl8x", "minari"]),
-    default="rl8x",
-    help="A memory-mapped TensorDict, or Minari's HDF5 in its own folder of data sets. [default: rl8x]",
-)
-@click.option(
-    "--random",
-    "is_random",
-    is_flag=True,
-    help="Act at random: a run only says in which environment, and RUN may be the name of one.",
-)
+@click.option("--output", metavar="NAME", help=_OUTPUT)
+@click.option("--format", "file_format", type=click.Choice(["rl8x", "minari"]), default="rl8x", help=_FORMAT)
+@click.option("--random", "is_random", is_flag=True, help=_RANDOM)
 @click.option(
     "--epsilon", type=FiniteRange(0.0, 1.0), default=0.0, help="Share of random actions. [default: 0; 0 to 1]"
 )
@@ -77,18 +65,7 @@ class Recording(NamedTuple):
     "--num-envs", type=click.IntRange(min=1), default=8, help="Copies of the environment. Each ends in a cut episode."
 )
 @acting_options
-def collect(
-    run: str,
-    overrides: tuple[str, ...],
-    transitions: str,
-    output: str | None,
-    file_format: str,
-    is_random: bool,
-    env: str | None,
-    auto: bool,
-    trust: bool,
-    **how: Any,
-) -> int:
+def collect(run: str, overrides: Sequence[str], is_random: bool, env: str | None, **how: Any) -> int:
     """Record what the policy of RUN does: its name or ID in MLflow, the path of its checkpoints, or of one of them.
 
     With --random RUN may also be an environment, named as for `rl8x train`; it then has its defaults.
@@ -101,9 +78,10 @@ def collect(
     """
     if is_random and (how["epsilon"] or how["deterministic"]):
         raise UserError("--random leaves nothing for --epsilon or --deterministic to change: give one of them.")
+    auto, trust = how.pop("auto"), how.pop("trust")
     with users_mistakes():
-        count = _whole(transitions)
-        target = _new_target(f"{Path(run).name}-{count}" if output is None else None, output, file_format)
+        count = _whole(how.pop("transitions"))
+        target = _new_target(f"{Path(run).name}-{count}", how.pop("output"), how.pop("file_format"))
         maker = acting_at_random(run) if is_random and env is None else None
         acting, trained = None, dict[str, Any]()
         if maker is None:
@@ -224,13 +202,13 @@ def _in_order(slots: dict[str, Tensor], transitions: int) -> dict[str, Tensor]:
     return rows
 
 
-def _new_target(default: str | None, output: str | None, file_format: str) -> Path | str:
+def _new_target(default: str, output: str | None, file_format: str) -> Path | str:
     """Return the folder, or the id of Minari's, that the data set is to have, and refuse one that is there."""
     if file_format == "minari":
-        name = f"rl8x/{re.sub(r'[^-_0-9A-Za-z]', '-', str(default))}-v0" if output is None else output
+        name = f"rl8x/{re.sub(r'[^-_0-9A-Za-z]', '-', default)}-v0" if output is None else output
         check_new_id(name)
         return name
-    folder = Path("datasets") / str(default) if output is None else Path(output)
+    folder = Path("datasets") / default if output is None else Path(output)
     if folder.exists():
         raise UserError(f"{folder} is there already: give another --output.")
     return folder
@@ -242,9 +220,8 @@ def _make_parent(folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder.parent).close()
     except OSError as error:
-        raise UserError(
-            f"nothing can be written to {folder.parent}: {error.strerror}. Give another --output."
-        ) from None
+        why = f"nothing can be written to {folder.parent}: {error.strerror}"
+        raise UserError(f"{why}. Give another --output.") from None
 
 
 def _whole(text: str) -> int:

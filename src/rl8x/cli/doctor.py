@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -79,12 +80,12 @@ def doctor() -> int:
     """
     broken: list[str] = []
     requirements = _requirements()
-    modules = [_MODULES.get(needed.name, needed.name) for needed in requirements.get("", [])] or ["torch", "mlflow"]
-    probed, machine = _probe(modules)
+    essential = requirements.get("", [])
+    probed, machine = _probe([_MODULES.get(each.name, each.name) for each in essential] or ["torch", "mlflow"])
     sections: dict[str, Callable[[], list[str]]] = {
         "rl8x": lambda: [f"{__version__}, in {Path(__file__).parents[1]}"],
         "python": lambda: [f"{platform.python_version()}, {sys.executable}", platform.platform()],
-        "packages": lambda: _packages(requirements.get("", []), probed, broken),
+        "packages": lambda: _packages(essential, probed, broken),
         "devices": lambda: _devices(machine),
         "threads": lambda: [_threads(machine)],
         "compiler": _compiler,
@@ -93,12 +94,9 @@ def doctor() -> int:
         "tracking": lambda: _tracking(broken),
     }
     for name, lines in sections.items():
-        for number, line in enumerate(_told(lines)):
-            say(f"{name if number == 0 else '':<10}{line}")
-    say("")
-    for line in _told(lambda: _features(requirements)):
-        say(line)
-    say("")
+        for head, line in itertools.zip_longest([name], _told(lines), fillvalue=""):
+            say(f"{head:<10}{line}")
+    say("\n".join(["", *_told(lambda: _features(requirements)), ""]))
     for line in broken:
         say(f"broken: {_hidden(line)}")
     say("something essential is broken" if broken else "everything essential works")
@@ -185,21 +183,18 @@ def _probe(modules: list[str]) -> tuple[dict[str, str | None], dict[str, Any]]:
 
 def _packages(requirements: list[Any], probed: dict[str, str | None], broken: list[str]) -> list[str]:
     """Say which version of each essential package is there; what is not as needed is appended to `broken`."""
+    if not requirements:
+        broken += [f"{name}: {error}; pip install {name}" for name, error in probed.items() if error is not None]
+        lines = [f"{name} {'works' if error is None else error}" for name, error in probed.items()]
+        return [*lines, "rl8x is not installed, only found: what else it needs is not known"]
     lines = []
     for requirement in requirements:
         error = _fault(requirement) or probed.get(_MODULES.get(requirement.name, requirement.name))
         if error is None:
             lines.append(f"{requirement.name} {importlib.metadata.version(requirement.name)}")
         else:
-            said = f"{requirement.name}: {' '.join(error.split()):.200}"
-            lines.append(said)
-            if not error.startswith(_UNTRIED):
-                broken.append(f"{said}; {_install([requirement])}")
-    if not requirements:
-        for name, error in probed.items():
-            lines.append(f"{name} {'works' if error is None else error}")
-            broken += [f"{name}: {error}; pip install {name}"] if error is not None else []
-        lines.append("rl8x is not installed, only found: what else it needs is not known")
+            lines.append(f"{requirement.name}: {' '.join(error.split()):.200}")
+            broken += [] if error.startswith(_UNTRIED) else [f"{lines[-1]}; {_install([requirement])}"]
     return lines
 
 
@@ -211,11 +206,9 @@ def _install(requirements: list[Any]) -> str:
 
 def _features(requirements: dict[str, list[Any]]) -> list[str]:
     """Say of each extra what it is for, whether it is installed, and else how to install it."""
-    rows: list[tuple[str, ...]] = [("extra", "for", "")]
-    for extra, needed in requirements.items():
-        if extra in ("", *_FOR_DEVELOPERS):
-            continue
-        missing = [requirement for requirement in needed if _fault(requirement) is not None]
+    rows = [("extra", "for", "")]
+    for extra in (extra for extra in requirements if extra not in ("", *_FOR_DEVELOPERS)):
+        missing = [requirement for requirement in requirements[extra] if _fault(requirement) is not None]
         rows.append((extra, FEATURES.get(extra, ""), _install(missing) if missing else "installed"))
     return table(rows).splitlines() if len(rows) > 1 else ["what is missing for which feature is not known"]
 
@@ -283,11 +276,9 @@ def _trust() -> list[str]:
     known, why = trusted.entries(), trusted.unsafe()
     if why is not None:
         return [f"{trusted.memory()} is not used, since {why}: files that name your modules need --trust each time"]
-    lines = [f"{counted(len(known), 'module', 'modules')}, by {trusted.memory()}, which may be deleted"]
-    for path, entry in known.items():
-        changed = "" if trusted.is_intact(entry) else ", which has changed, so that rl8x asks again"
-        lines.append(f"{path}{changed}")
-    return lines
+    first = f"{counted(len(known), 'module', 'modules')}, by {trusted.memory()}, which may be deleted"
+    changed = ", which has changed, so that rl8x asks again"
+    return [first, *(f"{path}{'' if trusted.is_intact(entry) else changed}" for path, entry in known.items())]
 
 
 def _tracking(broken: list[str]) -> list[str]:
@@ -309,5 +300,5 @@ def _tracking(broken: list[str]) -> list[str]:
         there = next(path for path in (database, *database.parents) if path.exists())
         note = f"{size}, {shutil.disk_usage(there).free / 1e9:.1f} GB free on its disk"
     waiting = sum(not is_sent(folder) for folder in journal_folders(mlruns_dir() / "spool"))
-    lines = [f"{location.shown}{note}"]
-    return lines + ([f"runs that have not arrived, or go on: {waiting} (`rl8x sync`)"] if waiting else [])
+    unsent = [f"runs that have not arrived, or go on: {waiting} (`rl8x sync`)"] if waiting else []
+    return [f"{location.shown}{note}", *unsent]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
@@ -79,18 +79,10 @@ def show_bug(kind: type[BaseException], error: BaseException, trace: TracebackTy
     say(hide("".join(traceback.format_exception(kind, error, trace))).rstrip(), err=True)
 
 
-def show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def show_warning(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
     """Print a warning: one of rl8x in a line, without passwords, others as Python does."""
     if not filename.startswith(_PACKAGE):
-        text = warnings.formatwarning(message, category, filename, lineno, line)
-        say(text.rstrip(), err=True)
+        say(warnings.formatwarning(message, category, filename, lineno, line).rstrip(), err=True)
         return
     from rl8x.tracking.secrets import hide
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from rl8x.checkpoint import Checkpoint
     from rl8x.policy import Policy
 
+_FORMAT = (
+    "safetensors, which rl8x's Policy.load reads; pt2, for torch.export.load; onnx. [default: by the suffix of "
+    "--output, else safetensors]"
+)
+_CHECKPOINT = "Which of the run's checkpoints; best is by the metric that checkpoints go by. [default: last]"
 _EXAMPLES = """\b
 rl8x export abundant-crane-42                            # policy.safetensors, for Policy.load
 rl8x export abundant-crane-42 --checkpoint best --format onnx
@@ -28,19 +33,8 @@ rl8x export abundant-crane-42 --log --register cartpole --alias champion
 
 @click.command("export", epilog=_EXAMPLES, context_settings={"max_content_width": 120})
 @click.argument("run")
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice(["safetensors", "pt2", "onnx"]),
-    help="safetensors, which rl8x's Policy.load reads; pt2, for torch.export.load; onnx. [default: by the suffix of "
-    "--output, else safetensors]",
-)
-@click.option(
-    "--checkpoint",
-    "which",
-    type=click.Choice(["last", "best"]),
-    help="Which of the run's checkpoints; best is by the metric that checkpoints go by. [default: last]",
-)
+@click.option("--format", "format_name", type=click.Choice(["safetensors", "pt2", "onnx"]), help=_FORMAT)
+@click.option("--checkpoint", "which", type=click.Choice(["last", "best"]), help=_CHECKPOINT)
 @click.option("--sampled", is_flag=True, help="Actions are samples, made of a further input `noise`.")
 @click.option("--output", metavar="FILE", help="The file to write. [default: policy.FORMAT]")
 @click.option("--log", is_flag=True, help="Log the policy as a model of its run in MLflow, too.")
@@ -48,18 +42,7 @@ rl8x export abundant-crane-42 --log --register cartpole --alias champion
 @click.option("--alias", metavar="ALIAS", help="Call that version so, such as champion: models:/NAME@champion.")
 @click.option("--trust", is_flag=True, help="Import what the checkpoint names, whose code then runs.")
 @click.option("--tracking-uri", metavar="URI", help="Where the run is. Default: as in training.")
-def export(
-    run: str,
-    format_name: str | None,
-    which: str | None,
-    sampled: bool,
-    output: str | None,
-    log: bool,
-    register: str | None,
-    alias: str | None,
-    trust: bool,
-    tracking_uri: str | None,
-) -> None:
+def export(run: str, output: str | None, register: str | None, alias: str | None, **how: Any) -> None:
     """Write the policy of RUN as one file: observation in, action for the environment out.
 
     RUN is a run's name or ID, its folder of checkpoints, or one checkpoint. Observation normaliser, action mask and
@@ -69,24 +52,24 @@ def export(
     if alias is not None and register is None:
         raise UserError("--alias names a version of a registered model: give --register NAME too.")
     from rl8x.checkpoint import load_policy
-    from rl8x.export import Format, export_policy
+    from rl8x.export import export_policy
     from rl8x.trainers.artifacts import about_policy
 
-    chosen = cast("Format | None", format_name)
+    chosen, which, uri = how["format_name"], how["which"], how["tracking_uri"]
     if output is None:
         chosen = chosen or "safetensors"
         output = f"policy.{chosen}"
     if not Path(output).absolute().parent.is_dir():
         raise UserError(f"there is no folder {Path(output).parent} to write {Path(output).name} to: make it first.")
-    with users_mistakes(), typed_store(tracking_uri):
-        find_modules_here(trust)
+    with users_mistakes(), typed_store(uri):
+        find_modules_here(how["trust"])
         checkpoint = find_checkpoint(run, which)
-        policy = load_policy(checkpoint, trust=trust)
-        written = export_policy(policy, output, format=chosen, sampled=sampled)
+        policy = load_policy(checkpoint, trust=how["trust"])
+        written = export_policy(policy, output, format=chosen, sampled=how["sampled"])
         say(f"{checkpoint.path.name} -> {written}")
-        if log or register is not None:
+        if how["log"] or register is not None:
             about = {**about_policy(checkpoint), "name": which or "last", "register": register, "alias": alias}
-            model_id = log_to_run(checkpoint, policy, about, tracking_uri)
+            model_id = log_to_run(checkpoint, policy, about, uri)
             say(f"logged as models:/{model_id}" + (f" and models:/{register}@{alias}" if alias else ""))
 
 

@@ -16,7 +16,7 @@ from rl8x.processes import forget_errors, leave_working_directory, tolerate_warn
 if __name__ == "__main__" or os.path.basename(sys.argv[0]) == "rl8x":
     leave_working_directory(runs_module=__name__ == "__main__")  # its modules would be taken for our dependencies
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +26,7 @@ from click.shell_completion import CompletionItem
 
 from rl8x import trusted
 from rl8x._version import __version__
-from rl8x.cli.errors import UserError, report, show_bug, show_warning
+from rl8x.cli.errors import report, show_bug, show_warning
 from rl8x.importing import importing_much
 from rl8x.names import did_you_mean
 from rl8x.output import say
@@ -50,8 +50,8 @@ COMMANDS: Final = {
     "doctor": ("rl8x.cli.doctor", "Versions, devices, what is installed, and what is missing for which feature."),
 }
 
-# Words of a command after which nothing is tracked
 _MISTAKE: Final = 2  # the exit code
+# Words of a command after which nothing is tracked
 _UNTRACKED: Final = frozenset({"-h", "--help", "--dry-run", "--no-tracking", "tracking=false"})
 
 _HELP: Final = """Train reinforcement-learning policies on batched tensor environments, tracked in MLflow.
@@ -134,17 +134,12 @@ def run_names() -> list[str]:
 
 
 # What a shell is offered as a command's first word, as each of its words, and as an option's value
-_FIRST: Final[dict[str, Callable[[], Iterable[str]]]] = {
-    **dict.fromkeys(("train", "bench", "envs"), environments),
-    "tuned": tuned_tasks,
-    **dict.fromkeys(("resume", "collect", "export", "play", "report"), run_names),
-}
-_EACH: Final[dict[str, Callable[[], Iterable[str]]]] = {"compare": run_names, "tuned": algorithm_names}
-_VALUES: Final[dict[str, Callable[[], Iterable[str]]]] = {
-    "--algorithm": algorithm_names,
-    "--env": environments,
-    "--resume": lambda: ["auto", *run_names()],
-}
+_Names = dict[str, Callable[[], list[str]]]
+_FIRST: Final[_Names] = dict.fromkeys(("resume", "collect", "export", "play", "report"), run_names)
+_FIRST.update(dict.fromkeys(("train", "bench", "envs"), environments), tuned=tuned_tasks)
+_EACH: Final[_Names] = {"compare": run_names, "tuned": algorithm_names}
+_VALUES: Final[_Names] = {"--algorithm": algorithm_names, "--env": environments}
+_VALUES["--resume"] = lambda: ["auto", *run_names()]
 
 
 class _Completed(click.Command):
@@ -167,10 +162,10 @@ class _Completed(click.Command):
         last = str(words[-1]) if words else ""
         offered = _VALUES.get(last) if last.startswith("-") else _EACH.get(str(self.name))
         if not words:
-            offered = _FIRST.get(str(self.name)) or offered
+            offered = _FIRST.get(str(self.name), offered)
         names: list[str] = []
         with contextlib.suppress(Exception):  # a shell has no use for an error, whatever a database has in it
-            names = [] if offered is None else list(offered())
+            names = [] if offered is None else offered()
         if offered is algorithm_names and incomplete.islower():
             names = [name.lower() for name in names]
         items = [CompletionItem(name) for name in names if name.startswith(incomplete)]
@@ -229,7 +224,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         tolerate_warnings()
         trusted.news()
         code = _run(words, contextlib.nullcontext() if argv is not None else _early_tracking(words))
-        _say_what_is_remembered(code)
+        for file in trusted.news():
+            if code != _MISTAKE:  # after which its line stays the only one
+                say(f"rl8x: your trust in {file} is remembered until it changes (`rl8x doctor` shows it)", err=True)
         return code
 
 
@@ -246,12 +243,10 @@ def _run(words: Sequence[str], tracking: AbstractContextManager[None]) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())
         return _MISTAKE
-    except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx else "rl8x"
-        report(f"{error.format_message()} Try '{command} --help'.", debug=debug)
-        return _MISTAKE
-    except (UserError, click.ClickException) as error:
-        report(error.format_message(), debug=debug)
+    except click.ClickException as error:  # a UserError among them
+        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rl8x"
+        hint = f" Try '{command} --help'." if isinstance(error, click.UsageError) else ""
+        report(f"{error.format_message()}{hint}", debug=debug)
         return _MISTAKE
     except click.Abort:
         say("rl8x: interrupted", err=True)
@@ -262,13 +257,6 @@ def _run(words: Sequence[str], tracking: AbstractContextManager[None]) -> int:
         report(f"the output could not be written: {error.strerror}", debug=debug)
         return _MISTAKE
     return code if isinstance(code, int) else 0
-
-
-def _say_what_is_remembered(code: int) -> None:
-    """Say in which modules the command showed the user's trust; after a mistake its line stays the only one."""
-    for file in trusted.news():
-        if code != _MISTAKE:
-            say(f"rl8x: your trust in {file} is remembered until it changes (`rl8x doctor` shows it)", err=True)
 
 
 if __name__ == "__main__":

@@ -29,52 +29,30 @@ rl8x play my-run --grid length=0.25,0.5,1 --grid force_mag=5,10,20 --output phys
 rl8x play my-run --env-config "length: {uniform: [0.2, 2]}" --copies 9 --output random.gif
 """
 _EPISODES: Final = 10  # without a film
+_COUNT: Final = click.IntRange(min=1)
+_ENV_CONFIG: Final = "Values of the environment's parameters; a list has one for each copy. [default: as in training]"
+_GRID: Final = "A copy for each value, side by side; a second one makes rows, one above the other."
 
 
 @click.command("play", epilog=_EXAMPLES, context_settings={"max_content_width": 120})
 @click.option("--output", "out", metavar="FILE", help="Write a film: a .gif, or a .mp4 (extra `video`).")
 @click.option(
     "--episodes",
-    type=click.IntRange(min=1),
+    type=_COUNT,
     metavar="N",
     help="Episodes of each copy, in a film one after the other. [default: 1 in a film, else 10]",
 )
-@click.option(
-    "--env-config",
-    metavar="MAPPING",
-    help="Values of the environment's parameters; a list has one for each copy. [default: as in training]",
-)
-@click.option(
-    "--grid",
-    multiple=True,
-    metavar="NAME=V1,V2,...",
-    help="A copy for each value, side by side; a second one makes rows, one above the other.",
-)
-@click.option("--copies", type=click.IntRange(min=1), metavar="N", help="Copies side by side, where nothing else says.")
+@click.option("--env-config", metavar="MAPPING", help=_ENV_CONFIG)
+@click.option("--grid", multiple=True, metavar="NAME=V1,V2,...", help=_GRID)
+@click.option("--copies", type=_COUNT, metavar="N", help="Copies side by side, where nothing else says.")
 @click.option("--sample", is_flag=True, help="Sample actions rather than take the most likely ones.")
 @click.option("--env", metavar="ENV", help="Play in this environment. [default: where the run trained, or evaluated]")
 @click.option(
-    "--max-steps",
-    type=click.IntRange(min=1),
-    help="Where to stop when episodes do not end. [default: 1000; 200 where they never do]",
+    "--max-steps", type=_COUNT, help="Where to stop when episodes do not end. [default: 1000; 200 where they never do]"
 )
 @click.option("--fps", type=FiniteRange(min=0, min_open=True), help="Steps a second. [default: the environment's]")
 @acting_options
-def play(
-    run: str,
-    overrides: tuple[str, ...],
-    out: str | None,
-    episodes: int | None,
-    env_config: str | None,
-    grid: tuple[str, ...],
-    copies: int | None,
-    sample: bool,
-    env: str | None,
-    fps: float | None,
-    auto: bool,
-    trust: bool,
-    **how: Any,
-) -> int:
+def play(run: str, overrides: Sequence[str], out: str | None, grid: Sequence[str], env: str | None, **how: Any) -> int:
     """Play episodes with the policy of RUN: its name or ID in MLflow, the path of its checkpoints, or of one of them.
 
     Without --output the returns are printed. Built-in environments draw themselves, as do your own that have a `draw`;
@@ -83,6 +61,7 @@ def play(
     It plays under the env_config of the training, of which env_config.NAME=VALUE changes one parameter; --env-config
     replaces all of it.
     """
+    env_config, copies, episodes, fps = (how.pop(name) for name in ("env_config", "copies", "episodes", "fps"))
     with users_mistakes():
         if out is not None:
             check_format(Path(out).suffix)
@@ -93,8 +72,8 @@ def play(
         axes = [_axis(text) for text in grid]
         crossed = _crossed(axes)
         number = _copies(words, crossed, copies)
-        acting = load_acting(run, env, auto=auto, trust=trust)
-        how |= {"deterministic": not sample, "state_reset_every": acting.state_reset_every}
+        acting = load_acting(run, env, auto=how.pop("auto"), trust=how.pop("trust"))
+        how |= {"deterministic": not how.pop("sample"), "state_reset_every": acting.state_reset_every}
         if out is not None:
             columns = len(axes[0][1]) if len(axes) > 1 else None
             options: Any = {"episodes": episodes or 1, "columns": columns, "fps": fps, **how}

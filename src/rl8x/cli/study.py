@@ -39,18 +39,14 @@ A search has ranges instead of lists, and `trials`:
   vary: {lr: {log_uniform: [1e-4, 1e-2]}}
   trials: 20
 """
+_BACKEND: Final = "What does the jobs: processes of this machine, or a cluster, which must see the study's folder."
 _FAILED: Final = 1
 
 
 @click.command("study", epilog=_EXAMPLES, context_settings=max_content_width, params=[run_file("The study's file")])
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, help="Trainings at the same time on this machine.")
-@click.option(
-    "--backend",
-    type=click.Choice(["processes", "dask", "ray"]),
-    default="processes",
-    help="What does the jobs: processes of this machine, or a cluster, which must see the study's folder.",
-)
+@click.option("--backend", type=click.Choice(["processes", "dask", "ray"]), default="processes", help=_BACKEND)
 @click.option("--cluster", metavar="ADDRESS", help="Of a Dask scheduler; without it, one is made on this machine.")
 @click.option("--progress", type=click.Choice(["auto", "bar", "lines", "none"]), help="What is shown meanwhile.")
 @click.option("--dry-run", is_flag=True, help="Check everything, list the trainings, and train nothing.")
@@ -95,10 +91,8 @@ def _list(config: Any) -> None:
         trainings = config.trials * len(config.train) * len(config.seeds)
         say(f"at most {counted(trainings, 'training', 'trainings')} of {counted(config.trials, 'trial', 'trials')}")
     else:
-        trainings = len(config.trainings())
-        for training in config.trainings():
-            say(training.label)
-        say(counted(trainings, "training", "trainings"))
+        labels = [training.label for training in config.trainings()]
+        say("\n".join([*labels, counted(len(labels), "training", "trainings")]))
     played = f"{counted(config.episodes, 'episode', 'episodes')} in each"
     say(f"each tested in {counted(cells, 'cell', 'cells')}, {played}: {cells * config.episodes:,} episodes a policy")
 
@@ -138,15 +132,14 @@ def _rows(frame: Any) -> list[list[str]]:
     final = frame[frame[columns.FINAL]]
     by = columns.who(final)
     policies = columns.policies(final).groupby(by, sort=False, dropna=False)
-    # A return that is not finite makes no mean of the others.
-    means = policies[["mean", "inside", "outside", "min"]].agg(lambda each: each.mean(skipna=False))
     within = final.groupby(by, sort=False, dropna=False)[columns.INSIDE]
-    means = means.map("{:.4g}".format).assign(seeds=policies.size().astype(str))
+    # A return that is not finite makes no mean of the others.
+    means = policies[["mean", "inside", "outside", "min"]].mean(skipna=False).map("{:.4g}".format)
     means["inside"] = means["inside"].where(within.any(), "-")
     means["outside"] = means["outside"].where(~within.all(), "-")
+    means.insert(0, "seeds", policies.size())
     heads = [*(name.removeprefix(columns.VARY) for name in by), "seeds", "return", "inside", "outside"]
-    shown = means.reset_index()[[*by, "seeds", "mean", "inside", "outside", "min"]].astype(str)
-    return [[*heads, HEADINGS["worst_cell"]], *shown.to_numpy().tolist()]
+    return [[*heads, HEADINGS["worst_cell"]], *means.reset_index().astype(str).to_numpy().tolist()]
 
 
 _REPORT_EXAMPLES: Final = """\b
@@ -154,8 +147,14 @@ rl8x report studies/cartpole
 rl8x report my-study --baseline fixed --parameters length,masspole
 rl8x report 208998b475a04c3283bf23d5b52180d5 --tracking-uri http://server:5000 --output figures
 """
-
-
+_PARAMETERS: Final = (
+    "Test parameters to draw over, with commas between them. [default: all; heat maps over the main two]"
+)
+_BOOTSTRAP: Final = (
+    "What intervals resample: whole policies, or seeds anew in each cell, as the package rliable does, which is too "
+    "narrow where one policy is played in all cells. [default: policies]"
+)
+_METRIC: Final = "Compare this metric; may be repeated. [default: returns of evaluations, else of training]"
 _level = click.option(
     "--level", type=FiniteRange(0, 1, min_open=True, max_open=True), default=0.95, help="Coverage. [default: 0.95]"
 )
@@ -165,18 +164,8 @@ _tracking_uri = click.option("--tracking-uri", metavar="URI", help="Where the ru
 @click.command("report", epilog=_REPORT_EXAMPLES, context_settings=max_content_width)
 @click.argument("study")
 @click.option("--baseline", metavar="GROUP", help="Compare the others with this training. [default: the first]")
-@click.option(
-    "--parameters",
-    metavar="NAMES",
-    help="Test parameters to draw over, with commas between them. [default: all; heat maps over the main two]",
-)
-@click.option(
-    "--bootstrap",
-    type=click.Choice(["policies", "cells"]),
-    default="policies",
-    help="What intervals resample: whole policies, or seeds anew in each cell, as the package rliable does, which is "
-    "too narrow where one policy is played in all cells. [default: policies]",
-)
+@click.option("--parameters", metavar="NAMES", help=_PARAMETERS)
+@click.option("--bootstrap", "over", type=click.Choice(["policies", "cells"]), default="policies", help=_BOOTSTRAP)
 @_level
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seeds the bootstrap. [default: 0]")
 @click.option(
@@ -184,7 +173,7 @@ _tracking_uri = click.option("--tracking-uri", metavar="URI", help="Where the ru
 )
 @click.option("--log/--no-log", default=True, help="Log the files to the parent run too, where it is known. [default]")
 @_tracking_uri
-def report(study: str, parameters: str | None, bootstrap: Any, output: str | None, **options: Any) -> None:
+def report(study: str, parameters: str | None, output: str | None, **options: Any) -> None:
     """Report on STUDY: a study's folder, or the name or ID of its parent run.
 
     Prints a row for each training and set of hyperparameters, with 95% intervals over seeds in brackets: mean return,
@@ -199,7 +188,7 @@ def report(study: str, parameters: str | None, bootstrap: Any, output: str | Non
     if output is not None:
         check_folder(Path(output), "--output")
     with users_mistakes(OSError):
-        result = make_report(study, parameters=names, over=bootstrap, output=output, **options)
+        result = make_report(study, parameters=names, output=output, **options)
     click.echo(str(result))
     click.echo(f"\nWritten: {result.folder}/{PAGE}, with its table and figures beside it")
 
@@ -214,13 +203,7 @@ rl8x compare --experiment CartPole --group-by algorithm --output figures
 @click.command("compare", epilog=_COMPARE_EXAMPLES, context_settings=max_content_width)
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--experiment", metavar="NAME", help="All runs of an experiment, by its name or ID.")
-@click.option(
-    "--metric",
-    "metrics",
-    multiple=True,
-    metavar="NAME",
-    help="Compare this metric; may be repeated. [default: returns of evaluations, else of training]",
-)
+@click.option("--metric", "metrics", multiple=True, metavar="NAME", help=_METRIC)
 @click.option(
     "--group-by", multiple=True, metavar="PARAM", help="Average the runs with the same value; may be repeated."
 )

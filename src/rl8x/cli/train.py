@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,14 +13,7 @@ import click
 from rl8x import keys
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.cli.errors import LOST_ROWS, UserError, is_users_mistake, users_mistakes
-from rl8x.cli.options import (
-    AlgorithmCommand,
-    RunCommand,
-    find_modules_here,
-    max_content_width,
-    read_run,
-    stop_specs,
-)
+from rl8x.cli.options import AlgorithmCommand, RunCommand, find_modules_here, max_content_width, read_run, stop_specs
 from rl8x.conditions import from_spec
 from rl8x.config import RunSpec, apply_overrides, dump_run
 from rl8x.config.files import algorithm_config_class
@@ -141,18 +134,7 @@ def _saved_class(parameters: Mapping[str, Any], asks_help: bool) -> type[Algorit
 @click.option(
     "--progress", type=click.Choice(["auto", "bar", "lines", "none"]), default="auto", help="What is shown meanwhile."
 )
-def resume(
-    run: str,
-    words: tuple[str, ...],
-    auto: bool,
-    max_steps: int | None,
-    steps_per_eval: int | None,
-    stop: tuple[str, ...],
-    tracking_uri: str | None,
-    progress: Any,
-    trust: bool,
-    **hyperparameters: Any,
-) -> int:
+def resume(run: str, words: Sequence[str], auto: bool, tracking_uri: str | None, trust: bool, **given: Any) -> int:
     """Go on with RUN: its name or ID in MLflow, the path of its folder of checkpoints, or of one of them.
 
     The same tracked run goes on, to the same numbers as if it had never been interrupted. HYPERPARAMETER=VALUE changes
@@ -161,11 +143,12 @@ def resume(
     """
     from rl8x.tracking.location import typed_store
 
-    limits = {"max_steps": max_steps, "steps_per_eval": steps_per_eval}
+    limits = {name: given.pop(name) for name in ("max_steps", "steps_per_eval")}
     options: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    progress, stop = given.pop("progress"), given.pop("stop")
     with typed_store(tracking_uri):
         with users_mistakes(RankError):
-            overrides = apply_overrides({}, words) | hyperparameters
+            overrides = apply_overrides({}, words) | given
             conditions = stop_specs(stop)
             find_modules_here(trust or list(texts([overrides, conditions])))
             if conditions:
@@ -187,14 +170,13 @@ def make_trainer(
     from rl8x.trainers import Trainer
 
     checkpoint = find(source, auto=auto)
-    tracker = None if run is None else _tracker_to_same_store(run, checkpoint.metadata["run"])
-    algorithm = None if run is None else run.make_algorithm()
+    options: dict[str, Any] = {"auto": auto, "overrides": overrides, "trust": trust}
+    if run is not None:
+        options["tracker"] = _tracker_to_same_store(run, checkpoint.metadata["run"])
+        options["algorithm"] = run.make_algorithm()
+    named = Path(source).resolve() == checkpoint.path.resolve()
     try:
-        named = Path(source).resolve() == checkpoint.path.resolve()
-        meant = checkpoint.path if named else checkpoint.path.parent
-        trainer = Trainer.resume(
-            meant, auto=auto, algorithm=algorithm, overrides=overrides, tracker=tracker, trust=trust
-        )
+        trainer = Trainer.resume(checkpoint.path if named else checkpoint.path.parent, **options)
     except CheckpointError as error:
         for name in ("algorithm", "tracker"):
             if f"`{name}=`" in str(error):
@@ -269,11 +251,11 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
 
 
 def _summarize(stats: TrainStats, evaluated_at: int) -> None:
-    steps, env_steps, episodes = (stats[name] for name in (keys.STEPS, keys.ENV_STEPS, keys.ENV_EPISODES))
-    updates = int(stats[keys.UPDATES])
-    seen = f"{env_steps:,.0f} transitions, {counted(int(episodes), 'episode', 'episodes')}"
+    names = (keys.STEPS, keys.UPDATES, keys.ENV_STEPS, keys.ENV_EPISODES)
+    steps, updates, env_steps, episodes = (int(stats[name]) for name in names)
+    seen = f"{env_steps:,} transitions, {counted(episodes, 'episode', 'episodes')}"
     seen = seen if env_steps else counted(updates, "update", "updates")  # from a data set, or before the first step
-    say(f"trained     {counted(int(steps), 'step', 'steps')}, {seen}")
+    say(f"trained     {counted(steps, 'step', 'steps')}, {seen}")
     for group in ("returns", "horizon_returns"):
         if f"{keys.EVAL_PREFIX}{group}/mean" in stats:
             say(_describe_evaluation(stats, group, evaluated_at))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE: Final = "compare.html"
-_CURVE: Final = ("steps", "mean", "low", "high")
 _POINTS: Final = ["run_id", "metric", "step", "value"]
 # Of these a run has `best/NAME` of all its rows; in a study's training `best/returns/mean` is of evaluations.
 _WITH_BEST: Final = (*keys.EVALUATED_RETURNS, keys.TRAINED_RETURNS[0])
@@ -76,14 +76,13 @@ class Comparison:
         """
         rows, shown, last = [], differing(self.runs), self.points.groupby("run_id")["step"].max()
         for run in self.runs:
-            row: dict[str, Any] = {"run_id": run.id, "name": run.name, "status": run.status}
             params, clock = params_of(run), _clock_of(run)
-            row |= {f"params.{name}": params.get(name) for name in shown}
             # Where a run logs no clock, it ends with the last step of the metrics compared.
-            row["steps"] = last.get(run.id, math.nan) if clock is None else run.metrics[clock]
+            steps = last.get(run.id, math.nan) if clock is None else run.metrics[clock]
+            row: dict[str, Any] = {"run_id": run.id, "name": run.name, "status": run.status}
+            row |= {f"params.{name}": params.get(name) for name in shown} | {"steps": steps}
             for metric in self.metrics:
-                names = metric, f"best/{metric}", f"best_step/{metric}"
-                row |= zip(names, self._values(metric, run), strict=True)
+                row |= zip((metric, f"best/{metric}", f"best_step/{metric}"), self._values(metric, run), strict=True)
             rows.append(row)
         return pandas.DataFrame(rows)
 
@@ -122,12 +121,8 @@ class Comparison:
     @property
     def notes(self) -> tuple[str, ...]:
         """Reservations about the figures, in sentences."""
-        notes = []
-        for name in self.metrics:
-            lacking = [run.name for run in self.runs if self._of(name, run).empty]
-            if lacking:
-                more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
-                notes.append(f"No value of {name} in {', '.join(lacking[:5])}{more}.")
+        lacking = {name: [run.name for run in self.runs if self._of(name, run).empty] for name in self.metrics}
+        notes = [f"No value of {name} in {statistics.named(runs)}." for name, runs in lacking.items() if runs]
         sizes = {len(own) for own in self.groups.values()} if self.group_by else {0}
         if max(sizes) > 1:
             notes.append(f"Intervals: {self.level:.0%}, percentiles of a bootstrap over the runs of a group.")
@@ -138,28 +133,25 @@ class Comparison:
     def cells(self) -> list[list[str]]:
         """Return the table of runs as texts, the headings first; with how each ended unless all have finished."""
         frame = self.frame
-        shown = frame[["name"]].set_axis(["run"], axis=1)
-        for column in frame.columns[3 : frame.columns.get_loc("steps")]:
-            shown[column.removeprefix("params.")] = [
-                cut_middle(value, _MAX_VALUE) for value in frame[column].fillna("-")
-            ]
+        columns = [["run", *frame["name"]]]
+        for name in (name for name in frame if name.startswith("params.")):
+            values = (cut_middle(value, _MAX_VALUE) for value in frame[name].fillna("-"))
+            columns.append([name.removeprefix("params."), *values])
         if set(frame["status"]) != {"FINISHED"}:
-            shown["status"] = frame["status"].str.lower()
-        shown["steps"] = frame["steps"].map(_count)
+            columns.append(["status", *frame["status"].str.lower()])
+        columns.append(["steps", *frame["steps"].map(_count)])
         for metric in self.metrics:
-            values = frame[metric].map(_number), frame[f"best/{metric}"].map(_number)
-            shown = pandas.concat([shown, *values, frame[f"best_step/{metric}"].map(_count)], axis=1)
-        heads = [head for metric in self.metrics for head in (*self._heads(metric), "at step")]
-        return [[*shown.columns[: -len(heads)], *heads], *shown.to_numpy().tolist()]
+            for name, head in zip((metric, f"best/{metric}"), self._heads(metric), strict=True):
+                columns.append([head, *frame[name].map(_number)])
+            columns.append(["at step", *frame[f"best_step/{metric}"].map(_count)])
+        return [list(row) for row in zip(*columns, strict=True)]
 
     def grouped_cells(self) -> list[list[str]]:
         """Return the table of groups as texts, the headings first."""
-        grouped = self.grouped
         rows = [["group", "runs", *(head for metric in self.metrics for head in self._heads(metric))]]
-        for _, row in grouped.iterrows():
-            estimates = row.iloc[2:].to_numpy(dtype=np.float64).reshape(-1, 3)
-            texts = (in_words(value, low, high, _decimals(value)) for value, low, high in estimates)
-            rows.append([str(row["group"]), str(row["runs"]), *texts])
+        for label, count, *values in self.grouped.itertuples(index=False):
+            estimates = (values[start : start + 3] for start in range(0, len(values), 3))
+            rows.append([label, str(count), *(in_words(each, _decimals(each[0])) for each in estimates)])
         return rows
 
     def _heads(self, metric: str) -> tuple[str, str]:
@@ -208,18 +200,18 @@ class Comparison:
     def clock(self) -> str:
         """The unit of the steps, in words."""
         clocks = {_clock_of(run) for run in self.runs}
-        words = {keys.ENV_STEPS: "transitions of training", keys.UPDATES: "updates"}
-        return words.get(clocks.pop() or "", "clock of the algorithm") if len(clocks) == 1 else "clock of the algorithm"
+        known = {keys.ENV_STEPS: "transitions of training", keys.UPDATES: "updates"}
+        return next((words for clock, words in known.items() if clocks == {clock}), "clock of the algorithm")
 
     @property
     def html(self) -> str:
         """The page."""
-        sections = [("Runs", figures.table(self.cells()) + figures.paragraphs(self.notes))]
+        lead, sections = counted(len(self.runs), "run", "runs"), {"Runs": figures.table(self.cells())}
+        sections["Runs"] += figures.paragraphs(self.notes)
         if self.group_by:
-            sections.append(("Groups", figures.table(self.grouped_cells())))
-        by = f", grouped by {', '.join(self.group_by)}" if self.group_by else ""
-        lead = f"{counted(len(self.runs), 'run', 'runs')}{by}."
-        return figures.page("Comparison of runs", lead, [*sections, *map(figures.image, self.drawings)])
+            lead += f", grouped by {', '.join(self.group_by)}"
+            sections["Groups"] = figures.table(self.grouped_cells())
+        return figures.page("Comparison of runs", f"{lead}.", [*sections.items(), *map(figures.image, self.drawings)])
 
     def write(self, folder: str | Path) -> list[Path]:
         """Write the page, tables and figures; returns their paths, the page first.
@@ -227,11 +219,9 @@ class Comparison:
         Args:
             folder: The folder, which is made.
         """
-        tables = {"runs.csv": self.frame}
-        if self.group_by:
-            tables["groups.csv"] = self.grouped
+        tables = {"runs.csv": self.frame} | ({"groups.csv": self.grouped} if self.group_by else {})
         parts = [
-            pandas.DataFrame({"metric": metric, "group": label} | dict(zip(_CURVE, curve, strict=True)))
+            pandas.DataFrame({"metric": metric, "group": label} | curve._asdict())
             for metric in self.metrics
             for label, curve in self.curves(metric).items()
         ]
@@ -279,30 +269,33 @@ def compare(
         raise ValueError(f"`level` must be in (0, 1); got {level}.")
     reader = RunReader(tracking_uri)
     records = find_runs(reader, [runs] if isinstance(runs, str | Path) else runs, experiment)
-    asked = (metrics,) if isinstance(metrics, str) else tuple(metrics)
-    names = tuple(dict.fromkeys(asked)) or (common_metric(records),)
+    names = tuple(dict.fromkeys(_listed(metrics))) or (common_metric(records),)
     histories = reader.histories([run.id for run in records], names)
-    parts = [
-        pandas.DataFrame({"run_id": run.id, "metric": name, "step": history[0], "value": history[1]})
+    rows = [
+        (run.id, name, step, value)
         for name in names
         for run in records
-        if (history := histories[name].get(run.id)) is not None
+        for step, value in zip(*histories[name].get(run.id, ([], [])), strict=True)
+        if math.isfinite(value)
     ]
-    points = pandas.concat([pandas.DataFrame(columns=_POINTS), *parts], ignore_index=True)
-    points = points[np.isfinite(points["value"].astype(np.float64))].astype({"step": np.float64, "value": np.float64})
+    points = pandas.DataFrame(rows, columns=_POINTS).astype({"step": np.float64, "value": np.float64})
     for name in names:
-        if name not in set(points["metric"]) and histories[name]:
+        if name in set(points["metric"]):
+            continue
+        if histories[name]:
             raise ValueError(f"{name!r} has no finite value in any of the runs; name another metric.")
-        if name not in set(points["metric"]):
-            known = sorted({metric for run in records for metric in run.metrics})
-            hint = did_you_mean(name, known) or f" There are {', '.join(known[:8])} and others."
-            raise ValueError(f"no run has the metric {name!r}.{hint}")
-    wanted = (group_by,) if isinstance(group_by, str) else tuple(group_by)
-    by = tuple(param_name(name, records) for name in wanted)
+        known = sorted({metric for run in records for metric in run.metrics})
+        hint = did_you_mean(name, known) or f" There are {', '.join(known[:8])} and others."
+        raise ValueError(f"no run has the metric {name!r}.{hint}")
+    by = tuple(param_name(name, records) for name in _listed(group_by))
     comparison = Comparison(tuple(records), names, points, by, grouped_runs(records, by), minimize, level)
     if output is not None:
         comparison.write(output)
     return comparison
+
+
+def _listed(words: Sequence[str] | str) -> Sequence[str]:
+    return (words,) if isinstance(words, str) else words
 
 
 # -- runs, their params and metrics
@@ -310,22 +303,19 @@ def compare(
 
 def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | None) -> list[RunRecord]:
     """Find runs by name, ID, or folder of a study or of checkpoints, each once; a parent stands for its children."""
-    records: dict[str, RunRecord] = {}
+    found: list[RunRecord] = []
     for word in runs:
         run = _of_folder(reader, Path(word)) or reader.run(str(word))
-        for each in reader.children(run.id) or [run]:
-            records.setdefault(each.id, each)
+        found += reader.children(run.id) or [run]
     if experiment is not None:
         listed = reader.experiment(experiment)
         parents = {run.tags.get(PARENT_TAG) for run in listed}
-        for each in listed:
-            if each.id not in parents:
-                records.setdefault(each.id, each)
-        if not records:
+        found += [run for run in listed if run.id not in parents]
+        if not found:
             raise ValueError(f"the experiment {experiment!r} has no runs.")
-    if not records:
+    if not found:
         raise ValueError("no run is named: give names or IDs of runs, folders of checkpoints, or an experiment.")
-    return list(records.values())
+    return list({run.id: run for run in found}.values())
 
 
 def _of_folder(reader: RunReader, path: Path) -> RunRecord | None:
@@ -334,22 +324,17 @@ def _of_folder(reader: RunReader, path: Path) -> RunRecord | None:
 
     if os.path.isfile(path / DEFINITION):
         parent = reader.run_of_spool(str(read(path / DEFINITION).get("run_key", "")))
-        if parent is None and (path / EVALUATIONS).exists():
-            runs = find_study(path).runs
-            run_id = reader.run(runs[0]).tags.get(PARENT_TAG) if runs else None
-            parent = None if run_id is None else reader.run(run_id)
+        if parent is None and (path / EVALUATIONS).exists() and (run_id := find_study(path).parent_id(reader)):
+            parent = reader.run(run_id)
         if parent is None:
             raise ValueError(f"the study in {path} has no runs in MLflow.")
         return parent
     if not files.is_place(path):
         return None
-    listed = files.listed(path)
-    described = files.describe(listed[-1] if listed else path).get("run")
-    known = described if isinstance(described, dict) else {}
-    if known.get("id"):
-        return reader.run(str(known["id"]))
-    handle = str(known.get("handle") or "")
-    run = reader.run_of_spool(handle.removeprefix(HANDLE_PREFIX)) if handle.startswith(HANDLE_PREFIX) else None
+    known = files.describe([path, *files.listed(path)][-1])["run"]
+    if known["id"]:
+        return reader.run(known["id"])
+    run = reader.run_of_spool(str(known["handle"]).removeprefix(HANDLE_PREFIX))
     if run is None:
         raise ValueError(f"{path} has checkpoints of a run that is not in MLflow.")
     return run
@@ -410,27 +395,22 @@ def param_name(name: str, runs: Sequence[RunRecord]) -> str:
 
 def grouped_runs(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list[RunRecord]]:
     """Put runs into groups by the values of params, in the order of their values; each alone where there are none."""
-    groups: dict[str, list[RunRecord]] = {}
     if not by:
-        names = Counter(run.name for run in runs)
-        for run in runs:  # names need not be unique, IDs are
-            groups[run.name if names[run.name] == 1 else f"{run.name} ({run.id[:8]})"] = [run]
-        return groups
-    params = {run.id: params_of(run) for run in runs}
-    for run in sorted(runs, key=lambda run: [_order(params[run.id].get(name)) for name in by]):
-        label = ", ".join(f"{name}={cut_middle(str(params[run.id].get(name)), _MAX_VALUE)}" for name in by)
-        groups.setdefault(label, []).append(run)
+        names = Counter(run.name for run in runs)  # which need not be unique, IDs are
+        return {run.name if names[run.name] == 1 else f"{run.name} ({run.id[:8]})": [run] for run in runs}
+    groups: dict[str, list[RunRecord]] = {}
+    values = {run.id: [params_of(run).get(name) for name in by] for run in runs}
+    for run in sorted(runs, key=lambda run: [*map(_order, values[run.id])]):
+        shown = (cut_middle(str(value), _MAX_VALUE) for value in values[run.id])
+        groups.setdefault(", ".join(map("{}={}".format, by, shown)), []).append(run)
     return groups
 
 
 def _order(value: str | None) -> tuple[int, float, str]:
     """Sort numbers before other values, and what is missing last."""
-    if value is None:
-        return 2, 0.0, ""
-    try:
-        return 0, float(value), value
-    except ValueError:
-        return 1, 0.0, value
+    with contextlib.suppress(ValueError):
+        return (2, 0.0, "") if value is None else (0, float(value), value)
+    return 1, 0.0, str(value)
 
 
 def draw_curves(comparison: Comparison, metric: str, theme: Theme) -> Figure:

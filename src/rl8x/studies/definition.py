@@ -46,15 +46,12 @@ _RANGES: Final = ("uniform", "log_uniform", "int", "log_int", "choice")
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """One training of a study: the name of a training configuration, varied keys with their values, and a seed.
-
-    In a search `trial` is the number of its trial.
-    """
+    """One training of a study: the name of a training configuration, varied keys with their values, and a seed."""
 
     training: str
     vary: Mapping[str, Any]
     seed: int
-    trial: int | None = None
+    trial: int | None = None  # its number, in a search
 
     @property
     def label(self) -> str:
@@ -64,8 +61,9 @@ class Training:
     @property
     def group(self) -> str:
         """The name of all trainings that differ by their seeds only; in a search it may round, as it has the trial."""
-        parts = [f"{name}={_short_text(value, rounds=self.trial is not None)}" for name, value in self.vary.items()]
-        return " ".join([self.training, *parts, *([] if self.trial is None else [f"trial={self.trial}"])])
+        number = {} if self.trial is None else {"trial": self.trial}
+        parts = [f"{name}={_short_text(value, rounds=bool(number))}" for name, value in {**self.vary, **number}.items()]
+        return " ".join([self.training, *parts])
 
     @property
     def key(self) -> str:
@@ -127,9 +125,8 @@ class StudyConfig:
         object.__setattr__(self, "seeds", _listed_seeds(self.seeds))
         object.__setattr__(self, "evaluate_at", _listed_points(self.evaluate_at))
         self._check_train()
-        self._check_run()
         self._check_vary()
-        self._check_points()
+        self._check_run()
         self.cells()  # raises where there are none
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, frozen(getattr(self, field.name)))
@@ -157,8 +154,8 @@ class StudyConfig:
             if name not in legal:
                 hint = did_you_mean(name, legal)
                 raise ValueError(f"unknown key {shortened(name)}.{hint} Legal are {', '.join(legal)}.")
-        given = {name: value for name, value in data.items() if name in own}
-        return cls(run={name: value for name, value in data.items() if name not in own}, **given, trust=trust)
+        given = {name: data.pop(name) for name in own if name in data}
+        return cls(run=data, **given, trust=trust)
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Iterable[str] = (), *, trust: Trust | None = None) -> StudyConfig:
@@ -216,9 +213,8 @@ class StudyConfig:
             raise ValueError("`train` must name at least one training, such as {default: {}} or {wide: {length: ...}}.")
         for name, config in self.train.items():
             if not re.fullmatch(r"[\w][\w .-]{0,39}", name):
-                raise ValueError(
-                    f"`train`: a name must be letters, digits, spaces and `_ - .`, at most 40; got {name!r}."
-                )
+                legal = "letters, digits, spaces and `_ - .`, at most 40"
+                raise ValueError(f"`train`: a name must be {legal}; got {name!r}.")
             if config is not None and not isinstance(config, Mapping):
                 raise TypeError(f"train[{name!r}] must be an env_config, a mapping; got {shortened(config)}.")
         object.__setattr__(self, "train", {name: dict(config or {}) for name, config in self.train.items()})
@@ -227,26 +223,21 @@ class StudyConfig:
         hidden = find_hidden(self.run, "")
         if hidden is not None:
             raise ValueError(f"`{hidden}` has `***` where its password was: write that in again.")
-        for name in ("directory", "best"):
-            if name in (self.run.get("checkpoints") or {}):
-                raise ValueError(
-                    f"`checkpoints` of a study's trainings have no `{name}`: they lie in the study's folder."
-                )
-        if self.run.get("max_steps") is None and not self.run.get("stop_conditions"):
-            ends = {name.partition(".")[0] for name in self.vary}
-            if not ends & {"max_steps", "stop_conditions"}:
-                raise ValueError("a study's trainings must end: give `max_steps` or `stop_conditions`.")
-
-    def _check_points(self) -> None:
-        """Refuse points of the training at which every training is over."""
-        steps = [self.run.get("max_steps")] if "max_steps" not in self.vary else self.vary["max_steps"]
-        if isinstance(steps, list) and all(type(each) is int for each in steps) and self.evaluate_at is not None:
-            points = self.evaluate_at if isinstance(self.evaluate_at, list) else [self.evaluate_at]
-            if points and points[-1] > max(steps):
-                raise ValueError(
-                    f"`evaluate_at` has step {points[-1]}, but trainings end after `max_steps` = {max(steps)}. The end "
-                    "is always evaluated."
-                )
+        own = self.run.get("checkpoints") or {}
+        for name in (name for name in ("directory", "best") if name in own):
+            raise ValueError(f"`checkpoints` of a study's trainings have no `{name}`: they lie in the study's folder.")
+        varied = {name.partition(".")[0] for name in self.vary}
+        ends = self.run.get("max_steps") is not None or self.run.get("stop_conditions")
+        if not ends and not varied & {"max_steps", "stop_conditions"}:
+            raise ValueError("a study's trainings must end: give `max_steps` or `stop_conditions`.")
+        # Points at which every training is over
+        points = self.evaluate_at if isinstance(self.evaluate_at, list) else [self.evaluate_at or 0]
+        steps = self.vary.get("max_steps", [self.run.get("max_steps")])
+        if isinstance(steps, list) and all(type(each) is int for each in steps) and points[-1:] > [max(steps)]:
+            raise ValueError(
+                f"`evaluate_at` has step {points[-1]}, but trainings end after `max_steps` = {max(steps)}. The end "
+                "is always evaluated."
+            )
 
     def _check_vary(self) -> None:
         ranged = [name for name, values in self.vary.items() if isinstance(values, Mapping)]
@@ -259,7 +250,7 @@ class StudyConfig:
                 _check_range(name, values)
             elif not isinstance(values, list) or not values:
                 raise ValueError(f"vary[{name!r}] must be a list of at least one value; got {shortened(values)}.")
-            elif len({_comparable_text(value) for value in values}) < len(values):
+            elif len({json.dumps(_whole(value), sort_keys=True) for value in values}) < len(values):
                 raise ValueError(f"vary[{name!r}] has a value twice: {shortened(values)}.")
         if ranged and self.trials is None:
             raise ValueError(f"vary[{ranged[0]!r}] is a range: say by `trials` how many to try, or list values.")
@@ -277,32 +268,32 @@ class StudyConfig:
         Raises:
             ValueError: At the first thing that is not legal.
         """
-        known, notes = set(), dict[str, None]()
+        from rl8x.trainers import Trainer
+
+        notes: dict[str, str | None] = {}
         for training in self.first_trainings():
             try:
                 run = self.run_of(training)
             except (ValueError, TypeError) as error:
                 where = f"{training.group}: " if training.vary else ""
                 raise ValueError(f"{where}{one_line(error)}.") from None
-            num_envs = getattr(run.algorithm.make_config(run.trust), "num_envs", 1)
+            num_envs = getattr(run.config, "num_envs", 1)
             key = json.dumps([tested_env(run), run.env.env_kwargs, num_envs, training.training], sort_keys=True)
-            if key not in known:
-                known.add(key)
-                notes |= dict.fromkeys(self._check_env(run, training.training, num_envs))
-        from rl8x.trainers import Trainer
-
+            if key not in notes:
+                notes[key] = self._check_env(run, training.training, num_envs)
         Trainer.from_spec(self.run_of(self.first_trainings()[0]).replace(tracking=False))
-        return list(notes)
+        return list(dict.fromkeys(filter(None, notes.values())))
 
-    def _check_env(self, run: RunSpec, name: str, num_envs: int) -> list[str]:
+    def _check_env(self, run: RunSpec, name: str, num_envs: int) -> str | None:
+        """Check a training and the test in an environment; say why no cell is inside, if none is."""
         with _opened(run, num_envs) as env:
-            env.plain_config(self.train[name], called=f"train[{name!r}]")
             cells, config = self.cells(), self.train[name]
+            env.plain_config(config, called=f"train[{name!r}]")
             test_cells.check_test(env, cells, self.episodes, name=str(tested_env(run)))
             trained = config, env.parameters, num_envs
             if moving_in(config) or test_cells.inside(cells, *trained).any():
-                return []
-            return [f"{name}: {test_cells.why_none_is_inside(cells, test_cells.support(*trained))}"]
+                return None
+            return f"{name}: {test_cells.why_none_is_inside(cells, test_cells.support(*trained))}"
 
     # -- what it is made of
 
@@ -323,29 +314,15 @@ class StudyConfig:
 
     def trainings(self) -> list[Training]:
         """List the trainings: configurations, hyperparameters, and the seeds of each side by side."""
-        values = [[(name, value) for value in listed] for name, listed in self.vary.items()]
-        return [
-            Training(name, dict(chosen), seed)
-            for name, chosen, seed in itertools.product(self.train, itertools.product(*values), self.seeds)
-        ]
-
-    def trainings_of_trial(self, number: int, vary: Mapping[str, Any]) -> list[Training]:
-        """List the trainings of a trial of a search.
-
-        Args:
-            number: The trial's number, from 0.
-            vary: Its value of each varied key.
-        """
-        return [Training(name, vary, seed, number) for name in self.train for seed in self.seeds]
+        combined = [dict(zip(self.vary, each, strict=True)) for each in itertools.product(*self.vary.values())]
+        return [Training(name, dict(each), seed) for name in self.train for each in combined for seed in self.seeds]
 
     def first_trainings(self) -> list[Training]:
         """List one training of each configuration and set of hyperparameters; of ranges their ends."""
-        values = []
-        for name, listed in self.vary.items():
-            (ends,) = listed.values() if isinstance(listed, Mapping) else (listed,)  # of a choice all
-            values.append([(name, value) for value in ends])
-        combined = itertools.islice(itertools.product(*values), 256)
-        return [Training(name, dict(each), self.seeds[0]) for each in combined for name in self.train]
+        # Of a choice all
+        values = [next(iter(each.values())) if isinstance(each, Mapping) else each for each in self.vary.values()]
+        combined = (dict(zip(self.vary, each, strict=True)) for each in itertools.product(*values))
+        return [Training(name, each, self.seeds[0]) for each in itertools.islice(combined, 256) for name in self.train]
 
     def run_data(self, training: Training) -> dict[str, Any]:
         """Return the run file of a training.
@@ -423,20 +400,18 @@ def _check_range(name: str, values: Mapping[str, Any]) -> None:
         raise ValueError(f"vary[{name!r}]: {kind!r} takes {need}, the lower one first{above}; got {given!r}.")
 
 
-def _comparable_text(value: Any) -> str:
-    """Return a text that is equal for equal values, such as 1 and 1.0."""
-    is_whole = isinstance(value, float) and value.is_integer()
-    return json.dumps(int(value) if is_whole else value, sort_keys=True)
+def _whole(value: Any) -> Any:
+    """Return a value, 1.0 as 1."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _listed_seeds(seeds: Any) -> list[int]:
     """Return the seeds of each training as a list: 0, 1, ... where their number is given."""
-    if type(seeds) is int and 1 <= seeds <= 10_000:
-        return list(range(seeds))
-    legal = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
-    if not legal or not seeds or len(set(seeds)) < len(seeds):
+    listed = list(range(seeds)) if type(seeds) is int and seeds <= 10_000 else seeds
+    legal = isinstance(listed, list) and all(type(seed) is int and seed >= 0 for seed in listed)
+    if not legal or not listed or len(set(listed)) < len(listed):
         raise ValueError(f"`seeds` must be their number, or a list of different whole numbers; got {shortened(seeds)}.")
-    return list(seeds)
+    return listed
 
 
 def _listed_points(points: Any) -> Any:

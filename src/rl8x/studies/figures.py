@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pandas
 
 from rl8x import drawing
 from rl8x.disk import replace_synced
@@ -18,7 +20,6 @@ from rl8x.studies.statistics import HEADINGS, Summary
 from rl8x.studies.table import ENV_STEPS, INSIDE, RETURNS, SEED, Evaluations, Group, Supports, clock_of
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -43,7 +44,7 @@ def heat_maps(
 ) -> Figure:
     """Draw a panel for each group: mean return over seeds at each pair of values, and what was trained on."""
     maps = [drawing.over_two(group.scores.mean(axis=0), x, y) for group in groups]
-    low, high = min(np.nanmin(each) for each in maps), max(np.nanmax(each) for each in maps)
+    low, high = np.nanmin(maps), np.nanmax(maps)
     columns = min((4, 3), key=lambda each: -len(groups) % each) if len(groups) > 4 else len(groups)
     lines = -(-len(groups) // columns)
     tallest = max(wrapped(group.label).count("\n") for group in groups)
@@ -93,13 +94,10 @@ def curves(
 ) -> Figure:
     """Draw the mean return over one parameter with its interval over seeds, and below it what was trained on."""
     figure = new_figure(7.2, 4.2 + 0.16 * len(groups))
-    trainings = [
-        each for each in dict.fromkeys(group.training for group in groups) if axis.name in supports.get(each, {})
-    ]
-    if trainings:
-        panel, strip = figure.subplots(2, 1, sharex=True, height_ratios=[1, 0.045 * len(trainings) + 0.03])
-    else:
-        panel, strip = figure.subplots(), None
+    trained = {name: supports[name][axis.name] for name in supports if axis.name in supports[name]}
+    trained = {group.training: trained[group.training] for group in groups if group.training in trained}
+    heights = [1, 0.045 * len(trained) + 0.03] if trained else [1]
+    panel, *strips = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
     for number, group in enumerate(groups):
         means = drawing.along(group.scores, axis)
         there = ~np.isnan(means[0])
@@ -110,18 +108,17 @@ def curves(
     panel.set_ylabel("mean return")
     panel.grid(True, alpha=0.6)
     panel.set_axisbelow(True)
-    lowest = panel if strip is None else strip
-    lowest.set_xlabel(drawing.labelled(axis.name, units))
-    if strip is not None:
-        _draw_strip(panel, strip, [(each, supports[each][axis.name]) for each in trainings], groups, theme)
+    [panel, *strips][-1].set_xlabel(drawing.labelled(axis.name, units))
+    for strip in strips:
+        _draw_strip(panel, strip, trained, groups, theme)
     draw_legend(figure, panel, len(groups))
     return figure
 
 
-def _draw_strip(panel: Axes, strip: Axes, supports: Sequence[Any], groups: Sequence[Group], theme: Theme) -> None:
+def _draw_strip(panel: Axes, strip: Axes, supports: Mapping[str, Any], groups: Sequence[Group], theme: Theme) -> None:
     """Draw a bar for each training from the lowest to the highest value that it was trained on."""
     first, last = panel.get_xlim()
-    for line, (training, (low, high)) in enumerate(supports):
+    for line, (training, (low, high)) in enumerate(supports.items()):
         mine = [number for number, group in enumerate(groups) if group.training == training]
         colour = theme.colours[mine[0] % len(theme.colours)] if len(mine) == 1 else theme.text
         if low == high:
@@ -135,7 +132,7 @@ def _draw_strip(panel: Axes, strip: Axes, supports: Sequence[Any], groups: Seque
                 panel.axvline(end, color=colour, linewidth=0.8, alpha=0.45, zorder=0)
     strip.set_xlim(first, last)
     strip.set_ylim(len(supports) - 0.4, -0.6)
-    strip.set_yticks(range(len(supports)), [f"trained on ({training})" for training, _ in supports], fontsize=8)
+    strip.set_yticks(range(len(supports)), [f"trained on ({training})" for training in supports], fontsize=8)
     strip.tick_params(axis="y", length=0)
     strip.spines["left"].set_visible(False)
     panel.tick_params(labelbottom=False)
@@ -171,14 +168,12 @@ def intervals(summary: Summary, rows: Sequence[int], theme: Theme) -> Figure:
 
 def profiles(groups: Sequence[Group], summary: Summary, theme: Theme) -> Figure:
     """Draw performance profiles (Agarwal et al. 2021, section 4.2) with their bands."""
-    low = min(float(group.scores.min()) for group in groups)
-    high = max(float(group.scores.max()) for group in groups)
-    thresholds = np.linspace(low, high, 101)
+    scores = np.concatenate([group.scores for group in groups])
+    thresholds = np.linspace(scores.min(), scores.max(), 101)
     figure = new_figure(7.2, 4.4)
     panel = figure.subplots()
     for number, group in enumerate(groups):
-        curve = Curve(thresholds, *profile(group, thresholds, summary))
-        draw_line(panel, curve, group.label, number, theme)
+        draw_line(panel, Curve(thresholds, *profile(group, thresholds, summary)), group.label, number, theme)
     panel.set_xlabel("return, tau")
     panel.set_ylabel("share of seeds and cells with a return above tau")
     panel.set_ylim(-0.02, 1.02)
@@ -203,7 +198,8 @@ def profile(group: Group, thresholds: Array, summary: Summary) -> statistics.Est
 def progress(evaluations: Evaluations, rows: Sequence[int], theme: Theme, *, level: float = 0.95) -> Figure:
     """Draw the mean return against the transitions or updates of training: over all cells, inside, and outside."""
     points, clock = evaluations.points, clock_of(evaluations.points)
-    parts = {"all cells": points, "inside": points[points[INSIDE]], "outside": points[~points[INSIDE].astype(bool)]}
+    within = points[INSIDE].astype(bool)
+    parts = {"all cells": points, "inside": points[within], "outside": points[~within]}
     parts = {name: part for name, part in parts.items() if len(part)}
     if len(parts) == 2:  # all cells are inside, or all are outside
         parts.popitem()
@@ -270,9 +266,8 @@ def page(title: str, lead: str, sections: Sequence[tuple[str, str]]) -> str:
 
 def image(figure: Drawing) -> tuple[str, str]:
     """Write a section with a figure and its caption, drawn for light and for dark pages."""
-    dark, light = (
-        base64.b64encode(drawing.png(figure, theme)).decode("ascii") for theme in (drawing.DARK, drawing.LIGHT)
-    )
+    themes = (drawing.DARK, drawing.LIGHT)
+    dark, light = (base64.b64encode(drawing.png(figure, theme)).decode("ascii") for theme in themes)
     body = (
         f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="data:image/png;base64,{dark}">'
         f'<img src="data:image/png;base64,{light}" alt="{html.escape(figure.title)}"></picture>\n'
@@ -283,18 +278,10 @@ def image(figure: Drawing) -> tuple[str, str]:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Write a table whose first row has the headings; what a cell has in brackets at its end stands below it."""
-    import pandas
-
-    frame = pandas.DataFrame(rows[1:], columns=list(map(html.escape, rows[0]))).map(_cell)
+    cells = [[re.sub(r" (\[[^\[]*\])$", r"<small>\1</small>", html.escape(cell)) for cell in row] for row in rows[1:]]
+    frame = pandas.DataFrame(cells, columns=list(map(html.escape, rows[0])))
     with pandas.option_context("display.max_colwidth", None):
         return f'<div class="wide">{frame.to_html(index=False, escape=False, border=0)}</div>\n'
-
-
-def _cell(text: str) -> str:
-    value, bracket, rest = text.rpartition(" [")
-    if bracket and rest.endswith("]"):
-        return f"{html.escape(value)}<small>[{html.escape(rest)}</small>"
-    return html.escape(text)
 
 
 def paragraphs(sentences: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import joblib
 from tqdm import tqdm
 
 from rl8x.distributed import ranks
@@ -26,14 +27,13 @@ from rl8x.tracking.shipping import keep_shipper
 from rl8x.trainers.rows import PROGRESS_CHOICES, counter_name
 
 Job = Mapping[str, Any]
+Work = Callable[[Job], dict[str, Any]]
 BACKENDS: Final = ("processes", "dask", "ray")
 _PACKAGES: Final = {"dask": "distributed", "ray": "ray"}
 # So many losses of workers in a row, without a job done between them, are a job's own.
 _LOSSES: Final = 3
-RAY_ADDRESS: Final = "RAY_ADDRESS"
-"""The variable by which Ray is told where its cluster is."""
-CONTACT_S = 20.0
-"""How long a scheduler is waited for."""
+RAY_ADDRESS: Final = "RAY_ADDRESS"  # the variable by which Ray is told where its cluster is
+CONTACT_S = 20.0  # how long a scheduler is waited for
 # Names of the errors of joblib's, Dask's and Ray's own by which they say so
 _LOST: Final = frozenset({"BrokenProcessPool", "KilledWorker", "CommClosedError", "FutureCancelledError", "RayError"})
 
@@ -68,33 +68,22 @@ def refuse_ranks() -> None:
 
 
 def do_jobs(
-    jobs: Sequence[Job],
-    work: Callable[[Job], dict[str, Any]],
-    *,
-    num_jobs: int,
-    backend: str,
-    address: str | None,
-    say: Callable[[str], None],
+    jobs: Sequence[Job], work: Work, *, num_jobs: int, backend: str, address: str | None, say: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """Run jobs, plain data each with a `key`, and yield what `work` returns of each, in the order in which they end.
 
     Jobs that were under way in a worker that is lost are run again, and continue where they were. After two losses in a
     row a job is run alone: it fails if its worker is lost too, and the others continue. `work` can be imported by its
-    name; `num_jobs` are done at the same time on this machine, as many as a cluster has room for; `address` is that of
-    a Dask scheduler, None a cluster of this machine; `say` tells the user that a worker was lost.
+    name; `num_jobs` are done at the same time on this machine, as many as a cluster has room for.
     """
-    if not jobs:  # no cluster for that
-        return
-    if backend == "processes" and num_jobs == 1:
-        yield from (work(job) for job in jobs)
+    if not jobs or (backend == "processes" and num_jobs == 1):
+        yield from map(work, jobs)
         return
     left, losses = {job["key"]: job for job in jobs}, 0
-    with lending_variables(), _cluster(backend, num_jobs, address):
+    with lending_variables(), _cluster(backend, num_jobs, address) as in_turn:
         while left:
             try:
-                some = list(left.values())[: 1 if losses == _LOSSES - 1 else None]
-                done_in_turn = _by_ray(some, work) if backend == "ray" else _by_joblib(some, work, num_jobs, backend)
-                for done in done_in_turn:
+                for done in in_turn(list(left.values())[: 1 if losses == _LOSSES - 1 else None], work):
                     del left[done["key"]]
                     losses = 0
                     yield done
@@ -112,22 +101,13 @@ def do_jobs(
                     say(f"{loss}; {len(left)} trainings go on from where they were saved")
 
 
-def _by_joblib(
-    jobs: Sequence[Job], work: Callable[[Job], dict[str, Any]], num_jobs: int, backend: str
-) -> Iterator[dict[str, Any]]:
-    import joblib
-
+def _by_joblib(jobs: Sequence[Job], work: Work) -> Iterator[dict[str, Any]]:
     tasks = (joblib.delayed(work)(dict(job)) for job in jobs)
-    with contextlib.ExitStack() as stack:
-        how: dict[str, Any] = {}
-        if backend == "processes":
-            how["n_jobs"] = num_jobs
-            stack.enter_context(joblib.parallel_config("loky", initializer=begin_worker, initargs=(os.getpid(),)))
-        # One job after the other to each worker, as they take long: nothing is handed out ahead.
-        yield from joblib.Parallel(**how, return_as="generator_unordered", batch_size=1, pre_dispatch="all")(tasks)
+    # One job after the other to each worker, as they take long: nothing is handed out ahead.
+    yield from joblib.Parallel(return_as="generator_unordered", batch_size=1, pre_dispatch="all")(tasks)
 
 
-def _by_ray(jobs: Sequence[Job], work: Callable[[Job], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _by_ray(jobs: Sequence[Job], work: Work) -> Iterator[dict[str, Any]]:
     ray: Any = importlib.import_module("ray")
     path, module, name = list(sys.path), work.__module__, work.__name__
 
@@ -164,36 +144,36 @@ def begin_worker(parent: int) -> None:
 
 
 @contextlib.contextmanager
-def _cluster(backend: str, num_jobs: int, address: str | None) -> Iterator[None]:
-    """Let joblib use a cluster for as long as the context lasts."""
-    if backend == "processes":
-        yield
-        return
-    if backend == "ray":
-        with _ray_cluster(num_jobs):
-            yield
-        return
-    import joblib
-
-    distributed: Any = importlib.import_module("distributed")
+def _cluster(backend: str, num_jobs: int, address: str | None) -> Iterator[Callable[..., Iterator[dict[str, Any]]]]:
+    """Give what does jobs, in processes or on a cluster that is used for as long as the context lasts."""
     with contextlib.ExitStack() as stack:
-        if address is None:
-            cluster = distributed.LocalCluster(n_workers=num_jobs, threads_per_worker=1, dashboard_address=None)
-            address = stack.enter_context(cluster).scheduler_address
-        try:
-            stack.enter_context(distributed.Client(address, timeout=CONTACT_S))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"there is no Dask scheduler at {address}: {error}") from None
-        with joblib.parallel_config("dask"):
-            yield
+        if backend == "ray":
+            _begin_ray(stack, num_jobs)
+        elif backend == "dask":
+            _begin_dask(stack, num_jobs, address)
+        else:
+            own = {"n_jobs": num_jobs, "initializer": begin_worker, "initargs": (os.getpid(),)}
+            stack.enter_context(joblib.parallel_config("loky", **own))
+        yield _by_ray if backend == "ray" else _by_joblib
 
 
-@contextlib.contextmanager
-def _ray_cluster(num_jobs: int) -> Iterator[None]:
-    """Use the Ray of this process, that of RAY_ADDRESS, or one of this machine for as long as the context lasts."""
+def _begin_dask(stack: contextlib.ExitStack, num_jobs: int, address: str | None) -> None:
+    """Use the Dask of a scheduler's address, or one of this machine."""
+    distributed: Any = importlib.import_module("distributed")
+    if address is None:
+        cluster = distributed.LocalCluster(n_workers=num_jobs, threads_per_worker=1, dashboard_address=None)
+        address = stack.enter_context(cluster).scheduler_address
+    try:
+        stack.enter_context(distributed.Client(address, timeout=CONTACT_S))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"there is no Dask scheduler at {address}: {error}") from None
+    stack.enter_context(joblib.parallel_config("dask"))
+
+
+def _begin_ray(stack: contextlib.ExitStack, num_jobs: int) -> None:
+    """Use the Ray of this process, that of RAY_ADDRESS, or one of this machine."""
     ray: Any = importlib.import_module("ray")
     if ray.is_initialized():
-        yield
         return
     address = os.environ.get(RAY_ADDRESS, "")
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -206,10 +186,7 @@ def _ray_cluster(num_jobs: int) -> Iterator[None]:
         ray.init(job_config=config, log_to_driver=False, logging_level="ERROR", **local)
     except (OSError, RuntimeError, ValueError) as error:
         raise ValueError(f"there is no Ray cluster at {address or 'this machine'}: {error}") from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    stack.callback(ray.shutdown)
 
 
 def _is_loss(error: Exception) -> bool:
@@ -226,12 +203,7 @@ def threads_of(num_jobs: int) -> int | None:
 
 
 class StudyProgress:
-    """Shows a line for each training that begins or ends, and a bar on a terminal, where anything can be shown.
-
-    Args:
-        mode: "auto" and "bar" have a bar where standard error is a terminal; "lines", "none".
-        folder: The study's, in which trainings say that they have begun.
-    """
+    """Shows a line for each training that begins or ends, and a bar on a terminal, where anything can be shown."""
 
     def __init__(self, mode: str, folder: Path) -> None:
         if mode not in PROGRESS_CHOICES:
@@ -241,11 +213,9 @@ class StudyProgress:
         has_bar = mode in ("auto", "bar") and self._stream.isatty()
         self._bar: Any = tqdm(total=0, unit="training", dynamic_ncols=True, file=self._stream, disable=not has_bar)
         self._waiting: dict[str, Training] = {}
-        self._round_began = 0.0
         self._begun: dict[str, float] = {}
-        self._guard = threading.Lock()
-        self._end = threading.Event()
-        self._count = self._total = 0
+        self._guard, self._end = threading.Lock(), threading.Event()
+        self._count, self._total, self._round_began = 0, 0, 0.0
         if not self._quiet:
             threading.Thread(target=self._watch, name="rl8x-study", daemon=True).start()
 
@@ -291,12 +261,12 @@ class StudyProgress:
             text = f"failed: {done['error']}"
         else:
             result = done["result"]
-            means = {name.rpartition("/")[2]: value for name, value in result["means"].items()}
-            parts = [f"return {means['mean']:.4g} in all cells"]
-            parts += [f"{name} {means[name]:.4g}" for name in ("inside", "outside") if name in means]
-            parts.append(f"{short(result['at'])} {counter_name(result['clock'])}")
-            parts.append(f"{time.time() - self._begun[training.key]:.0f} s")
-            text = ", ".join([*parts, *["pruned"] * result["pruned"]])
+            means = {name.rpartition("/")[2]: f"{value:.4g}" for name, value in result["means"].items()}
+            parts = [f"return {means['mean']} in all cells"]
+            parts += [f"{name} {means[name]}" for name in ("inside", "outside") if name in means]
+            parts += [f"{short(result['at'])} {counter_name(result['clock'])}"]
+            parts += [f"{time.time() - self._begun[training.key]:.0f} s", *["pruned"] * result["pruned"]]
+            text = ", ".join(parts)
         self.say(f"{training.label}: {text} ({self._count}/{self._total})")
         self._bar.update()
 

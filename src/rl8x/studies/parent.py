@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
 from rl8x._version import __version__
 from rl8x.output import counted
@@ -21,13 +21,11 @@ from rl8x.tracking.location import locate
 from rl8x.tracking.protocol import NameTable
 from rl8x.tracking.secrets import hide_in_data
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 _MAX_KEYS: Final = 80  # metrics of a run at most
 # At idle priority on a busy computer MLflow was imported in more than 90 s.
 _PATIENCE_S: Final = 600.0
 _MEANS: Final = ["mean", "min", "inside", "outside"]
+_ENDS: Final = ("mean", "low", "high")  # of a curve
 _Points = Sequence[Sequence[float]]  # the returns of a training: the clock and the value of each
 
 
@@ -44,16 +42,15 @@ class ParentRun:
         if study.run.get("tracking") is not False:
             named: dict[str, Any] = {name: study.run.get(name) for name in ("experiment_name", "tracking_uri")}
             self.tracker = MLflowTracker(**named, run_name=study.name, run_key=key, finish_timeout_s=_PATIENCE_S)
-        tested = [f"{name}: {_described(value)}" for name, value in study.test.items()]
         params = {
             "study.name": study.name,
             "study.trainings": ", ".join(study.train),
             "study.seeds": len(study.seeds),
-            "study.test": "; ".join(tested),
+            "study.test": "; ".join(f"{name}: {_described(value)}" for name, value in study.test.items()),
             "study.episodes": study.episodes,
-            **{f"study.{table.VARY}{name}": _described(values) for name, values in study.vary.items()},
-            **({"study.trials": study.trials} if study.searches else {}),
         }
+        params |= {f"study.{table.VARY}{name}": _described(values) for name, values in study.vary.items()}
+        params |= {"study.trials": study.trials} if study.searches else {}
         self._about, self._result = table.about(study.to_dict()), ""
         tags = {table.STUDY_TAG: study.name, "rl8x.study_folder": str(study.folder), "rl8x.version": __version__}
         tags |= {f"rl8x.{name}": text for name, text in self._about.items()}
@@ -72,14 +69,14 @@ class ParentRun:
         trainings = ", ".join(f"`{name}`" for name in study.train)
         varied = "".join(f"; `{name}` {_described(values)}" for name, values in study.vary.items())
         tested = "; ".join(f"`{name}` {_described(values)}" for name, values in study.test.items())
+        what = "**Study of {algorithm} on `{task}`**".format_map(self._about)
         lines = [
-            self._result,
-            f"**Study of {self._about['algorithm']} on `{self._about['task']}`**: training {trainings}{varied}, "
-            f"{counted(len(study.seeds), 'seed', 'seeds')} each; tested in {tested}.",
+            f"{what}: training {trainings}{varied}, {counted(len(study.seeds), 'seed', 'seeds')} each; tested in "
+            f"{tested}.",
             f"Its report: `rl8x report {folder}`",
             f"Its runs side by side: `rl8x compare {folder}`",
         ]
-        return "\n\n".join(line for line in lines if line)
+        return "\n\n".join([*filter(None, [self._result]), *lines])
 
     @property
     def store_uri(self) -> str:
@@ -109,12 +106,9 @@ class ParentRun:
             self._result = f"Best `{name}`: mean return {mean:.4g} over seeds and test cells."
             self.tracker.set_tags({"study.best": name, "rl8x.result": f"{mean:.4g}, mean return of {name}"})
             self.tracker.describe(self._description())
-        rows: dict[int, dict[str, float]] = {}
-        for name, points in _series(curves, (_MAX_KEYS - len(metrics)) // 3).items():
-            for step, value in points.items():
-                rows.setdefault(step, {})[name] = value
-        for step, row in sorted(rows.items()):
-            self.tracker.log_metrics(row, step)
+        series = pd.DataFrame(_series(curves, (_MAX_KEYS - len(metrics)) // 3)).sort_index()
+        for step, row in series.iterrows():
+            self.tracker.log_metrics(row.dropna().to_dict(), int(step))
         log_table(self.tracker, folder / table.EVALUATIONS)
         self.tracker.log_artifact(folder / table.DEFINITION)
 
@@ -155,22 +149,18 @@ def _results(final: pd.DataFrame) -> tuple[str, float, dict[str, float]] | None:
 
 def _series(curves: Iterable[tuple[str, _Points]], most: int) -> dict[str, dict[int, float]]:
     """Average the curves of the best groups of trainings at their ends: mean, and ends of the 95% interval."""
-    groups: dict[str, list[NDArray[np.float64]]] = {}
+    groups: dict[str, list[Any]] = {}
     for group, points in curves:
         if points:
-            groups.setdefault(group, []).append(np.transpose(points))
+            groups.setdefault(f"returns/{group.replace('=', ' ')}", []).append(np.transpose(points))
     ordered = sorted(groups, key=lambda group: -np.mean([curve[1, -1] for curve in groups[group]]))
     names = NameTable()
-    names.legal({_curve_name(group, name): 0 for group in groups for name in ("mean", "low", "high")})
+    names.legal({f"{group}/{name}": 0 for group in groups for name in _ENDS})
     series: dict[str, dict[int, float]] = {}
     for group in ordered[:most]:
         mean = mean_curve([(at, values) for at, values in groups[group]])
-        for name, values in (("mean", mean.mean), ("low", mean.low), ("high", mean.high)):
+        for name in _ENDS:
+            values = getattr(mean, name)
             if np.isfinite(values).all():
-                averaged = zip(map(int, mean.steps), map(float, values), strict=True)
-                series[names.add(_curve_name(group, name))] = dict(averaged)
+                series[names.add(f"{group}/{name}")] = dict(zip(map(int, mean.steps), map(float, values), strict=True))
     return series
-
-
-def _curve_name(group: str, name: str) -> str:
-    return f"returns/{group.replace('=', ' ')}/{name}"

@@ -7,11 +7,13 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import pandas
 
 from rl8x.drawing import MAX_LINES, Axis, Drawing, along, chosen_axes, labelled, main_pair
 from rl8x.output import counted
@@ -24,9 +26,6 @@ from rl8x.tracking import TrackingError
 from rl8x.tracking.protocol import PARENT_TAG
 from rl8x.tracking.runs import RunReader
 
-if TYPE_CHECKING:
-    import pandas
-
 PAGE: Final = "report.html"
 TABLE: Final = "summary.csv"
 _MAX_CURVES: Final = 6  # parameters that have a figure of their own
@@ -38,40 +37,29 @@ _UNFINISHED: Final = "they are there when it has come to its end; `rl8x study` g
 
 @dataclass(frozen=True)
 class FoundStudy:
-    """The parts of a study that a report is made of; what is not known is empty, or None.
-
-    `supports` has by training and parameter the ends of what was trained on, `definition` what was asked for, `created`
-    the day on which it was begun (`2026-11-25`), `folder` is where the report's files go, `run_id` its parent run.
-    """
+    """The parts of a study that a report is made of; what is not known is empty, or None."""
 
     table: pandas.DataFrame
-    supports: Supports = field(default_factory=dict)
-    definition: Mapping[str, Any] = field(default_factory=dict)
+    supports: Supports = field(default_factory=dict)  # by training and parameter the ends of what was trained on
+    definition: Mapping[str, Any] = field(default_factory=dict)  # what was asked for
     units: Mapping[str, str] = field(default_factory=dict)
-    created: str = ""
+    created: str = ""  # the day on which it was begun: 2026-11-25
     title: str = "Study"
-    folder: Path = Path("report")
-    run_id: str | None = None
+    folder: Path = Path("report")  # where the report's files go
+    run_id: str | None = None  # of its parent run
 
     @property
     def runs(self) -> list[str]:
         """The IDs of the runs in its table."""
         return [run for run in self.table.get(table.RUN, ()) if isinstance(run, str) and run]
 
-    def parent_run(self, tracking_uri: str | None) -> tuple[str | None, str | None]:
-        """Return the ID of its parent run, by the runs in its table where it is not known, and the store."""
-        uri = tracking_uri or self.definition.get("tracking_uri")
-        if self.run_id is not None:
-            return self.run_id, uri
-        return (RunReader(uri).run(self.runs[0]).tags.get(PARENT_TAG) if self.runs else None), uri
+    def parent_id(self, reader: RunReader) -> str | None:
+        """Return the ID of its parent run, by the runs in its table where it is not known."""
+        return self.run_id or (reader.run(self.runs[0]).tags.get(PARENT_TAG) if self.runs else None)
 
 
 def find_study(study: str | Path, tracking_uri: str | None = None) -> FoundStudy:
-    """Find a study by its folder, or by the name or ID of its parent run.
-
-    Raises:
-        ValueError: If there is none, or it has no table of evaluations that can be read.
-    """
+    """Find a study with a table of evaluations by its folder, or by the name or ID of its parent run."""
     folder = Path(study)
     if os.path.isfile(folder / EVALUATIONS):
         return _read_study(folder, folder.resolve().name, folder / "report", None)
@@ -106,10 +94,7 @@ def _read_study(folder: Path, title: str, output: Path, run_id: str | None) -> F
 
 @dataclass
 class Report:
-    """A study's statistics and figures, drawn when they are asked for; its text is the table for a terminal.
-
-    `folder` is where its files were written last; None where they were not.
-    """
+    """A study's statistics and figures, drawn when asked for, and written last to `folder`; its text is the table."""
 
     study: FoundStudy
     evaluations: Evaluations
@@ -130,7 +115,7 @@ class Report:
     def html(self) -> str:
         """The page."""
         rows = cells_of(self.summary)
-        shown = {HEADINGS[name]: text for name, text in MEANINGS.items() if HEADINGS[name] in rows[0]}
+        shown = {heading: text for heading, text in MEANINGS.items() if heading in rows[0]}
         if self.summary.baseline:
             shown["baseline"] = f"{self.summary.baseline}, which P(improves) compares with"
         statistics = figures.table(rows) + figures.meanings(shown) + figures.paragraphs(self.summary.notes)
@@ -143,12 +128,12 @@ class Report:
 
     def _lead(self) -> str:
         groups, cells = self.evaluations.groups, self.evaluations.cells
-        policies = sum(len(group.seeds) for group in groups)
+        policies = counted(sum(len(group.seeds) for group in groups), "policy", "policies")
         over = f", over {', '.join(map(str, cells.columns))}" if len(cells.columns) else ""
         named, begun = about(self.study.definition), f", begun on {self.study.created}" if self.study.created else ""
         first = f"{named['algorithm']} on {named['task']}{begun}. " if named else ""
-        numbers = counted(policies, "policy", "policies"), counted(len(groups), "group", "groups")
-        return f"{first}{' in '.join(numbers)}, each in {counted(len(cells), 'test cell', 'test cells')}{over}."
+        tested = f"{counted(len(groups), 'group', 'groups')}, each in {counted(len(cells), 'test cell', 'test cells')}"
+        return f"{first}{policies} in {tested}{over}."
 
     def _worst_cells(self) -> list[list[str]]:
         """Return for each group the cell with the lowest mean over seeds, and beside it what each seed's own is."""
@@ -156,14 +141,12 @@ class Report:
         names = [labelled(str(name), dict(self.study.units)) for name in cells.columns]
         rows = [["", *names, "mean over seeds", HEADINGS["worst_cell"], "support"]]
         for group in self.evaluations.groups:
-            means = group.scores.mean(axis=0)
+            means, own = group.scores.mean(axis=0), group.scores.min(axis=1).mean()
             cell = int(means.argmin())
             row = cells.astype(object).iloc[cell].tolist()
             values = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in row)
             within, seeds = int(group.inside[:, cell].sum()), len(group.seeds)
-            of_some = f"inside for {within} of {seeds} seeds"
-            support = "outside" if within == 0 else "inside" if within == seeds else of_some
-            own = group.scores.min(axis=1).mean()
+            support = {0: "outside", seeds: "inside"}.get(within, f"inside for {within} of {seeds} seeds")
             rows.append([group.label, *values, f"{means[cell]:.4g}", f"{own:.4g}", support])
         return rows
 
@@ -200,17 +183,14 @@ def report(
         output: Folder for the files. None: `report` in the study's folder, or `reports/NAME`.
         log: Whether the files are logged to the parent run too, where there is one.
         tracking_uri: Where the runs are. None: as in training.
-
-    Raises:
-        ValueError: If there is no such study, its table is empty or incomplete, or an option is not legal.
     """
     found = find_study(study, tracking_uri)
     report = make_report(found, parameters, baseline=baseline, over=over, level=level, seed=seed)
     files = report.write(found.folder if output is None else output)
-    if log:
-        run_id, uri = found.parent_run(tracking_uri)
-        if run_id is not None:
-            RunReader(uri).log_files(run_id, files, "report")
+    if log and (found.run_id or found.runs):
+        reader = RunReader(tracking_uri or found.definition.get("tracking_uri"))
+        if (run_id := found.parent_id(reader)) is not None:
+            reader.log_files(run_id, files, "report")
     return report
 
 
@@ -237,14 +217,15 @@ def _missing(evaluations: Evaluations, definition: Mapping[str, Any]) -> list[st
 
 def _drawings(evaluations: Evaluations, summary: Summary, axes: list[Axis], study: FoundStudy) -> list[Drawing]:
     """Choose the figures: what fits the number of test parameters."""
-    rows, level, units = chosen(summary, MAX_LINES), summary.level, dict(study.units)
-    groups = [evaluations.groups[row] for row in rows]
-    some = _some(len(rows), len(evaluations.groups))
-    band = f"Bands are {level:.0%} intervals over seeds."
-    caption = f"Lines are estimates, bars {level:.0%} intervals over seeds.{some}"
-    drawings = [
-        Drawing("intervals", "Statistics with their intervals", caption, partial(figures.intervals, summary, rows))
-    ]
+    rows, level = chosen(summary, MAX_LINES), summary.level
+    groups, some = [evaluations.groups[row] for row in rows], _some(len(rows), len(evaluations.groups))
+    band, drawings = f"Bands are {level:.0%} intervals over seeds.", list[Drawing]()
+
+    def add(name: str, title: str, caption: str, draw: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        drawings.append(Drawing(name, title, f"{caption}{some}", partial(draw, *arguments, **options)))
+
+    caption = f"Lines are estimates, bars {level:.0%} intervals over seeds."
+    add("intervals", "Statistics with their intervals", caption, figures.intervals, summary, rows)
     if len(axes) >= 2:
         drawings.append(_heat_maps(evaluations, summary, axes, study))
 
@@ -256,19 +237,15 @@ def _drawings(evaluations: Evaluations, summary: Summary, axes: list[Axis], stud
         rest = [other.name for other in axes if other is not axis]
         marginal = f" Averaged over {', '.join(rest)}." if rest else ""
         binned = f" {axis.name} stands in {len(axis.values)} bins." if axis.binned else ""
-        caption = (
-            f"Mean return of the last policies.{marginal}{binned} {band} Bars below are what was trained on.{some}"
-        )
-        draw = partial(figures.curves, groups, study.supports, axis, units, level=level)
-        drawings.append(Drawing(f"curve-{plain_name(axis.name)}", f"Return over {axis.name}", caption, draw))
-    caption = f"Share of seeds and cells with a return above tau; higher is better. {band}{some}"
-    drawings.append(Drawing("profiles", "Performance profiles", caption, partial(figures.profiles, groups, summary)))
+        caption = f"Mean return of the last policies.{marginal}{binned} {band} Bars below are what was trained on."
+        name, given = f"curve-{plain_name(axis.name)}", (groups, study.supports, axis, dict(study.units))
+        add(name, f"Return over {axis.name}", caption, figures.curves, *given, level=level)
+    caption = f"Share of seeds and cells with a return above tau; higher is better. {band}"
+    add("profiles", "Performance profiles", caption, figures.profiles, groups, summary)
     if not evaluations.points[table.FINAL].astype(bool).all():
-        caption = (
-            f"Evaluations at several points of training. {band} A seed that has stopped keeps its last value.{some}"
-        )
-        draw = partial(figures.progress, evaluations, rows, level=level)
-        drawings.append(Drawing("training", "Generalisation in the course of training", caption, draw))
+        caption = f"Evaluations at several points of training. {band} A seed that has stopped keeps its last value."
+        title = "Generalisation in the course of training"
+        add("training", title, caption, figures.progress, evaluations, rows, level=level)
     return drawings
 
 
@@ -276,19 +253,17 @@ def _heat_maps(evaluations: Evaluations, summary: Summary, axes: list[Axis], stu
     rows = chosen(summary, MAX_PANELS)
     groups = [evaluations.groups[row] for row in rows]
     x, y = axes if len(axes) == 2 else main_pair(axes, [group.scores.mean(axis=0) for group in groups])
-    caption = "Mean return over seeds, one colour scale for all panels."
+    caption, both = "Mean return over seeds, one colour scale for all panels.", f"{x.name} and {y.name}"
     if len(axes) > 2:
         rest = ", ".join(axis.name for axis in axes if axis not in (x, y))
-        caption += (
-            f" Averaged over {rest}: {x.name} and {y.name} are the two parameters that explain most of the variance."
-        )
+        caption += f" Averaged over {rest}: {both} are the two parameters that explain most of the variance."
     if x.binned or y.binned:
         caption += " Cells were sampled and stand in bins; a bin without one is grey."
     if any(x.name in support and y.name in support for support in study.supports.values()):
         caption += f" {_SUPPORT}"
     caption += _some(len(rows), len(evaluations.groups))
     draw = partial(figures.heat_maps, groups, study.supports, x, y, dict(study.units))
-    return Drawing("heat-maps", f"Return over {x.name} and {y.name}", caption, draw)
+    return Drawing("heat-maps", f"Return over {both}", caption, draw)
 
 
 def _some(shown: int, of: int) -> str:

@@ -11,7 +11,7 @@ import importlib.util
 import json
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,55 +38,47 @@ def open_search(folder: Path, study: StudyConfig) -> Any:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    search = optuna.create_study(
-        storage=optuna.storages.RDBStorage(
-            sqlite_uri(folder / DATABASE), engine_kwargs={"connect_args": {"timeout": 60}}
-        ),
-        study_name=study.name,
-        direction="maximize",
-        load_if_exists=True,
-        pruner=optuna.pruners.NopPruner(),
-    )
+    options: Any = {"direction": "maximize", "load_if_exists": True, "pruner": optuna.pruners.NopPruner()}
+    patient = {"connect_args": {"timeout": 60}}
+    storage = optuna.storages.RDBStorage(sqlite_uri(folder / DATABASE), engine_kwargs=patient)
+    search = optuna.create_study(storage=storage, study_name=study.name, **options)
     # The sampler's random state is not stored: a search that is resumed must not draw its first trials again.
     seed = study.test_seed + 7919 * sum(study.seeds) + len(search.trials)
     search.sampler = optuna.samplers.TPESampler(seed=seed)
     return search
 
 
-def next_trials(search: Any, study: StudyConfig, count: int, tried: Collection[int]) -> list[list[Training]]:
-    """Return the trainings of the trials that were begun and not ended; else of at most `count` new ones.
+def next_trials(search: Any, study: StudyConfig, count: int, tried: Collection[int]) -> dict[int, list[Training]]:
+    """Return, by their numbers, the trainings of the trials that were begun and not ended; else of `count` new ones.
 
     Not ended are those that were killed, and those with a training that failed, but the `tried`: Optuna changes nothing
     of a trial that has ended, and the same study tries again.
     """
     from optuna.trial import TrialState
 
-    known, begun = 0, []
+    drawn = [trial for trial in search.trials if _KEY in trial.user_attrs]
     for trial in search.trials:
-        is_running, has_trainings = trial.state == TrialState.RUNNING, _KEY in trial.user_attrs
-        known += has_trainings
-        if is_running and not has_trainings:  # killed before its values were noted: it does not count
+        if trial.state == TrialState.RUNNING and _KEY not in trial.user_attrs:  # killed before its values were noted
             search.tell(trial.number, state=TrialState.FAIL)
-        elif is_running and trial.number not in tried:
-            begun.append(study.trainings_of_trial(trial.number, json.loads(trial.user_attrs[_KEY])))
-    if begun:
-        return begun
-    assert study.trials is not None
-    trials = []
-    for _ in range(min(count, study.trials - known)):
-        trial = search.ask()
-        vary = {name: _suggest(trial, name, values) for name, values in study.vary.items()}
-        trial.set_user_attr(_KEY, json.dumps(vary))
-        trials.append(study.trainings_of_trial(trial.number, vary))
-    return trials
+    begun = [each for each in drawn if each.state == TrialState.RUNNING and each.number not in tried]
+    if not begun:
+        assert study.trials is not None
+        begun = [search.ask() for _ in range(min(count, study.trials - len(drawn)))]
+        for trial in begun:
+            vary = {name: _suggest(trial, name, values) for name, values in study.vary.items()}
+            trial.set_user_attr(_KEY, json.dumps(vary))
+    return {trial.number: _trainings(study, trial) for trial in begun}
+
+
+def _trainings(study: StudyConfig, trial: Any) -> list[Training]:
+    """List the trainings of a trial."""
+    vary = json.loads(trial.user_attrs[_KEY])
+    return [Training(name, vary, seed, trial.number) for name in study.train for seed in study.seeds]
 
 
 def _suggest(trial: Any, name: str, values: Any) -> Any:
     """Have one of Optuna's trials draw a value, of a range or a list."""
-    if isinstance(values, list):
-        kind, given = "choice", values
-    else:
-        ((kind, given),) = values.items()
+    ((kind, given),) = values.items() if isinstance(values, Mapping) else [("choice", values)]
     if kind == "choice":
         # Texts, since a storage takes no lists and mappings.
         return json.loads(trial.suggest_categorical(name, [json.dumps(value) for value in given]))
@@ -97,11 +89,8 @@ def _suggest(trial: Any, name: str, values: Any) -> Any:
 
 def trials_of(search: Any, study: StudyConfig, *, ended: bool = False) -> list[Training]:
     """List the trainings of all trials so far, or of those that have ended."""
-    trainings = []
-    for trial in search.trials:
-        if _KEY in trial.user_attrs and (trial.state.is_finished() or not ended):
-            trainings += study.trainings_of_trial(trial.number, json.loads(trial.user_attrs[_KEY]))
-    return trainings
+    trials = [trial for trial in search.trials if _KEY in trial.user_attrs]
+    return [each for trial in trials if trial.state.is_finished() or not ended for each in _trainings(study, trial)]
 
 
 def tell(search: Any, number: int, values: Sequence[float], *, pruned: bool) -> None:

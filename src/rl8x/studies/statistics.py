@@ -9,24 +9,20 @@ and percentile intervals of the stratified bootstrap.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
+import pandas
 from numpy.typing import ArrayLike, NDArray
 
 from rl8x.drawing import Array, Curve
 from rl8x.studies.table import Evaluations, Group
 
-if TYPE_CHECKING:
-    import pandas
-
 Over = Literal["policies", "cells"]
 
-RESAMPLES = 2000
-"""Resamples of a bootstrap, as many as Agarwal et al. take for their profiles."""
+RESAMPLES = 2000  # as many as Agarwal et al. take for their profiles
 _MAX_ELEMENTS = 4_000_000  # scores that are resampled at once: 32 MB
 _MAX_POINTS = 500  # of a mean curve
 
@@ -107,59 +103,41 @@ def bootstrap(
 ) -> Estimate:
     """Estimate a statistic and its percentile interval by resampling seeds, each array of scores for itself.
 
-    Args:
-        statistic: Takes arrays `[resamples, seeds, cells]` and returns `[resamples, ...]`.
-        scores: Arrays `[seeds, cells]`; numbers of seeds may differ.
-        over: "policies" draws whole rows: one policy has been played in all cells, and its scores there rise and fall
-            together. "cells" draws seeds anew in each cell, which is the stratified bootstrap of Agarwal et al.: right
-            where each score is of a training of its own, far too narrow where it is not.
-        level: Coverage of the interval.
-        resamples: Number of resamples.
-        seed: Of the random numbers: equal arguments give equal intervals.
-
-    Raises:
-        ValueError: If an array is not `[seeds, cells]`, is empty, or has a number that is not finite.
+    The statistic takes arrays `[resamples, seeds, cells]` and returns `[resamples, ...]`. `over="policies"` draws whole
+    rows: one policy has been played in all cells, and its scores there rise and fall together. "cells" draws seeds anew
+    in each cell, which is the stratified bootstrap of Agarwal et al.: right where each score is of a training of its
+    own, far too narrow where it is not. Equal arguments give equal intervals.
     """
-    arrays = [_checked(each) for each in scores]
+    arrays = [np.asarray(each, dtype=np.float64) for each in scores]
+    for each in arrays:
+        if each.ndim != 2 or not each.size:
+            got = list(each.shape)
+            raise ValueError(f"scores must be `[seeds, cells]` with at least one of each; got shape {got}.")
+        if infinite := np.sum(~np.isfinite(each)):
+            raise ValueError(f"{infinite} of {each.size} scores are not finite; leave their policies out.")
     if over not in ("policies", "cells"):
         raise ValueError(f"`over` must be 'policies' or 'cells'; got {over!r}.")
     if not 0 < level < 1:
         raise ValueError(f"`level` must be in (0, 1); got {level}.")
-    value = np.asarray(statistic(*(array[None] for array in arrays)), dtype=np.float64)[0]
-    if any(len(array) < 2 for array in arrays):
+    value = np.asarray(statistic(*(each[None] for each in arrays)), dtype=np.float64)[0]
+    if any(len(each) < 2 for each in arrays):
         return Estimate(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
     generators = [np.random.default_rng((seed, index)) for index in range(len(arrays))]
-    chunk = max(1, _MAX_ELEMENTS // sum(array.size for array in arrays))
+    chunk = max(1, _MAX_ELEMENTS // sum(each.size for each in arrays))
     values = []
     for start in range(0, resamples, chunk):
         drawn = []
-        for array, generator in zip(arrays, generators, strict=True):
-            (seeds, cells), count = array.shape, min(chunk, resamples - start)
-            shape = (count, seeds) if over == "policies" else (count, seeds, cells)
-            rows = generator.integers(0, seeds, shape)
-            drawn.append(array[rows] if over == "policies" else array[rows, np.arange(cells)])
+        for each, generator in zip(arrays, generators, strict=True):
+            (seeds, cells), count = each.shape, min(chunk, resamples - start)
+            rows = generator.integers(0, seeds, (count, seeds, 1 if over == "policies" else cells))
+            drawn.append(each[rows, np.arange(cells)])
         values.append(np.asarray(statistic(*drawn), dtype=np.float64))
     low, high = np.quantile(np.concatenate(values), [(1 - level) / 2, (1 + level) / 2], axis=0)
     return Estimate(value, np.asarray(low), np.asarray(high))
 
 
-def _checked(scores: ArrayLike) -> Array:
-    array = np.asarray(scores, dtype=np.float64)
-    if array.ndim != 2 or not array.size:
-        raise ValueError(f"scores must be `[seeds, cells]` with at least one of each; got shape {list(array.shape)}.")
-    if not np.isfinite(array).all():
-        raise ValueError(
-            f"{np.sum(~np.isfinite(array))} of {array.size} scores are not finite; leave their policies out."
-        )
-    return array
-
-
 def mean_curve(curves: Sequence[tuple[ArrayLike, ArrayLike]], *, level: float = 0.95) -> Curve:
-    """Average learning curves, steps and values of each run, at the steps of `align`, with the interval of `bootstrap`.
-
-    Raises:
-        ValueError: If a curve has no finite value.
-    """
+    """Average learning curves, steps and values of each run, at the steps of `align`, with a bootstrap's interval."""
     steps, values = align(curves)
     return Curve(steps, *bootstrap(lambda scores: scores.mean(axis=-2), values, level=level))
 
@@ -171,68 +149,56 @@ def align(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Array, Array]:
     all curves' points, from the latest beginning on, thinned evenly. A run that has stopped keeps its last value: were
     it left out, the mean would jump when the good runs are done.
     """
-    cleaned = [_cleaned(*curve) for curve in curves]
+    cleaned = []
+    for steps, values in curves:
+        at, of = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
+        if at.shape != of.shape or at.ndim != 1:
+            raise ValueError(f"a curve needs as many steps as values; got {list(at.shape)} and {list(of.shape)}.")
+        at, of = (each[np.isfinite(of)][::-1] for each in (at, of))  # of equal steps `unique` takes the first
+        if not at.size:
+            raise ValueError("a curve has no finite value.")
+        at, first = np.unique(at, return_index=True)
+        cleaned.append((at, of[first]))
     if not cleaned:
         raise ValueError("there is no curve to align.")
-    steps = np.unique(np.concatenate([each for each, _ in cleaned]))
-    steps = steps[steps >= max(each[0] for each, _ in cleaned)]
-    if len(steps) > _MAX_POINTS:
-        steps = steps[np.unique(np.linspace(0, len(steps) - 1, _MAX_POINTS).round().astype(int))]
-    return steps, np.stack([np.interp(steps, *each) for each in cleaned])
-
-
-def _cleaned(steps: ArrayLike, values: ArrayLike) -> tuple[Array, Array]:
-    """Order a curve by its steps, each once, without values that are not finite."""
-    at, of = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    if at.shape != of.shape or at.ndim != 1:
-        raise ValueError(f"a curve needs as many steps as values; got {list(at.shape)} and {list(of.shape)}.")
-    finite = np.isfinite(of)
-    if not finite.any():
-        raise ValueError("a curve has no finite value.")
-    backwards = slice(None, None, -1)  # of equal steps `unique` takes the first
-    at, first = np.unique(at[finite][backwards], return_index=True)
-    return at, of[finite][backwards][first]
+    common = np.unique(np.concatenate([at for at, _ in cleaned]))
+    common = common[common >= max(at[0] for at, _ in cleaned)]
+    if len(common) > _MAX_POINTS:
+        common = common[np.unique(np.linspace(0, len(common) - 1, _MAX_POINTS).round().astype(int))]
+    return common, np.stack([np.interp(common, *each) for each in cleaned])
 
 
 # -- the table of a report
 
 
-HEADINGS: Final = {
-    "mean": "mean",
-    "iqm": "IQM",
-    "cvar_10": "CVaR 10%",
-    "cvar_1": "CVaR 1%",
-    "worst_cell": "own worst cell",
-    "inside": "inside",
-    "outside": "outside",
-    "gap": "gap",
-    "improvement": "P(improves)",
+_STATISTICS: Final = {
+    "mean": ("mean", "mean return over seeds and cells"),
+    "iqm": ("IQM", "mean of the middle half of all seeds and cells"),
+    "cvar_10": ("CVaR 10%", "mean over each policy's worst 10% of the cells, averaged over seeds"),
+    "cvar_1": ("CVaR 1%", "mean over each policy's worst 1% of the cells, averaged over seeds"),
+    "worst_cell": (
+        "own worst cell",
+        "the worst cell of each policy, which may be another for each, averaged over seeds",
+    ),
+    "inside": ("inside", "mean over cells inside the support of the training"),
+    "outside": ("outside", "mean over cells outside the support of the training"),
+    "gap": ("gap", "inside less outside"),
+    "improvement": (
+        "P(improves)",
+        "probability that a policy beats one of the baseline in a cell; a tie counts as half",
+    ),
 }
-"""Statistics, as columns of the frame and as headings."""
-
-MEANINGS: Final = {
-    "mean": "mean return over seeds and cells",
-    "iqm": "mean of the middle half of all seeds and cells",
-    "cvar_10": "mean over each policy's worst 10% of the cells, averaged over seeds",
-    "cvar_1": "mean over each policy's worst 1% of the cells, averaged over seeds",
-    "worst_cell": "the worst cell of each policy, which may be another for each, averaged over seeds",
-    "inside": "mean over cells inside the support of the training",
-    "outside": "mean over cells outside the support of the training",
-    "gap": "inside less outside",
-    "improvement": "probability that a policy beats one of the baseline in a cell; a tie counts as half",
-}
+HEADINGS: Final = {name: heading for name, (heading, _) in _STATISTICS.items()}
+MEANINGS: Final = dict(_STATISTICS.values())
 _OF_WORST_CELLS: Final = ("cvar_10", "cvar_1", "worst_cell")
 _NOTHING: Final = (math.nan,) * 3
 
 
 class Summary(NamedTuple):
-    """The table of a report: a row for each group, of each statistic `iqm`, `iqm_low` and `iqm_high`; and its notes.
-
-    `baseline` is the label of the group that `improvement` compares with, empty where there is one group alone.
-    """
+    """The table of a report: a row for each group, of each statistic `iqm`, `iqm_low` and `iqm_high`; and its notes."""
 
     frame: pandas.DataFrame
-    baseline: str
+    baseline: str  # the label of the group that `improvement` compares with; empty where there is one group alone
     over: Over
     level: float
     notes: tuple[str, ...]
@@ -247,21 +213,15 @@ def summarize(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Summary:
-    """Compute the statistics of each group and its probability of improvement over a baseline, the first by default.
-
-    Raises:
-        ValueError: If there is no such baseline, or an option of the bootstrap is out of range.
-    """
-    import pandas
-
+    """Compute the statistics of each group and its probability of improvement over a baseline, the first by default."""
     groups = evaluations.groups
     base = groups[0] if baseline is None else evaluations.group(baseline)
-    draw = functools.partial(bootstrap, level=level, resamples=resamples, seed=seed)
+    how = {"level": level, "resamples": resamples, "seed": seed}
     rows = []
     for group in groups:
-        estimates = _estimates(group, over, draw)
+        estimates = _estimates(group, over, how)
         if group is not base:
-            estimates["improvement"] = _improvement(group.scores, base.scores, over, draw)
+            estimates["improvement"] = _improvement(group.scores, base.scores, over, how)
         row: dict[str, object] = {"training": group.training}
         row |= {f"vary.{name}": value for name, value in group.vary.items()}
         row |= {"label": group.label, "seeds": len(group.seeds), "cells": group.scores.shape[1]}
@@ -273,7 +233,7 @@ def summarize(
     return Summary(pandas.DataFrame(rows), base.label if len(groups) > 1 else "", over, level, tuple(notes))
 
 
-def _estimates(group: Group, over: Over, draw: Callable[..., Estimate]) -> dict[str, Estimate]:
+def _estimates(group: Group, over: Over, how: dict[str, Any]) -> dict[str, Estimate]:
     """Estimate the statistics of a group; all see the same resamples, so that a gap belongs to its inside and outside.
 
     All but the interquartile mean are averages over policies of something that each policy has: where whole policies
@@ -281,25 +241,20 @@ def _estimates(group: Group, over: Over, draw: Callable[..., Estimate]) -> dict[
     a row that is mixed of several policies has other worst cells than any of them, mostly worse ones.
     """
     own = of_policies(group.scores, group.inside)
-    names = [name for name, values in own.items() if np.isfinite(values).all()]
-
-    def average(scores: Array) -> Array:
-        return np.asarray(scores.mean(axis=-2))
-
-    def of_drawn(seeds: Array) -> Array:  # what is drawn are positions, since a score and its support go together
-        drawn = seeds.astype(int), np.arange(group.scores.shape[1])
-        each = of_policies(group.scores[drawn], group.inside[drawn])
-        return average(np.stack([each[name] for name in names], axis=-1))
-
-    def named(joint: Estimate) -> dict[str, Estimate]:
-        return {name: Estimate(*(part[index] for part in joint)) for index, name in enumerate(names)}
-
-    estimates = named(draw(average, np.stack([own[name] for name in names], axis=-1)))
+    own = {name: values for name, values in own.items() if np.isfinite(values).all()}
+    estimates = {name: bootstrap(mean, values[:, None], **how) for name, values in own.items()}
     if over == "cells":
+        names = [name for name in own if name not in _OF_WORST_CELLS]
+
+        def of_drawn(seeds: Array) -> Array:  # what is drawn are positions, since a score and its support go together
+            drawn = seeds.astype(int), np.arange(seeds.shape[-1])
+            each = of_policies(group.scores[drawn], group.inside[drawn])
+            return np.stack([each[name].mean(axis=-1) for name in names], axis=-1)
+
         positions = np.broadcast_to(np.arange(len(group.seeds), dtype=np.float64)[:, None], group.scores.shape)
-        mixed = named(draw(of_drawn, positions, over=over))
-        estimates |= {name: estimate for name, estimate in mixed.items() if name not in _OF_WORST_CELLS}
-    return estimates | {"iqm": draw(iqm, group.scores, over=over)}
+        joint = bootstrap(of_drawn, positions, over=over, **how)
+        estimates |= {name: Estimate(*each) for name, *each in zip(names, *joint, strict=True)}
+    return estimates | {"iqm": bootstrap(iqm, group.scores, over=over, **how)}
 
 
 def of_policies(scores: Array, inside: NDArray[np.bool_]) -> dict[str, Array]:
@@ -325,41 +280,46 @@ def of_policies(scores: Array, inside: NDArray[np.bool_]) -> dict[str, Array]:
     }
 
 
-def _improvement(scores: Array, base: Array, over: Over, draw: Callable[..., Estimate]) -> Estimate:
+def _improvement(scores: Array, base: Array, over: Over, how: dict[str, Any]) -> Estimate:
     """Estimate the probability of improvement; where whole policies are drawn, from that of each pair of policies."""
     if over == "cells":
-        return draw(probability_of_improvement, scores, base, over=over)
+        return bootstrap(probability_of_improvement, scores, base, over=over, **how)
     pairs = probability_of_improvement(scores[:, None, None], base[None, :, None])
 
     def average(first: Array, second: Array) -> Array:
         return np.asarray(pairs[first.astype(int), second.astype(int).swapaxes(-2, -1)].mean(axis=(-2, -1)))
 
-    return draw(average, *(np.arange(count)[:, None] for count in pairs.shape))
+    return bootstrap(average, *(np.arange(count)[:, None] for count in pairs.shape), **how)
 
 
 def _on_intervals(groups: tuple[Group, ...], over: Over, level: float) -> list[str]:
     numbers = sorted({len(group.seeds) for group in groups})
-    seeds = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    seeds = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
+    drawn = "whole policies"
+    if over == "cells":
+        drawn = "seeds anew in each cell, and whole policies for CVaR and the worst cell"
     notes = []
     if numbers[-1] > 1:
-        drawn = "whole policies"
-        if over == "cells":
-            drawn = "seeds anew in each cell, and whole policies for CVaR and the worst cell"
         notes.append(f"Intervals: {level:.0%}, percentiles of a bootstrap over seeds ({seeds}) that draws {drawn}.")
-        if numbers[-1] < 5:
-            notes.append("With fewer than 5 seeds such intervals are too narrow: take them as a lower bound.")
+    if 1 < numbers[-1] < 5:
+        notes.append("With fewer than 5 seeds such intervals are too narrow: take them as a lower bound.")
     if numbers[0] == 1:
-        alone = [group.label for group in groups if len(group.seeds) == 1]
-        shown = ", ".join(alone[:5]) + (f" and {len(alone) - 5} more" if len(alone) > 5 else "")
-        notes.append(f"One seed has no interval, and says nothing of other seeds: {shown}.")
+        alone = named([group.label for group in groups if len(group.seeds) == 1])
+        notes.append(f"One seed has no interval, and says nothing of other seeds: {alone}.")
     return notes
 
 
-def in_words(value: float, low: float, high: float, decimals: int) -> str:
+def named(names: Sequence[str]) -> str:
+    """List names, of many the first five."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def in_words(estimate: Sequence[float], decimals: int) -> str:
     """Write an estimate with its interval, such as "412 [398, 425]"; "-" for what does not exist."""
+    value, low, _ = estimate
     if math.isnan(value):
         return "-"
-    shown, *ends = (f"{number + 0.0:.{decimals}f}" for number in (value, low, high))
+    shown, *ends = (f"{number + 0.0:.{decimals}f}" for number in estimate)
     return shown if math.isnan(low) else f"{shown} [{', '.join(ends)}]"
 
 
@@ -384,11 +344,10 @@ def _decimals(frame: pandas.DataFrame, name: str) -> int:
 def cells_of(summary: Summary) -> list[list[str]]:
     """Return the table as texts: the headings, then a row for each group."""
     frame = summary.frame
-    columns = {"": list(frame["label"]), "seeds": list(frame["seeds"].astype(str))}
+    shown = frame[["label", "seeds"]].astype(str).set_axis(["", "seeds"], axis=1)
     for name in (name for name in HEADINGS if frame[name].notna().any()):
         digits = _decimals(frame, name)
-        estimates = estimates_of(frame, name).to_numpy()
-        columns[HEADINGS[name]] = [in_words(value, low, high, digits) for value, low, high in estimates]
+        shown[HEADINGS[name]] = [in_words(each, digits) for each in estimates_of(frame, name).to_numpy()]
     if summary.baseline:
-        columns[HEADINGS["improvement"]][columns[""].index(summary.baseline)] = "baseline"
-    return [list(columns), *(list(row) for row in zip(*columns.values(), strict=True))]
+        shown.loc[frame["label"] == summary.baseline, HEADINGS["improvement"]] = "baseline"
+    return [list(shown), *shown.to_numpy().tolist()]

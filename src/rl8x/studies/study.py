@@ -1,19 +1,5 @@
 """A study: trainings under several configurations, hyperparameters and seeds, and their tests in all cells.
 
-    from rl8x.envs import CartPole
-    from rl8x.randomization import Uniform
-    from rl8x.studies import Study
-
-    study = Study(
-        train={"fixed": {"length": 0.5}, "wide": {"length": Uniform(0.25, 1.0)}},
-        test={"length": {"linspace": [0.1, 2.0, 21]}, "gravity": {"linspace": [2, 20, 21]}},
-        seeds=3,
-        env=CartPole,
-        max_steps=100,
-    )
-    study.run(jobs=2)
-    print(study.results())
-
 Its folder has all that it needs to go on after a kill; each training has a folder there (`rl8x.studies.training`), and
 its tracked run is a child of the study's. What is done is not done again.
 """
@@ -27,7 +13,9 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
+
+import pandas as pd
 
 from rl8x._version import __version__
 from rl8x.envs.cells import Support
@@ -42,9 +30,6 @@ from rl8x.tracking import MLflowTracker, sync
 from rl8x.tracking.journal import is_sent
 from rl8x.tracking.location import check_writable, make_mlruns
 from rl8x.tracking.locks import FolderLock, is_locked
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # The disk is full, or has become read-only
 _DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -132,8 +117,7 @@ class Study:
         check_backend(backend, cluster)
         if config.searches:
             search.check_optuna()
-        before = self._stored()
-        if before is not None and before.get("done") == (config.trials or 0):
+        if (self._stored() or {}).get("done") == (config.trials or 0):
             return self.results()
         config.check()
         with self._locked():
@@ -143,9 +127,8 @@ class Study:
             repeats = all(report == {"trials": config.trials, "failed": []} for report in stored["reports"])
             parent = ParentRun(config, stored["run_key"], repeats=repeats)
             shown = StudyProgress(progress or config.run.get("progress", "auto"), self.folder)
-            interrupted = True
+            interrupted, self.failed = True, {}
             try:
-                self.failed = {}
                 options = {"num_jobs": jobs, "backend": backend, "address": cluster, "say": shown.say}
                 for trainings in self._rounds(jobs):
                     self._train(trainings, parent, stored["run_key"], shown, options)
@@ -176,8 +159,7 @@ class Study:
         definition = stored.get("definition")
         if not isinstance(definition, dict) or not isinstance(stored.get("run_key"), str):
             raise StudyError(f"{path} cannot be read; give the study another `name`, or remove its folder.")
-        changes = self.config.changes(definition)
-        if changes:
+        if changes := self.config.changes(definition):
             raise StudyError(
                 f"the study in {self.folder} is another one: {'; '.join(changes)}. Change that back to go on with it, "
                 "or give this one another `name`."
@@ -228,18 +210,16 @@ class Study:
             yield self._trainings
             return
         optuna_study = search.open_search(self.folder, self.config)
-        per_trial = len(self.config.train) * len(self.config.seeds)
+        at_once = max(1, jobs // (len(self.config.train) * len(self.config.seeds)))
         # Its trial has ended, but somebody has removed what came out.
         ended = search.trials_of(optuna_study, self.config, ended=True)
         yield [each for each in ended if self._result_of(each) is None]
         tried = set[int]()
-        while trials := search.next_trials(optuna_study, self.config, max(1, jobs // per_trial), tried):
-            yield [training for trainings in trials for training in trainings]
-            for trainings in trials:
+        while trials := search.next_trials(optuna_study, self.config, at_once, tried):
+            yield [training for trainings in trials.values() for training in trainings]
+            tried.update(trials)
+            for number, trainings in trials.items():
                 results = [result for each in trainings if (result := self._result_of(each)) is not None]
-                number = trainings[0].trial
-                assert number is not None
-                tried.add(number)
                 if len(results) == len(trainings):
                     values = [float(result["means"]["test/returns/mean"]) for result in results]
                     search.tell(optuna_study, number, values, pruned=any(result["pruned"] for result in results))
@@ -253,11 +233,11 @@ class Study:
         self._trainings = list(({each.key: each for each in self._trainings} | by_key).values())
         left = {name: each for name, each in by_key.items() if self._result_of(each) is None}
         shown.begin(len(by_key), left)
-        jobs = [self._job(training, parent, key, options) for training in left.values()]
         for training in left.values():
             lock = FolderLock(self._folder_of(training))
             if is_locked(lock.folder):
                 shown.say(f"{training.label}: {lock.owner()} is still at it, and is waited for; end it if it hangs")
+        jobs = [self._job(training, parent, key, options) for training in left.values()]
         for done in do_jobs(jobs, run_job, **options):
             training = by_key[done["key"]]
             if "error" in done:
@@ -312,8 +292,6 @@ class Study:
 
     def _collect(self) -> pd.DataFrame:
         """Put the trainings' tables together, in the folder too."""
-        import pandas as pd
-
         frames = [table.read_training(self._folder_of(each), str(done["run_id"])) for each, done in self._finished()]
         frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
         table.write(self.folder / EVALUATIONS, table.as_plain(frame))
@@ -336,9 +314,9 @@ class Study:
         supports: dict[str, Support] = {}
         for training, result in self._finished():
             hull = supports.setdefault(training.training, {})
-            for name, (low, high) in result["support"].items():
-                before = hull.get(name, [low, high])
-                hull[name] = [min(low, before[0]), max(high, before[1])]
+            for name, ends in result["support"].items():
+                both = [*hull.get(name, ()), *ends]
+                hull[name] = [min(both), max(both)]
         return supports
 
     def report(self, **options: Any) -> Any:

@@ -14,9 +14,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import pandas
 from numpy.typing import NDArray
 
 from rl8x.config.spec import AlgorithmSpec
@@ -24,45 +25,24 @@ from rl8x.disk import replace_synced
 from rl8x.names import did_you_mean
 from rl8x.output import counted
 
-if TYPE_CHECKING:
-    import pandas
-
-TRAINING: Final = "training"
-"""Name of the training configuration, such as `wide`."""
+TRAINING: Final = "training"  # the name of the training configuration, such as `wide`
 SEED: Final = "seed"
-RUN: Final = "run_id"
-"""MLflow's id of the child run; empty where nothing is tracked."""
-ENV_STEPS: Final = "env_steps"
-"""Transitions that the policy had been trained on when it was evaluated; 0 where it learns from a data set."""
-UPDATES: Final = "updates"
-"""Updates that the policy had been trained by when it was evaluated."""
-FINAL: Final = "final"
-"""Whether the policy is the last of its training."""
-INSIDE: Final = "inside"
-"""Whether the cell lies in the support of what was trained on."""
-CELL: Final = "cell"
-"""Number of the cell, from 0: two cells of a sample may have the same values."""
-EPISODES: Final = "episodes"
-"""Episodes that were played in the cell."""
-RETURNS: Final = "returns"
-"""Mean of their undiscounted returns."""
-RETURNS_STD: Final = "returns_std"
-"""Standard deviation of their returns."""
-RETURNS_MIN: Final = "returns_min"
-LENGTHS: Final = "lengths"
-"""Mean of their lengths, in steps."""
-
-MEASURED: Final = (EPISODES, RETURNS, RETURNS_STD, RETURNS_MIN, LENGTHS)
-"""What is measured in a cell."""
+RUN: Final = "run_id"  # MLflow's id of the child run; empty where nothing is tracked
+ENV_STEPS: Final = "env_steps"  # transitions of training before the evaluation; 0 where it learns from a data set
+UPDATES: Final = "updates"  # updates before the evaluation
+FINAL: Final = "final"  # whether the policy is the last of its training
+INSIDE: Final = "inside"  # whether the cell lies in the support of what was trained on
+CELL: Final = "cell"  # its number, from 0: two cells of a sample may have the same values
+# What is measured in a cell: episodes, mean, standard deviation and minimum of their undiscounted returns, mean steps
+EPISODES, RETURNS, LENGTHS = "episodes", "returns", "lengths"
+MEASURED: Final = (EPISODES, RETURNS, "returns_std", "returns_min", LENGTHS)
 VARY: Final = "vary."
 TEST: Final = "test."
 
 EVALUATIONS: Final = "evaluations.json"
 DEFINITION: Final = "study.json"
 STUDY_TAG: Final = "rl8x.study"
-# Of a training, in its folder
-RESULT: Final = "result.json"
-_POINTS: Final = "points"
+RESULT: Final = "result.json"  # of a training, in its folder
 
 _NEEDED: Final = (TRAINING, SEED, ENV_STEPS, UPDATES, FINAL, INSIDE, CELL, EPISODES, RETURNS, LENGTHS)
 
@@ -85,13 +65,12 @@ def policies(frame: pandas.DataFrame) -> pandas.DataFrame:
     """
     by = [*who(frame), SEED]
 
-    def averaged(rows: pandas.DataFrame, how: str) -> pandas.Series:
-        return rows.groupby(by, sort=False, dropna=False)[RETURNS].agg(lambda each: getattr(each, how)(skipna=False))
+    def averaged(rows: pandas.DataFrame, how: str = "mean") -> pandas.Series:
+        return rows.groupby(by, sort=False, dropna=False)[RETURNS].agg(how, skipna=False)
 
-    parts = {"mean": averaged(frame, "mean"), "min": averaged(frame, "min")}
-    for name, rows in (("inside", frame[frame[INSIDE]]), ("outside", frame[~frame[INSIDE]])):
-        parts[name] = averaged(rows, "mean").reindex(parts["mean"].index)
-    return parts["mean"].to_frame("mean").assign(**parts).reset_index()
+    found = averaged(frame).to_frame("mean")
+    found = found.assign(min=averaged(frame, "min"), inside=averaged(frame[frame[INSIDE]]))
+    return found.assign(outside=averaged(frame[~frame[INSIDE]])).reset_index()
 
 
 def as_plain(frame: pandas.DataFrame) -> dict[str, list[Any]]:
@@ -101,8 +80,6 @@ def as_plain(frame: pandas.DataFrame) -> dict[str, list[Any]]:
 
 def from_plain(data: Mapping[str, Any]) -> pandas.DataFrame:
     """Make a table of plain data."""
-    import pandas
-
     return pandas.DataFrame(data["data"], columns=data["columns"])
 
 
@@ -136,19 +113,17 @@ def write(path: Path, data: Mapping[str, Any]) -> None:
 
 def read_points(folder: Path) -> dict[int, dict[str, Any]]:
     """Read what was measured of a training, by the steps of the trainer: `support`, and a table."""
-    files = {int(path.stem): path for path in (folder / _POINTS).glob("*.json") if path.stem.isdecimal()}
-    return {steps: point for steps in sorted(files) if (point := read_if_there(files[steps])) is not None}
+    steps = sorted(int(path.stem) for path in (folder / "points").glob("*.json") if path.stem.isdecimal())
+    return {at: point for at in steps if (point := read_if_there(point_file(folder, at))) is not None}
 
 
 def point_file(folder: Path, steps: int) -> Path:
     """Return the file of what is measured of a training after so many steps of the trainer."""
-    return folder / _POINTS / f"{steps}.json"
+    return folder / "points" / f"{steps}.json"
 
 
 def read_training(folder: Path, run_id: str) -> pandas.DataFrame:
     """Read the table of a training that has come to its end: the last point is that of the final policy."""
-    import pandas
-
     parts = [from_plain(point) for point in read_points(folder).values()]
     if not parts:  # somebody has removed them
         return pandas.DataFrame()
@@ -168,11 +143,9 @@ def about(definition: Mapping[str, Any]) -> dict[str, str]:
     varied = definition.get("vary") or {}
     tasks = varied.get("env") or [definition.get("env") or definition.get("eval_env")]
     algorithms = varied.get("algorithm") or [definition.get("algorithm") or AlgorithmSpec.algorithm]
-    names = [str(name).rpartition(".")[2].removesuffix("Config") for name in algorithms]
-    return {
-        "task": ", ".join(map(str, tasks)),
-        "algorithm": ", ".join(name.upper() if name.islower() else name for name in names),
-    }
+    names = (str(name).rpartition(".")[2].removesuffix("Config") for name in algorithms)
+    shown = (name.upper() if name.islower() else name for name in names)
+    return {"task": ", ".join(map(str, tasks)), "algorithm": ", ".join(shown)}
 
 
 # -- groups of policies
@@ -180,32 +153,24 @@ def about(definition: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Group:
-    """The policies of one training with one set of hyperparameters, one for each seed.
-
-    `label` names what groups differ in; `scores` are mean returns of the last policies, `[seeds, cells]`. `inside` says
-    whether each cell lies in what the policy was trained on: distributions that move go with each seed to other ends.
-    """
+    """The policies of one training with one set of hyperparameters, one for each seed."""
 
     training: str
     vary: Mapping[str, Any]
-    label: str
+    label: str  # names what groups differ in
     seeds: tuple[Any, ...]
-    scores: NDArray[np.float64]
-    inside: NDArray[np.bool_]
+    scores: NDArray[np.float64]  # mean returns of the last policies, `[seeds, cells]`
+    inside: NDArray[np.bool_]  # where that is what the policy was trained on: what moves goes with each seed elsewhere
 
 
 @dataclass(frozen=True)
 class Evaluations:
-    """The content of a table of evaluations.
-
-    `cells` has a row for each test cell, in the order of the scores' columns; `points` is the whole table without what
-    was left out, with a column `group`, the position in `groups`; `counts` says what evaluations and training took.
-    """
+    """The content of a table of evaluations."""
 
     groups: tuple[Group, ...]
-    cells: pandas.DataFrame
-    points: pandas.DataFrame
-    counts: str
+    cells: pandas.DataFrame  # a row for each test cell, in the order of the scores' columns
+    points: pandas.DataFrame  # the whole table without what was left out; `group` is the position in `groups`
+    counts: str  # what evaluations and training took
     notes: tuple[str, ...] = ()
 
     def group(self, name: str) -> Group:
@@ -224,12 +189,7 @@ def read_evaluations(table: pandas.DataFrame) -> Evaluations:
 
     A row that is there twice counts by its last copy. A policy that lacks a cell, or whose return is not finite in one,
     is left out and noted.
-
-    Raises:
-        ValueError: If the table has no rows, lacks a column, or no policy is complete.
     """
-    import pandas
-
     missing = [name for name in _NEEDED if name not in table]
     if table.empty:  # maybe without columns too: all trainings have failed so far
         raise ValueError("the table of evaluations is empty: no training of the study has been evaluated yet.")
@@ -260,12 +220,12 @@ def read_evaluations(table: pandas.DataFrame) -> Evaluations:
     for number, own in scores[complete].groupby(level="group"):
         vary = {name.removeprefix(VARY): firsts.loc[number, name] for name in by[1:]}
         groups[number] = Group(
-            str(firsts.loc[number, TRAINING]),
-            {name: value for name, value in vary.items() if value is not None},
-            labels[number],
-            tuple(own.index.get_level_values(SEED)),
-            own.to_numpy(dtype=np.float64),
-            inside.loc[own.index].to_numpy().astype(bool),
+            training=str(firsts.loc[number, TRAINING]),
+            vary={name: value for name, value in vary.items() if value is not None},
+            label=labels[number],
+            seeds=tuple(own.index.get_level_values(SEED)),
+            scores=own.to_numpy(dtype=np.float64),
+            inside=inside.loc[own.index].to_numpy().astype(bool),
         )
     if not groups:
         raise ValueError(f"no policy of the study is complete: {notes[0]}.")
@@ -273,9 +233,8 @@ def read_evaluations(table: pandas.DataFrame) -> Evaluations:
     points = table[~left_out & table["group"].isin(groups)]
     points = points.assign(group=points["group"].map({number: index for index, number in enumerate(groups)}))
     named = cells[tests].rename(columns=lambda name: name.removeprefix(TEST)).reset_index(drop=True)
-    return Evaluations(
-        tuple(groups.values()), named, points, _counts(table, table.drop_duplicates(point)), tuple(notes)
-    )
+    counts = _counts(table, table.drop_duplicates(point))
+    return Evaluations(tuple(groups.values()), named, points, counts, tuple(notes))
 
 
 def clock_of(points: pandas.DataFrame) -> str:
@@ -294,17 +253,14 @@ def _label(firsts: pandas.DataFrame, row: Any) -> str:
     """Name a group by what differs between groups, of each of which `firsts` has a row."""
     parts = [str(row[TRAINING])] if firsts[TRAINING].nunique() > 1 else []
     for name in who(firsts)[1:]:
-        value, values = row[name], list(firsts[name].unique())
+        value, values = row[name], firsts[name].unique()
         if len(values) > 1 and value is not None:
-            short = name.removeprefix(VARY).removeprefix("algorithm_config.")
-            parts.append(f"{short}={_number(value, values) if isinstance(value, float) else value}")
+            short, numbers = name.removeprefix(VARY), {each for each in values if isinstance(each, float)}
+            if isinstance(value, float):  # in six digits, unless that is how another is written too
+                is_short = len({f"{each:g}" for each in numbers}) == len(numbers)
+                value = f"{value:g}" if is_short else repr(float(value))
+            parts.append(f"{short.removeprefix('algorithm_config.')}={value}")
     return ", ".join(parts) or str(row[TRAINING])
-
-
-def _number(value: float, values: list[Any]) -> str:
-    """Write one of several values, a number, in six digits, unless that is how another is written too."""
-    numbers = {each for each in values if isinstance(each, float)}
-    return f"{value:g}" if len({f"{each:g}" for each in numbers}) == len(numbers) else repr(float(value))
 
 
 def _why_left_out(cells: pandas.DataFrame, inside: pandas.Series, is_finite: pandas.Series) -> str:
@@ -313,10 +269,8 @@ def _why_left_out(cells: pandas.DataFrame, inside: pandas.Series, is_finite: pan
         return f"lacks {lacks} of {len(cells)} cells"
     first = cells.iloc[int(np.argmin(is_finite))]
     at = ", ".join(f"{name.removeprefix(TEST)}={first[name]:g}" for name in cells if name.startswith(TEST))
-    such = f", such as {at}" if at else ""
-    return (
-        f"has returns that are not finite in {counted(int((~is_finite).sum()), 'cell', 'cells')} of {len(cells)}{such}"
-    )
+    such, many = f", such as {at}" if at else "", counted(int((~is_finite).sum()), "cell", "cells")
+    return f"has returns that are not finite in {many} of {len(cells)}{such}"
 
 
 def _counts(table: pandas.DataFrame, tested: pandas.DataFrame) -> str:

@@ -18,6 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import pandas
+import torch
+
 from rl8x import keys
 from rl8x.checkpoint import CheckpointError, listed
 from rl8x.config import RunSpec
@@ -31,8 +34,6 @@ from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.secrets import hide
 
 if TYPE_CHECKING:
-    import pandas
-
     from rl8x.trainers import Trainer, TrainStats
     from rl8x.trainers.grid import CellEvaluator
 
@@ -51,30 +52,25 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
     The job is plain data: `study` (the definition), `training`, `seed`, `vary`, `trial`, `folder`, `threads`,
     `tracking` (None, or arguments of `MLflowTracker`) and `trust`.
     """
-    folder = Path(job["folder"])
+    folder, key = Path(job["folder"]), job["key"]
     if not folder.parent.is_dir():
-        return {"key": job["key"], "error": f"{folder.parent} is not there: all workers must see the study's folder"}
+        return {"key": key, "error": f"{folder.parent} is not there: all workers must see the study's folder"}
     lock = FolderLock(folder)
     try:
         folder.mkdir(exist_ok=True)
         if not lock.acquire(_BUSY_WAIT_S):
-            return {"key": job["key"], "error": f"{lock.owner()} is still at it"}
-        try:
+            return {"key": key, "error": f"{lock.owner()} is still at it"}
+        with contextlib.ExitStack() as stack:
+            stack.callback(lock.release)
             done = table.read_if_there(folder / table.RESULT)
-            if done is None:
-                if job["threads"] is not None:
-                    import torch
-
-                    torch.set_num_threads(job["threads"])
-                done = _TrainingJob(job).run_to_end()
-            return {"key": job["key"], "result": done}
-        finally:
-            lock.release()
+            if done is None and job["threads"] is not None:
+                torch.set_num_threads(job["threads"])
+            return {"key": key, "result": _TrainingJob(job).run_to_end() if done is None else done}
     except Exception as error:
         with contextlib.suppress(OSError):
             # A traceback may contain file names that cannot be encoded, which must not end the other trainings.
             (folder / ERROR).write_text(hide(traceback.format_exc()), encoding="utf-8", errors="backslashreplace")
-        return {"key": job["key"], "error": " ".join(hide(described(error)).split())[:300]}
+        return {"key": key, "error": " ".join(hide(described(error)).split())[:300]}
 
 
 class _TrainingJob:
@@ -90,15 +86,15 @@ class _TrainingJob:
         data["checkpoints"] = {**data.get("checkpoints", {}), "directory": str(self.checkpoints)}
         self.run = RunSpec.from_plain(data, trust=job["trust"])
         self.metric_names = TESTED
+        self.searches = self.training.trial is not None
         self._evaluator: CellEvaluator | None = None
         self._measured: tuple[int, dict[str, Any]] = (-1, {})  # the step of the last test, and what it measured
-        self._searches = job["trial"] is not None
 
     def run_to_end(self) -> dict[str, Any]:
         """Train, test the last policy, log and keep what came out."""
         trainer = self._trainer()
         trainer.plan(self.run)
-        own: Any = [*self.run.run.conditions(self.run.trust), self._is_pruned] if self._searches else ...
+        own: Any = [*self.run.run.conditions(self.run.trust), self._is_pruned] if self.searches else ...
         trainer.run(stop_conditions=own, progress="none")
         result = self._conclude(trainer)
         table.write(self.folder / table.RESULT, result)
@@ -110,18 +106,12 @@ class _TrainingJob:
         """Make the trainer, or have it go on from the newest good checkpoint."""
         from rl8x.trainers import Trainer
 
-        tracker = self._tracker()
+        options: dict[str, Any] = {"tracker": self._tracker(), "callbacks": [self]}
         if listed(self.checkpoints):
             with contextlib.suppress(CheckpointError):
-                return Trainer.resume(
-                    self.checkpoints,
-                    auto=True,
-                    algorithm=self.run.make_algorithm(),
-                    tracker=tracker,
-                    callbacks=[self],
-                    trust=True,
-                )
-        return Trainer.from_spec(self.run, tracker=tracker, callbacks=[self])
+                algorithm = self.run.make_algorithm()
+                return Trainer.resume(self.checkpoints, auto=True, algorithm=algorithm, trust=True, **options)
+        return Trainer.from_spec(self.run, **options)
 
     def _tracker(self) -> Tracker:
         """Make the tracker: of a child of the study's run, with the same params as all others."""
@@ -129,8 +119,7 @@ class _TrainingJob:
             return NullTracker()
         training = self.training
         params = {"study.name": self.study.name, "study.training": training.training, "study.seed": training.seed}
-        if training.trial is not None:
-            params["study.trial"] = training.trial
+        params |= {"study.trial": training.trial} if self.searches else {}
         params |= {f"{table.VARY}{name}": value for name, value in training.vary.items()}
         return MLflowTracker(
             **self.job["tracking"],
@@ -151,7 +140,7 @@ class _TrainingJob:
         if points is None or (steps not in points if isinstance(points, Sequence) else steps % points):
             return None
         means = _means(self._measure(trainer))
-        if self._searches and should_prune(self.folder.parent, self.training, steps, means["test/returns/mean"]):
+        if self.searches and should_prune(self.folder.parent, self.training, steps, means["test/returns/mean"]):
             (self.folder / PRUNED).touch()
         return means
 
@@ -159,21 +148,18 @@ class _TrainingJob:
         """Test the present policy: a point of the table."""
         from rl8x.trainers.grid import CellEvaluator
 
-        algorithm, steps = trainer.algorithm, trainer.state[keys.STEPS]
+        algorithm, steps, run = trainer.algorithm, trainer.state[keys.STEPS], self.run
         if self._measured[0] == steps:
             return self._measured[1]
         if self._evaluator is None:
             needs_maker = algorithm.env_factory is None and algorithm.env is None  # it trains without an environment
-            self._evaluator = CellEvaluator(
-                algorithm,
-                self.cells,
-                episodes=self.study.episodes,
-                seed=self.study.test_seed,
-                env_factory=self.run.env.maker(self.run.trust, env=tested_env(self.run)) if needs_maker else None,
-            )
-        env = algorithm.env
-        config = self.study.train[self.training.training] if env is None else env.present_config()
-        trained = config, (self._evaluator if env is None else env).parameters, 1 if env is None else env.num_copies
+            maker = run.env.maker(run.trust, env=tested_env(run)) if needs_maker else None
+            how: dict[str, Any] = {"episodes": self.study.episodes, "seed": self.study.test_seed, "env_factory": maker}
+            self._evaluator = CellEvaluator(algorithm, self.cells, **how)
+        if (env := algorithm.env) is None:
+            trained: Any = self.study.train[self.training.training], self._evaluator.parameters, 1
+        else:
+            trained = env.present_config(), env.parameters, env.num_copies
         frame = self._table(trainer.state, inside(self.cells, *trained), self._evaluator.evaluate())
         measured = {"support": support(*trained), **table.as_plain(frame)}
         path = table.point_file(self.folder, steps)
@@ -184,8 +170,6 @@ class _TrainingJob:
 
     def _table(self, state: Mapping[str, Any], inside: Any, measured: Mapping[str, Any]) -> pandas.DataFrame:
         """Put what was measured in the cells into a table, whose columns are those of `rl8x.studies.table`."""
-        import pandas
-
         varied = {
             f"{table.VARY}{name}": value if isinstance(value, bool | int | float | str) else json.dumps(value)
             for name, value in self.training.vary.items()
@@ -205,37 +189,38 @@ class _TrainingJob:
 
     def _conclude(self, trainer: Trainer) -> dict[str, Any]:
         """Test the last policy; add what came out to the tracked run, which is over and stays so."""
-        measured, pruned = self._measure(trainer), self._searches and (self.folder / PRUNED).exists()
+        measured, pruned = self._measure(trainer), self.searches and self._is_pruned({})
+        state, clock, tracker = trainer.state, trainer.algorithm.clock, trainer.tracker
         for steps in table.read_points(self.folder):
-            if steps > trainer.state[keys.STEPS]:  # a kill came later than this end, of a training that cannot repeat
+            if steps > state[keys.STEPS]:  # a kill came later than this end, of a training that cannot repeat
                 table.point_file(self.folder, steps).unlink()
         means, headline = _means(measured), trainer.record.results.headline
-        result = {
+        row = {name.replace("test/", "result/", 1): value for name, value in means.items()}
+        if headline is not None:
+            row["best/returns/mean"] = headline[1].best
+        trainer.record.log(row, trains=False)
+        if pruned:
+            tracker.set_tags({"rl8x.pruned": "true"})
+        run_id = ""
+        if isinstance(tracker, MLflowTracker):
+            tracker.flush()
+            run_id = tracker.run_id or ""
+        path = self.folder / table.EVALUATIONS
+        table.write(path, table.as_plain(table.read_training(self.folder, run_id)))
+        log_table(tracker, path)
+        trainer.close()
+        return {
             "key": self.job["key"],
-            "run_id": "",
-            "steps": trainer.state[keys.STEPS],
-            "clock": trainer.algorithm.clock,
-            "at": trainer.state[trainer.algorithm.clock],
+            "run_id": run_id,
+            "steps": state[keys.STEPS],
+            "clock": clock,
+            "at": state[clock],
             "stop_reason": "pruned by the search" if pruned else trainer.stop_reason,
             "pruned": pruned,
             "support": measured["support"],
             "means": means,
             "curve": [] if headline is None else headline[1].points,
         }
-        row = {name.replace("test/", "result/", 1): value for name, value in means.items()}
-        if headline is not None:
-            row["best/returns/mean"] = headline[1].best
-        trainer.record.log(row, trains=False)
-        if pruned:
-            trainer.tracker.set_tags({"rl8x.pruned": "true"})
-        if isinstance(trainer.tracker, MLflowTracker):
-            trainer.tracker.flush()
-            result["run_id"] = trainer.tracker.run_id or ""
-        path = self.folder / table.EVALUATIONS
-        table.write(path, table.as_plain(table.read_training(self.folder, str(result["run_id"]))))
-        log_table(trainer.tracker, path)
-        trainer.close()
-        return result
 
 
 def _means(measured: Mapping[str, Any]) -> dict[str, float]:
