@@ -54,20 +54,12 @@ def run(words, monkeypatch):
     return main()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["train"],
-        ["train", "--help"],
-        ["train", "CartPole", "--dry-run"],
-        ["train", "NoSuchEnv", "--no-tracking"],
-        ["train", "NoSuchEnv", "tracking=false"],
-        ["envs", "NoSuchEnv"],
-        ["resume"],
-    ],
-)
-def test_where_nothing_is_tracked_no_process_is_started_for_it(words, started, monkeypatch, capsys):
-    run(words, monkeypatch)
+UNTRACKED = ["train", "train --help", "train CartPole --dry-run", "train NoSuchEnv --no-tracking"]
+
+
+@pytest.mark.parametrize("line", [*UNTRACKED, "train NoSuchEnv tracking=false", "envs NoSuchEnv", "resume"])
+def test_where_nothing_is_tracked_no_process_is_started_for_it(line, started, monkeypatch, capsys):
+    run(line.split(), monkeypatch)
     assert started == []
 
 

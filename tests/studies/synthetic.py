@@ -25,10 +25,8 @@ def evaluations(*, trainings=("fixed", "uniform"), seeds=3, vary=(None,), points
         offset = generator.normal(0, 20)
         for steps, final in [*((point, False) for point in points), (10_000, True)]:
             for cell in cells:
-                outside = [
-                    max(0.0, low - at, at - high)
-                    for at, (low, high) in zip(cell, (SUPPORTS[training][name] for name in grid), strict=True)
-                ]
+                ends = [SUPPORTS[training][name] for name in grid]
+                outside = [max(0.0, low - at, at - high) for at, (low, high) in zip(cell, ends, strict=True)]
                 returns = 400 * np.exp(-sum(outside)) * (1 + 0.1 * (value or 0)) * steps / 10_000 + offset
                 row = {"training": training, "seed": seed, "run_id": "", "env_steps": steps, "updates": 2 * steps}
                 row |= {"final": final, "cell": cells.index(cell)}
@@ -42,10 +40,7 @@ def evaluations(*, trainings=("fixed", "uniform"), seeds=3, vary=(None,), points
 def write_study(folder, table, supports=SUPPORTS, **definition):
     """Write a study's folder as `rl8x study` leaves it."""
     folder.mkdir(parents=True, exist_ok=True)
-    split = json.loads(table.to_json(orient="split", double_precision=15))
-    for name, content in (
-        ("evaluations.json", {"columns": split["columns"], "data": split["data"]}),
-        ("study.json", {"definition": definition, "supports": supports, "run_key": "0" * 32, "rl8x": "1.0"}),
-    ):
-        (folder / name).write_text(json.dumps(content))
+    (folder / "evaluations.json").write_text(table.to_json(orient="split", index=False, double_precision=15))
+    stored = {"definition": definition, "supports": supports, "run_key": "0" * 32, "rl8x": "1.0"}
+    (folder / "study.json").write_text(json.dumps(stored))
     return folder

@@ -103,23 +103,9 @@ def ray_here(tmp_path_factory):
         yield folder
 
 
-STUDY = {
-    "train": {"fixed": {"length": 0.5}},
-    "test": {"length": [0.25, 0.5]},
-    "seeds": 2,
-    "env": "CartPole",
-    "max_steps": 2,
-    "episodes": 2,
-    "tracking": False,
-    "progress": "none",
-    "algorithm_config": {
-        "num_envs": 8,
-        "horizon": 8,
-        "device": "cpu",
-        "num_threads": 1,
-        "model_config": {"hidden_sizes": [8]},
-    },
-}
+STUDY = {"train": {"fixed": {"length": 0.5}}, "test": {"length": [0.25, 0.5]}, "seeds": 2, "episodes": 2}
+STUDY |= {"env": "CartPole", "max_steps": 2, "tracking": False, "progress": "none"}
+SMALL = {"num_envs": 8, "horizon": 8, "device": "cpu", "num_threads": 1, "model_config": {"hidden_sizes": [8]}}
 
 
 @pytest.mark.parametrize(
@@ -128,8 +114,8 @@ STUDY = {
 def test_a_cluster_of_two_workers_gives_the_same_table(backend, tmp_path, monkeypatch, request):
     sent = request.getfixturevalue("ray_here") if backend == "ray" else None
     monkeypatch.chdir(tmp_path)
-    here = Study(name="here", **STUDY).run()
-    there = Study(name="there", **STUDY)
+    here = Study(name="here", algorithm_config=SMALL, **STUDY).run()
+    there = Study(name="there", algorithm_config=SMALL, **STUDY)
     frame = there.run(2, backend=backend)
     assert there.failed == {}
     assert frame.equals(here)

@@ -117,12 +117,12 @@ def test_rows_are_groups_of_training_and_hyperparameters():
     assert [len(group.seeds) for group in evaluated.groups] == [3] * 4
     summary = summarize(evaluated, baseline="uniform, lr=1")
     assert summary.frame["improvement"].isna().tolist() == [False, False, True, False]
-    with pytest.raises(
-        ValueError, match="'uniform' is the training of several groups; there are uniform, lr=1; uniform"
+    for baseline, says in (
+        ("uniform", "'uniform' is the training of several groups; there are uniform, lr=1; uniform"),
+        ("wide", "'wide' is no group of this study; there are fixed, lr=1"),
     ):
-        summarize(evaluated, baseline="uniform")
-    with pytest.raises(ValueError, match="'wide' is no group of this study; there are fixed, lr=1"):
-        summarize(evaluated, baseline="wide")
+        with pytest.raises(ValueError, match=says):
+            summarize(evaluated, baseline=baseline)
 
 
 def test_a_policy_that_lacks_cells_or_is_not_finite_is_left_out_and_named(table):
@@ -241,15 +241,8 @@ def test_figures_fit_the_number_of_test_parameters(table):
 @pytest.fixture(scope="module")
 def written(table, tmp_path_factory):
     """A report of a study's folder, with few figures, and that folder."""
-    folder = write_study(
-        tmp_path_factory.mktemp("studies") / "poles",
-        table,
-        SUPPORTS,
-        name="Poles <& masses>",
-        seeds=[0],
-        env="my.Pole",
-        algorithm="sac",
-    )
+    definition = {"name": "Poles <& masses>", "seeds": [0], "env": "my.Pole", "algorithm": "sac"}
+    folder = write_study(tmp_path_factory.mktemp("studies") / "poles", table, SUPPORTS, **definition)
     path = folder / "study.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"units": {"length": "m"}, "created": "2026-11-25"}))
     return report(folder, parameters=["length"], log=False), folder

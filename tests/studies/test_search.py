@@ -14,29 +14,19 @@ NEEDS = pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="o
 
 
 def make(trials, **changes):
-    options = {
-        "train": {"fixed": {}},
-        "test": {"length": [0.25, 0.5]},
-        "env": "CartPole",
-        "max_steps": 2,
-        "episodes": 2,
-        "evaluate_at": [1],
-        "tracking": False,
-        "progress": "none",
-        "vary": {
-            "lr": {"log_uniform": [1e-4, 1e-2]},
-            "horizon": {"int": [4, 8]},
-            "model_config": [{"hidden_sizes": [8]}],
-        },
-        "algorithm_config": {"num_envs": 8, "device": "cpu"},
-    }
-    return Study(trials=trials, **{**options, **changes})
+    vary = {"lr": {"log_uniform": [1e-4, 1e-2]}, "horizon": {"int": [4, 8]}, "model_config": [{"hidden_sizes": [8]}]}
+    options = {"train": {"fixed": {}}, "test": {"length": [0.25, 0.5]}, "env": "CartPole", "vary": vary}
+    options |= {"max_steps": 2, "episodes": 2, "evaluate_at": [1], "tracking": False, "progress": "none"}
+    return Study(trials=trials, **{**options, "algorithm_config": {"num_envs": 8, "device": "cpu"}, **changes})
 
 
-def test_a_resumed_training_decides_as_before(tmp_path):
-    def decide(trial, value):
-        return search.should_prune(tmp_path, Training("a", {}, 0, trial), 10, value)
+@pytest.fixture
+def decide(tmp_path):
+    """Tells of the same point of trials of one training whether they are pruned."""
+    return lambda trial, value: search.should_prune(tmp_path, Training("a", {}, 0, trial), 10, value)
 
+
+def test_a_resumed_training_decides_as_before(tmp_path, decide):
     # Three others say too little of the fourth.
     assert [decide(trial, value) for trial, value in enumerate([2.0, 3.0, 4.0, 1.0])] == [False] * 4
     assert decide(4, 2.4)  # the median is 2.5
@@ -48,10 +38,7 @@ def test_a_resumed_training_decides_as_before(tmp_path):
     assert not decide(7, 2.6)
 
 
-def test_a_return_that_is_not_a_number_is_the_worst(tmp_path):
-    def decide(trial, value):
-        return search.should_prune(tmp_path, Training("a", {}, 0, trial), 10, value)
-
+def test_a_return_that_is_not_a_number_is_the_worst(decide):
     assert not any(decide(trial, value) for trial, value in enumerate([math.nan, math.nan, 5.0, 1.0, 2.0]))
     assert decide(5, math.nan)
     assert not decide(6, 0.5)  # three are the worst of six
