@@ -317,6 +317,15 @@ class StudyConfig:
         combined = [dict(zip(self.vary, each, strict=True)) for each in itertools.product(*self.vary.values())]
         return [Training(name, dict(each), seed) for name in self.train for each in combined for seed in self.seeds]
 
+    def trainings_of_trial(self, number: int, vary: Mapping[str, Any]) -> list[Training]:
+        """List the trainings of a trial of a search.
+
+        Args:
+            number: The trial's number, from 0.
+            vary: Its value of each varied key.
+        """
+        return [Training(name, vary, seed, number) for name in self.train for seed in self.seeds]
+
     def first_trainings(self) -> list[Training]:
         """List one training of each configuration and set of hyperparameters; of ranges their ends."""
         # Of a choice all
