@@ -128,12 +128,13 @@ class Uncopyable(Walk):
     [
         lambda: Uncopyable(4),
         lambda: GymnasiumEnv(gymnasium.make_vec("CartPole-v1", 4)),
-        lambda: GymnasiumEnv(functools.partial(lambda env: env, Countdown()), 4),
+        lambda: GymnasiumEnv(functools.partial(lambda env: env, Countdown()), 1),
     ],
     ids=["cannot be copied", "live vector environment", "a function that gives one environment"],
 )
 def test_what_can_neither_be_copied_nor_made_again_has_sums_over_horizons_under_their_own_name(env):
-    trainer = make(env())
+    env = env()
+    trainer = make(env, num_envs=env.num_envs)
     assert trainer.evaluator is None
     with pytest.warns(UserWarning, match="can neither be copied nor made again") as caught:
         stats = run(trainer, steps_per_eval=1, max_steps=2)
@@ -143,7 +144,7 @@ def test_what_can_neither_be_copied_nor_made_again_has_sums_over_horizons_under_
     with pytest.raises(ValueError, match=r"Unknown metric 'eval/returns/mean' .*eval/horizon_returns/mean"):
         run(trainer, steps_per_eval=1, stop_conditions=[HitsUpperBound("eval/returns/mean", 475)])
     with pytest.raises(ValueError, match="neither be copied nor made again"):
-        make(env(), trainer={"eval_env": True})
+        make(env, num_envs=env.num_envs, trainer={"eval_env": True})
 
 
 def test_who_asks_for_the_training_environment_is_not_warned():

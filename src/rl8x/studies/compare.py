@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE: Final = "compare.html"
+_CURVE: Final = ("steps", "mean", "low", "high")
 _POINTS: Final = ["run_id", "metric", "step", "value"]
 # Of these a run has `best/NAME` of all its rows; in a study's training `best/returns/mean` is of evaluations.
 _WITH_BEST: Final = (*keys.EVALUATED_RETURNS, keys.TRAINED_RETURNS[0])
@@ -221,7 +222,7 @@ class Comparison:
         """
         tables = {"runs.csv": self.frame} | ({"groups.csv": self.grouped} if self.group_by else {})
         parts = [
-            pandas.DataFrame({"metric": metric, "group": label} | curve._asdict())
+            pandas.DataFrame({"metric": metric, "group": label} | dict(zip(_CURVE, curve, strict=True)))
             for metric in self.metrics
             for label, curve in self.curves(metric).items()
         ]
