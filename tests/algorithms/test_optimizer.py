@@ -8,6 +8,8 @@ from torch import nn
 from rl8x.algorithms import DQNConfig, PPOConfig, SACConfig
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply, make_rule
 from rl8x.envs import CartPole, Pendulum
+from rl8x.tracking import NullTracker
+from rl8x.trainers import Trainer
 
 CASES = [
     ("adam", {}, torch.optim.Adam, {}),
@@ -180,12 +182,20 @@ def test_weights_that_take_the_place_of_trained_ones_are_trained(name, put):
     assert not all(torch.equal(old, new) for old, (_, new) in zip(before, pairs, strict=True))
 
 
-def test_programs_go_on_with_the_tensors_that_they_hold():
+USES = {
+    "collect": lambda algorithm: algorithm.collect(),
+    "evaluate": lambda algorithm: algorithm.evaluate(),
+    "episodes": lambda algorithm: Trainer(algorithm, tracker=NullTracker(), eval_env=True).eval(),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_programs_go_on_with_the_tensors_that_they_hold(use):
     algorithm = trained("ppo")
     pointers = {name: tensor.data_ptr() for name, tensor in algorithm.policy.state_dict().items()}
     state = {name: tensor + 1 for name, tensor in algorithm.policy.state_dict().items()}
     algorithm.policy.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
-    algorithm.collect()
+    USES[use](algorithm)
     after = algorithm.policy.state_dict()
     assert {name: tensor.data_ptr() for name, tensor in after.items()} == pointers
     assert any("moments" in name for name in pointers)
@@ -216,6 +226,12 @@ def test_weights_that_cannot_be_trained_are_named(change, words):
     change(algorithm.policy)
     with pytest.raises(RuntimeError, match=words):
         algorithm.collect()
+
+
+def test_frozen_weights_are_evaluated():
+    algorithm = assigned(trained("ppo"))
+    algorithm.policy.requires_grad_(False)
+    assert algorithm.evaluate()["rewards/mean"] == 1.0
 
 
 def test_what_others_hold_is_not_replaced():

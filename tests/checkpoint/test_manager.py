@@ -137,7 +137,7 @@ def test_a_run_that_is_copied_while_it_runs_stays_its_own_process_s(mlruns, clie
 
 
 def test_a_run_that_is_resumed_from_another_folder_has_no_row_twice(mlruns, client, tmp_path, monkeypatch):
-    assert trains("dies_at_once").wait(240) == -signal.SIGKILL
+    assert trains("dies_at_once").wait(60) == -signal.SIGKILL
     (folder,) = (mlruns / "checkpoints").iterdir()
     spool = mlruns / "spool" / folder.name
     assert (folder / read(listed(folder)[-1]).metadata["run"]["spool"]).samefile(spool)
@@ -261,7 +261,7 @@ def test_a_moved_run_goes_on_where_it_is_by_its_last_lines(moved, mlruns, tmp_pa
 
 @pytest.mark.parametrize("ack", ["ahead of the spool", "lost"])
 def test_a_power_cut_loses_and_doubles_no_row(ack, mlruns, client, tmp_path, monkeypatch):
-    assert trains("dies_when_all_is_in_the_store").wait(240) == -signal.SIGKILL
+    assert trains("dies_when_all_is_in_the_store").wait(60) == -signal.SIGKILL
     (spool,) = (mlruns / "spool").iterdir()
     os.truncate(spool / "journal.jsonl", int((tmp_path / "synced").read_text()))
     assert read_ack(spool).offset > os.path.getsize(spool / "journal.jsonl")

@@ -306,15 +306,18 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         """What updates the weights."""
         return ()
 
-    def make_ready(self) -> None:
-        """Prepare for experience or updates: weights that were put in the place of trained ones are trained now.
+    def make_ready(self, *, trains: bool = True) -> None:
+        """Prepare to act or to learn: weights that were put in the place of trained ones are used and trained now.
+
+        Args:
+            trains: Whether they are to be trained; what is only evaluated may be frozen.
 
         Raises:
             RuntimeError: If they cannot be trained, or in `torch.inference_mode()`.
         """
         refuse_inference_mode()
         for optimizer in self.optimizers:
-            optimizer.rejoin()
+            optimizer.rejoin(trains=trains)
 
     # -- experience
 
@@ -360,7 +363,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         Returns:
             Statistics of these horizons by metric name.
         """
-        refuse_inference_mode()
+        self.make_ready(trains=False)
         assert self.horizons is not None, "there is no environment to evaluate in"
         return self.horizons.evaluate(env_config, deterministic=deterministic)
 

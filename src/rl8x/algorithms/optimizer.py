@@ -64,13 +64,16 @@ class FlatOptimizer:
             parameter.data, parameter.grad = values, gradients
         self._pointers = [parameter.data_ptr() for parameter in self.views]
 
-    def rejoin(self) -> None:
-        """Take over weights that were put in the place of the views, so that updates go on changing the module's.
+    def rejoin(self, *, trains: bool = True) -> None:
+        """Take over weights that were put in the place of the views, so that programs and updates have the module's.
 
         `module.to(...)` and back, `load_state_dict(assign=True)` and `copy.deepcopy` make tensors of their own.
 
+        Args:
+            trains: Whether they are to be trained; else they may be frozen.
+
         Raises:
-            RuntimeError: If they have another type, device or shape, or do not require gradients any more.
+            RuntimeError: If they have another type, device or shape, or are to be trained and do not require gradients.
         """
         for owner, name, own in self._buffers:  # which compiled programs hold, too
             put = owner[name]
@@ -78,12 +81,13 @@ class FlatOptimizer:
                 owner[name] = own.copy_(put)
         found = [(owner[name], i) for owner, name, i in self._places]
         views, pointers = self.views, self._pointers
-        if all(each is views[i] and each.data_ptr() == pointers[i] and each.requires_grad for each, i in found):
+        fits = not trains or all(each.requires_grad for each, _ in found)
+        if fits and all(each is views[i] and each.data_ptr() == pointers[i] for each, i in found):
             return
         for each, i in found:
             now, trained = (_kind(tensor) for tensor in (each, self.split(self.weights)[i]))
-            if now != trained or not each.requires_grad:
-                frozen = "" if each.requires_grad else ", frozen"
+            frozen = ", frozen" if trains and not each.requires_grad else ""
+            if now != trained or frozen:
                 raise RuntimeError(
                     f"the weights {self.names[i]!r} are {now}{frozen}, and are trained as {trained}. Move or freeze a "
                     "copy.deepcopy() of the policy; what is to stay as it is, freeze in the model's constructor."

@@ -268,7 +268,9 @@ def _make_trainer(run: RunSpec, folder: str) -> Trainer:
 def _peak_memory() -> int:
     """Return the most bytes that this process had resident; `ru_maxrss` of Linux counts its parent's before it."""
     known = _told_by("/proc/self/status", r"VmHWM:\s*(\d+) kB")
-    return int(known) * 1024 if known else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if known:
+        return int(known) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _time_iterations(trainer: Trainer, run: RunSpec, seconds: float) -> dict[str, Any]:

@@ -283,7 +283,7 @@ class EpisodeEvaluator:
     """Plays one episode in each copy of an environment of its own, made by `factory` if any, and measures them."""
 
     def __init__(self, env: Env, algorithm: GenericAlgorithmBase[Any], factory: Callable[..., Env] | None) -> None:
-        self.env, self.factory = env, factory
+        self.env, self.factory, self._algorithm = env, factory, algorithm
         self.generator = torch.Generator(algorithm.device).manual_seed(part_seed(algorithm.seed, "eval_sampling"))
         every, execution = algorithm.state_reset_every, algorithm.execution
         self._runner = EpisodeRunner(algorithm.policy, env, execution, self.generator, state_reset_every=every)
@@ -292,6 +292,7 @@ class EpisodeEvaluator:
     @torch.no_grad()
     def evaluate(self, env_config: Mapping[str, Any], *, deterministic: bool, training: Env | None = None) -> Stats:
         """Play an episode in every copy; moving parameters are drawn from their ranges in `training` at present."""
+        self._algorithm.make_ready(trains=False)
         state = None if training is None else training.parameter_state
         self.env.parameter_state.configure_for_evaluation(env_config, state)
         episodes, rewards, masks = self._runner, list[Tensor](), list[Tensor]()
