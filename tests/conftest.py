@@ -270,7 +270,7 @@ def apart(request, monkeypatch):
     """
     import torch  # no sooner than OMP_NUM_THREADS is set
 
-    from rl8x.algorithms import seeds
+    from rl8x.algorithms import hyperparameters
 
     threads = torch.get_num_threads()
     memory().unlink(missing_ok=True)
@@ -281,6 +281,6 @@ def apart(request, monkeypatch):
     if "store_process" not in request.keywords:
         monkeypatch.setattr("rl8x.tracking.shipping._Shipper", InProcess)
     if "RL8X_TESTS_REPEATABLE" in os.environ:
-        monkeypatch.setattr(seeds.secrets, "randbelow", random.Random(request.node.nodeid).randrange)
+        monkeypatch.setattr(hyperparameters.secrets, "randbelow", random.Random(request.node.nodeid).randrange)
     yield
     torch.set_num_threads(threads)

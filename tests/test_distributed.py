@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rl8x import distributed, keys
-from rl8x.algorithms.seeds import part_seed
+from rl8x.algorithms.hyperparameters import part_seed
 from rl8x.distributed import Ranks, ranks, sum_over_ranks, timeout_s
 from rl8x.rollouts.statistics import pool
 from rl8x.trainers.ranks import SignalGuard, agree

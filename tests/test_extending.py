@@ -113,7 +113,7 @@ import torch
 from rl8x import keys
 from rl8x.algorithms import GenericAlgorithmBase, OnlineConfig
 from rl8x.algorithms.hyperparameters import option
-from rl8x.algorithms.seeds import part_seed
+from rl8x.algorithms.hyperparameters import part_seed
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Stats
 

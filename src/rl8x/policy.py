@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from rl8x.disk import replace_synced
 from rl8x.distributions import Distribution, make_distribution
-from rl8x.distributions.registry import check_distribution
+from rl8x.distributions.base import check_distribution
 from rl8x.execution.execution import kept_generators
 from rl8x.execution.private import tree_flatten, tree_unflatten
 from rl8x.functional import RunningMoments
@@ -26,7 +26,7 @@ from rl8x.functional.statistics import ObsMoments
 from rl8x.importing import NOT_PLAIN, Trust, dotted_path, from_plain, import_class, to_plain
 from rl8x.keys import ACTION_MASK
 from rl8x.models import BUILTIN, Model, State, make_model
-from rl8x.models.registry import TrainingEffects, check_model, config_with_critic_obs, run_model
+from rl8x.models.base import TrainingEffects, check_model, config_with_critic_obs, run_model
 from rl8x.names import resolved_arguments
 from rl8x.plain import thawed
 from rl8x.portable import SUFFIX, Decision, check_finite, policy_bytes, read_policy, to_elements, to_rows, zeros

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_DTYPES: dict[str, torch.dtype] = {
+DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 }
@@ -123,9 +123,9 @@ def are_alike(one: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
 def torch_dtype(space: spaces.Space[Any]) -> torch.dtype:
     """Return the dtype of a tensor of the space's elements."""
     name = np.dtype(space.dtype).name if space.dtype is not None else "none"
-    if name not in _DTYPES:
-        raise ValueError(f"{describe_space(space)} has no dtype for a tensor; needs one of {', '.join(_DTYPES)}.")
-    return _DTYPES[name]
+    if name not in DTYPES:
+        raise ValueError(f"{describe_space(space)} has no dtype for a tensor; needs one of {', '.join(DTYPES)}.")
+    return DTYPES[name]
 
 
 def describe_space(space: object) -> str:

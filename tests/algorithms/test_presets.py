@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from rl8x.algorithms import DQNConfig, FastSACConfig, FastTD3Config, PPOConfig, SACConfig, TD3Config
-from rl8x.algorithms.hyperparameters import Default
-from rl8x.algorithms.presets import PRESETS
+from rl8x.algorithms.hyperparameters import PRESETS, Default
 from rl8x.cli.main import main
 from rl8x.cli.options import read_run
 from rl8x.config import RunSpec

@@ -3,7 +3,7 @@ import threading
 import numpy as np
 import torch
 
-from rl8x.algorithms.seeds import draw_seed, part_seed, seeded
+from rl8x.algorithms.hyperparameters import draw_seed, part_seed, seeded
 
 PARTS = ("env", "weights", "sampling", "minibatches", "eval_env", "eval_sampling")
 

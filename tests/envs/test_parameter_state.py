@@ -204,7 +204,7 @@ def test_ranks_begin_with_the_same_levels_and_seeds_with_others(monkeypatch):
     def levels(rank, seed):
         present = Ranks(rank, 2, rank)
         monkeypatch.setattr("rl8x.envs.parameter_state.ranks", lambda: present)
-        monkeypatch.setattr("rl8x.algorithms.seeds.ranks", lambda: present)
+        monkeypatch.setattr("rl8x.algorithms.hyperparameters.ranks", lambda: present)
         env = PPOConfig(num_envs=4, horizon=4, sgd_minibatch_size=4, seed=seed, device="cpu").build(CartPole).env
         env.reset(config={"length": Learnable(Uniform(0.1, 3.0), threshold=100, levels=8, candidates=8)})
         [group] = env.parameter_state.in_force.curricula

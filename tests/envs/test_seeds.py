@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rl8x import NullTracker, PPOConfig, Trainer
-from rl8x.algorithms.seeds import part_seed
+from rl8x.algorithms.hyperparameters import part_seed
 from rl8x.envs import BraxEnv, CartPole, GymnasiumEnv, MjlabEnv, VmasEnv
 from rl8x.envs.cells import make_cells
 from rl8x.envs.checks import narrow_seed

@@ -11,10 +11,9 @@ from rl8x.algorithms import DQNConfig, PPOConfig
 from rl8x.envs import CartPole
 from rl8x.execution import Execution
 from rl8x.execution import execution as module
-from rl8x.execution.captured import CapturedProgram
 from rl8x.execution.compiled import CompiledProgram
 from rl8x.execution.execution import flushed_denormals
-from rl8x.execution.programs import Loop, ProgramError, flat_of
+from rl8x.execution.programs import CapturedProgram, Loop, ProgramError, flat_of
 
 CPU = torch.device("cpu")
 
@@ -22,7 +21,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def captures(monkeypatch):
     """Let the CPU capture."""
-    monkeypatch.setattr("rl8x.execution.captured.capture_cuda", record_once)
+    monkeypatch.setattr("rl8x.execution.programs.capture_cuda", record_once)
 
 
 def build(env=CartPole, *, mode="graph", **options):
@@ -126,7 +125,7 @@ CAPTURES = []
 )
 def test_an_environment_that_cannot_be_captured_runs_eagerly_around_a_captured_policy(env, reason, monkeypatch):
     algorithm = build(env)
-    capture = execution.captured.capture_cuda
+    capture = execution.programs.capture_cuda
 
     def capturing(function):
         CAPTURES.append(1)
@@ -135,7 +134,7 @@ def test_an_environment_that_cannot_be_captured_runs_eagerly_around_a_captured_p
         finally:
             CAPTURES.clear()
 
-    monkeypatch.setattr("rl8x.execution.captured.capture_cuda", capturing)
+    monkeypatch.setattr("rl8x.execution.programs.capture_cuda", capturing)
     with pytest.warns(RuntimeWarning, match=f"{env.__name__} runs eagerly around a captured policy: {reason}"):
         algorithm.collect()
     assert algorithm.tags["rl8x.execution"] == "graph, environment eager"
@@ -286,7 +285,7 @@ def test_loops_of_an_accelerator_are_made_in_their_mode(mode, fails, monkeypatch
         make = {"compile": CompiledProgram._interpret, "graph": record_once}[mode]
         return refuse() if fails else make(function, *rest)
 
-    monkeypatch.setattr("rl8x.execution.captured.capture_cuda", count)
+    monkeypatch.setattr("rl8x.execution.programs.capture_cuda", count)
     monkeypatch.setattr(CompiledProgram, "_compile", count)
     execution = Execution("eager", "fp32", CPU)
     execution.mode = execution.target = mode

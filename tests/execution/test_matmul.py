@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.probes import described
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rl8x.execution import matmul as products
+from rl8x.execution import kernels as products
 from rl8x.execution.compiler import load
 from rl8x.execution.lowering import fused, lower
 from rl8x.execution.traces import ProgramDescription
@@ -38,7 +38,7 @@ def test_a_product_equals_the_usual_one(rows, terms, columns, transposed, biased
     usual = torch.bmm if stacked else torch.mm
     function = (torch.baddbmm if stacked else torch.addmm) if biased else usual
     given = (bias, left, right) if biased else (left, right)
-    record = make_fx(function, decomposition_table=products.DECOMPOSITIONS)(*given)
+    record = make_fx(function, decomposition_table=products.MATMULS)(*given)
     names = {str(node.target) for node in record.graph.nodes if "mm" in str(node.target)}
     assert names == (set() if products._thin_product(left, right) is not None else {f"aten.{usual.__name__}.default"})
     result, exact = record(*given), left.double() @ right.double() + (bias.double() if biased else 0.0)
@@ -49,9 +49,7 @@ def test_a_product_equals_the_usual_one(rows, terms, columns, transposed, biased
 def test_a_sum_with_another_batch_keeps_the_usual_product():
     whole, left, right = torch.ones(2, 8, 8), torch.ones(2, 8, 8), torch.ones(2, 8, 8)
     for scales in ({}, {"beta": 0.5}):
-        record = make_fx(
-            lambda *given, s=scales: torch.baddbmm(*given, **s), decomposition_table=products.DECOMPOSITIONS
-        )
+        record = make_fx(lambda *given, s=scales: torch.baddbmm(*given, **s), decomposition_table=products.MATMULS)
         first = whole if not scales else whole[:, :1]
         assert "aten.baddbmm.default" in [str(node.target) for node in record(first, left, right).graph.nodes]
 
@@ -73,7 +71,7 @@ def test_a_sum_with_another_batch_keeps_the_usual_product():
 def test_each_product_is_done_in_its_way(shape, fast, expected, monkeypatch):
     monkeypatch.setattr(products, "has_fast_linear", lambda: fast)
     left, right, bias = random_pair(*shape, False)
-    record = make_fx(torch.addmm, decomposition_table=products.DECOMPOSITIONS)(bias, left, right)
+    record = make_fx(torch.addmm, decomposition_table=products.MATMULS)(bias, left, right)
     found = [str(node.target) for node in record.graph.nodes]
     assert [name for name in found if "mm" in name or "linear" in name] == expected
 

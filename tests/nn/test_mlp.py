@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x.algorithms.off_policy.actor_critic import Critics
-from rl8x.execution import matmul as products
+from rl8x.execution import kernels as products
 from rl8x.execution.lowering import fused
 from rl8x.execution.traces import ProgramDescription
 from rl8x.nn import MLP, linear

@@ -8,7 +8,7 @@ from gymnasium.spaces import Box
 
 from rl8x import PPOConfig
 from rl8x.algorithms import BCConfig, DQNConfig, IQLConfig, PQNConfig, SACConfig, TD3Config
-from rl8x.algorithms.seeds import part_seed
+from rl8x.algorithms.hyperparameters import part_seed
 from rl8x.distributed import ranks
 from rl8x.envs import CartPole, Pendulum, Spread
 from rl8x.execution import execution

@@ -55,7 +55,7 @@ class Device:
             self._functions.refuse_waits(False)
 
     def capture(self, function):
-        """Stand in for `rl8x.execution.captured.capture_cuda`: nothing of Python runs in a replay."""
+        """Stand in for `rl8x.execution.programs.capture_cuda`: nothing of Python runs in a replay."""
         from tests.probes import record_once
 
         function()  # which may load and allocate

@@ -16,9 +16,9 @@ from tests.simulated_cuda.device import Device, build
 
 def pytest_configure() -> None:
     """Have torch take the device for a GPU."""
-    from rl8x.execution import captured
+    from rl8x.execution import programs
 
-    captured.capture_cuda = Device(Path(os.environ["LD_PRELOAD"])).capture
+    programs.capture_cuda = Device(Path(os.environ["LD_PRELOAD"])).capture
 
 
 def main(minutes: str) -> int:

@@ -20,7 +20,7 @@ from rl8x.algorithms import DQNConfig, IQLConfig, PPOConfig, PQNConfig, SACConfi
 from rl8x.checkpoint.tree import tensors_in
 from rl8x.cli.collect import record
 from rl8x.envs import CartPole, Pendulum
-from rl8x.execution import captured
+from rl8x.execution import programs
 from rl8x.randomization import Adaptive, Learnable, Uniform
 from rl8x.tracking import NullTracker
 from rl8x.trainers import Trainer
@@ -157,7 +157,7 @@ def main() -> None:
     device = Device(Path(sys.argv[1]))
     if "RANK" in os.environ:
         join_by_gloo()
-    captured.capture_cuda = device.capture
+    programs.capture_cuda = device.capture
     warnings.simplefilter("error", RuntimeWarning)
     for name in sys.argv[2:]:
         row = json.dumps(refusals(device) if name == "refusals" else run(name, device))

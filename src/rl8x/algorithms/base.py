@@ -20,21 +20,23 @@ from rl8x.algorithms.horizons import Horizons
 from rl8x.algorithms.hyperparameters import (
     check_names,
     check_options,
+    draw_seed,
     flatten_params,
     option,
+    part_seed,
     qualified_name,
     replaced_by_schedules,
     resolve_device,
+    seeded,
+    with_preset,
 )
 from rl8x.algorithms.memory_check import allocations_refused
 from rl8x.algorithms.optimizer import FlatOptimizer
-from rl8x.algorithms.presets import with_preset
-from rl8x.algorithms.seeds import draw_seed, part_seed, seeded
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
-from rl8x.models.registry import TrainingEffects
+from rl8x.models.base import TrainingEffects
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Stats, locate_non_finite
 from rl8x.rollouts.step import Rollout
@@ -145,7 +147,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         """Return the config with the values of a preset, but for what is given.
 
         Args:
-            name: A word of `rl8x.algorithms.presets.PRESETS`.
+            name: A word of `rl8x.algorithms.hyperparameters.PRESETS`.
             given: Hyperparameters by name.
 
         Raises:
@@ -422,7 +424,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         """Return a generator for a part of the run, on the device, seeded from the run's seed.
 
         Args:
-            part: The part's name; see `seeds.part_seed`.
+            part: The part's name; see `hyperparameters.part_seed`.
         """
         return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
 

@@ -43,7 +43,7 @@ from rl8x.distributions.composite import Composite
 from rl8x.envs import Env
 from rl8x.envs.observed import PARAMETERS
 from rl8x.envs.parameters import AnyEnvConfig
-from rl8x.models.registry import BUILTIN
+from rl8x.models.base import BUILTIN
 from rl8x.names import unknown_name
 from rl8x.policy import Policy, from_numbered
 from rl8x.rollouts.statistics import Number, Stats

@@ -30,7 +30,7 @@ from rl8x.algorithms.off_policy.updates import (
 )
 from rl8x.envs import Env
 from rl8x.functional import project
-from rl8x.models.registry import default_model
+from rl8x.models.base import default_model
 from rl8x.q_values import QPolicy, check_discrete
 from rl8x.rollouts.statistics import Number
 from rl8x.schedules import Schedule

@@ -1,20 +1,28 @@
-"""Declares hyperparameters as fields of frozen dataclasses: default, legal range and help text in one place."""
+"""What all configs share: fields with default, legal range and help text in one place, presets, seeds of the parts.
+
+A preset gives other defaults for another kind of work by one word: `PPOConfig.rl8(...)`, `preset: rl8` in a run file
+and `--preset rl8` mean the same, and what is given beside it wins. Every part of a run has a seed of its own, which is
+derived from the run's.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
 from rl8x.distributed import ranks
+from rl8x.execution.execution import kept_generators
 from rl8x.names import called_here
 from rl8x.plain import frozen
 
@@ -183,3 +191,119 @@ def flatten_params(name: str, value: Any) -> dict[str, Any]:
 def qualified_name(cls: type) -> str:
     """Return the dotted path of a class, or its bare name if it is rl8x's own."""
     return cls.__name__ if cls.__module__.startswith("rl8x.") else f"{cls.__module__}.{cls.__qualname__}"
+
+
+# The seeds of these parts are the words of one SeedSequence, in this order. Any other part has its own sequence.
+_PARTS: Final = ("env", "weights", "sampling", "minibatches", "eval_env", "eval_sampling")
+RULE: Final = "NumPy's SeedSequence of the seed; of ranks from 1 on, of seed, rank and part"
+"""Version of the derivation; ranks with different versions might draw the same numbers."""
+# Parts whose seeds are the same on all ranks; all others differ between ranks.
+_SHARED: Final = ("weights",)
+
+
+def draw_seed(seed: int | None) -> int:
+    """Return the seed given, or draw one, the same on all ranks."""
+    return ranks().first("the seed", secrets.randbelow(2**31)) if seed is None else seed
+
+
+def part_seed(seed: int, part: str, rank: int | None = None) -> int:
+    """Derive the seed of one part of a run, in [0, 2^63)."""
+    entropy: int | list[int] = seed if part in _PARTS else [seed, 1, *part.encode()]
+    rank = ranks().rank if rank is None else rank
+    if rank and part not in _SHARED:
+        entropy = [seed, 2, rank, *part.encode()]
+    words = np.random.SeedSequence(entropy).generate_state(len(_PARTS), dtype=np.uint64) >> np.uint64(1)
+    return int(words[_PARTS.index(part) if part in _PARTS and isinstance(entropy, int) else 0])
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's global generators, the CPU's and the device's, within the context; restore them afterwards."""
+    with kept_generators(device):
+        torch.manual_seed(seed)
+        yield
+
+
+PRESETS: Final[dict[str, dict[str, dict[str, Any]]]] = {
+    "PPO": {
+        # rl8's defaults: one batch of many copies.
+        "rl8": {
+            "num_envs": Default(8192),
+            "horizon": 32,
+            "gamma": 0.95,
+            "lr": 1e-3,
+            "lr_schedule": None,
+            "num_sgd_iters": 4,
+            "sgd_minibatch_size": None,
+            "max_grad_norm": 5.0,
+            "normalize_observations": False,
+            "model_config": {"hidden_sizes": [256, 256]},
+        },
+        # Thousands of copies on a GPU: few epochs of large minibatches, a 16th of the rollout each.
+        "gpu": {
+            "num_envs": Default(4096),
+            "horizon": 32,
+            "gamma": 0.99,
+            "lr_schedule": {"kind": "adaptive", "high": 1e-2},
+            "num_sgd_iters": 5,
+            "max_grad_norm": 1.0,
+            "model_config": {"hidden_sizes": [256, 256]},
+        },
+    },
+    # FastSAC's (Seo et al. 2025, arXiv:2512.01996).
+    "SAC": {
+        "gpu": {
+            "num_envs": Default(1024),
+            "horizon": 1,
+            "batch_size": 8192,
+            "updates_per_sample": 8 / 1024,
+            "warmup_steps": 10 * 1024,
+            "gamma": 0.97,
+            "tau": 0.125,
+            "critic_layer_norm": True,
+            "num_atoms": 101,
+            "return_bound": 5.0,
+            "policy_delay": 4,
+            "initial_alpha": 0.001,
+        },
+    },
+    # FastTD3's (Seo et al. 2025, arXiv:2505.22642).
+    "TD3": {
+        "gpu": {
+            "num_envs": Default(1024),
+            "horizon": 1,
+            "batch_size": 32768,
+            "updates_per_sample": 2 / 1024,
+            "warmup_steps": 10 * 1024,
+            "buffer_size": 10 * 1024 * 1024,
+            "gamma": 0.97,
+            "tau": 0.1,
+            "target_interval": 1,
+            "exploration_noise": 0.4,
+            "exploration_noise_min": 0.001,
+            "target_noise": 0.001,
+            "optimizer": "adamw",
+            "optimizer_config": {"weight_decay": 0.1},
+            "normalize_observations": True,
+            "model_config": {"hidden_sizes": [512, 256, 128]},
+            "critic_hidden_sizes": [1024, 512, 256],
+            "num_atoms": 101,
+            "return_bound": 5.0,
+        },
+    },
+}
+
+
+def with_preset(config_class: type, name: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters that were given, and those of a preset for the others."""
+    if name is None:
+        return dict(given)
+    algorithms = [cls.__name__.removesuffix("Config") for cls in config_class.__mro__]
+    algorithm = next((each for each in algorithms if each in PRESETS), algorithms[0])
+    presets = PRESETS.get(algorithm, {})
+    if name not in presets:
+        others = ", ".join(f"{other} ({', '.join(names)})" for other, names in PRESETS.items())
+        listed = f"{algorithm} has {' and '.join(presets)}" if presets else f"{algorithm} has none; others do: {others}"
+        raise ValueError(f"no preset {name!r}: {listed}.")
+    left_out = {"model_config"} if given.get("model") is not None else set()
+    return {key: value for key, value in presets[name].items() if key not in left_out} | dict(given)

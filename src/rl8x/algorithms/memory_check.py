@@ -22,12 +22,12 @@ import gymnasium
 import numpy as np
 import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from rl8x.algorithms.optimizer import Rule
 from rl8x.distributed import ranks
-from rl8x.execution.execution import kept_generators
-from rl8x.execution.memory import Unallocated, give_back_freed_memory
+from rl8x.execution.execution import give_back_freed_memory, kept_generators
 from rl8x.policy import Policy
 from rl8x.spaces import leaves
 
@@ -50,6 +50,11 @@ _NO_ROOM: Final = re.compile(
 )
 # Options that decide how much memory an algorithm takes.
 _SIZES: Final = ("model_config", "critic_hidden_sizes", "num_envs", "horizon", "buffer_size")
+
+
+# What makes tensors, and up to how many numbers they have memory in `Unallocated`.
+_FACTORIES: Final = frozenset((torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye))
+_SMALL: Final = 2**12
 
 
 @contextlib.contextmanager
@@ -98,6 +103,24 @@ class CountedNets:
     def add_target(self, name: str, *, of: str) -> None:
         """Count the weights of a target network."""
         self.need += self._weights[of]
+
+
+class Unallocated(TorchFunctionMode):
+    """Within it tensors have a shape, but neither numbers nor memory; small ones have both, since some are read."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Make a tensor of more than a few thousand numbers on no device, and leave it there."""
+        kwargs = kwargs or {}
+        if func in _FACTORIES:
+            shaped = func(*args, **{**kwargs, "device": "meta"})
+            return shaped if shaped.numel() > _SMALL else func(*args, **kwargs)
+        in_place = func.__name__.endswith("_") and not func.__name__.endswith("__")
+        stays = func is Tensor.to or (in_place and func is not Tensor.requires_grad_)
+        if stays and args and isinstance(args[0], Tensor) and args[0].is_meta:
+            return args[0]  # torch would import its compiler to say as much
+        if func is Tensor.clone and args[0].numel() > _SMALL:  # in copies of models that are given
+            return torch.empty_like(args[0], device="meta")
+        return func(*args, **kwargs)
 
 
 def check_networks(name: str, options: Collection[str], device: torch.device, count: Callable[[], int]) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.algorithms.hyperparameters import check_names_in
-from rl8x.execution.adam import adam_step, advance
+from rl8x.execution.kernels import adam_step, advance
 from rl8x.execution.private import places
 from rl8x.rollouts.statistics import any_not_finite
 

@@ -28,7 +28,7 @@ from rl8x.envs import Env
 from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, running_returns
 from rl8x.functional.statistics import pooled_moments
 from rl8x.models import State
-from rl8x.models.registry import TrainingEffects, default_model
+from rl8x.models.base import TrainingEffects, default_model
 from rl8x.policy import Evaluation, Policy
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Slot, actor_critic, with_final_obs

@@ -24,7 +24,7 @@ from rl8x.envs import Env
 from rl8x.envs.base import Step
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.functional import explained_variance, generalized_advantages
-from rl8x.models.registry import default_model
+from rl8x.models.base import default_model
 from rl8x.policy import Act
 from rl8x.q_values import QPolicy, check_discrete
 from rl8x.rollouts.statistics import Number, Stats

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rl8x import keys
-from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
+from rl8x.algorithms.hyperparameters import PRESETS, Default, given_for_nothing, option
 from rl8x.algorithms.off_policy.actor_critic import (
     CRITIC_METRICS,
     Actor,
@@ -35,7 +35,6 @@ from rl8x.algorithms.off_policy.updates import (
     UpdateResult,
     weighted_mean,
 )
-from rl8x.algorithms.presets import PRESETS
 from rl8x.distributions import Categorical, SquashedNormal
 from rl8x.rollouts.statistics import Number
 from rl8x.trees import tree_map, unflatten_tree

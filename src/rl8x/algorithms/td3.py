@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.hyperparameters import PRESETS, option
 from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, Actor, Critics, check_bounded, make_critics
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.learner import TAU, Learner, model_obs, observed
@@ -29,7 +29,6 @@ from rl8x.algorithms.off_policy.updates import (
     ReplayBatch,
     UpdateResult,
 )
-from rl8x.algorithms.presets import PRESETS
 from rl8x.distributed import ranks
 from rl8x.distributions import NoisyDeterministic
 from rl8x.rollouts.statistics import Number

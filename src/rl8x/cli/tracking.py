@@ -68,14 +68,14 @@ def cache(clear: bool) -> None:
     They are in RL8X_CACHE_DIR, or this user's cache folder; RL8X_CACHE_MB limits their size (500); programs
     that were used within the last hour stay.
     """
-    from rl8x.execution.artifacts import Artifacts
+    from rl8x.execution.artifacts import Artifacts, limit_mb
 
     artifacts = Artifacts()
     if clear:
         click.echo(f"{artifacts.clear() / 1e6:.1f} MB removed from {artifacts.folder}")
         return
     with users_mistakes():
-        limit = artifacts.limit_mb
+        limit = limit_mb()
     kept = artifacts.list()
     rows: list[tuple[str, ...]] = [("key", "MB", "last used", "torch")]
     for artifact in kept:

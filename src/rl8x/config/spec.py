@@ -16,8 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names as check_hyperparameters
-from rl8x.algorithms.hyperparameters import check_names_in, check_options, given_for_nothing, kind_of, option
-from rl8x.algorithms.presets import with_preset
+from rl8x.algorithms.hyperparameters import (
+    check_names_in,
+    check_options,
+    given_for_nothing,
+    kind_of,
+    option,
+    with_preset,
+)
 from rl8x.conditions import Condition, from_spec
 from rl8x.conditions.base import as_conditions, named, parts
 from rl8x.config.files import (

@@ -1,10 +1,9 @@
 """Distributions over actions, made from a model's features."""
 
-from rl8x.distributions.base import Actions, Distribution, Params
+from rl8x.distributions.base import BUILTIN, Actions, Distribution, Params, make_distribution
 from rl8x.distributions.composite import Composite
 from rl8x.distributions.continuous import NoisyDeterministic, Normal, SquashedNormal
 from rl8x.distributions.discrete import Bernoulli, Categorical, EpsilonGreedy, MultiCategorical
-from rl8x.distributions.registry import BUILTIN, make_distribution
 
 BUILTIN.update(
     categorical=Categorical,

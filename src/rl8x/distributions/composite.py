@@ -11,8 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rl8x.distributions.base import Actions, Distribution
-from rl8x.distributions.registry import make_distribution
+from rl8x.distributions.base import Actions, Distribution, make_distribution
 from rl8x.names import unknown_name
 from rl8x.spaces import describe_space, named_parts
 

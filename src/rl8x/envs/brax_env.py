@@ -24,6 +24,7 @@ from torch import Tensor
 from rl8x.envs.base import Carry, Observation, Step
 from rl8x.envs.bindings import Binding, Function, Scale, bindings_of, in_parameter
 from rl8x.envs.checks import check_rows
+from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.mujoco_model import ModelField, rows_of
 from rl8x.envs.parameters import Parameter
 from rl8x.envs.simulator import SimulatorEnv
@@ -74,6 +75,7 @@ class BraxEnv(SimulatorEnv):
             env = _named(env)
         if not hasattr(env, "observation_size"):
             raise TypeError(f"BraxEnv: env must be an environment of Brax or Playground, or a name; got {env!r}.")
+        self.episode_metrics = EpisodeMetrics(())
         self.made_from = env, frozen({"parameters": parameters})
         systems = Systems(bindings_of(parameters or {}, (SystemField, ModelField, Scale, Function), "BraxEnv"), env)
         self.parameters = systems.parameters

@@ -30,7 +30,7 @@ class SimulatorEnv(Env):
 
     takes_render_mode: ClassVar[bool] = False
     """Whether it renders frames where it is made with `render_mode="rgb_array"`."""
-    episode_metrics: EpisodeMetrics = EpisodeMetrics(())
+    episode_metrics: EpisodeMetrics
     made_from: tuple[Any, Mapping[str, Any]] | None = None
     """The arguments of its constructor, the first and others by name, frozen; None: it cannot be made again."""
     next_seed: int | None = None

@@ -28,8 +28,10 @@ AGENT_ID: Final = "agent_id"
 STATE: Final = "state"
 """The part of an observation that the critic alone sees, the same for all agents of a copy."""
 _REDUCTIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
-    name: functools.partial(function, dim=1)
-    for name, function in (("mean", torch.mean), ("sum", torch.sum), ("min", torch.amin), ("max", torch.amax))
+    "mean": functools.partial(torch.mean, dim=1),
+    "sum": functools.partial(torch.sum, dim=1),
+    "min": functools.partial(torch.amin, dim=1),
+    "max": functools.partial(torch.amax, dim=1),
 }
 
 

@@ -36,6 +36,15 @@ _MOST_NOTES: Final = 4096
 _LONG_AGO_S: Final = 600.0
 
 
+def limit_mb() -> float:
+    """Return the cache's size limit in MB; a `ValueError` if `RL8X_CACHE_MB` is not a finite number of at least 0."""
+    given = os.environ.get(LIMIT_VARIABLE, str(_LIMIT_MB))
+    with contextlib.suppress(ValueError):
+        if math.isfinite(limit := float(given)) and limit >= 0:
+            return limit
+    raise ValueError(f"{LIMIT_VARIABLE} must be a number of megabytes, finite and at least 0; got {given!r}.")
+
+
 class Artifact(NamedTuple):
     """A compiled program on disk."""
 
@@ -157,18 +166,9 @@ class Artifacts:
                 path.unlink()
         return freed
 
-    @property
-    def limit_mb(self) -> float:
-        """The cache's size limit in MB; a `ValueError` if `RL8X_CACHE_MB` is not a finite number of at least 0."""
-        given = os.environ.get(LIMIT_VARIABLE, str(_LIMIT_MB))
-        with contextlib.suppress(ValueError):
-            if math.isfinite(limit := float(given)) and limit >= 0:
-                return limit
-        raise ValueError(f"{LIMIT_VARIABLE} must be a number of megabytes, finite and at least 0; got {given!r}.")
-
     def trim(self) -> None:
         """Remove least recently used programs until the limit holds, except those that may be in use."""
-        left, since = self.limit_mb * 1e6, time.time() - _IN_USE_S
+        left, since = limit_mb() * 1e6, time.time() - _IN_USE_S
         for artifact in self.list():
             left -= artifact.size
             if left < 0 and artifact.used < since:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rl8x.execution import adam, matmul, private
+from rl8x.execution import kernels, private
 from rl8x.execution.traces import KEPT, ProgramDescription
 
 # `vec_isa_ok`: as in `private.trust_processor_flags`.
@@ -74,7 +74,7 @@ def lower(program: str, library: Path) -> None:
 def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
     """Compile a traced graph for an accelerator, in this process, with arguments like the examples, `[*]` each."""
     # Traced again, since the compiler needs the metadata that tracing records for every argument.
-    traced = make_fx(graph, decomposition_table=adam.DECOMPOSITIONS)(*[tensor.detach().clone() for tensor in examples])
+    traced = make_fx(graph, decomposition_table=kernels.ADAM)(*[tensor.detach().clone() for tensor in examples])
     _lower_operators()
     with torch.no_grad():
         compiled: Callable[..., Sequence[Tensor]] = private.inductor().standalone_compile(
@@ -86,7 +86,7 @@ def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Ca
 def fused(description: ProgramDescription) -> tuple[torch.fx.GraphModule, list[Tensor]]:
     """Return the graph to compile, with matmuls decomposed, and example inputs, `[*]` each."""
     # Probed before tracing, since traced tensors have no values to compare.
-    matmul.has_fast_linear()
+    kernels.has_fast_linear()
     _lower_operators()
     inputs = [
         torch.empty_strided(shape, stride, dtype=getattr(torch, dtype)).zero_()
@@ -96,7 +96,7 @@ def fused(description: ProgramDescription) -> tuple[torch.fx.GraphModule, list[T
     inputs = [each[0] if i in items else each for i, each in enumerate(inputs)]
     names: dict[str, Any] = {"torch": torch, "device": torch.device, "inf": float("inf"), "nan": float("nan")}
     exec(description.code, names)  # the source that torch.fx generated in the parent process
-    table = matmul.DECOMPOSITIONS | adam.DECOMPOSITIONS
+    table = kernels.MATMULS | kernels.ADAM
     function = functools.partial(names["forward"], None)
     graph = make_fx(function, decomposition_table=table, **private.FAKE_TRACING)(*inputs)
     keep_values(graph)
@@ -133,7 +133,7 @@ def _is_spread(node: torch.fx.Node, user: torch.fx.Node) -> bool:
     target, size = node.target, _numel(node)
     if not isinstance(target, type(KEPT)) or target.is_view or not node.all_input_nodes:
         return False
-    # A bias, which `matmul.product` negates, is as fast without, and what is reduced or written is in memory already.
+    # A bias, which `kernels.product` negates, is as fast without, and what is reduced or written is in memory already.
     cheap = torch.Tag.reduction in target.tags or target is torch.ops.aten.neg.default
     if torch.Tag.inplace in target.tags or (cheap and size > 1) or not 0 < _MANY * size <= _numel(user):
         return False
@@ -174,7 +174,7 @@ def _lower_operators() -> None:
         called = node(layout=layout, inputs=inputs, constant_args=options)
         return type(x).create(inductor.create_output_node(called))
 
-    for operator, lowering in ((KEPT, computed), (matmul.LINEAR, linear)):
+    for operator, lowering in ((KEPT, computed), (kernels.LINEAR, linear)):
         inductor.register_lowering(operator, type_promotion_kind=None)(lowering)
 
 

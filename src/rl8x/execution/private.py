@@ -81,7 +81,7 @@ def is_traced() -> bool:
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute `x weight^T + bias` by oneDNN; if the name is missing, `matmul.has_fast_linear` is False."""
+    """Compute `x weight^T + bias` by oneDNN; if the name is missing, `kernels.has_fast_linear` is False."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rl8x.execution import matmul, private
+from rl8x.execution import kernels, private
 from rl8x.nn.layers import LayerNormStack, LinearStack, initialise
 from rl8x.nn.layers import activation as make_activation
 
@@ -228,7 +228,7 @@ class _Perceptron(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, kinds: Sequence[type[nn.Module] | None], *weights: Tensor) -> Tensor:
         results = [x]
         for kind, weight, bias in zip(kinds, weights[::2], weights[1::2], strict=True):
-            result = matmul.multiply(results[-1], weight if weight.dim() == 3 else weight.t(), bias)
+            result = kernels.multiply(results[-1], weight if weight.dim() == 3 else weight.t(), bias)
             results.append(result if kind is None else _ACTIVATIONS[kind][0](result))
         ctx.kinds = kinds
         ctx.save_for_backward(*results, *weights)
@@ -266,12 +266,12 @@ def _gradients(
                 derivative.grad_input(gradient, results[i + 1], *arguments, grad_input=gradient)
         if needed[2 * i + 1]:
             both = (results[i], gradient) if stacked else (gradient, results[i])
-            gradients[2 * i + 1] = matmul.multiply_transposed(*both)
+            gradients[2 * i + 1] = kernels.multiply_transposed(*both)
         if needed[2 * i + 2]:
             gradients[2 * i + 2] = gradient.sum(-2, keepdim=gradient.dim() == 3)
         if not any(needed[: 2 * i + 1]):
             break
-        gradient = matmul.multiply(gradient, weights[2 * i].mT if stacked else weights[2 * i])
+        gradient = kernels.multiply(gradient, weights[2 * i].mT if stacked else weights[2 * i])
         gradients[0] = gradient if i == 0 else None
     return gradients
 

@@ -7,7 +7,7 @@ from rl8x.randomization.distributions import KINDS, Choice, Grid, LogUniform, No
 from rl8x.randomization.learnable import Learnable
 from rl8x.randomization.scheduled import Scheduled
 
-KINDS.update({cls.kind: cls for cls in (Scheduled, Adaptive, Learnable)})
+KINDS.update({Scheduled.kind: Scheduled, Adaptive.kind: Adaptive, Learnable.kind: Learnable})
 
 __all__ = [
     "KINDS",

@@ -301,7 +301,13 @@ class Grid(_Listed):
         return torch.tensor(self.values, dtype=torch.float32, device=noise.device).repeat(repeats)[:num_envs]
 
 
-KINDS: dict[str, type[ParameterDistribution]] = {cls.kind: cls for cls in (Uniform, LogUniform, Normal, Choice, Grid)}
+KINDS: dict[str, type[ParameterDistribution]] = {
+    Uniform.kind: Uniform,
+    LogUniform.kind: LogUniform,
+    Normal.kind: Normal,
+    Choice.kind: Choice,
+    Grid.kind: Grid,
+}
 
 
 def from_dict(form: Mapping[str, object]) -> ParameterDistribution:

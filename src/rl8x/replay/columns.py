@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from rl8x import spaces
+
 
 class Column(NamedTuple):
     """The shape of one named column in a row, `()` for a scalar, and its type."""
@@ -112,13 +114,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-DTYPES: Final = {
-    dtype_name(dtype): dtype
-    for dtype in (
-        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    )
-}
+DTYPES: Final = {**spaces.DTYPES, "bfloat16": torch.bfloat16}
 
 
 def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:

@@ -15,8 +15,8 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.horizons import ResetSchedule
+from rl8x.algorithms.hyperparameters import part_seed
 from rl8x.algorithms.memory_check import check_evaluation
-from rl8x.algorithms.seeds import part_seed
 from rl8x.conditions.kinds import is_collected
 from rl8x.distributed import ranks
 from rl8x.envs import Env, GymnasiumEnv, env_maker, validate

@@ -24,7 +24,7 @@ import torch
 
 from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.algorithms.seeds import RULE
+from rl8x.algorithms.hyperparameters import RULE
 from rl8x.checkpoint.tree import packed, unpacked
 from rl8x.distributed import RankError, ranks
 from rl8x.output import counted, described

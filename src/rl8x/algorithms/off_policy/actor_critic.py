@@ -17,8 +17,8 @@ from rl8x.distributions.discrete import inverse_cdf
 from rl8x.execution import Execution
 from rl8x.functional import expectation, project
 from rl8x.models import Model, State
+from rl8x.models.base import BUILTIN
 from rl8x.models.encoders import FlatObservations
-from rl8x.models.registry import BUILTIN
 from rl8x.nn.layers import LinearStack, masked_logits
 from rl8x.nn.mlp import check_sizes, hidden_gain, layer_stack, perceptron, plain_layers
 from rl8x.policy import Act, Policy

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
+from rl8x.algorithms.hyperparameters import part_seed, seeded
 from rl8x.algorithms.memory_check import CountedNets, check_networks, row_bytes
 from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig
 from rl8x.algorithms.off_policy.sources import (
@@ -51,7 +52,6 @@ from rl8x.algorithms.off_policy.updates import (
     update_stats,
 )
 from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
-from rl8x.algorithms.seeds import part_seed, seeded
 from rl8x.envs import Env, validate
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.envs.team import Team

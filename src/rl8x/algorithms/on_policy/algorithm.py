@@ -18,13 +18,12 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.horizons import Horizons
-from rl8x.algorithms.hyperparameters import nearest_divisor
+from rl8x.algorithms.hyperparameters import nearest_divisor, part_seed, seeded
 from rl8x.algorithms.memory_check import CountedNets, check_networks, check_training
 from rl8x.algorithms.on_policy.config import SEQ_LEN, OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import SequencePack, rounded_parts
 from rl8x.algorithms.on_policy.update import Objective, OnPolicyUpdater
 from rl8x.algorithms.optimizer import FlatOptimizer, make_rule, updates_not_finite
-from rl8x.algorithms.seeds import part_seed, seeded
 from rl8x.distributed import ranks
 from rl8x.envs import Env, validate
 from rl8x.envs.parameters import AnyEnvConfig

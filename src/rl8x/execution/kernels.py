@@ -1,13 +1,19 @@
-"""Matmul kernels for the CPU, chosen by shape and processor.
+"""Kernels of compiled programs: matmuls for the CPU, chosen by shape and processor, and a step of Adam.
 
 Matmuls of an update are either large, and take nearly all its time, or thin, such as a first layer with four inputs or
 a value head with one output. For thin ones a library call costs more than the arithmetic. Without this module compiled
 PPO is 37% slower on one thread (Zen 5).
+
+An Adam step on one flat vector of weights is torch's fused kernel in eager mode: the elementwise form makes nine passes
+over the weights and launches two dozen small operators, which takes three to five times as long, a tenth of an eager
+update of SAC (256 rows, two layers of 256). Traces contain the fused kernel, so that running a trace gives the same
+bits as the function. Lowering replaces it by the elementwise form, which Inductor fuses with the surrounding operators.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -141,7 +147,7 @@ def _suits_onednn(matrix: Tensor, columns: int) -> bool:
 
 
 # Decompositions of matmuls, applied by lowering.
-DECOMPOSITIONS: Final[dict[Any, Callable[..., Any]]] = {
+MATMULS: Final[dict[Any, Callable[..., Any]]] = {
     torch.ops.aten.mm.default: product,
     torch.ops.aten.addmm.default: lambda bias, left, right, **scales: (
         NotImplemented if scales or bias.dim() != 1 else product(left, right, bias)
@@ -185,3 +191,53 @@ def has_fast_linear() -> bool:
         return torch.equal(linear(x, weight, torch.ones(3)), x + 1.0)
     except Exception:  # a private operator, which other versions of torch may lack
         return False
+
+
+@functools.cache
+def adam_step(device: str, decoupled: bool) -> Callable[..., None]:
+    """Return what makes a step on a kind of device, with the arguments of torch's fused kernel, where there is one."""
+    return _FUSED[decoupled] if device in ("cpu", "cuda") else functools.partial(_elementwise, decoupled)
+
+
+def advance(
+    gradient: Tensor, first: Tensor, second: Tensor, step: Tensor, beta1: float, beta2: float
+) -> tuple[Tensor, Tensor]:
+    """Update the running means of gradients, `[size]`, and of their squares, in place; return their bias corrections.
+
+    These are 1 - beta^step, `[1]`, computed as -expm1(step log beta), which is accurate where beta^step is near 1.
+    """
+    first.mul_(beta1).add_(gradient, alpha=1.0 - beta1)
+    second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+    first_total, second_total = (torch.expm1(step * _log(beta)).neg() for beta in (beta1, beta2))
+    return first_total, second_total
+
+
+def _elementwise(
+    decoupled: bool, *vectors: Any, lr: Any, beta1: Any, beta2: Any, weight_decay: Any, eps: Any, **_: Any
+) -> None:
+    """Make the step of a fused kernel by elementwise operators.
+
+    Numerator and denominator are multiplied by sqrt(c2), as in section 2 of Kingma and Ba 2015, arXiv:1412.6980, so
+    that each weight costs one division.
+    """
+    [weights], [gradient], [first], [second], _, [step] = vectors
+    if weight_decay and decoupled:
+        weights.mul_(1.0 - lr * weight_decay)
+    elif weight_decay:
+        gradient = gradient + weight_decay * weights
+    first_total, second_total = advance(gradient, first, second, step, beta1, beta2)
+    unbias = second_total.sqrt()
+    root = second.sqrt().add_(eps * unbias)
+    weights.sub_((first / root).mul_(lr * unbias / first_total))
+
+
+def _log(beta: float) -> float:
+    return math.log(beta) if beta else -math.inf
+
+
+_FUSED: Final = {False: private.fused_adam(False), True: private.fused_adam(True)}
+ADAM: Final = {
+    _FUSED[False]: functools.partial(_elementwise, False),
+    _FUSED[True]: functools.partial(_elementwise, True),
+}
+"""Decompositions of Adam's fused kernels, applied by lowering."""
