@@ -19,9 +19,9 @@ from rl8x.algorithms.hyperparameters import Default, option, part_seed, resolve_
 from rl8x.algorithms.memory_check import Space, check_training, slot_bytes
 from rl8x.distributed import ranks
 from rl8x.envs import Env, GymnasiumEnv, env_maker
+from rl8x.envs.checks import is_vectorised
 from rl8x.envs.registry import steps_one_by_one
 from rl8x.envs.team import Team
-from rl8x.envs.vectorised import is_vectorised
 from rl8x.output import say
 from rl8x.policy import Policy
 from rl8x.rollouts.collector import Collector

@@ -9,12 +9,13 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import gymnasium
 import gymnasium.spaces as spaces
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from rl8x.envs.parameters import Parameter
@@ -23,6 +24,12 @@ from rl8x.trees import flatten_tree
 
 _RESET: Final = "(observation, info)"
 _STEP: Final = "(observation, reward, terminated, truncated, info)"
+
+
+def is_vectorised(env: object) -> TypeGuard[VectorEnv[Any, Any, Any]]:
+    """Say whether something steps many copies: a `VectorEnv`, or what has its attributes, as Isaac Lab has."""
+    names = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
+    return isinstance(env, VectorEnv) or (not isinstance(env, type) and all(hasattr(env, name) for name in names))
 
 
 def whole_number(number: Any, owner: str, name: str) -> int:

@@ -26,7 +26,7 @@ from torch import Tensor
 from rl8x.envs.base import Actions, Carry, Env, Observation, Step, apart
 from rl8x.envs.bindings import Attribute, Function, Scale, bindings_of
 from rl8x.envs.bound_parameters import BoundBatch, BoundCopies
-from rl8x.envs.checks import check_reset, check_step, check_time_limit, refuse_observing
+from rl8x.envs.checks import check_reset, check_step, check_time_limit, is_vectorised, refuse_observing
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.mujoco_model import ModelField
 from rl8x.envs.parameters import ResolvedConfig
@@ -35,7 +35,6 @@ from rl8x.envs.vectorised import (
     Source,
     ask_for_final_obs,
     autoreset_mode_of,
-    is_vectorised,
     own_kwargs,
     own_results,
     single_copies,

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import Any, Final, TypeAlias, TypeGuard
+from typing import Any, Final, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -16,7 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.wrappers import TimeLimit
 
 from rl8x.envs.bound_parameters import BoundCopies
-from rl8x.envs.checks import check_reset, check_step, check_takes_seeds, layers_of
+from rl8x.envs.checks import check_reset, check_step, check_takes_seeds, is_vectorised, layers_of
 from rl8x.names import did_you_mean, package_of
 
 Source: TypeAlias = "str | Callable[[], gymnasium.Env[Any, Any]] | VectorEnv[Any, Any, Any]"
@@ -28,12 +28,6 @@ _OF_MAKE_VEC: Final = ("num_envs", "vectorization_mode", "vector_kwargs", "wrapp
 
 # Running statistics of wrappers that normalise, and what rl8x has for the same.
 _STATISTICS: Final = {"obs_rms": "normalize_observations", "return_rms": "normalize_rewards"}
-
-
-def is_vectorised(env: object) -> TypeGuard[VectorEnv[Any, Any, Any]]:
-    """Say whether something steps many copies: a `VectorEnv`, or what has its attributes, as Isaac Lab has."""
-    names = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
-    return isinstance(env, VectorEnv) or (not isinstance(env, type) and all(hasattr(env, name) for name in names))
 
 
 def vectorised(
