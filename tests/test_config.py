@@ -161,6 +161,15 @@ def test_a_file_that_is_not_there(tmp_path):
         load_run_file(tmp_path / "folder.yaml")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("r.yaml", "env: A\nseed: 1\n"), ("r.toml", 'env = "A"\nseed = 1\n'), ("r.json", '{"env": "A",\n"seed": 1}')],
+)
+def test_files_that_editors_on_windows_write_are_read(tmp_path, name, text):
+    written = text.replace("\n", "\r\n").encode("utf-8-sig")
+    assert load_run_file(write(tmp_path, name, written)) == {"env": "A", "seed": 1}
+
+
 def test_anchors_and_merges_work(tmp_path):
     text = "a: &base {x: 1, y: 2}\nb: {<<: *base, y: 3}\nc: {<<: *base}"
     assert load_run_file(write(tmp_path, "r.yaml", text))["b"] == {"x": 1, "y": 3}

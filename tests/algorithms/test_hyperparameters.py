@@ -19,7 +19,7 @@ from rl8x.algorithms import (
     PQNConfig,
     SACConfig,
 )
-from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.hyperparameters import nearest_divisor, option
 from rl8x.envs import CartPole, Pendulum
 from rl8x.models import BUILTIN
 
@@ -123,3 +123,19 @@ def test_numbers_of_numpy_are_numbers():
     assert [type(each) for each in (config.num_envs, config.lr, config.shuffle_minibatches)] == [int, float, bool]
     with pytest.raises(TypeError, match=r"`num_envs` must be a whole number; got 4\.5"):
         PPOConfig(num_envs=np.float64(4.5))
+
+
+def test_the_nearest_divisor_is_that_of_a_plain_search():
+    for number in (1, 2, 7, 12, 64, 97, 360, 1009):
+        for wanted in range(1, number + 3):
+            found = min((each for each in range(1, number + 1) if number % each == 0), key=lambda n: abs(n - wanted))
+            assert nearest_divisor(number, wanted) == found
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"horizon": 2**63 - 25}, {"num_envs": 10**17 + 3}, {"num_envs": 2**62, "horizon": 2**62}]
+)
+def test_sizes_with_far_too_many_digits_are_refused_at_once(sizes):
+    for config in (PPOConfig, PQNConfig, DQNConfig):
+        with pytest.raises(ValueError, match=r"`num_envs` or `horizon`|`horizon`"):
+            config(device="cpu", **sizes).build(CartPole)

@@ -27,6 +27,8 @@ from rl8x.names import called_here
 from rl8x.plain import frozen
 
 T = TypeVar("T")
+# No memory has room for the square of it; a typing error that has more zeros is refused at once.
+_MOST_TRIED: Final = 10**6
 
 
 class Default(int):
@@ -169,8 +171,9 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def nearest_divisor(number: int, wanted: int) -> int:
-    """Return the divisor of a number that is nearest to the wanted value."""
-    divisors = {size for low in range(1, int(number**0.5) + 1) if number % low == 0 for size in (low, number // low)}
+    """Return the divisor of a number that is nearest to the wanted value, for numbers that fit into a memory."""
+    lows = range(1, min(math.isqrt(number), _MOST_TRIED) + 1)  # all of numbers up to the square of that
+    divisors = {size for low in lows if number % low == 0 for size in (low, number // low)}
     return min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))
 
 

@@ -64,7 +64,7 @@ def load_run_file(path: str | Path) -> dict[str, Any]:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise ValueError(f"too large: a run file has at most {_MAX_BYTES // 2**20} MiB")
-        data = _parse(content.decode("utf-8"), path.suffix.lower())
+        data = _parse(content.decode("utf-8-sig"), path.suffix.lower())  # editors on Windows write a mark first
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not a text in UTF-8 ({error.reason} at byte {error.start}).") from None
     except OSError as error:
