@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rl8x.algorithms import PPOConfig
+from rl8x.algorithms import DQNConfig, PPOConfig
 from rl8x.envs import CartPole
 from rl8x.keys import ACTION_MASK
 from rl8x.policy import Policy
@@ -155,3 +155,26 @@ def test_what_acts_in_other_libraries_is_answered_with_decide_and_load_algorithm
     for source, error in (("my-run", FileNotFoundError), (tmp_path, IsADirectoryError)):
         with pytest.raises(error, match=rf"^there is no file '{source}' .*: rl8x.load_algorithm\('{source}'\).policy$"):
             Policy.load(source)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", "must be a path, without NUL; got ''"),
+        ("a\0b", r"must be a path, without NUL; got 'a\\x00b'"),
+        (".", r"must be a file; got the folder '\.'\. Name a file in it"),
+        ("..", r"must be a file; got the folder '\.\.'"),
+        ("/", "must be a file; got the folder '/'"),
+    ],
+)
+def test_paths_that_name_no_file_are_refused(path, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    policy = Policy(X, spaces.Discrete(2))
+    with pytest.raises(ValueError, match=f"Policy.save: `path` {message}"):
+        policy.save(path)
+    assert not list(tmp_path.iterdir())
+    if "NUL" in message:
+        with pytest.raises(ValueError, match=f"Policy.load: `path` {message}"):
+            Policy.load(path)
+        with pytest.raises(ValueError, match=f"`buffer_path` {message}"):
+            DQNConfig(num_envs=2, device="cpu", buffer_path=path).build(CartPole)

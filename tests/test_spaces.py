@@ -35,6 +35,28 @@ def test_unsupported_spaces_are_named():
         check_supported(spaces.Tuple([]), "space")
 
 
+EMPTY = spaces.Box(-1, 1, (0,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "shown"),
+    [
+        (EMPTY, r"Box\(\[0\], float32\)"),
+        (spaces.Box(-1, 1, (3, 0), np.float32), r"Box\(\[3, 0\], float32\)"),
+        (spaces.MultiDiscrete(np.zeros(0, np.int64)), r"MultiDiscrete\(\[0\], int64\)"),
+        (spaces.Dict({"a": EMPTY, "b": spaces.Tuple([EMPTY])}), "Dict"),
+    ],
+)
+def test_spaces_without_a_number_are_refused(space, shown):
+    for owner in ("observation", "action"):
+        other = spaces.Box(-1, 1, (2,), np.float32)
+        both = (space, other) if owner == "observation" else (other, space)
+        declared = dict(zip(("observation_space", "action_space"), both, strict=True))
+        with pytest.raises(ValueError, match=rf"single_{owner}_space must have at least one number; got {shown}"):
+            GymnasiumEnv(type("Mine", (Steps,), declared), 2)
+    check_supported(spaces.Dict({"empty": space, "one": spaces.Discrete(1)}), "a part without numbers beside another")
+
+
 @pytest.mark.parametrize("key", [0, "arm/angle"])
 def test_keys_that_name_no_tensor_are_refused(key):
     parts = {"x": spaces.Dict({key: spaces.Box(0, 1, (2,))})}

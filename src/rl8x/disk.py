@@ -15,6 +15,13 @@ SUMS: Final = "SHA256SUMS"
 """The file of a folder that has the digests of the others."""
 
 
+def named_path(path: str | os.PathLike[str], owner: str) -> Path:
+    """Return a path that a user gave; `owner` is the argument."""
+    if not (text := os.fsdecode(path)).strip() or "\0" in text:
+        raise ValueError(f"{owner} must be a path, without NUL; got {path!r}.")
+    return Path(text)
+
+
 def is_own_file(path: Path) -> bool:
     """Whether a path is a file, not a link, of this user or root, and nobody else can write to it."""
     with contextlib.suppress(OSError):

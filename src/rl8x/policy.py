@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from rl8x.disk import replace_synced
+from rl8x.disk import named_path, replace_synced
 from rl8x.distributions import Distribution, make_distribution
 from rl8x.distributions.base import check_distribution
 from rl8x.execution.execution import kept_generators
@@ -559,11 +559,14 @@ class Policy(nn.Module):
 
         Raises:
             TypeError: If the policy is made of something that cannot be saved to a file.
+            ValueError: If the path names no file.
 
         Returns:
             The file's path.
         """
-        target = Path(path)
+        target = named_path(path, "Policy.save: `path`")
+        if target.name in ("", ".."):
+            raise ValueError(f"Policy.save: `path` must be a file; got the folder {str(path)!r}. Name a file in it.")
         target = target if target.suffix else target.with_suffix(SUFFIX)
         replace_synced(target, self.to_bytes())
         return target
@@ -612,7 +615,7 @@ class Policy(nn.Module):
             ValueError: If the file is damaged, is not a policy's, or is of a newer rl8x.
         """
         try:
-            content = Path(path).read_bytes()
+            content = named_path(path, "Policy.load: `path`").read_bytes()
         except (FileNotFoundError, IsADirectoryError) as error:
             raise type(error)(
                 f"there is no file {str(path)!r} that a policy's `save` wrote. For the policy of a run, by its name, "

@@ -142,13 +142,19 @@ def describe_space(space: object) -> str:
 
 
 def check_supported(space: object, name: str) -> None:
-    """Raise unless rl8x can work with a space."""
+    """Raise unless rl8x can work with a space, and there is a number in its elements."""
+    _check_parts(space, name)
+    if isinstance(space, spaces.Space) and not any(math.prod(leaf.shape or ()) for _, leaf in leaves(space)):
+        raise ValueError(f"{name} must have at least one number; got {describe_space(space)}.")
+
+
+def _check_parts(space: object, name: str) -> None:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for key, part in named_parts(space):
             # Flat names of tensors are made of the keys, joined by slashes.
             if not isinstance(key, str) or "/" in key:
                 raise ValueError(f"{name} must have texts without '/' as keys; got {key!r}. Rename that part.")
-            check_supported(part, f"{name}[{key!r}]" if isinstance(space, spaces.Dict) else f"{name}[{key}]")
+            _check_parts(part, f"{name}[{key!r}]" if isinstance(space, spaces.Dict) else f"{name}[{key}]")
         if not len(space.spaces):
             raise ValueError(f"{name} must have at least one part; got {describe_space(space)}.")
     elif isinstance(space, SUPPORTED):

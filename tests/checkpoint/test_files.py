@@ -381,6 +381,16 @@ def test_a_run_is_found_by_what_its_checkpoints_say(tmp_path, monkeypatch):
         assert find(name).path == path
 
 
+def test_a_checkpoint_knows_its_own_folder_by_any_path(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    paths = [files.write(folder, i, metadata(), {}) for i in (1, 2)]
+    (tmp_path / "link").symlink_to(paths[1])
+    monkeypatch.chdir(folder)
+    named = {str(paths[1]): True, paths[1].name: True, "../link": True, str(paths[0]): False, ".": False, "a\0b": False}
+    assert {source: read(paths[1]).is_at(source) for source in named} == named
+
+
 def test_a_run_is_found_by_a_run_file_with_a_password(tmp_path):
     plain = {"env": "CartPole", "tracking_uri": "http://me:p4ss@host"}
     path = put(tmp_path / "a", spec=plain, status="KILLED")

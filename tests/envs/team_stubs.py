@@ -76,6 +76,26 @@ class Shift(ParallelEnv):
         return None
 
 
+class OneInfo(Shift):
+    """Says all in dicts and arrays that it keeps, and empties them in a reset."""
+
+    def reset(self, seed=None, options=None):
+        seen, _ = super().reset(seed, options)
+        self.infos = getattr(self, "infos", {agent: {} for agent in self.possible_agents})
+        self.arrays = getattr(self, "arrays", {agent: np.zeros(3) for agent in self.possible_agents})
+        for agent, info in self.infos.items():
+            info["score"] = 0.0
+            self.arrays[agent][:] = seen.get(agent, 0.0)
+        return {agent: self.arrays[agent] for agent in seen}, self.infos
+
+    def step(self, actions):
+        seen, *results, infos = super().step(actions)
+        for agent, info in infos.items():
+            self.infos[agent]["score"] = info["score"]
+            self.arrays[agent][:] = seen[agent]
+        return {agent: self.arrays[agent] for agent in seen}, *results, self.infos
+
+
 class Unlike(Shift):
     """Agents that see different things."""
 

@@ -245,6 +245,19 @@ def test_agents_that_act_in_turn_are_converted_where_that_is_possible():
             torch.testing.assert_close(one, other)
 
 
+def test_what_an_environment_says_in_dicts_and_arrays_that_it_keeps_is_read_before_the_reset():
+    fresh, kept = (PettingZooEnv(make, 2, seed=0, metrics=["score"]) for make in (Shift, team_stubs.OneInfo))
+    carries = [env.carry for env in (fresh, kept) if env.reset()]
+    for _ in range(2 * LAST):
+        steps = []
+        for i, env in enumerate((fresh, kept)):
+            carries[i], step = env.advance(carries[i], torch.zeros(6, dtype=torch.int64), env.noise(1)[0])
+            steps.append(step)
+        for one, other in zip(*steps, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    assert steps[0].metrics["score"].tolist() == [2.0, 2.0, LAST, LAST, LAST, LAST]
+
+
 def test_a_time_limit_truncates_a_copy():
     env = PettingZooEnv(Shift, 1, seed=0, time_limit=4)
     env.reset()

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rl8x.algorithms.optimizer import Rule
+from rl8x.disk import named_path
 from rl8x.distributed import ranks
 from rl8x.execution.execution import give_back_freed_memory, kept_generators
 from rl8x.policy import Policy
@@ -167,7 +168,7 @@ def check_replay_on_disk(buffer_size: int, path: str, need: int) -> None:
     if not _CHECKS.get():
         return
     try:
-        Path(path).mkdir(parents=True, exist_ok=True)
+        named_path(path, "`buffer_path`").mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(path).free
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:

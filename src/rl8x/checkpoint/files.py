@@ -239,6 +239,10 @@ class Checkpoint:
         """How its run was made."""
         return spec_of(self.metadata)
 
+    def is_at(self, source: str | Path) -> bool:
+        """Whether its own folder was named, rather than its run."""
+        return os.path.isdir(source) and os.path.samefile(source, self.path)
+
 
 class KeptSegment(NamedTuple):
     """A segment of a checkpoint, which later ones may share: its file, and the digest that was written."""

@@ -174,7 +174,7 @@ def make_trainer(
     if run is not None:
         options["tracker"] = _tracker_to_same_store(run, checkpoint.metadata["run"])
         options["algorithm"] = run.make_algorithm()
-    named = Path(source).resolve() == checkpoint.path.resolve()
+    named = checkpoint.is_at(source)
     try:
         trainer = Trainer.resume(checkpoint.path if named else checkpoint.path.parent, **options)
     except CheckpointError as error:

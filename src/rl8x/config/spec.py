@@ -40,6 +40,7 @@ from rl8x.config.files import (
     restored_options,
     shortened,
 )
+from rl8x.disk import named_path
 from rl8x.envs import Env, env_maker
 from rl8x.importing import Trust, import_named
 from rl8x.names import did_you_mean, name_here
@@ -111,9 +112,8 @@ class Checkpoints(_Section):
         if self.directory is not None:
             if not isinstance(self.directory, str | os.PathLike):
                 raise TypeError(f"Checkpoints: `directory` must be a path or None; got {self.directory!r}.")
-            if not (path := os.fsdecode(self.directory)).strip() or "\0" in path:
-                raise ValueError(f"Checkpoints: `directory` must be a path, without NUL; got {self.directory!r}.")
-            object.__setattr__(self, "directory", Path(os.path.expanduser(self.directory)).absolute())
+            directory = named_path(self.directory, "Checkpoints: `directory`")
+            object.__setattr__(self, "directory", Path(os.path.expanduser(directory)).absolute())
 
 
 CheckpointsLike = Checkpoints | str | os.PathLike[str] | bool | None

@@ -144,6 +144,9 @@ class PettingZooEnv(SimulatorEnv):
                 obs[row], alive[row] = seen.get(agent), agent in env.agents and not flags[:, row].any()
             ended[copy] |= not any(alive[row] for _, row in self._rows(copy))
         over = np.tile(ended, self.num_agents)
+        told = {name for name in self.metric_names if any(name in report for report in reports)}
+        # Read before the resets, which may write into the same dicts.
+        info = {name: np.array([report.get(name, np.nan) for report in reports], np.float32) for name in told}
         # Of who is not there nothing goes on, and whoever comes begins an episode.
         flags[1] |= ~flags[0] & (over | ~alive | ~valid)
         final_obs = next_obs = self._seen(obs, self._states())
@@ -154,8 +157,6 @@ class PettingZooEnv(SimulatorEnv):
                 self._reset(copy, obs, alive, parameters)
             next_obs = self._seen(obs, self._states())
         gain, terminated, truncated = (self._tensor(part) for part in (rewards, *flags))
-        told = {name for name in self.metric_names if any(name in report for report in reports)}
-        info = {name: np.array([report.get(name, np.nan) for report in reports], np.float32) for name in told}
         told_of = parameters, info, carry["alive"], self._tensor(over)
         following, step = self._finish(carry, next_obs, gain, terminated, truncated, final_obs, *told_of)
         return following | {"alive": self._tensor(alive)}, step

@@ -116,7 +116,7 @@ def prepare(
         raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
     if not known or known[0].parent.resolve() != folder.resolve():  # a run's name or ID
         known = [path for path in listed(folder) if path.name <= checkpoint.path.name]
-    named, steps = Path(source).resolve() == checkpoint.path.resolve(), metadata["counters"][keys.STEPS]
+    named, steps = checkpoint.is_at(source), metadata["counters"][keys.STEPS]
     return checkpoint, Origin(steps=steps, known=known, tags=tags, overrides=overrides, named=named, auto=auto), options
 
 
