@@ -107,6 +107,32 @@ def test_an_outage_is_one_warning_and_nothing_is_lost(make, store, caplog):
     assert messages(caplog, logging.INFO) == ["tracking: the store takes rows again; what waited is being sent"] * 2
 
 
+def test_a_run_that_was_collected_is_told_once_though_python_ends_meanwhile(make, store, caplog, monkeypatch):
+    class Owner:
+        pass
+
+    owner, begun = Owner(), threading.Event()
+    warn = OpenRun._warn_of_rest
+
+    def slowly(run):
+        begun.set()
+        time.sleep(0.5)
+        warn(run)
+
+    monkeypatch.setattr(OpenRun, "_warn_of_rest", slowly)
+    store.down = True
+    run = make(owner=owner)
+    run.append(row(0))
+    del owner
+    assert begun.wait(60.0)
+    shipping._end_at_exit()
+    assert [text for text in messages(caplog, logging.WARNING) if "not all of the run has reached" in text] == [
+        f"tracking: not all of the run has reached the store (no answer); it is in {run.journal.folder}, and "
+        f"`rl8x sync {run.journal.folder} --to 'the store'` sends it"
+    ]
+    assert run not in shipping._open
+
+
 def test_a_store_that_is_away_from_the_start_is_told_at_the_end(make, store, caplog):
     store.down = True
     run = make()

@@ -67,7 +67,7 @@ class OpenRun:
         self.finish_timeout_s, self.outage_timeout_s = finish_timeout_s, outage_timeout_s
         self._told = {**TOLD, **told}
         self._owner = None if owner is None else weakref.ref(owner)
-        self._appending = threading.Lock()
+        self._appending = threading.RLock()
         self.last_call = LastCall()
         self.outage = ""  # why the store takes nothing now
         self._ended = self._is_left = False
@@ -149,7 +149,6 @@ class OpenRun:
         self._hear()
         if is_collected and (self.has_arrived or self._is_away(self.outage_timeout_s)):
             self._leave()
-            self._warn_of_rest()
 
     def _check_shipper(self) -> None:
         """Tell where the shipper shows no beat, and replace it where it is gone or has shown none for long."""
@@ -252,10 +251,12 @@ class OpenRun:
             self.wait(lambda: self.has_arrived, *timeouts, first_contact_s=FIRST_CONTACT_S, begin=begin)
         finally:  # a second Ctrl-C ends the waiting
             self._leave()
-        self._warn_of_rest()
 
     def _leave(self) -> None:
-        """Close the journal, and let the shipper end where no run needs it; what it has not sent it goes on to send."""
+        """Close the journal, tell what has not arrived, and let the shipper end where no run needs it.
+
+        What the shipper has not sent it goes on to send. The run is open until it is told: Python's end waits for that.
+        """
         with self._appending:
             if self._is_left:
                 return
@@ -263,7 +264,8 @@ class OpenRun:
             if self._silent_s >= SILENT_S and self._shipper is not None:
                 self._shipper.popen.kill()  # or it would keep `rl8x sync` away
             self._say("close")
-        self.journal.close()
+            self.journal.close()
+            self._warn_of_rest()
         _open.discard(self)
         shipper = None if _keeps else _unused()
         if shipper is not None:
