@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -30,13 +31,23 @@ def test_a_command_imports_neither_mlflow_nor_what_compiles(tmp_path):
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-def test_an_output_that_cannot_be_written_is_one_line():
+@pytest.mark.parametrize("words", ["train --help", "doctor"])
+def test_an_output_that_cannot_be_written_is_one_line(words):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "rl8x", "train", "--help"], stdout=full, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "rl8x", *words.split()], stdout=full, stderr=subprocess.PIPE, text=True
         )
     assert done.returncode == 2
     assert done.stderr == "rl8x: error: the output could not be written: No space left on device\n"
+
+
+def test_letters_that_a_terminal_lacks_are_escaped():
+    program = "import click, sys; from rl8x.cli import main\n"
+    program += "main._run = lambda *_: click.echo('run \\U0001f389 \\xfc'); sys.exit(main.main())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, env=os.environ | {"PYTHONIOENCODING": "latin-1"}
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"run \\U0001f389 \xfc\n", b"")
 
 
 @pytest.fixture

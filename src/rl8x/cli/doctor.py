@@ -22,7 +22,7 @@ import click
 from rl8x import trusted
 from rl8x._version import __version__
 from rl8x.disk import exposure
-from rl8x.output import counted, described, say, table
+from rl8x.output import counted, described, table
 from rl8x.processes import python_process
 
 # What the extras of the package are for.
@@ -95,11 +95,11 @@ def doctor() -> int:
     }
     for name, lines in sections.items():
         for head, line in itertools.zip_longest([name], _told(lines), fillvalue=""):
-            say(f"{head:<10}{line}")
-    say("\n".join(["", *_told(lambda: _features(requirements)), ""]))
+            click.echo(f"{head:<10}{line}")
+    click.echo("\n".join(["", *_told(lambda: _features(requirements)), ""]))
     for line in broken:
-        say(f"broken: {_hidden(line)}")
-    say("something essential is broken" if broken else "everything essential works")
+        click.echo(f"broken: {_hidden(line)}")
+    click.echo("something essential is broken" if broken else "everything essential works")
     return 1 if broken else 0
 
 

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import errno
 import importlib
+import io
 import os
 import re
 import sys
@@ -220,6 +221,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         sys.excepthook, warnings.showwarning = show_bug, show_warning
         forget_errors()
+        if isinstance(sys.stdout, io.TextIOWrapper):  # letters that a terminal lacks are escaped, as in errors
+            sys.stdout.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings():
         tolerate_warnings()
         trusted.news()
