@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 
@@ -425,6 +426,8 @@ def test_a_return_that_is_not_finite_makes_no_policy_the_best():
         ({"evaluate_at": [1, 50], "max_steps": 3}, "has step 50, but trainings end after `max_steps` = 3"),
         ({"evaluate_at": 9, "vary": {"max_steps": [3, 8]}, "max_steps": None}, "has step 9, .* = 8"),
         ({"name": "../x"}, "`name` must be"),
+        ({"directory": ""}, "`directory` must be a path, without NUL; got ''"),
+        ({"directory": "a\0b"}, "`directory` must be a path, without NUL"),
         ({"env": "Pendulum", "env_kwargs": {"time_limit": None}, "train": {"a": {}}, "test": {"g": [9]}}, "never end"),
         ({"stop_conditions": [{"hits_upper_bound": ["eval/returns/mean", 1]}]}, "no evaluations"),
         ({"env": Few, "episodes": 9}, "`episodes` is 9, .* has at most 8 copies: give as many, or fewer"),
@@ -497,6 +500,22 @@ def test_a_study_that_is_killed_anywhere_goes_on(here):
     assert resumed.run().equals(whole)
     assert resumed.failed == {}
     assert table.read(resumed.folder / "study.json")["done"] == 0
+
+
+@pytest.mark.parametrize("file", ["state.pt", "checkpoint.json"])
+def test_a_training_whose_checkpoints_are_all_damaged_says_so_and_how_to_begin_it_anew(here, file):
+    options = {"tracking": False, "max_steps": 4, "train": {"wide": TRAIN["wide"]}, "seeds": 1, "name": "damaged"}
+    killed_at(lambda: make(**options).run(), work._TrainingJob, "__call__", "before", 3)
+    study, (written,) = make(**options), (here / "mlruns/studies/damaged").glob("*/checkpoints/0*")
+    (written / file).write_bytes(b"{")
+    study.run()
+    folder = written.parents[1]
+    assert list(study.failed) == ["wide seed=0"]
+    told = study.failed["wide seed=0"]
+    assert told.startswith(f"CheckpointError: remove {folder} to train it anew: ")
+    assert re.search(rf"{file} (is damaged|does not have)", (folder / work.ERROR).read_text())
+    shutil.rmtree(folder)
+    assert study.run().equals(make(**{**options, "name": "whole"}).run())
 
 
 def test_a_simulators_training_that_was_killed_has_what_its_own_policies_measured(here, monkeypatch):

@@ -21,6 +21,7 @@ from rl8x.algorithms.hyperparameters import check_options, option
 from rl8x.config import RunSpec, apply_overrides, load_run_file
 from rl8x.config.files import ALIASES, algorithm_config_class, one_line, put_at, renamed, shortened
 from rl8x.config.spec import FIELDS, AlgorithmSpec, under_algorithm
+from rl8x.disk import named_path
 from rl8x.envs import Env
 from rl8x.envs import cells as test_cells
 from rl8x.envs.cells import Cells
@@ -122,6 +123,8 @@ class StudyConfig:
                 raise TypeError(f"`{name}` must be a text; got {shortened(getattr(self, name))}. Put it in quotes.")
         if not re.fullmatch(r"[\w][\w .:-]{0,79}", self.name):
             raise ValueError(f"`name` must be letters, digits, spaces and `_ - . :`, at most 80; got {self.name!r}.")
+        if self.directory is not None:
+            named_path(self.directory, "`directory`")
         object.__setattr__(self, "seeds", _listed_seeds(self.seeds))
         object.__setattr__(self, "evaluate_at", _listed_points(self.evaluate_at))
         self._check_train()

@@ -108,9 +108,11 @@ class _TrainingJob:
 
         options: dict[str, Any] = {"tracker": self._tracker(), "callbacks": [self]}
         if listed(self.checkpoints):
-            with contextlib.suppress(CheckpointError):
-                algorithm = self.run.make_algorithm()
-                return Trainer.resume(self.checkpoints, auto=True, algorithm=algorithm, trust=True, **options)
+            options |= {"auto": True, "algorithm": self.run.make_algorithm(), "trust": True}
+            try:
+                return Trainer.resume(self.checkpoints, **options)
+            except CheckpointError as error:
+                raise CheckpointError(f"remove {self.folder} to train it anew: {error}") from error
         return Trainer.from_spec(self.run, **options)
 
     def _tracker(self) -> Tracker:
