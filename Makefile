@@ -25,7 +25,8 @@ test-all: test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 --durations=10 --skipped
 	$(BIN)/python -m pytest $(LONG) -n 2 --dist loadfile --max-worker-restart=0 --durations=10
 
-# The tests, or those in TESTS, with another torch such as TORCH=2.14.1, in an environment of its own, by WORKERS processes.
+# The tests, or those in TESTS, with another torch such as TORCH=2.14.1, or another Python by PYTHON=python3.13 too, in an
+# environment of its own, by WORKERS processes.
 WORKERS ?= 2
 TORCH_BIN = .venv-torch-$(TORCH)/bin
 test-torch:

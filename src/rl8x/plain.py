@@ -39,7 +39,7 @@ class Loader(yaml.SafeLoader):
         before = self._values
         self._depth += 1
         if self._depth > MAX_DEPTH + 1:
-            raise ValueError("nested too deeply")
+            raise yaml.YAMLError("nested too deeply")
         node = super().compose_node(parent, index)
         assert node is not None
         self._depth -= 1

@@ -100,7 +100,7 @@ def _parse_yaml(text: str) -> Any:
         raise ValueError(f"{error.problem or error.context}{where}") from None
     except yaml.YAMLError as error:
         raise ValueError(one_line(error)) from None
-    except (TypeError, AttributeError, KeyError, IndexError, OverflowError) as error:
+    except (TypeError, AttributeError, LookupError, OverflowError, ValueError) as error:
         # PyYAML trips over some tags and escapes that do not fit their values (`!!bool maybe`, "\\UFFFFFFFF")
         raise ValueError(f"not plain YAML ({one_line(error)})") from None
 
