@@ -14,10 +14,12 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 from unittest import mock
 
 import hypothesis
 import pytest
+from _pytest.logging import LogCaptureHandler, caplog_handler_key, catching_logs
 from tests.forks import ForkedPython
 
 from rl8x.tracking import shipping
@@ -194,6 +196,15 @@ def mlflow_client(mlruns):
 
 
 @pytest.fixture
+def caplog(request):
+    """pytest's own, whose plugin is left out: it adds handlers to the 80 loggers of torch six times a test."""
+    with catching_logs(LogCaptureHandler()) as request.node.stash[caplog_handler_key]:
+        found = pytest.LogCaptureFixture(request.node, _ispytest=True)
+        yield found
+        found._finalize()
+
+
+@pytest.fixture
 def default_signals():
     """The dispositions of a process started at a terminal, here and in processes started from here.
 
@@ -211,7 +222,10 @@ def default_signals():
 class InProcess:
     """What the shipper is, without the process: MLflow is imported once for all tests, not once for each run."""
 
+    running: ClassVar = []
+
     def __init__(self, database):
+        self.running.append(self)
         self.popen = mock.Mock(pid=os.getpid(), returncode=None)
         self.shipper = Shipper(os.getpid())
         self.ended = False
@@ -237,6 +251,19 @@ class InProcess:
 
     def end(self):
         self.ended = True
+
+    @classmethod
+    def stop_all(cls):
+        """Forget the runs that a test leaves open: threads would look for more of each until the last test ends."""
+        if isinstance(shipping._shared, cls):
+            shipping._shared = None
+            shipping._open.clear()
+        while cls.running:
+            ship = cls.running.pop()
+            ship.ended = True
+            for tail in ship.shipper._tails.values():
+                tail._try = lambda: -1.0
+                tail.wake.set()
 
     leave_to_parent = end
     process = shipping._Shipper
@@ -284,3 +311,4 @@ def apart(request, monkeypatch):
         monkeypatch.setattr(hyperparameters.secrets, "randbelow", random.Random(request.node.nodeid).randrange)
     yield
     torch.set_num_threads(threads)
+    InProcess.stop_all()

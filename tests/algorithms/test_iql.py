@@ -114,8 +114,8 @@ def bandit(rewards, counts):
 
 def test_it_prefers_the_better_action_though_it_is_rare_and_by_how_much_the_temperature_says():
     data = bandit([0.0, 1.0], [90, 10])
-    options = {"batch_size": 64, "lr": 3e-3, "tau": 0.05, "expectile": 0.7, "temperature": 3.0}
-    algorithm = build(data, updates_per_step=1500, execution="eager", **options)
+    options = {"batch_size": 64, "lr": 1e-2, "tau": 0.1, "expectile": 0.7, "temperature": 3.0}
+    algorithm = build(data, updates_per_step=500, execution="eager", **options)
     algorithm.step()
     starts = torch.zeros(1, 1, dtype=torch.bool)
     with torch.no_grad():

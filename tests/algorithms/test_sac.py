@@ -153,7 +153,7 @@ def test_a_fixed_temperature_stays():
 # -- probes
 
 
-def learned(env, steps=60, **options):
+def learned(env, steps=25, **options):
     settings = {"warmup_steps": 64, "lr": 0.01, "tau": 0.05, "updates_per_sample": 1.0, "gamma": 0.9, "alpha": 0.0}
     settings |= {"batch_size": 32, "critic_hidden_sizes": [32]}
     algorithm = build(env, **{**settings, **options})
@@ -180,7 +180,7 @@ class FewLegal(Probe):
 
 
 def test_a_learned_temperature_keeps_an_entropy_that_the_mask_leaves_possible():
-    algorithm = learned(FewLegal, alpha=None, target_entropy_frac=0.9, steps=40)
+    algorithm = learned(FewLegal, alpha=None, target_entropy_frac=0.9)
     algorithm.collect()
     row = algorithm.step()
     assert row["monitors/entropy"] == pytest.approx(0.9 * math.log(2), abs=0.05)

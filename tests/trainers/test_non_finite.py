@@ -166,11 +166,12 @@ class EndsInNaN(gymnasium.Env):
 
 
 TWO, INTERVAL = spaces.Discrete(2), spaces.Box(-1.0, 1.0, (1,))
-REPLAYED = {"horizon": 8, "warmup_steps": 8, "batch_size": 8}
+NARROW = {"model_config": {"hidden_sizes": [4]}}
+REPLAYED = {"horizon": 8, "warmup_steps": 8, "batch_size": 8, **NARROW}
 LEARNERS = {
-    "ppo": (PPOConfig, TWO, {"horizon": 8, "normalize_observations": True}),
-    "ppo-lstm": (PPOConfig, INTERVAL, {"horizon": 8, "model": "lstm"}),
-    "pqn": (PQNConfig, TWO, {"horizon": 64}),
+    "ppo": (PPOConfig, TWO, {"horizon": 8, "normalize_observations": True, **NARROW}),
+    "ppo-lstm": (PPOConfig, INTERVAL, {"horizon": 8, "model": "lstm", "model_config": {"hidden_size": 4}}),
+    "pqn": (PQNConfig, TWO, {"horizon": 8, "sgd_minibatch_size": 8, **NARROW}),
     "dqn": (DQNConfig, TWO, REPLAYED),
     "dqn of 3 steps": (DQNConfig, TWO, REPLAYED | {"n_step": 3}),
     "sac": (SACConfig, INTERVAL, REPLAYED | {"normalize_observations": True}),

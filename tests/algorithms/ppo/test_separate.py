@@ -12,7 +12,7 @@ from rl8x.envs import CartPole, Env, Spread
 from rl8x.envs.team import Team
 from rl8x.models import MLPModel
 
-OPTIONS = {"num_envs": 8, "horizon": 8, "seed": 0, "device": "cpu", "sgd_minibatch_size": 16}
+OPTIONS = {"num_envs": 8, "horizon": 8, "seed": 0, "device": "cpu", "sgd_minibatch_size": 16, "execution": "eager"}
 
 
 class Roles(Env):
@@ -61,8 +61,8 @@ def test_a_stack_is_as_many_models_side_by_side(options):
 @pytest.mark.parametrize(
     ("options", "agent_id", "learns"),
     [
-        ({}, False, False),
-        ({}, True, True),
+        ({"model_config": {"hidden_sizes": [8]}}, False, False),
+        ({"model_config": {"hidden_sizes": [8]}}, True, True),
         ({"model_config": {"separate": True, "hidden_sizes": [8]}}, False, True),
         ({"model_config": {"separate": True, "hidden_sizes": [8]}, "recompute_advantages": True}, False, True),
         ({"model_config": {"separate": True, "hidden_sizes": [8]}, "sgd_minibatch_size": None}, False, True),
