@@ -14,7 +14,6 @@ PACKAGE = Path(__file__).parent.parent / "src" / "rl8x"
 # Each part with the others of its layer that it may import; all layers below are open to it.
 LAYERS: list[dict[str, set[str]]] = [
     {
-        "_version": set(),
         "keys": set(),
         "names": set(),
         "trees": set(),

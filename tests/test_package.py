@@ -50,7 +50,7 @@ def test_nothing_lies_at_the_top_level_but_what_belongs_there():
 
 def test_the_version_stands_in_one_place():
     assert PYPROJECT["project"]["dynamic"] == ["version"]
-    assert PYPROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "rl8x._version.__version__"}
+    assert PYPROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "rl8x.__version__"}
     assert "version" not in PYPROJECT["project"]
     others = [path for path in PACKAGE.rglob("*.py") if f'"{__version__}"' in path.read_text()]
     assert others == [PACKAGE / "_version.py"]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rl8x._version import __version__
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rl8x.algorithms import (

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x._version import __version__
+from rl8x import __version__
 from rl8x.models import State
 from rl8x.spaces import describe_space, element_of, leaves, named_parts, torch_dtype
 from rl8x.trees import Tree, as_tensor, flatten_tree, unflatten_tree

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import gymnasium
 
-from rl8x._version import __version__
+from rl8x import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names, resolve_device
 from rl8x.algorithms.memory_check import no_memory_checks

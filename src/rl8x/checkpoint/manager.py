@@ -17,8 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from rl8x import keys
-from rl8x._version import __version__
+from rl8x import __version__, keys
 from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Best, Checkpoint, good, listed
 from rl8x.checkpoint.tree import CheckpointError, copied, segments_in

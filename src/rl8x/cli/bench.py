@@ -25,7 +25,7 @@ from typing import Any, Final
 import click
 import torch
 
-from rl8x._version import __version__
+from rl8x import __version__
 from rl8x.algorithms.hyperparameters import resolve_device
 from rl8x.cli.errors import FiniteRange, UserError, is_users_mistake, users_mistakes
 from rl8x.cli.options import RunCommand, find_modules_here, max_content_width, read_run

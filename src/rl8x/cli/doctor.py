@@ -19,8 +19,7 @@ from typing import Any, Final
 
 import click
 
-from rl8x import trusted
-from rl8x._version import __version__
+from rl8x import __version__, trusted
 from rl8x.disk import exposure
 from rl8x.output import counted, described, table
 from rl8x.processes import python_process

@@ -25,8 +25,7 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from rl8x import trusted
-from rl8x._version import __version__
+from rl8x import __version__, trusted
 from rl8x.cli.errors import report, show_bug, show_warning
 from rl8x.importing import importing_much
 from rl8x.names import did_you_mean

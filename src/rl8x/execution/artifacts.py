@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import platformdirs
 import torch
 
-from rl8x._version import __version__
+from rl8x import __version__
 from rl8x.disk import exposure, is_own_file
 
 # Environment variables: the cache's folder, and its size limit in MB. A program takes 0.5 MB.

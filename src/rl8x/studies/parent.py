@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from rl8x._version import __version__
+from rl8x import __version__
 from rl8x.output import counted
 from rl8x.studies import table
 from rl8x.studies.definition import StudyConfig

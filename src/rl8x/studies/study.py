@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 import pandas as pd
 
-from rl8x._version import __version__
+from rl8x import __version__
 from rl8x.envs.cells import Support
 from rl8x.importing import Trust
 from rl8x.studies import search, table

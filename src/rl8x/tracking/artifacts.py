@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from rl8x._version import __version__
+from rl8x import __version__
 from rl8x.tracking.journal import FILES, JOURNAL
 from rl8x.tracking.protocol import TrackingError, artifact_name, digest, legal_name, readable
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import torch
 
-from rl8x._version import __version__
+from rl8x import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import RULE
 from rl8x.checkpoint.tree import packed, unpacked

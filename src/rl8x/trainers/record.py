@@ -15,8 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from rl8x import keys
-from rl8x._version import __version__
+from rl8x import __version__, keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import qualified_name
 from rl8x.checkpoint import Checkpoint
