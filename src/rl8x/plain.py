@@ -149,6 +149,18 @@ class FrozenList(list[Any]):
         return list, (list(self),)
 
 
+def own_numbers(value: Any) -> Any:
+    """Return NumPy's numbers, within lists, tuples and dicts too, as Python's own, which files can hold."""
+    if isinstance(value, np.generic):  # such as np.int64(64)
+        return value.item()
+    if isinstance(value, dict):
+        return {key: own_numbers(item) for key, item in value.items()}
+    if isinstance(value, list) or type(value) is tuple:
+        items = map(own_numbers, value)
+        return list(items) if isinstance(value, list) else tuple(items)
+    return value
+
+
 def frozen(value: Any) -> Any:
     """Copy lists, dicts, arrays and tensors within each other, as such that cannot be changed (but for tensors).
 

@@ -20,8 +20,14 @@ from rl8x.algorithms import (
     SACConfig,
 )
 from rl8x.algorithms.hyperparameters import nearest_divisor, option
+from rl8x.conditions import WallTime
 from rl8x.envs import CartPole, Pendulum
 from rl8x.models import BUILTIN
+from rl8x.plain import own_numbers
+from rl8x.policy import Policy
+from rl8x.randomization import Adaptive, Learnable, Uniform
+from rl8x.tracking import NullTracker
+from rl8x.trainers import Trainer
 
 CONFIGS = [PPOConfig, PQNConfig, DQNConfig, SACConfig, BCConfig, DistillationConfig]
 
@@ -139,3 +145,53 @@ def test_sizes_with_far_too_many_digits_are_refused_at_once(sizes):
     for config in (PPOConfig, PQNConfig, DQNConfig):
         with pytest.raises(ValueError, match=r"`num_envs` or `horizon`|`horizon`"):
             config(device="cpu", **sizes).build(CartPole)
+
+
+def numpys(value):
+    """Return plain data with NumPy's numbers in the place of Python's."""
+    if isinstance(value, dict):
+        return {name: numpys(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(numpys, value))
+    kinds = {bool: np.bool_, int: np.int64, float: np.float64}
+    return kinds[type(value)](value) if type(value) in kinds else value
+
+
+CARTPOLE = CartPole.single_observation_space, CartPole.single_action_space
+ADAPTIVE = {"start": (0.4, 0.6), "thresholds": (5.0, 20.0), "step": 0.1, "episodes": 3}
+LEARNABLE = {"base": Uniform(0.4, 0.6), "levels": 2, "candidates": 3, "episodes": 4, "threshold": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("shown", "given"),
+    [
+        (
+            lambda given: dict(PPOConfig(**given).model_config),
+            {"model_config": {"hidden_sizes": [8, 4], "shared": True}},
+        ),
+        (lambda given: PPOConfig(**given).lr_schedule, {"lr_schedule": [[0, 1e-3], [100, 1e-4]]}),
+        (lambda given: PPOConfig(**given).optimizer_config, {"optimizer_config": {"eps": 1e-7, "betas": (0.9, 0.99)}}),
+        (lambda given: Policy(*CARTPOLE, **given).arguments, {"model_config": {"hidden_sizes": [8, 4]}}),
+        (lambda given: Policy(*CARTPOLE, model="gru", **given).arguments, {"model_config": {"hidden_size": 8}}),
+        (
+            lambda given: Policy(*CARTPOLE, model="attention", **given).arguments,
+            {"model_config": {"window": 3, "width": 8, "num_heads": 2}},
+        ),
+        (lambda given: Adaptive(**given).to_dict(), ADAPTIVE),
+        (lambda given: Learnable(**given).to_dict(), LEARNABLE),
+        (lambda given: WallTime(**given).arguments(), {"duration": 60}),
+        (lambda given: WallTime(**given).arguments(), {"duration": 0.5}),
+    ],
+)
+def test_numbers_of_numpy_are_kept_as_pythons_wherever_they_are_given(shown, given):
+    assert own_numbers(numpys(given)) == given
+    own, numpy = shown(given), shown(numpys(given))
+    assert repr(own) == repr(numpy)  # in which their types show
+
+
+def test_counts_of_numpy_are_counts():
+    config = PPOConfig(num_envs=4, horizon=4, device="cpu", seed=0, model_config={"hidden_sizes": [8]})
+    trainer = Trainer(config.build(CartPole, time_limit=5), tracker=NullTracker(), num_eval_envs=np.int64(3))
+    assert trainer.evaluator.env.num_envs == 3
+    frames = [trainer.evaluate_grid({"length": [0.5]}, episodes=kind(2)) for kind in (int, np.int64)]
+    assert frames[0].equals(frames[1])

@@ -299,6 +299,6 @@ def check_widths(**widths: int) -> None:
 
 def check_sizes(name: str, sizes: Sequence[int]) -> None:
     """Refuse widths that are not whole numbers of at least 1."""
-    whole = isinstance(sizes, Sequence) and all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
-    if isinstance(sizes, str) or not whole or any(size < 1 for size in sizes):
+    legal = isinstance(sizes, Sequence) and not isinstance(sizes, str)
+    if not legal or not all(isinstance(size, numbers.Integral) and size is not True and size >= 1 for size in sizes):
         raise ValueError(f"`{name}` must be a list of whole numbers of at least 1, such as [256, 256]; got {sizes!r}.")

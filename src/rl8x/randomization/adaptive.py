@@ -83,7 +83,7 @@ class Adaptive(MovingDistribution):
             raise ValueError(f"Adaptive: `step` must be more than 0; got {self.step}.")
         if not 0 < self.boundary_share <= 1:
             raise ValueError(f"Adaptive: `boundary_share` must be in (0, 1]; got {self.boundary_share}.")
-        count(self.episodes, "Adaptive", "episodes", 1)
+        object.__setattr__(self, "episodes", count(self.episodes, "Adaptive", "episodes", 1))
         if self.limits is not None and not self.limits[0] <= self.start[0] <= self.start[1] <= self.limits[1]:
             raise ValueError(f"Adaptive: `start` must lie in `limits`; got {list(self.start)} and {list(self.limits)}.")
 

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl8x.plain import own_numbers
+
 
 def finite_number(value: object, owner: str, name: str) -> float:
     """Return `value` as a finite float, or raise naming the argument of `owner`."""
-    if isinstance(value, np.generic):
-        value = value.item()
+    value = own_numbers(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{owner}: `{name}` must be a finite number; got {value!r}.")
     return float(value)
@@ -30,10 +31,12 @@ def pair(values: object, owner: str, name: str, *, apart: bool = False) -> tuple
     return numbers
 
 
-def count(value: object, owner: str, name: str, least: int) -> None:
-    """Raise unless `value` is a whole number, at least `least`, naming the argument of `owner`."""
+def count(value: object, owner: str, name: str, least: int) -> int:
+    """Return `value` as a whole number, at least `least`, or raise naming the argument of `owner`."""
+    value = own_numbers(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{owner}: `{name}` must be a whole number, at least {least}; got {value!r}.")
+    return value
 
 
 def finite_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:

@@ -98,7 +98,7 @@ class Learnable(MovingDistribution):
         if self.bounds is not None:
             object.__setattr__(self, "bounds", pair(self.bounds, "Learnable", "bounds", apart=True))
         for name, least in (("levels", 1), ("candidates", 1), ("episodes", 2)):
-            count(getattr(self, name), "Learnable", name, least)
+            object.__setattr__(self, name, count(getattr(self, name), "Learnable", name, least))
         object.__setattr__(self, "level_share", finite_number(self.level_share, "Learnable", "level_share"))
         if not 0 <= self.level_share < 1:
             raise ValueError(f"Learnable: `level_share` must be in [0, 1); got {self.level_share}.")
