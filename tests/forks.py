@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl8x.tracking import shipper
+
 _MODULES = ("rl8x.cli.main", "tests.faults")
 _EXECUTED = inspect.signature(subprocess.Popen._execute_child)
 
@@ -97,6 +99,7 @@ def _meant(words: Sequence[str]) -> Callable[[], object] | None:
 
 def _become(do: Callable[[], object], given: dict[str, Any]) -> None:
     """Do something in a forked process as a fresh Python would."""
+    shipper._importing = threading.Lock()  # which a thread of this process may hold, and none of the new one
     try:
         if (given.get("process_group") or 0) >= 0 and given.get("process_group") is not None:
             os.setpgid(0, given["process_group"])
