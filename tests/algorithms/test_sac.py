@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from tests.algorithms.by_hand import batch_of, disturb, updated
-from tests.probes import Probe
+from tests.probes import OneStep, Probe
 
 from rl8x import keys
 from rl8x.algorithms import SACConfig
@@ -117,8 +117,13 @@ def test_an_update_is_that_of_the_papers(env, options):
             torch.testing.assert_close(one.detach(), two.detach(), rtol=1e-4, atol=1e-5)
 
 
+class SixNumbers(OneStep):
+    single_action_space = Box(-1.0, 1.0, (2, 3))
+
+
 def test_the_target_entropy_is_in_the_units_of_the_paper():
     assert build().target_entropy == -1.0
+    assert build(SixNumbers).target_entropy == -6.0
     assert build(CartPole).target_entropy == pytest.approx(0.98 * math.log(2))
     assert build(target_entropy=-0.5).params["target_entropy"] == -0.5
 
