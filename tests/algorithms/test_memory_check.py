@@ -171,6 +171,7 @@ def test_the_limits_of_control_groups(tmp_path):
     proc.write_text("3:cpu,memory:/job\n2:cpu:/x\n")
     stat = {"memory__usage_in_bytes": 70, "memory__stat": "total_inactive_file 20\n"}
     group("memory/job", memory__limit_in_bytes=100, **stat)
+    group("memory", memory__limit_in_bytes=2**63 - 4096, **stat)  # none
     assert left() == [50]
 
 

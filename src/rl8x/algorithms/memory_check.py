@@ -42,6 +42,8 @@ _EVALUATED: Final = 16 * (4 + 1)
 _USUAL: Final = 1.5
 # Bytes of networks that are not worth a word: Python and torch take more.
 _SMALL_NETWORKS: Final = 10**8
+# Bytes beyond which a control group's limit is none, as v1 writes it; what it uses takes longest to read.
+_NO_LIMIT: Final = 2**60
 _CHECKS: Final = ContextVar("checks", default=True)
 # What torch says where there is no room for a tensor, or could be none; the second group: bytes.
 _NO_ROOM: Final = re.compile(
@@ -232,10 +234,9 @@ def _left_in_groups(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/
         folder = base / path.strip("/")
         for each in (folder, *folder.parents):
             with contextlib.suppress(OSError, ValueError):  # no such group, or no limit: "max"
-                if each.is_relative_to(base):
+                if each.is_relative_to(base) and (most := int((each / limit).read_text())) < _NO_LIMIT:
                     stat = dict(line.split() for line in (each / "memory.stat").read_text().splitlines())
-                    used = int((each / usage).read_text()) - int(stat.get(cache, 0))  # caches are given back
-                    left.append(int((each / limit).read_text()) - used)
+                    left.append(most - int((each / usage).read_text()) + int(stat.get(cache, 0)))  # given back
     return left
 
 
