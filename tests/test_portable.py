@@ -304,9 +304,33 @@ def test_what_does_not_fit_a_decision_is_refused():
     for other in (torch.float64, torch.float16, torch.bfloat16):
         with pytest.raises(TypeError, match=rf"the weights are {other}, .* in float32: call policy\.float\(\)"):
             Policy(VECTOR, STEER, model_config=SMALL).to(other).decide(random_rows(3))
-    for wrong in ("left", None, [None] * 3):
+    for wrong in ("left", None, [None] * 3, [[1.0] * 4, [1.0]], [1j] * 4, torch.zeros(4, dtype=torch.complex64)):
         with pytest.raises(ValueError, match=r"`obs` must be numbers; got|the observation has no `obs`"):
             feedforward.decide(wrong)
     parts = Policy(Dict({"own": VECTOR, "agent_id": Discrete(3)}), STEER, model_config=SMALL)
     with pytest.raises(ValueError, match=r"has no `obs/agent_id`.* by name: 'agent_id', 'own'\."):
         parts.decide(random_rows(1)[0])
+
+
+@pytest.mark.parametrize(
+    ("space", "wrong", "shown"),
+    [
+        (Discrete(3), 3, r"Discrete\(3\); got 3"),
+        (Discrete(3), [0, -1], r"Discrete\(3\); got -1"),
+        (Discrete(3), 1.5, r"Discrete\(3\), whole numbers; got 1\.5"),
+        (Discrete(3), np.nan, r"Discrete\(3\), whole numbers; got nan"),
+        (Discrete(3, start=5), 4, r"Discrete\(3, start=5\); got 4"),
+        (MultiDiscrete([2, 3]), [1, 3], r"MultiDiscrete\(\[2\], int64\); got 3"),
+        (Box(0, 255, (2,), np.uint8), [0.25, 1.0], r"Box\(\[2\], uint8\), whole numbers; got 0\.25"),
+        (Box(0, 255, (2,), np.uint8), [300, 0], r"Box\(\[2\], uint8\), whole numbers; got 300"),
+        (Box(-8, 8, (2,), np.int8), torch.tensor([[0.0, np.inf]]), r"Box\(\[2\], int8\), whole numbers; got inf"),
+    ],
+)
+def test_whole_numbers_that_are_not_of_the_space_are_refused(space, wrong, shown):
+    policy = Policy(space, Discrete(2), model_config=SMALL)
+    with pytest.raises(ValueError, match=f"`obs` must be elements of {shown}"):
+        policy.decide(wrong)
+    element = space.sample()
+    whole = policy.decide(element).actions
+    for same in (np.asarray(element, np.float64), torch.as_tensor(element), np.asarray(element).tolist()):
+        assert policy.decide(same).actions == whole

@@ -14,13 +14,12 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import gymnasium
-import numpy as np
 import torch
 from torch import Tensor
 
 from rl8x import __version__
 from rl8x.models import State
-from rl8x.spaces import describe_space, element_of, leaves, named_parts, torch_dtype
+from rl8x.spaces import check_elements, describe_space, element_of, leaves, named_parts, torch_dtype
 from rl8x.trees import Tree, as_tensor, flatten_tree, unflatten_tree
 
 SUFFIX: Final = ".safetensors"
@@ -126,22 +125,31 @@ def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None =
                 if isinstance(space, gymnasium.spaces.Dict) and not isinstance(obs, Mapping | tuple):
                     hint = f" Give its parts by name: {', '.join(map(repr, space.spaces))}."
                 raise ValueError(f"the observation has no `{name}`; it must be of {describe_space(leaf)}.{hint}")
-        array = part if isinstance(part, Tensor) else np.asarray(part)
-        if not isinstance(array, Tensor) and array.dtype.kind not in "biuf":
-            raise ValueError(f"`{name}` must be numbers; got {part!r:.60}.")
-        tensor = as_tensor(array)
+        tensor = as_tensor(part, name=f"`{name}`")
         shape = tuple(leaf.shape or ())
         axes = tensor.dim() - len(shape)
         if axes not in (0, 1) or tuple(tensor.shape[axes:]) != shape:
             needed = f"{list(shape)}, or {['num', *shape]} for several".replace("'", "")
             raise ValueError(f"`{name}` must be shaped {needed}; got {list(tensor.shape)}.")
         batched.add(axes == 1)
-        tensor = tensor.to(device, torch_dtype(leaf))
+        raw, tensor = tensor, tensor.to(device, torch_dtype(leaf))
+        if not tensor.is_floating_point():
+            _check_whole(raw, tensor, leaf, f"`{name}`")
         rows[name] = tensor if axes else tensor.unsqueeze(0)
     if len(batched) > 1 or len({len(row) for row in rows.values()}) > 1:
         given = ", ".join(f"`{name}` {list(row.shape)}" for name, row in rows.items())
         raise ValueError(f"all parts must be of one observation, or of the same number; got {given}.")
     return unflatten_tree("obs", rows), batched.pop()
+
+
+def _check_whole(given: Tensor, whole: Tensor, space: gymnasium.Space[Any], name: str) -> None:
+    """Refuse numbers that are none of a space of whole ones: made whole, or of fewer bits, they would be others."""
+    wrong = given.to(whole.device, torch.float64) != whole.double()
+    if wrong.any():
+        number = given.to(whole.device)[wrong][0].item()
+        raise ValueError(f"{name} must be elements of {describe_space(space)}, whole numbers; got {number}.")
+    if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
+        check_elements(whole, space, name)
 
 
 def to_elements(space: gymnasium.Space[Any], actions: Any, *, batched: bool) -> Any:

@@ -164,6 +164,17 @@ def _check_parts(space: object, name: str) -> None:
         raise ValueError(f"{name} must be a gymnasium.spaces.{{{kinds}}}; got {describe_space(space)}.")
 
 
+def check_elements(actions: Tensor, space: spaces.Discrete | spaces.MultiDiscrete, owner: str) -> None:
+    """Raise on the CPU unless whole numbers, `[*, *shape]`, are elements of a space."""
+    if actions.device.type != "cpu":
+        return
+    first = torch.as_tensor(space.start)
+    number = torch.as_tensor(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+    wrong = ~((actions >= first) & (actions < first + number))
+    if wrong.any():
+        raise ValueError(f"{owner} must be elements of {describe_space(space)}; got {actions[wrong][0].item()}.")
+
+
 def check_mask(mask: spaces.Space[Any], actions: spaces.Space[Any], name: str) -> None:
     """Raise unless an action mask fits the action space.
 

@@ -16,18 +16,22 @@ Tree: TypeAlias = "Tensor | dict[str, Tree]"
 """A tensor, or a dict of trees; the parts of a `Tuple` space have the keys "0", "1", ..."""
 
 
-def as_tensor(value: Any, device: torch.device | str | None = None) -> Tensor:
-    """Return numbers, `[*]`, as a tensor: those of a tensor, of lists, or of an array.
+def as_tensor(value: Any, device: torch.device | str | None = None, *, name: str = "it") -> Tensor:
+    """Return numbers, `[*]`, as a tensor: those of a tensor, of lists, or of an array; refuse what is none, by a name.
 
     Torch refuses arrays that run backwards (a picture that was flipped), of another byte order or of long doubles, and
     warns of those that may not be written to: of such arrays it gets copies.
     """
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and not value.is_complex():
         return torch.as_tensor(value, device=device)
-    array = np.asarray(value)
-    if array.dtype.kind in "biuf":
-        is_long = array.dtype == np.longdouble
-        array = np.require(array, np.float64 if is_long else array.dtype.newbyteorder("="), ["C", "W", "A"])
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of several lengths
+        array = np.empty(0, object)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{name} must be numbers; got {value!r:.60}.")
+    is_long = array.dtype == np.longdouble
+    array = np.require(array, np.float64 if is_long else array.dtype.newbyteorder("="), ["C", "W", "A"])
     return torch.as_tensor(array, device=device)
 
 

@@ -390,6 +390,8 @@ def test_what_is_none_is_told(make, error, message):
         (CartPole(4), torch.tensor([1]), r"actions must be shaped \[4\]; got \[1\]"),
         (CartPole(4), torch.tensor(1), r"actions must be shaped \[4\]; got \[\]"),
         (Pendulum(3), torch.zeros(3), r"actions must be shaped \[3, 1\]; got \[3\]"),
+        (CartPole(2), None, "actions must be numbers; got None"),
+        (Pendulum(2), [[0.5], [0.5, 0.5]], r"actions must be numbers; got \[\[0\.5\], \[0\.5, 0\.5\]\]"),
         (CartPole(1), {"push": torch.tensor([1])}, r"actions must be shaped \[1\]; got a dict"),
         (CartPole(2), torch.tensor([0, 7]), r"CartPole: actions must be elements of Discrete\(2\); got 7"),
         (CartPole(2), np.array([1, -1]), r"must be elements of Discrete\(2\); got -1"),

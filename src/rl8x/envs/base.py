@@ -346,7 +346,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """
         if self.carry is None:
             raise RuntimeError(f"{type(self).__name__}: call reset() before step().")
-        actions = tree_of(actions, lambda part: as_tensor(part, self.device))
+        actions = tree_of(actions, lambda part: as_tensor(part, self.device, name="actions"))
         actions = taken_actions(actions, self.single_action_space, self.num_envs, type(self).__name__)
         self.carry, step = advanced(self, self.carry, actions, self.noise(1)[0])
         done = step.terminated | step.truncated

@@ -19,7 +19,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from rl8x.envs.parameters import Parameter
-from rl8x.spaces import describe_space, named_parts
+from rl8x.spaces import check_elements, describe_space, named_parts
 from rl8x.trees import flatten_tree
 
 _RESET: Final = "(observation, info)"
@@ -98,19 +98,9 @@ def taken_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owne
         got = list(actions.shape) if isinstance(actions, Tensor) else f"a {type(actions).__name__}"
         raise ValueError(f"{owner}: {name} must be shaped {need}; got {got}.")
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        _check_elements(actions, space, f"{owner}: {name}")
+        check_elements(actions, space, f"{owner}: {name}")
         return actions if actions.is_floating_point() else actions.long()
     return actions.float() if actions.dtype == torch.float64 else actions
-
-
-def _check_elements(actions: Tensor, space: spaces.Discrete | spaces.MultiDiscrete, owner: str) -> None:
-    if actions.device.type != "cpu":
-        return
-    first = torch.as_tensor(space.start)
-    number = torch.as_tensor(space.n if isinstance(space, spaces.Discrete) else space.nvec)
-    wrong = ~((actions >= first) & (actions < first + number))
-    if wrong.any():
-        raise ValueError(f"{owner} must be elements of {describe_space(space)}; got {actions[wrong][0].item()}.")
 
 
 def check_restored(name: str, saved: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> None:
