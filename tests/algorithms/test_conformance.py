@@ -398,7 +398,7 @@ def test_known_values_of_continuous_actions_are_learned(case):
         assert best_action(algorithm, Boxes.seen(Target, x)) == pytest.approx(x / 2, abs=0.15)
 
 
-@pytest.mark.parametrize(("config", "steps"), [(SACConfig, 9), (TD3Config, 9), (PPOConfig, 2), (PQNConfig, 2)])
+@pytest.mark.parametrize(("config", "steps"), [(SACConfig, 10), (TD3Config, 10), (PPOConfig, 4), (PQNConfig, 4)])
 def test_the_bare_defaults_learn(config, steps):
     """Towards x / 2, the best action of `Target`, from an action that does not depend on x; or to its sign."""
     continuous = config in (SACConfig, TD3Config)
