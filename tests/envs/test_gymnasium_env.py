@@ -233,6 +233,22 @@ def test_next_step_mode_gives_the_same_experience_with_filler_rows_marked(kind):
     env.close()
 
 
+def test_a_wrapper_that_rewards_the_row_of_a_reset_changes_no_return():
+    shifted = gymnasium.wrappers.vector.TransformReward(SyncVectorEnv([Toy] * 3), lambda rewards: rewards + 10)
+    env = GymnasiumEnv(shifted, seed=5)
+    env.reset()
+    fillers = 0
+    for _ in range(40):
+        env.carry, step = env.advance(env.carry, torch.zeros(3, dtype=torch.int64), env.noise(1)[0])
+        assert (step.rewards[step.valid] >= 9).all()
+        assert (step.episode_returns[step.valid] >= 9 * step.episode_lengths[step.valid]).all()
+        assert (step.rewards[~step.valid] == 0).all()
+        assert (step.episode_returns[~step.valid] == 0).all()
+        fillers += int((~step.valid).sum())
+    assert fillers > 10
+    env.close()
+
+
 def test_nested_observations_and_actions_that_begin_elsewhere():
     env = GymnasiumEnv(DictToy, 2, seed=4)
     assert env.single_action_space == DictToy.action_space
