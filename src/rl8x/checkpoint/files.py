@@ -240,7 +240,11 @@ class Checkpoint:
         return spec_of(self.metadata)
 
     def is_at(self, source: str | Path) -> bool:
-        """Whether its own folder was named, rather than its run."""
+        """Whether its own folder was named, rather than its run.
+
+        Args:
+            source: What was named: a path, or a run's name or ID.
+        """
         return os.path.isdir(source) and os.path.samefile(source, self.path)
 
 
