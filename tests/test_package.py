@@ -53,7 +53,7 @@ def test_the_version_stands_in_one_place():
     assert PYPROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "rl8x.__version__"}
     assert "version" not in PYPROJECT["project"]
     others = [path for path in PACKAGE.rglob("*.py") if f'"{__version__}"' in path.read_text()]
-    assert others == [PACKAGE / "_version.py"]
+    assert others == [PACKAGE / "__init__.py"]
 
 
 def test_every_extra_is_installed_for_all_tests_in_a_version_that_is_pinned():
