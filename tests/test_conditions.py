@@ -419,6 +419,14 @@ def test_what_users_derive_from_conditions_is_confirmed_with_arguments_of_its_ow
     assert condition.metric_names - {X} == {"episodes/returns/mean"}
 
 
+@pytest.mark.parametrize(("measured", "is_met"), [((200.0, 200.0, 200.0), True), ((200.0, 200.0, 10.0), False)])
+def test_each_of_several_evaluations_has_to_confirm(measured, is_met):
+    condition = Confirmed(HitsUpperBound("episodes/returns/mean", 195), evaluations=3)
+    condition.bind(trainer := Trainer(*measured))
+    assert condition({"episodes/returns/mean": 300.0}) is is_met
+    assert trainer.scores == []
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda condition: pickle.loads(pickle.dumps(condition))])
 def test_a_copy_of_a_condition_that_had_a_trainer_waits_for_its_own(copied):
     trainer = Trainer(200.0)

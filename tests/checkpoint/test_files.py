@@ -167,6 +167,16 @@ def put(directory, steps=1, value=1.0, **metadata):
     return files.write(directory, steps, legal.metadata(**metadata), state)
 
 
+def test_a_checkpoint_is_on_the_disk_before_it_is_told_of(tmp_path, monkeypatch):
+    synced = []  # folders, with what they had
+    monkeypatch.setattr(files, "sync_folder", lambda folder: synced.append((folder, sorted(os.listdir(folder)))))
+    path = put(tmp_path)
+    (unfinished, held), last = synced
+    assert unfinished.parent == tmp_path
+    assert held == sorted(item.name for item in path.iterdir())
+    assert last == (tmp_path, [path.name])
+
+
 def test_what_was_written_is_read(tmp_path):
     path = put(tmp_path, 7, 2.5, status="RUNNING")
     checkpoint = read(path)
