@@ -258,12 +258,14 @@ class InProcess:
         if isinstance(shipping._shared, cls):
             shipping._shared = None
             shipping._open.clear()
+        tails = [tail for ship in cls.running for tail in ship.shipper._tails.values()]
         while cls.running:
-            ship = cls.running.pop()
-            ship.ended = True
-            for tail in ship.shipper._tails.values():
-                tail._try = lambda: -1.0
-                tail.wake.set()
+            cls.running.pop().ended = True
+        for tail in tails:
+            tail._try = lambda: -1.0
+            tail.wake.set()
+        for tail in tails:  # what is forked while one is within SQLite would wait for its mutex for ever
+            tail.join(10.0)
 
     leave_to_parent = end
     process = shipping._Shipper
