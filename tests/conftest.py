@@ -19,7 +19,6 @@ from unittest import mock
 
 import hypothesis
 import pytest
-from _pytest.logging import LogCaptureHandler, caplog_handler_key, catching_logs
 from tests.forks import ForkedPython
 
 from rl8x.tracking import shipping
@@ -193,15 +192,6 @@ def mlflow_client(mlruns):
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=f"sqlite:///{mlruns}/mlflow.db")
-
-
-@pytest.fixture
-def caplog(request):
-    """pytest's own, whose plugin is left out: it adds handlers to the 80 loggers of torch six times a test."""
-    with catching_logs(LogCaptureHandler()) as request.node.stash[caplog_handler_key]:
-        found = pytest.LogCaptureFixture(request.node, _ispytest=True)
-        yield found
-        found._finalize()
 
 
 @pytest.fixture

@@ -144,10 +144,11 @@ def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None =
 
 def _check_whole(given: Tensor, whole: Tensor, space: gymnasium.Space[Any], name: str) -> None:
     """Refuse numbers that are none of a space of whole ones: made whole, or of fewer bits, they would be others."""
-    wrong = given.to(whole.device, torch.float64) != whole.double()
-    if wrong.any():
-        number = given.to(whole.device)[wrong][0].item()
-        raise ValueError(f"{name} must be elements of {describe_space(space)}, whole numbers; got {number}.")
+    if given.dtype != whole.dtype:  # pictures are of their space's type, and not looked through
+        wrong = given.to(whole.device, torch.float64) != whole.double()
+        if wrong.any():
+            number = given.to(whole.device)[wrong][0].item()
+            raise ValueError(f"{name} must be elements of {describe_space(space)}, whole numbers; got {number}.")
     if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
         check_elements(whole, space, name)
 

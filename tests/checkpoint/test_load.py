@@ -186,8 +186,7 @@ def test_the_policy_of_any_run_is_exported_as_it_was_trained(name, tmp_path, mon
     trained = trainer.algorithm.policy
     assert (tmp_path / "policy.safetensors").read_bytes() == trained.save(tmp_path / "saved").read_bytes()
     assert (tmp_path / "policy.safetensors").read_bytes() == load_policy("run").to_bytes()
-    if name in ("a memory", "a critic that sees more", "c51"):  # as programs, test_export.py has others
-        assert main(["export", "run", "--format", "pt2"]) == 0
+    assert main(["export", "run", "--format", "pt2"]) == 0
 
 
 @pytest.mark.parametrize("name", ["a lambda", "an instance", "a memory", "a critic that sees more", "sac", "bc"])
