@@ -5,7 +5,7 @@ BIN := .venv/bin
 PACKAGE := .venv/.installed
 STAMP := .venv/.installed-dev
 
-.PHONY: demo test test-all test-torch check format fuzz fuzz-cuda faults learning study-figures run-figures play-figure docs docs-serve package clean
+.PHONY: demo test test-all test-torch test-oldest check format fuzz fuzz-cuda faults learning study-figures run-figures play-figure docs docs-serve package clean
 
 demo: $(PACKAGE)
 	@echo "make: training CartPole by examples/demo.yaml, which takes seconds"
@@ -37,6 +37,15 @@ test-torch:
 	$(TORCH_BIN)/python -m pip install --quiet -c .venv-torch-$(TORCH)/constraints.txt torch==$(TORCH) -e '.[dev]'
 	$(TORCH_BIN)/python -m pip list | grep -E '^(torch|tensordict|numpy|mlflow) '
 	$(TORCH_BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+
+# The same with the oldest packages that pyproject.toml admits: the lower bounds are what passed here.
+OLDEST_BIN = .venv-oldest/bin
+test-oldest:
+	test -x $(OLDEST_BIN)/python || $(PYTHON) -m venv .venv-oldest
+	sed -nE 's/^    "([A-Za-z]+)>=([0-9.]+).*/\1==\2/p' pyproject.toml > .venv-oldest/constraints.txt
+	$(OLDEST_BIN)/python -m pip install --quiet -c .venv-oldest/constraints.txt torch
+	$(OLDEST_BIN)/python -m pip install --quiet -c .venv-oldest/constraints.txt -e . pytest pytest-xdist hypothesis
+	$(OLDEST_BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(or $(TESTS),$(LONG:%=--ignore=%))
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,9 +1,12 @@
 """What a wheel and an sdist have, and that a version stands in one place; `make package` builds and tries both."""
 
+import ast
 import fnmatch
 import re
 import subprocess
+import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,8 @@ from rl8x import __version__, algorithms, conditions, tracking
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "rl8x"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# Brax brings JAX, and `imageio[ffmpeg]` its program; NVIDIA's readings are taken where there are any.
+BROUGHT = {"jax", "imageio_ffmpeg", "pynvml"}
 
 
 def test_every_file_of_the_package_is_in_its_wheel():
@@ -65,6 +70,23 @@ def test_every_extra_is_installed_for_all_tests_in_a_version_that_is_pinned():
     named = [Requirement(text) for name, texts in extras.items() if name != "test-all" for text in texts]
     for requirement in (*named, *others, *map(Requirement, PYPROJECT["project"]["dependencies"])):
         assert canonicalize_name(requirement.name) in pinned | {"torch"}, requirement
+
+
+def test_what_is_imported_is_installed_with_rl8x():
+    """Not by chance, with something else that is installed: of that, any version may come."""
+    project, own = PYPROJECT["project"], {*sys.stdlib_module_names, "rl8x", "__future__"}
+    trees = [ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    imported = {name.partition(".")[0] for name in names} - own
+    texts = [*project["dependencies"], *(text for each in project["optional-dependencies"].values() for text in each)]
+    declared = {canonicalize_name(Requirement(text).name) for text in texts}
+    installed = metadata.packages_distributions()
+    unknown = {
+        name for name in imported if not declared & {canonicalize_name(of) for of in installed.get(name, [name])}
+    }
+    assert unknown == BROUGHT & imported
 
 
 def test_the_changelog_is_of_this_version():
