@@ -44,7 +44,7 @@ test-oldest:
 	test -x $(OLDEST_BIN)/python || $(PYTHON) -m venv .venv-oldest
 	sed -nE 's/^    "([A-Za-z]+)>=([0-9.]+).*/\1==\2/p' pyproject.toml > .venv-oldest/constraints.txt
 	$(OLDEST_BIN)/python -m pip install --quiet -c .venv-oldest/constraints.txt torch
-	$(OLDEST_BIN)/python -m pip install --quiet -c .venv-oldest/constraints.txt -e . pytest pytest-xdist hypothesis
+	$(OLDEST_BIN)/python -m pip install --quiet -c .venv-oldest/constraints.txt -e '.[dev]'
 	$(OLDEST_BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(or $(TESTS),$(LONG:%=--ignore=%))
 
 check: $(STAMP)
