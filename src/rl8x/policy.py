@@ -117,6 +117,7 @@ class Policy(nn.Module):
     Attributes:
         autocast: Makes the context in which the model runs; set where it runs in another precision.
         masked: Whether observations carry an action mask.
+        state_reset_every: Where episodes never end, the state was reset every so many steps of training; 0 is never.
         has_modes: Whether training mode may differ from evaluation mode: built-in models have neither dropout nor
             anything else for which it does.
         inputs_space: Space of what `model_inputs` gives: all but the action mask.
@@ -152,6 +153,7 @@ class Policy(nn.Module):
         self.distribution = make_distribution(distribution, action_space, distribution_config)
         self.clips = self.distribution.clips
         self.shows_params = False
+        self.state_reset_every = 0
         self.masked, self.inputs_space = _without_mask(observation_space)
         self.hidden = tuple(hidden)
         self.model_is_made = not isinstance(model, Model)
@@ -254,6 +256,17 @@ class Policy(nn.Module):
             Tensors by name, each `[num_envs, *]`.
         """
         return self.model.initial_state(num_envs)
+
+    def forgotten(self, num_envs: int) -> State:
+        """Return the part of an initial state to which a state is reset every `state_reset_every` steps.
+
+        Args:
+            num_envs: Copies of the environment.
+
+        Returns:
+            Tensors by name, each `[num_envs, *]`.
+        """
+        return self.initial_state(num_envs)
 
     def noise(self, horizon: int, num_envs: int, generator: torch.Generator) -> Tensor:
         """Draw the noise that sampling a horizon of actions takes.
@@ -600,6 +613,7 @@ class Policy(nn.Module):
         """
         given, chosen = map(space_to_plain, (self.observation_space, self.action_space))
         about = {**self.describe(), "observation_space": given, "action_space": chosen}
+        about["state_reset_every"] = self.state_reset_every
         return policy_bytes(about, self.state_dict())
 
     @classmethod
@@ -646,7 +660,7 @@ class Policy(nn.Module):
         """Make the policy that `describe` described.
 
         Args:
-            description: What it returned, and the two spaces as plain data.
+            description: What it returned, the two spaces as plain data, and `state_reset_every`.
             tensors: The policy's weights and moments by name, its `state_dict`, of any shapes, `[...]`.
             name: What error messages call where they are from.
             trust: As `load` has it.
@@ -661,6 +675,7 @@ class Policy(nn.Module):
             with kept_generators():
                 policy: Self = made_of(*both, **arguments)
             policy.load_state_dict(dict(tensors))
+            policy.state_reset_every = int(description.get("state_reset_every", 0))
             policy.eval()  # what a class of one's own has added, too
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             reason = " ".join(str(error).split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import shutil
 
@@ -121,6 +122,49 @@ def test_a_recurrent_normalising_teacher_labels_as_it_would_alone(execution, mon
         algorithm.step()
     assert 0.0 < torch.stack(kept).mean() < 1.0
     assert tensors["starts"].sum() > 5
+
+
+@pytest.mark.parametrize("execution", ["eager", "compile"])
+@pytest.mark.parametrize("student", [{"model_config": MLP}, {**GRU, "seq_len": 2}], ids=["mlp", "gru"])
+@pytest.mark.parametrize("given", ["algorithm", "checkpoint", "file", "copy", "described again"])
+def test_where_no_episode_ends_a_teacher_forgets_as_often_as_in_its_own_training(
+    given, student, execution, monkeypatch, tmp_path
+):
+    """Every 6 steps, whatever the student's horizon of 8 and its own interval are."""
+    traced_only(monkeypatch)
+    every = {"num_envs": 2, "horizon": 12, "seq_len": 3, "seqs_per_state_reset": 2, "device": "cpu", "seed": 0}
+    env = {"observe_parameters": "all", "time_limit": None}
+    learner = PPOConfig(**every, **GRU).build(Pendulum, **env)
+    teacher = learner.policy
+    assert teacher.state_reset_every == learner.state_reset_every == 6
+    if given == "checkpoint":
+        Trainer(learner, tracker=NullTracker(), checkpoints=tmp_path).run(max_steps=1, progress="none")
+    named = {
+        "algorithm": learner,
+        "checkpoint": tmp_path,
+        "file": teacher.save(tmp_path / "teacher"),
+        "copy": copy.deepcopy(teacher),
+        "described again": described(teacher),
+    }
+    options = {"num_envs": 3, "execution": execution, "loss": "nll", "beta": 0.5} | student
+    options |= {"horizons_per_env_reset": -1}
+    algorithm = config(teacher=named[given], **options).build(Pendulum, **env)
+    if given == "described again":
+        algorithm.load_teacher(teacher.state_dict())
+    state, since, labels = teacher.initial_state(3), 0, 0
+    for _ in range(3):
+        algorithm.collect()
+        tensors = algorithm.rollout.tensors
+        obs = unflatten_tree("obs", tensors)
+        for t in range(8):
+            state = teacher.initial_state(3) if since % 6 == 0 else state
+            act = teacher.act({name: part[t] for name, part in obs.items()}, state, tensors["starts"][t])
+            state, since, labels = act.state, since + 1, labels + 1
+            torch.testing.assert_close(tensors["labels"][t], teacher.env_actions(act.actions))
+        algorithm.step()
+    assert (since, labels) == (24, 24)
+    assert algorithm.state_reset_every == (8 if "model" in student else 0)
+    assert algorithm.student_policy().state_reset_every == algorithm.state_reset_every
 
 
 def test_masked_and_composite_actions_are_labelled_and_learned():

@@ -315,6 +315,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         is_wrapped = is_wrapped and student.model_is_made
         arguments = student.form[1] | {"hidden": ()}
         policy = Policy(own if is_wrapped else rest, student.action_space, **arguments)
+        policy.state_reset_every = student.state_reset_every
         policy.model.load_state_dict(student.model.state_dict())
         policy.distribution.load_state_dict(student.distribution.state_dict())
         if student.obs_moments is not None and policy.obs_moments is not None:

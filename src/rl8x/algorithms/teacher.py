@@ -65,6 +65,7 @@ def describe_teacher(policy: Policy, source: str | None) -> dict[str, Any]:
         "distribution_config": policy.arguments["distribution"],
         "normalize_observations": policy.obs_moments is not None,
         "hidden": list(policy.hidden),
+        "state_reset_every": policy.state_reset_every,
     }
     if policy.model_is_made and type(policy).__module__.startswith("rl8x."):
         return description
@@ -85,6 +86,7 @@ def make_teacher(description: Mapping[str, Any]) -> Policy:
         spaces = [space_from_plain(json.loads(description[name])) for name in ("observation_space", "action_space")]
         with kept_generators():
             policy = Policy(*spaces, **{name: description[name] for name in arguments})
+        policy.state_reset_every = description["state_reset_every"]
     made: Policy = policy.requires_grad_(False).eval()
     return made
 
@@ -122,6 +124,8 @@ LABELS: Final = "labels"
 PLAYS: Final = "teacher_plays"
 _TEACHERS: Final = "teacher/"
 """Prefix of the teacher's state."""
+_AGE: Final = f"{_TEACHERS}(age)"
+"""How many steps ago the teacher's state was reset, where it is reset within episodes."""
 
 
 class Student(Policy):
@@ -138,7 +142,8 @@ class Student(Policy):
 class Guided(nn.Module):
     """The policy for collecting: the student, and a teacher that labels observations and acts with probability `beta`.
 
-    Its state is the student's and the teacher's, each as if it acted alone. Programs read `beta`: change it in place.
+    Its state is the student's and the teacher's, each as if it acted alone, and reset as often as it was trained.
+    Programs read `beta`: change it in place.
     """
 
     beta: Tensor
@@ -169,7 +174,13 @@ class Guided(nn.Module):
 
     def initial_state(self, num_envs: int) -> State:
         """Return the initial states of both, each `[num_envs, *]`."""
-        return self._joined(self.student.initial_state(num_envs), self.teacher.initial_state(num_envs))
+        state = self._joined(self.student.initial_state(num_envs), self.teacher.initial_state(num_envs))
+        age = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        return state | ({_AGE: age} if self.teacher.state_reset_every else {})
+
+    def forgotten(self, num_envs: int) -> State:
+        """Return the student's initial state alone, each `[num_envs, *]`: the teacher's has an interval of its own."""
+        return self.student.initial_state(num_envs)
 
     def noise(self, horizon: int, num_envs: int, generator: torch.Generator) -> Tensor:
         """Draw the student's sampling noise and a number in [0, 1) that decides who acts, `[horizon, num_envs, *]`."""
@@ -180,8 +191,12 @@ class Guided(nn.Module):
     def act(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> Act:
         """Choose actions, without noise the student's most likely ones, and label observations; see `Policy.act`."""
         own = {name: value for name, value in state.items() if not name.startswith(_TEACHERS)}
-        others = {name.removeprefix(_TEACHERS): state[name] for name in state.keys() - own.keys()}
-        params, _, after = self.teacher.respond(self.view(obs), others, starts)
+        others = {name.removeprefix(_TEACHERS): state[name] for name in state.keys() - own.keys() - {_AGE}}
+        forgets, age = starts, {}
+        if _AGE in state:
+            steps = torch.where(starts, 0, state[_AGE])
+            forgets, age = steps == 0, {_AGE: (steps + 1) % self.teacher.state_reset_every}
+        params, _, after = self.teacher.respond(self.view(obs), others, forgets)
         best = self.teacher.env_actions(self.teacher.distribution.mode(params))
         act = self.student.act(obs, own, starts, noise[:, :-1] if self.samples and noise is not None else None)
         actions, plays = act.actions, torch.zeros_like(starts)
@@ -189,7 +204,7 @@ class Guided(nn.Module):
             plays = noise[:, -1] < self.beta
             actions = where_rows(plays, best, actions)
         label = numbered(params) if self.with_params else best
-        state = self._joined(act.state, after)
+        state = self._joined(act.state, after) | age
         return act._replace(actions=actions, state=state, labels={LABELS: label, PLAYS: plays})
 
     @staticmethod

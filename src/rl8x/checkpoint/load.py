@@ -263,7 +263,8 @@ def load_policy(source: str | Path | Checkpoint, *, device: str | None = None, t
         spaces = dict(zip(("observation_space", "action_space"), resolved["spaces"], strict=True))
         weights = checkpoint.state["trainer"]["algorithm"]["policy"]
         name = f"the checkpoint {checkpoint.path}"
-        policy = Policy.from_description({**described, **spaces}, weights, name, trust=trust)
+        about = {**described, **spaces, "state_reset_every": resolved["state_reset_every"]}
+        policy = Policy.from_description(about, weights, name, trust=trust)
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{checkpoint.path} does not have the policy under `policy` ({error!r:.100})") from None
     except ValueError as error:

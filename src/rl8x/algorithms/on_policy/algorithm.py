@@ -65,7 +65,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         if config.precision == "bf16":
             self.policy.autocast = self.execution.autocast
         self.seq_len = config.seq_len or (SEQ_LEN if self.policy.recurrent else 1)
-        self.state_reset_every = self._resolve_state_reset()
+        self.state_reset_every = self.policy.state_reset_every = self._resolve_state_reset()
         self.validate()
         effects = self.check_model(self.seq_len)
         spaces = (env.single_observation_space, env.single_action_space)
