@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from array import array
+from collections import UserList, deque
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
@@ -16,6 +18,8 @@ MAX_VALUES: Final = 100_000
 """Values that a file may have, keys among them; what an alias stands for counts wherever it stands."""
 
 _TAG: Final = "tag:yaml.org,2002:"
+# Sequences of Python's that are lists in a file.
+_LISTS: Final = (list, range, array, deque, UserList)
 
 
 class Loader(yaml.SafeLoader):
@@ -149,15 +153,18 @@ class FrozenList(list[Any]):
         return list, (list(self),)
 
 
-def own_numbers(value: Any) -> Any:
-    """Return NumPy's numbers, within lists, tuples and dicts too, as Python's own, which files can hold."""
+def own_values(value: Any) -> Any:
+    """Return NumPy's numbers, within lists, tuples and dicts too, as Python's own, and ranges and the like as lists.
+
+    Files can hold those.
+    """
     if isinstance(value, np.generic):  # such as np.int64(64)
         return value.item()
     if isinstance(value, dict):
-        return {key: own_numbers(item) for key, item in value.items()}
-    if isinstance(value, list) or type(value) is tuple:
-        items = map(own_numbers, value)
-        return list(items) if isinstance(value, list) else tuple(items)
+        return {key: own_values(item) for key, item in value.items()}
+    if isinstance(value, _LISTS) or type(value) is tuple:
+        items = map(own_values, value)
+        return tuple(items) if isinstance(value, tuple) else list(items)
     return value
 
 

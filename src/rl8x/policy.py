@@ -28,7 +28,7 @@ from rl8x.keys import ACTION_MASK
 from rl8x.models import BUILTIN, Model, State, make_model
 from rl8x.models.base import TrainingEffects, check_model, config_with_critic_obs, run_model
 from rl8x.names import resolved_arguments
-from rl8x.plain import own_numbers, thawed
+from rl8x.plain import own_values, thawed
 from rl8x.portable import SUFFIX, Decision, check_finite, policy_bytes, read_policy, to_elements, to_rows, zeros
 from rl8x.spaces import check_mask, critic_only, space_from_plain, space_to_plain, without_parts
 from rl8x.trees import Tree, as_tensor, first_tensor, tree_map
@@ -170,7 +170,7 @@ class Policy(nn.Module):
         if self.model_is_made:
             model_arguments = resolved_arguments(type(self.model), model_config or {}, num_positional=2)
         own_arguments = resolved_arguments(type(self.distribution), distribution_config or {}, num_positional=1)
-        arguments = own_numbers({"model": model_arguments, "distribution": own_arguments})
+        arguments = own_values({"model": model_arguments, "distribution": own_arguments})
         self.arguments: dict[str, dict[str, Any]] = thawed(arguments)
         critic_obs = model_arguments.get("critic_obs", ())
         parts = self.inputs_space.spaces if isinstance(self.inputs_space, spaces.Dict) else ()

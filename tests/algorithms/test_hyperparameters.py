@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import array
+import collections
 import dataclasses
+import functools
+import json
 import math
+import re
 from typing import Optional
 
 import numpy as np
 import pytest
+from tests.algorithms.off_policy.test_offline import dataset
 
 from rl8x.algorithms import (
     AlgorithmConfig,
@@ -15,15 +21,19 @@ from rl8x.algorithms import (
     DistillationConfig,
     DQNConfig,
     FlashSACConfig,
+    IQLConfig,
     PPOConfig,
     PQNConfig,
     SACConfig,
+    TD3Config,
 )
 from rl8x.algorithms.hyperparameters import nearest_divisor, option
+from rl8x.checkpoint.load import problems_of, resolve
 from rl8x.conditions import WallTime
+from rl8x.config.describe import run_spec
 from rl8x.envs import CartPole, Pendulum
 from rl8x.models import BUILTIN
-from rl8x.plain import own_numbers
+from rl8x.plain import own_values
 from rl8x.policy import Policy
 from rl8x.randomization import Adaptive, Learnable, Uniform
 from rl8x.tracking import NullTracker
@@ -184,9 +194,30 @@ LEARNABLE = {"base": Uniform(0.4, 0.6), "levels": 2, "candidates": 3, "episodes"
     ],
 )
 def test_numbers_of_numpy_are_kept_as_pythons_wherever_they_are_given(shown, given):
-    assert own_numbers(numpys(given)) == given
+    assert own_values(numpys(given)) == given
     own, numpy = shown(given), shown(numpys(given))
     assert repr(own) == repr(numpy)  # in which their types show
+
+
+@pytest.mark.parametrize("kind", [tuple, collections.deque, collections.UserList, functools.partial(array.array, "d")])
+def test_sequences_of_every_kind_are_kept_as_files_have_them(kind):
+    """Else a run trains by them, and its checkpoints cannot say what they were."""
+    points = kind([0.0, 1e-3])
+    options = {"lr_schedule": [points], "optimizer_config": {"betas": kind([0.5, 0.75])}}
+    options |= {"model_config": {"hidden_sizes": range(3, 6)}, "distribution": "normal"}
+    options |= {"distribution_config": {"log_std_bounds": kind([-2.0, 1.0])}, "num_envs": 2, "horizon": 2}
+    algorithm = PPOConfig(**options, device="cpu", seed=0).build(Pendulum)
+    plain = json.loads(json.dumps(resolve(algorithm)))
+    assert plain["config"]["lr_schedule"] == [[0.0, 1e-3]]
+    assert plain["config"]["optimizer_config"] == {"betas": [0.5, 0.75]}
+    assert plain["config"]["model_config"] == {"hidden_sizes": [3, 4, 5]}
+    assert plain["config"]["distribution_config"] == {"log_std_bounds": [-2.0, 1.0]}
+    assert plain["policy"]["arguments"]["model_config"]["hidden_sizes"] == [3, 4, 5]
+    assert not problems_of(run_spec(algorithm), plain)
+    sac = {"critic_hidden_sizes": range(3, 5), "buffer_size": 9, "device": "cpu"}
+    assert json.dumps(resolve(SACConfig(**sac).build(Pendulum))["config"]["critic_hidden_sizes"]) == "[3, 4]"
+    own = Policy(*CARTPOLE, model_config={"hidden_sizes": collections.deque([3])}).describe()
+    assert own["arguments"]["model_config"]["hidden_sizes"] == [3]
 
 
 def test_counts_of_numpy_are_counts():

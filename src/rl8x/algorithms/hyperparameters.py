@@ -24,7 +24,7 @@ from torch import nn
 from rl8x.distributed import ranks
 from rl8x.execution.execution import kept_generators
 from rl8x.names import called_here
-from rl8x.plain import frozen, own_numbers
+from rl8x.plain import frozen, own_values
 
 T = TypeVar("T")
 # No memory has room for the square of it; a typing error that has more zeros is refused at once.
@@ -59,7 +59,7 @@ def kind_of(field: dataclasses.Field[Any]) -> str:
 def check_options(config: Any) -> None:
     """Check every field of a config against what its `option` declares, and make its value the config's own."""
     for field in dataclasses.fields(config):
-        value = frozen(own_numbers(getattr(config, field.name)))
+        value = frozen(own_values(getattr(config, field.name)))
         declared = field.metadata
         object.__setattr__(config, field.name, value)
         if not declared or (value is None and _may_be_none(field)):

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final
 from rl8x import keys
 from rl8x.conditions.base import And, Condition, ConditionLike, Not, Or, Stats, Verdict, as_condition
 from rl8x.distributed import ranks
-from rl8x.plain import own_numbers
+from rl8x.plain import own_values
 
 _SECONDS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([dhms])\s*", re.ASCII)
@@ -279,7 +279,7 @@ class WallTime(Condition):
     """
 
     def __init__(self, duration: float | str) -> None:
-        self.duration = own_numbers(duration)
+        self.duration = own_values(duration)
         self.seconds = _seconds(self.duration)
         self._began: float | None = None
 

@@ -17,7 +17,7 @@ from rl8x.models.base import State
 from rl8x.models.encoders import FlatObservations, visible_columns
 from rl8x.models.mlp import ActorCritic
 from rl8x.nn.attention import PositionalEmbedding, SelfAttentionStack
-from rl8x.plain import own_numbers
+from rl8x.plain import own_values
 
 
 class WindowTrunk(nn.Module):
@@ -89,7 +89,7 @@ class AttentionModel(ActorCritic):
         value_gain: float = 1.0,
     ) -> None:
         super().__init__(observation_space, num_features)
-        window = own_numbers(window)
+        window = own_values(window)
         if not isinstance(window, int) or window < 2:
             raise ValueError(f"`window` must be a whole number of at least 2; got {window!r}.")
         self.flat = FlatObservations(observation_space)

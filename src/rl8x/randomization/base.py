@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x.plain import own_numbers
+from rl8x.plain import own_values
 
 
 def finite_number(value: object, owner: str, name: str) -> float:
     """Return `value` as a finite float, or raise naming the argument of `owner`."""
-    value = own_numbers(value)
+    value = own_values(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{owner}: `{name}` must be a finite number; got {value!r}.")
     return float(value)
@@ -33,7 +33,7 @@ def pair(values: object, owner: str, name: str, *, apart: bool = False) -> tuple
 
 def count(value: object, owner: str, name: str, least: int) -> int:
     """Return `value` as a whole number, at least `least`, or raise naming the argument of `owner`."""
-    value = own_numbers(value)
+    value = own_values(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{owner}: `{name}` must be a whole number, at least {least}; got {value!r}.")
     return value

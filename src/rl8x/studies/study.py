@@ -20,7 +20,7 @@ import pandas as pd
 from rl8x import __version__
 from rl8x.envs.cells import Support
 from rl8x.importing import Trust
-from rl8x.plain import own_numbers
+from rl8x.plain import own_values
 from rl8x.studies import search, table
 from rl8x.studies.definition import StudyConfig, Training
 from rl8x.studies.jobs import RAY_ADDRESS, StudyProgress, check_backend, do_jobs, refuse_ranks, threads_of
@@ -111,7 +111,7 @@ class Study:
             ValueError: If something of it is not legal, before anything is trained or written.
             SystemExit: With code 2 in each of several ranks, of which the first says why.
         """
-        config, jobs = self.config, own_numbers(jobs)
+        config, jobs = self.config, own_values(jobs)
         if type(jobs) is not int or jobs < 1:
             raise ValueError(f"`jobs` must be a whole number, at least 1; got {jobs!r}.")
         refuse_ranks()

@@ -32,7 +32,7 @@ from rl8x.envs.parameters import (
     wrong_number,
 )
 from rl8x.envs.vectorised import own_statistics
-from rl8x.plain import own_numbers
+from rl8x.plain import own_values
 from rl8x.rollouts.episodes import EpisodeRunner, warn_of_cut
 from rl8x.rollouts.statistics import Stats, agent_means, info_means, masked_summary, named, summary
 from rl8x.spaces import are_alike
@@ -336,7 +336,7 @@ def make_evaluator(
     algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None
 ) -> EpisodeEvaluator | None:
     """Make the evaluator of `eval()`; None if evaluations use the training environment, or there is none."""
-    num_eval_envs = own_numbers(num_eval_envs)
+    num_eval_envs = own_values(num_eval_envs)
     if num_eval_envs is not None and (type(num_eval_envs) is not int or num_eval_envs < 1):
         raise ValueError(f"`num_eval_envs` must be a whole number, at least 1, or None; got {num_eval_envs!r}.")
     trained, policy = algorithm.env, algorithm.policy
