@@ -220,6 +220,40 @@ def test_sequences_of_every_kind_are_kept_as_files_have_them(kind):
     assert own["arguments"]["model_config"]["hidden_sizes"] == [3]
 
 
+# Of these many are much work, which nobody can refuse.
+MUCH_WORK = {"num_sgd_iters", "updates_per_step", "seed"}
+COUNTS = [
+    (config, field.name)
+    for config in (PPOConfig, PQNConfig, DQNConfig, SACConfig, TD3Config, BCConfig, IQLConfig)
+    for field in dataclasses.fields(config)
+    if str(field.type).startswith("int") and field.name not in MUCH_WORK
+]
+
+
+@pytest.mark.parametrize(("config", "name"), COUNTS)
+def test_a_count_of_far_too_many_zeros_is_refused_when_it_is_built_or_does_no_harm(config, name):
+    learns_from_data = config in (BCConfig, IQLConfig) or name == "cql_samples"
+    small = {"num_envs": 2, "horizon": 2, "warmup_steps": 2, "batch_size": 2, "buffer_size": 50}
+    small = (
+        {"batch_size": 2, "updates_per_step": 1, "dataset": dataset(Pendulum, size=8)} if learns_from_data else small
+    )
+    options = {key: value for key, value in small.items() if key in config.__dataclass_fields__}
+    options |= {"device": "cpu", "seed": 0, "execution": "eager"}
+    options |= {"cql_coeff": 1.0} if name == "cql_samples" else {}
+    env = CartPole if config in (PPOConfig, PQNConfig, DQNConfig) else Pendulum
+    for count in (10**13, 10**30):
+        refusals = []
+        try:
+            algorithm = config(**{**options, name: count}).build(*([] if learns_from_data else [env]))
+        except ValueError as error:
+            refusals.append(str(error))
+        if refusals:
+            assert re.search(f"`{name}`|{name}=", refusals[0])
+        else:
+            algorithm.collect()
+            algorithm.step()
+
+
 def test_counts_of_numpy_are_counts():
     config = PPOConfig(num_envs=4, horizon=4, device="cpu", seed=0, model_config={"hidden_sizes": [8]})
     trainer = Trainer(config.build(CartPole, time_limit=5), tracker=NullTracker(), num_eval_envs=np.int64(3))

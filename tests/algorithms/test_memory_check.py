@@ -140,6 +140,16 @@ def test_an_evaluation_is_counted(there_are, monkeypatch):
         Trainer(algorithm, tracker=NullTracker(), num_eval_envs=10_000_000)
 
 
+def test_the_episodes_of_cells_are_counted_before_any_is_played(there_are, monkeypatch):
+    there_are(100_000_000)
+    trainer = Trainer(config().build(CartPole), tracker=NullTracker())
+    assert len(trainer.evaluate_grid({"length": [0.5]}, episodes=3)) == 1
+    for cells, episodes in ((1, 1_000_000), (1000, 10_000)):  # of one cell, at once; the results of all
+        message = rf"episodes={episodes:,} in each of {cells:,} cells needs at least .* Lower `episodes`"
+        with pytest.raises(ValueError, match=message):
+            trainer.evaluate_grid({"length": np.linspace(0.4, 0.6, cells)}, episodes=episodes)
+
+
 def test_freed_memory_is_given_back_before_anything_is_refused(monkeypatch):
     answers = [1, 10**9]  # bytes
     monkeypatch.setattr(memory, "available_bytes", lambda device: answers.pop(0))

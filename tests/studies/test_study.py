@@ -431,6 +431,7 @@ def test_a_return_that_is_not_finite_makes_no_policy_the_best():
         ({"env": "Pendulum", "env_kwargs": {"time_limit": None}, "train": {"a": {}}, "test": {"g": [9]}}, "never end"),
         ({"stop_conditions": [{"hits_upper_bound": ["eval/returns/mean", 1]}]}, "no evaluations"),
         ({"env": Few, "episodes": 9}, "`episodes` is 9, .* has at most 8 copies: give as many, or fewer"),
+        ({"episodes": 10**13}, "a test of episodes=10,000,000,000,000 in each of .* cells needs .* Lower `episodes`"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_written(here, changes, message):

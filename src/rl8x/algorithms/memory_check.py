@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from rl8x.algorithms.optimizer import Rule
 from rl8x.disk import named_path
 from rl8x.distributed import ranks
+from rl8x.envs import Env
 from rl8x.execution.execution import give_back_freed_memory, kept_generators
 from rl8x.policy import Policy
 from rl8x.spaces import leaves
@@ -38,6 +39,8 @@ Space = gymnasium.Space[Any]
 _SLOT: Final = 3 * 1 + 2 * 4 + 8
 # Bytes of an evaluation's shortest chunk, 16 steps: reward (float32) and mask (bool).
 _EVALUATED: Final = 16 * (4 + 1)
+# Bytes of an episode's return and length, as the tests of cells keep them.
+_TESTED: Final = 2 * 8
 # Measured memory of a run with a small network, relative to what is counted.
 _USUAL: Final = 1.5
 # Bytes of networks that are not worth a word: Python and torch take more.
@@ -52,7 +55,8 @@ _NO_ROOM: Final = re.compile(
     re.DOTALL,
 )
 # Options that decide how much memory an algorithm takes.
-_SIZES: Final = ("model_config", "critic_hidden_sizes", "num_envs", "horizon", "buffer_size")
+_OF_NETWORKS: Final = ("model_config", "critic_hidden_sizes", "num_critics")
+_SIZES: Final = (*_OF_NETWORKS, "num_envs", "horizon", "buffer_size")
 
 
 # What makes tensors, and up to how many numbers they have memory in `Unallocated`.
@@ -138,7 +142,7 @@ def check_networks(name: str, options: Collection[str], device: torch.device, co
     if need < _SMALL_NETWORKS:
         return
     what = f"{name} does not fit into memory: its networks, with gradients, moments and targets, need"
-    of_networks = [option for option in options if option in ("model_config", "critic_hidden_sizes")]
+    of_networks = [option for option in options if option in _OF_NETWORKS]
     check_memory(need, device, what, _listed(of_networks))
 
 
@@ -163,6 +167,13 @@ def check_evaluation(num_envs: int, device: torch.device, policy: Policy, observ
     """Raise a `ValueError` if the copies of an evaluation environment do not fit into memory."""
     need = num_envs * (_EVALUATED + 2 * _stored(observation) + activation_bytes(policy))
     check_memory(need, device, f"an evaluation of num_eval_envs={num_envs:,} needs", "`num_eval_envs`")
+
+
+def check_cells(episodes: int, cells: int, env: Env) -> None:
+    """Raise a `ValueError` if the episodes of one cell, played at once, and all results do not fit into memory."""
+    played = _EVALUATED + 2 * _stored(env.single_observation_space)
+    what = f"a test of episodes={episodes:,} in each of {cells:,} cells needs"
+    check_memory(episodes * (env.num_agents * played + cells * _TESTED), env.device, what, "`episodes`")
 
 
 def check_replay_on_disk(buffer_size: int, path: str, need: int) -> None:

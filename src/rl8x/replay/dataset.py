@@ -288,6 +288,7 @@ class Dataset:
         """
         transitions = with_next(keys.ACTIONS, self.transitions) if next_actions else self.transitions
         self.size = len(transitions[keys.REWARDS])
+        n = min(n, self.size)  # no return is longer
         block = {name: tensor.unsqueeze(1) for name, tensor in transitions.items()}
         # Padding after the last row completes the windows of the rows before it; no return reaches it.
         block[keys.TRUNCATED] = block[keys.TRUNCATED].clone()

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from rl8x.algorithms.hyperparameters import check_options, option
+from rl8x.algorithms.memory_check import check_cells
 from rl8x.config import RunSpec, apply_overrides, load_run_file
 from rl8x.config.files import ALIASES, algorithm_config_class, one_line, put_at, renamed, shortened
 from rl8x.config.spec import FIELDS, AlgorithmSpec, under_algorithm
@@ -293,6 +294,7 @@ class StudyConfig:
             cells, config = self.cells(), self.train[name]
             env.plain_config(config, called=f"train[{name!r}]")
             test_cells.check_test(env, cells, self.episodes, name=str(tested_env(run)))
+            check_cells(self.episodes, test_cells.num_cells(cells), env)
             trained = config, env.parameters, num_envs
             if moving_in(config) or test_cells.inside(cells, *trained).any():
                 return None

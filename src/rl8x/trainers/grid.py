@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.algorithms.memory_check import available_bytes, slot_bytes
+from rl8x.algorithms.memory_check import available_bytes, check_cells, slot_bytes
 from rl8x.drawing import (
     LIGHT,
     Curve,
@@ -88,6 +88,7 @@ class CellEvaluator:
         self._warned = False
         one = self._make(1)
         check_test(one, cells, episodes, name=type(one).__name__, called=called)
+        check_cells(episodes, num_cells(cells), one)
         self.parameters = one.parameters
         self._cells_at_once = max(1, min(num_cells(cells), (copies or _most_copies(one)) // episodes))
         one.close()

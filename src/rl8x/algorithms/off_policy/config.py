@@ -300,7 +300,7 @@ def bounds_of_no_atoms(config: Any) -> dict[str, str]:
 class ActorCriticConfig(OffPolicyConfig):
     """Hyperparameters of every algorithm that trains a policy by critics, Q(s, a), from a replay."""
 
-    policy_delay: int = option(1, "Critic updates per policy update.", low=1)
+    policy_delay: int = option(1, "Critic updates per policy update.", low=1, high=10_000)
     num_critics: int = option(2, "Number of critics; targets use the smallest of their values.", low=1)
     critic_hidden_sizes: list[int] | None = option(None, "Widths of the critics' hidden layers. None: [256, 256].")
     critic_layer_norm: bool = option(

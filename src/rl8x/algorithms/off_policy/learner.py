@@ -28,7 +28,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import part_seed, seeded
-from rl8x.algorithms.memory_check import CountedNets, check_networks, row_bytes
+from rl8x.algorithms.memory_check import CountedNets, check_memory, check_networks, row_bytes
 from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig
 from rl8x.algorithms.off_policy.sources import (
     DatasetSource,
@@ -131,6 +131,9 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         self.cycle = self.make_cycle()
         self._prepared = False
         self.source = self._make_source()
+        what = f"a batch of batch_size={config.batch_size:,} needs"
+        lower = " or ".join(f"`{name}`" for name in ("batch_size", "cql_samples") if hasattr(config, name))
+        check_memory(self.batch_size * self._row_bytes, self.device, what, lower)
         self.metrics = (*self.update_metrics, LR, *self.source.metrics, *(self.explore_metrics if env else ()))
 
     def _make_source(self) -> Source:
