@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -25,6 +26,8 @@ MAX_LINES: Final = 8
 MAX_NAMED: Final = 24
 """Curves of single runs that a legend names."""
 Array = NDArray[np.float64]
+# Warnings that were passed on: a letter that the font lacks is drawn in several figures, and each several times.
+_TOLD: Final[set[str]] = set()
 _DPI: Final = 144
 _DPI_SHOWN: Final = 100
 
@@ -128,8 +131,12 @@ def _style(theme: Theme) -> Iterator[None]:
         "lines.linewidth": 1.8,
         "text.parse_math": False,
     }
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(settings), warnings.catch_warnings(record=True) as caught:
         yield
+    for each in caught:
+        if (text := str(each.message)) not in _TOLD:
+            _TOLD.add(text)
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -71,8 +71,11 @@ def test_training_goes_on_in_its_own_physics_where_an_evaluation_was_interrupted
         return calls[-1]
 
     monkeypatch.setattr(algorithm.horizons.collector, "evaluate", interrupted)
+    trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=False)
     with pytest.raises(KeyboardInterrupt):
-        algorithm.evaluate(env_config={"length": 0.9})
+        trainer.eval(env_config={"length": 0.9})
+    assert algorithm.counters["algorithm/collects"] == 0
+    trainer.eval(env_config={"length": 0.9})  # it is still its turn
     algorithm.collect()
     assert algorithm.env.carry["parameters"]["length"].tolist() == [0.5] * 4
     assert algorithm.rollout["starts"][0].all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import ClassVar
 
 import numpy as np
@@ -12,11 +13,12 @@ from tests.probes import Probe
 
 from rl8x import MemoryTracker, NullTracker, PPOConfig, Trainer
 from rl8x.algorithms import BCConfig
+from rl8x.drawing import DARK, LIGHT, png
 from rl8x.envs import CartPole, Parameter
 from rl8x.envs.cells import make_cells
 from rl8x.replay.dataset import Dataset
 from rl8x.trainers import plot_grid
-from rl8x.trainers.grid import CellEvaluator, seed_of
+from rl8x.trainers.grid import CellEvaluator, _grid_drawing, seed_of
 
 SMALL = {"num_envs": 4, "horizon": 8, "seed": 0, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
 
@@ -100,6 +102,16 @@ def test_mlflow_has_the_table_and_the_figure(mlruns, mlflow_client):
     assert {name for name in metrics if name.startswith(("grid/", "eval/"))} == {
         f"grid/a b/{value}" for value in ("mean", "worst_cell", "best_cell")
     }
+
+
+def test_a_letter_that_the_font_lacks_is_warned_of_once():
+    frame = pandas.DataFrame({"訓練": [1.0, 2.0], "returns": [0.0, 1.0]})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for theme in (LIGHT, DARK):
+            assert png(_grid_drawing(frame), theme, titled=True).startswith(b"\x89PNG")
+    lacking = [str(each.message) for each in caught if "missing from" in str(each.message)]
+    assert len(lacking) == len(set(lacking)) == 2
 
 
 class Other(Product):

@@ -216,6 +216,7 @@ class Horizons:
         """Evaluate over the horizons from one reset to the next; see `GenericAlgorithmBase.evaluate`."""
         rows: list[Mapping[str, float]] = []
         counts: dict[str, tuple[str, ...]] = {}
+        before = self.counters[keys.COLLECTS]
         with self.env.parameter_state.evaluating():
             for _ in range(self.resets.horizons):
                 self.reset_if_due(env_config)
@@ -224,6 +225,7 @@ class Horizons:
                     row, gates = stats.counted()
                 except BaseException:  # else training would go on in its episodes, under its configuration
                     self.discard()
+                    self.counters[keys.COLLECTS] = before  # nor would resets and evaluations be due together again
                     raise
                 rows.append(row)
                 counts.update(gates)

@@ -38,11 +38,11 @@ _NICENESS: Final = 10
 
 
 class Compiler:
-    """Compiles programs, several at a time, into the cache; calls `say` with a line where one has to be waited for."""
+    """Compiles programs, several at a time, into the cache; calls `say` with a line, once, where one is waited for."""
 
     def __init__(self, artifacts: Artifacts) -> None:
         self.artifacts = artifacts
-        self.say: Callable[[str], None] = lambda _: None
+        self.say: Callable[[str], None] | None = None
         self._process: subprocess.Popen[str] | None = None
         self._owner = 0  # the process that started the compiler; forks of it do not share the compiler
         self._requested: set[str] = set()
@@ -92,12 +92,13 @@ class Compiler:
     def library(self, program: str) -> Path:
         """Return the shared library of a program, waiting for it; a `RuntimeError` says why there is none."""
         key = self.request(program)
-        if key in self._requested:
+        if key in self._requested and self.say is not None:
             later = "later runs like this one find what it makes in the cache"
             if (folder := self.artifacts.unwritable) is not None:
                 why = f"{folder} {self.artifacts.why}: set RL8X_CACHE_DIR to another folder"
                 later = f"each run like this one will, since {why}"
             self.say(f"waiting for the compiler; {later}")
+            self.say = None
         while key in self._requested:
             self.missing(None)
         if key in self._failed:
