@@ -675,7 +675,7 @@ class Policy(nn.Module):
             with kept_generators():
                 policy: Self = made_of(*both, **arguments)
             policy.load_state_dict(dict(tensors))
-            policy.state_reset_every = int(description.get("state_reset_every", 0))
+            policy.state_reset_every = int(description["state_reset_every"])
             policy.eval()  # what a class of one's own has added, too
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             reason = " ".join(str(error).split())
