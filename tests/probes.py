@@ -13,7 +13,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from rl8x.envs import Env
-from rl8x.execution.compiled import CompiledProgram
+from rl8x.execution.compiler import CompiledProgram
 from rl8x.execution.traces import describe_program, trace
 
 ONE = Box(-1.0, 1.0, (1,), dtype=np.float32)

@@ -10,7 +10,7 @@ import pytest
 from rl8x import output
 from rl8x.cli.bench import render, summarize, verdict
 from rl8x.cli.main import main
-from rl8x.execution.compiled import CompiledProgram
+from rl8x.execution.compiler import CompiledProgram
 
 bench = importlib.import_module("rl8x.cli.bench")
 SMALL = ["num_envs=4", "horizon=4", "model_config.hidden_sizes=[8]", "device=cpu", "tracking=false"]

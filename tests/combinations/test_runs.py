@@ -34,7 +34,7 @@ from rl8x.checkpoint import listed, read
 from rl8x.checkpoint.tree import tensors_in
 from rl8x.envs import GymnasiumEnv
 from rl8x.envs.parameters import parsed, resolve_config
-from rl8x.execution.compiled import CompiledProgram
+from rl8x.execution.compiler import CompiledProgram
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import NonFiniteError, Trainer
 

@@ -18,10 +18,9 @@ import pytest
 import torch
 from tests.probes import described
 
-from rl8x.execution import compiled, compiler, lowering
+from rl8x.execution import compiler, lowering
 from rl8x.execution.artifacts import Artifacts, key_of, surroundings
-from rl8x.execution.compiled import CompiledProgram
-from rl8x.execution.compiler import Compiler, load
+from rl8x.execution.compiler import CompiledProgram, Compiler, load
 from rl8x.execution.programs import Loop, ProgramError
 from rl8x.execution.verification import Check
 
@@ -40,7 +39,7 @@ def shared(tmp_path_factory):
 @pytest.fixture
 def own(shared, monkeypatch):
     """What programs are compiled by."""
-    monkeypatch.setattr(compiled, "compiler", lambda: shared)
+    monkeypatch.setattr(compiler, "compiler", lambda: shared)
     return shared
 
 
@@ -48,7 +47,7 @@ def own(shared, monkeypatch):
 def mortal(shared, monkeypatch, tmp_path):
     """A compiler that may be killed, on an empty cache."""
     made = Compiler(Artifacts(tmp_path / "cache"))
-    monkeypatch.setattr(compiled, "compiler", lambda: made)
+    monkeypatch.setattr(compiler, "compiler", lambda: made)
     yield made
     made.stop()
 
@@ -59,9 +58,9 @@ def found_only(own, monkeypatch):
 
     def make():
         later = Compiler(own.artifacts)
-        monkeypatch.setattr(compiled, "compiler", lambda: later)
+        monkeypatch.setattr(compiler, "compiler", lambda: later)
         monkeypatch.setattr(later, "start", lambda: pytest.fail("compiled again"))
-        monkeypatch.setattr(compiled, "verdict", lambda *_, **__: pytest.fail("verified again"))
+        monkeypatch.setattr(compiler, "verdict", lambda *_, **__: pytest.fail("verified again"))
 
     return make
 
@@ -132,7 +131,7 @@ def test_a_program_that_differs_is_refused_with_one_warning_and_later_runs_know(
         assert results == [[7.0, 14.0]] * 2
         assert len(told) == 1
         assert known.keys() == {key}
-        monkeypatch.setattr(compiled, "verdict", lambda *_, **__: pytest.fail("verified again"))
+        monkeypatch.setattr(compiler, "verdict", lambda *_, **__: pytest.fail("verified again"))
 
 
 class _Allocated(ctypes.Structure):
@@ -233,7 +232,7 @@ def _wait_until(condition):
 def test_nothing_is_left_running_when_a_process_that_compiles_is_killed(tmp_path):
     code = textwrap.dedent("""
         import time, torch
-        from rl8x.execution.compiled import CompiledProgram
+        from rl8x.execution.compiler import CompiledProgram
         from rl8x.execution.compiler import compiler
         CompiledProgram(lambda x: [(x * 3.0).sin()]).prepare(torch.ones(100))
         print(compiler()._process.pid, flush=True)

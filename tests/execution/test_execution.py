@@ -11,7 +11,7 @@ from rl8x.algorithms import DQNConfig, PPOConfig
 from rl8x.envs import CartPole
 from rl8x.execution import Execution
 from rl8x.execution import execution as module
-from rl8x.execution.compiled import CompiledProgram
+from rl8x.execution.compiler import CompiledProgram
 from rl8x.execution.execution import flushed_denormals
 from rl8x.execution.programs import CapturedProgram, Loop, ProgramError, flat_of
 

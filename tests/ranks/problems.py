@@ -12,7 +12,7 @@ from rl8x.algorithms.hyperparameters import part_seed
 from rl8x.distributed import ranks
 from rl8x.envs import CartPole, Pendulum, Spread
 from rl8x.execution import execution
-from rl8x.execution.compiled import CompiledProgram
+from rl8x.execution.compiler import CompiledProgram
 from rl8x.execution.programs import Loop
 from rl8x.randomization import Adaptive, Learnable, Uniform
 from rl8x.replay.dataset import Dataset

@@ -16,7 +16,7 @@ from rl8x import HitsUpperBound, MemoryTracker, NullTracker, PPOConfig, Trainer,
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.envs import CartPole
 from rl8x.execution import Execution
-from rl8x.execution.compiled import CompiledProgram
+from rl8x.execution.compiler import CompiledProgram
 
 CPU = torch.device("cpu")
 OPTIONS = {"num_envs": 8, "horizon": 8, "sgd_minibatch_size": 32, "num_sgd_iters": 2, "seed": 3, "device": "cpu"}
@@ -194,7 +194,7 @@ def test_what_cannot_be_compiled_stays_eager_with_one_warning(when, monkeypatch)
         monkeypatch.undo()
         monkeypatch.setattr("rl8x.execution.execution._WORTH_SECONDS", 9.0)
         monkeypatch.setattr("rl8x.algorithms.ppo.PPO.seconds_per_step", 1.0)
-        monkeypatch.setattr("rl8x.execution.compiled.trace", refuse)
+        monkeypatch.setattr("rl8x.execution.compiler.trace", refuse)
     else:
         monkeypatch.setattr(CompiledProgram, "_compile", refuse)
     tracker = MemoryTracker()

@@ -12,7 +12,7 @@ from rl8x import keys
 from rl8x.algorithms import DQNConfig, PPOConfig
 from rl8x.conditions import Confirmed, HitsUpperBound
 from rl8x.envs import CartPole, DiscreteDummy, Env, GymnasiumEnv
-from rl8x.execution.compiled import CompiledProgram
+from rl8x.execution.compiler import CompiledProgram
 from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer

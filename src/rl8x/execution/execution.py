@@ -24,8 +24,7 @@ from torch import Tensor
 
 from rl8x.distributed import ranks
 from rl8x.execution.artifacts import limit_mb
-from rl8x.execution.compiled import CompiledProgram
-from rl8x.execution.compiler import compiler
+from rl8x.execution.compiler import CompiledProgram, compiler
 from rl8x.execution.kernels import has_bfloat16
 from rl8x.execution.programs import CapturedProgram, Loop, Program, ProgramError, prepare
 from rl8x.execution.verification import TOLERANCES, Check, Kind

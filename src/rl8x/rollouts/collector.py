@@ -20,7 +20,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.envs.base import Carry, Env
 from rl8x.execution import Execution
-from rl8x.execution.compiled import CompiledProgram
+from rl8x.execution.compiler import CompiledProgram
 from rl8x.execution.programs import Loop, ProgramError, TreeProgram, flat_of, prepare
 from rl8x.output import message_of
 from rl8x.policy import Policy
