@@ -4,6 +4,7 @@ import atexit
 import functools
 import gc
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -30,6 +31,8 @@ pytest_plugins = ["tests.skips"]
 # Where it is set, as in images of containers, each process would translate all of rl8x and of its tests anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Python 3.14's own way to start a process cannot import the tests' classes, which vector environments of theirs have.
+multiprocessing.set_start_method("fork", force=True)
 # A machine that is busy is no fault of what is tested. Developers' runs draw new examples, CI's the same for the same
 # code: what they would find is no fault of the change that it is asked about.
 hypothesis.settings.register_profile(

@@ -142,7 +142,7 @@ def test_what_is_written_is_read_as_the_same(tmp_path, data):
         ("r.yaml", b"env: \xff", "not a text in UTF-8"),
         ("r.json", '{"env": "A", "env": "B"}', "the key 'env' occurs twice"),
         ("r.json", '{"env": ', "line 1 column 9"),
-        ("r.json", "[" * 50_000, "nested too deeply"),
+        ("r.json", '{"a": ' + "[" * 50_000 + "]" * 50_000 + "}", "nested too deeply"),
         ("r.txt", "env: A", "ends in .yaml, .yml, .toml, .json; got '.txt'"),
     ],
 )

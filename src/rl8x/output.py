@@ -42,7 +42,7 @@ class Unfailing:
             return getattr(self._stream, name)(*arguments)
         except OSError as error:
             if error.errno in _GONE:
-                self._forsake()
+                self.forsake()
         except UnicodeEncodeError:
             return getattr(self._stream, name)(*map(self._encodable, arguments))
         except ValueError:  # it is closed
@@ -54,7 +54,7 @@ class Unfailing:
         encoding = getattr(self._stream, "encoding", None) or "ascii"
         return text.encode(encoding, "backslashreplace").decode(encoding)
 
-    def _forsake(self) -> None:
+    def forsake(self) -> None:
         """Give the null device what the stream still holds: at its end Python would try again, and exit with 120."""
         with contextlib.suppress(OSError, ValueError, AttributeError), open(os.devnull, "wb") as null:
             os.dup2(null.fileno(), self.fileno())

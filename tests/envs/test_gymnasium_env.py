@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
@@ -426,6 +429,23 @@ def test_close_ends_the_workers():
     env.close()
     assert not any(process.is_alive() for process in processes)
     env.close()
+
+
+UNGUARDED = """
+import multiprocessing
+multiprocessing.set_start_method("forkserver")  # what Python 3.14 does
+from rl8x.envs import GymnasiumEnv
+env = GymnasiumEnv("CartPole-v1", num_envs=2, vectorization="async")
+print(tuple(env.reset(seed=0)[0].shape))
+env.close()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forked before Python 3.14")
+def test_a_script_that_does_not_guard_its_main_has_copies_in_processes(tmp_path):
+    (script := tmp_path / "script.py").write_text(UNGUARDED)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240)
+    assert done.stdout == "(2, 4)\n", done.stderr
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async", "vector"])

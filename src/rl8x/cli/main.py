@@ -29,7 +29,7 @@ from rl8x import __version__, trusted
 from rl8x.cli.errors import report, show_bug, show_warning
 from rl8x.importing import importing_much
 from rl8x.names import did_you_mean
-from rl8x.output import say
+from rl8x.output import Unfailing, say
 
 # Command -> the module with a variable of its name, and its help, which needs no import.
 COMMANDS: Final = {
@@ -257,6 +257,7 @@ def _run(words: Sequence[str], tracking: AbstractContextManager[None]) -> int:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
         report(f"the output could not be written: {error.strerror}", debug=debug)
+        Unfailing(sys.stdout).forsake()
         return _MISTAKE
     return code if isinstance(code, int) else 0
 

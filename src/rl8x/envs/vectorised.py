@@ -54,7 +54,9 @@ def vectorised(
         known = ", ".join(map(repr, _VECTORIZATIONS))
         raise ValueError(f"GymnasiumEnv: vectorization must be one of {known}; got {vectorization!r}.")
     if vectorization != "vector":
-        vector_kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **kwargs.get("vector_kwargs", {})}
+        # Python 3.14's own way to start a process on Linux runs a script without `if __name__ == "__main__"` once more.
+        start = {"context": "fork"} if vectorization == "async" and sys.platform == "linux" else {}
+        vector_kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **start, **kwargs.get("vector_kwargs", {})}
         kwargs = {**kwargs, "vector_kwargs": vector_kwargs}
     wrappers: list[_Wrap] = []
     if vectorization == "async":  # those in this process are wrapped by `own_results`, and where parameters are read
