@@ -30,7 +30,7 @@ from rl8x.algorithms import (
 from rl8x.algorithms.hyperparameters import nearest_divisor, option
 from rl8x.checkpoint.load import problems_of, resolve
 from rl8x.conditions import WallTime
-from rl8x.config.describe import run_spec
+from rl8x.config.describe import env_spec, run_spec
 from rl8x.envs import CartPole, Pendulum
 from rl8x.models import BUILTIN
 from rl8x.plain import own_values
@@ -168,6 +168,7 @@ def numpys(value):
 
 
 CARTPOLE = CartPole.single_observation_space, CartPole.single_action_space
+SMALL = PPOConfig(num_envs=2, horizon=2, device="cpu", seed=0)
 ADAPTIVE = {"start": (0.4, 0.6), "thresholds": (5.0, 20.0), "step": 0.1, "episodes": 3}
 LEARNABLE = {"base": Uniform(0.4, 0.6), "levels": 2, "candidates": 3, "episodes": 4, "threshold": 9.0}
 
@@ -189,6 +190,7 @@ LEARNABLE = {"base": Uniform(0.4, 0.6), "levels": 2, "candidates": 3, "episodes"
         ),
         (lambda given: Adaptive(**given).to_dict(), ADAPTIVE),
         (lambda given: Learnable(**given).to_dict(), LEARNABLE),
+        (lambda given: env_spec(SMALL.build(CartPole, **given)).env_kwargs, {"time_limit": 5}),
         (lambda given: WallTime(**given).arguments(), {"duration": 60}),
         (lambda given: WallTime(**given).arguments(), {"duration": 0.5}),
     ],

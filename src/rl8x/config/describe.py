@@ -14,6 +14,7 @@ from rl8x.config.spec import AlgorithmSpec, EnvSpec, RunSpec, TrainerSpec, defau
 from rl8x.envs import GymnasiumEnv, registry
 from rl8x.envs.bindings import Binding
 from rl8x.importing import CLASS, NOT_PLAIN, dotted_path, import_named, to_plain
+from rl8x.plain import own_values
 
 
 def run_spec(algorithm: GenericAlgorithmBase[Any], trainer: TrainerSpec | None = None) -> RunSpec:
@@ -34,7 +35,7 @@ def env_spec(algorithm: GenericAlgorithmBase[Any]) -> EnvSpec:
         return _unwritable_env("the environment was given as an instance")
     made_by = registry.env_maker(factory, trust=True)
     path = _path(made_by.func)
-    args, kwargs = (to_plain(given, _form_for_env) for given in (list(made_by.args), made_by.arguments))
+    args, kwargs = (to_plain(own_values(given), _form_for_env) for given in (list(made_by.args), made_by.arguments))
     if path is None:
         return _unwritable_env("the environment is not made by a class or a function that is an attribute of a module")
     if args is NOT_PLAIN or kwargs is NOT_PLAIN:
