@@ -206,8 +206,9 @@ def draw_panels(
     """Draw a panel of learning curves for each metric, `width` in a row; arguments as `draw_curves` takes them."""
     columns = min(width, len(panels))
     rows = -(-len(panels) // columns)
+    size = (8.4, 4.6 + 0.13 * min(len(panels[0]), MAX_NAMED)) if columns == 1 else (4.2 * columns, 3.2 * rows)
     with _style(theme):
-        figure = new_figure(7.2 if columns == 1 else 4.2 * columns, 3.9 if columns == 1 else 3.2 * rows)
+        figure = new_figure(*size)
         grid = figure.subplots(rows, columns, squeeze=False)
         for panel, curves, metric in zip(grid.flat, panels, metrics, strict=False):
             draw_curves(panel, curves, clock, metric, theme)
@@ -220,7 +221,7 @@ def draw_panels(
 
 def draw_legend(figure: Figure, panel: Axes, count: int) -> None:
     """Put the names of several lines above the panels, where they cover nothing."""
-    if count < 2:
+    if not 2 <= count <= MAX_NAMED:
         return
     handles, labels = panel.get_legend_handles_labels()
     longest = max(len(label) for label in labels)

@@ -53,13 +53,15 @@ def test_a_parent_run_is_reported_and_gets_the_files(study, mlruns, mlflow_clien
     assert "the run 'no study' has no artifact evaluations.json: it is no study's parent" in capsys.readouterr().err
 
 
-def test_a_study_found_by_its_folder_goes_to_the_parent_of_its_runs(tmp_path, mlruns, mlflow_client):
+def test_the_report_of_a_studys_folder_goes_to_the_run_with_its_key(tmp_path, mlruns, mlflow_client):
     store = MLflowStore(locate(None))
-    parent, child = (store.create_run(NewRun(str(each), "studies", None, f"run{each}", each)) for each in (1, 2))
-    store.set_tags(child, {"mlflow.parentRunId": parent})
-    table = evaluations(grid={"length": [0.5, 1.0]}).assign(run_id=child)
+    other, parent = (store.create_run(NewRun(key, "studies", None, "alike", 1)) for key in ("1", "0" * 32))
+    table = evaluations(grid={"length": [0.5, 1.0]})
+    assert main(["report", str(write_study(tmp_path / "untracked", table, tracking=False))]) == 0
+    assert not mlflow_client.list_artifacts(parent, "report")
     assert main(["report", str(write_study(tmp_path / "poles", table))]) == 0
     assert "report/report.html" in {entry.path for entry in mlflow_client.list_artifacts(parent, "report")}
+    assert not mlflow_client.list_artifacts(other, "report")
 
 
 def test_runs_are_compared(mlruns, capsys, monkeypatch):

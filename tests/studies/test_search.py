@@ -57,7 +57,9 @@ def test_a_search_ends_after_its_trials_and_goes_on_with_more(tmp_path, monkeypa
     assert set(policies["vary.model_config"]) == {'{"hidden_sizes": [8]}'}
     with pytest.raises(StudyError, match="has 3 trials"):
         make(2).run()
-    assert make(3).run().equals(frame)
+    again = make(3)
+    assert again.run().equals(frame)
+    assert again.supports["fixed"]["length"] == first.supports["fixed"]["length"] == [0.5, 0.5]
 
     # Killed in a trial: what it had begun is done, and no other in its place.
     begun = []

@@ -440,6 +440,12 @@ def test_what_is_wrong_is_said_before_anything_is_written(here, changes, message
     assert list(here.iterdir()) == []
 
 
+def test_a_progress_that_there_is_not_is_refused_before_anything_is_written(here):
+    with pytest.raises(ValueError, match=r"`progress` must be one of 'auto', .*; got 'quiet'"):
+        make().run(progress="quiet")
+    assert list(here.iterdir()) == []
+
+
 def test_a_folder_of_something_else_is_left_alone(here):
     (here / "mine").mkdir()
     (here / "mine" / "thesis.txt").write_text("x")

@@ -98,10 +98,10 @@ def log_to_run(checkpoint: Checkpoint, policy: Policy, about: dict[str, Any], tr
     """Log the policy of a checkpoint as a model of the run; return the model's ID."""
     from rl8x.tracking import TrackingError
     from rl8x.tracking.artifacts import describe_model, model_about
-    from rl8x.tracking.runs import HANDLE_PREFIX, RunReader
+    from rl8x.tracking.runs import RunReader
 
     run, reader = checkpoint.metadata["run"], RunReader(tracking_uri)
-    record = reader.run_of_spool(str(run["handle"]).removeprefix(HANDLE_PREFIX)) if run["id"] is None else None
+    record = reader.run_of_spool(str(run["handle"])) if run["id"] is None else None
     run_id = run["id"] or (record and record.id)
     if run_id is None:
         raise TrackingError(f"MLflow does not have the run of {checkpoint.path}: `rl8x sync` sends what it lacks")

@@ -17,23 +17,21 @@ import numpy as np
 import pandas
 
 from rl8x import drawing, keys
+from rl8x.checkpoint import files
 from rl8x.drawing import LIGHT, Curve, Drawing, Theme
 from rl8x.names import did_you_mean
 from rl8x.output import counted, cut_middle, table, width_of
 from rl8x.studies import figures, statistics
-from rl8x.studies.report import find_study
-from rl8x.studies.statistics import in_words
-from rl8x.studies.table import DEFINITION, EVALUATIONS, plain_name, read
+from rl8x.studies.table import DEFINITION, plain_name, read
 from rl8x.tracking.private import RunRecord
 from rl8x.tracking.protocol import PARENT_TAG, legal_name
-from rl8x.tracking.runs import HANDLE_PREFIX, RunReader
+from rl8x.tracking.runs import RunReader
 from rl8x.tracking.sender import PARAM_CHANGE_TAG
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE: Final = "compare.html"
-_CURVE: Final = ("steps", "mean", "low", "high")
 _POINTS: Final = ["run_id", "metric", "step", "value"]
 # Of these a run has `best/NAME` of all its rows; in a study's training `best/returns/mean` is of evaluations.
 _WITH_BEST: Final = (*keys.EVALUATED_RETURNS, keys.TRAINED_RETURNS[0])
@@ -91,7 +89,7 @@ class Comparison:
         """Return the last and the best value of a run's metric, and the step of that."""
         own = self._of(metric, run)
         if own.empty:
-            return (math.nan,) * 3
+            return statistics.NOTHING
         best = own.loc[own["value"].idxmin() if self.minimize else own["value"].idxmax()]
         value, step = float(best["value"]), float(best["step"])
         of_all_rows = run.metrics.get(f"best/{metric}", math.nan)
@@ -110,12 +108,13 @@ class Comparison:
         rows = []
         for label, runs in self.groups.items():
             row: dict[str, Any] = {"group": label, "runs": len(runs)}
-            for name in (part for metric in self.metrics for part in (metric, f"best/{metric}")):
-                values = frame.loc[[run.id for run in runs], name].to_numpy(dtype=np.float64)
-                values = values[np.isfinite(values), None]
-                nothing = (math.nan,) * 3
-                found = statistics.bootstrap(statistics.mean, values, level=self.level) if len(values) else nothing
-                row |= zip((name, f"{name}_low", f"{name}_high"), map(float, found), strict=True)
+            for name in self._heads:
+                values = frame.loc[[run.id for run in runs], name].dropna()
+                names = (name, f"{name}_low", f"{name}_high")
+                row |= dict.fromkeys(names, math.nan)
+                if len(values):
+                    found = statistics.bootstrap(statistics.mean, values.to_numpy()[:, None], level=self.level)
+                    row |= zip(names, map(float, found), strict=True)
             rows.append(row)
         return pandas.DataFrame(rows)
 
@@ -142,21 +141,26 @@ class Comparison:
             columns.append(["status", *frame["status"].str.lower()])
         columns.append(["steps", *frame["steps"].map(_count)])
         for metric in self.metrics:
-            for name, head in zip((metric, f"best/{metric}"), self._heads(metric), strict=True):
-                columns.append([head, *frame[name].map(_number)])
+            columns += [[self._heads[name], *frame[name].map(_number)] for name in (metric, f"best/{metric}")]
             columns.append(["at step", *frame[f"best_step/{metric}"].map(_count)])
         return [list(row) for row in zip(*columns, strict=True)]
 
     def grouped_cells(self) -> list[list[str]]:
         """Return the table of groups as texts, the headings first."""
-        rows = [["group", "runs", *(head for metric in self.metrics for head in self._heads(metric))]]
-        for label, count, *values in self.grouped.itertuples(index=False):
-            estimates = (values[start : start + 3] for start in range(0, len(values), 3))
-            rows.append([label, str(count), *(in_words(each, _decimals(each[0])) for each in estimates)])
-        return rows
+        frame = self.grouped
+        columns = [["group", *frame["group"]], ["runs", *frame["runs"].astype(str)]]
+        for name, head in self._heads.items():
+            estimates = statistics.estimates_of(frame, name).to_numpy()
+            columns.append([head, *(statistics.in_words(each, _decimals(each[0])) for each in estimates)])
+        return [list(row) for row in zip(*columns, strict=True)]
 
-    def _heads(self, metric: str) -> tuple[str, str]:
-        return metric, f"{'lowest' if self.minimize else 'best'} {metric}"
+    @property
+    def _heads(self) -> dict[str, str]:
+        """The headings of last and best values by their columns."""
+        best, heads = "lowest" if self.minimize else "best", dict[str, str]()
+        for metric in self.metrics:
+            heads |= {metric: metric, f"best/{metric}": f"{best} {metric}"}
+        return heads
 
     def __str__(self) -> str:
         width = shutil.get_terminal_size((120, 24)).columns
@@ -174,9 +178,8 @@ class Comparison:
         """
         curves = {}
         for label, runs in self.groups.items():
-            parts = [self._of(metric, run)[["step", "value"]].to_numpy().T for run in runs]
-            points = [(steps, values) for steps, values in parts if len(steps)]
-            if points:
+            parts = [self._of(metric, run) for run in runs]
+            if points := [(own["step"], own["value"]) for own in parts if len(own)]:
                 curves[label] = statistics.mean_curve(points, level=self.level)
         return curves
 
@@ -184,13 +187,12 @@ class Comparison:
     def drawings(self) -> list[Drawing]:
         """The figures, one for each metric."""
         over = f" Lines are means over runs, bands {self.level:.0%} intervals." if self.group_by else ""
-        caption = (
-            f"Against the {self.clock}, aligned by interpolation; a run that has stopped keeps its last value.{over}"
-        )
-        return [
-            Drawing(f"curve-{plain_name(metric)}", metric, caption, partial(draw_curves, self, metric))
-            for metric in self.metrics
-        ]
+        caption = f"Against the {self.clock}, aligned by interpolation; a run that stops keeps its last value.{over}"
+
+        def draw(metric: str, theme: Theme) -> Figure:
+            return drawing.draw_panels([self.curves(metric)], [metric], self.clock, theme, width=1)
+
+        return [Drawing(f"curve-{plain_name(each)}", each, caption, partial(draw, each)) for each in self.metrics]
 
     @property
     def figure(self) -> Figure:
@@ -207,12 +209,12 @@ class Comparison:
     @property
     def html(self) -> str:
         """The page."""
-        lead, sections = counted(len(self.runs), "run", "runs"), {"Runs": figures.table(self.cells())}
-        sections["Runs"] += figures.paragraphs(self.notes)
+        lead = counted(len(self.runs), "run", "runs")
+        sections = [("Runs", figures.table(self.cells()) + figures.paragraphs(self.notes))]
         if self.group_by:
             lead += f", grouped by {', '.join(self.group_by)}"
-            sections["Groups"] = figures.table(self.grouped_cells())
-        return figures.page("Comparison of runs", f"{lead}.", [*sections.items(), *map(figures.image, self.drawings)])
+            sections.append(("Groups", figures.table(self.grouped_cells())))
+        return figures.page("Comparison of runs", f"{lead}.", [*sections, *map(figures.image, self.drawings)])
 
     def write(self, folder: str | Path) -> list[Path]:
         """Write the page, tables and figures; returns their paths, the page first.
@@ -222,7 +224,7 @@ class Comparison:
         """
         tables = {"runs.csv": self.frame} | ({"groups.csv": self.grouped} if self.group_by else {})
         parts = [
-            pandas.DataFrame({"metric": metric, "group": label} | dict(zip(_CURVE, curve, strict=True)))
+            pandas.DataFrame({"metric": metric, "group": label, **curve._asdict()})
             for metric in self.metrics
             for label, curve in self.curves(metric).items()
         ]
@@ -269,7 +271,7 @@ def compare(
     if not 0 < level < 1:
         raise ValueError(f"`level` must be in (0, 1); got {level}.")
     reader = RunReader(tracking_uri)
-    records = find_runs(reader, [runs] if isinstance(runs, str | Path) else runs, experiment)
+    records = find_runs(reader, _listed(runs), experiment)
     names = tuple(dict.fromkeys(_listed(metrics))) or (common_metric(records),)
     histories = reader.histories([run.id for run in records], names)
     rows = [
@@ -280,9 +282,7 @@ def compare(
         if math.isfinite(value)
     ]
     points = pandas.DataFrame(rows, columns=_POINTS).astype({"step": np.float64, "value": np.float64})
-    for name in names:
-        if name in set(points["metric"]):
-            continue
+    for name in (name for name in names if name not in set(points["metric"])):
         if histories[name]:
             raise ValueError(f"{name!r} has no finite value in any of the runs; name another metric.")
         known = sorted({metric for run in records for metric in run.metrics})
@@ -295,11 +295,8 @@ def compare(
     return comparison
 
 
-def _listed(words: Sequence[str] | str) -> Sequence[str]:
-    return (words,) if isinstance(words, str) else words
-
-
-# -- runs, their params and metrics
+def _listed(words: Sequence[Any] | str | Path) -> Sequence[Any]:
+    return (words,) if isinstance(words, str | Path) else words
 
 
 def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | None) -> list[RunRecord]:
@@ -321,12 +318,8 @@ def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | N
 
 def _of_folder(reader: RunReader, path: Path) -> RunRecord | None:
     """Find the parent run of a study's folder, or the run of checkpoints; None where a path leads to neither."""
-    from rl8x.checkpoint import files
-
     if os.path.isfile(path / DEFINITION):
         parent = reader.run_of_spool(str(read(path / DEFINITION).get("run_key", "")))
-        if parent is None and (path / EVALUATIONS).exists() and (run_id := find_study(path).parent_id(reader)):
-            parent = reader.run(run_id)
         if parent is None:
             raise ValueError(f"the study in {path} has no runs in MLflow.")
         return parent
@@ -335,7 +328,7 @@ def _of_folder(reader: RunReader, path: Path) -> RunRecord | None:
     known = files.describe([path, *files.listed(path)][-1])["run"]
     if known["id"]:
         return reader.run(known["id"])
-    run = reader.run_of_spool(str(known["handle"]).removeprefix(HANDLE_PREFIX))
+    run = reader.run_of_spool(str(known["handle"]))
     if run is None:
         raise ValueError(f"{path} has checkpoints of a run that is not in MLflow.")
     return run
@@ -349,11 +342,8 @@ def _clock_of(run: RunRecord) -> str | None:
 def common_metric(runs: Sequence[RunRecord]) -> str:
     """Choose the metric to compare: returns of evaluations, else of training, that all runs have."""
     common = set.intersection(*(set(run.metrics) for run in runs))
-    for name in _PREFERRED:
-        if name in common:
-            return name
-    useful = sorted(name for name in common if not name.startswith(("profiling/", "memory/", "algorithm/", "env/")))
-    if useful:
+    others = sorted(name for name in common if not name.startswith(("profiling/", "memory/", "algorithm/", "env/")))
+    if useful := [*filter(common.__contains__, _PREFERRED), *others]:
         return useful[0]
     without = [run.name for run in runs if not run.metrics]
     why = f"; {', '.join(without[:5])} have none at all" if without else ""
@@ -363,10 +353,8 @@ def common_metric(runs: Sequence[RunRecord]) -> str:
 def params_of(run: RunRecord) -> dict[str, str]:
     """Return a run's params; where it went on with another value, which MLflow has as a tag: `0.01, later 0.001`."""
     changed = {name: run.tags.get(legal_name(PARAM_CHANGE_TAG + name)) for name in run.params}
-    return {
-        name: value if changed[name] is None else f"{value}, later {changed[name]}"
-        for name, value in run.params.items()
-    }
+    later = {name: f", later {value}" for name, value in changed.items() if value is not None}
+    return {name: value + later.get(name, "") for name, value in run.params.items()}
 
 
 def differing(runs: Sequence[RunRecord]) -> list[str]:
@@ -412,17 +400,6 @@ def _order(value: str | None) -> tuple[int, float, str]:
     with contextlib.suppress(ValueError):
         return (2, 0.0, "") if value is None else (0, float(value), value)
     return 1, 0.0, str(value)
-
-
-def draw_curves(comparison: Comparison, metric: str, theme: Theme) -> Figure:
-    """Draw the learning curves of a metric, one for each group."""
-    curves = comparison.curves(metric)
-    figure = drawing.new_figure(8.4, 4.6 + 0.13 * min(len(curves), drawing.MAX_NAMED))
-    panel = figure.subplots()
-    drawing.draw_curves(panel, curves, comparison.clock, metric, theme)
-    if len(curves) <= drawing.MAX_NAMED:
-        drawing.draw_legend(figure, panel, len(curves))
-    return figure
 
 
 def _decimals(value: float) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import hashlib
+import importlib.util
 import itertools
 import json
 import math
@@ -15,8 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-import numpy as np
-
 from rl8x.algorithms.hyperparameters import check_options, option
 from rl8x.algorithms.memory_check import check_cells
 from rl8x.config import RunSpec, apply_overrides, load_run_file
@@ -24,14 +22,14 @@ from rl8x.config.files import ALIASES, algorithm_config_class, one_line, put_at,
 from rl8x.config.spec import FIELDS, AlgorithmSpec, under_algorithm
 from rl8x.disk import named_path
 from rl8x.envs import Env
-from rl8x.envs import cells as test_cells
-from rl8x.envs.cells import Cells
+from rl8x.envs.cells import Cells, check_test, inside, make_cells, num_cells, support, why_none_is_inside
 from rl8x.envs.parameters import moving_in
 from rl8x.importing import CLASS, Trust, texts
 from rl8x.names import did_you_mean
 from rl8x.plain import frozen, thawed
 from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.secrets import find_hidden, hide_in_data
+from rl8x.trainers import Trainer
 
 # Keys of a run that a study decides itself.
 _DECIDED: Final = {
@@ -39,11 +37,9 @@ _DECIDED: Final = {
     "seed": "list them as `seeds`",
     "run_name": "a study has a `name`",
 }
-# What may be different when a study goes on.
-_FREE: Final = ("progress", "trials", "directory")
+_FREE: Final = ("progress", "trials", "directory")  # which may be different when a study goes on
 _MAX_TRAININGS: Final = 10_000
-# What a search draws from, such as {"log_uniform": [1e-4, 1e-2]}
-_RANGES: Final = ("uniform", "log_uniform", "int", "log_int", "choice")
+_RANGES: Final = ("uniform", "log_uniform", "int", "log_int", "choice")  # such as {"log_uniform": [1e-4, 1e-2]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +59,13 @@ class Training:
     @property
     def group(self) -> str:
         """The name of all trainings that differ by their seeds only; in a search it may round, as it has the trial."""
-        number = {} if self.trial is None else {"trial": self.trial}
-        parts = [f"{name}={_short_text(value, rounds=bool(number))}" for name, value in {**self.vary, **number}.items()]
-        return " ".join([self.training, *parts])
+        parts, searched = [self.training], self.trial is not None
+        for name, value in (dict(self.vary) | ({"trial": self.trial} if searched else {})).items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            if isinstance(value, float) and (searched or float(f"{value:.4g}") == value):
+                text = f"{value:.4g}"
+            parts.append(f"{name}={text}")
+        return " ".join(parts)
 
     @property
     def key(self) -> str:
@@ -126,16 +126,12 @@ class StudyConfig:
             raise ValueError(f"`name` must be letters, digits, spaces and `_ - . :`, at most 80; got {self.name!r}.")
         if self.directory is not None:
             named_path(self.directory, "`directory`")
-        object.__setattr__(self, "seeds", _listed_seeds(self.seeds))
-        object.__setattr__(self, "evaluate_at", _listed_points(self.evaluate_at))
-        self._check_train()
+        listed = {"seeds": _listed_seeds(self.seeds), "evaluate_at": _listed_points(self.evaluate_at)}
+        for name, value in (listed | {"train": self._checked_train()}).items():
+            object.__setattr__(self, name, frozen(value))
         self._check_vary()
         self._check_run()
         self.cells()  # raises where there are none
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, frozen(getattr(self, field.name)))
-
-    # -- reading
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, trust: Trust = False) -> StudyConfig:
@@ -156,8 +152,8 @@ class StudyConfig:
             if name in _DECIDED:
                 raise ValueError(f"`{name}` is no key of a study: {_DECIDED[name]}.")
             if name not in legal:
-                hint = did_you_mean(name, legal)
-                raise ValueError(f"unknown key {shortened(name)}.{hint} Legal are {', '.join(legal)}.")
+                hint = f"{did_you_mean(name, legal)} Legal are {', '.join(legal)}."
+                raise ValueError(f"unknown key {shortened(name)}.{hint}")
         given = {name: data.pop(name) for name in own if name in data}
         return cls(run=data, **given, trust=trust)
 
@@ -199,8 +195,7 @@ class StudyConfig:
             before: What `to_dict()` returned when the study was begun.
         """
         now = json.loads(json.dumps(self.to_dict()))
-        names = [name for name in {**before, **now} if name not in _FREE]
-        different = [name for name in names if before.get(name) != now.get(name)]
+        different = [name for name in {**before, **now} if name not in _FREE and before.get(name) != now.get(name)]
         return [f"`{name}` was {shortened(before.get(name))} and is {shortened(now.get(name))}" for name in different]
 
     @property
@@ -210,9 +205,7 @@ class StudyConfig:
             return Path(os.path.expanduser(self.directory)).absolute()
         return mlruns_dir() / "studies" / re.sub(r"[^\w.-]+", "-", self.name)
 
-    # -- checking
-
-    def _check_train(self) -> None:
+    def _checked_train(self) -> dict[str, Any]:
         if not self.train:
             raise ValueError("`train` must name at least one training, such as {default: {}} or {wide: {length: ...}}.")
         for name, config in self.train.items():
@@ -221,18 +214,15 @@ class StudyConfig:
                 raise ValueError(f"`train`: a name must be {legal}; got {name!r}.")
             if config is not None and not isinstance(config, Mapping):
                 raise TypeError(f"train[{name!r}] must be an env_config, a mapping; got {shortened(config)}.")
-        object.__setattr__(self, "train", {name: dict(config or {}) for name, config in self.train.items()})
+        return {name: dict(config or {}) for name, config in self.train.items()}
 
     def _check_run(self) -> None:
-        hidden = find_hidden(self.run, "")
-        if hidden is not None:
+        if (hidden := find_hidden(self.run, "")) is not None:
             raise ValueError(f"`{hidden}` has `***` where its password was: write that in again.")
-        own = self.run.get("checkpoints") or {}
-        for name in (name for name in ("directory", "best") if name in own):
+        for name in sorted({"directory", "best"} & {*(self.run.get("checkpoints") or {})}):
             raise ValueError(f"`checkpoints` of a study's trainings have no `{name}`: they lie in the study's folder.")
-        varied = {name.partition(".")[0] for name in self.vary}
-        ends = self.run.get("max_steps") is not None or self.run.get("stop_conditions")
-        if not ends and not varied & {"max_steps", "stop_conditions"}:
+        given = {name for name, value in self.run.items() if value not in (None, [])}
+        if not {"max_steps", "stop_conditions"} & (given | {name.partition(".")[0] for name in self.vary}):
             raise ValueError("a study's trainings must end: give `max_steps` or `stop_conditions`.")
         # Points at which every training is over
         points = self.evaluate_at if isinstance(self.evaluate_at, list) else [self.evaluate_at or 0]
@@ -254,7 +244,7 @@ class StudyConfig:
                 _check_range(name, values)
             elif not isinstance(values, list) or not values:
                 raise ValueError(f"vary[{name!r}] must be a list of at least one value; got {shortened(values)}.")
-            elif len({json.dumps(_whole(value), sort_keys=True) for value in values}) < len(values):
+            elif any(value in values[:place] for place, value in enumerate(values)):
                 raise ValueError(f"vary[{name!r}] has a value twice: {shortened(values)}.")
         if ranged and self.trials is None:
             raise ValueError(f"vary[{ranged[0]!r}] is a range: say by `trials` how many to try, or list values.")
@@ -272,8 +262,9 @@ class StudyConfig:
         Raises:
             ValueError: At the first thing that is not legal.
         """
-        from rl8x.trainers import Trainer
-
+        if self.searches and importlib.util.find_spec("optuna") is None:
+            hint = "pip install 'rl8x[studies]', or list values in `vary`"
+            raise ValueError(f"`trials` need optuna, which is not installed: {hint}.")
         notes: dict[str, str | None] = {}
         for training in self.first_trainings():
             try:
@@ -293,14 +284,12 @@ class StudyConfig:
         with _opened(run, num_envs) as env:
             cells, config = self.cells(), self.train[name]
             env.plain_config(config, called=f"train[{name!r}]")
-            test_cells.check_test(env, cells, self.episodes, name=str(tested_env(run)))
-            check_cells(self.episodes, test_cells.num_cells(cells), env)
+            check_test(env, cells, self.episodes, name=str(tested_env(run)))
+            check_cells(self.episodes, num_cells(cells), env)
             trained = config, env.parameters, num_envs
-            if moving_in(config) or test_cells.inside(cells, *trained).any():
+            if moving_in(config) or inside(cells, *trained).any():
                 return None
-            return f"{name}: {test_cells.why_none_is_inside(cells, test_cells.support(*trained))}"
-
-    # -- what it is made of
+            return f"{name}: {why_none_is_inside(cells, support(*trained))}"
 
     @property
     def searches(self) -> bool:
@@ -309,13 +298,12 @@ class StudyConfig:
 
     def cells(self) -> Cells:
         """Make the test cells."""
-        return test_cells.make_cells(self.test, self.test_cells, self.test_seed)
+        return make_cells(self.test, self.test_cells, self.test_seed)
 
     def units(self) -> dict[str, str]:
         """Return the units of the test parameters that have one, as the environment of the first training says."""
         with _opened(self.run_of(self.first_trainings()[0]), 1) as env:
-            units = {name: known.unit for name, known in env.parameters.items()}
-        return {name: units[name] for name in self.test if units.get(name)}
+            return {name: known.unit for name, known in env.parameters.items() if name in self.test and known.unit}
 
     def trainings(self) -> list[Training]:
         """List the trainings: configurations, hyperparameters, and the seeds of each side by side."""
@@ -347,7 +335,7 @@ class StudyConfig:
         Raises:
             ValueError: If a varied key leads into something that is not a mapping, or two are the same.
         """
-        data: dict[str, Any] = json.loads(json.dumps(self.run))
+        data: dict[str, Any] = thawed(self.run)
         algorithm = training.vary.get("algorithm", data.get("algorithm", AlgorithmSpec.algorithm))
         config_class = algorithm_config_class(str(algorithm), self.trusted)
         set_by: dict[str, str] = {}
@@ -356,13 +344,10 @@ class StudyConfig:
             if set_by.setdefault(whole, name) != name:
                 raise ValueError(f"vary[{name!r}] and vary[{set_by[whole]!r}] are both {whole!r}: keep one.")
             # A copy, as another varied key may lead into the value.
-            put_at(data, whole.split("."), copy.deepcopy(value), f"vary[{name!r}]")
+            put_at(data, whole.split("."), thawed(value), f"vary[{name!r}]")
         if self.train[training.training] or data.get("env"):  # a data set has no physics to set
             data["env_config"] = self.train[training.training]
-        data["seed"] = training.seed
-        data["run_name"] = f"{self.name} {training.label}"[:240]
-        data["progress"] = "none"
-        return data
+        return data | {"seed": training.seed, "run_name": f"{self.name} {training.label}"[:240], "progress": "none"}
 
     def run_of(self, training: Training) -> RunSpec:
         """Make the run of a training.
@@ -391,9 +376,6 @@ def tested_env(run: RunSpec) -> str:
     raise ValueError("a study tests policies in an environment: give `eval_env`, as it trains on a data set.")
 
 
-# -- values in the form that a config keeps
-
-
 def _check_range(name: str, values: Mapping[str, Any]) -> None:
     """Refuse a range that is none, with a `ValueError`."""
     kind = next(iter(values), None)
@@ -412,11 +394,6 @@ def _check_range(name: str, values: Mapping[str, Any]) -> None:
         need = "two whole numbers" if whole else "two finite numbers"
         above = ", above 0" if kind.startswith("log") else ""
         raise ValueError(f"vary[{name!r}]: {kind!r} takes {need}, the lower one first{above}; got {given!r}.")
-
-
-def _whole(value: Any) -> Any:
-    """Return a value, 1.0 as 1."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _listed_seeds(seeds: Any) -> list[int]:
@@ -445,8 +422,6 @@ def _plain_value(value: Any, where: str) -> Any:
         return path if where.endswith((".env", ".algorithm", ".eval_env")) else {CLASS: path}
     if isinstance(value, Mapping):
         return {str(name): _plain_value(item, f"{where}.{name}") for name, item in value.items()}
-    if isinstance(value, np.generic):
-        return value.item()
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, range | Sequence) and not isinstance(value, str):
@@ -454,11 +429,3 @@ def _plain_value(value: Any, where: str) -> Any:
     if value is not None and not isinstance(value, bool | int | float | str):
         raise TypeError(f"`{where}` must be what a file can say; got {shortened(value)}.")
     return value
-
-
-def _short_text(value: Any, *, rounds: bool) -> str:
-    """Return a value as a short text; floats may be rounded to four digits where `rounds`."""
-    if isinstance(value, float):
-        short = f"{value:.4g}"
-        return short if rounds or float(short) == value else repr(value)
-    return value if isinstance(value, str) else json.dumps(value)

@@ -6,6 +6,7 @@ import base64
 import html
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,10 +15,9 @@ import pandas
 
 from rl8x import drawing
 from rl8x.disk import replace_synced
-from rl8x.drawing import Array, Axis, Curve, Drawing, Theme, draw_legend, draw_line, new_figure, wrapped
+from rl8x.drawing import Axis, Curve, Drawing, Theme, draw_legend, draw_line, new_figure, wrapped
 from rl8x.studies import statistics
-from rl8x.studies.statistics import HEADINGS, Summary
-from rl8x.studies.table import ENV_STEPS, INSIDE, RETURNS, SEED, Evaluations, Group, Supports, clock_of
+from rl8x.studies.table import ENV_STEPS, INSIDE, RETURNS, SEED, Group, Supports, clock_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,21 +26,15 @@ if TYPE_CHECKING:
 MAX_PANELS: Final = 12
 
 
-def chosen(summary: Summary, most: int) -> list[int]:
+def chosen(summary: statistics.Summary, most: int) -> list[int]:
     """Return the positions of the groups to draw: all, or the baseline and the best by interquartile mean."""
-    frame = summary.frame
-    if len(frame) <= most:
-        return list(frame.index)
-    base = frame.index[frame["label"] == summary.baseline]
-    order = frame["iqm"].sort_values(ascending=False, kind="stable").index
+    base = summary.frame.index[summary.frame["label"] == summary.baseline]
+    order = summary.frame["iqm"].sort_values(ascending=False, kind="stable").index
     return sorted([*base, *order.difference(base, sort=False)][:most])
 
 
-# -- heat maps over two parameters
-
-
 def heat_maps(
-    groups: Sequence[Group], supports: Supports, x: Axis, y: Axis, units: dict[str, str], theme: Theme
+    groups: Sequence[Group], supports: Supports, x: Axis, y: Axis, units: Mapping[str, str], theme: Theme
 ) -> Figure:
     """Draw a panel for each group: mean return over seeds at each pair of values, and what was trained on."""
     maps = [drawing.over_two(group.scores.mean(axis=0), x, y) for group in groups]
@@ -50,11 +44,9 @@ def heat_maps(
     tallest = max(wrapped(group.label).count("\n") for group in groups)
     figure = new_figure(1.6 + 2.9 * columns, 0.9 + (2.75 + 0.2 * tallest) * lines)
     panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
-    mesh: Any = None
     for panel, group, values in zip(panels.flat, groups, maps, strict=False):
         mesh = drawing.draw_map(panel, values, x, y, low, high)
-        panel.set_title(wrapped(group.label), color=theme.text)
-        panel.set_facecolor(theme.faint)
+        panel.set(title=wrapped(group.label), facecolor=theme.faint)
         _draw_support(panel, supports.get(group.training, {}), x, y)
     for panel in panels.flat[len(groups) :]:
         panel.set_visible(False)
@@ -78,19 +70,15 @@ def _draw_support(panel: Axes, support: Any, x: Axis, y: Axis) -> None:
     if left == right and bottom == top:
         panel.plot(left, bottom, "X", color="white", markersize=10, markeredgecolor="black", markeredgewidth=1.2)
         return
-    left, right = (float(np.clip(each, x.edges[0], x.edges[-1])) for each in (left, right))
-    bottom, top = (float(np.clip(each, y.edges[0], y.edges[-1])) for each in (bottom, top))
+    (left, right), (bottom, top) = (np.clip(support[each.name], each.edges[0], each.edges[-1]) for each in (x, y))
     box = Rectangle((left, bottom), right - left, top - bottom, fill=False, edgecolor="white", linewidth=2)
     box.set(clip_on=False, zorder=5, joinstyle="miter")
     box.set_path_effects([Stroke(linewidth=4, foreground="black"), Stroke(linewidth=2, foreground="white")])
     panel.add_patch(box)
 
 
-# -- curves over one parameter
-
-
 def curves(
-    groups: Sequence[Group], supports: Supports, axis: Axis, units: dict[str, str], theme: Theme, *, level: float = 0.95
+    groups: Sequence[Group], supports: Supports, axis: Axis, units: Mapping[str, str], theme: Theme, level: float = 0.95
 ) -> Figure:
     """Draw the mean return over one parameter with its interval over seeds, and below it what was trained on."""
     figure = new_figure(7.2, 4.2 + 0.16 * len(groups))
@@ -105,9 +93,8 @@ def curves(
         curve = Curve(axis.values[there], *estimate)
         draw_line(panel, curve, group.label, number, theme, marker=int(there.sum()) <= 25)
     drawing.scale(panel, axis)
-    panel.set_ylabel("mean return")
+    panel.set(ylabel="mean return", axisbelow=True)
     panel.grid(True, alpha=0.6)
-    panel.set_axisbelow(True)
     [panel, *strips][-1].set_xlabel(drawing.labelled(axis.name, units))
     for strip in strips:
         _draw_strip(panel, strip, trained, groups, theme)
@@ -117,20 +104,18 @@ def curves(
 
 def _draw_strip(panel: Axes, strip: Axes, supports: Mapping[str, Any], groups: Sequence[Group], theme: Theme) -> None:
     """Draw a bar for each training from the lowest to the highest value that it was trained on."""
-    first, last = panel.get_xlim()
     for line, (training, (low, high)) in enumerate(supports.items()):
         mine = [number for number, group in enumerate(groups) if group.training == training]
         colour = theme.colours[mine[0] % len(theme.colours)] if len(mine) == 1 else theme.text
         if low == high:
             strip.plot(low, line, "D", color=colour, markersize=5.5, clip_on=False)
-        else:
-            strip.barh(line, high - low, left=low, height=0.62, color=colour)
-        if low < high and len(supports) == 1:
+            continue
+        strip.barh(line, high - low, left=low, height=0.62, color=colour)
+        if len(supports) == 1:
             panel.axvspan(low, high, color=colour, alpha=0.1, linewidth=0, zorder=0)
-        elif low < high and len(mine) == 1:
+        elif len(mine) == 1:
             for end in (low, high):
                 panel.axvline(end, color=colour, linewidth=0.8, alpha=0.45, zorder=0)
-    strip.set_xlim(first, last)
     strip.set_ylim(len(supports) - 0.4, -0.6)
     strip.set_yticks(range(len(supports)), [f"trained on ({training})" for training in supports], fontsize=8)
     strip.tick_params(axis="y", length=0)
@@ -138,10 +123,7 @@ def _draw_strip(panel: Axes, strip: Axes, supports: Mapping[str, Any], groups: S
     panel.tick_params(labelbottom=False)
 
 
-# -- statistics, profiles, and the course of training
-
-
-def intervals(summary: Summary, rows: Sequence[int], theme: Theme) -> Figure:
+def intervals(summary: statistics.Summary, rows: Sequence[int], theme: Theme) -> Figure:
     """Draw a panel for each statistic: a point and its interval for each group."""
     names = ("mean", "iqm", "cvar_10", "cvar_1", "worst_cell")
     shown = summary.frame.loc[list(rows)]
@@ -154,51 +136,39 @@ def intervals(summary: Summary, rows: Sequence[int], theme: Theme) -> Figure:
             if np.isfinite(low):
                 panel.plot([low, high], [line, line], color=shade, linewidth=7, alpha=0.35, solid_capstyle="butt")
             panel.plot(value, line, "|", color=shade, markersize=13, markeredgewidth=2.4)
-        panel.set_title(HEADINGS[name])
+        panel.set(title=statistics.HEADINGS[name], xmargin=0.12)
         panel.grid(True, axis="x", alpha=0.6)
         panel.spines["left"].set_visible(False)
         panel.tick_params(axis="y", length=0)
         panel.locator_params(axis="x", nbins=4)
-        panel.margins(x=0.12)
-    panels[0].set_yticks(range(len(rows)), labels)
-    panels[0].set_ylim(len(rows) - 0.4, -0.6)
+    panels[0].set(yticks=range(len(rows)), yticklabels=labels, ylim=(len(rows) - 0.4, -0.6))
     figure.supxlabel("return", fontsize=10, color=theme.text)
     return figure
 
 
-def profiles(groups: Sequence[Group], summary: Summary, theme: Theme) -> Figure:
+def profiles(groups: Sequence[Group], summary: statistics.Summary, theme: Theme) -> Figure:
     """Draw performance profiles (Agarwal et al. 2021, section 4.2) with their bands."""
     scores = np.concatenate([group.scores for group in groups])
     thresholds = np.linspace(scores.min(), scores.max(), 101)
     figure = new_figure(7.2, 4.4)
     panel = figure.subplots()
+    share = partial(statistics.performance_profile, thresholds=thresholds)
     for number, group in enumerate(groups):
-        draw_line(panel, Curve(thresholds, *profile(group, thresholds, summary)), group.label, number, theme)
-    panel.set_xlabel("return, tau")
-    panel.set_ylabel("share of seeds and cells with a return above tau")
-    panel.set_ylim(-0.02, 1.02)
+        if summary.over == "cells":
+            band = statistics.bootstrap(share, group.scores, over="cells", level=summary.level, resamples=400)
+        else:  # it is an average over policies
+            shares = share(group.scores[:, None])
+            band = statistics.bootstrap(lambda drawn: drawn.mean(axis=-2), shares, level=summary.level)
+        draw_line(panel, Curve(thresholds, *band), group.label, number, theme)
+    panel.set(xlabel="return, tau", ylabel="share of seeds and cells with a return above tau", ylim=(-0.02, 1.02))
     panel.grid(True, alpha=0.6)
     draw_legend(figure, panel, len(groups))
     return figure
 
 
-def profile(group: Group, thresholds: Array, summary: Summary) -> statistics.Estimate:
-    """Estimate a group's performance profile with the bootstrap of the report."""
-
-    def of_each(scores: Array) -> Array:
-        return statistics.performance_profile(scores[..., None, :], thresholds)
-
-    if summary.over == "policies":  # a profile is an average over policies
-        return statistics.bootstrap(lambda each: each.mean(axis=-2), of_each(group.scores), level=summary.level)
-    return statistics.bootstrap(
-        lambda scores: of_each(scores).mean(axis=-2), group.scores, over="cells", level=summary.level, resamples=400
-    )
-
-
-def progress(evaluations: Evaluations, rows: Sequence[int], theme: Theme, *, level: float = 0.95) -> Figure:
+def progress(points: pandas.DataFrame, groups: Sequence[Group], theme: Theme, *, level: float = 0.95) -> Figure:
     """Draw the mean return against the transitions or updates of training: over all cells, inside, and outside."""
-    points, clock = evaluations.points, clock_of(evaluations.points)
-    within = points[INSIDE].astype(bool)
+    clock, within = clock_of(points), points[INSIDE].astype(bool)
     parts = {"all cells": points, "inside": points[within], "outside": points[~within]}
     parts = {name: part for name, part in parts.items() if len(part)}
     if len(parts) == 2:  # all cells are inside, or all are outside
@@ -206,28 +176,21 @@ def progress(evaluations: Evaluations, rows: Sequence[int], theme: Theme, *, lev
     figure = new_figure(1.2 + 3.3 * len(parts), 3.7)
     panels = figure.subplots(1, len(parts), sharey=True, squeeze=False)[0]
     for panel, (name, part) in zip(panels, parts.items(), strict=True):
-        for line, row in enumerate(rows):
-            own = part[part["group"] == row]
-            if len(own):
-                curve = statistics.mean_curve(training_curves(own, clock), level=level)
-                draw_line(panel, curve, evaluations.groups[row].label, line, theme, marker=len(curve.steps) <= 12)
+        for number, group in enumerate(groups):
+            own = part[part["group"] == group.label]
+            means = [each.groupby(clock)[RETURNS].mean() for _, each in own.groupby(SEED)]
+            if means:
+                curve = statistics.mean_curve([(each.index, each) for each in means], level=level)
+                draw_line(panel, curve, group.label, number, theme, marker=len(curve.steps) <= 12)
         panel.set_title(name)
         panel.grid(True, alpha=0.6)
         drawing.short_ticks(panel)
     panels[0].set_ylabel("mean return")
-    counted = "transitions" if clock == ENV_STEPS else "updates"
-    figure.supxlabel(f"{counted} of training", fontsize=10, color=theme.text)
-    draw_legend(figure, panels[0], len(rows))
+    words = "transitions of training" if clock == ENV_STEPS else "updates of training"
+    figure.supxlabel(words, fontsize=10, color=theme.text)
+    draw_legend(figure, panels[0], len(groups))
     return figure
 
-
-def training_curves(points: Any, clock: str) -> list[tuple[Array, Array]]:
-    """Return, for each seed in rows of a table, a column's counts of training and the mean over cells at each."""
-    each = (own.groupby(clock)[RETURNS].mean() for _, own in points.groupby(SEED))
-    return [(means.index.to_numpy(dtype=float), means.to_numpy(dtype=float)) for means in each]
-
-
-# -- pages
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --text: #1f2328; --muted: #5b636d; --line: #d8dde3; --back: #ffffff; --panel: #f6f8fa;
@@ -266,8 +229,7 @@ def page(title: str, lead: str, sections: Sequence[tuple[str, str]]) -> str:
 
 def image(figure: Drawing) -> tuple[str, str]:
     """Write a section with a figure and its caption, drawn for light and for dark pages."""
-    themes = (drawing.DARK, drawing.LIGHT)
-    dark, light = (base64.b64encode(drawing.png(figure, theme)).decode("ascii") for theme in themes)
+    dark, light = (base64.b64encode(drawing.png(figure, theme)).decode() for theme in (drawing.DARK, drawing.LIGHT))
     body = (
         f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="data:image/png;base64,{dark}">'
         f'<img src="data:image/png;base64,{light}" alt="{html.escape(figure.title)}"></picture>\n'

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,8 +30,7 @@ Job = Mapping[str, Any]
 Work = Callable[[Job], dict[str, Any]]
 BACKENDS: Final = ("processes", "dask", "ray")
 _PACKAGES: Final = {"dask": "distributed", "ray": "ray"}
-# So many losses of workers in a row, without a job done between them, are a job's own.
-_LOSSES: Final = 3
+_LOSSES: Final = 3  # so many of workers in a row, without a job done between them, are a job's own
 RAY_ADDRESS: Final = "RAY_ADDRESS"  # the variable by which Ray is told where its cluster is
 CONTACT_S = 20.0  # how long a scheduler is waited for
 # Names of the errors of joblib's, Dask's and Ray's own by which they say so
@@ -42,8 +41,7 @@ def check_backend(backend: str, address: str | None) -> None:
     """Refuse a back end that does not exist or is not installed, and an address without a cluster."""
     if backend not in BACKENDS:
         raise ValueError(f"`backend` must be one of {', '.join(BACKENDS)}; got {backend!r}.")
-    package = _PACKAGES.get(backend)
-    if package is not None and importlib.util.find_spec(package) is None:
+    if (package := _PACKAGES.get(backend)) and importlib.util.find_spec(package) is None:
         raise ValueError(f"backend={backend!r} needs {package}, which is not installed: pip install 'rl8x[{backend}]'.")
     if address is not None and backend != "dask":
         raise ValueError("`cluster` is the address of a Dask scheduler: give backend='dask' too.")
@@ -72,9 +70,8 @@ def do_jobs(
 ) -> Iterator[dict[str, Any]]:
     """Run jobs, plain data each with a `key`, and yield what `work` returns of each, in the order in which they end.
 
-    Jobs that were under way in a worker that is lost are run again, and continue where they were. After two losses in a
-    row a job is run alone: it fails if its worker is lost too, and the others continue. `work` can be imported by its
-    name; `num_jobs` are done at the same time on this machine, as many as a cluster has room for.
+    Jobs whose worker is lost continue where they were. After two losses in a row a job is run alone, and fails at
+    another one. `num_jobs` are done at the same time on this machine, as many as a cluster has room for.
     """
     if not jobs or (backend == "processes" and num_jobs == 1):
         yield from map(work, jobs)
@@ -88,7 +85,8 @@ def do_jobs(
                     losses = 0
                     yield done
             except Exception as error:
-                if not _is_loss(error):
+                names = {cls.__name__ for cls in type(error).__mro__}
+                if not _LOST & names or "RayTaskError" in names:  # an error of the job's own
                     raise
                 losses += 1
                 loss = f"a worker was lost ({' '.join(described(error).split())[:120]})"
@@ -189,17 +187,9 @@ def _begin_ray(stack: contextlib.ExitStack, num_jobs: int) -> None:
     stack.callback(ray.shutdown)
 
 
-def _is_loss(error: Exception) -> bool:
-    """Whether a worker has ended in the middle of a job, rather than the job in an error of its own."""
-    names = {cls.__name__ for cls in type(error).__mro__}
-    return bool(_LOST & names) and "RayTaskError" not in names
-
-
 def threads_of(num_jobs: int) -> int | None:
     """Return each job's share of this machine's processors; None for one job, which takes as it likes."""
-    if num_jobs == 1:
-        return None
-    return max(1, len(os.sched_getaffinity(0)) // num_jobs)
+    return None if num_jobs == 1 else max(1, len(os.sched_getaffinity(0)) // num_jobs)
 
 
 class StudyProgress:
@@ -212,32 +202,27 @@ class StudyProgress:
         self._quiet, self._folder = mode == "none", folder
         has_bar = mode in ("auto", "bar") and self._stream.isatty()
         self._bar: Any = tqdm(total=0, unit="training", dynamic_ncols=True, file=self._stream, disable=not has_bar)
-        self._waiting: dict[str, Training] = {}
-        self._begun: dict[str, float] = {}
+        self._round_began, self._round = 0.0, list[Training]()
+        self._begun: dict[str, float] = {}  # when, by the trainings' keys
         self._guard, self._end = threading.Lock(), threading.Event()
-        self._count, self._total, self._round_began = 0, 0, 0.0
         if not self._quiet:
             threading.Thread(target=self._watch, name="rl8x-study", daemon=True).start()
 
-    def begin(self, total: int, left: Mapping[str, Training]) -> None:
-        """Begin a round of so many trainings, of which some are `left` to do, given by their keys."""
-        done = total - len(left)
-        with self._guard:
-            self._waiting, self._round_began = dict(left), time.time()
-        self._total += total
-        self._count += done
+    def begin(self, total: int, left: Iterable[Training]) -> None:
+        """Begin a round of so many trainings, of which some are `left` to do."""
+        self._round_began, self._round = time.time(), list(left)
+        done = total - len(self._round)
+        self._bar.total += total
+        self._bar.n += done  # `update` counts nothing where no bar is shown
         if done:
             self.say(f"{done} of {total} trainings are done already")
-        self._bar.total, self._bar.n = self._total, self._count
         self._bar.refresh()
 
     def _watch(self) -> None:
         """Say which trainings have begun, by the locks in their folders."""
         while not self._end.wait(0.5):
-            with self._guard:
-                waiting, earliest = list(self._waiting.values()), self._round_began - 1.0
-            for training in waiting:
-                if self._locked_since(training) >= earliest:
+            for training in self._round:
+                if training.key not in self._begun and self._locked_since(training) >= self._round_began - 1.0:
                     self._note(training)
 
     def _locked_since(self, training: Training) -> float:
@@ -248,7 +233,7 @@ class StudyProgress:
     def _note(self, training: Training) -> None:
         """Say, once, that a training has begun."""
         with self._guard:
-            if self._waiting.pop(training.key, None) is None:
+            if training.key in self._begun:
                 return
             self._begun[training.key] = max(self._locked_since(training), self._round_began)
         self.say(f"{training.label}: begins")
@@ -256,7 +241,6 @@ class StudyProgress:
     def end(self, training: Training, done: Mapping[str, Any]) -> None:
         """Say what a training came to."""
         self._note(training)
-        self._count += 1
         if "error" in done:
             text = f"failed: {done['error']}"
         else:
@@ -267,8 +251,8 @@ class StudyProgress:
             parts += [f"{short(result['at'])} {counter_name(result['clock'])}"]
             parts += [f"{time.time() - self._begun[training.key]:.0f} s", *["pruned"] * result["pruned"]]
             text = ", ".join(parts)
-        self.say(f"{training.label}: {text} ({self._count}/{self._total})")
-        self._bar.update()
+        self._bar.n += 1
+        self.say(f"{training.label}: {text} ({self._bar.n}/{self._bar.total})")
 
     def say(self, message: str) -> None:
         """Print a line without tearing the bar."""

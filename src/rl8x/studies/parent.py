@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,7 @@ import pandas as pd
 from rl8x import __version__
 from rl8x.output import counted
 from rl8x.studies import table
-from rl8x.studies.definition import StudyConfig
+from rl8x.studies.definition import StudyConfig, Training
 from rl8x.studies.statistics import mean_curve
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker, TrackingError, log_table, parent_tag
 from rl8x.tracking.journal import Unsent
@@ -22,22 +23,17 @@ from rl8x.tracking.protocol import NameTable
 from rl8x.tracking.secrets import hide_in_data
 
 _MAX_KEYS: Final = 80  # metrics of a run at most
-# At idle priority on a busy computer MLflow was imported in more than 90 s.
-_PATIENCE_S: Final = 600.0
+_PATIENCE_S: Final = 600.0  # at idle priority on a busy computer MLflow was imported in more than 90 s
 _MEANS: Final = ["mean", "min", "inside", "outside"]
 _ENDS: Final = ("mean", "low", "high")  # of a curve
-_Points = Sequence[Sequence[float]]  # the returns of a training: the clock and the value of each
 
 
 class ParentRun:
-    """The tracked run of a study, found again by its key; it has been begun when this is made.
-
-    Without an answer of the store it is refused with a `TrackingError`: no run of a training could name its parent.
-    `repeats` says whether its report will repeat earlier ones.
-    """
+    """The tracked run of a study, found by its key and begun when this is made; `repeats`: its report is as before."""
 
     def __init__(self, study: StudyConfig, key: str, *, repeats: bool) -> None:
-        self.study = study
+        self.study, self.key = study, key
+        self.store_uri = locate(study.run.get("tracking_uri")).uri  # the whole address
         self.tracker: Tracker = NullTracker()
         if study.run.get("tracking") is not False:
             named: dict[str, Any] = {name: study.run.get(name) for name in ("experiment_name", "tracking_uri")}
@@ -51,19 +47,19 @@ class ParentRun:
         }
         params |= {f"study.{table.VARY}{name}": _described(values) for name, values in study.vary.items()}
         params |= {"study.trials": study.trials} if study.searches else {}
-        self._about, self._result = table.about(study.to_dict()), ""
+        self._about = table.about(study.to_dict())
         tags = {table.STUDY_TAG: study.name, "rl8x.study_folder": str(study.folder), "rl8x.version": __version__}
         tags |= {f"rl8x.{name}": text for name, text in self._about.items()}
         self.tracker.start(params=params, tags=tags, repeats=repeats)
-        self.tracker.describe(self._description())
+        self.tracker.describe(self._description(""))
         if isinstance(self.tracker, MLflowTracker):
             self.tracker.flush(_PATIENCE_S)  # of a store that is down it is a few seconds
-            if self.tracker.run_id is None:
+            if self.tracker.run_id is None:  # no run of a training could name its parent
                 where = self.tracker.location
                 self.tracker.finish("FAILED")
                 raise TrackingError(f"the study's run cannot be made in {where}: it does not answer; try again later")
 
-    def _description(self) -> str:
+    def _description(self, result: str) -> str:
         """Describe the study in Markdown, first what came out of it."""
         study, folder = self.study, shlex.quote(str(self.study.folder))
         trainings = ", ".join(f"`{name}`" for name in study.train)
@@ -76,41 +72,42 @@ class ParentRun:
             f"Its report: `rl8x report {folder}`",
             f"Its runs side by side: `rl8x compare {folder}`",
         ]
-        return "\n\n".join([*filter(None, [self._result]), *lines])
+        return "\n\n".join(filter(None, [result, *lines]))
 
-    @property
-    def store_uri(self) -> str:
-        """The whole address of the store."""
-        return locate(self.study.run.get("tracking_uri")).uri
-
-    def child_options(self, run_key: str) -> dict[str, Any] | None:
-        """Return the tracker's options for a training, as plain data; None where nothing is tracked."""
+    def spool_of(self, training: Training) -> Path | None:
+        """Return the spool of a training's run, which is called by the run's key; None where nothing is tracked."""
         if not isinstance(self.tracker, MLflowTracker):
+            return None
+        return self.tracker.spool_root / uuid.uuid5(uuid.UUID(self.key), training.key).hex
+
+    def child_options(self, training: Training) -> dict[str, Any] | None:
+        """Return the tracker's options for a training, as plain data; None where nothing is tracked."""
+        if (spool := self.spool_of(training)) is None:
             return None
         return {
             # The whole address: on a cluster a worker has neither this working directory nor this environment.
             "tracking_uri": self.store_uri,
             "experiment_name": self.study.run.get("experiment_name"),
-            "spool_dir": str(self.tracker.spool_root),
+            "spool_dir": str(spool.parent),
             "tags": {**parent_tag(str(self.tracker.run_id)), table.STUDY_TAG: self.study.name},
-            "run_key": run_key,
+            "run_key": spool.name,
         }
 
-    def log_results(self, frame: pd.DataFrame, curves: Iterable[tuple[str, _Points]], folder: Path) -> None:
+    def log_results(self, frame: pd.DataFrame, curves: Iterable[tuple[str, Sequence[Sequence[float]]]]) -> None:
         """Log what came out: curves, each with the group that it is averaged with, results, the best, and the files."""
         final, metrics = frame[frame[table.FINAL]], dict[str, float]()
         found = _results(final)
         if found is not None:
             name, mean, metrics = found
             self.tracker.log_metrics(metrics, int(final[table.clock_of(final)].max()))
-            self._result = f"Best `{name}`: mean return {mean:.4g} over seeds and test cells."
             self.tracker.set_tags({"study.best": name, "rl8x.result": f"{mean:.4g}, mean return of {name}"})
-            self.tracker.describe(self._description())
+            result = f"Best `{name}`: mean return {mean:.4g} over seeds and test cells."
+            self.tracker.describe(self._description(result))
         series = pd.DataFrame(_series(curves, (_MAX_KEYS - len(metrics)) // 3)).sort_index()
         for step, row in series.iterrows():
             self.tracker.log_metrics(row.dropna().to_dict(), int(step))
-        log_table(self.tracker, folder / table.EVALUATIONS)
-        self.tracker.log_artifact(folder / table.DEFINITION)
+        log_table(self.tracker, self.study.folder / table.EVALUATIONS)
+        self.tracker.log_artifact(self.study.folder / table.DEFINITION)
 
     def finish(self, *, failed: Sequence[str], interrupted: bool) -> bool:
         """End the run; `failed` are the trainings that did. Returns whether the store has all of it."""
@@ -128,12 +125,9 @@ def _described(values: Any) -> str:
 
 
 def _results(final: pd.DataFrame) -> tuple[str, float, dict[str, float]] | None:
-    """Return the best training, by its mean over seeds and cells, that mean, and metrics of all policies and of it.
-
-    A policy with a return that is not finite is left out, as the report does; None where that leaves none.
-    """
+    """Return the best training, by its mean over seeds and cells, that mean, and metrics of all policies and of it."""
     policies = table.policies(final)
-    policies = policies[np.isfinite(policies["mean"])]
+    policies = policies[np.isfinite(policies["mean"])]  # as in the report
     if policies.empty:
         return None
     by = table.who(policies)
@@ -143,11 +137,11 @@ def _results(final: pd.DataFrame) -> tuple[str, float, dict[str, float]] | None:
     for name, of in (("result", policies[_MEANS].mean()), ("best", best[_MEANS])):
         each = {**of, "gap": of["inside"] - of["outside"]}
         metrics |= {f"{name}/returns/{part}": float(value) for part, value in each.items() if np.isfinite(value)}
-    varied = [f"{name.removeprefix(table.VARY)}={best[name]}" for name in by[1:]]
+    varied = (f"{name.removeprefix(table.VARY)}={best[name]}" for name in by[1:])
     return " ".join([str(best[table.TRAINING]), *varied]), float(best["mean"]), metrics
 
 
-def _series(curves: Iterable[tuple[str, _Points]], most: int) -> dict[str, dict[int, float]]:
+def _series(curves: Iterable[tuple[str, Sequence[Sequence[float]]]], most: int) -> dict[str, dict[int, float]]:
     """Average the curves of the best groups of trainings at their ends: mean, and ends of the 95% interval."""
     groups: dict[str, list[Any]] = {}
     for group, points in curves:
@@ -159,8 +153,7 @@ def _series(curves: Iterable[tuple[str, _Points]], most: int) -> dict[str, dict[
     series: dict[str, dict[int, float]] = {}
     for group in ordered[:most]:
         mean = mean_curve([(at, values) for at, values in groups[group]])
-        for name in _ENDS:
-            values = getattr(mean, name)
+        for name, values in zip(_ENDS, mean[1:], strict=True):
             if np.isfinite(values).all():
                 series[names.add(f"{group}/{name}")] = dict(zip(map(int, mean.steps), map(float, values), strict=True))
     return series

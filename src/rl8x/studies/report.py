@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from rl8x.drawing import MAX_LINES, Axis, Drawing, along, chosen_axes, labelled,
 from rl8x.output import counted
 from rl8x.output import table as in_columns
 from rl8x.studies import figures, table
-from rl8x.studies.figures import MAX_PANELS, chosen
 from rl8x.studies.statistics import HEADINGS, MEANINGS, Over, Summary, cells_of, summarize
 from rl8x.studies.table import DEFINITION, EVALUATIONS, Evaluations, Supports, about, plain_name, read
 from rl8x.tracking import TrackingError
@@ -27,11 +26,7 @@ from rl8x.tracking.protocol import PARENT_TAG
 from rl8x.tracking.runs import RunReader
 
 PAGE: Final = "report.html"
-TABLE: Final = "summary.csv"
 _MAX_CURVES: Final = 6  # parameters that have a figure of their own
-_SUPPORT: Final = (
-    "The white outline is what was trained on: a rectangle, a line where one parameter was fixed, a cross for both."
-)
 _UNFINISHED: Final = "they are there when it has come to its end; `rl8x study` goes on with it"
 
 
@@ -44,18 +39,10 @@ class FoundStudy:
     definition: Mapping[str, Any] = field(default_factory=dict)  # what was asked for
     units: Mapping[str, str] = field(default_factory=dict)
     created: str = ""  # the day on which it was begun: 2026-11-25
+    run_key: str = ""  # of its parent run
     title: str = "Study"
     folder: Path = Path("report")  # where the report's files go
-    run_id: str | None = None  # of its parent run
-
-    @property
-    def runs(self) -> list[str]:
-        """The IDs of the runs in its table."""
-        return [run for run in self.table.get(table.RUN, ()) if isinstance(run, str) and run]
-
-    def parent_id(self, reader: RunReader) -> str | None:
-        """Return the ID of its parent run, by the runs in its table where it is not known."""
-        return self.run_id or (reader.run(self.runs[0]).tags.get(PARENT_TAG) if self.runs else None)
+    run_id: str | None = None  # of the parent run that it was found by
 
 
 def find_study(study: str | Path, tracking_uri: str | None = None) -> FoundStudy:
@@ -87,7 +74,7 @@ def _read_study(folder: Path, title: str, output: Path, run_id: str | None) -> F
     if not all(isinstance(evaluations.get(name), list) for name in ("columns", "data")):
         raise ValueError(f"{folder / EVALUATIONS} is no table: it needs `columns` and `data`, as MLflow logs tables.")
     stored = read(folder / DEFINITION) if (folder / DEFINITION).exists() else {}
-    known = {name: stored[name] for name in ("supports", "definition", "units", "created") if name in stored}
+    known = {name: stored[name] for name in ("supports", "definition", "units", "created", "run_key") if name in stored}
     named = stored.get("definition", {}).get("name", title)
     return FoundStudy(table.from_plain(evaluations), **known, title=named, folder=output, run_id=run_id)
 
@@ -99,7 +86,7 @@ class Report:
     study: FoundStudy
     evaluations: Evaluations
     summary: Summary
-    drawings: tuple[Drawing, ...]
+    drawings: list[Drawing]
     folder: Path | None = None
 
     @property
@@ -138,7 +125,7 @@ class Report:
     def _worst_cells(self) -> list[list[str]]:
         """Return for each group the cell with the lowest mean over seeds, and beside it what each seed's own is."""
         cells = self.evaluations.cells
-        names = [labelled(str(name), dict(self.study.units)) for name in cells.columns]
+        names = [labelled(str(name), self.study.units) for name in cells.columns]
         rows = [["", *names, "mean over seeds", HEADINGS["worst_cell"], "support"]]
         for group in self.evaluations.groups:
             means, own = group.scores.mean(axis=0), group.scores.min(axis=1).mean()
@@ -152,7 +139,7 @@ class Report:
 
     def write(self, folder: str | Path) -> list[Path]:
         """Write the page, the table and the figures, for a light page, into a folder; returns their paths."""
-        paths = figures.write_files(Path(folder), {PAGE: self.html}, {TABLE: self.frame}, self.drawings)
+        paths = figures.write_files(Path(folder), {PAGE: self.html}, {"summary.csv": self.frame}, self.drawings)
         self.folder = Path(folder)
         return paths
 
@@ -187,10 +174,11 @@ def report(
     found = find_study(study, tracking_uri)
     report = make_report(found, parameters, baseline=baseline, over=over, level=level, seed=seed)
     files = report.write(found.folder if output is None else output)
-    if log and (found.run_id or found.runs):
+    if log and (found.run_id or (found.run_key and found.definition.get("tracking") is not False)):
         reader = RunReader(tracking_uri or found.definition.get("tracking_uri"))
-        if (run_id := found.parent_id(reader)) is not None:
-            reader.log_files(run_id, files, "report")
+        run = reader.run(found.run_id) if found.run_id else reader.run_of_spool(found.run_key)
+        if run is not None:
+            reader.log_files(run.id, files, "report")
     return report
 
 
@@ -200,34 +188,30 @@ def make_report(study: FoundStudy, parameters: Sequence[str] | None = None, **op
     axes, notes = chosen_axes(evaluations.cells, parameters)
     summary = summarize(evaluations, **options)
     summary = summary._replace(notes=(*summary.notes, *_missing(evaluations, study.definition), *notes))
-    return Report(study, evaluations, summary, tuple(_drawings(evaluations, summary, axes, study)))
+    return Report(study, evaluations, summary, [*_drawings(evaluations, summary, axes, study)])
 
 
 def _missing(evaluations: Evaluations, definition: Mapping[str, Any]) -> list[str]:
     """Say how many policies of a study the table lacks; what a search comes to is not known before."""
-    values = [definition.get(name) for name in ("train", "seeds")] + [*(definition.get("vary") or {}).values()]
-    if definition.get("trials") is not None or not all(isinstance(each, list | Mapping) for each in values):
+    values: list[Any] = [definition.get("train"), definition.get("seeds"), *(definition.get("vary") or {}).values()]
+    if definition.get("trials") is not None or None in values:
         return []
-    planned = math.prod(len(each) for each in values if each is not None)
+    planned = math.prod(map(len, values))
     missing = planned - sum(len(group.seeds) for group in evaluations.groups) - len(evaluations.notes)
     verb = "is" if missing == 1 else "are"
     sentence = f"{missing:,} of the study's {counted(planned, 'policy', 'policies')} {verb} missing"
     return [f"{sentence}: trainings that failed or are not done."] if missing > 0 else []
 
 
-def _drawings(evaluations: Evaluations, summary: Summary, axes: list[Axis], study: FoundStudy) -> list[Drawing]:
-    """Choose the figures: what fits the number of test parameters."""
-    rows, level = chosen(summary, MAX_LINES), summary.level
-    groups, some = [evaluations.groups[row] for row in rows], _some(len(rows), len(evaluations.groups))
-    band, drawings = f"Bands are {level:.0%} intervals over seeds.", list[Drawing]()
-
-    def add(name: str, title: str, caption: str, draw: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-        drawings.append(Drawing(name, title, f"{caption}{some}", partial(draw, *arguments, **options)))
-
-    caption = f"Lines are estimates, bars {level:.0%} intervals over seeds."
-    add("intervals", "Statistics with their intervals", caption, figures.intervals, summary, rows)
+def _drawings(evaluations: Evaluations, summary: Summary, axes: list[Axis], study: FoundStudy) -> Iterator[Drawing]:
+    """Yield the figures that fit the number of test parameters."""
+    rows, level = figures.chosen(summary, MAX_LINES), summary.level
+    groups = [evaluations.groups[row] for row in rows]
+    over = f"{level:.0%} intervals over seeds.{_some(len(rows), evaluations)}"
+    caption = f"Lines are estimates, bars {over}"
+    yield Drawing("intervals", "Statistics with their intervals", caption, partial(figures.intervals, summary, rows))
     if len(axes) >= 2:
-        drawings.append(_heat_maps(evaluations, summary, axes, study))
+        yield _heat_maps(evaluations, summary, axes, study)
 
     def explained(axis: Axis) -> float:
         return sum(float(along(group.scores.mean(axis=0), axis).var()) for group in evaluations.groups)
@@ -235,23 +219,21 @@ def _drawings(evaluations: Evaluations, summary: Summary, axes: list[Axis], stud
     main = sorted(axes, key=explained, reverse=True)[:_MAX_CURVES]
     for axis in (axis for axis in axes if axis in main):
         rest = [other.name for other in axes if other is not axis]
-        marginal = f" Averaged over {', '.join(rest)}." if rest else ""
+        others = f" Averaged over {', '.join(rest)}." if rest else ""
         binned = f" {axis.name} stands in {len(axis.values)} bins." if axis.binned else ""
-        caption = f"Mean return of the last policies.{marginal}{binned} {band} Bars below are what was trained on."
-        name, given = f"curve-{plain_name(axis.name)}", (groups, study.supports, axis, dict(study.units))
-        add(name, f"Return over {axis.name}", caption, figures.curves, *given, level=level)
-    caption = f"Share of seeds and cells with a return above tau; higher is better. {band}"
-    add("profiles", "Performance profiles", caption, figures.profiles, groups, summary)
+        caption = f"Mean return of the last policies.{others}{binned} Bars below are what was trained on, bands {over}"
+        draw = partial(figures.curves, groups, study.supports, axis, study.units, level=level)
+        yield Drawing(f"curve-{plain_name(axis.name)}", f"Return over {axis.name}", caption, draw)
+    caption = f"Share of seeds and cells with a return above tau; higher is better. Bands are {over}"
+    yield Drawing("profiles", "Performance profiles", caption, partial(figures.profiles, groups, summary))
     if not evaluations.points[table.FINAL].astype(bool).all():
-        caption = f"Evaluations at several points of training. {band} A seed that has stopped keeps its last value."
-        title = "Generalisation in the course of training"
-        add("training", title, caption, figures.progress, evaluations, rows, level=level)
-    return drawings
+        caption = f"Evaluations in the course of training; a seed that stops keeps its last value. Bands are {over}"
+        draw = partial(figures.progress, evaluations.points, groups, level=level)
+        yield Drawing("training", "Generalisation in the course of training", caption, draw)
 
 
 def _heat_maps(evaluations: Evaluations, summary: Summary, axes: list[Axis], study: FoundStudy) -> Drawing:
-    rows = chosen(summary, MAX_PANELS)
-    groups = [evaluations.groups[row] for row in rows]
+    groups = [evaluations.groups[row] for row in figures.chosen(summary, figures.MAX_PANELS)]
     x, y = axes if len(axes) == 2 else main_pair(axes, [group.scores.mean(axis=0) for group in groups])
     caption, both = "Mean return over seeds, one colour scale for all panels.", f"{x.name} and {y.name}"
     if len(axes) > 2:
@@ -260,11 +242,11 @@ def _heat_maps(evaluations: Evaluations, summary: Summary, axes: list[Axis], stu
     if x.binned or y.binned:
         caption += " Cells were sampled and stand in bins; a bin without one is grey."
     if any(x.name in support and y.name in support for support in study.supports.values()):
-        caption += f" {_SUPPORT}"
-    caption += _some(len(rows), len(evaluations.groups))
-    draw = partial(figures.heat_maps, groups, study.supports, x, y, dict(study.units))
-    return Drawing("heat-maps", f"Return over {both}", caption, draw)
+        caption += " The white outline is what was trained on: a rectangle, a line if one is fixed, a cross for both."
+    draw = partial(figures.heat_maps, groups, study.supports, x, y, study.units)
+    return Drawing("heat-maps", f"Return over {both}", caption + _some(len(groups), evaluations), draw)
 
 
-def _some(shown: int, of: int) -> str:
+def _some(shown: int, evaluations: Evaluations) -> str:
+    of = len(evaluations.groups)
     return "" if shown == of else f" Of {of} groups {shown} are drawn: the baseline and the best by IQM."

@@ -7,7 +7,6 @@ trials before it at that point.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import statistics
@@ -21,16 +20,7 @@ from rl8x.tracking.private import sqlite_uri
 
 DATABASE: Final = "optuna.db"
 _KEY: Final = "rl8x"
-# A median of fewer trials says little.
-_WARM_UP_TRIALS: Final = 4
-
-
-def check_optuna() -> None:
-    """Raise `ValueError` where Optuna is not installed."""
-    if importlib.util.find_spec("optuna") is None:
-        raise ValueError(
-            "`trials` need optuna, which is not installed: pip install 'rl8x[studies]', or list values in `vary`."
-        )
+_WARM_UP_TRIALS: Final = 4  # a median of fewer says little
 
 
 def open_search(folder: Path, study: StudyConfig) -> Any:
@@ -39,21 +29,15 @@ def open_search(folder: Path, study: StudyConfig) -> Any:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     options: Any = {"direction": "maximize", "load_if_exists": True, "pruner": optuna.pruners.NopPruner()}
-    patient = {"connect_args": {"timeout": 60}}
-    storage = optuna.storages.RDBStorage(sqlite_uri(folder / DATABASE), engine_kwargs=patient)
+    storage = optuna.storages.RDBStorage(sqlite_uri(folder / DATABASE), engine_kwargs={"connect_args": {"timeout": 60}})
     search = optuna.create_study(storage=storage, study_name=study.name, **options)
     # The sampler's random state is not stored: a search that is resumed must not draw its first trials again.
-    seed = study.test_seed + 7919 * sum(study.seeds) + len(search.trials)
-    search.sampler = optuna.samplers.TPESampler(seed=seed)
+    search.sampler = optuna.samplers.TPESampler(seed=study.test_seed + 7919 * sum(study.seeds) + len(search.trials))
     return search
 
 
 def next_trials(search: Any, study: StudyConfig, count: int, tried: Collection[int]) -> dict[int, list[Training]]:
-    """Return, by their numbers, the trainings of the trials that were begun and not ended; else of `count` new ones.
-
-    Not ended are those that were killed, and those with a training that failed, but the `tried`: Optuna changes nothing
-    of a trial that has ended, and the same study tries again.
-    """
+    """Return, by number, the trainings of trials that a kill or failure left, but those `tried`; else of new ones."""
     from optuna.trial import TrialState
 
     drawn = [trial for trial in search.trials if _KEY in trial.user_attrs]
@@ -106,12 +90,9 @@ def tell(search: Any, number: int, values: Sequence[float], *, pruned: bool) -> 
 
 
 def should_prune(folder: Path, training: Training, steps: int, value: float) -> bool:
-    """Note what a training was worth at a point, and say whether its trial is to be given up.
-
-    That is where it is below the median of at least four others (Golovin et al. 2017, KDD, section 3.2.2). The notes
-    are files, a training's own each, so that any number of processes may write them, and a training that is resumed
-    decides as it did before.
-    """
+    """Note what a training was worth at a point, and say whether its trial is given up: below the median of others."""
+    # Golovin et al. 2017, KDD, section 3.2.2. Each training has files of its own, so that any number of processes may
+    # write them, and one that is resumed decides as it did before.
     notes = folder / "search"
     notes.mkdir(exist_ok=True)
     own = notes / f"{training.trial:05d}-{training.training}-{training.seed}-{steps}.json"

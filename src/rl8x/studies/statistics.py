@@ -37,12 +37,12 @@ class Estimate(NamedTuple):
 
 def mean(scores: Array) -> Array:
     """Average over seeds and cells."""
-    return np.asarray(np.asarray(scores).mean(axis=(-2, -1)))
+    return np.asarray(scores.mean(axis=(-2, -1)))
 
 
 def iqm(scores: Array) -> Array:
     """Average the middle half of the scores of all seeds and cells (interquartile mean, section 4.3)."""
-    flat = np.asarray(scores).reshape(*np.shape(scores)[:-2], -1)
+    flat = scores.reshape(*scores.shape[:-2], -1)
     count = flat.shape[-1]
     cut = count // 4
     middle = np.partition(flat, (cut, count - cut - 1), axis=-1)[..., cut : count - cut]
@@ -52,33 +52,17 @@ def iqm(scores: Array) -> Array:
 def cvar(scores: Array, fraction: float) -> Array:
     """Average each policy's worst `fraction` of the cells, in (0, 1], then the policies (conditional value at risk).
 
-    Where that is not a whole number of cells, the last one has a fractional weight; below one, the worst cell counts.
-
     Source: Rockafellar and Uryasev 2002, "Conditional value-at-risk for general loss distributions", proposition 8;
         over the parameters of an environment as in Rajeswaran et al. 2017, arXiv:1610.01283, equation 4.
     """
-    if not 0 < fraction <= 1:
-        raise ValueError(f"`fraction` must be in (0, 1], a share of the cells; got {fraction}.")
-    scores = np.asarray(scores, dtype=np.float64)
     counted = max(fraction * scores.shape[-1], 1.0)
-    whole = int(counted)  # cells that count in full; the next one counts by the rest
-    last = min(whole, scores.shape[-1] - 1)
-    ordered = np.partition(scores, (whole - 1, last), axis=-1)
-    worst = ordered[..., :whole].sum(axis=-1) + (counted - whole) * ordered[..., last]
-    return np.asarray((worst / counted).mean(axis=-1))
-
-
-def worst_cell(scores: Array) -> Array:
-    """Average the policies' scores in the worst cell of each: `cvar` as the fraction goes to 0."""
-    return np.asarray(np.asarray(scores).min(axis=-1).mean(axis=-1))
+    # The worst cells count in full, the next one by the rest.
+    weights = np.clip(counted - np.arange(scores.shape[-1]), 0.0, 1.0)
+    return np.asarray((np.sort(scores, axis=-1) @ weights / counted).mean(axis=-1))
 
 
 def probability_of_improvement(x: Array, y: Array) -> Array:
-    """Return how often a policy of `x` beats one of `y` in a cell, over all pairs and cells; a tie counts as half.
-
-    Source: Agarwal et al. 2021, section 4.3 and appendix A.6 (the Mann-Whitney U statistic).
-    """
-    x, y = np.asarray(x), np.asarray(y)
+    """Return how often a policy of `x` beats one of `y` in a cell, ties as half (section 4.3, Mann-Whitney's U)."""
     wins = np.zeros(np.broadcast_shapes(x.shape[:-2], y.shape[:-2]))
     for row in range(y.shape[-2]):  # seed by seed: pairs of all seeds at once would be a large array
         other = y[..., row : row + 1, :]
@@ -88,9 +72,8 @@ def probability_of_improvement(x: Array, y: Array) -> Array:
 
 def performance_profile(scores: Array, thresholds: ArrayLike) -> Array:
     """Return the share of seeds and cells that score above each threshold, `[..., thresholds]` (equation 3)."""
-    flat = np.asarray(scores).reshape(*np.shape(scores)[:-2], -1)
-    levels = np.asarray(thresholds, dtype=np.float64)
-    return np.stack([(flat > level).mean(axis=-1) for level in levels], axis=-1)
+    flat = scores.reshape(*scores.shape[:-2], -1)
+    return np.stack([(flat > level).mean(axis=-1) for level in np.asarray(thresholds)], axis=-1)
 
 
 def bootstrap(
@@ -103,18 +86,12 @@ def bootstrap(
 ) -> Estimate:
     """Estimate a statistic and its percentile interval by resampling seeds, each array of scores for itself.
 
-    The statistic takes arrays `[resamples, seeds, cells]` and returns `[resamples, ...]`. `over="policies"` draws whole
-    rows: one policy has been played in all cells, and its scores there rise and fall together. "cells" draws seeds anew
-    in each cell, which is the stratified bootstrap of Agarwal et al.: right where each score is of a training of its
-    own, far too narrow where it is not. Equal arguments give equal intervals.
+    The statistic takes arrays `[resamples, seeds, cells, ...]` and returns `[resamples, ...]`. `over="policies"` draws
+    whole rows: one policy has been played in all cells, and its scores there rise and fall together. "cells" draws
+    seeds anew in each cell, which is the stratified bootstrap of Agarwal et al.: right where each score is of a
+    training of its own, far too narrow where it is not.
     """
     arrays = [np.asarray(each, dtype=np.float64) for each in scores]
-    for each in arrays:
-        if each.ndim != 2 or not each.size:
-            got = list(each.shape)
-            raise ValueError(f"scores must be `[seeds, cells]` with at least one of each; got shape {got}.")
-        if infinite := np.sum(~np.isfinite(each)):
-            raise ValueError(f"{infinite} of {each.size} scores are not finite; leave their policies out.")
     if over not in ("policies", "cells"):
         raise ValueError(f"`over` must be 'policies' or 'cells'; got {over!r}.")
     if not 0 < level < 1:
@@ -128,9 +105,9 @@ def bootstrap(
     for start in range(0, resamples, chunk):
         drawn = []
         for each, generator in zip(arrays, generators, strict=True):
-            (seeds, cells), count = each.shape, min(chunk, resamples - start)
-            rows = generator.integers(0, seeds, (count, seeds, 1 if over == "policies" else cells))
-            drawn.append(each[rows, np.arange(cells)])
+            seeds, cells = each.shape[:2]
+            size = min(chunk, resamples - start), seeds, 1 if over == "policies" else cells
+            drawn.append(each[generator.integers(0, seeds, size), np.arange(cells)])
         values.append(np.asarray(statistic(*drawn), dtype=np.float64))
     low, high = np.quantile(np.concatenate(values), [(1 - level) / 2, (1 + level) / 2], axis=0)
     return Estimate(value, np.asarray(low), np.asarray(high))
@@ -143,32 +120,19 @@ def mean_curve(curves: Sequence[tuple[ArrayLike, ArrayLike]], *, level: float = 
 
 
 def align(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Array, Array]:
-    """Put curves on common steps, by lines between their points: steps `[points]` and values `[curves, points]`.
-
-    A step that is there twice counts by its last value; a value that is not finite is left out. The steps are those of
-    all curves' points, from the latest beginning on, thinned evenly. A run that has stopped keeps its last value: were
-    it left out, the mean would jump when the good runs are done.
-    """
+    """Put curves on common steps, by lines between their finite points: steps `[points]`, values `[curves, points]`."""
     cleaned = []
     for steps, values in curves:
         at, of = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
-        if at.shape != of.shape or at.ndim != 1:
-            raise ValueError(f"a curve needs as many steps as values; got {list(at.shape)} and {list(of.shape)}.")
         at, of = (each[np.isfinite(of)][::-1] for each in (at, of))  # of equal steps `unique` takes the first
-        if not at.size:
-            raise ValueError("a curve has no finite value.")
         at, first = np.unique(at, return_index=True)
         cleaned.append((at, of[first]))
-    if not cleaned:
-        raise ValueError("there is no curve to align.")
     common = np.unique(np.concatenate([at for at, _ in cleaned]))
     common = common[common >= max(at[0] for at, _ in cleaned)]
     if len(common) > _MAX_POINTS:
         common = common[np.unique(np.linspace(0, len(common) - 1, _MAX_POINTS).round().astype(int))]
+    # A run that has stopped keeps its last value: were it left out, the mean would jump when the good runs are done.
     return common, np.stack([np.interp(common, *each) for each in cleaned])
-
-
-# -- the table of a report
 
 
 _STATISTICS: Final = {
@@ -176,22 +140,15 @@ _STATISTICS: Final = {
     "iqm": ("IQM", "mean of the middle half of all seeds and cells"),
     "cvar_10": ("CVaR 10%", "mean over each policy's worst 10% of the cells, averaged over seeds"),
     "cvar_1": ("CVaR 1%", "mean over each policy's worst 1% of the cells, averaged over seeds"),
-    "worst_cell": (
-        "own worst cell",
-        "the worst cell of each policy, which may be another for each, averaged over seeds",
-    ),
+    "worst_cell": ("own worst cell", "worst cell of each policy, which may be another for each, averaged over seeds"),
     "inside": ("inside", "mean over cells inside the support of the training"),
     "outside": ("outside", "mean over cells outside the support of the training"),
     "gap": ("gap", "inside less outside"),
-    "improvement": (
-        "P(improves)",
-        "probability that a policy beats one of the baseline in a cell; a tie counts as half",
-    ),
+    "improvement": ("P(improves)", "probability to beat a policy of the baseline in a cell; a tie counts as half"),
 }
 HEADINGS: Final = {name: heading for name, (heading, _) in _STATISTICS.items()}
 MEANINGS: Final = dict(_STATISTICS.values())
-_OF_WORST_CELLS: Final = ("cvar_10", "cvar_1", "worst_cell")
-_NOTHING: Final = (math.nan,) * 3
+NOTHING: Final = (math.nan,) * 3  # for a statistic that does not exist, and its interval
 
 
 class Summary(NamedTuple):
@@ -222,11 +179,10 @@ def summarize(
         estimates = _estimates(group, over, how)
         if group is not base:
             estimates["improvement"] = _improvement(group.scores, base.scores, over, how)
-        row: dict[str, object] = {"training": group.training}
-        row |= {f"vary.{name}": value for name, value in group.vary.items()}
-        row |= {"label": group.label, "seeds": len(group.seeds), "cells": group.scores.shape[1]}
+        row: dict[str, object] = {"training": group.training, **group.vary, "label": group.label}
+        row |= {"seeds": len(group.seeds), "cells": group.scores.shape[1]}
         for name in HEADINGS:
-            value, low, high = map(float, estimates.get(name, _NOTHING))
+            value, low, high = map(float, estimates.get(name, NOTHING))
             row |= {name: value, f"{name}_low": low, f"{name}_high": high}
         rows.append(row)
     notes = [*evaluations.notes, *_on_intervals(groups, over, level), evaluations.counts]
@@ -234,49 +190,39 @@ def summarize(
 
 
 def _estimates(group: Group, over: Over, how: dict[str, Any]) -> dict[str, Estimate]:
-    """Estimate the statistics of a group; all see the same resamples, so that a gap belongs to its inside and outside.
-
-    All but the interquartile mean are averages over policies of something that each policy has: where whole policies
-    are drawn, that is computed once and not in each resample. What a policy has in its worst cells is always drawn so:
-    a row that is mixed of several policies has other worst cells than any of them, mostly worse ones.
-    """
-    own = of_policies(group.scores, group.inside)
-    own = {name: values for name, values in own.items() if np.isfinite(values).all()}
+    """Estimate the statistics of a group, all from the same resamples: a gap belongs to its inside and outside."""
+    # All but the interquartile mean are averages over policies, of what is computed once and not in each resample.
+    own = {name: each for name, each in of_policies(group.scores, group.inside).items() if np.isfinite(each).all()}
     estimates = {name: bootstrap(mean, values[:, None], **how) for name, values in own.items()}
     if over == "cells":
-        names = [name for name in own if name not in _OF_WORST_CELLS]
+        # A row that is mixed of several policies has other worst cells than any of them, mostly worse ones.
+        names = [name for name in own if name not in ("cvar_10", "cvar_1", "worst_cell")]
 
-        def of_drawn(seeds: Array) -> Array:  # what is drawn are positions, since a score and its support go together
-            drawn = seeds.astype(int), np.arange(seeds.shape[-1])
-            each = of_policies(group.scores[drawn], group.inside[drawn])
+        def of_drawn(drawn: Array) -> Array:
+            each = of_policies(drawn[..., 0], drawn[..., 1] > 0)
             return np.stack([each[name].mean(axis=-1) for name in names], axis=-1)
 
-        positions = np.broadcast_to(np.arange(len(group.seeds), dtype=np.float64)[:, None], group.scores.shape)
-        joint = bootstrap(of_drawn, positions, over=over, **how)
+        # A score is drawn with what it says of the support.
+        joint = bootstrap(of_drawn, np.stack([group.scores, group.inside], axis=-1), over=over, **how)
         estimates |= {name: Estimate(*each) for name, *each in zip(names, *joint, strict=True)}
     return estimates | {"iqm": bootstrap(iqm, group.scores, over=over, **how)}
 
 
 def of_policies(scores: Array, inside: NDArray[np.bool_]) -> dict[str, Array]:
-    """Compute what each policy has for itself, `[..., seeds]`, from scores and `inside`, `[..., seeds, cells]`.
-
-    A policy without cells inside, or outside, has no such mean and no gap: they are NaN.
-
-    Source: the gap is the generalisation gap of Kirk et al. 2021, arXiv:2111.09794, equation 2.
-    """
+    """Compute what each policy has for itself, `[..., seeds]`, from `[..., seeds, cells]`; NaN without such cells."""
     alone = scores[..., None, :]  # each policy as a group of one
     with np.errstate(invalid="ignore"):
         inside_mean, outside_mean = (
             np.where(chosen, scores, 0.0).sum(axis=-1) / chosen.sum(axis=-1) for chosen in (inside, ~inside)
         )
     return {
-        "mean": mean(alone),
+        "mean": scores.mean(axis=-1),
         "cvar_10": cvar(alone, 0.1),
         "cvar_1": cvar(alone, 0.01),
-        "worst_cell": worst_cell(alone),
+        "worst_cell": scores.min(axis=-1),
         "inside": inside_mean,
         "outside": outside_mean,
-        "gap": inside_mean - outside_mean,
+        "gap": inside_mean - outside_mean,  # Kirk et al. 2021, arXiv:2111.09794, equation 2
     }
 
 
@@ -295,10 +241,8 @@ def _improvement(scores: Array, base: Array, over: Over, how: dict[str, Any]) ->
 def _on_intervals(groups: tuple[Group, ...], over: Over, level: float) -> list[str]:
     numbers = sorted({len(group.seeds) for group in groups})
     seeds = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
-    drawn = "whole policies"
-    if over == "cells":
-        drawn = "seeds anew in each cell, and whole policies for CVaR and the worst cell"
-    notes = []
+    in_cells = "seeds anew in each cell, and whole policies for CVaR and the worst cell"
+    drawn, notes = in_cells if over == "cells" else "whole policies", []
     if numbers[-1] > 1:
         notes.append(f"Intervals: {level:.0%}, percentiles of a bootstrap over seeds ({seeds}) that draws {drawn}.")
     if 1 < numbers[-1] < 5:

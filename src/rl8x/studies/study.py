@@ -25,15 +25,15 @@ from rl8x.studies import search, table
 from rl8x.studies.definition import StudyConfig, Training
 from rl8x.studies.jobs import RAY_ADDRESS, StudyProgress, check_backend, do_jobs, refuse_ranks, threads_of
 from rl8x.studies.parent import ParentRun
-from rl8x.studies.table import DEFINITION, EVALUATIONS, RESULT
+from rl8x.studies.report import report
 from rl8x.studies.training import run_job
-from rl8x.tracking import MLflowTracker, sync
+from rl8x.tracking import sync
 from rl8x.tracking.journal import is_sent
 from rl8x.tracking.location import check_writable, make_mlruns
 from rl8x.tracking.locks import FolderLock, is_locked
 
-# The disk is full, or has become read-only
-_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # it is full, or has become read-only
+_Finished = list[tuple[Training, dict[str, Any]]]  # trainings with their results
 
 
 class StudyError(ValueError):
@@ -93,8 +93,6 @@ class Study:
         """The folder with all that it knows."""
         return self.config.folder
 
-    # -- running
-
     def run(
         self, jobs: int = 1, *, backend: str = "processes", cluster: str | None = None, progress: str | None = None
     ) -> pd.DataFrame:
@@ -116,44 +114,43 @@ class Study:
             raise ValueError(f"`jobs` must be a whole number, at least 1; got {jobs!r}.")
         refuse_ranks()
         check_backend(backend, cluster)
-        if config.searches:
-            search.check_optuna()
         if (self._stored() or {}).get("done") == (config.trials or 0):
             return self.results()
         config.check()
-        with self._locked():
+        mode = progress or config.run.get("progress", "auto")
+        with contextlib.closing(StudyProgress(mode, self.folder)) as shown, self._locked():
             stored = self._begin()
             # A report on what failed in one before, or on more trials, has the same steps and other values: all its
             # points are sent, and are the last of their steps. Of one that repeats those before none is sent again.
             repeats = all(report == {"trials": config.trials, "failed": []} for report in stored["reports"])
             parent = ParentRun(config, stored["run_key"], repeats=repeats)
-            shown = StudyProgress(progress or config.run.get("progress", "auto"), self.folder)
             interrupted, self.failed = True, {}
             try:
-                options = {"num_jobs": jobs, "backend": backend, "address": cluster, "say": shown.say}
+                how = {"num_jobs": jobs, "backend": backend, "address": cluster, "say": shown.say}
                 for trainings in self._rounds(jobs):
-                    self._train(trainings, parent, stored["run_key"], shown, options)
-                self.has_arrived = self._send_left(parent, stored["run_key"], shown)
-                frame = self._collect()
+                    self._train(trainings, parent, shown, how)
+                finished = self._finished(self._trainings)
+                self.has_arrived = self._send_left(finished, parent, shown)
+                frame = self._collect(finished)
                 if not frame.empty:
                     stored["reports"].append({"trials": config.trials, "failed": list(self.failed)})
-                    stored["supports"] = self.supports
-                    table.write(self.folder / DEFINITION, stored)
-                    curves = [(each.group, result["curve"]) for each, result in self._finished()]
-                    parent.log_results(frame, curves, self.folder)
+                    stored["supports"] = _supports(finished)
+                    table.write(self.folder / table.DEFINITION, stored)
+                    parent.log_results(frame, [(each.group, result["curve"]) for each, result in finished])
                 interrupted = False
             finally:
                 shown.close()
                 self.has_arrived &= parent.finish(failed=list(self.failed), interrupted=interrupted)
             if not self.failed and self.has_arrived:
-                table.write(self.folder / DEFINITION, stored | {"done": config.trials or 0})
+                table.write(self.folder / table.DEFINITION, stored | {"done": config.trials or 0})
         return frame
 
     def _stored(self) -> dict[str, Any] | None:
         """Read what the folder says of the study, and refuse what has changed since, or cannot be read."""
-        path = self.folder / DEFINITION
+        path = self.folder / table.DEFINITION
         if not path.exists():
-            if self.folder.is_dir() and {each.name for each in self.folder.iterdir()} - {"lock", DEFINITION + ".new"}:
+            own = {"lock", f"{table.DEFINITION}.new"}
+            if self.folder.is_dir() and {each.name for each in self.folder.iterdir()} - own:
                 raise StudyError(f"{self.folder} is no study's folder: give another `directory` or `name`.")
             return None
         stored = table.read_if_there(path) or {}
@@ -202,7 +199,7 @@ class Study:
             new = {"run_key": uuid.uuid4().hex, "created": datetime.date.today().isoformat(), "reports": []}
             known = {"definition": self.config.to_dict(), "units": self.config.units(), "rl8x": __version__}
             stored = (new if stored is None else stored) | known
-            table.write(self.folder / DEFINITION, stored)
+            table.write(self.folder / table.DEFINITION, stored)
         return stored
 
     def _rounds(self, jobs: int) -> Iterator[list[Training]]:
@@ -220,53 +217,44 @@ class Study:
             yield [training for trainings in trials.values() for training in trainings]
             tried.update(trials)
             for number, trainings in trials.items():
-                results = [result for each in trainings if (result := self._result_of(each)) is not None]
+                results = [result for _, result in self._finished(trainings)]
                 if len(results) == len(trainings):
                     values = [float(result["means"]["test/returns/mean"]) for result in results]
                     search.tell(optuna_study, number, values, pruned=any(result["pruned"] for result in results))
         self._trainings = search.trials_of(optuna_study, self.config)
 
-    def _train(
-        self, trainings: list[Training], parent: ParentRun, key: str, shown: StudyProgress, options: dict[str, Any]
-    ) -> None:
+    def _train(self, trainings: list[Training], parent: ParentRun, shown: StudyProgress, how: dict[str, Any]) -> None:
         """Run those of some trainings that are not done."""
-        by_key = {each.key: each for each in trainings}
-        self._trainings = list(({each.key: each for each in self._trainings} | by_key).values())
-        left = {name: each for name, each in by_key.items() if self._result_of(each) is None}
-        shown.begin(len(by_key), left)
+        left = {each.key: each for each in trainings if self._result_of(each) is None}
+        shown.begin(len(trainings), left.values())
         for training in left.values():
             lock = FolderLock(self._folder_of(training))
             if is_locked(lock.folder):
                 shown.say(f"{training.label}: {lock.owner()} is still at it, and is waited for; end it if it hangs")
-        jobs = [self._job(training, parent, key, options) for training in left.values()]
-        for done in do_jobs(jobs, run_job, **options):
-            training = by_key[done["key"]]
+        for done in do_jobs([self._job(each, parent, how) for each in left.values()], run_job, **how):
+            training = left[done["key"]]
             if "error" in done:
                 self.failed[training.label] = done["error"]
             shown.end(training, done)
 
-    def _job(self, training: Training, parent: ParentRun, key: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _job(self, training: Training, parent: ParentRun, how: Mapping[str, Any]) -> dict[str, Any]:
         """Describe a job as plain data."""
-        local = options["address"] is None and not (options["backend"] == "ray" and os.environ.get(RAY_ADDRESS))
-        trust = self.config.trusted
+        local = how["address"] is None and not (how["backend"] == "ray" and os.environ.get(RAY_ADDRESS))
         return {
             "key": training.key,
             "study": self.config.plain,
             **vars(training),
             "folder": str(self._folder_of(training)),
-            "threads": threads_of(options["num_jobs"]) if local else None,
-            "tracking": parent.child_options(_run_key(key, training)),
-            "trust": trust if isinstance(trust, bool) else sorted(trust),
+            "threads": threads_of(how["num_jobs"]) if local else None,
+            "tracking": parent.child_options(training),
+            "trust": self.config.trusted,
         }
 
-    def _send_left(self, parent: ParentRun, key: str, shown: StudyProgress) -> bool:
+    def _send_left(self, finished: _Finished, parent: ParentRun, shown: StudyProgress) -> bool:
         """Send what trainings could not, as the store was down when they ended; return whether it has all of it now."""
-        if not isinstance(parent.tracker, MLflowTracker):
-            return True
-        root = parent.tracker.spool_root
-        for training, result in self._finished():
-            spool = root / _run_key(key, training)
-            if not spool.is_dir() or is_sent(spool):
+        for training, result in finished:
+            spool = parent.spool_of(training)
+            if spool is None or not spool.is_dir() or is_sent(spool):
                 continue
             report = sync(spool, to=parent.store_uri)
             if spool.is_dir() and not is_sent(spool):
@@ -274,7 +262,7 @@ class Study:
                 return False  # each of the others would wait for the same store
             if not result["run_id"] and report.spools:
                 result["run_id"] = report.spools[0].run_id or ""
-                table.write(self._folder_of(training) / RESULT, result)
+                table.write(self._folder_of(training) / table.RESULT, result)
         return True
 
     def _folder_of(self, training: Training) -> Path:
@@ -282,20 +270,17 @@ class Study:
 
     def _result_of(self, training: Training) -> dict[str, Any] | None:
         """Return the result of a training; None where it is not done."""
-        return table.read_if_there(self._folder_of(training) / RESULT)
+        return table.read_if_there(self._folder_of(training) / table.RESULT)
 
-    def _finished(self) -> list[tuple[Training, dict[str, Any]]]:
-        """List the trainings that are done, each with its result."""
-        results = ((each, self._result_of(each)) for each in self._trainings)
-        return [(training, result) for training, result in results if result is not None]
+    def _finished(self, trainings: Sequence[Training]) -> _Finished:
+        """List those of some trainings that are done, each with its result."""
+        return [(each, result) for each in trainings if (result := self._result_of(each)) is not None]
 
-    # -- what came out
-
-    def _collect(self) -> pd.DataFrame:
+    def _collect(self, finished: _Finished) -> pd.DataFrame:
         """Put the trainings' tables together, in the folder too."""
-        frames = [table.read_training(self._folder_of(each), str(done["run_id"])) for each, done in self._finished()]
+        frames = [table.read_training(self._folder_of(each), str(done["run_id"])) for each, done in finished]
         frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-        table.write(self.folder / EVALUATIONS, table.as_plain(frame))
+        table.write(self.folder / table.EVALUATIONS, table.as_plain(frame))
         return frame
 
     def results(self) -> pd.DataFrame:
@@ -304,7 +289,7 @@ class Study:
         Raises:
             StudyError: If nothing has been evaluated yet.
         """
-        whole = table.read_if_there(self.folder / EVALUATIONS)
+        whole = table.read_if_there(self.folder / table.EVALUATIONS)
         if whole is None:
             raise StudyError(f"the study in {self.folder} has no results yet: run it.")
         return table.from_plain(whole)
@@ -312,13 +297,7 @@ class Study:
     @property
     def supports(self) -> dict[str, Support]:
         """The smallest and largest value of each parameter that each training configuration drew in the end."""
-        supports: dict[str, Support] = {}
-        for training, result in self._finished():
-            hull = supports.setdefault(training.training, {})
-            for name, ends in result["support"].items():
-                both = [*hull.get(name, ()), *ends]
-                hull[name] = [min(both), max(both)]
-        return supports
+        return dict((table.read_if_there(self.folder / table.DEFINITION) or {}).get("supports", {}))
 
     def report(self, **options: Any) -> Any:
         """Write the study's report, as `rl8x report` does: tables, figures, and a page.
@@ -333,11 +312,14 @@ class Study:
         Raises:
             ValueError: If its table is empty or incomplete, or an option is not legal.
         """
-        from rl8x.studies.report import report
-
         return report(self.folder, **options)
 
 
-def _run_key(study_key: str, training: Training) -> str:
-    """Return the key of a training's tracked run."""
-    return uuid.uuid5(uuid.UUID(study_key), training.key).hex
+def _supports(finished: _Finished) -> dict[str, Support]:
+    """Return what the trainings of each configuration drew, whatever their seeds and hyperparameters."""
+    supports: dict[str, Support] = {}
+    for training, result in finished:
+        hull = supports.setdefault(training.training, dict(result["support"]))
+        for name, ends in result["support"].items():
+            hull[name] = [min(hull[name] + ends), max(hull[name] + ends)]
+    return supports

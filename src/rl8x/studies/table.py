@@ -50,27 +50,18 @@ Supports = Mapping[str, Mapping[str, tuple[float, float]]]
 """By training and parameter the lowest and highest value that was trained on; equal where it was fixed."""
 
 
-# -- columns
-
-
 def who(frame: pandas.DataFrame) -> list[str]:
     """List the columns that tell groups of policies apart; with the seed they tell policies apart."""
     return [TRAINING, *(name for name in frame if name.startswith(VARY))]
 
 
 def policies(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Average each policy's cells: all (`mean`), the worst (`min`), those `inside` and `outside`, NaN without any.
-
-    A return that is not finite makes no mean of the others.
-    """
+    """Average each policy's cells: all (`mean`), the worst (`min`), those `inside` and `outside`; NaN where one is."""
     by = [*who(frame), SEED]
-
-    def averaged(rows: pandas.DataFrame, how: str = "mean") -> pandas.Series:
-        return rows.groupby(by, sort=False, dropna=False)[RETURNS].agg(how, skipna=False)
-
-    found = averaged(frame).to_frame("mean")
-    found = found.assign(min=averaged(frame, "min"), inside=averaged(frame[frame[INSIDE]]))
-    return found.assign(outside=averaged(frame[~frame[INSIDE]])).reset_index()
+    parts = {"mean": frame, "min": frame, "inside": frame[frame[INSIDE]], "outside": frame[~frame[INSIDE]]}
+    grouped = {name: rows.groupby(by, sort=False, dropna=False)[RETURNS] for name, rows in parts.items()}
+    found = {name: rows.agg("min" if name == "min" else "mean", skipna=False) for name, rows in grouped.items()}
+    return pandas.concat(found, axis=1).reset_index()
 
 
 def as_plain(frame: pandas.DataFrame) -> dict[str, list[Any]]:
@@ -81,9 +72,6 @@ def as_plain(frame: pandas.DataFrame) -> dict[str, list[Any]]:
 def from_plain(data: Mapping[str, Any]) -> pandas.DataFrame:
     """Make a table of plain data."""
     return pandas.DataFrame(data["data"], columns=data["columns"])
-
-
-# -- files
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -148,15 +136,12 @@ def about(definition: Mapping[str, Any]) -> dict[str, str]:
     return {"task": ", ".join(map(str, tasks)), "algorithm": ", ".join(shown)}
 
 
-# -- groups of policies
-
-
 @dataclass(frozen=True)
 class Group:
     """The policies of one training with one set of hyperparameters, one for each seed."""
 
     training: str
-    vary: Mapping[str, Any]
+    vary: Mapping[str, Any]  # by the names of their columns
     label: str  # names what groups differ in
     seeds: tuple[Any, ...]
     scores: NDArray[np.float64]  # mean returns of the last policies, `[seeds, cells]`
@@ -169,9 +154,9 @@ class Evaluations:
 
     groups: tuple[Group, ...]
     cells: pandas.DataFrame  # a row for each test cell, in the order of the scores' columns
-    points: pandas.DataFrame  # the whole table without what was left out; `group` is the position in `groups`
+    points: pandas.DataFrame  # the whole table without what was left out, and the label of each row's `group`
     counts: str  # what evaluations and training took
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
     def group(self, name: str) -> Group:
         """Find a group by its label, or by its training where that has one group; raises `ValueError`."""
@@ -185,18 +170,12 @@ class Evaluations:
 
 
 def read_evaluations(table: pandas.DataFrame) -> Evaluations:
-    """Read a table of evaluations.
-
-    A row that is there twice counts by its last copy. A policy that lacks a cell, or whose return is not finite in one,
-    is left out and noted.
-    """
-    missing = [name for name in _NEEDED if name not in table]
+    """Read a table, of equal rows the last; a policy that lacks a cell or a finite return is left out and noted."""
     if table.empty:  # maybe without columns too: all trainings have failed so far
         raise ValueError("the table of evaluations is empty: no training of the study has been evaluated yet.")
-    if missing:
+    if missing := [name for name in _NEEDED if name not in table]:
         raise ValueError(f"the table of evaluations lacks the columns {', '.join(missing)}.")
     tests, by = [name for name in table if name.startswith(TEST)], who(table)
-    table = table.assign(**{name: table[name].map(_comparable) for name in by[1:]})
     point = [*by, SEED, ENV_STEPS, UPDATES, FINAL]  # what learns from data counts updates alone
     table = table.drop_duplicates([*point, CELL], keep="last")
     table = table.assign(group=table.groupby(by, sort=False, dropna=False).ngroup())
@@ -216,22 +195,21 @@ def read_evaluations(table: pandas.DataFrame) -> Evaluations:
         if not is_finite.all()
     ]
     complete = finite.all(axis=1)
-    groups: dict[Any, Group] = {}
-    for number, own in scores[complete].groupby(level="group"):
-        vary = {name.removeprefix(VARY): firsts.loc[number, name] for name in by[1:]}
-        groups[number] = Group(
+    groups = {
+        number: Group(
             training=str(firsts.loc[number, TRAINING]),
-            vary={name: value for name, value in vary.items() if value is not None},
+            vary=firsts.loc[number, by[1:]].to_dict(),
             label=labels[number],
             seeds=tuple(own.index.get_level_values(SEED)),
             scores=own.to_numpy(dtype=np.float64),
             inside=inside.loc[own.index].to_numpy().astype(bool),
         )
+        for number, own in scores[complete].groupby(level="group")
+    }
     if not groups:
         raise ValueError(f"no policy of the study is complete: {notes[0]}.")
     left_out = pandas.MultiIndex.from_frame(table[["group", SEED]]).isin(complete.index[~complete])
-    points = table[~left_out & table["group"].isin(groups)]
-    points = points.assign(group=points["group"].map({number: index for index, number in enumerate(groups)}))
+    points = table.assign(group=table["group"].map(labels))[~left_out & table["group"].isin(groups)]
     named = cells[tests].rename(columns=lambda name: name.removeprefix(TEST)).reset_index(drop=True)
     counts = _counts(table, table.drop_duplicates(point))
     return Evaluations(tuple(groups.values()), named, points, counts, tuple(notes))
@@ -242,24 +220,17 @@ def clock_of(points: pandas.DataFrame) -> str:
     return ENV_STEPS if points[ENV_STEPS].any() else UPDATES
 
 
-def _comparable(value: Any) -> Any:
-    """Make a varied hyperparameter something that can be compared: None for what is missing, texts for lists."""
-    if isinstance(value, float) and np.isnan(value):
-        return None
-    return str(value) if isinstance(value, list | dict) else value
-
-
 def _label(firsts: pandas.DataFrame, row: Any) -> str:
     """Name a group by what differs between groups, of each of which `firsts` has a row."""
     parts = [str(row[TRAINING])] if firsts[TRAINING].nunique() > 1 else []
     for name in who(firsts)[1:]:
         value, values = row[name], firsts[name].unique()
-        if len(values) > 1 and value is not None:
-            short, numbers = name.removeprefix(VARY), {each for each in values if isinstance(each, float)}
+        if len(values) > 1:
             if isinstance(value, float):  # in six digits, unless that is how another is written too
+                numbers = [each for each in values if isinstance(each, float)]
                 is_short = len({f"{each:g}" for each in numbers}) == len(numbers)
                 value = f"{value:g}" if is_short else repr(float(value))
-            parts.append(f"{short.removeprefix('algorithm_config.')}={value}")
+            parts.append(f"{name.removeprefix(VARY).removeprefix('algorithm_config.')}={value}")
     return ", ".join(parts) or str(row[TRAINING])
 
 

@@ -16,7 +16,7 @@ import json
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pandas
 import torch
@@ -24,7 +24,7 @@ import torch
 from rl8x import keys
 from rl8x.checkpoint import CheckpointError, listed
 from rl8x.config import RunSpec
-from rl8x.envs.cells import inside, support
+from rl8x.envs.cells import Support, inside, support
 from rl8x.output import described
 from rl8x.studies import table
 from rl8x.studies.definition import StudyConfig, Training, tested_env
@@ -32,10 +32,8 @@ from rl8x.studies.search import should_prune
 from rl8x.tracking import MLflowTracker, NullTracker, Thinning, Tracker, log_table
 from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.secrets import hide
-
-if TYPE_CHECKING:
-    from rl8x.trainers import Trainer, TrainStats
-    from rl8x.trainers.grid import CellEvaluator
+from rl8x.trainers import Trainer, TrainStats
+from rl8x.trainers.grid import CellEvaluator
 
 ERROR: Final = "error.txt"
 PRUNED: Final = "pruned"
@@ -47,11 +45,7 @@ _PATIENCE_S: Final = 600.0
 
 
 def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Train and test one policy, unless that is done; returns `key`, and `result`, or `error` in one line.
-
-    The job is plain data: `study` (the definition), `training`, `seed`, `vary`, `trial`, `folder`, `threads`,
-    `tracking` (None, or arguments of `MLflowTracker`) and `trust`.
-    """
+    """Do a job of `Study`: train and test one policy; returns its `key`, and `result`, or `error` in one line."""
     folder, key = Path(job["folder"]), job["key"]
     if not folder.parent.is_dir():
         return {"key": key, "error": f"{folder.parent} is not there: all workers must see the study's folder"}
@@ -60,17 +54,17 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
         folder.mkdir(exist_ok=True)
         if not lock.acquire(_BUSY_WAIT_S):
             return {"key": key, "error": f"{lock.owner()} is still at it"}
-        with contextlib.ExitStack() as stack:
-            stack.callback(lock.release)
-            done = table.read_if_there(folder / table.RESULT)
-            if done is None and job["threads"] is not None:
-                torch.set_num_threads(job["threads"])
-            return {"key": key, "result": _TrainingJob(job).run_to_end() if done is None else done}
+        done = table.read_if_there(folder / table.RESULT)
+        if done is None and job["threads"] is not None:
+            torch.set_num_threads(job["threads"])
+        return {"key": key, "result": _TrainingJob(job).run_to_end() if done is None else done}
     except Exception as error:
         with contextlib.suppress(OSError):
             # A traceback may contain file names that cannot be encoded, which must not end the other trainings.
             (folder / ERROR).write_text(hide(traceback.format_exc()), encoding="utf-8", errors="backslashreplace")
         return {"key": key, "error": " ".join(hide(described(error)).split())[:300]}
+    finally:
+        lock.release()
 
 
 class _TrainingJob:
@@ -87,13 +81,13 @@ class _TrainingJob:
         self.run = RunSpec.from_plain(data, trust=job["trust"])
         self.metric_names = TESTED
         self.searches = self.training.trial is not None
-        self._evaluator: CellEvaluator | None = None
-        self._measured: tuple[int, dict[str, Any]] = (-1, {})  # the step of the last test, and what it measured
+        self._measured = -1, pandas.DataFrame(), Support()  # the step of the last test, and what it measured
 
     def run_to_end(self) -> dict[str, Any]:
         """Train, test the last policy, log and keep what came out."""
         trainer = self._trainer()
         trainer.plan(self.run)
+        self.evaluator = self._make_evaluator(trainer)
         own: Any = [*self.run.run.conditions(self.run.trust), self._is_pruned] if self.searches else ...
         trainer.run(stop_conditions=own, progress="none")
         result = self._conclude(trainer)
@@ -104,8 +98,6 @@ class _TrainingJob:
 
     def _trainer(self) -> Trainer:
         """Make the trainer, or have it go on from the newest good checkpoint."""
-        from rl8x.trainers import Trainer
-
         options: dict[str, Any] = {"tracker": self._tracker(), "callbacks": [self]}
         if listed(self.checkpoints):
             options |= {"auto": True, "algorithm": self.run.make_algorithm(), "trust": True}
@@ -133,42 +125,39 @@ class _TrainingJob:
             thinning=Thinning(self.folder / "rows.jsonl"),
         )
 
-    # -- in the course of it
-
     def __call__(self, trainer: Trainer, stats: TrainStats) -> dict[str, float] | None:
         """Test where that is due."""
         steps = trainer.state[keys.STEPS]
         points = self.study.evaluate_at
         if points is None or (steps not in points if isinstance(points, Sequence) else steps % points):
             return None
-        means = _means(self._measure(trainer))
+        means = _means(self._measure(trainer)[0])
         if self.searches and should_prune(self.folder.parent, self.training, steps, means["test/returns/mean"]):
             (self.folder / PRUNED).touch()
         return means
 
-    def _measure(self, trainer: Trainer) -> dict[str, Any]:
-        """Test the present policy: a point of the table."""
-        from rl8x.trainers.grid import CellEvaluator
+    def _make_evaluator(self, trainer: Trainer) -> CellEvaluator:
+        """Make what plays the test cells, in the environment that is trained in, or the one that is named for it."""
+        study, run, algorithm = self.study, self.run, trainer.algorithm
+        named = algorithm.env_factory is None and algorithm.env is None  # it trains without an environment
+        maker = run.env.maker(run.trust, env=tested_env(run)) if named else None
+        return CellEvaluator(algorithm, self.cells, episodes=study.episodes, seed=study.test_seed, env_factory=maker)
 
-        algorithm, steps, run = trainer.algorithm, trainer.state[keys.STEPS], self.run
+    def _measure(self, trainer: Trainer) -> tuple[pandas.DataFrame, Support]:
+        """Test the present policy: a point of the table, and what training draws there."""
+        env, steps = trainer.algorithm.env, trainer.state[keys.STEPS]
         if self._measured[0] == steps:
-            return self._measured[1]
-        if self._evaluator is None:
-            needs_maker = algorithm.env_factory is None and algorithm.env is None  # it trains without an environment
-            maker = run.env.maker(run.trust, env=tested_env(run)) if needs_maker else None
-            how: dict[str, Any] = {"episodes": self.study.episodes, "seed": self.study.test_seed, "env_factory": maker}
-            self._evaluator = CellEvaluator(algorithm, self.cells, **how)
-        if (env := algorithm.env) is None:
-            trained: Any = self.study.train[self.training.training], self._evaluator.parameters, 1
+            return self._measured[1:]
+        if env is None:
+            trained: Any = self.study.train[self.training.training], self.evaluator.parameters, 1
         else:
             trained = env.present_config(), env.parameters, env.num_copies
-        frame = self._table(trainer.state, inside(self.cells, *trained), self._evaluator.evaluate())
-        measured = {"support": support(*trained), **table.as_plain(frame)}
+        frame = self._table(trainer.state, inside(self.cells, *trained), self.evaluator.evaluate())
+        self._measured = steps, frame, support(*trained)
         path = table.point_file(self.folder, steps)
         path.parent.mkdir(exist_ok=True)
-        table.write(path, measured)
-        self._measured = steps, measured
-        return measured
+        table.write(path, {"support": self._measured[2], **table.as_plain(frame)})
+        return self._measured[1:]
 
     def _table(self, state: Mapping[str, Any], inside: Any, measured: Mapping[str, Any]) -> pandas.DataFrame:
         """Put what was measured in the cells into a table, whose columns are those of `rl8x.studies.table`."""
@@ -187,47 +176,41 @@ class _TrainingJob:
         """Whether the search has given this trial up: a stop condition."""
         return (self.folder / PRUNED).exists()
 
-    # -- its end
-
     def _conclude(self, trainer: Trainer) -> dict[str, Any]:
         """Test the last policy; add what came out to the tracked run, which is over and stays so."""
-        measured, pruned = self._measure(trainer), self.searches and self._is_pruned({})
+        (frame, drawn), pruned = self._measure(trainer), self.searches and self._is_pruned({})
         state, clock, tracker = trainer.state, trainer.algorithm.clock, trainer.tracker
         for steps in table.read_points(self.folder):
             if steps > state[keys.STEPS]:  # a kill came later than this end, of a training that cannot repeat
                 table.point_file(self.folder, steps).unlink()
-        means, headline = _means(measured), trainer.record.results.headline
+        means, headline = _means(frame), trainer.record.results.headline
         row = {name.replace("test/", "result/", 1): value for name, value in means.items()}
         if headline is not None:
             row["best/returns/mean"] = headline[1].best
         trainer.record.log(row, trains=False)
         if pruned:
             tracker.set_tags({"rl8x.pruned": "true"})
-        run_id = ""
-        if isinstance(tracker, MLflowTracker):
-            tracker.flush()
-            run_id = tracker.run_id or ""
+        tracker.flush()
+        run_id = tracker.run_id or ""
         path = self.folder / table.EVALUATIONS
         table.write(path, table.as_plain(table.read_training(self.folder, run_id)))
         log_table(tracker, path)
         trainer.close()
         return {
-            "key": self.job["key"],
             "run_id": run_id,
             "steps": state[keys.STEPS],
             "clock": clock,
             "at": state[clock],
             "stop_reason": "pruned by the search" if pruned else trainer.stop_reason,
             "pruned": pruned,
-            "support": measured["support"],
+            "support": drawn,
             "means": means,
             "curve": [] if headline is None else headline[1].points,
         }
 
 
-def _means(measured: Mapping[str, Any]) -> dict[str, float]:
+def _means(frame: pandas.DataFrame) -> dict[str, float]:
     """Average returns over all cells, and over those inside and outside of the training's support, if there are any."""
-    frame = table.from_plain(measured)
     means, within = table.policies(frame).iloc[0], frame[table.INSIDE]
     shown = {"mean": True, "min": True, "inside": within.any(), "outside": not within.all()}
     return {f"test/returns/{name}": float(means[name]) for name, there in shown.items() if there}

@@ -206,8 +206,9 @@ class RunReader:
             raise TrackingError(f"{len(runs)} runs are called {run!r}; name one by its ID: {ids}")
         return runs[0]
 
-    def run_of_spool(self, spool_id: str) -> RunRecord | None:
-        """Find the run that was made for a spool; None if there is none."""
+    def run_of_spool(self, handle: str) -> RunRecord | None:
+        """Find the run that was made for a spool, by the handle of that or its ID; None if there is none."""
+        spool_id = handle.removeprefix(HANDLE_PREFIX)
         with self._told():
             return next(iter(self._find("tag", SPOOL_TAG, spool_id) if spool_id.isalnum() else []), None)
 
